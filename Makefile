@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself; Python >= 3.11, make and a C++ compiler suffice.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := CMakeLists.txt $(wildcard native/*)
+
+.PHONY: demo test check bench docs clean
+
+demo: $(VENV)/.cli
+	@$(BIN)/python -m unisono algorithms -n 13 --verify
+	@$(BIN)/python -m unisono explain all_reduce ring -n 5
+
+test: check
+	@$(BIN)/python -m pytest -n 2 --durations=5
+
+check: $(VENV)/.test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	@$(BIN)/python benchmarks/verification.py
+
+docs: $(VENV)/.docs
+	@$(BIN)/python docs/make_pages.py
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
+
+$(VENV)/bin/python:
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras, made anew when the build or the dependencies change.
+$(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
+	@echo "installing unisono[$*] into $(VENV)"
+	@$(PIP) install --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build site

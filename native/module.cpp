@@ -1,0 +1,92 @@
+// The Python face of the native core. Nothing here decides anything: arrays are unpacked,
+// the work is done without the interpreter lock, and plain numbers come back.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <optional>
+
+#include <nanobind/stl/optional.h>
+
+#include "verify.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+template <class T> using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;
+using Ints = Array2<std::int64_t>;
+using Bools = Array2<bool>;
+
+template <class T> Plane<T> plane(const Array2<T> &array) {
+  return {array.data(), array.stride(0), array.stride(1)};
+}
+
+template <class T> bool same_shape(const Array2<T> &array, const Ints &model) {
+  return array.shape(0) == model.shape(0) && array.shape(1) == model.shape(1);
+}
+
+// Runs the steps of one schedule on a state that Python owns and this object keeps alive.
+template <class Domain> class Runner {
+public:
+  using Value = typename Domain::Value;
+  using State = nb::ndarray<Value, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+  Runner(State state, Domain domain, World world)
+      : state_(state), steps_(domain, world, state.data()) {
+    const auto slots = static_cast<std::size_t>((world.hi - world.lo) * world.n);
+    if (world.n < 1 || world.lo < 0 || world.hi < world.lo || state.size() != slots)
+      throw nb::value_error("state must have (hi - lo) * n slots");
+  }
+
+  std::int64_t run(const Ints &src, const Ints &dst, const Ints &chunk,
+                   const std::optional<Ints> &into, const std::optional<Bools> &mask,
+                   bool all_reduce) {
+    if (!same_shape(src, chunk) || !same_shape(dst, chunk) ||
+        (into && !same_shape(*into, chunk)) || (mask && !same_shape(*mask, chunk)))
+      throw nb::value_error("the arrays of a step must have one shape");
+    Transfers step{chunk.shape(0), chunk.shape(1), plane(src), plane(dst), plane(chunk),
+                   into ? plane(*into) : Plane<std::int64_t>{},
+                   mask ? plane(*mask) : Plane<bool>{}, all_reduce};
+    nb::gil_scoped_release unlocked;
+    return steps_.run(step);
+  }
+
+private:
+  State state_;
+  StepRunner<Domain> steps_;
+};
+
+template <class Domain> auto bind(nb::module_ &m, const char *name) {
+  using R = Runner<Domain>;
+  return nb::class_<R>(m, name).def("run", &R::run, nb::arg("src"), nb::arg("dst"),
+                                    nb::arg("chunk"), nb::arg("into").none(),
+                                    nb::arg("mask").none(), nb::arg("all_reduce"));
+}
+
+} // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "unisono's native core: the streaming verifier";
+  using Values = Runner<Modular>;
+  bind<Modular>(m, "ValueRunner")
+      .def(
+          "__init__",
+          [](Values *self, Values::State state, std::uint64_t modulus, std::int64_t n,
+             std::int64_t num_slots, std::int64_t lo, std::int64_t hi, bool may_rename) {
+            new (self) Values(state, Modular{modulus}, {n, num_slots, lo, hi, may_rename});
+          },
+          nb::arg("state"), nb::arg("modulus"), nb::arg("n"), nb::arg("num_slots"),
+          nb::arg("lo"), nb::arg("hi"), nb::arg("may_rename"));
+  using Marks = Runner<Presence>;
+  bind<Presence>(m, "PresenceRunner")
+      .def(
+          "__init__",
+          [](Marks *self, Marks::State state, std::int64_t n, std::int64_t num_slots,
+             std::int64_t lo, std::int64_t hi, bool may_rename) {
+            new (self) Marks(state, Presence{}, {n, num_slots, lo, hi, may_rename});
+          },
+          nb::arg("state"), nb::arg("n"), nb::arg("num_slots"), nb::arg("lo"),
+          nb::arg("hi"), nb::arg("may_rename"));
+}

@@ -1,0 +1,89 @@
+"""unisono: collective communication where every algorithm is data.
+
+    import unisono
+
+    s = unisono.schedule("all_reduce", "ring", n=5)
+    s.verify(); s.cost(); print(unisono.explain(s))
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.algorithms import algorithm as algorithm
+    from unisono.algorithms import schedule as schedule
+    from unisono.errors import (
+        BadArgument,
+        MissingExtra,
+        ScheduleError,
+        UnisonoError,
+        UnsupportedWorld,
+        UsageError,
+    )
+    from unisono.schedule import Schedule, Step, copy, reduce
+    from unisono.view import explain, svg
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadArgument",
+    "MissingExtra",
+    "Schedule",
+    "ScheduleError",
+    "Step",
+    "UnisonoError",
+    "UnsupportedWorld",
+    "UsageError",
+    "algorithm",
+    "copy",
+    "explain",
+    "reduce",
+    "schedule",
+    "svg",
+]
+
+_ROOMS = {
+    "unisono.errors": ["BadArgument", "MissingExtra", "ScheduleError", "UnisonoError"],
+    "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
+    "unisono.algorithms": ["algorithm"],
+    "unisono.view": ["explain", "svg"],
+}
+_ROOMS["unisono.errors"] += ["UnsupportedWorld", "UsageError"]
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+class _Face(ModuleType):
+    """The package: names are fetched from their rooms when first used.
+
+    So `import unisono` costs next to nothing, NumPy included. `schedule` is both a room
+    and, here, the function that makes one: the import system's attempt to bind the room
+    to this name is let go by.
+    """
+
+    @property
+    def schedule(self) -> Any:
+        """The function `unisono.schedule`."""
+        return import_module("unisono.algorithms").schedule
+
+    @schedule.setter
+    def schedule(self, room: ModuleType) -> None:
+        """The room stays reachable by `from unisono.schedule import ...`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A public name, from the room it stands in."""
+        if name in _ROOM_OF:
+            value = getattr(import_module(_ROOM_OF[name]), name)
+            setattr(self, name, value)
+            return value
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """The public names, whether fetched or not."""
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Face

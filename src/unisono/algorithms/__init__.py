@@ -1,0 +1,19 @@
+"""The ideas: one file each, one function per collective.
+
+To add one, add a file. `registry` says how it is written, `library` how it is found.
+"""
+
+from unisono.algorithms.library import Library, find, library, load_file, schedule
+from unisono.algorithms.registry import Algorithm, Need, algorithm, power_of_two
+
+__all__ = [
+    "Algorithm",
+    "Library",
+    "Need",
+    "algorithm",
+    "find",
+    "library",
+    "load_file",
+    "power_of_two",
+    "schedule",
+]

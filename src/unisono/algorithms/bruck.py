@@ -1,0 +1,40 @@
+"""Bruck: all_to_all in few rounds, by carrying chunks for others.
+
+A chunk from i to j has the distance d = j-i (mod n) to go. Write d in radix r: in step k
+every chunk whose k-th digit is v moves v·r^k places on, together with all others that do.
+Chunks take detours through other hands, so more bytes travel; but a step is only r-1
+messages, and there are as many steps as digits.
+
+              rounds                 through every rank
+  radix 2     ⌈log2 n⌉               about half of log2 n buffers
+  radix r     (r-1)·⌈log_r n⌉        at most (r-1)/r·⌈log_r n⌉
+  radix n     n-1                    (n-1)/n: direct
+
+Bruck et al., "Efficient algorithms for all-to-all communications in multiport
+message-passing systems", IEEE TPDS 8 (1997).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.errors import BadArgument
+from unisono.schedule import Step, copy
+
+
+@algorithm
+def all_to_all(n: int, radix: int = 2) -> Iterator[Step]:
+    """In step k each chunk moves by the k-th digit of the distance it has to go."""
+    if radix < 2:
+        raise BadArgument(f"bruck: radix = {radix}: at least 2")
+    i, distance = np.arange(n)[:, None], np.arange(n)
+    chunk = i * n + (i + distance) % n
+    stride = 1
+    while stride < n:
+        done, moves = distance % stride, distance // stride % radix
+        src = (i + done) % n
+        yield copy(chunk, src, (src + moves * stride) % n).where(
+            np.broadcast_to(moves > 0, (n, n))
+        )
+        stride *= radix

@@ -1,0 +1,79 @@
+"""Butterfly: the ranks as digits, one digit settled per step.
+
+Write n as a product of factors, and ranks in that mixed radix. In each step the ranks that
+differ in one digit only are a group; in reduce_scatter each of them becomes responsible for
+the chunks with its own digit, and gets those from the rest of the group. From the highest
+digit down, the blocks sent shrink by the factor each time.
+
+                  rounds             through the busiest rank
+  reduce_scatter  sum of (f-1)       (n-1)/n, the least possible
+  all_gather      sum of (f-1)       (n-1)/n, the least possible
+  all_reduce      2 · sum of (f-1)   2(n-1)/n, the least possible
+
+over the factors f of n. `radix` joins prime factors into larger ones up to that size: fewer
+steps, with more partners in each. A prime n is one factor: then every rank talks to all.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.errors import BadArgument
+from unisono.schedule import Schedule, Step, reduce
+
+
+@algorithm
+def reduce_scatter(n: int, radix: int = 2) -> Iterator[Step]:
+    """From the highest digit down, each group splits what its ranks still share."""
+    yield from settle(factors(n, radix))
+
+
+@algorithm
+def all_gather(n: int, radix: int = 2) -> Schedule:
+    """The same backwards: from the lowest digit up, each group pools what it has."""
+    return reduce_scatter(n, radix=radix).mirror()
+
+
+@algorithm
+def all_reduce(n: int, radix: int = 2) -> Schedule:
+    """Sums down the digits, copies back up."""
+    return reduce_scatter(n, radix=radix).then(all_gather(n, radix=radix))
+
+
+def settle(digits: list[int]) -> Iterator[Step]:
+    """Reduce-scatter over all ranks of a mixed radix, the first digit the highest."""
+    n = int(np.prod(digits, dtype=np.int64))
+    stride = n
+    for factor in digits:
+        block, stride = stride, stride // factor
+        rank = np.arange(n)[:, None, None]
+        digit, low = np.arange(factor)[:, None], np.arange(stride)
+        head = rank - rank % block + digit * stride
+        sent = reduce(head + low, src=rank, dst=head + rank % stride)
+        yield sent.where(sent.src != sent.dst)
+
+
+def factors(n: int, radix: int) -> list[int]:
+    """The prime factors of n, multiplied together as long as they stay within radix."""
+    if radix < 2:
+        raise BadArgument(f"butterfly: radix = {radix}: at least 2")
+    found = [1]
+    for prime in _primes(n):
+        if found[-1] * prime <= radix:
+            found[-1] *= prime
+        else:
+            found.append(prime)
+    return [f for f in found if f > 1]
+
+
+def _primes(n: int) -> Iterator[int]:
+    """The prime factors of n, smallest first."""
+    p = 2
+    while p * p <= n:
+        while n % p == 0:
+            yield p
+            n //= p
+        p += 1
+    if n > 1:
+        yield n

@@ -1,0 +1,44 @@
+"""Circulant: doubling round a circle, in the fewest rounds and bytes for every n.
+
+In all_gather every rank r sends the h consecutive chunks it has, its own first, to rank
+r-h, and so has 2h; in the last step it sends only as many as are still missing. Nothing
+needs n to be a power of two, and no chunk arrives twice. Backwards it is a reduce_scatter.
+
+                  rounds       through every rank
+  all_gather      ⌈log2 n⌉     (n-1)/n, both the least possible
+  reduce_scatter  ⌈log2 n⌉     (n-1)/n, both the least possible
+  all_reduce      2⌈log2 n⌉    2(n-1)/n
+
+Bruck et al., "Efficient algorithms for all-to-all communications in multiport
+message-passing systems", IEEE TPDS 8 (1997); Träff, "Optimal, non-pipelined reduce-scatter
+and allreduce algorithms", arXiv 2410.14234 (2024).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Schedule, Step, copy
+
+
+@algorithm
+def all_gather(n: int) -> Iterator[Step]:
+    """Every rank sends what it has to the one that many places to its left."""
+    r, have = np.arange(n)[:, None], 1
+    while have < n:
+        k = np.arange(min(have, n - have))
+        yield copy((r + k) % n, src=r, dst=(r - have) % n)
+        have += k.size
+
+
+@algorithm
+def reduce_scatter(n: int) -> Schedule:
+    """The same backwards: what was handed out is now handed in, and added."""
+    return all_gather(n).mirror()
+
+
+@algorithm
+def all_reduce(n: int) -> Schedule:
+    """Hand in and add, then hand out."""
+    return reduce_scatter(n).then(all_gather(n))

@@ -1,0 +1,95 @@
+"""Dissemination: what a rank knows doubles in every step, for any n.
+
+barrier: in step k every rank tells the one 2^k places on whom it has heard of. After
+⌈log2 n⌉ steps everyone has heard of everyone, n a power of two or not.
+
+all_reduce has to count each contribution once, so knowledge may not overlap. The ranks are
+halved again and again into groups that differ by at most one; going back up, each rank of
+one group hears from one rank of its sister group, so all members of the joint group hold
+the same sum, to the last bit. Where the sister is smaller by one, one of its ranks speaks
+twice: ⌈log2 n⌉ steps, each rank receiving at most one message in each.
+
+With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the barrier,
+and the sums of the windows that make up n in binary are carried along in a temporary. This
+has the fewest rounds of all for n other than 2^l, but every rank adds in a different order,
+so ranks may differ in the last bit.
+
+                        steps       rounds                 buffers through the busiest
+  barrier               ⌈log2 n⌉    ⌈log2 n⌉               none
+  all_reduce            ⌈log2 n⌉    ⌈log2 n⌉ to twice it   as rounds; received: ⌈log2 n⌉
+  all_reduce, carry     ⌈log2 n⌉    ⌈log2 n⌉               ⌈log2 n⌉ + ones(n) - 2
+  all_reduce, n = 2^l   l           l                      l
+
+Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", International
+Journal of Parallel Programming 17 (1988).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.recursive_doubling import power_below
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Step, copy, reduce, together
+
+SUM, CARRY = 0, 1
+
+
+def _temporaries(n: int, carry: bool) -> int:
+    return 1 if carry and power_below(n) != n else 0
+
+
+@algorithm
+def barrier(n: int) -> Iterator[Step]:
+    """Everyone tells the rank 2^k places on whom it has heard of."""
+    r = np.arange(n)[:, None]
+    heard = 1
+    while heard < n:
+        news = np.arange(min(heard, n - heard))
+        yield copy((r - news) % n, src=r, dst=(r + heard) % n)
+        heard *= 2
+
+
+@algorithm(chunks=1, temporaries=_temporaries)
+def all_reduce(n: int, carry: bool = False) -> Iterator[Step]:
+    """Groups join in pairs, or windows of ranks grow, until all have heard of all."""
+    yield from _windows(n) if carry else _groups(n)
+
+
+def _groups(n: int) -> Iterator[Step]:
+    levels = [[np.arange(n)]]
+    while any(g.size > 1 for g in levels[-1]):
+        levels.append([half for g in levels[-1] for half in np.array_split(g, 2)])
+    spoken = np.zeros(n, dtype=np.int64)
+    for groups in reversed(levels[1:]):
+        meetings = []
+        for one, other in zip(groups[::2], groups[1::2], strict=True):
+            if not other.size:
+                continue
+            teller = other
+            if one.size > other.size:  # whoever has spoken least speaks twice
+                teller = np.append(other, other[np.argmin(spoken[other])])
+            meetings.append(reduce(SUM, src=teller, dst=one))
+            meetings.append(reduce(SUM, src=one[: other.size], dst=other))
+        step = together(meetings)
+        spoken += np.bincount(step.src, minlength=n)
+        yield step
+
+
+def _windows(n: int) -> Iterator[Step]:
+    """Rank r's sum covers r..r+2^k-1, and its carry the n mod 2^k ranks from r on."""
+    r = np.arange(n)
+    levels = (n - 1).bit_length()
+    carrying = False
+    for k in range(levels):
+        ahead = (r + (1 << k)) % n
+        if k == levels - 1 and carrying:
+            yield reduce(CARRY, src=ahead, dst=r, into=SUM)
+            return
+        parts = [reduce(SUM, src=ahead, dst=r)]
+        if n >> k & 1:
+            parts.append(copy(SUM, src=r, dst=r, into=CARRY))
+            if carrying:
+                parts.append(reduce(CARRY, src=ahead, dst=r))
+            carrying = True
+        yield together(parts)

@@ -1,0 +1,100 @@
+"""Halving and doubling: first halve what you are responsible for, then double what you know.
+
+In reduce_scatter partners at distance q/2, q/4, ... 1 each keep one half of what they still
+share and send the other half, which is added there. Backwards that is an all_gather. For n
+other than a power of two there are two ways:
+
+- fold: of q = 2^⌊log2 n⌋ ranks each plays one part, and the surplus ranks hand their data
+  in before and get the result after (n = 13: five ranks fold onto eight);
+- `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves for
+  itself, then each smaller block hands its sums to the next larger one; and the way back.
+
+                  rounds, n = 2^l    bytes        folded: rounds   bytes
+  reduce_scatter  l                  (n-1)/n      l + 2            at most 3
+  all_gather      l                  (n-1)/n      l + 2            at most 3
+  all_reduce      2l                 2(n-1)/n     2l + 2           4 - 2/q
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19 (2005).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.butterfly import settle
+from unisono.algorithms.recursive_doubling import gather_blocks, power_below
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Schedule, Step, at_once, copy, embed, fold
+from unisono.schedule.collective import ALL_GATHER, REDUCE_SCATTER, Ints
+
+
+@algorithm
+def reduce_scatter(n: int, blocks: bool = False) -> Schedule:
+    """Partners halve what they share, the farthest first."""
+    if blocks:
+        return all_gather(n, blocks=True).mirror()
+    return fold(halving(power_below(n)), n)
+
+
+@algorithm
+def all_gather(n: int, blocks: bool = False) -> Schedule:
+    """Partners double what they know, the nearest first."""
+    if blocks:
+        return Schedule(ALL_GATHER, n, n, lambda: _gather_by_blocks(n))
+    return fold(halving(power_below(n)).mirror(), n)
+
+
+@algorithm(chunks=lambda n, blocks: power_below(n))
+def all_reduce(n: int, blocks: bool = False) -> Iterator[Step]:
+    """Halve while adding, then double."""
+    q = power_below(n)
+    if not blocks:
+        yield from fold(halving(q).then(halving(q).mirror()), n)
+        return
+    down = list(hand_down(n, np.arange(q) * n // q))
+    for step in reversed(down):
+        yield step.backwards(swap_kinds=True).named("reduce_scatter")
+    for step in down:
+        yield step.named("all_gather")
+
+
+def halving(q: int) -> Schedule:
+    """The reduce_scatter among q ranks, a power of two."""
+    return Schedule(REDUCE_SCATTER, q, q, lambda: settle([2] * (q.bit_length() - 1)))
+
+
+def _gather_by_blocks(n: int) -> Iterator[Step]:
+    """The largest block collects the chunks and hands them down; no owner gets its own."""
+    owner = np.arange(n)
+    home = owner * power_below(n) // n
+    yield copy(owner, src=owner, dst=home).where(owner != home).named("collect")
+    for step in hand_down(n, owner):
+        yield step.where(step.dst != step.chunk)
+
+
+def hand_down(n: int, weight: Ints) -> Iterator[Step]:
+    """From one rank of the largest block per chunk to everyone in every block.
+
+    `weight[c]`, of n, is how far through the data chunk c lies: in a block of b ranks it is
+    at home at place weight·b // n. Blocks double once the next smaller one has its share.
+    """
+    first, sizes = _blocks(n)
+    levels = sizes[0].bit_length() - 1
+    runs = []
+    for k, (base, size) in enumerate(zip(first, sizes, strict=True)):
+        home = weight * size // n
+        idle = [copy([], [], [])] * (levels + 1 - (size.bit_length() - 1))
+        steps = embed(gather_blocks(size), home, lambda _, r, base=base: base + r)
+        runs.append((*idle, *steps))
+        if k + 1 < len(sizes):
+            below = first[k + 1] + weight * sizes[k + 1] // n
+            share = copy(np.arange(weight.size), src=base + home, dst=below)
+            runs.append((*idle[:-1], share))
+    yield from at_once(*runs)
+
+
+def _blocks(n: int) -> tuple[list[int], list[int]]:
+    """The first rank and the size of every block, the largest first."""
+    sizes = [1 << k for k in reversed(range(n.bit_length())) if n >> k & 1]
+    return [sum(sizes[:i]) for i in range(len(sizes))], sizes

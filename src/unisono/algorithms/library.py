@@ -1,0 +1,190 @@
+"""Finding algorithms by name: those of this folder, of installed packages, and of files."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from unisono.algorithms.registry import Algorithm, Param, line_in
+from unisono.errors import BadArgument, UnisonoError, unknown
+from unisono.schedule.collective import COLLECTIVES, Collective, collective
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.transform import then
+
+GROUP = "unisono.algorithms"
+_OURS = ("registry", "library")
+_PAIR = re.compile(r"\+(?=[A-Za-z_])")
+_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<params>.*))?")
+
+
+def algorithms_in(module: ModuleType) -> list[Algorithm]:
+    """The algorithms that a module itself defines, in the order of its lines."""
+    found = [
+        a for a in vars(module).values()
+        if isinstance(a, Algorithm) and a.module == module.__name__
+    ]
+    return sorted(found, key=lambda a: a.body.__code__.co_firstlineno)
+
+
+class Library(Mapping[tuple[str, str], Algorithm]):
+    """Algorithms by (collective, name)."""
+
+    def __init__(self, algorithms: Iterable[Algorithm]) -> None:
+        """Later ones do not replace earlier ones of the same name."""
+        self._by_key: dict[tuple[str, str], Algorithm] = {}
+        for a in algorithms:
+            self._by_key.setdefault((a.collective.name, a.name), a)
+
+    def __getitem__(self, key: tuple[str, str]) -> Algorithm:
+        """The algorithm of that collective and name."""
+        return self._by_key[key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Keys: collectives in their usual order, names in the alphabet's."""
+        order = list(COLLECTIVES)
+        return iter(sorted(self._by_key, key=lambda k: (order.index(k[0]), k[1])))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_key)
+
+    def find(self, what: Collective, name: str) -> Algorithm:
+        """The algorithm `name` for `what`, or BadArgument with the nearest names."""
+        if (what.name, name) in self._by_key:
+            return self._by_key[what.name, name]
+        names = [a for c, a in self._by_key if c == what.name]
+        elsewhere = [c for c, a in self if a == name]
+        if elsewhere:
+            raise BadArgument(
+                f"{name} has no {what.name}, only {', '.join(elsewhere)}; for {what.name} "
+                f"there are {', '.join(sorted(names))}"
+            )
+        raise unknown(f"algorithm for {what.name}", name, names)
+
+
+@cache
+def library() -> Library:
+    """All algorithms of this folder and of installed packages."""
+    package = sys.modules[__package__]
+    names = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS]
+    built_in = [importlib.import_module(f"{__package__}.{name}") for name in names]
+    installed = [m for e in entry_points(group=GROUP) if (m := _loaded(e))]
+    return Library(a for module in (*built_in, *installed) for a in algorithms_in(module))
+
+
+def _loaded(entry: EntryPoint) -> ModuleType | None:
+    """An installed package's module; a broken one is reported and passed over."""
+    try:
+        module = entry.load()
+    except Exception as why:
+        warnings.warn(f"algorithms of {entry.value} left out: {why!r}", stacklevel=3)
+        return None
+    return module if isinstance(module, ModuleType) else None
+
+
+def load_file(path: str | Path) -> list[Algorithm]:
+    """The algorithms defined in a Python file; BadArgument, with its line, if it is wrong."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise BadArgument(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise BadArgument(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as why:
+        raise BadArgument(f"{why.filename}:{why.lineno}: {why.msg}") from why
+    except UnisonoError:
+        raise
+    except Exception as why:
+        where = line_in(str(file), why) or str(file)
+        raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
+    found = algorithms_in(module)
+    if not found:
+        raise BadArgument(f"{path}: no function in it is decorated with @algorithm")
+    return found
+
+
+def schedule(
+    collective_name: str, algorithm: str, n: int, *, root: int = 0, **params: Param
+) -> Schedule:
+    """The schedule of a collective by an algorithm, for n ranks: pure data.
+
+    The algorithm is a name as `ring`, `tree:radix=4` or `ring+recursive_doubling`, or the
+    path of a Python file; parameters can also be given by keyword.
+    """
+    what = collective(collective_name)
+    made = _resolve(what, algorithm, n, params)
+    if root and not what.rooted:
+        raise BadArgument(f"{what.name} has no root")
+    return made.rooted_at(root)
+
+
+def _resolve(
+    what: Collective, spec: str, n: int, params: Mapping[str, Param]
+) -> Schedule:
+    parts = _PAIR.split(spec)
+    if len(parts) == 2 and not spec.endswith(".py"):
+        return _pair(what, parts[0], parts[1], n, params)
+    if len(parts) > 2:
+        raise BadArgument(f"algorithm {spec!r}: at most two can be joined by +")
+    found = find(what, spec)
+    return found[0](n, **{**found[1], **params})
+
+
+def find(what: Collective, spec: str) -> tuple[Algorithm, dict[str, Param]]:
+    """The algorithm that a name means, and the parameters told in it."""
+    from_file = _FILE.fullmatch(spec)
+    if from_file:
+        own = Library(load_file(from_file["path"]))
+        chosen = own.find(what, Path(from_file["path"]).stem)
+        return chosen, _told(chosen, from_file["params"] or "")
+    name, _, told = spec.partition(":")
+    chosen = library().find(what, name)
+    return chosen, _told(chosen, told)
+
+
+def _told(algorithm: Algorithm, text: str) -> dict[str, Param]:
+    """Parameters from "radix=4,both": by the type of their defaults."""
+    told: dict[str, Param] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        default = algorithm.params.get(key, "")
+        if isinstance(default, bool) and value.lower() in ("", "true", "false"):
+            told[key] = value.lower() != "false"
+        elif isinstance(default, int) and re.fullmatch(r"-?\d+", value):
+            told[key] = int(value)
+        else:
+            told[key] = value
+    return told
+
+
+_HALVES = {
+    "all_reduce": ("reduce_scatter", "all_gather"),
+    "broadcast": ("scatter", "all_gather"),
+    "reduce": ("reduce_scatter", "gather"),
+}
+
+
+def _pair(
+    what: Collective, first: str, second: str, n: int, params: Mapping[str, Param]
+) -> Schedule:
+    if params:
+        raise BadArgument(f"{first}+{second}: write parameters into the name, as in tree:radix=4")
+    if what.name not in _HALVES:
+        known = ", ".join(_HALVES)
+        raise BadArgument(f"{what.name} is not made of two halves; pairs exist for {known}")
+    one, two = (collective(half) for half in _HALVES[what.name])
+    a, b = _resolve(one, first, n, {}), _resolve(two, second, n, {})
+    about = f"{one.name} by {a.name}, then {two.name} by {b.name}."
+    return then(a, b).but(name=f"{a.name}+{b.name}", about=about)

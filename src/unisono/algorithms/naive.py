@@ -1,0 +1,51 @@
+"""Naive: everyone talks to everyone concerned, at once, with whole buffers.
+
+No cleverness, and the yardstick for all of it. One step, but the busiest rank has n-1
+messages to send or to receive.
+
+                rounds    through the busiest rank
+  all_reduce    n-1       n-1 buffers; every rank adds all n of them, in rank order
+  broadcast     n-1       n-1 buffers
+  reduce        n-1       n-1 buffers
+  scatter       n-1       (n-1)/n of a buffer, the least possible
+  gather        n-1       (n-1)/n of a buffer, the least possible
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Schedule, Step, step
+
+
+@algorithm(chunks=1)
+def all_reduce(n: int) -> Iterator[Step]:
+    """Every rank sends its buffer to every other, and all add them up in rank order."""
+    src, dst = np.divmod(np.arange(n * n), n)
+    yield step.reduce(0, src, dst).where(src != dst)
+
+
+@algorithm
+def broadcast(n: int) -> Iterator[Step]:
+    """The root sends its buffer to every other rank."""
+    yield step.copy(0, src=0, dst=np.arange(1, n))
+
+
+@algorithm
+def reduce(n: int) -> Schedule:
+    """Every other rank sends its buffer to the root, which adds them up."""
+    return broadcast(n).mirror()
+
+
+@algorithm
+def scatter(n: int) -> Iterator[Step]:
+    """The root sends every other rank its share."""
+    c = np.arange(1, n)
+    yield step.copy(c, src=0, dst=c)
+
+
+@algorithm
+def gather(n: int) -> Schedule:
+    """Every other rank sends its share to the root."""
+    return scatter(n).mirror()

@@ -1,0 +1,240 @@
+"""How algorithms are written, found and named.
+
+An algorithm is a function decorated with `@algorithm`. Its file is its name, the function
+is the collective: `ring.all_reduce` in ring.py. It takes the number of ranks and keyword
+parameters with defaults, and either yields steps or returns a schedule made of others.
+The root, where there is one, is rank 0; the library turns schedules to other roots.
+
+Nothing is registered. The library looks into every module of this folder, into packages
+that announce themselves by the entry point group `unisono.algorithms`, and into files
+given by path; whatever is there is found, with no other edit.
+
+People name an algorithm as `ring`, with parameters as `tree:radix=4` or `ring:both`, and a
+pair as `ring+recursive_doubling`: any two whose collectives join to the one wanted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from unisono.errors import BadArgument, UnisonoError, UnsupportedWorld, unknown
+from unisono.schedule.collective import COLLECTIVES, Collective
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step
+
+Param = int | bool | str
+Body = Callable[..., Iterable[Step]]
+Count = int | Callable[..., int]
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """A condition on the number of ranks, with the words for it."""
+
+    words: str
+    holds: Callable[..., bool]
+
+
+power_of_two = Need("a power of two", lambda n, **_: n & (n - 1) == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """One algorithm for one collective: calling it gives the schedule for n ranks."""
+
+    body: Body
+    chunks: Count | None = None
+    temporaries: Count = 0
+    needs: Need | None = None
+    alike: str = ""
+    params: Mapping[str, Param] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the parameters off the function's signature, and refuse what is amiss."""
+        if self.body.__name__ not in COLLECTIVES:
+            wrong = unknown("collective", self.body.__name__, COLLECTIVES)
+            raise BadArgument(
+                f"{self.where}: an algorithm is named after its collective; {wrong}"
+            )
+        n, *rest = inspect.signature(self.body).parameters.values() or [None]
+        if n is None or n.name != "n":
+            raise BadArgument(f"{self.where}: the first parameter must be n")
+        for p in rest:
+            if not isinstance(p.default, int | bool | str):
+                raise BadArgument(
+                    f"{self.where}: parameter {p.name!r} needs a default: a number, a "
+                    "truth value or a text"
+                )
+        object.__setattr__(self, "params", {p.name: p.default for p in rest})
+
+    @cached_property
+    def where(self) -> str:
+        """The file and line of the function, for messages."""
+        code = self.body.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def module(self) -> str:
+        """The full name of the module it stands in."""
+        return self.body.__module__
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the file."""
+        if self.module == "__main__":
+            return Path(self.body.__code__.co_filename).stem
+        return self.module.rpartition(".")[2]
+
+    @property
+    def collective(self) -> Collective:
+        """The collective it is for."""
+        return COLLECTIVES[self.body.__name__]
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.body.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def story(self) -> str:
+        """The module's docstring: the idea, the cost, the paper."""
+        module = sys.modules.get(self.module)
+        return inspect.cleandoc(module.__doc__ or "") if module else ""
+
+    def supports(self, n: int, **params: Param) -> bool:
+        """Whether there is a schedule for n ranks, as far as declared."""
+        return self.needs is None or self.needs.holds(n, **params)
+
+    def spelled(self, **params: Param) -> str:
+        """The name with those parameters that are not the default, as one types it."""
+        told = [
+            key if value is True else f"{key}={str(value).lower() if value is False else value}"
+            for key, value in params.items()
+            if value != self.params[key]
+        ]
+        return ":".join([self.name, ",".join(told)]) if told else self.name
+
+    def __call__(self, n: int, **params: Param) -> Schedule:
+        """The schedule for n ranks; its root, if it has one, is rank 0."""
+        if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
+            raise BadArgument(f"n = {n!r}: a world has at least one rank")
+        n = n.__index__()
+        params = self._checked(params)
+        full = {**self.params, **params}
+        if not self.supports(n, **full):
+            assert self.needs is not None
+            others = f" (try {self.alike})" if self.alike else ""
+            raise UnsupportedWorld(
+                f"{self.name}.{self.collective.name} needs {self.needs.words}, got {n} "
+                f"ranks{others}",
+                n=n,
+            )
+        name = self.spelled(**params)
+        if not inspect.isgeneratorfunction(self.body):
+            return self._adopted(n, name, full)
+        chunks = self.chunks
+        if chunks is None:
+            chunks = self.collective.default_chunks(n)
+        return Schedule(
+            self.collective,
+            n,
+            chunks(n, **full) if callable(chunks) else chunks,
+            lambda: self._steps(n, full),
+            name=name,
+            num_temporaries=_count(self.temporaries, n, full),
+            about=self.about,
+        )
+
+    def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
+        for key, value in params.items():
+            if key not in self.params:
+                if not self.params:
+                    raise BadArgument(f"{self.name}.{self.collective.name} has no parameters")
+                raise unknown(f"parameter of {self.name}", key, self.params)
+            default = self.params[key]
+            if type(value) is not type(default):
+                raise BadArgument(
+                    f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
+                )
+        return dict(params)
+
+    def _adopted(self, n: int, name: str, params: Mapping[str, Param]) -> Schedule:
+        """A schedule that the function made of others, under our name."""
+        with _blame(self):
+            made = self.body(n, **params)
+        if not isinstance(made, Schedule):
+            raise BadArgument(f"{self.where}: expected steps or a schedule, got {made!r}")
+        if made.collective is not self.collective or made.n != n:
+            raise BadArgument(
+                f"{self.where}: gave {made.collective.name} for {made.n} ranks, expected "
+                f"{self.collective.name} for {n}"
+            )
+        return made.but(name=name, about=self.about)
+
+    def _steps(self, n: int, params: Mapping[str, Param]) -> Iterator[Step]:
+        with _blame(self):
+            for step in self.body(n, **params):
+                if not isinstance(step, Step):
+                    raise BadArgument(
+                        f"{self.where}: yielded {step!r}; expected a step, made by copy(...) "
+                        "or reduce(...)"
+                    )
+                yield step
+
+
+_KINDS = {int: "a whole number", bool: "true or false", str: "a text"}
+
+
+def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
+    return count(n, **params) if callable(count) else count
+
+
+class _blame:  # noqa: N801 - reads as a statement
+    """Turn an accident inside an algorithm's function into an error with its own line."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UnisonoError):
+            file = self.algorithm.body.__code__.co_filename
+            where = line_in(file, error) or self.algorithm.where
+            raise BadArgument(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def line_in(file: str, error: BaseException) -> str:
+    """The last line of `file` that `error` passed through, as file:line."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    return f"{file}:{frames[-1].lineno}" if frames else ""
+
+
+@overload
+def algorithm(body: Body, /) -> Algorithm: ...
+@overload
+def algorithm(
+    *,
+    chunks: Count | None = None,
+    temporaries: Count = 0,
+    needs: Need | None = None,
+    alike: str = "",
+) -> Callable[[Body], Algorithm]: ...
+def algorithm(body: Body | None = None, /, **more: Any) -> Any:
+    """Make a function of n an algorithm for the collective it is named after.
+
+    `chunks` and `temporaries` are numbers, or functions of n and the parameters; without
+    `chunks` every rank has one (every pair of ranks, in all_to_all; one in all, in
+    broadcast and reduce). `needs` is a condition on n, and `alike` what to try instead.
+    """
+    if body is not None:
+        return Algorithm(body)
+    return lambda function: Algorithm(function, **more)

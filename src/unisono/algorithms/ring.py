@@ -1,0 +1,72 @@
+"""Ring: every rank talks only to its neighbours.
+
+Follow the chunk, not the rank. Chunk c walks round the ring, and at hop h it moves from
+rank c+h to rank c+h+1 (mod n). All n chunks walk at once, one place apart, so every link
+carries exactly one chunk in every step.
+
+                  steps     sent by each rank
+  reduce_scatter  n-1       (n-1)/n of a buffer, the least possible
+  all_gather      n-1       (n-1)/n, the least possible
+  all_reduce      2(n-1)    2(n-1)/n, the least possible
+  all_to_all      n-1       (n-1)/2, since a chunk for the far side passes many hands
+
+With `both`, chunks walk the shorter way round, left and right at once: about half the
+steps, and the same bytes, over twice the links.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+Journal of Parallel and Distributed Computing 69 (2009).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.schedule import Schedule, Step, at_once, copy, reduce
+
+
+@algorithm
+def reduce_scatter(n: int, both: bool = False) -> Iterator[Step]:
+    """Chunk c leaves rank c+1, gathers every rank's share, and rests at rank c."""
+    if both:
+        yield from all_gather(n, both=True).mirror()
+        return
+    c = np.arange(n)
+    for hop in range(1, n):
+        yield reduce(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+
+
+@algorithm
+def all_gather(n: int, both: bool = False) -> Iterator[Step]:
+    """Chunk c leaves rank c and drops a copy at every other rank."""
+    right = (n - 1) - (n - 1) // 2 if both else n - 1
+    yield from at_once(walk(n, +1, right), walk(n, -1, n - 1 - right))
+
+
+@algorithm
+def all_reduce(n: int, both: bool = False) -> Schedule:
+    """The sums are made on the first lap and handed out on the second."""
+    return reduce_scatter(n, both=both).then(all_gather(n, both=both))
+
+
+@algorithm
+def all_to_all(n: int, both: bool = False) -> Iterator[Step]:
+    """The chunk from i to j walks from neighbour to neighbour until it is there."""
+    right = n // 2 if both else n - 1
+    yield from at_once(carry(n, +1, right), carry(n, -1, n - 1 - right))
+
+
+def walk(n: int, way: int, hops: int) -> Iterator[Step]:
+    """Every rank's chunk goes `hops` places to the right (way +1) or left (way -1)."""
+    c = np.arange(n)
+    for hop in range(hops):
+        yield copy(c, src=(c + way * hop) % n, dst=(c + way * (hop + 1)) % n)
+
+
+def carry(n: int, way: int, farthest: int) -> Iterator[Step]:
+    """Every rank's chunks for the 1..farthest-th rank that way go there, hop by hop."""
+    i = np.arange(n)[:, None]
+    for hop in range(1, farthest + 1):
+        distance = np.arange(hop, farthest + 1)  # those not yet there
+        src, dst = (i + way * (hop - 1)) % n, (i + way * hop) % n
+        yield copy(i * n + (i + way * distance) % n, src, dst)

@@ -1,0 +1,68 @@
+"""Tree: what a rank knows it passes on, so that those who know double in every step.
+
+The k-nomial tree on rank 0: in the first step 0 speaks to the ranks k^(h-1), 2k^(h-1), ...
+below n, and then each of these heads its own block in the same way, with a smaller k-power.
+Blocks are consecutive ranks, so scatter sends each head what is for its whole block. With
+radix 2 this is the binomial tree.
+
+              rounds               through the busiest rank
+  broadcast   ⌈log2 n⌉             ⌈log2 n⌉ buffers         radix k: (k-1)⌈log_k n⌉ of both
+  reduce      ⌈log2 n⌉             ⌈log2 n⌉
+  scatter     ⌈log2 n⌉             (n-1)/n, the least possible
+  gather      ⌈log2 n⌉             (n-1)/n, the least possible
+  all_reduce  2⌈log2 n⌉            2⌈log2 n⌉
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.algorithms.registry import algorithm
+from unisono.errors import BadArgument
+from unisono.schedule import Schedule, Step, step
+
+
+@algorithm
+def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
+    """Every head of a block sends the buffer to the heads of the smaller blocks in it."""
+    for stride in strides(n, radix):
+        head, place = np.arange(0, n, stride * radix)[:, None], np.arange(1, radix)
+        down = step.copy(0, src=head, dst=head + place * stride)
+        yield down.where(down.dst < n)
+
+
+@algorithm
+def scatter(n: int, radix: int = 2) -> Iterator[Step]:
+    """Every head sends the heads of the smaller blocks what is for their block."""
+    c = np.arange(n)
+    for stride in strides(n, radix):
+        head, below = c - c % (stride * radix), c - c % stride
+        yield step.copy(c, src=head, dst=below).where(head != below)
+
+
+@algorithm
+def reduce(n: int, radix: int = 2) -> Schedule:
+    """The broadcast backwards: every head adds up what its block hands in."""
+    return broadcast(n, radix=radix).mirror()
+
+
+@algorithm
+def gather(n: int, radix: int = 2) -> Schedule:
+    """The scatter backwards: every head collects its block."""
+    return scatter(n, radix=radix).mirror()
+
+
+@algorithm
+def all_reduce(n: int, radix: int = 2) -> Schedule:
+    """The sum is made on the way up the tree and handed out on the way down."""
+    return reduce(n, radix=radix).then(broadcast(n, radix=radix))
+
+
+def strides(n: int, radix: int) -> list[int]:
+    """The powers of `radix` below n, the largest first."""
+    if radix < 2:
+        raise BadArgument(f"tree: radix = {radix}: at least 2")
+    powers = [1]
+    while powers[-1] * radix < n:
+        powers.append(powers[-1] * radix)
+    return powers[::-1] if n > 1 else []

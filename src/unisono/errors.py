@@ -1,0 +1,81 @@
+"""What can go wrong, as one tree.
+
+    UnisonoError
+    ├─ UsageError      the caller asked for something that cannot be
+    │  ├─ BadArgument         an unknown name, a value out of range, a file that is wrong
+    │  └─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
+    ├─ ScheduleError   a schedule that does not keep its collective's promise
+    └─ MissingExtra    an optional dependency is not installed
+
+A message says where, what happened, what was expected, and what to do next. The values
+in it are attributes as well, so that tools need not parse text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class UnisonoError(Exception):
+    """The root of every error that unisono raises on purpose."""
+
+
+class UsageError(UnisonoError):
+    """The caller asked for something that cannot be done; the message says what can."""
+
+
+class BadArgument(UsageError, ValueError):
+    """An unknown name, a value out of range, or a file that is not what it should be."""
+
+
+class UnsupportedWorld(UsageError):
+    """The algorithm exists, but not for this number of ranks."""
+
+    def __init__(self, message: str, *, n: int) -> None:
+        """Keep the number of ranks that was asked for."""
+        super().__init__(message)
+        self.n = n
+
+
+class ScheduleError(UnisonoError):
+    """A schedule breaks a rule or its collective's promise: the counter-example.
+
+    `step` counts from 1 and is None when the fault is one of omission that only the end
+    shows. `missing` and `doubled` are ranks whose contribution is absent or counted more
+    than once in chunk `chunk` on rank `rank`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        chunk: int | None = None,
+        missing: Sequence[int] = (),
+        doubled: Sequence[int] = (),
+    ) -> None:
+        """Keep every value of the message as an attribute."""
+        super().__init__(message)
+        self.step = step
+        self.rank = rank
+        self.chunk = chunk
+        self.missing = tuple(missing)
+        self.doubled = tuple(doubled)
+
+
+class MissingExtra(UnisonoError, ImportError):
+    """An optional dependency is needed; the message is the command that installs it."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        """Name the extra and what it is for."""
+        super().__init__(f"{purpose} needs: pip install 'unisono[{extra}]'")
+        self.extra = extra
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> BadArgument:
+    """The error for a name that nobody bears, with the three nearest that exist."""
+    nearest = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.0)
+    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    return BadArgument(f"unknown {kind} {name!r}{hint}")

@@ -1,0 +1,211 @@
+"""What a schedule costs, counted from its steps and set against the least possible.
+
+The model is the common one: every rank can send one message and receive one at a time, and
+a step lasts until its busiest rank is done. All chunks that go from one rank to another in
+one step are one message. So
+
+    rounds     messages one after the other: the latency term
+    span       what passes through the busiest rank, summed over steps: bandwidth
+    work       what the busiest rank adds up, summed over steps: reduction
+
+Sizes are fractions of one rank's buffer, or whatever unit the count given was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import BadArgument
+from unisono.schedule.collective import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    REDUCE,
+    Ints,
+)
+from unisono.schedule.schedule import Schedule
+
+Floats = NDArray[np.float64]
+
+MAX_PAIRS = 4096
+"""Up to how many ranks the table of bytes from rank to rank is made."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least that any schedule for this contract needs, one message at a time."""
+
+    rounds: int
+    span: float
+    work: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """The counts of one schedule; `sent`, `received` and `reduced` are per rank.
+
+    `ports` is how many peers the busiest rank talks to in one step, at the most: with so
+    many ports, a step is one round.
+    """
+
+    schedule: Schedule
+    steps: int
+    rounds: int
+    ports: int
+    messages: int
+    transfers: int
+    span: float
+    work: float
+    sent: Floats
+    received: Floats
+    reduced: Floats
+    bound: Bound
+    weight: Floats
+
+    @cached_property
+    def pairs(self) -> Floats:
+        """How much goes from each rank to each, as an n × n table."""
+        n = self.schedule.n
+        if n > MAX_PAIRS:
+            raise BadArgument(f"pairs: n = {n}, but the table is made for up to {MAX_PAIRS}")
+        table = np.zeros(n * n)
+        for step in self.schedule:
+            src, dst, chunk, _, _ = step.flat()
+            apart = src != dst
+            code, size = (src * n + dst)[apart], self.weight[chunk[apart]]
+            table += np.bincount(code, size, minlength=n * n)
+        return table.reshape(n, n)
+
+    @property
+    def distance(self) -> dict[str, float]:
+        """How many times the lower bound each term is; 1 is optimal."""
+        pairs = {
+            "rounds": (self.rounds, self.bound.rounds),
+            "span": (self.span, self.bound.span),
+            "work": (self.work, self.bound.work),
+        }
+        return {k: _ratio(have, least) for k, (have, least) in pairs.items()}
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain numbers, for JSON."""
+        return {
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "ports": self.ports,
+            "messages": self.messages,
+            "transfers": self.transfers,
+            "span": self.span,
+            "work": self.work,
+            "sent": self.sent.tolist(),
+            "received": self.received.tolist(),
+            "reduced": self.reduced.tolist(),
+            "lower_bound": {
+                "rounds": self.bound.rounds,
+                "span": self.bound.span,
+                "work": self.bound.work,
+            },
+        }
+
+
+def _ratio(have: float, least: float) -> float:
+    return have / least if least else (1.0 if not have else float("inf"))
+
+
+def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) -> Cost:
+    """Count everything in one pass over the steps."""
+    weight = _weights(schedule, count)
+    n = schedule.n
+    steps = rounds = ports = messages = transfers = 0
+    span = work = 0.0
+    totals = np.zeros((3, n))
+    for step in schedule:
+        src, dst, chunk, mask, _ = step.flat()
+        apart = src != dst
+        size = weight[chunk]
+        sent = np.bincount(src[apart], size[apart], minlength=n)
+        received = np.bincount(dst[apart], size[apart], minlength=n)
+        reduced = np.bincount(dst[mask], size[mask], minlength=n)
+        out, in_ = _peers(src[apart], dst[apart], n)
+        steps += 1
+        busiest = max(int(out.max()), int(in_.max()))
+        rounds += busiest
+        ports = max(ports, busiest)
+        messages += int(out.sum())
+        transfers += src.size
+        span += max(sent.max(), received.max())
+        work += reduced.max()
+        totals += (sent, received, reduced)
+    return Cost(
+        schedule,
+        steps,
+        rounds,
+        ports,
+        messages,
+        transfers,
+        float(span),
+        float(work),
+        *totals,
+        bound=lower_bound(schedule, weight),
+        weight=weight,
+    )
+
+
+def _weights(schedule: Schedule, count: int | Sequence[int] | Ints | None) -> Floats:
+    """The size of every slot; a temporary is as large as the chunk it stands in for."""
+    contract = schedule.contract
+    if schedule.collective is BARRIER:
+        sizes = np.zeros(schedule.num_chunks)
+    elif count is None:
+        sizes = np.full(schedule.num_chunks, 1 / contract.chunks_per_rank)
+    else:
+        sizes = contract.chunk_sizes(count).astype(np.float64)
+    return np.resize(sizes, schedule.num_slots)
+
+
+def _peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
+    """For every rank, to how many it sends and from how many it receives."""
+    code = src * n + dst
+    if code.size > n * n // 8:
+        pair = np.flatnonzero(np.bincount(code, minlength=1))
+    else:
+        pair = np.unique(code)
+    return np.bincount(pair // n, minlength=n), np.bincount(pair % n, minlength=n)
+
+
+def lower_bound(schedule: Schedule, weight: Floats) -> Bound:
+    """What every schedule needs, from who must learn of what.
+
+    Rounds: what a rank knows at most doubles. Span: what must leave or reach some rank.
+    Work: all but one contribution to everything must be added, by n ranks at best.
+    """
+    n = schedule.n
+    if n == 1:
+        return Bound(0, 0.0, 0.0)
+    sizes = weight[: schedule.num_chunks]
+    work = (n - 1) / n * float(sizes.sum()) if schedule.collective.reduces else 0.0
+    return Bound((n - 1).bit_length(), _least_span(schedule, sizes), work)
+
+
+def _least_span(schedule: Schedule, sizes: Floats) -> float:
+    n, contract, what = schedule.n, schedule.contract, schedule.collective
+    total = float(sizes.sum())
+    chunk = np.arange(schedule.num_chunks)
+    owner = contract.owner(chunk)
+    if what in (BROADCAST, REDUCE):
+        return total
+    if what is ALL_REDUCE:
+        return 2 * (n - 1) / n * total
+    if what is ALL_TO_ALL:
+        target = contract.target(chunk)
+        moving = np.where(owner == target, 0.0, sizes)
+        leaves = np.bincount(owner, moving, minlength=n)
+        arrives = np.bincount(target, moving, minlength=n)
+        return float(max(leaves.max(), arrives.max()))
+    others = total - np.bincount(owner, sizes, minlength=n)
+    return float(others[schedule.root] if what.rooted else others.max())

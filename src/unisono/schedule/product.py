@@ -1,0 +1,264 @@
+"""Hierarchies: one schedule inside every group, another across the groups.
+
+Ranks are numbered group by group. Across the groups a chunk is carried by one rank of
+each group, its *carrier* there, so that all ranks of a group share the work: with equal
+groups these are the ranks of the same place; with unequal ones the places are scaled.
+
+    all_gather      across the groups, each carrier for its chunks; then inside
+    reduce_scatter  the mirror of that
+    all_reduce      reduce_scatter inside, all_reduce across on each share, all_gather inside
+    all_to_all      inside, to the carrier of the target; then across
+    broadcast, scatter   across, between the groups' first ranks; then inside
+    reduce, gather       the mirrors of those
+
+The schedule across may itself be a product, so two levels make any number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.errors import BadArgument
+from unisono.schedule.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    REDUCE,
+    SCATTER,
+    Collective,
+    Ints,
+)
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step
+from unisono.schedule.transform import Cast, at_once, embed, mirror, phase, refine
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Consecutive ranks in groups of the given sizes."""
+
+    sizes: Ints
+
+    @property
+    def first(self) -> Ints:
+        """The first rank of each group."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    @property
+    def of_rank(self) -> Ints:
+        """The group that each rank belongs to."""
+        return np.repeat(np.arange(self.sizes.size), self.sizes)
+
+    def carrier(self, rank: Ints, group: Ints) -> Ints:
+        """The place in `group` that corresponds to `rank`'s place in its own."""
+        own = self.of_rank[rank]
+        return (rank - self.first[own]) * self.sizes[group] // self.sizes[own]
+
+
+def product(
+    inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule] = ()
+) -> Schedule:
+    """One schedule for all ranks of all groups.
+
+    `inside[g]` is the schedule of group g, and `across` that of one rank per group, all of
+    one collective. Only all_reduce differs: there `inside` are reduce_scatters and `back`
+    all_gathers, or `inside` are reduces, to the groups' first ranks, and `back` broadcasts.
+    """
+    if len(inside) != across.n:
+        raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
+    groups = Groups(np.array([s.n for s in inside], dtype=np.int64))
+    whole = across.collective
+    if whole is ALL_REDUCE and inside[0].collective is REDUCE:
+        return _all_reduce_by_first_ranks(groups, inside, across, back)
+    if whole is ALL_REDUCE:
+        return _all_reduce(groups, inside, across, back)
+    if whole in (ALL_GATHER, BARRIER):
+        return _all_gather(groups, inside, across)
+    if whole is ALL_TO_ALL:
+        return _all_to_all(groups, inside, across)
+    if whole is BROADCAST:
+        return _broadcast(groups, inside, across)
+    if whole is SCATTER:
+        return _scatter(groups, inside, across)
+    return mirror(product([mirror(s) for s in inside], mirror(across)))
+
+
+def _whole(collective: Collective, groups: Groups, chunks: int, name: str) -> Schedule:
+    n = int(groups.sizes.sum())
+    return Schedule(collective, n, chunks, lambda: (), name=name)
+
+
+def _by_size(groups: Groups, schedules: Sequence[Schedule]) -> Iterator[tuple[Schedule, Ints]]:
+    """Each distinct group size, with its schedule and the groups that have it."""
+    for size in np.unique(groups.sizes):
+        alike = np.flatnonzero(groups.sizes == size)
+        yield schedules[alike[0]], alike
+
+
+def _cast_all(first: Ints) -> Cast:
+    """All groups that begin at `first` act at once, on the same chunks."""
+    return lambda _, place: first[:, None] + place
+
+
+def _inside_all(
+    groups: Groups, schedules: Sequence[Schedule], home: Ints, pieces: int
+) -> Iterator[Step]:
+    """Every group acts out its own schedule on all chunks; `home` owns or stands for each.
+
+    A group's local chunk is the place in it that carries the chunk; `pieces` is how many
+    of our chunks make up one share.
+    """
+    runs = []
+    for schedule, alike in _by_size(groups, schedules):
+        finer = schedule.num_chunks // schedule.n
+        place = groups.carrier(home, alike[:1])
+        local = place * finer + np.arange(home.size) % pieces * finer // pieces
+        runs.append(embed(schedule, local, _cast_all(groups.first[alike])))
+    yield from at_once(*runs)
+
+
+def _pieces(inside: Sequence[Schedule], across: Schedule) -> int:
+    """Into how many chunks a share must be cut for every part to have whole chunks."""
+    parts = [s.num_chunks // s.collective.chunk_multiple(s.n) for s in (*inside, across)]
+    return math.lcm(*parts)
+
+
+def _all_gather(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+    pieces = _pieces(inside, across)
+    n, hosts = int(groups.sizes.sum()), groups.sizes.size
+    chunk = np.arange(n * pieces)
+    home = chunk // pieces
+    finer = across.num_chunks // hosts
+    local = groups.of_rank[home] * finer + chunk % pieces * finer // pieces
+
+    def carriers(chunk: Ints, group: Ints) -> Ints:
+        return groups.first[group] + groups.carrier(home[chunk], group)
+
+    def make() -> Iterator[Step]:
+        word = across.collective.name
+        yield from phase(f"{word} across", embed(across, local, carriers))
+        yield from phase(f"{word} inside", _inside_all(groups, inside, home, pieces))
+
+    return _whole(across.collective, groups, chunk.size, across.name).but(make=make)
+
+
+def _all_reduce(
+    groups: Groups, inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule]
+) -> Schedule:
+    """Shares are as many as the largest group has ranks; smaller groups carry several."""
+    shares = int(groups.sizes.max())
+    pieces = _pieces((*inside, *back), across)
+    chunk = np.arange(shares * pieces)
+    largest = int(groups.first[np.argmax(groups.sizes)])
+    home = largest + chunk // pieces
+    local = chunk % pieces * across.num_chunks // pieces
+
+    def carriers(chunk: Ints, group: Ints) -> Ints:
+        return groups.first[group] + groups.carrier(home[chunk], group)
+
+    def make() -> Iterator[Step]:
+        first = _inside_all(groups, inside, home, pieces)
+        yield from phase("reduce_scatter inside", first)
+        yield from phase("all_reduce across", embed(across, local, carriers))
+        yield from phase("all_gather inside", _inside_all(groups, back, home, pieces))
+
+    return _whole(ALL_REDUCE, groups, chunk.size, across.name).but(make=make)
+
+
+def _all_reduce_by_first_ranks(
+    groups: Groups, inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule]
+) -> Schedule:
+    chunks = math.lcm(*(s.num_chunks for s in (*inside, across, *back)))
+    same = np.arange(chunks)
+
+    def make() -> Iterator[Step]:
+        yield from phase("reduce inside", _each(groups, inside, chunks))
+        whole = refine(across, chunks // across.num_chunks)
+        steps = embed(whole, same, lambda _, group: groups.first[group])
+        yield from phase("all_reduce across", steps)
+        yield from phase("broadcast inside", _each(groups, back, chunks))
+
+    return _whole(ALL_REDUCE, groups, chunks, across.name).but(make=make)
+
+
+def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterator[Step]:
+    """Every group acts out its own schedule, with all chunks."""
+    runs = []
+    for schedule, alike in _by_size(groups, schedules):
+        whole = refine(schedule, chunks // schedule.num_chunks)
+        runs.append(embed(whole, np.arange(chunks), _cast_all(groups.first[alike])))
+    yield from at_once(*runs)
+
+
+def _all_to_all(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+    pieces = _pieces(inside, across)
+    n, hosts = int(groups.sizes.sum()), groups.sizes.size
+    chunk = np.arange(n * n * pieces)
+    source, target = chunk // pieces // n, chunk // pieces % n
+    here, there = groups.of_rank[source], groups.of_rank[target]
+    part = chunk % pieces
+
+    def local(place: Ints, to: Ints, size: Ints | int, schedule: Schedule) -> Ints:
+        finer = schedule.num_chunks // schedule.n**2
+        return (place * size + to) * finer + part * finer // pieces
+
+    def carriers(chunk: Ints, group: Ints) -> Ints:
+        return groups.first[group] + groups.carrier(target[chunk], group)
+
+    def make() -> Iterator[Step]:
+        runs = []
+        for schedule, alike in _by_size(groups, inside):
+            size = schedule.n
+            to = groups.carrier(target, here)
+            chosen = local(source - groups.first[here], to, size, schedule)
+            chosen = np.where(np.isin(here, alike), chosen, -1)
+            runs.append(embed(schedule, chosen, lambda c, p: groups.first[here[c]] + p))
+        yield from phase("all_to_all inside", at_once(*runs))
+        outer = local(here, there, hosts, across)
+        yield from phase("all_to_all across", embed(across, outer, carriers))
+
+    return _whole(ALL_TO_ALL, groups, chunk.size, across.name).but(make=make)
+
+
+def _broadcast(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+    chunks = math.lcm(across.num_chunks, *(s.num_chunks for s in inside))
+    same = np.arange(chunks)
+
+    def make() -> Iterator[Step]:
+        whole = refine(across, chunks // across.num_chunks)
+        steps = embed(whole, same, lambda _, group: groups.first[group])
+        yield from phase("broadcast across", steps)
+        yield from phase("broadcast inside", _each(groups, inside, chunks))
+
+    return _whole(BROADCAST, groups, chunks, across.name).but(make=make)
+
+
+def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+    pieces = _pieces(inside, across)
+    n, hosts = int(groups.sizes.sum()), groups.sizes.size
+    chunk = np.arange(n * pieces)
+    home, part = chunk // pieces, chunk % pieces
+    there = groups.of_rank[home]
+
+    def local(place: Ints, schedule: Schedule, ranks: int) -> Ints:
+        finer = schedule.num_chunks // ranks
+        return place * finer + part * finer // pieces
+
+    def make() -> Iterator[Step]:
+        outer = local(there, across, hosts)
+        steps = embed(across, outer, lambda _, group: groups.first[group])
+        yield from phase("scatter across", steps)
+        runs = []
+        for schedule, alike in _by_size(groups, inside):
+            chosen = local(home - groups.first[there], schedule, schedule.n)
+            chosen = np.where(np.isin(there, alike), chosen, -1)
+            runs.append(embed(schedule, chosen, lambda c, p: groups.first[there[c]] + p))
+        yield from phase("scatter inside", at_once(*runs))
+
+    return _whole(SCATTER, groups, chunk.size, across.name).but(make=make)

@@ -1,0 +1,164 @@
+"""A schedule: a contract, and the steps said to fulfil it.
+
+The steps are generated anew each time the schedule is iterated, so a ring of ten thousand
+ranks takes no more memory than one of its steps. Everything else one may ask of a
+schedule (is it right, what does it cost, do all ranks end with the same bits, how does it
+look) is another reader of the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from unisono.errors import BadArgument
+from unisono.schedule.collective import Collective, Contract, Ints
+from unisono.schedule.step import Step
+
+if TYPE_CHECKING:
+    from unisono.schedule.consistency import Consistency
+    from unisono.schedule.cost import Cost
+    from unisono.schedule.dependencies import Dependencies
+    from unisono.schedule.verify import Proof
+
+# A view is drawn by a layer above this one; `unisono.view` puts itself here when imported,
+# so that a schedule in a notebook shows as a picture without this layer knowing how.
+_DRAW: dict[str, Callable[[Schedule], str]] = {}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """Steps for `n` ranks that are said to fulfil `collective`.
+
+    `name` tells the algorithm and its parameters, as one would type it. Chunks are
+    numbered 0..num_chunks-1; temporaries, if any, after them.
+    """
+
+    collective: Collective
+    n: int
+    num_chunks: int
+    make: Callable[[], Iterable[Step]] = field(compare=False)
+    name: str = "unnamed"
+    root: int = 0
+    num_temporaries: int = 0
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a contract that has no meaning, before any step is made."""
+        _ = self.contract
+        if self.num_temporaries < 0:
+            raise BadArgument(f"num_temporaries = {self.num_temporaries}: cannot be negative")
+
+    @cached_property
+    def contract(self) -> Contract:
+        """The collective made concrete for this world."""
+        return Contract(self.collective, self.n, self.root, self.num_chunks)
+
+    @property
+    def num_slots(self) -> int:
+        """Chunks and temporaries together: the slots of one rank."""
+        return self.num_chunks + self.num_temporaries
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps, generated anew; a step without transfers is none.
+
+        Those of no phase get the collective's name.
+        """
+        for step in self.make():
+            if len(step):
+                yield step if step.phase else step.named(self.collective.name)
+
+    @cached_property
+    def num_steps(self) -> int:
+        """How many steps there are, counted by running through them."""
+        return sum(1 for _ in self)
+
+    def __str__(self) -> str:
+        """As in "all_reduce by ring, n=5"."""
+        where = f", root {self.root}" if self.collective.rooted and self.root else ""
+        return f"{self.collective.name} by {self.name}, n={self.n}{where}"
+
+    def __repr__(self) -> str:
+        """One line, for debuggers and notebooks."""
+        chunks = "1 chunk" if self.num_chunks == 1 else f"{self.num_chunks} chunks"
+        return f"<Schedule: {self}, {chunks}>"
+
+    def _repr_svg_(self) -> str | None:
+        """The picture a notebook shows, once `unisono.view` has been imported."""
+        draw = _DRAW.get("svg")
+        return draw(self) if draw else None
+
+    def but(self, **changes: object) -> Schedule:
+        """The same schedule with some attributes changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def verify(self, *, seed: int | None = None) -> Proof:
+        """Prove the contract kept, or raise ScheduleError with a counter-example."""
+        from unisono.schedule.verify import verify
+
+        return verify(self, seed=seed)
+
+    def cost(self, count: int | Sequence[int] | Ints | None = None) -> Cost:
+        """Rounds, bytes and reductions, derived by running through the steps.
+
+        Without `count` sizes are fractions of one rank's buffer; with it (a number, or
+        one per share if they are uneven) they are elements, or bytes if it counts bytes.
+        """
+        from unisono.schedule.cost import cost
+
+        return cost(self, count)
+
+    def consistency(self) -> Consistency:
+        """Whether all ranks end with the same bits, and how deep the sums are."""
+        from unisono.schedule.consistency import consistency
+
+        return consistency(self)
+
+    def dependencies(self) -> Dependencies:
+        """Which transfers must wait for which, derived from what they read and write."""
+        from unisono.schedule.dependencies import dependencies
+
+        return dependencies(self)
+
+    def then(self, after: Schedule) -> Schedule:
+        """This schedule and afterwards another: see `transform.then`."""
+        from unisono.schedule.transform import then
+
+        return then(self, after)
+
+    def mirror(self) -> Schedule:
+        """This schedule played backwards: see `transform.mirror`."""
+        from unisono.schedule.transform import mirror
+
+        return mirror(self)
+
+    def split(self, segments: int) -> Schedule:
+        """This schedule pipelined over `segments` parts: see `transform.split`."""
+        from unisono.schedule.transform import split
+
+        return split(self, segments)
+
+    def relabel(self, ranks: Sequence[int] | Ints) -> Schedule:
+        """This schedule with rank r's part played by `ranks[r]`: see `transform`."""
+        from unisono.schedule.transform import relabel
+
+        return relabel(self, ranks)
+
+    def rooted_at(self, root: int) -> Schedule:
+        """The same schedule turned so that `root` plays the root's part."""
+        if not 0 <= root < self.n:
+            raise BadArgument(f"root = {root}: ranks are 0..{self.n - 1}")
+        if not self.collective.rooted or root == self.root:
+            return self
+        turned = [(r - self.root + root) % self.n for r in range(self.n)]
+        return self.relabel(turned)
+
+
+def from_steps(
+    collective: Collective, n: int, steps: Sequence[Step], *, num_chunks: int, **more: object
+) -> Schedule:
+    """A schedule whose steps are given outright, as those read from a file are."""
+    fixed = tuple(steps)
+    return Schedule(collective, n, num_chunks, lambda: fixed, **more)  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Transfers that happen together.
+
+A transfer is one chunk going from rank src to rank dst, where it is copied or reduced
+(added to what is there). A step is any number of them at once, held as NumPy arrays that
+are broadcast against each other, so that one line of arithmetic describes all ranks:
+
+    c = np.arange(n)
+    yield reduce(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+
+The rules of a step:
+
+- it is simultaneous: everything is read before anything is written;
+- a slot (one chunk on one rank) takes at most one copy, and any number of reductions;
+- the operands of one slot (its own value, or the copy that replaces it, and all arriving
+  reductions) are summed in the order of the ranks they come from. So a rank that hears
+  from several others at once adds exactly as its neighbours do, and has the same bits.
+
+A chunk keeps its name on the way, except that `into` may name another: a temporary, or a
+chunk filled from one. Temporaries are numbered after the chunks and begin empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unisono.schedule.collective import Ints
+
+Bools = NDArray[np.bool_]
+
+
+class Transfer(NamedTuple):
+    """One record of a step, for people and for files."""
+
+    src: int
+    dst: int
+    chunk: int
+    reduces: bool
+    into: int
+
+    @property
+    def kind(self) -> str:
+        """The word for it: "reduce" or "copy"."""
+        return "reduce" if self.reduces else "copy"
+
+    def __str__(self) -> str:
+        """As in "chunk 3: 0 → 1 (reduce)"."""
+        name = f"chunk {self.chunk}"
+        if self.into != self.chunk:
+            name += f" as {self.into}"
+        return f"{name}: {self.src} → {self.dst} ({self.kind})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Simultaneous transfers: four arrays of one shape, and whether each reduces."""
+
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    into: Ints
+    reduces: bool | Bools
+    phase: str = ""
+
+    def __len__(self) -> int:
+        """The number of transfers."""
+        return self.chunk.size
+
+    def __iter__(self) -> Iterator[Transfer]:
+        """Each transfer in turn; for people, not for loops over many."""
+        for row in zip(*(a.tolist() for a in self.flat()), strict=True):
+            yield Transfer(*row)
+
+    def flat(self) -> tuple[Ints, Ints, Ints, Bools, Ints]:
+        """The transfers as one-dimensional src, dst, chunk, reduces, into."""
+        return (
+            self.src.ravel(),
+            self.dst.ravel(),
+            self.chunk.ravel(),
+            self.mask.ravel(),
+            self.into.ravel(),
+        )
+
+    @property
+    def mask(self) -> Bools:
+        """For each transfer, whether it reduces."""
+        return np.broadcast_to(np.asarray(self.reduces), self.chunk.shape)
+
+    @property
+    def renames(self) -> bool:
+        """Whether some transfer delivers into another name than it was read from."""
+        return self.into is not self.chunk and bool((self.into != self.chunk).any())
+
+    def named(self, phase: str) -> Step:
+        """The same transfers as part of `phase`."""
+        return replace(self, phase=phase)
+
+    def backwards(self, *, swap_kinds: bool) -> Step:
+        """Every transfer the other way round; copies and reductions change places."""
+        reduces = self.reduces
+        if swap_kinds:
+            reduces = not reduces if isinstance(reduces, bool) else ~reduces
+        return Step(self.dst, self.src, self.into, self.chunk, reduces)
+
+    def where(self, keep: Bools) -> Step:
+        """Only the transfers for which `keep` is true."""
+        src, dst, chunk, reduces, into = (a[keep.ravel()] for a in self.flat())
+        return Step(src, dst, chunk, into, reduces, self.phase)
+
+
+def copy(chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None) -> Step:
+    """A step that copies `chunk` from `src` to `dst`; the arguments are broadcast."""
+    return _step(chunk, src, dst, into, reduces=False)
+
+
+def reduce(
+    chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None
+) -> Step:
+    """A step that adds `chunk` of `src` to what `dst` holds of it."""
+    return _step(chunk, src, dst, into, reduces=True)
+
+
+def _step(
+    chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None, *, reduces: bool
+) -> Step:
+    names = np.asarray(chunk, dtype=np.int64)
+    from_, to = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+    if into is None:
+        if not names.shape == from_.shape == to.shape:
+            names, from_, to = np.broadcast_arrays(names, from_, to)
+        return Step(from_, to, names, names, reduces)
+    names, from_, to, into_ = np.broadcast_arrays(names, from_, to, np.asarray(into, np.int64))
+    return Step(from_, to, names, into_, reduces)
+
+
+def together(steps: Iterable[Step]) -> Step:
+    """One step that does all of `steps` at once, in the first one's phase."""
+    parts = [s for s in steps if len(s)]
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        empty = np.empty(0, dtype=np.int64)
+        return Step(empty, empty, empty, empty, reduces=False)
+    columns = [np.concatenate(arrays) for arrays in zip(*(s.flat() for s in parts), strict=True)]
+    src, dst, chunk, reduces, into = columns
+    renames = any(s.into is not s.chunk for s in parts)
+    phase = next((s.phase for s in parts if s.phase), "")
+    return Step(src, dst, chunk, into if renames else chunk, reduces, phase)

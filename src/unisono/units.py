@@ -1,0 +1,31 @@
+"""Sizes in and out: the only place that knows 1024 from 1000.
+
+People type sizes the way benchmarks do (K, M, G are powers of 1024) and read them back
+with the binary prefix spelled out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from unisono.errors import BadArgument
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that "8", "32M", "1.5G" or "64KiB" means."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise BadArgument(f"size {text!r}: expected a number with K, M, G or T, as in 32M")
+    return int(float(found[1]) * 1024 ** _POWERS[found[2].upper()])
+
+
+def format_bytes(nbytes: float) -> str:
+    """`nbytes` with three digits and a binary prefix: 1536 is "1.5 KiB"."""
+    for prefix in ("", "Ki", "Mi", "Gi"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.3g} {prefix}B"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
