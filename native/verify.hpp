@@ -68,9 +68,12 @@ public:
 
   // The flat index of a transfer that breaks a rule, or -1.
   std::int64_t run(const Transfers &step) {
-    value_.clear();
-    slot_.clear();
-    reduces_.clear();
+    const std::size_t most = step.rows * step.columns;
+    if (value_.size() < most) {
+      value_.resize(most);
+      slot_.resize(most);
+      reduces_.resize(most);
+    }
     const std::int64_t broken = read(step);
     if (broken >= 0)
       return broken;
@@ -96,6 +99,7 @@ private:
 
   std::int64_t read(const Transfers &step) {
     std::int64_t index = 0;
+    count_ = 0;
     for (std::size_t i = 0; i < step.rows; ++i)
       for (std::size_t j = 0; j < step.columns; ++j, ++index) {
         const std::int64_t src = step.src.at(i, j), dst = step.dst.at(i, j);
@@ -105,10 +109,11 @@ private:
           return index;
         if (!in_lot(chunk))
           continue;
-        value_.push_back(state_[(chunk - world_.lo) * world_.n + src]);
-        slot_.push_back((into - world_.lo) * world_.n + dst);
+        value_[count_] = state_[(chunk - world_.lo) * world_.n + src];
+        slot_[count_] = (into - world_.lo) * world_.n + dst;
         if (step.mask)
-          reduces_.push_back(step.mask.at(i, j));
+          reduces_[count_] = step.mask.at(i, j);
+        ++count_;
       }
     return -1;
   }
@@ -120,17 +125,17 @@ private:
       return step.mask ? reduces_[k] != 0 : step.all_reduce;
     };
     const bool any_copy = step.mask || !step.all_reduce;
-    for (std::size_t k = 0; any_copy && k < slot_.size(); ++k)
+    for (std::size_t k = 0; any_copy && k < count_; ++k)
       if (!reduces(k))
         state_[slot_[k]] = kAwaited;
-    for (std::size_t k = 0; any_copy && k < slot_.size(); ++k)
+    for (std::size_t k = 0; any_copy && k < count_; ++k)
       if (!reduces(k)) {
         if (state_[slot_[k]] != kAwaited)
           return static_cast<std::int64_t>(k);
         state_[slot_[k]] = value_[k];
       }
     const bool any_reduction = step.mask || step.all_reduce;
-    for (std::size_t k = 0; any_reduction && k < slot_.size(); ++k)
+    for (std::size_t k = 0; any_reduction && k < count_; ++k)
       if (reduces(k))
         state_[slot_[k]] = domain_.add(state_[slot_[k]], value_[k]);
     return -1;
@@ -149,6 +154,7 @@ private:
   Domain domain_;
   World world_;
   Value *state_;
+  std::size_t count_ = 0; // of the transfers below, those of this lot
   std::vector<Value> value_;
   std::vector<std::int64_t> slot_;
   std::vector<std::uint8_t> reduces_;

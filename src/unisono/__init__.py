@@ -1,9 +1,9 @@
 """unisono: collective communication where every algorithm is data.
 
-    import unisono
+import unisono
 
-    s = unisono.schedule("all_reduce", "ring", n=5)
-    s.verify(); s.cost(); print(unisono.explain(s))
+s = unisono.schedule("all_reduce", "ring", n=5)
+s.verify(); s.cost(); print(s)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from unisono.schedule import Schedule, Step, copy, reduce
-    from unisono.view import explain, svg
+    from unisono.view import explain, to_svg
 
 __version__ = "0.1.0"
 
@@ -43,14 +43,14 @@ __all__ = [
     "explain",
     "reduce",
     "schedule",
-    "svg",
+    "to_svg",
 ]
 
 _ROOMS = {
     "unisono.errors": ["BadArgument", "MissingExtra", "ScheduleError", "UnisonoError"],
     "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
     "unisono.algorithms": ["algorithm"],
-    "unisono.view": ["explain", "svg"],
+    "unisono.view": ["explain", "to_svg"],
 }
 _ROOMS["unisono.errors"] += ["UnsupportedWorld", "UsageError"]
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
@@ -66,7 +66,8 @@ class _Face(ModuleType):
 
     @property
     def schedule(self) -> Any:
-        """The function `unisono.schedule`."""
+        """The function `unisono.schedule`; what it makes can be drawn."""
+        import_module("unisono.view")
         return import_module("unisono.algorithms").schedule
 
     @schedule.setter

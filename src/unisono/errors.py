@@ -2,7 +2,7 @@
 
     UnisonoError
     ├─ UsageError      the caller asked for something that cannot be
-    │  ├─ BadArgument         an unknown name, a value out of range, a file that is wrong
+    │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
     │  └─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
     ├─ ScheduleError   a schedule that does not keep its collective's promise
     └─ MissingExtra    an optional dependency is not installed
@@ -26,7 +26,7 @@ class UsageError(UnisonoError):
 
 
 class BadArgument(UsageError, ValueError):
-    """An unknown name, a value out of range, or a file that is not what it should be."""
+    """An unknown name, a value out of range, or a wrong file."""
 
 
 class UnsupportedWorld(UsageError):
@@ -42,8 +42,8 @@ class ScheduleError(UnisonoError):
     """A schedule breaks a rule or its collective's promise: the counter-example.
 
     `step` counts from 1 and is None when the fault is one of omission that only the end
-    shows. `missing` and `doubled` are ranks whose contribution is absent or counted more
-    than once in chunk `chunk` on rank `rank`.
+    shows. `missing` and `doubled` are ranks whose contribution is absent or counted
+    more than once in chunk `chunk` on rank `rank`.
     """
 
     def __init__(

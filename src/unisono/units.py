@@ -18,7 +18,9 @@ def parse_bytes(text: str) -> int:
     """The number of bytes that "8", "32M", "1.5G" or "64KiB" means."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise BadArgument(f"size {text!r}: expected a number with K, M, G or T, as in 32M")
+        raise BadArgument(
+            f"size {text!r}: expected a number with K, M, G or T, as in 32M"
+        )
     return int(float(found[1]) * 1024 ** _POWERS[found[2].upper()])
 
 

@@ -1,9 +1,9 @@
 """Bruck: all_to_all in few rounds, by carrying chunks for others.
 
-A chunk from i to j has the distance d = j-i (mod n) to go. Write d in radix r: in step k
-every chunk whose k-th digit is v moves v·r^k places on, together with all others that do.
-Chunks take detours through other hands, so more bytes travel; but a step is only r-1
-messages, and there are as many steps as digits.
+A chunk from i to j has the distance d = j-i (mod n) to go. Write d in radix r: in step
+k every chunk whose k-th digit is v moves v·r^k places on, together with all others that
+do. Chunks take detours through other hands, so more bytes travel; but a step is only
+r-1 messages, and there are as many steps as digits.
 
               rounds                 through every rank
   radix 2     ⌈log2 n⌉               about half of log2 n buffers
@@ -23,7 +23,7 @@ from unisono.errors import BadArgument
 from unisono.schedule import Step, copy
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def all_to_all(n: int, radix: int = 2) -> Iterator[Step]:
     """In step k each chunk moves by the k-th digit of the distance it has to go."""
     if radix < 2:

@@ -1,17 +1,18 @@
 """Butterfly: the ranks as digits, one digit settled per step.
 
-Write n as a product of factors, and ranks in that mixed radix. In each step the ranks that
-differ in one digit only are a group; in reduce_scatter each of them becomes responsible for
-the chunks with its own digit, and gets those from the rest of the group. From the highest
-digit down, the blocks sent shrink by the factor each time.
+Write n as a product of factors, and ranks in that mixed radix. In each step the ranks
+that differ in one digit only are a group; in reduce_scatter each of them becomes
+responsible for the chunks with its own digit, and gets those from the rest of the
+group. From the highest digit down, the blocks sent shrink by the factor each time.
 
                   rounds             through the busiest rank
   reduce_scatter  sum of (f-1)       (n-1)/n, the least possible
   all_gather      sum of (f-1)       (n-1)/n, the least possible
   all_reduce      2 · sum of (f-1)   2(n-1)/n, the least possible
 
-over the factors f of n. `radix` joins prime factors into larger ones up to that size: fewer
-steps, with more partners in each. A prime n is one factor: then every rank talks to all.
+over the factors f of n. `radix` joins prime factors into larger ones up to that size:
+fewer steps, with more partners in each. A prime n is one factor: then every rank talks
+to all.
 """
 
 from collections.abc import Iterator
@@ -23,19 +24,19 @@ from unisono.errors import BadArgument
 from unisono.schedule import Schedule, Step, reduce
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def reduce_scatter(n: int, radix: int = 2) -> Iterator[Step]:
     """From the highest digit down, each group splits what its ranks still share."""
     yield from settle(factors(n, radix))
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def all_gather(n: int, radix: int = 2) -> Schedule:
     """The same backwards: from the lowest digit up, each group pools what it has."""
     return reduce_scatter(n, radix=radix).mirror()
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def all_reduce(n: int, radix: int = 2) -> Schedule:
     """Sums down the digits, copies back up."""
     return reduce_scatter(n, radix=radix).then(all_gather(n, radix=radix))

@@ -2,7 +2,8 @@
 
 In all_gather every rank r sends the h consecutive chunks it has, its own first, to rank
 r-h, and so has 2h; in the last step it sends only as many as are still missing. Nothing
-needs n to be a power of two, and no chunk arrives twice. Backwards it is a reduce_scatter.
+needs n to be a power of two, and no chunk arrives twice. Backwards it is a
+reduce_scatter.
 
                   rounds       through every rank
   all_gather      ⌈log2 n⌉     (n-1)/n, both the least possible
@@ -10,8 +11,8 @@ needs n to be a power of two, and no chunk arrives twice. Backwards it is a redu
   all_reduce      2⌈log2 n⌉    2(n-1)/n
 
 Bruck et al., "Efficient algorithms for all-to-all communications in multiport
-message-passing systems", IEEE TPDS 8 (1997); Träff, "Optimal, non-pipelined reduce-scatter
-and allreduce algorithms", arXiv 2410.14234 (2024).
+message-passing systems", IEEE TPDS 8 (1997); Träff, "Optimal, non-pipelined
+reduce-scatter and allreduce algorithms", arXiv 2410.14234 (2024).
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """Direct: every chunk goes straight to where it is wanted.
 
-Everyone talks to everyone, but only with the chunk that the other needs, so no byte is sent
-in vain. One step (two for all_reduce) for those with many ports; with one port it is n-1
-messages each. Sums are taken in rank order, so their bits do not depend on the size.
+Everyone talks to everyone, but only with the chunk that the other needs, so no byte is
+sent in vain. One step (two for all_reduce) for those with many ports; with one port it
+is n-1 messages each. Sums are taken in rank order, so their bits do not depend on the
+size.
 
                   rounds    through the busiest rank
   reduce_scatter  n-1       (n-1)/n of a buffer, the least possible
@@ -12,8 +13,8 @@ messages each. Sums are taken in rank order, so their bits do not depend on the 
   gather          n-1       (n-1)/n
   scatter         n-1       (n-1)/n
 
-With `rotate` the messages are put in order, one per step: in step h rank r sends to r+h.
-Then no two ranks ever send to the same one, at the price of sums in rotated order.
+With `rotate` the messages are put in order, one per step: in step h rank r sends to
+r+h. Then no two ranks ever send to the same one, at the price of sums in rotated order.
 """
 
 from collections.abc import Iterator

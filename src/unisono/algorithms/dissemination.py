@@ -3,16 +3,16 @@
 barrier: in step k every rank tells the one 2^k places on whom it has heard of. After
 ⌈log2 n⌉ steps everyone has heard of everyone, n a power of two or not.
 
-all_reduce has to count each contribution once, so knowledge may not overlap. The ranks are
-halved again and again into groups that differ by at most one; going back up, each rank of
-one group hears from one rank of its sister group, so all members of the joint group hold
-the same sum, to the last bit. Where the sister is smaller by one, one of its ranks speaks
-twice: ⌈log2 n⌉ steps, each rank receiving at most one message in each.
+all_reduce has to count each contribution once, so knowledge may not overlap. The ranks
+are halved again and again into groups that differ by at most one; going back up, each
+rank of one group hears from one rank of its sister group, so all members of the joint
+group hold the same sum, to the last bit. Where the sister is smaller by one, one of its
+ranks speaks twice: ⌈log2 n⌉ steps, each rank receiving at most one message in each.
 
-With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the barrier,
-and the sums of the windows that make up n in binary are carried along in a temporary. This
-has the fewest rounds of all for n other than 2^l, but every rank adds in a different order,
-so ranks may differ in the last bit.
+With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the
+barrier, and the sums of the windows that make up n in binary are carried along in a
+temporary. This has the fewest rounds of all for n other than 2^l, but every rank adds
+in a different order, so ranks may differ in the last bit.
 
                         steps       rounds                 buffers through the busiest
   barrier               ⌈log2 n⌉    ⌈log2 n⌉               none

@@ -1,21 +1,21 @@
-"""Double tree: two binary trees, so that every rank works in one and rests in the other.
+"""Double tree: two binary trees, each rank at work in one and at rest in the other.
 
-In a binary tree half of the ranks are leaves, which never send down. Take a second tree in
-which those are the inner ranks, cut the data in two, and give each tree one half: now all
-ranks send and receive alike, and with many segments a broadcast costs about as much as
-sending the message once.
+In a binary tree half of the ranks are leaves, which never send down. Take a second tree
+in which those are the inner ranks, cut the data in two, and give each tree one half:
+now all ranks send and receive alike, and with many segments a broadcast costs about as
+much as sending the message once.
 
                 rounds, n = 2^l, one segment
   all_reduce    4l - 2
   broadcast     at most 2⌈log2 n⌉ + 1
   reduce        the same
 
-The trees are in-order: rank r = odd · 2^k is at height k, and its children are r ± 2^(k-1).
-The second tree is the first mirrored (n even) or turned by one (n odd; then one rank is
-inner in both).
+The trees are in-order: rank r = odd · 2^k is at height k, and its children are r ±
+2^(k-1). The second tree is the first mirrored (n even) or turned by one (n odd; then
+one rank is inner in both).
 
-Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-scan", Parallel Computing 35 (2009).
+Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+and scan", Parallel Computing 35 (2009).
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""Halving and doubling: first halve what you are responsible for, then double what you know.
+"""Halving and doubling: halve what you answer for, then double what you know.
 
-In reduce_scatter partners at distance q/2, q/4, ... 1 each keep one half of what they still
-share and send the other half, which is added there. Backwards that is an all_gather. For n
-other than a power of two there are two ways:
+In reduce_scatter partners at distance q/2, q/4, ... 1 each keep one half of what they
+still share and send the other half, which is added there. Backwards that is an
+all_gather. For n other than a power of two there are two ways:
 
-- fold: of q = 2^⌊log2 n⌋ ranks each plays one part, and the surplus ranks hand their data
-  in before and get the result after (n = 13: five ranks fold onto eight);
-- `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves for
-  itself, then each smaller block hands its sums to the next larger one; and the way back.
+- fold: q = 2^⌊log2 n⌋ ranks play the parts, and the surplus ranks hand their data in
+  before and get the result after (n = 13: five ranks fold onto eight);
+- `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves
+  for itself, each smaller block hands its sums to the next larger one; and back again.
 
                   rounds, n = 2^l    bytes        folded: rounds   bytes
   reduce_scatter  l                  (n-1)/n      l + 2            at most 3
@@ -27,6 +27,7 @@ from unisono.algorithms.recursive_doubling import gather_blocks, power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, at_once, copy, embed, fold
 from unisono.schedule.collective import ALL_GATHER, REDUCE_SCATTER, Ints
+from unisono.schedule.transform import Cast
 
 
 @algorithm
@@ -65,7 +66,7 @@ def halving(q: int) -> Schedule:
 
 
 def _gather_by_blocks(n: int) -> Iterator[Step]:
-    """The largest block collects the chunks and hands them down; no owner gets its own."""
+    """The largest block collects the chunks and hands them down, but not to owners."""
     owner = np.arange(n)
     home = owner * power_below(n) // n
     yield copy(owner, src=owner, dst=home).where(owner != home).named("collect")
@@ -76,8 +77,9 @@ def _gather_by_blocks(n: int) -> Iterator[Step]:
 def hand_down(n: int, weight: Ints) -> Iterator[Step]:
     """From one rank of the largest block per chunk to everyone in every block.
 
-    `weight[c]`, of n, is how far through the data chunk c lies: in a block of b ranks it is
-    at home at place weight·b // n. Blocks double once the next smaller one has its share.
+    `weight[c]`, of n, is how far through the data chunk c lies: in a block of b ranks
+    it is at home at place weight·b // n. Blocks double once the next smaller one has
+    its share.
     """
     first, sizes = _blocks(n)
     levels = sizes[0].bit_length() - 1
@@ -85,13 +87,17 @@ def hand_down(n: int, weight: Ints) -> Iterator[Step]:
     for k, (base, size) in enumerate(zip(first, sizes, strict=True)):
         home = weight * size // n
         idle = [copy([], [], [])] * (levels + 1 - (size.bit_length() - 1))
-        steps = embed(gather_blocks(size), home, lambda _, r, base=base: base + r)
+        steps = embed(gather_blocks(size), home, _shifted(base))
         runs.append((*idle, *steps))
         if k + 1 < len(sizes):
             below = first[k + 1] + weight * sizes[k + 1] // n
             share = copy(np.arange(weight.size), src=base + home, dst=below)
             runs.append((*idle[:-1], share))
     yield from at_once(*runs)
+
+
+def _shifted(base: int) -> Cast:
+    return lambda _, rank: base + rank
 
 
 def _blocks(n: int) -> tuple[list[int], list[int]]:

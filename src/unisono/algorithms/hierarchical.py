@@ -1,23 +1,24 @@
 """Hierarchical: one algorithm inside the hosts, another between them, over any levels.
 
-Links inside a host are many times faster than those between. So first share out the work
-inside, then let every rank of a host talk across with its own share only, and last collect
-inside again. With g ranks on each of N hosts and rings on both levels,
+Links inside a host are many times faster than those between. So first share out the
+work inside, then let every rank of a host talk across with its own share only, and last
+collect inside again. With g ranks on each of N hosts and rings on both levels,
 
               rounds                    inside                  across, per rank
   all_reduce  2(g-1) + 2(N-1)           2(g-1)/g buffers        2(N-1)/(gN)
 
-where a flat ring would take 2(gN-1) rounds. `schedule/product.py` says how each collective
-is put together.
+where a flat ring would take 2(gN-1) rounds. `schedule/product.py` says how each
+collective is put together.
 
-`levels` tells the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3 has
-a level below that; unequal groups are written out, 5+4+4. Without it, groups are about as
-many as each has ranks, uneven if need be. `by` names the algorithm of each level, from the
-inside out, as in direct/ring; the last one serves all levels above. If that of the inner
-level has no reduce_scatter, as a tree, all_reduce goes through the groups' first ranks.
+`levels` tells the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
+has a level below that; unequal groups are written out, 5+4+4. Without it, groups are
+about as many as each has ranks, uneven if need be. `by` names the algorithm of each
+level, from the inside out, as in direct/ring; the last one serves all levels above. If
+that of the inner level has no reduce_scatter, as a tree, all_reduce goes through the
+groups' first ranks.
 
-Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous network
-hierarchy", MLSys 2019.
+Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
+network hierarchy", MLSys 2019.
 """
 
 import math
@@ -120,10 +121,12 @@ def groups(n: int, levels: str) -> tuple[list[int], str]:
         sizes = [int(size) for size in lowest.split("+")]
     except ValueError:
         raise BadArgument(
-            f"hierarchical: levels {levels!r}: expected 4x3, or 5+4+4 for unequal groups"
+            f"hierarchical: levels {levels!r}: expected 4x3, or 5+4+4 if uneven"
         ) from None
     if min(sizes) < 1:
-        raise BadArgument(f"hierarchical: levels {levels!r}: groups have at least one rank")
+        raise BadArgument(
+            f"hierarchical: levels {levels!r}: groups have at least one rank"
+        )
     if len(sizes) == 1 and n % sizes[0] == 0:
         sizes *= n // sizes[0]
     if sum(sizes) != n:

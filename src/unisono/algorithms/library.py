@@ -1,4 +1,4 @@
-"""Finding algorithms by name: those of this folder, of installed packages, and of files."""
+"""Finding algorithms by name: in this folder, in installed packages, in files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<params>.*))?")
 def algorithms_in(module: ModuleType) -> list[Algorithm]:
     """The algorithms that a module itself defines, in the order of its lines."""
     found = [
-        a for a in vars(module).values()
+        a
+        for a in vars(module).values()
         if isinstance(a, Algorithm) and a.module == module.__name__
     ]
     return sorted(found, key=lambda a: a.body.__code__.co_firstlineno)
@@ -65,8 +66,8 @@ class Library(Mapping[tuple[str, str], Algorithm]):
         elsewhere = [c for c, a in self if a == name]
         if elsewhere:
             raise BadArgument(
-                f"{name} has no {what.name}, only {', '.join(elsewhere)}; for {what.name} "
-                f"there are {', '.join(sorted(names))}"
+                f"{name} has no {what.name}, only {', '.join(elsewhere)}; "
+                f"{what.name} has {', '.join(sorted(names))}"
             )
         raise unknown(f"algorithm for {what.name}", name, names)
 
@@ -75,10 +76,14 @@ class Library(Mapping[tuple[str, str], Algorithm]):
 def library() -> Library:
     """All algorithms of this folder and of installed packages."""
     package = sys.modules[__package__]
-    names = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS]
+    names = [
+        m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS
+    ]
     built_in = [importlib.import_module(f"{__package__}.{name}") for name in names]
     installed = [m for e in entry_points(group=GROUP) if (m := _loaded(e))]
-    return Library(a for module in (*built_in, *installed) for a in algorithms_in(module))
+    return Library(
+        a for module in (*built_in, *installed) for a in algorithms_in(module)
+    )
 
 
 def _loaded(entry: EntryPoint) -> ModuleType | None:
@@ -92,7 +97,7 @@ def _loaded(entry: EntryPoint) -> ModuleType | None:
 
 
 def load_file(path: str | Path) -> list[Algorithm]:
-    """The algorithms defined in a Python file; BadArgument, with its line, if it is wrong."""
+    """The algorithms defined in a Python file; BadArgument, with the line, if not."""
     file = Path(path).resolve()
     if not file.is_file():
         raise BadArgument(f"{path}: no such file")
@@ -120,8 +125,8 @@ def schedule(
 ) -> Schedule:
     """The schedule of a collective by an algorithm, for n ranks: pure data.
 
-    The algorithm is a name as `ring`, `tree:radix=4` or `ring+recursive_doubling`, or the
-    path of a Python file; parameters can also be given by keyword.
+    The algorithm is a name as `ring`, `tree:radix=4` or `ring+recursive_doubling`, or
+    the path of a Python file; parameters can also be given by keyword.
     """
     what = collective(collective_name)
     made = _resolve(what, algorithm, n, params)
@@ -180,10 +185,14 @@ def _pair(
     what: Collective, first: str, second: str, n: int, params: Mapping[str, Param]
 ) -> Schedule:
     if params:
-        raise BadArgument(f"{first}+{second}: write parameters into the name, as in tree:radix=4")
+        raise BadArgument(
+            f"{first}+{second}: write parameters into the name, as in tree:radix=4"
+        )
     if what.name not in _HALVES:
         known = ", ".join(_HALVES)
-        raise BadArgument(f"{what.name} is not made of two halves; pairs exist for {known}")
+        raise BadArgument(
+            f"{what.name} is not made of two halves; pairs exist for {known}"
+        )
     one, two = (collective(half) for half in _HALVES[what.name])
     a, b = _resolve(one, first, n, {}), _resolve(two, second, n, {})
     about = f"{one.name} by {a.name}, then {two.name} by {b.name}."

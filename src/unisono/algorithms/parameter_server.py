@@ -1,8 +1,8 @@
 """Parameter server: workers push to servers, servers add up and send the result back.
 
-With one server this is how training was first made parallel, and its bottleneck is plain
-to see: everything passes through rank 0. With a server on every rank, each owning one
-shard, the same two steps spread the work evenly, and no scheme moves fewer bytes.
+With one server this is how training was first made parallel, and its bottleneck is
+plain to see: everything passes through rank 0. With a server on every rank, each owning
+one shard, the same two steps spread the work evenly, and no scheme moves fewer bytes.
 
                         rounds    through the busiest rank    added by it
   one server            2(n-1)    2(n-1) buffers              n-1

@@ -1,10 +1,11 @@
 """PAT, parallel aggregated trees: one binomial tree per chunk, far links first.
 
-Every chunk c is broadcast by a binomial tree rooted at rank c, and all n trees are the same
-but turned. In each step all trees use the same distance, from the largest power of two
-down, so everything that a rank has to pass on goes to one neighbour in one message: one
-chunk over the farthest distance, many only over the nearest. Circulant does it the other
-way round. `aggregate` bounds how many chunks one message may hold, 0 meaning any number.
+Every chunk c is broadcast by a binomial tree rooted at rank c, and all n trees are the
+same but turned. In each step all trees use the same distance, from the largest power of
+two down, so everything that a rank has to pass on goes to one neighbour in one message:
+one chunk over the farthest distance, many only over the nearest. Circulant does it the
+other way round. `aggregate` bounds how many chunks one message may hold, 0 meaning any
+number.
 
                   rounds                        through every rank
   all_gather      ⌈log2 n⌉ fully aggregated     (n-1)/n, both the least possible
@@ -28,11 +29,15 @@ from unisono.schedule import Schedule, Step, copy
 def all_gather(n: int, aggregate: int = 0) -> Iterator[Step]:
     """In every tree, those who have the chunk pass it on by the step's distance."""
     if aggregate < 0:
-        raise BadArgument(f"pat: aggregate = {aggregate}: at least 1, or 0 for no bound")
+        raise BadArgument(
+            f"pat: aggregate = {aggregate}: at least 1, or 0 for no bound"
+        )
     c = np.arange(n)[:, None]
     for power in reversed(range((n - 1).bit_length())):
         distance = 1 << power
-        offset = np.arange(0, n - distance, 2 * distance)  # who has it, seen from the root
+        offset = np.arange(
+            0, n - distance, 2 * distance
+        )  # who has it, seen from the root
         cuts = range(aggregate, offset.size, aggregate) if aggregate else ()
         for some in np.split(offset, list(cuts)):
             yield copy(c, src=(c + some) % n, dst=(c + some + distance) % n)
@@ -47,4 +52,6 @@ def reduce_scatter(n: int, aggregate: int = 0) -> Schedule:
 @algorithm
 def all_reduce(n: int, aggregate: int = 0) -> Schedule:
     """Up all the trees, then down."""
-    return reduce_scatter(n, aggregate=aggregate).then(all_gather(n, aggregate=aggregate))
+    return reduce_scatter(n, aggregate=aggregate).then(
+        all_gather(n, aggregate=aggregate)
+    )

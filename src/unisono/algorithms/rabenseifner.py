@@ -1,9 +1,9 @@
 """Rabenseifner: recursive halving to add up, recursive doubling to hand out.
 
-For n = 2^l this is halving and doubling. For other n the fold is done by half exchange: the
-two ranks of a pair swap halves and each adds one, so the adding is shared, and then one of
-them hands its half over; that costs a round more than folding whole buffers and half a
-buffer less of adding. q is the power of two below n.
+For n = 2^l this is halving and doubling. For other n the fold is done by half exchange:
+the two ranks of a pair swap halves and each adds one, so the adding is shared, and then
+one of them hands its half over; that costs a round more than folding whole buffers and
+half a buffer less of adding. q is the power of two below n.
 
                              rounds     through the busiest     added by it
   all_reduce, n = 2^l        2l         2(n-1)/n                (n-1)/n
@@ -12,8 +12,8 @@ buffer less of adding. q is the power of two below n.
   all_reduce, other n        2l + 3     4 - 2/q                 3/2 - 1/q
   reduce, n = 2^l            2l         2(n-1)/n                (n-1)/n
 
-`early` stops halving that many levels early and exchanges whole sums on those instead: the
-first one saves a round and costs no bytes.
+`early` stops halving that many levels early and exchanges whole sums on those instead:
+the first one saves a round and costs no bytes.
 
 Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 """
@@ -31,7 +31,7 @@ from unisono.schedule import Step, embed, phase, step, together
 from unisono.schedule.collective import Ints
 
 
-@algorithm(chunks=lambda n, early: power_below(n))
+@algorithm(chunks=lambda n, early: power_below(n), also=[{"early": 1}])
 def all_reduce(n: int, early: int = 0) -> Iterator[Step]:
     """Halve while adding, exchange what remains, then double."""
     if early < 0:
@@ -81,7 +81,7 @@ def half_exchange(n: int) -> Iterator[Step]:
 
 
 def whole_sums(q: int, levels: int) -> Iterator[Step]:
-    """Recursive doubling on the shares that the last `levels` halvings left undivided."""
+    """Recursive doubling on the shares that `levels` halvings were spared."""
     r = np.arange(q)[:, None]
     share = r - r % (1 << levels) + np.arange(1 << levels)
     for level in range(levels):

@@ -1,13 +1,13 @@
 """Recursive doubling: partners exchange all they have, at distances 1, 2, 4, ...
 
-After k steps every rank knows what its block of 2^k ranks knew. With n a power of two all
-know everything after log2 n steps, and have added in the same tree: the same bits. Other n
-are folded: the surplus over the power of two q below n hands in first and gets the result
-last.
+After k steps every rank knows what its block of 2^k ranks knew. With n a power of two
+all know everything after log2 n steps, and have added in the same tree: the same bits.
+Other n are folded: the surplus over the power of two q below n hands in first and gets
+the result last.
 
               rounds                        through the busiest rank
   all_gather  log2 n, else ⌊log2 n⌋ + 2     (n-1)/n, folded up to 2
-  all_reduce  log2 n, else ⌊log2 n⌋ + 2     as many buffers: few rounds for small messages
+  all_reduce  log2 n, else ⌊log2 n⌋ + 2     as many buffers as rounds
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def all_reduce(n: int) -> Schedule:
 
 
 def gather_blocks(q: int) -> Iterator[Step]:
-    """Each rank of a block sends the whole block to its partner in the block beside it."""
+    """Each rank sends its whole block to its partner in the block beside it."""
     r = np.arange(q)[:, None]
     for distance in powers(q):
         yield copy(r - r % distance + np.arange(distance), src=r, dst=r ^ distance)

@@ -1,16 +1,18 @@
 """How algorithms are written, found and named.
 
-An algorithm is a function decorated with `@algorithm`. Its file is its name, the function
-is the collective: `ring.all_reduce` in ring.py. It takes the number of ranks and keyword
-parameters with defaults, and either yields steps or returns a schedule made of others.
-The root, where there is one, is rank 0; the library turns schedules to other roots.
+An algorithm is a function decorated with `@algorithm`. Its file is its name, the
+function is the collective: `ring.all_reduce` in ring.py. It takes the number of ranks
+and keyword parameters with defaults, and either yields steps or returns a schedule made
+of others. The root, where there is one, is rank 0; the library turns schedules to other
+roots.
 
 Nothing is registered. The library looks into every module of this folder, into packages
 that announce themselves by the entry point group `unisono.algorithms`, and into files
 given by path; whatever is there is found, with no other edit.
 
-People name an algorithm as `ring`, with parameters as `tree:radix=4` or `ring:both`, and a
-pair as `ring+recursive_doubling`: any two whose collectives join to the one wanted.
+People name an algorithm as `ring`, with parameters as `tree:radix=4` or `ring:both`,
+and a pair as `ring+recursive_doubling`: any two whose collectives join to the one
+wanted.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,25 +56,26 @@ class Algorithm:
     temporaries: Count = 0
     needs: Need | None = None
     alike: str = ""
+    also: Sequence[Mapping[str, Param]] = ()
     params: Mapping[str, Param] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the parameters off the function's signature, and refuse what is amiss."""
+        """Read the parameters off the function's signature, or say what is amiss."""
         if self.body.__name__ not in COLLECTIVES:
             wrong = unknown("collective", self.body.__name__, COLLECTIVES)
             raise BadArgument(
                 f"{self.where}: an algorithm is named after its collective; {wrong}"
             )
-        n, *rest = inspect.signature(self.body).parameters.values() or [None]
-        if n is None or n.name != "n":
+        taken = list(inspect.signature(self.body).parameters.values())
+        if not taken or taken[0].name != "n":
             raise BadArgument(f"{self.where}: the first parameter must be n")
-        for p in rest:
+        for p in taken[1:]:
             if not isinstance(p.default, int | bool | str):
                 raise BadArgument(
                     f"{self.where}: parameter {p.name!r} needs a default: a number, a "
                     "truth value or a text"
                 )
-        object.__setattr__(self, "params", {p.name: p.default for p in rest})
+        object.__setattr__(self, "params", {p.name: p.default for p in taken[1:]})
 
     @cached_property
     def where(self) -> str:
@@ -108,6 +111,13 @@ class Algorithm:
         module = sys.modules.get(self.module)
         return inspect.cleandoc(module.__doc__ or "") if module else ""
 
+    @property
+    def variants(self) -> list[dict[str, Param]]:
+        """Parameters worth listing: the defaults, each switch turned, and `also`."""
+        told: list[dict[str, Param]] = [{}]
+        told += [{k: not v} for k, v in self.params.items() if isinstance(v, bool)]
+        return [*told, *(dict(more) for more in self.also)]
+
     def supports(self, n: int, **params: Param) -> bool:
         """Whether there is a schedule for n ranks, as far as declared."""
         return self.needs is None or self.needs.holds(n, **params)
@@ -115,7 +125,9 @@ class Algorithm:
     def spelled(self, **params: Param) -> str:
         """The name with those parameters that are not the default, as one types it."""
         told = [
-            key if value is True else f"{key}={str(value).lower() if value is False else value}"
+            key
+            if value is True
+            else f"{key}={str(value).lower() if value is False else value}"
             for key, value in params.items()
             if value != self.params[key]
         ]
@@ -156,7 +168,9 @@ class Algorithm:
         for key, value in params.items():
             if key not in self.params:
                 if not self.params:
-                    raise BadArgument(f"{self.name}.{self.collective.name} has no parameters")
+                    raise BadArgument(
+                        f"{self.name}.{self.collective.name} has no parameters"
+                    )
                 raise unknown(f"parameter of {self.name}", key, self.params)
             default = self.params[key]
             if type(value) is not type(default):
@@ -170,11 +184,13 @@ class Algorithm:
         with _blame(self):
             made = self.body(n, **params)
         if not isinstance(made, Schedule):
-            raise BadArgument(f"{self.where}: expected steps or a schedule, got {made!r}")
+            raise BadArgument(
+                f"{self.where}: expected steps or a schedule, got {made!r}"
+            )
         if made.collective is not self.collective or made.n != n:
             raise BadArgument(
-                f"{self.where}: gave {made.collective.name} for {made.n} ranks, expected "
-                f"{self.collective.name} for {n}"
+                f"{self.where}: gave {made.collective.name} for {made.n} ranks, "
+                f"expected {self.collective.name} for {n}"
             )
         return made.but(name=name, about=self.about)
 
@@ -183,8 +199,8 @@ class Algorithm:
             for step in self.body(n, **params):
                 if not isinstance(step, Step):
                     raise BadArgument(
-                        f"{self.where}: yielded {step!r}; expected a step, made by copy(...) "
-                        "or reduce(...)"
+                        f"{self.where}: yielded {step!r}; expected a step, made by "
+                        "copy(...) or reduce(...)"
                     )
                 yield step
 
@@ -197,7 +213,7 @@ def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
 
 
 class _blame:  # noqa: N801 - reads as a statement
-    """Turn an accident inside an algorithm's function into an error with its own line."""
+    """Turn an accident inside an algorithm into an error with its own line."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -214,7 +230,9 @@ class _blame:  # noqa: N801 - reads as a statement
 
 def line_in(file: str, error: BaseException) -> str:
     """The last line of `file` that `error` passed through, as file:line."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename == file
+    ]
     return f"{file}:{frames[-1].lineno}" if frames else ""
 
 
@@ -227,13 +245,15 @@ def algorithm(
     temporaries: Count = 0,
     needs: Need | None = None,
     alike: str = "",
+    also: Sequence[Mapping[str, Param]] = (),
 ) -> Callable[[Body], Algorithm]: ...
 def algorithm(body: Body | None = None, /, **more: Any) -> Any:
     """Make a function of n an algorithm for the collective it is named after.
 
-    `chunks` and `temporaries` are numbers, or functions of n and the parameters; without
-    `chunks` every rank has one (every pair of ranks, in all_to_all; one in all, in
-    broadcast and reduce). `needs` is a condition on n, and `alike` what to try instead.
+    `chunks` and `temporaries` are numbers, or functions of n and the parameters;
+    without `chunks` every rank has one (every pair of ranks, in all_to_all; one in all,
+    in broadcast and reduce). `needs` is a condition on n, and `alike` what to try
+    instead. `also` names parameters that are worth a line of their own in tables.
     """
     if body is not None:
         return Algorithm(body)

@@ -1,8 +1,8 @@
 """Ring: every rank talks only to its neighbours.
 
 Follow the chunk, not the rank. Chunk c walks round the ring, and at hop h it moves from
-rank c+h to rank c+h+1 (mod n). All n chunks walk at once, one place apart, so every link
-carries exactly one chunk in every step.
+rank c+h to rank c+h+1 (mod n). All n chunks walk at once, one place apart, so every
+link carries exactly one chunk in every step.
 
                   steps     sent by each rank
   reduce_scatter  n-1       (n-1)/n of a buffer, the least possible
@@ -13,8 +13,8 @@ carries exactly one chunk in every step.
 With `both`, chunks walk the shorter way round, left and right at once: about half the
 steps, and the same bytes, over twice the links.
 
-Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-Journal of Parallel and Distributed Computing 69 (2009).
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", Journal of Parallel and Distributed Computing 69 (2009).
 """
 
 from collections.abc import Iterator

@@ -1,17 +1,18 @@
 """Torus: rings along every dimension, all of them busy in both directions.
 
-Ranks are the points of a D-dimensional torus; rank r is its coordinates read as one number,
-the last changing fastest. The data is cut in 2D parts. Each part is gathered by rings along
-one dimension after the other; the parts begin with different dimensions, and half of them
-walk the other way, so in every step each of a rank's 2D links carries one part.
+Ranks are the points of a D-dimensional torus; rank r is its coordinates read as one
+number, the last changing fastest. The data is cut in 2D parts. Each part is gathered by
+rings along one dimension after the other; the parts begin with different dimensions,
+and half of them walk the other way, so in every step each of a rank's 2D links carries
+one part.
 
                   steps              over each link, out of every rank
   all_gather      sum of (side-1)    (n-1)/n ÷ 2D
   reduce_scatter  sum of (side-1)    (n-1)/n ÷ 2D
   all_reduce      twice that         2(n-1)/n ÷ 2D
 
-for equal sides. `shape` gives the sides, as in 4x4x4; without it the torus is flat and as
-square as n allows, and for a prime n it is a ring.
+for equal sides. `shape` gives the sides, as in 4x4x4; without it the torus is flat and
+as square as n allows, and for a prime n it is a ring.
 
 Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus
 interconnects", ICS 2010; Sack and Gropp, "Collective algorithms for multiported torus
@@ -26,6 +27,7 @@ import numpy as np
 from unisono.algorithms.registry import algorithm
 from unisono.errors import BadArgument, UnsupportedWorld
 from unisono.schedule import Schedule, Step, at_once, copy
+from unisono.schedule.collective import Ints
 
 
 def _parts(n: int, shape: str) -> int:
@@ -56,7 +58,9 @@ def all_reduce(n: int, shape: str = "") -> Schedule:
     return reduce_scatter(n, shape=shape).then(all_gather(n, shape=shape))
 
 
-def _rounds(lengths: list[int], order: list[int], way: int, part: int) -> Iterator[Step]:
+def _rounds(
+    lengths: list[int], order: list[int], way: int, part: int
+) -> Iterator[Step]:
     """One part of every rank's share goes round the dimensions in the given order."""
     n, parts = math.prod(lengths), 2 * len(lengths)
     owner = np.arange(n)
@@ -72,13 +76,16 @@ def _rounds(lengths: list[int], order: list[int], way: int, part: int) -> Iterat
             yield copy(chunk, _rank(src, lengths), _rank(dst, lengths))
         along = np.zeros((len(lengths), 1, lengths[dim]), dtype=np.int64)
         along[dim] = np.arange(lengths[dim])
-        reached = (reached[..., None] + along[:, :, None, :]).reshape(len(lengths), 1, -1)
+        reached = (reached[..., None] + along[:, :, None, :]).reshape(
+            len(lengths), 1, -1
+        )
 
 
-def _rank(point: np.ndarray, lengths: list[int]) -> np.ndarray:
+def _rank(point: Ints, lengths: list[int]) -> Ints:
     """The rank at each point, coordinates wrapping round."""
     wrapped = point % np.array(lengths)[:, None, None]
-    return np.ravel_multi_index(tuple(wrapped), tuple(lengths))
+    rank: Ints = np.ravel_multi_index(tuple(wrapped), tuple(lengths))
+    return rank
 
 
 def sides(n: int, shape: str) -> list[int]:
@@ -89,13 +96,15 @@ def sides(n: int, shape: str) -> list[int]:
     try:
         told = [int(side) for side in shape.split("x")]
     except ValueError:
-        raise BadArgument(f"torus: shape {shape!r}: expected sides as in 4x4x4") from None
+        raise BadArgument(
+            f"torus: shape {shape!r}: expected sides as in 4x4x4"
+        ) from None
     if min(told) < 1:
         raise BadArgument(f"torus: shape {shape!r}: sides must be at least 1")
     if math.prod(told) != n:
         raise UnsupportedWorld(
-            f"torus: shape {shape} has {math.prod(told)} ranks, got {n} (leave the shape "
-            "out for the most square one)",
+            f"torus: shape {shape} has {math.prod(told)} ranks, got {n} (leave the "
+            "shape out for the most square one)",
             n=n,
         )
     return told

@@ -1,12 +1,12 @@
 """Tree: what a rank knows it passes on, so that those who know double in every step.
 
-The k-nomial tree on rank 0: in the first step 0 speaks to the ranks k^(h-1), 2k^(h-1), ...
-below n, and then each of these heads its own block in the same way, with a smaller k-power.
-Blocks are consecutive ranks, so scatter sends each head what is for its whole block. With
-radix 2 this is the binomial tree.
+The k-nomial tree on rank 0: in the first step 0 speaks to the ranks k^(h-1), 2k^(h-1),
+... below n, and then each of these heads its own block in the same way, with a smaller
+k-power. Blocks are consecutive ranks, so scatter sends each head what is for its whole
+block. With radix 2 this is the binomial tree.
 
               rounds               through the busiest rank
-  broadcast   ⌈log2 n⌉             ⌈log2 n⌉ buffers         radix k: (k-1)⌈log_k n⌉ of both
+  broadcast   ⌈log2 n⌉             ⌈log2 n⌉ buffers; radix k: (k-1)⌈log_k n⌉ of both
   reduce      ⌈log2 n⌉             ⌈log2 n⌉
   scatter     ⌈log2 n⌉             (n-1)/n, the least possible
   gather      ⌈log2 n⌉             (n-1)/n, the least possible
@@ -22,16 +22,16 @@ from unisono.errors import BadArgument
 from unisono.schedule import Schedule, Step, step
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
-    """Every head of a block sends the buffer to the heads of the smaller blocks in it."""
+    """Every head of a block sends the buffer to the heads of its smaller blocks."""
     for stride in strides(n, radix):
         head, place = np.arange(0, n, stride * radix)[:, None], np.arange(1, radix)
         down = step.copy(0, src=head, dst=head + place * stride)
         yield down.where(down.dst < n)
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def scatter(n: int, radix: int = 2) -> Iterator[Step]:
     """Every head sends the heads of the smaller blocks what is for their block."""
     c = np.arange(n)
@@ -40,19 +40,19 @@ def scatter(n: int, radix: int = 2) -> Iterator[Step]:
         yield step.copy(c, src=head, dst=below).where(head != below)
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def reduce(n: int, radix: int = 2) -> Schedule:
     """The broadcast backwards: every head adds up what its block hands in."""
     return broadcast(n, radix=radix).mirror()
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def gather(n: int, radix: int = 2) -> Schedule:
     """The scatter backwards: every head collects its block."""
     return scatter(n, radix=radix).mirror()
 
 
-@algorithm
+@algorithm(also=[{"radix": 4}])
 def all_reduce(n: int, radix: int = 2) -> Schedule:
     """The sum is made on the way up the tree and handed out on the way down."""
     return reduce(n, radix=radix).then(broadcast(n, radix=radix))

@@ -1,19 +1,25 @@
 """WHAT moves: collectives as contracts, schedules as data, and everything derived.
 
-    collective    who holds which chunk before, and who must hold it after
-    step          transfers that happen together
-    schedule      a contract and its steps, generated lazily
-    transform     then, mirror, split, relabel, refine, fold; embed, which they rest on
-    product       hierarchies
-    verify        proof by random values; `domains` holds the values
-    oracle        proof bit by bit, and counter-examples
-    consistency   same bits on all ranks? how deep are the sums?
-    cost          rounds, bytes, reductions, and the lower bounds
-    dependencies  which transfers must wait for which
-    files         JSON and npz
+collective    who holds which chunk before, and who must hold it after
+step          transfers that happen together
+schedule      a contract and its steps, generated lazily
+transform     then, mirror, split, relabel, refine, fold; embed, which they rest on
+product       hierarchies
+verify        proof by random values; `domains` holds the values
+oracle        proof bit by bit, and counter-examples
+consistency   same bits on all ranks? how deep are the sums?
+cost          rounds, bytes, reductions, and the lower bounds
+dependencies  which transfers must wait for which
+files         JSON and npz
 """
 
-from unisono.schedule.collective import COLLECTIVES, Collective, Contract, Place, collective
+from unisono.schedule.collective import (
+    COLLECTIVES,
+    Collective,
+    Contract,
+    Place,
+    collective,
+)
 from unisono.schedule.consistency import Consistency
 from unisono.schedule.cost import Bound, Cost
 from unisono.schedule.dependencies import Dependencies

@@ -9,9 +9,9 @@ Four places suffice to say it, and then every collective is one line of data:
 Where several ranks hold a chunk before, each holds its own *contribution*, and the
 collective adds them up. Otherwise there is one original, and it is copied.
 
-The algebra of schedules reads off the same table: played backwards, a contract swaps its
-two places (all_gather becomes reduce_scatter, scatter becomes gather); one after the
-other, the inner places must meet and the outer ones remain (reduce_scatter and then
+The algebra of schedules reads off the same table: played backwards, a contract swaps
+its two places (all_gather becomes reduce_scatter, scatter becomes gather); one after
+the other, the inner places must meet and the outer ones remain (reduce_scatter and then
 all_gather is all_reduce, scatter and then all_gather is broadcast).
 
 Chunk c of `num_chunks` belongs to rank `c * n // num_chunks`. In all_to_all the chunk
@@ -62,7 +62,7 @@ class Collective:
 
     @property
     def owned(self) -> bool:
-        """Whether each chunk belongs to a rank, so that chunks come in n equal shares."""
+        """Whether each chunk belongs to a rank, so that there are n shares of them."""
         return Place.OWNER in (self.before, self.after)
 
     def chunk_multiple(self, n: int) -> int:
@@ -92,7 +92,10 @@ ALL_GATHER = Collective(
     "all_gather", Place.OWNER, Place.EVERYWHERE, "every rank gets every rank's share"
 )
 REDUCE_SCATTER = Collective(
-    "reduce_scatter", Place.EVERYWHERE, Place.OWNER, "each rank gets its share of the sum"
+    "reduce_scatter",
+    Place.EVERYWHERE,
+    Place.OWNER,
+    "each rank gets its share of the sum",
 )
 ALL_REDUCE = Collective(
     "all_reduce", Place.EVERYWHERE, Place.EVERYWHERE, "every rank gets the sum"
@@ -100,8 +103,8 @@ ALL_REDUCE = Collective(
 ALL_TO_ALL = Collective(
     "all_to_all", Place.OWNER, Place.TARGET, "every rank gets one share from each rank"
 )
-# Last, so that `between` finds all_gather first: a barrier is an all_gather of the words
-# "I am here", which take no bytes.
+# Last, so that `between` finds all_gather first: a barrier is an all_gather of the
+# words "I am here", which take no bytes.
 BARRIER = Collective(
     "barrier", Place.OWNER, Place.EVERYWHERE, "every rank knows that all have arrived"
 )
@@ -192,9 +195,9 @@ class Contract:
     def chunk_sizes(self, count: int | Sequence[int] | Ints) -> Ints:
         """The size of every chunk when the buffer has `count` elements.
 
-        A sequence gives uneven shares: one count per rank where chunks are owned, one per
-        (source, target) pair, row by row, in all_to_all. A share is cut into its chunks
-        as evenly as whole elements allow, the larger ones first.
+        A sequence gives uneven shares: one count per rank where chunks are owned, one
+        per (source, target) pair, row by row, in all_to_all. A share is cut into its
+        chunks as evenly as whole elements allow, the larger ones first.
         """
         counts = np.atleast_1d(np.asarray(count, dtype=np.int64))
         if self.collective is BARRIER:
@@ -211,9 +214,13 @@ class Contract:
                 f"none negative; got {counts.size}"
             )
         pieces = self.num_chunks // shares
-        return (counts[:, None] // pieces + (np.arange(pieces) < counts[:, None] % pieces)).ravel()
+        return (
+            counts[:, None] // pieces + (np.arange(pieces) < counts[:, None] % pieces)
+        ).ravel()
 
 
 def _even(total: int, parts: int) -> Ints:
     """`total` cut into `parts` whole numbers that differ by at most one."""
-    return np.asarray(total // parts + (np.arange(parts) < total % parts), dtype=np.int64)
+    return np.asarray(
+        total // parts + (np.arange(parts) < total % parts), dtype=np.int64
+    )

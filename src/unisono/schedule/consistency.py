@@ -1,10 +1,10 @@
 """Do all ranks end with the same bits, and how deep are the sums?
 
-Floating-point addition is commutative but not associative, so two ranks agree to the last
-bit exactly when they added in the same tree, up to the two sides of each sum. Run the
-schedule on hashes instead of numbers, with a hash of a sum that does not mind the order of
-its two operands: equal hashes, equal trees. The depth of the tree, which bounds the
-rounding error, is followed in the same pass.
+Floating-point addition is commutative but not associative, so two ranks agree to the
+last bit exactly when they added in the same tree, up to the two sides of each sum. Run
+the schedule on hashes instead of numbers, with a hash of a sum that does not mind the
+order of its two operands: equal hashes, equal trees. The depth of the tree, which
+bounds the rounding error, is followed in the same pass.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class _Trees:
         if not mask.any():
             return
         summed = np.unique(slot[mask])
-        came = np.full(summed.size, -1)  # where each slot's own value counts as coming from
+        came = np.full(
+            summed.size, -1
+        )  # where each slot's own value counts as coming from
         own_rank = summed % self.n
         copied = np.isin(slot, summed) & ~mask
         came[np.searchsorted(summed, slot[copied])] = src[copied]

@@ -1,8 +1,8 @@
 """What a schedule costs, counted from its steps and set against the least possible.
 
-The model is the common one: every rank can send one message and receive one at a time, and
-a step lasts until its busiest rank is done. All chunks that go from one rank to another in
-one step are one message. So
+The model is the common one: every rank can send one message and receive one at a time,
+and a step lasts until its busiest rank is done. All chunks that go from one rank to
+another in one step are one message. So
 
     rounds     messages one after the other: the latency term
     span       what passes through the busiest rank, summed over steps: bandwidth
@@ -50,8 +50,8 @@ class Bound:
 class Cost:
     """The counts of one schedule; `sent`, `received` and `reduced` are per rank.
 
-    `ports` is how many peers the busiest rank talks to in one step, at the most: with so
-    many ports, a step is one round.
+    `ports` is how many peers the busiest rank talks to in one step, at the most: with
+    so many ports, a step is one round.
     """
 
     schedule: Schedule
@@ -73,7 +73,9 @@ class Cost:
         """How much goes from each rank to each, as an n × n table."""
         n = self.schedule.n
         if n > MAX_PAIRS:
-            raise BadArgument(f"pairs: n = {n}, but the table is made for up to {MAX_PAIRS}")
+            raise BadArgument(
+                f"pairs: n = {n}, but the table is made for up to {MAX_PAIRS}"
+            )
         table = np.zeros(n * n)
         for step in self.schedule:
             src, dst, chunk, _, _ = step.flat()
@@ -119,7 +121,7 @@ def _ratio(have: float, least: float) -> float:
 
 def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) -> Cost:
     """Count everything in one pass over the steps."""
-    weight = _weights(schedule, count)
+    weight, unit = _weights(schedule, count)
     n = schedule.n
     steps = rounds = ports = messages = transfers = 0
     span = work = 0.0
@@ -148,24 +150,31 @@ def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) ->
         ports,
         messages,
         transfers,
-        float(span),
-        float(work),
-        *totals,
-        bound=lower_bound(schedule, weight),
-        weight=weight,
+        float(span) / unit,
+        float(work) / unit,
+        sent=totals[0] / unit,
+        received=totals[1] / unit,
+        reduced=totals[2] / unit,
+        bound=lower_bound(schedule, weight / unit),
+        weight=weight / unit,
     )
 
 
-def _weights(schedule: Schedule, count: int | Sequence[int] | Ints | None) -> Floats:
-    """The size of every slot; a temporary is as large as the chunk it stands in for."""
-    contract = schedule.contract
+def _weights(
+    schedule: Schedule, count: int | Sequence[int] | Ints | None
+) -> tuple[Floats, int]:
+    """The size of every slot in whole numbers, and how many of them are one unit.
+
+    A temporary is as large as the chunk it stands in for.
+    """
+    contract, unit = schedule.contract, 1
     if schedule.collective is BARRIER:
         sizes = np.zeros(schedule.num_chunks)
     elif count is None:
-        sizes = np.full(schedule.num_chunks, 1 / contract.chunks_per_rank)
+        sizes, unit = np.ones(schedule.num_chunks), contract.chunks_per_rank
     else:
         sizes = contract.chunk_sizes(count).astype(np.float64)
-    return np.resize(sizes, schedule.num_slots)
+    return np.resize(sizes, schedule.num_slots), unit
 
 
 def _peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:

@@ -1,16 +1,16 @@
 """Which transfers must wait for which, read off the slots they touch.
 
-Steps are simultaneous on paper; an executor need not stop between them. A transfer reads
-its source slot (and its destination slot too, if it reduces) and later writes its
+Steps are simultaneous on paper; an executor need not stop between them. A transfer
+reads its source slot (and its destination slot too, if it reduces) and later writes its
 destination slot. It must wait for
 
     the last writers of what it reads         read after write
     the earlier readers of what it writes     write after read
     the last writers of what it writes        write after write
 
-Every edge leads to a later step, so there is no cycle and no schedule can deadlock. Within
-a step all reads come first; where two transfers of one step exchange a slot, the executor
-must stage one of them, and no edge says otherwise.
+Every edge leads to a later step, so there is no cycle and no schedule can deadlock.
+Within a step all reads come first; where two transfers of one step exchange a slot, the
+executor must stage one of them, and no edge says otherwise.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from unisono.schedule.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class Dependencies:
-    """Edges between transfers, numbered through the schedule: `after` waits for `before`.
+    """Edges between transfers, which are numbered: `after` waits for `before`.
 
-    `step[t]` is the step, from 0, that transfer t belongs to. Edges are sorted by `after`.
+    `step[t]` is the step, from 0, that transfer t belongs to. Edges are sorted by
+    `after`.
     """
 
     before: Ints
@@ -81,11 +82,13 @@ def dependencies(schedule: Schedule) -> Dependencies:
 def _latest_before(
     slot: Ints, when: Ints, who: Ints, wanted: Ints, now: Ints, asks: Ints
 ) -> tuple[Ints, Ints]:
-    """For each question (slot, now), all events of the last earlier step that has any."""
+    """For each (slot, now), all events of the last earlier step that has any."""
     order = np.lexsort((when, slot))
     slot, when, who = slot[order], when[order], who[order]
     key, horizon = _keys(slot, when, wanted, now)
-    at = np.searchsorted(key, horizon) - 1  # the last event before now, perhaps elsewhere
+    at = (
+        np.searchsorted(key, horizon) - 1
+    )  # the last event before now, perhaps elsewhere
     found = (at >= 0) & (slot[at] == wanted)
     first = np.searchsorted(key, key[at[found]])
     return _expand(first, at[found] + 1, who, asks[found])
@@ -97,8 +100,8 @@ def _since(
     """For each write (slot, now), all reads since the last write before it.
 
     A read in the step of a write saw what was there before, so it belongs to the reads
-    that this write, not the next one, must wait for; being in the same step, it needs no
-    edge.
+    that this write, not the next one, must wait for; being in the same step, it needs
+    no edge.
     """
     order = np.lexsort((when, slot))
     slot, when, who = slot[order], when[order], who[order]

@@ -29,7 +29,9 @@ _BLOCK = 1 << 20
 class Lot(ABC):
     """The state of chunks lo..hi-1, and what each must be in the end."""
 
-    def __init__(self, schedule: Schedule, lo: int, hi: int, *, native: bool = True) -> None:
+    def __init__(
+        self, schedule: Schedule, lo: int, hi: int, *, native: bool = True
+    ) -> None:
         """Set up the state as the contract says it is before."""
         self.schedule, self.lo, self.hi = schedule, lo, hi
         contract = schedule.contract
@@ -100,7 +102,8 @@ class Lot(ABC):
         if broken >= 0:
             return broken
         mine = np.flatnonzero((chunk >= self.lo) & (chunk < self.hi))
-        src, dst, chunk, mask, into = (a[mine] for a in (src, dst, chunk, mask, into))
+        src, dst, chunk, into = (a[mine] for a in (src, dst, chunk, into))
+        mask = mask[mine]
         got = self.rows[chunk - self.lo, src]
         slot = (into - self.lo) * self.schedule.n + dst
         copies = np.flatnonzero(~mask)
@@ -203,7 +206,8 @@ class Values(Lot):
     def add(self, own: State, got: State) -> State:
         """The sum of two values, each below the modulus."""
         both = own + got
-        return np.minimum(both, both - np.uint64(self.modulus))
+        wrapped: State = np.minimum(both, both - np.uint64(self.modulus))
+        return wrapped
 
     def total(self, values: State, starts: Ints) -> State:
         """In two halves of 32 bits, so that the sums of many still fit."""
@@ -247,4 +251,6 @@ def _plane(array: NDArray[Any]) -> NDArray[Any]:
     """Two dimensions, by a view where the strides allow it."""
     if array.ndim == 2:
         return array
-    return array.reshape(1, -1) if array.ndim < 2 else array.reshape(-1, array.shape[-1])
+    return (
+        array.reshape(1, -1) if array.ndim < 2 else array.reshape(-1, array.shape[-1])
+    )

@@ -14,13 +14,11 @@ import msgspec
 import numpy as np
 
 from unisono.errors import BadArgument
-from unisono.schedule.collective import collective
+from unisono.schedule.collective import Ints, collective
 from unisono.schedule.schedule import Schedule, from_steps
 from unisono.schedule.step import Step
 
 FORMAT = "unisono.schedule/1"
-
-_Row = tuple[int, int, int, str] | tuple[int, int, int, str, int]
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -64,7 +62,8 @@ def as_dict(schedule: Schedule) -> dict[str, object]:
 
 def _rows(step: Step) -> list[list[int | str]]:
     return [
-        [t.src, t.dst, t.chunk, t.kind, *([t.into] if t.into != t.chunk else [])] for t in step
+        [t.src, t.dst, t.chunk, t.kind, *([t.into] if t.into != t.chunk else [])]
+        for t in step
     ]
 
 
@@ -72,7 +71,9 @@ def save(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     """Write the schedule to a .json or .npz file."""
     target = Path(path)
     if target.suffix == ".json":
-        target.write_bytes(msgspec.json.format(msgspec.json.encode(as_dict(schedule)), indent=0))
+        target.write_bytes(
+            msgspec.json.format(msgspec.json.encode(as_dict(schedule)), indent=0)
+        )
     elif target.suffix == ".npz":
         _save_npz(schedule, target)
     else:
@@ -87,7 +88,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> Schedule:
         raise BadArgument(f"{source}: a schedule is read from .json or .npz")
     try:
         schedule = readers[source.suffix](source)
-    except (msgspec.MsgspecError, KeyError, ValueError, OSError) as why:
+    except (msgspec.MsgspecError, KeyError, ValueError, OverflowError, OSError) as why:
         raise BadArgument(f"{source}: not a schedule: {why}") from why
     if verify:
         schedule.verify()
@@ -100,9 +101,8 @@ def _load_json(path: Path) -> Schedule:
 
 
 def _step_of(rows: list[tuple[Any, ...]]) -> Step:
-    checked = msgspec.convert(rows, type=list[tuple[Any, ...]])
     columns: list[list[int]] = [[], [], [], [], []]
-    for row in checked:
+    for row in rows:
         src, dst, chunk, kind, *into = row
         if kind not in ("copy", "reduce") or len(into) > 1:
             raise ValueError(f"transfer {list(row)}: expected [src, dst, chunk, kind]")
@@ -111,9 +111,12 @@ def _step_of(rows: list[tuple[Any, ...]]) -> Step:
             if not isinstance(value, int):
                 raise ValueError(f"transfer {list(row)}: expected whole numbers")
             column.append(value)
-    src, dst, chunk, into, reduces = (np.array(c, dtype=np.int64) for c in columns)
-    renames = bool((into != chunk).any())
-    return Step(src, dst, chunk, into if renames else chunk, reduces.astype(bool))
+    return _step(*(np.array(c, dtype=np.int64) for c in columns))
+
+
+def _step(src: Ints, dst: Ints, chunk: Ints, into: Ints, reduces: Ints) -> Step:
+    same = bool((into == chunk).all())
+    return Step(src, dst, chunk, chunk if same else into, reduces.astype(bool))
 
 
 def _schedule(head: _Head, steps: list[Step]) -> Schedule:
@@ -146,7 +149,9 @@ def _save_npz(schedule: Schedule, path: Path) -> None:
     )
     flat = [step.flat() for step in steps]
     columns = {
-        name: np.concatenate([row[k] for row in flat]) if flat else np.empty(0, dtype=np.int64)
+        name: np.concatenate([row[k] for row in flat])
+        if flat
+        else np.empty(0, dtype=np.int64)
         for k, name in enumerate(("src", "dst", "chunk", "reduces", "into"))
     }
     lengths = np.array([len(step) for step in steps], dtype=np.int64)
@@ -163,7 +168,6 @@ def _load_npz(path: Path) -> Schedule:
         raise ValueError("its columns have different lengths")
     parts = [np.split(c, ends[:-1]) if ends.size else [] for c in columns]
     steps = [
-        Step(*(a.astype(np.int64) for a in row[:4]), row[4].astype(bool))
-        for row in zip(*parts, strict=True)
+        _step(*(a.astype(np.int64) for a in row)) for row in zip(*parts, strict=True)
     ]
     return _schedule(head, steps)

@@ -1,10 +1,10 @@
 """The exact interpreter: who has contributed to what, bit by bit, and what went wrong.
 
-A slot holds contributions to one chunk, as a Python integer with one bit per rank. Adding
-two slots that share a bit counts that contribution twice, and nothing can take it out
-again: the slot is *spoilt* until it is overwritten, and so is any sum that it enters. The
-same holds for slots that begin empty. This is slow and simple, which makes it the judge of
-the fast verifier in the tests, and the author of its counter-examples.
+A slot holds contributions to one chunk, as a Python integer with one bit per rank.
+Adding two slots that share a bit counts that contribution twice, and nothing can take
+it out again: the slot is *spoilt* until it is overwritten, and so is any sum that it
+enters. The same holds for slots that begin empty. This is slow and simple, which makes
+it the judge of the fast verifier in the tests, and the author of its counter-examples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.schedule.step import Step, Transfer
 
 @dataclass(frozen=True)
 class Held:
-    """What a slot holds: contributions of which ranks, to which chunk, and if spoilt, why."""
+    """What a slot holds: whose contributions, to which chunk, and why spoilt."""
 
     ranks: int = 0
     chunk: int = -1
@@ -100,7 +100,11 @@ class Ledger:
             why = f"rank {t.dst} adds chunk {got.chunk} to chunk {own.chunk}"
             return Held(both, own.chunk, why, self.steps_done)
         twice = own.ranks & got.ranks
-        why = f"rank {t.dst} already counts {_some(twice)} in chunk {own.chunk}" if twice else ""
+        why = (
+            f"rank {t.dst} already counts {_some(twice)} in chunk {own.chunk}"
+            if twice
+            else ""
+        )
         return Held(both, own.chunk, why, self.steps_done, twice)
 
     def _breach(self, t: Transfer, what: str) -> ScheduleError:
@@ -124,7 +128,7 @@ class Ledger:
         if held.spoilt:
             where = _where(self.schedule, held.step)
             raise ScheduleError(
-                f"{where}: {held.spoilt}; so rank {rank} ends with a wrong chunk {chunk}",
+                f"{where}: {held.spoilt}; rank {rank} ends with a wrong chunk {chunk}",
                 step=held.step,
                 rank=rank,
                 chunk=chunk,
@@ -143,9 +147,10 @@ class Ledger:
         last = self.written.get((rank, chunk))
         when = "never written" if last is None else f"last written in step {last}"
         if held is not EMPTY and held.chunk != chunk:
-            return f"rank {rank} holds chunk {held.chunk} in place of chunk {chunk} ({when})"
+            return f"rank {rank} holds chunk {held.chunk} for chunk {chunk} ({when})"
         if not self.schedule.collective.reduces:
-            return f"rank {rank} never receives chunk {chunk}, which begins at {_some(due)}"
+            origin = _some(due)
+            return f"rank {rank} never receives chunk {chunk}, which begins at {origin}"
         return f"rank {rank} lacks {_some(due & ~held.ranks)} in chunk {chunk} ({when})"
 
 
@@ -172,7 +177,9 @@ def check_exactly(schedule: Schedule) -> None:
     ledger.check()
 
 
-def explain_rule(schedule: Schedule, number: int, step: Step, index: int) -> ScheduleError:
+def explain_rule(
+    schedule: Schedule, number: int, step: Step, index: int
+) -> ScheduleError:
     """The error for transfer `index` of step `number`, which breaks a rule."""
     src, dst, chunk, mask, into = (a[index].item() for a in step.flat())
     bad = Transfer(src, dst, chunk, mask, into)
@@ -191,15 +198,15 @@ def explain_end(schedule: Schedule, rank: int, chunk: int) -> ScheduleError:
     except ScheduleError as found:
         return found
     return ScheduleError(
-        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong once and right once; "
-        "the algorithm must give the same steps each time it is asked",
+        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong once and right "
+        "once; the algorithm must give the same steps each time it is asked",
         rank=rank,
         chunk=chunk,
     )
 
 
 def _where(schedule: Schedule, step: int | None = None) -> str:
-    return f"{schedule}, {'end' if step is None else f'step {step}'}"
+    return f"{schedule.title}, {'end' if step is None else f'step {step}'}"
 
 
 def _members(bits: int) -> list[int]:

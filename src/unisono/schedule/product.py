@@ -6,7 +6,7 @@ groups these are the ranks of the same place; with unequal ones the places are s
 
     all_gather      across the groups, each carrier for its chunks; then inside
     reduce_scatter  the mirror of that
-    all_reduce      reduce_scatter inside, all_reduce across on each share, all_gather inside
+    all_reduce      reduce_scatter inside, all_reduce across, all_gather inside
     all_to_all      inside, to the carrier of the target; then across
     broadcast, scatter   across, between the groups' first ranks; then inside
     reduce, gather       the mirrors of those
@@ -66,9 +66,10 @@ def product(
 ) -> Schedule:
     """One schedule for all ranks of all groups.
 
-    `inside[g]` is the schedule of group g, and `across` that of one rank per group, all of
-    one collective. Only all_reduce differs: there `inside` are reduce_scatters and `back`
-    all_gathers, or `inside` are reduces, to the groups' first ranks, and `back` broadcasts.
+    `inside[g]` is the schedule of group g, and `across` that of one rank per group, all
+    of one collective. Only all_reduce differs: there `inside` are reduce_scatters and
+    `back` all_gathers, or `inside` are reduces, to the groups' first ranks, and `back`
+    broadcasts.
     """
     if len(inside) != across.n:
         raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
@@ -94,7 +95,9 @@ def _whole(collective: Collective, groups: Groups, chunks: int, name: str) -> Sc
     return Schedule(collective, n, chunks, lambda: (), name=name)
 
 
-def _by_size(groups: Groups, schedules: Sequence[Schedule]) -> Iterator[tuple[Schedule, Ints]]:
+def _by_size(
+    groups: Groups, schedules: Sequence[Schedule]
+) -> Iterator[tuple[Schedule, Ints]]:
     """Each distinct group size, with its schedule and the groups that have it."""
     for size in np.unique(groups.sizes):
         alike = np.flatnonzero(groups.sizes == size)
@@ -109,10 +112,10 @@ def _cast_all(first: Ints) -> Cast:
 def _inside_all(
     groups: Groups, schedules: Sequence[Schedule], home: Ints, pieces: int
 ) -> Iterator[Step]:
-    """Every group acts out its own schedule on all chunks; `home` owns or stands for each.
+    """Every group acts out its own schedule on all chunks; `home` says whose they are.
 
-    A group's local chunk is the place in it that carries the chunk; `pieces` is how many
-    of our chunks make up one share.
+    A group's local chunk is the place in it that carries the chunk; `pieces` is how
+    many of our chunks make up one share.
     """
     runs = []
     for schedule, alike in _by_size(groups, schedules):
@@ -125,11 +128,15 @@ def _inside_all(
 
 def _pieces(inside: Sequence[Schedule], across: Schedule) -> int:
     """Into how many chunks a share must be cut for every part to have whole chunks."""
-    parts = [s.num_chunks // s.collective.chunk_multiple(s.n) for s in (*inside, across)]
+    parts = [
+        s.num_chunks // s.collective.chunk_multiple(s.n) for s in (*inside, across)
+    ]
     return math.lcm(*parts)
 
 
-def _all_gather(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+def _all_gather(
+    groups: Groups, inside: Sequence[Schedule], across: Schedule
+) -> Schedule:
     pieces = _pieces(inside, across)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
     chunk = np.arange(n * pieces)
@@ -149,9 +156,12 @@ def _all_gather(groups: Groups, inside: Sequence[Schedule], across: Schedule) ->
 
 
 def _all_reduce(
-    groups: Groups, inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule]
+    groups: Groups,
+    inside: Sequence[Schedule],
+    across: Schedule,
+    back: Sequence[Schedule],
 ) -> Schedule:
-    """Shares are as many as the largest group has ranks; smaller groups carry several."""
+    """As many shares as the largest group has ranks; smaller groups carry several."""
     shares = int(groups.sizes.max())
     pieces = _pieces((*inside, *back), across)
     chunk = np.arange(shares * pieces)
@@ -172,7 +182,10 @@ def _all_reduce(
 
 
 def _all_reduce_by_first_ranks(
-    groups: Groups, inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule]
+    groups: Groups,
+    inside: Sequence[Schedule],
+    across: Schedule,
+    back: Sequence[Schedule],
 ) -> Schedule:
     chunks = math.lcm(*(s.num_chunks for s in (*inside, across, *back)))
     same = np.arange(chunks)
@@ -196,7 +209,9 @@ def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterato
     yield from at_once(*runs)
 
 
-def _all_to_all(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+def _all_to_all(
+    groups: Groups, inside: Sequence[Schedule], across: Schedule
+) -> Schedule:
     pieces = _pieces(inside, across)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
     chunk = np.arange(n * n * pieces)
@@ -226,7 +241,9 @@ def _all_to_all(groups: Groups, inside: Sequence[Schedule], across: Schedule) ->
     return _whole(ALL_TO_ALL, groups, chunk.size, across.name).but(make=make)
 
 
-def _broadcast(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+def _broadcast(
+    groups: Groups, inside: Sequence[Schedule], across: Schedule
+) -> Schedule:
     chunks = math.lcm(across.num_chunks, *(s.num_chunks for s in inside))
     same = np.arange(chunks)
 
@@ -258,7 +275,9 @@ def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Sc
         for schedule, alike in _by_size(groups, inside):
             chosen = local(home - groups.first[there], schedule, schedule.n)
             chosen = np.where(np.isin(there, alike), chosen, -1)
-            runs.append(embed(schedule, chosen, lambda c, p: groups.first[there[c]] + p))
+            runs.append(
+                embed(schedule, chosen, lambda c, p: groups.first[there[c]] + p)
+            )
         yield from phase("scatter inside", at_once(*runs))
 
     return _whole(SCATTER, groups, chunk.size, across.name).but(make=make)

@@ -1,9 +1,9 @@
 """A schedule: a contract, and the steps said to fulfil it.
 
-The steps are generated anew each time the schedule is iterated, so a ring of ten thousand
-ranks takes no more memory than one of its steps. Everything else one may ask of a
-schedule (is it right, what does it cost, do all ranks end with the same bits, how does it
-look) is another reader of the same steps.
+The steps are generated anew each time the schedule is iterated, so a ring of ten
+thousand ranks takes no more memory than one of its steps. Everything else one may ask
+of a schedule (is it right, what does it cost, do all ranks end with the same bits, how
+does it look) is another reader of the same steps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from unisono.schedule.dependencies import Dependencies
     from unisono.schedule.verify import Proof
 
-# A view is drawn by a layer above this one; `unisono.view` puts itself here when imported,
-# so that a schedule in a notebook shows as a picture without this layer knowing how.
-_DRAW: dict[str, Callable[[Schedule], str]] = {}
+VIEWS: dict[str, Callable[[Schedule], str]] = {}
+"""How schedules are drawn, by kind. `unisono.view`, a layer above, fills this in when
+imported, so that a schedule shows in a notebook without this layer knowing how."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +49,9 @@ class Schedule:
         """Refuse a contract that has no meaning, before any step is made."""
         _ = self.contract
         if self.num_temporaries < 0:
-            raise BadArgument(f"num_temporaries = {self.num_temporaries}: cannot be negative")
+            raise BadArgument(
+                f"num_temporaries = {self.num_temporaries}: cannot be negative"
+            )
 
     @cached_property
     def contract(self) -> Contract:
@@ -75,19 +77,25 @@ class Schedule:
         """How many steps there are, counted by running through them."""
         return sum(1 for _ in self)
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
         """As in "all_reduce by ring, n=5"."""
         where = f", root {self.root}" if self.collective.rooted and self.root else ""
         return f"{self.collective.name} by {self.name}, n={self.n}{where}"
 
     def __repr__(self) -> str:
-        """One line, for debuggers and notebooks."""
+        """One line, for debuggers and lists."""
         chunks = "1 chunk" if self.num_chunks == 1 else f"{self.num_chunks} chunks"
-        return f"<Schedule: {self}, {chunks}>"
+        return f"<Schedule: {self.title}, {chunks}>"
+
+    def __str__(self) -> str:
+        """The steps drawn as text, once `unisono.view` has been imported."""
+        draw = VIEWS.get("text")
+        return draw(self) if draw else repr(self)
 
     def _repr_svg_(self) -> str | None:
         """The picture a notebook shows, once `unisono.view` has been imported."""
-        draw = _DRAW.get("svg")
+        draw = VIEWS.get("svg")
         return draw(self) if draw else None
 
     def but(self, **changes: object) -> Schedule:
@@ -104,7 +112,8 @@ class Schedule:
         """Rounds, bytes and reductions, derived by running through the steps.
 
         Without `count` sizes are fractions of one rank's buffer; with it (a number, or
-        one per share if they are uneven) they are elements, or bytes if it counts bytes.
+        one per share if they are uneven) they are elements, or bytes if it counts
+        bytes.
         """
         from unisono.schedule.cost import cost
 
@@ -117,7 +126,7 @@ class Schedule:
         return consistency(self)
 
     def dependencies(self) -> Dependencies:
-        """Which transfers must wait for which, derived from what they read and write."""
+        """Which transfers must wait for which, by what they read and write."""
         from unisono.schedule.dependencies import dependencies
 
         return dependencies(self)
@@ -157,7 +166,12 @@ class Schedule:
 
 
 def from_steps(
-    collective: Collective, n: int, steps: Sequence[Step], *, num_chunks: int, **more: object
+    collective: Collective,
+    n: int,
+    steps: Sequence[Step],
+    *,
+    num_chunks: int,
+    **more: object,
 ) -> Schedule:
     """A schedule whose steps are given outright, as those read from a file are."""
     fixed = tuple(steps)

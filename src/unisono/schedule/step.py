@@ -1,8 +1,9 @@
 """Transfers that happen together.
 
 A transfer is one chunk going from rank src to rank dst, where it is copied or reduced
-(added to what is there). A step is any number of them at once, held as NumPy arrays that
-are broadcast against each other, so that one line of arithmetic describes all ranks:
+(added to what is there). A step is any number of them at once, held as NumPy arrays
+that are broadcast against each other, so that one line of arithmetic describes all
+ranks:
 
     c = np.arange(n)
     yield reduce(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
@@ -11,12 +12,12 @@ The rules of a step:
 
 - it is simultaneous: everything is read before anything is written;
 - a slot (one chunk on one rank) takes at most one copy, and any number of reductions;
-- the operands of one slot (its own value, or the copy that replaces it, and all arriving
-  reductions) are summed in the order of the ranks they come from. So a rank that hears
-  from several others at once adds exactly as its neighbours do, and has the same bits.
+- the operands of one slot (its own value, or the copy that replaces it, and all
+  arriving reductions) are summed in the order of the ranks they come from. So a rank
+  that hears from several at once adds just as the others do, and has the same bits.
 
-A chunk keeps its name on the way, except that `into` may name another: a temporary, or a
-chunk filled from one. Temporaries are numbered after the chunks and begin empty.
+A chunk keeps its name on the way, except that `into` may name another: a temporary, or
+a chunk filled from one. Temporaries are numbered after the chunks and begin empty.
 """
 
 from __future__ import annotations
@@ -108,11 +109,17 @@ class Step:
 
     def where(self, keep: Bools) -> Step:
         """Only the transfers for which `keep` is true."""
-        src, dst, chunk, reduces, into = (a[keep.ravel()] for a in self.flat())
-        return Step(src, dst, chunk, into, reduces, self.phase)
+        keep = keep.ravel()
+        src, dst, chunk, mask, into = self.flat()
+        chunk_ = chunk[keep]
+        into_ = chunk_ if self.into is self.chunk else into[keep]
+        reduces = self.reduces if isinstance(self.reduces, bool) else mask[keep]
+        return Step(src[keep], dst[keep], chunk_, into_, reduces, self.phase)
 
 
-def copy(chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None) -> Step:
+def copy(
+    chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None
+) -> Step:
     """A step that copies `chunk` from `src` to `dst`; the arguments are broadcast."""
     return _step(chunk, src, dst, into, reduces=False)
 
@@ -125,7 +132,12 @@ def reduce(
 
 
 def _step(
-    chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None, *, reduces: bool
+    chunk: ArrayLike,
+    src: ArrayLike,
+    dst: ArrayLike,
+    into: ArrayLike | None,
+    *,
+    reduces: bool,
 ) -> Step:
     names = np.asarray(chunk, dtype=np.int64)
     from_, to = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
@@ -133,7 +145,9 @@ def _step(
         if not names.shape == from_.shape == to.shape:
             names, from_, to = np.broadcast_arrays(names, from_, to)
         return Step(from_, to, names, names, reduces)
-    names, from_, to, into_ = np.broadcast_arrays(names, from_, to, np.asarray(into, np.int64))
+    names, from_, to, into_ = np.broadcast_arrays(
+        names, from_, to, np.asarray(into, np.int64)
+    )
     return Step(from_, to, names, into_, reduces)
 
 
@@ -145,7 +159,10 @@ def together(steps: Iterable[Step]) -> Step:
     if not parts:
         empty = np.empty(0, dtype=np.int64)
         return Step(empty, empty, empty, empty, reduces=False)
-    columns = [np.concatenate(arrays) for arrays in zip(*(s.flat() for s in parts), strict=True)]
+    columns = [
+        np.concatenate(arrays)
+        for arrays in zip(*(s.flat() for s in parts), strict=True)
+    ]
     src, dst, chunk, reduces, into = columns
     renames = any(s.into is not s.chunk for s in parts)
     phase = next((s.phase for s in parts if s.phase), "")

@@ -1,22 +1,23 @@
 """Schedules from schedules.
 
-    then(a, b)        a and afterwards b          reduce_scatter, all_gather -> all_reduce
+    then(a, b)        a and afterwards b          reduce_scatter, all_gather: all_reduce
     mirror(a)         a played backwards          all_gather -> reduce_scatter
     split(a, m)       a pipelined over m parts    one chunk -> m, each a step behind
     relabel(a, ranks) other ranks play the parts  any root, any order
-    refine(a, k)      every chunk cut in k        so that two schedules have equal chunks
+    refine(a, k)      every chunk cut in k        so that two have the same chunks
     fold(a, n)        more ranks than a has       the surplus hands in and gets back
     product(...)      levels of a hierarchy       in product.py
 
-All but the first two rest on one mechanism, `embed`: a small schedule is acted out inside
-a large one, given which local chunk each chunk plays and who plays each local rank.
+All but the first two rest on one mechanism, `embed`: a small schedule is acted out
+inside a large one, given which local chunk each chunk plays and who plays each local
+rank.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, zip_longest
 
 import numpy as np
@@ -42,8 +43,8 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
 
     `local_chunk[c]` is the chunk of the small schedule that chunk c follows, or -1 for
     none; several may follow one. `cast(chunk, local_rank)` says which rank plays
-    `local_rank` for that chunk; its answer may have leading axes, for several groups that
-    act at once.
+    `local_rank` for that chunk; its answer may have leading axes, for several groups
+    that act at once.
     """
     order = np.argsort(local_chunk, kind="stable")
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
@@ -58,11 +59,17 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
         nth = np.arange(each.size) - np.repeat(np.cumsum(times) - times, times)
         chunk = order[first[names[each]] + nth]
         reduces = step.reduces if isinstance(step.reduces, bool) else mask[each]
-        yield _moved(step.phase, chunk, cast(chunk, src[each]), cast(chunk, dst[each]), reduces)
+        yield _moved(
+            step.phase, chunk, cast(chunk, src[each]), cast(chunk, dst[each]), reduces
+        )
 
 
 def _moved(
-    phase: str, chunk: Ints, src: Ints, dst: Ints, reduces: bool | np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    phase: str,
+    chunk: Ints,
+    src: Ints,
+    dst: Ints,
+    reduces: bool | np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
 ) -> Step:
     chunk, src, dst = np.broadcast_arrays(chunk, src, dst)
     if not isinstance(reduces, bool):
@@ -97,14 +104,21 @@ def then(first: Schedule, second: Schedule) -> Schedule:
     """`first` and afterwards `second`, as one schedule for what both amount to."""
     if first.n != second.n:
         raise BadArgument(f"cannot join schedules of {first.n} and {second.n} ranks")
-    if first.collective.after is not second.collective.before or second.collective.reduces:
+    if (
+        first.collective.after is not second.collective.before
+        or second.collective.reduces
+    ):
         raise BadArgument(
-            f"{second.collective.name} cannot follow {first.collective.name}: it does not "
-            "begin where the other ends"
+            f"{second.collective.name} cannot follow {first.collective.name}: it does "
+            "not begin where the other ends"
         )
     if first.num_temporaries or second.num_temporaries:
         raise BadArgument("a schedule with temporaries cannot be part of another")
-    if first.collective.rooted and second.collective.rooted and first.root != second.root:
+    if (
+        first.collective.rooted
+        and second.collective.rooted
+        and first.root != second.root
+    ):
         raise BadArgument(f"roots differ: {first.root} and {second.root}")
     both = math.lcm(first.num_chunks, second.num_chunks)
     a = refine(first, both // first.num_chunks)
@@ -117,15 +131,17 @@ def then(first: Schedule, second: Schedule) -> Schedule:
     whole = between(first.collective.before, second.collective.after)
     root = first.root if first.collective.rooted else second.root
     name = first.name if first.name == second.name else f"{first.name}+{second.name}"
-    return Schedule(whole, first.n, both, make, name=name, root=root if whole.rooted else 0)
+    return Schedule(
+        whole, first.n, both, make, name=name, root=root if whole.rooted else 0
+    )
 
 
 def mirror(schedule: Schedule) -> Schedule:
     """`schedule` backwards: what was received is sent, what was copied is reduced.
 
-    An all_gather gives a reduce_scatter, a broadcast a reduce, and the other way round; a
-    scatter gives a gather, where copies remain copies. For sums this is right only if the
-    schedule delivers each chunk to each rank once, as any that wastes nothing does.
+    An all_gather gives a reduce_scatter, a broadcast a reduce, and the other way round;
+    a scatter gives a gather, where copies remain copies. For sums this is right only if
+    the schedule delivers each chunk to each rank once, as any that wastes nothing does.
     """
     old = schedule.collective
     if old is ALL_TO_ALL:
@@ -141,7 +157,11 @@ def mirror(schedule: Schedule) -> Schedule:
 
 
 def _rephased(step: Step, old_phase: str) -> Step:
-    opposite = {"all_gather": "reduce_scatter", "broadcast": "reduce", "scatter": "gather"}
+    opposite = {
+        "all_gather": "reduce_scatter",
+        "broadcast": "reduce",
+        "scatter": "gather",
+    }
     opposite |= {"in": "out"}
     opposite |= {new: old for old, new in opposite.items()}
     words = [opposite.get(word, word) for word in old_phase.split(" ")]
@@ -149,9 +169,11 @@ def _rephased(step: Step, old_phase: str) -> Step:
 
 
 def _transposed(schedule: Schedule) -> Schedule:
-    """An all_to_all backwards, with the chunk from i to j renamed to that from j to i."""
+    """An all_to_all backwards, the chunk from i to j renamed to that from j to i."""
     n, pieces = schedule.n, schedule.num_chunks // schedule.n**2
-    swapped = np.arange(schedule.num_chunks).reshape(n, n, pieces).swapaxes(0, 1).ravel()
+    swapped = (
+        np.arange(schedule.num_chunks).reshape(n, n, pieces).swapaxes(0, 1).ravel()
+    )
 
     def make() -> Iterator[Step]:
         back = (s.backwards(swap_kinds=False) for s in reversed(list(schedule)))
@@ -182,7 +204,9 @@ def split(schedule: Schedule, segments: int) -> Schedule:
         window: deque[Step] = deque(idle, maxlen=segments)
         for step in chain(schedule, idle):
             window.appendleft(step)
-            yield together(s for i, w in enumerate(window) if len(w) for s in segment(w, i))
+            yield together(
+                s for i, w in enumerate(window) if len(w) for s in segment(w, i)
+            )
 
     return schedule.but(num_chunks=finer.size, make=make)
 
@@ -211,10 +235,10 @@ def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
 
 
 def fold(inner: Schedule, n: int) -> Schedule:
-    """`inner`, made for fewer ranks, made good for n: the surplus ranks fold onto others.
+    """`inner`, made for fewer ranks, extended to n: the surplus folds onto others.
 
-    Of each of the first pairs (0, 1), (2, 3), ... the even rank stays in, and the odd one
-    hands its data in before and gets the result after. All ranks that stay act out
+    Of each of the first pairs (0, 1), (2, 3), ... the even rank stays in, and the odd
+    one hands its data in before and gets the result after. All ranks that stay act out
     `inner`, so n may be up to twice its number.
     """
     m, surplus = inner.n, n - inner.n
@@ -233,7 +257,11 @@ def fold(inner: Schedule, n: int) -> Schedule:
     num_chunks = n * pieces if whole is ALL_GATHER else inner.num_chunks
     chunk = np.arange(num_chunks)
     plays = np.repeat(np.arange(m), np.where(np.arange(m) < surplus, 2, 1))
-    local = plays[chunk // pieces] * pieces + chunk % pieces if whole is ALL_GATHER else chunk
+    local = (
+        plays[chunk // pieces] * pieces + chunk % pieces
+        if whole is ALL_GATHER
+        else chunk
+    )
 
     def make() -> Iterator[Step]:
         if whole is ALL_REDUCE:

@@ -1,17 +1,18 @@
 """Proof that a schedule keeps its contract, in one pass over its transfers.
 
-Where contributions are added up, every slot ends as a sum of contributions, each counted
-some number of times. Give every contribution (and every slot that begins empty) a random
-value, run the schedule on the values, and compare: a sum in which one is missing, counted
-twice or out of place agrees with the right one only by chance. Values are 61 random bits
-and sums are taken modulo a random prime above 2^61, so that chance is below 2^-60.
+Where contributions are added up, every slot ends as a sum of contributions, each
+counted some number of times. Give every contribution (and every slot that begins empty)
+a random value, run the schedule on the values, and compare: a sum in which one is
+missing, counted twice or out of place agrees with the right one only by chance. Values
+are 61 random bits and sums are taken modulo a random prime above 2^61, so that chance
+is below 2^-60.
 
 Where each chunk has one original there is nothing to add, and a value would say no more
 than "the original" or "something else": one byte a slot, and the answer is exact.
 
 Chunks do not mix, so when the state outgrows its budget they are taken some at a time,
-and the steps generated anew for each lot. When something is wrong, the exact interpreter
-of `oracle.py` runs the chunk concerned and says what happened.
+and the steps generated anew for each lot. When something is wrong, the exact
+interpreter of `oracle.py` runs the chunk concerned and says what happened.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class Proof:
     def __str__(self) -> str:
         """One line for people."""
         return (
-            f"verified: {self.schedule}: {self.transfers:,} transfers in {self.steps:,} "
-            f"steps, {self.seconds:.3g} s; chance of error: {self.doubt}"
+            f"verified: {self.schedule.title}: {self.transfers:,} transfers in "
+            f"{self.steps:,} steps, {self.seconds:.3g} s; chance of error: {self.doubt}"
         )
 
 
 def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
-    """Prove that `schedule` keeps its contract, or raise ScheduleError saying where not."""
+    """Prove that `schedule` keeps its contract, or raise ScheduleError."""
     began = time.perf_counter()
     seed = secrets.randbits(63) if seed is None else seed
     # A transfer that changes its chunk's name brings another original, which one byte
@@ -61,18 +62,25 @@ def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
     exact = not schedule.collective.reduces and not schedule.num_temporaries
     steps = transfers = 0
     for lo, hi in _lots(schedule, bytes_per_slot=1 if exact else 8):
-        lot: Lot = Presence(schedule, lo, hi) if exact else Values(schedule, lo, hi, seed)
-        steps = transfers = 0
-        for step in schedule:
-            steps += 1
-            transfers += len(step)
-            broken = lot.run(step)
-            if broken >= 0:
-                raise explain_rule(schedule, steps, step, broken)
-        wrong = lot.first_wrong()
-        if wrong:
-            raise explain_end(schedule, *wrong)
+        lot = Presence(schedule, lo, hi) if exact else Values(schedule, lo, hi, seed)
+        steps, transfers = _run(schedule, lot)
+        del lot  # before the next one takes as much memory
     return Proof(schedule, steps, transfers, exact, seed, time.perf_counter() - began)
+
+
+def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
+    """Run all steps on one lot, and judge it; the number of steps and of transfers."""
+    steps = transfers = 0
+    for step in schedule:
+        steps += 1
+        transfers += len(step)
+        broken = lot.run(step)
+        if broken >= 0:
+            raise explain_rule(schedule, steps, step, broken)
+    wrong = lot.first_wrong()
+    if wrong:
+        raise explain_end(schedule, *wrong)
+    return steps, transfers
 
 
 def _lots(schedule: Schedule, bytes_per_slot: int) -> list[tuple[int, int]]:

@@ -1,0 +1,143 @@
+"""`unisono algorithms`: what exists, and what it costs for so many ranks."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from unisono.algorithms import Algorithm, library
+from unisono.algorithms.registry import Param
+from unisono.cli.output import parse_world, print_json, print_row
+from unisono.errors import BadArgument, UnsupportedWorld
+from unisono.schedule.collective import collective as find_collective
+
+Row = dict[str, object]
+_WIDTHS = (15, 24, -6, -7, -8, -8, -10, 10)
+_HEADS = ("collective", "algorithm", "steps", "rounds", "bytes", "added", "same bits")
+
+
+def algorithms(
+    collective: str = "",
+    /,
+    *,
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "8",
+    verify: bool = False,
+    json: bool = False,
+    csv_: Annotated[bool, Parameter(name="--csv")] = False,
+) -> int:
+    """List every algorithm with its cost for n ranks, beside the lower bound.
+
+    Bytes and added are in buffers of one rank, through the busiest rank of each step.
+
+    Example: unisono algorithms all_reduce -n 13
+
+    Parameters
+    ----------
+    collective
+        Only those for this collective.
+    n
+        Number of ranks.
+    verify
+        Prove each one right as well.
+    json
+        Print a JSON list.
+    csv_
+        Print comma-separated values.
+    """
+    only = find_collective(collective).name if collective else ""
+    world = parse_world(n)
+    if world < 1:
+        raise BadArgument(f"-n {n}: a world has at least one rank")
+    chosen = [a for (c, _), a in library().items() if only in ("", c)]
+    rows = (_row(a, v, world, verify=verify) for a in chosen for v in a.variants)
+    if json:
+        print_json(list(rows))
+    elif csv_:
+        _print_csv(rows)
+    else:
+        _print_table(rows, world, verify=verify)
+    return 0
+
+
+def _row(
+    algorithm: Algorithm, variant: Mapping[str, Param], n: int, *, verify: bool
+) -> Row:
+    row: Row = {
+        "collective": algorithm.collective.name,
+        "algorithm": algorithm.spelled(**variant),
+        "parameters": {**algorithm.params, **variant},
+        "about": algorithm.about,
+        "n": n,
+    }
+    try:
+        made = algorithm(n, **variant)
+    except UnsupportedWorld as why:
+        return row | {"unsupported": str(why)}
+    cost = made.cost()
+    row |= {
+        "steps": cost.steps,
+        "rounds": cost.rounds,
+        "bytes": cost.span,
+        "added": cost.work,
+        "same_bits": made.consistency().same_bits_on_all_ranks,
+        "least_rounds": cost.bound.rounds,
+        "least_bytes": cost.bound.span,
+        "least_added": cost.bound.work,
+    }
+    if verify:
+        row["verified_transfers"] = made.verify().transfers
+    return row
+
+
+def _print_csv(rows: Iterator[Row]) -> None:
+    first = next(rows)
+    writer = csv.DictWriter(sys.stdout, list(first), restval="", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerow(first)
+    writer.writerows(rows)
+
+
+def _print_table(rows: Iterator[Row], n: int, *, verify: bool) -> None:
+    """Row by row as they are made, so that the first line comes at once."""
+    print_row((*_HEADS, "verified" if verify else ""), _WIDTHS)
+    shown, count, transfers = "", 0, 0
+    for row in rows:
+        if row["collective"] != shown:
+            shown = str(row["collective"])
+            _print_bound(row)
+        count += 1
+        done = row.get("verified_transfers")
+        if isinstance(done, int):
+            transfers += done
+        print_row(_cells(row, verified=verify), _WIDTHS)
+    if verify:
+        print(f"all {count} verified at n = {n}: {transfers:,} transfers followed")
+
+
+def _print_bound(row: Row) -> None:
+    """The line above a collective's algorithms: the least that any needs."""
+    bound = {key: row.get(f"least_{key}", "") for key in ("rounds", "bytes", "added")}
+    cells = {"collective": row["collective"], "algorithm": "(least possible)", **bound}
+    print_row(_cells(cells, verified=False), _WIDTHS)
+
+
+def _cells(row: Row, *, verified: bool) -> list[str]:
+    if "unsupported" in row:
+        return ["", str(row["algorithm"]), *["-"] * 5, "-"]
+    head = str(row["collective"]) if row["algorithm"] == "(least possible)" else ""
+    numbers = [
+        _number(row.get(key, "")) for key in ("steps", "rounds", "bytes", "added")
+    ]
+    same = row.get("same_bits")
+    bits = "" if same is None else "yes" if same else "no"
+    done = row.get("verified_transfers")
+    mark = f"yes, {done:,} transfers" if verified and isinstance(done, int) else ""
+    return [head, str(row["algorithm"]), *numbers, bits, mark]
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,46 @@
+"""The verbs together: every module here that defines a function of its own name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+from cyclopts import App, CycloptsError, Parameter
+
+import unisono
+from unisono.errors import BadArgument
+
+_NOT_VERBS = ("app", "output")
+
+
+def make_app() -> App:
+    """The application with all its verbs."""
+    app = App(
+        name="unisono",
+        help="Collective algorithms as data: verified, drawn, costed.",
+        version=unisono.__version__,
+        help_format="plaintext",
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+        default_parameter=Parameter(negative=""),
+    )
+    package = sys.modules[__package__]
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name not in _NOT_VERBS:
+            found = importlib.import_module(f"{__package__}.{module.name}")
+            app.command(getattr(found, module.name))
+    return app
+
+
+def run(arguments: list[str]) -> int:
+    """Parse and carry out one command; its exit code."""
+    app = make_app()
+    try:
+        result = app(arguments)
+    except CycloptsError as wrong:
+        verb = [a for a in arguments[:1] if a in app]
+        where = " ".join(["unisono", *verb])
+        raise BadArgument(f"{wrong} (see {where} --help)") from wrong
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,65 @@
+"""`unisono env`: what to paste into a bug report."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import unisono
+from unisono.cli.output import print_json
+
+_LIBRARIES = (
+    "numpy",
+    "msgspec",
+    "cyclopts",
+    "rich",
+    "torch",
+    "ml_dtypes",
+    "matplotlib",
+)
+
+
+def env(*, json: bool = False) -> int:
+    """Print versions and facts of this machine, for bug reports.
+
+    Example: unisono env
+
+    Parameters
+    ----------
+    json
+        Print a JSON object.
+    """
+    facts = {
+        "unisono": unisono.__version__,
+        "native core": "yes"
+        if importlib.util.find_spec("unisono._native")
+        else "no (NumPy)",
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": str(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count()
+        ),
+        **{name: _installed(name) for name in _LIBRARIES},
+    }
+    variables = {
+        k: v for k, v in sorted(os.environ.items()) if k.startswith("UNISONO_")
+    }
+    facts |= variables
+    if json:
+        print_json(facts)
+    else:
+        for name, value in facts.items():
+            print(f"{name:<12} {value}")
+    return 0
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

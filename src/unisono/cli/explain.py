@@ -1,0 +1,117 @@
+"""`unisono explain`: the steps of an algorithm, its cost, and the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from unisono.algorithms import schedule as make
+from unisono.cli.output import parse_world, print_json, print_picture, write_file
+from unisono.errors import BadArgument, ScheduleError
+from unisono.schedule.files import as_dict
+from unisono.schedule.schedule import Schedule
+from unisono.units import format_bytes, parse_bytes
+from unisono.view import explain as explained
+from unisono.view import picture, to_svg
+from unisono.view.frames import refuse_if_huge
+
+
+def explain(
+    collective: str,
+    algorithm: str,
+    /,
+    *,
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
+    root: int = 0,
+    size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
+    svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
+    json: bool = False,
+) -> int:
+    """Draw an algorithm step by step, with its cost and the proof that it is right.
+
+    Example: unisono explain all_reduce ring -n 5
+
+    Parameters
+    ----------
+    collective
+        all_reduce, all_gather, broadcast, ...; `unisono algorithms` lists them.
+    algorithm
+        A name, as ring, tree:radix=4, ring+recursive_doubling, or a Python file.
+    n
+        Number of ranks.
+    root
+        The root of broadcast, reduce, scatter and gather.
+    size
+        Bytes of one rank's buffer, as 64M: the cost is told in bytes as well.
+    svg_file
+        Write the picture to this file instead.
+    json
+        Print steps, cost and proof as one JSON object.
+    """
+    made = make(collective, algorithm, parse_world(n), root=root)
+    refuse_if_huge(made)
+    if json:
+        return _print_json(made)
+    if svg_file is not None:
+        write_file(svg_file, to_svg(made))
+        print(f"wrote {svg_file}: {made.title}")
+        return 0
+    try:
+        print_picture(explained(made))
+    except ScheduleError:
+        _print_wrong(made)
+        raise
+    if size:
+        print(_in_bytes(made, size))
+    return 0
+
+
+def _print_wrong(made: Schedule) -> None:
+    """The picture of a wrong schedule, as far as it can be drawn."""
+    try:
+        print_picture(picture(made))
+    except ScheduleError:
+        print(f"{made!r}: cannot be drawn")
+
+
+def _in_bytes(made: Schedule, size: str) -> str:
+    nbytes = parse_bytes(size)
+    if nbytes == 0:
+        raise BadArgument(f"--size {size}: nothing to send")
+    cost = made.cost(nbytes)
+    each = f"{format_bytes(cost.sent.min())} to {format_bytes(cost.sent.max())}"
+    return (
+        f"{'size':<7}{format_bytes(nbytes)}: {format_bytes(cost.span)} through the "
+        f"busiest rank; each sends {each}"
+    )
+
+
+def _print_json(made: Schedule) -> int:
+    told = as_dict(made)
+    told |= {"about": made.about, "verified": True, "cost": made.cost().as_dict()}
+    try:
+        proof = made.verify()
+    except ScheduleError as wrong:
+        told |= {
+            "verified": False,
+            "error": str(wrong),
+            "counter_example": {
+                "step": wrong.step,
+                "rank": wrong.rank,
+                "chunk": wrong.chunk,
+                "missing": wrong.missing,
+                "doubled": wrong.doubled,
+            },
+        }
+        print_json(told)
+        return 1
+    bits = made.consistency()
+    told |= {
+        "same_bits_on_all_ranks": bits.same_bits_on_all_ranks,
+        "depth": bits.depth,
+        "proof": {"exact": proof.exact, "seed": proof.seed, "seconds": proof.seconds},
+    }
+    print_json(told)
+    return 0

@@ -1,0 +1,74 @@
+"""What the verbs share: numbers of ranks, JSON, and a little emphasis on terminals."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from unisono.errors import BadArgument
+
+
+def parse_ranks(text: str) -> list[int]:
+    """The numbers that "5", "1..64", "2,4,13" or a mixture means."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
+        if not found:
+            raise BadArgument(
+                f"-n {text}: expected numbers of ranks, as in 5, 1..64 or 2,4,13"
+            )
+        low, high = int(found[1]), int(found[2] or found[1])
+        if low < 1 or high < low:
+            raise BadArgument(
+                f"-n {text}: a world has at least one rank, and ranges ascend"
+            )
+        numbers.extend(range(low, high + 1))
+    return numbers
+
+
+def parse_world(text: str) -> int:
+    """The one number of ranks that `text` is."""
+    if not re.fullmatch(r"-?\d+", text):
+        raise BadArgument(f"-n {text}: expected one number of ranks, as in 5")
+    return int(text)
+
+
+def print_json(thing: object) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(msgspec.json.encode(thing).decode() + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user named, or say why not."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as why:
+        raise BadArgument(f"{path}: cannot be written: {why.strerror}") from why
+
+
+def print_picture(text: str) -> None:
+    """The text of a picture, with changed cells bold where the terminal allows it."""
+    if _colour():
+        text = re.sub(r"\[[^\s\]]+\]", lambda m: f"\x1b[1m{m[0]}\x1b[0m", text)
+        text = re.sub(
+            r"(?m)^(step \S+ .*|start)$", lambda m: f"\x1b[36m{m[0]}\x1b[0m", text
+        )
+    print(text)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def print_row(cells: Iterable[str], widths: Iterable[int]) -> None:
+    """One line of a table; negative widths align to the right."""
+    told = [
+        cell.rjust(-width) if width < 0 else cell.ljust(width)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    print("  ".join(told).rstrip(), flush=True)

@@ -1,0 +1,96 @@
+"""Every algorithm, in every variant, keeps its contract in every world of 1 to 64 ranks."""
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+from variants import VARIANTS  # type: ignore[import-not-found]
+
+from unisono import Schedule, UnsupportedWorld, schedule
+from unisono.algorithms import library
+from unisono.schedule import COLLECTIVES
+
+WORLDS = range(1, 65)
+SMALL_WORLDS = [*range(1, 10), 13, 16]
+ROOTED = [v for v in VARIANTS if COLLECTIVES[v[0]].rooted]
+SHAPED = [v for v in VARIANTS if "levels=" in v[1] or "shape=" in v[1]]
+UNSHAPED = [v for v in VARIANTS if v not in SHAPED]
+
+every_variant = pytest.mark.parametrize(("what", "name"), VARIANTS)
+
+
+def fitting(what: str, name: str, worlds: Iterable[int]) -> Iterator[Schedule]:
+    """The schedules for those worlds that the shape told in the name, if any, fits."""
+    for n in worlds:
+        try:
+            yield schedule(what, name, n)
+        except UnsupportedWorld:
+            assert (what, name) in SHAPED
+
+
+@every_variant
+def test_it_keeps_its_contract_in_every_world(what, name):
+    proofs = [s.verify() for s in fitting(what, name, WORLDS)]
+    assert proofs
+    assert all(p.steps > 0 or p.schedule.n == 1 for p in proofs)
+
+
+@pytest.mark.parametrize(("what", "name"), ROOTED)
+def test_it_keeps_its_contract_for_every_root(what, name):
+    worlds = list(fitting(what, name, SMALL_WORLDS))
+    for at_zero in worlds or [next(fitting(what, name, WORLDS))]:
+        for root in range(at_zero.n):
+            turned = schedule(what, name, at_zero.n, root=root)
+            assert turned.root == root
+            turned.verify()
+
+
+@pytest.mark.parametrize(("what", "name"), SHAPED)
+def test_a_shape_that_does_not_fit_is_refused_with_the_number_of_ranks(what, name):
+    with pytest.raises(UnsupportedWorld, match="59") as refused:
+        schedule(what, name, 59)
+    assert refused.value.n == 59
+
+
+@pytest.mark.parametrize(("what", "name"), UNSHAPED)
+def test_a_world_of_one_rank_sends_nothing(what, name):
+    assert schedule(what, name, 1).cost().messages == 0
+
+
+@every_variant
+def test_its_steps_are_the_same_whenever_they_are_asked_for(what, name):
+    first = next(fitting(what, name, (13, *WORLDS)))
+    once, again = ([list(step) for step in first] for _ in range(2))
+    assert once == again
+    assert all(step.phase for step in first)
+
+
+@every_variant
+def test_none_beats_the_lower_bound(what, name):
+    worlds = WORLDS if (what, name) in SHAPED else SMALL_WORLDS
+    for found in fitting(what, name, worlds):
+        cost = found.cost()
+        assert cost.rounds >= cost.bound.rounds
+        assert cost.span >= cost.bound.span * (1 - 1e-12)
+        assert cost.work >= cost.bound.work * (1 - 1e-12)
+
+
+def test_every_algorithm_tells_what_it_does():
+    for algorithm in library().values():
+        assert algorithm.about.endswith(".")
+        assert algorithm.story
+
+
+def test_every_collective_has_an_algorithm():
+    assert {what for what, _ in library()} == set(COLLECTIVES)
+
+
+def test_every_parameter_of_every_algorithm_has_a_variant():
+    tried = {
+        (what, part.partition(":")[0], item.partition("=")[0])
+        for what, name in VARIANTS
+        for part in name.split("+")
+        for item in part.partition(":")[2].split(",")
+    }
+    for (what, name), algorithm in library().items():
+        for parameter in algorithm.params:
+            assert (what, name, parameter) in tried
