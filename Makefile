@@ -9,8 +9,9 @@ NATIVE := CMakeLists.txt $(wildcard native/*)
 .PHONY: demo test check bench docs clean
 
 demo: $(VENV)/.cli
-	@$(BIN)/python -m unisono algorithms -n 13 --verify
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
+	@echo
+	@$(BIN)/python -m unisono algorithms -n 13 --verify
 
 test: check
 	@$(BIN)/python -m pytest -n 2 --durations=5
@@ -25,7 +26,7 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
 $(VENV)/bin/python:

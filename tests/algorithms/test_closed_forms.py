@@ -94,7 +94,9 @@ def hybrid(early):
 
 
 def prime_factors(p):
-    return next(([d, *prime_factors(p // d)] for d in range(2, p + 1) if p % d == 0), [])
+    return next(
+        ([d, *prime_factors(p // d)] for d in range(2, p + 1) if p % d == 0), []
+    )
 
 
 def around(p):
@@ -143,7 +145,12 @@ LAWS = [
         EVERY,
         optimal_in(lambda p: 2 * sum(f - 1 for f in prime_factors(p))),
     ),
-    Law("all_reduce", "butterfly:radix=4", [4, 16, 64], optimal_in(lambda p: 3 * ceil_log2(p))),
+    Law(
+        "all_reduce",
+        "butterfly:radix=4",
+        [4, 16, 64],
+        optimal_in(lambda p: 3 * ceil_log2(p)),
+    ),
     Law("all_reduce", "butterfly:radix=64", EVERY, optimal_in(around)),
 ]
 
@@ -161,7 +168,9 @@ def test_one_server_is_a_naive_reduce_and_a_naive_broadcast(p):
 
 @pytest.mark.parametrize("p", POWERS)
 def test_a_double_tree_takes_four_rounds_a_level_less_two(p):
-    assert schedule("all_reduce", "double_tree", p).cost().rounds == 4 * ceil_log2(p) - 2
+    assert (
+        schedule("all_reduce", "double_tree", p).cost().rounds == 4 * ceil_log2(p) - 2
+    )
 
 
 @pytest.mark.parametrize("m", [1, 4, 32])
@@ -186,7 +195,9 @@ def test_dissemination_has_the_fewest_steps_and_messages_received(p):
     assert ceil_log2(p) <= cost.rounds == cost.span <= 2 * ceil_log2(p)
 
 
-@pytest.mark.parametrize(("g", "hosts"), [(2, 2), (4, 3), (3, 4), (8, 8), (5, 7), (1, 6)])
+@pytest.mark.parametrize(
+    ("g", "hosts"), [(2, 2), (4, 3), (3, 4), (8, 8), (5, 7), (1, 6)]
+)
 def test_two_levels_of_rings(g, hosts):
     p = g * hosts
     bytes_ = 2 * share(g) + Fraction(2 * (hosts - 1), g * hosts)
@@ -205,7 +216,8 @@ def test_any_number_of_levels_of_rings(sizes):
 
 
 @pytest.mark.parametrize(
-    ("shape", "side", "dims"), [("4x4", 4, 2), ("8x8", 8, 2), ("3x3x3", 3, 3), ("7", 7, 1)]
+    ("shape", "side", "dims"),
+    [("4x4", 4, 2), ("8x8", 8, 2), ("3x3x3", 3, 3), ("7", 7, 1)],
 )
 def test_a_torus_keeps_every_link_equally_busy(shape, side, dims):
     p = side**dims

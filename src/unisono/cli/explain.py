@@ -96,6 +96,7 @@ def _print_json(made: Schedule) -> int:
     except ScheduleError as wrong:
         told |= {
             "verified": False,
+            "same_bits_on_all_ranks": None,
             "error": str(wrong),
             "counter_example": {
                 "step": wrong.step,

@@ -37,6 +37,7 @@ _MAX_MOVES = 24
 
 def explain(schedule: Schedule) -> str:
     """The schedule drawn step by step, costed and proven; or ScheduleError."""
+    refuse_if_huge(schedule)
     told = facts(schedule)
     return "\n".join([*_head(schedule), "", picture(schedule), "", *_foot(told)])
 
@@ -78,13 +79,12 @@ def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
     names = row_names(schedule)
     label = max(len(name) for name in names) + 2
     cells = [[_cell(schedule, c) for c in row] for row in frame.rows]
-    width = (
-        max(len(f"rank {schedule.n - 1}"), *(len(c) for row in cells for c in row)) + 1
-    )
+    roomy = schedule.n <= _MAX_LETTERS
+    heads = [f"rank {r}" if roomy else str(r) for r in range(schedule.n)]
+    width = max(len(text) for text in (*heads, *(c for row in cells for c in row))) + 1
     yield from _caption(schedule, frame)
-    ranks = "".join(f"rank {r}".center(width) for r in range(schedule.n))
-    yield f"{'':{label}} {ranks}".rstrip()
-    for name, row in zip(names, cells, strict=True):
+    rows = [("" if roomy else "rank", heads), *zip(names, cells, strict=True)]
+    for name, row in rows:
         yield f"{name:>{label}} {''.join(c.center(width) for c in row)}".rstrip()
 
 

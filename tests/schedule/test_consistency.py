@@ -1,0 +1,186 @@
+"""Same bits and depths, against an interpreter that adds in the documented order.
+
+The operands of a slot, its own value (or the copy that replaces it) included, are summed
+from the left in the order of the ranks they come from. Run on floating-point numbers, this
+shows whether bits differ; run on trees, it shows whether they may.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unisono
+from unisono.algorithms import library
+from unisono.schedule import Schedule, Step, Transfer, copy, from_steps, reduce, together
+from unisono.schedule.collective import ALL_REDUCE
+
+law = settings(deadline=None, max_examples=150)
+NAMES = [name for what, name in library() if what == "all_reduce"]
+NAMES += ["dissemination:carry", "direct:rotate", "ring:both", "tree:radix=3"]
+NAMES += ["rabenseifner:early=1", "rabenseifner:early=2", "swing+ring"]
+NAMES += ["halving_doubling:blocks", "hierarchical:by=tree/direct"]
+WORLDS = (*range(2, 10), 13)
+T = TypeVar("T")
+Slot = tuple[int, int]
+Tree = tuple[int, int]
+
+
+def run(
+    schedule: Schedule, begin: Callable[[int, int], T], add: Callable[[T, T], T]
+) -> dict[Slot, T]:
+    """All slots in the end, by rank and chunk."""
+    ranks, slots = range(schedule.n), range(schedule.num_slots)
+    held = {(r, c): begin(r, c) for r in ranks for c in slots}
+    for step in schedule:
+        held |= written(step, held, add)
+    return held
+
+
+def written(step: Step, held: dict[Slot, T], add: Callable[[T, T], T]) -> dict[Slot, T]:
+    """The new values of the slots that a step writes."""
+    base: dict[Slot, tuple[int, T]] = {}
+    arriving: dict[Slot, list[tuple[int, T]]] = defaultdict(list)
+    for t in step:
+        operand = (t.src, held[t.src, t.chunk])
+        if t.reduces:
+            arriving[t.dst, t.into].append(operand)
+        else:
+            base[t.dst, t.into] = operand
+    new = {}
+    for slot in base.keys() | arriving.keys():
+        own = base.get(slot, (slot[0], held[slot]))
+        first, *rest = sorted([own, *arriving[slot]], key=lambda operand: operand[0])
+        value = first[1]
+        for _, operand in rest:
+            value = add(value, operand)
+        new[slot] = value
+    return new
+
+
+def floats(schedule: Schedule, seed: int) -> list[list[str]]:
+    """The bits with which every chunk ends on every rank, for random numbers."""
+    rng = np.random.default_rng(seed)
+    shape = schedule.n, schedule.num_slots
+    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-8, 8, shape)
+    end = run(schedule, lambda r, c: float(values[r, c]), lambda a, b: a + b)
+    ranks, chunks = range(schedule.n), range(schedule.num_chunks)
+    return [[end[r, c].hex() for r in ranks] for c in chunks]
+
+
+def same_bits(schedule: Schedule, seed: int) -> bool:
+    return all(len(set(bits)) == 1 for bits in floats(schedule, seed))
+
+
+def trees(schedule: Schedule) -> dict[Slot, Tree]:
+    """For every slot a number that is the same for the same tree, and its depth."""
+    known: dict[tuple[int, int], int] = {}
+
+    def add(a: Tree, b: Tree) -> Tree:
+        sides = (min(a[0], b[0]), max(a[0], b[0]))
+        tree = known.setdefault(sides, schedule.n + len(known))
+        return tree, max(a[1], b[1]) + 1
+
+    return run(schedule, lambda rank, _: (rank, 0), add)
+
+
+def told(schedule: Schedule) -> tuple[bool, int]:
+    found = schedule.consistency()
+    return found.same_bits_on_all_ranks, found.depth
+
+
+def traced(schedule: Schedule) -> tuple[bool, int]:
+    end = trees(schedule)
+    ranks, chunks = range(schedule.n), range(schedule.num_chunks)
+    same = all(len({end[r, c][0] for r in ranks}) == 1 for c in chunks)
+    return same, max(end[r, c][1] for r in ranks for c in chunks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_differ_between_ranks_exactly_when_it_is_said(name):
+    for n in WORLDS:
+        made = unisono.schedule("all_reduce", name, n)
+        if made.consistency().same_bits_on_all_ranks:
+            assert all(same_bits(made, seed) for seed in range(3))
+        else:
+            assert not all(same_bits(made, seed) for seed in range(20))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trees_and_depths_are_those_of_the_interpreter(name):
+    for n in (1, *WORLDS):
+        made = unisono.schedule("all_reduce", name, n)
+        assert told(made) == traced(made)
+
+
+def test_ranks_that_add_in_different_orders_are_found_out():
+    differing = {
+        n
+        for n in WORLDS
+        if not told(unisono.schedule("all_reduce", "dissemination:carry", n))[0]
+    }
+    assert differing == set(WORLDS) - {2}
+
+
+def transfers(n: int) -> st.SearchStrategy[Transfer]:
+    ranks, chunk = st.integers(0, n - 1), st.integers(0, 1)
+    made = st.builds(Transfer, ranks, ranks, chunk, st.booleans(), chunk)
+    return made.map(lambda t: t._replace(into=t.chunk)).filter(lambda t: t.src != t.dst)
+
+
+def lawful(rows: list[Transfer]) -> Step:
+    """A step of these transfers, less what would be a second copy into a slot."""
+    kept = {(t.dst, t.chunk, t.src if t.reduces else -1): t for t in rows}
+    src, dst, chunk, reduces, into = np.array(list(kept.values()), dtype=np.int64).T
+    return Step(src, dst, chunk, into, reduces.astype(bool))
+
+
+@law
+@given(st.lists(st.lists(transfers(4), min_size=1, max_size=9), max_size=4))
+def test_any_steps_have_the_trees_of_the_interpreter(rows):
+    made = from_steps(ALL_REDUCE, 4, [lawful(step) for step in rows], num_chunks=2)
+    assert told(made) == traced(made)
+
+
+def test_a_copy_counts_as_coming_from_its_sender():
+    """Rank 3 adds to a copy of rank 0's value as rank 0 itself does: (0 + 1) + 2."""
+    twice = [reduce(0, src=[1, 2], dst=rank) for rank in (0, 3)]
+    steps = [together([copy(0, src=0, dst=3), *twice]), copy(0, src=0, dst=[1, 2])]
+    made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
+    assert told(made) == traced(made) == (True, 2)
+
+
+@pytest.mark.parametrize("n", [1, *WORLDS])
+def test_depths_are_known_in_closed_form(n):
+    levels = (n - 1).bit_length()
+    for what, name, depth in (
+        ("all_reduce", "ring", n - 1),
+        ("reduce_scatter", "ring", n - 1),
+        ("reduce", "chain", n - 1),
+        ("reduce_scatter", "direct", n - 1),
+        ("all_reduce", "parameter_server", n - 1),
+        ("reduce", "tree", levels),
+        ("all_reduce", "tree", levels),
+        ("reduce_scatter", "circulant", levels),
+    ):
+        found = unisono.schedule(what, name, n).consistency()
+        assert found.depth == depth, (what, name)
+        assert found.same_bits_on_all_ranks
+
+
+@pytest.mark.parametrize("levels", range(5))
+def test_doubling_is_as_deep_as_it_has_levels(levels):
+    for name in ("recursive_doubling", "halving_doubling", "swing", "dissemination"):
+        made = unisono.schedule("all_reduce", name, 1 << levels)
+        assert told(made) == (True, levels)
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [key for key in library() if "reduce" not in key[0]]
+)
+def test_what_moves_originals_adds_nothing(what, name):
+    assert told(unisono.schedule(what, name, 5)) == (True, 0)

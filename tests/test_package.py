@@ -1,0 +1,128 @@
+"""The package as a whole: what importing it costs, what it exports, examples that run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unisono
+
+ROOT = Path(__file__).parents[1]
+
+
+def fresh(code, *options):
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_it_imports_nothing_heavy():
+    loaded = fresh("import sys, unisono; print(*sys.modules)").split()
+    assert not {"torch", "rich", "cyclopts", "numpy", "matplotlib"} & set(loaded)
+
+
+def test_schedules_need_numpy_and_msgspec_alone():
+    code = """
+import sys, unisono
+print(unisono.explain(unisono.schedule("all_reduce", "ring", n=5))[:0])
+print(*sys.modules)
+"""
+    assert not {"torch", "rich", "cyclopts", "matplotlib"} & set(fresh(code).split())
+
+
+def test_everything_works_without_the_native_core():
+    code = """
+import sys
+sys.modules["unisono._native"] = None
+import unisono
+from unisono.schedule import domains
+assert domains._native is None
+for name in ("ring", "direct", "dissemination:carry", "hierarchical"):
+    print(unisono.schedule("all_reduce", name, n=13).verify().transfers)
+print(unisono.schedule("all_to_all", "bruck", n=13).verify().transfers)
+"""
+    with_native = [
+        unisono.schedule("all_reduce", name, n=13).verify().transfers
+        for name in ("ring", "direct", "dissemination:carry", "hierarchical")
+    ]
+    bruck = unisono.schedule("all_to_all", "bruck", n=13).verify().transfers
+    assert [int(x) for x in fresh(code).split()] == [*with_native, bruck]
+
+
+def test_the_native_core_was_built():
+    from unisono.schedule import domains
+
+    assert domains._native is not None
+
+
+def test_public_names_are_exact():
+    assert sorted(unisono.__all__) == unisono.__all__
+    for name in unisono.__all__:
+        assert getattr(unisono, name) is not None
+        assert name in dir(unisono)
+    with pytest.raises(AttributeError, match="no attribute 'all_reduec'"):
+        _ = unisono.all_reduec
+
+
+def test_schedule_is_the_function_whatever_was_imported_before():
+    code = """
+import unisono.schedule.step
+from unisono.schedule import Step
+import unisono
+print(unisono.schedule("all_reduce", "ring", n=2).num_steps, Step.__name__)
+"""
+    assert fresh(code).split() == ["2", "Step"]
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=str)
+def test_every_example_runs(example, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_says_which_extra_is_missing():
+    code = """
+import sys
+sys.modules["cyclopts"] = None
+from unisono.cli import main
+sys.exit(main(["env"]) - 2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == (
+        "unisono: the command line needs: pip install 'unisono[cli]'\n"
+    )
+
+
+def test_python_dash_m_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", "env"], capture_output=True, text=True, check=True
+    )
+    assert unisono.__version__ in done.stdout
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m unisono explain all_reduce ring -n 8 | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_and_functions_stay_readable():
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 400, file

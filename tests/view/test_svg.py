@@ -1,0 +1,68 @@
+"""The SVG picture: well formed, self-contained, and the same as before."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import unisono
+from unisono.algorithms import library
+from unisono.errors import ScheduleError
+from unisono.schedule import collective, from_steps, reduce
+from unisono.view import to_svg
+
+NS = "{http://www.w3.org/2000/svg}"
+ROOT = Path(__file__).parents[2]
+
+
+def parse(s):
+    return ET.fromstring(to_svg(s))
+
+
+@pytest.mark.parametrize("key", library(), ids="-".join)
+@pytest.mark.parametrize("n", [1, 4])
+def test_every_algorithm_has_a_well_formed_picture(key, n):
+    made = library()[key](n)
+    tree = parse(made)
+    assert tree.find(f"{NS}title").text == made.title
+    assert "chance of error" in tree.find(f"{NS}desc").text
+
+
+def test_the_picture_in_the_readme_is_the_one_we_draw():
+    drawn = to_svg(unisono.schedule("all_reduce", "ring", n=5))
+    assert (ROOT / "docs" / "ring.svg").read_text(encoding="utf-8") == drawn
+
+
+def test_one_panel_a_step_and_one_arrow_a_transfer():
+    s = unisono.schedule("all_reduce", "ring", n=5)
+    tree = parse(s)
+    arrows = [p for p in tree.iter(f"{NS}path") if p.get("class") == "a"]
+    heads = [p.get("marker-end") for p in arrows]
+    assert heads.count("url(#add)") == heads.count("url(#copy)") == 20
+    captions = [t.text for t in tree.iter(f"{NS}text") if t.get("class") == "p"]
+    assert captions == ["start", *(f"step {i}" for i in range(1, 9))]
+
+
+def test_changed_cells_are_ringed():
+    s = unisono.schedule("all_gather", "direct", n=4)
+    rings = [r for r in parse(s).iter(f"{NS}rect") if r.get("class") == "r"]
+    assert len(rings) == 12
+
+
+def test_large_worlds_become_one_table_a_phase():
+    s = unisono.schedule("all_reduce", "hierarchical", n=100)
+    captions = [t.text for t in parse(s).iter(f"{NS}text") if t.get("class") == "p"]
+    assert captions == ["reduce_scatter inside", "all_reduce across", "all_gather inside"]
+    assert len(to_svg(s)) < 100_000
+
+
+def test_it_loads_nothing_from_elsewhere():
+    text = to_svg(unisono.schedule("all_to_all", "bruck", n=4))
+    assert "href" not in text
+    assert text.count("http") == 1  # the name space
+
+
+def test_a_wrong_schedule_is_not_drawn_as_if_right():
+    wrong = from_steps(collective("all_reduce"), 2, [reduce(0, 0, 1)], num_chunks=1)
+    with pytest.raises(ScheduleError, match="rank 0 lacks rank 1"):
+        to_svg(wrong)
