@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs sanitize clean
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -29,6 +29,19 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
+# The native core under the address and undefined-behaviour sanitizers, in a venv of its own.
+sanitize: .venv-sanitize/.ready
+	@LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1 .venv-sanitize/bin/python -m pytest \
+	  tests/schedule/test_verify.py tests/schedule/test_mutations.py
+
+.venv-sanitize/.ready: pyproject.toml $(NATIVE)
+	@$(PYTHON) -m venv .venv-sanitize
+	@.venv-sanitize/bin/python -m pip --disable-pip-version-check --quiet install \
+	  -C cmake.define.UNISONO_SANITIZE=address,undefined . \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
 $(VENV)/bin/python:
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
@@ -41,4 +54,4 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build site
+	rm -rf $(VENV) .venv-sanitize build site

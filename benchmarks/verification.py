@@ -2,8 +2,8 @@
 
     make bench          prints the table and writes benchmarks/results/verification.json
 
-Each figure is the median of several runs, in a fresh process for the large ones so that
-the memory is theirs alone. The peers are our own other interpreters, in the same run: the
+Each figure is the median of several runs; the large ones run once, in a process of
+their own so that the memory is theirs alone. The peers are our own other interpreters, in the same run: the
 NumPy twin of the native verifier, and the exact oracle.
 """
 

@@ -26,9 +26,9 @@ def main() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     PAGES.mkdir()
     by_name = sorted(library().values(), key=lambda a: a.name)
-    pages = [(name, list(group)) for name, group in groupby(by_name, key=lambda a: a.name)]
-    for name, algorithms in pages:
-        (PAGES / f"{name}.md").write_text(page(name, algorithms), encoding="utf-8")
+    for name, group in groupby(by_name, key=lambda a: a.name):
+        text = page(name, list(group))
+        (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
     (PAGES / "index.md").write_text(index(), encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     home = re.sub(r"\]\(docs/", "](", readme)
@@ -37,8 +37,8 @@ def main() -> None:
 
 def page(name: str, algorithms: list[Algorithm]) -> str:
     """The story of one algorithm, its costs, and a picture for each collective."""
-    parts = [f"# {name}", "```text", algorithms[0].story, "```", f"## Cost at n = {ODD}"]
-    parts.append(table(algorithms))
+    parts = [f"# {name}", f"```text\n{algorithms[0].story}\n```"]
+    parts += [f"## Cost at n = {ODD}", table(algorithms)]
     for algorithm in algorithms:
         made = algorithm(SMALL)
         picture = f"{name}-{algorithm.collective.name}.svg"

@@ -8,7 +8,7 @@ s = unisono.schedule("all_reduce", "rabenseifner", n=13)
 print(s.verify())
 cost = s.cost()
 print(f"{cost.rounds} rounds, at least {cost.bound.rounds}")
-print(f"{cost.span:.3f} buffers through the busiest rank, at least {cost.bound.span:.3f}")
+print(f"{cost.span:.3f} buffers by the busiest rank, at least {cost.bound.span:.3f}")
 print("same bits on all ranks:", s.consistency().same_bits_on_all_ranks)
 print("longest chain of transfers:", s.dependencies().longest_chain())
 

@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, what it exports, examples that run."""
+"""The package as a whole: what importing it loads, what it exports, examples."""
 
 import subprocess
 import sys
@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 
 def fresh(code, *options):
     done = subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, *options, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -107,7 +110,10 @@ sys.exit(main(["env"]) - 2)
 
 def test_python_dash_m_is_the_command():
     done = subprocess.run(
-        [sys.executable, "-m", "unisono", "env"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "unisono", "env"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert unisono.__version__ in done.stdout
 

@@ -14,6 +14,7 @@ in it are attributes as well, so that tools need not parse text.
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable, Sequence
 
 
@@ -72,6 +73,16 @@ class MissingExtra(UnisonoError, ImportError):
         """Name the extra and what it is for."""
         super().__init__(f"{purpose} needs: pip install 'unisono[{extra}]'")
         self.extra = extra
+
+
+def whole_number(name: str, value: object) -> int:
+    """`value` as an int, if that is what it is; BadArgument if it is anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise BadArgument(f"{name} = {value!r}: expected a whole number") from None
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadArgument:

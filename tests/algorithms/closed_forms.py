@@ -1,4 +1,4 @@
-"""What the tests of closed forms share: how a law is written down, and how it is checked.
+"""What the tests of closed forms share: how a law is written, and how it is checked.
 
 A law gives, for p ranks, the three terms of a schedule's cost: messages one after the
 other, fractions of the buffer through the busiest rank, and fractions added by it.
@@ -13,6 +13,8 @@ from unisono import Schedule, schedule
 
 Number = int | Fraction
 Terms = tuple[Number, Number, Number]
+Formula = Callable[[int], Terms]
+Count = Callable[[int], int]
 
 EVERY = [*range(2, 41), 64]
 POWERS = [2, 4, 8, 16, 32, 64]
@@ -26,7 +28,7 @@ class Law:
     what: str
     name: str
     worlds: list[int]
-    terms: Callable[[int], Terms]
+    terms: Formula
 
     def __str__(self) -> str:
         return f"{self.what} by {self.name}"
@@ -58,7 +60,7 @@ def ceil_log2(p: int) -> int:
 
 def power_below(p: int) -> int:
     """The largest power of two not above p."""
-    return 2 ** floor_log2(p)
+    return 1 << floor_log2(p)
 
 
 def ones(p: int) -> int:

@@ -1,14 +1,17 @@
-"""Every all_reduce costs, to the last bit, what theory says: shared/algorithms.md 2.2."""
+"""Every all_reduce costs, to the last bit, what theory says."""
 
 from fractions import Fraction
 from math import prod
 
 import pytest
-from closed_forms import (  # type: ignore[import-not-found]
+from closed_forms import (
     EVERY,
     OTHERS,
     POWERS,
+    Count,
+    Formula,
     Law,
+    Terms,
     ceil_log2,
     check,
     counted,
@@ -23,68 +26,68 @@ from closed_forms import (  # type: ignore[import-not-found]
 from unisono import schedule
 
 
-def optimal_in(rounds):
+def optimal_in(rounds: Count) -> Formula:
     """Bytes and reductions both the least possible, in so many rounds."""
     return lambda p: (rounds(p), 2 * share(p), share(p))
 
 
-def alike(term):
+def alike(term: Count) -> Formula:
     """Rounds, buffers and sums all the same number."""
     return lambda p: (term(p), term(p), term(p))
 
 
-def one_server(p):
+def one_server(p: int) -> Terms:
     return 2 * (p - 1), 2 * (p - 1), p - 1
 
 
-def tree(p):
+def tree(p: int) -> Terms:
     return 2 * ceil_log2(p), 2 * ceil_log2(p), ceil_log2(p)
 
 
-def tree_of_radix(k):
+def tree_of_radix(k: int) -> Formula:
     """For p = k^m: every level is k-1 messages."""
 
-    def terms(p):
+    def terms(p: int) -> Terms:
         levels = next(m for m in range(10) if k**m >= p)
         return 2 * (k - 1) * levels, 2 * (k - 1) * levels, (k - 1) * levels
 
     return terms
 
 
-def chain_of(m):
-    def terms(p):
+def chain_of(m: int) -> Formula:
+    def terms(p: int) -> Terms:
         return 2 * (p - 2 + m), Fraction(2 * (p - 2 + m), m), Fraction(p - 2 + m, m)
 
     return terms
 
 
-def doubling_folded(p):
+def doubling_folded(p: int) -> Terms:
     return floor_log2(p) + 2, floor_log2(p) + 2, floor_log2(p) + 1
 
 
-def carried(p):
+def carried(p: int) -> Terms:
     buffers = ceil_log2(p) + ones(p) - 2
     return ceil_log2(p), buffers, buffers
 
 
-def halving_folded(p):
+def halving_folded(p: int) -> Terms:
     q, levels = power_below(p), floor_log2(p)
     return 2 * levels + 2, 4 - Fraction(2, q), 2 - Fraction(1, q)
 
 
-def half_exchange(p):
+def half_exchange(p: int) -> Terms:
     q, levels = power_below(p), floor_log2(p)
     return 2 * levels + 3, 4 - Fraction(2, q), Fraction(3, 2) - Fraction(1, q)
 
 
-def free_round(p):
+def free_round(p: int) -> Terms:
     return 2 * ceil_log2(p) - 1, 2 * share(p), 1
 
 
-def hybrid(early):
+def hybrid(early: int) -> Formula:
     """d levels of halving, the rest of doubling, d of gathering."""
 
-    def terms(p):
+    def terms(p: int) -> Terms:
         rest = min(early, ceil_log2(p))
         d = ceil_log2(p) - rest
         left = Fraction(1, 2**d)
@@ -93,18 +96,18 @@ def hybrid(early):
     return terms
 
 
-def prime_factors(p):
+def prime_factors(p: int) -> list[int]:
     return next(
         ([d, *prime_factors(p // d)] for d in range(2, p + 1) if p % d == 0), []
     )
 
 
-def around(p):
+def around(p: int) -> int:
     return 2 * (p - 1)
 
 
-def two_logs(p):
-    return 2 * ceil_log2(p)
+def two_logs(p: int) -> int:
+    return 2 * int(ceil_log2(p))
 
 
 LAWS = [

@@ -1,14 +1,19 @@
-"""All collectives but all_reduce cost what theory says: shared/algorithms.md 2.1 and 2.3."""
+"""All collectives but all_reduce cost, to the last bit, what theory says."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import prod
 
 import pytest
-from closed_forms import (  # type: ignore[import-not-found]
+from closed_forms import (
     EVERY,
     OTHERS,
     POWERS,
+    Count,
+    Formula,
     Law,
+    Number,
+    Terms,
     ceil_log2,
     check,
     counted,
@@ -23,35 +28,40 @@ from unisono import schedule
 ADDING = ("reduce", "reduce_scatter")
 
 
-def others(p):
+def others(p: int) -> int:
     return p - 1
 
 
-def digits(p, radix):
+def digits(p: int, radix: int) -> int:
     """How many digits the numbers below p have."""
     return next(m for m in range(20) if radix**m >= p)
 
 
-def sharing(what, rounds, times=1):
-    """The least bytes, or twice that, in so many rounds; sums only where there are any."""
+def sharing(what: str, rounds: Count, times: int = 1) -> Formula:
+    """The least bytes, so many times, in so many rounds; and sums if there are any."""
     adds = share if what in ADDING else lambda _: 0
     return lambda p: (rounds(p), times * share(p), adds(p))
 
 
-def whole(what, term):
+def whole(what: str, term: Count) -> Formula:
     """As many buffers as rounds, and as many sums where there are any."""
     return lambda p: (term(p), term(p), term(p) if what in ADDING else 0)
 
 
-def chain_of(what, m):
-    def terms(p):
+def chain_of(what: str, m: int) -> Formula:
+    def terms(p: int) -> Terms:
         buffers = Fraction(p - 2 + m, m)
         return p - 2 + m, buffers, buffers if what in ADDING else 0
 
     return terms
 
 
-def laws_of(names, whats, make, worlds=EVERY):
+def laws_of(
+    names: list[str],
+    whats: list[str],
+    make: Callable[[str], Formula],
+    worlds: list[int] = EVERY,
+) -> list[Law]:
     return [Law(w, name, worlds, make(w)) for w in whats for name in names]
 
 
@@ -217,7 +227,7 @@ def test_all_to_all_on_two_levels(g, hosts):
     assert counted(made) == (p, *exact((g - 1 + hosts - 1, share(g) + share(hosts), 0)))
 
 
-BOUNDS = {
+BOUNDS: dict[str, Callable[[int], tuple[Number, Number]]] = {
     "broadcast": lambda p: (1, 0),
     "reduce": lambda p: (1, share(p)),
     "scatter": lambda p: (share(p), 0),

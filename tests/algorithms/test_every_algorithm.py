@@ -1,9 +1,9 @@
-"""Every algorithm, in every variant, keeps its contract in every world of 1 to 64 ranks."""
+"""Every algorithm, in every variant, keeps its contract among 1 to 64 ranks."""
 
 from collections.abc import Iterable, Iterator
 
 import pytest
-from variants import VARIANTS  # type: ignore[import-not-found]
+from variants import VARIANTS
 
 from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.algorithms import library

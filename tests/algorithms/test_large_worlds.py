@@ -9,7 +9,7 @@ from unisono import schedule
 from unisono.algorithms import library
 
 GIBIBYTE = 1 << 30
-# The same algorithm's two worlds stand far apart, so that two workers share the longest.
+# An algorithm's two worlds stand far apart, so that two workers share the longest.
 WORLDS = [(*key, n) for n in (1000, 1024) for key in library()]
 
 # The peak of this program alone: what ru_maxrss tells on Linux counts, across fork and

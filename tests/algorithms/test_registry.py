@@ -182,12 +182,13 @@ def test_a_world_that_is_not_what_the_algorithm_needs_is_refused(n):
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0, "4", None])
 def test_a_number_of_ranks_that_is_none_is_refused(n):
-    with pytest.raises(BadArgument, match="at least one rank"):
+    with pytest.raises(BadArgument, match="at least one rank|whole number"):
         schedule("all_reduce", "ring", n)
 
 
 def test_a_number_of_ranks_may_be_numpys():
-    assert schedule("all_reduce", "ring", np.int64(4)).verify().schedule.n == 4  # type: ignore[arg-type]
+    four = np.arange(5).max()
+    assert schedule("all_reduce", "ring", four).verify().schedule.n == 4
 
 
 @pytest.mark.parametrize("root", [-1, 4])

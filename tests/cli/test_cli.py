@@ -100,7 +100,7 @@ def test_the_json_convinces_a_judge_who_knows_only_the_contract(run, key, n):
         owner = c * n // chunks
         target = c // (chunks // (n * n)) % n if collective == "all_to_all" else owner
         ends = {"reduce": [0], "gather": [0], "all_to_all": [target]}
-        ends |= dict.fromkeys(("scatter", "reduce_scatter"), [owner])
+        ends |= {"scatter": [owner], "reduce_scatter": [owner]}
         due = {(owner if collective != "broadcast" else 0, c)}
         if collective == "scatter":
             due = {(0, c)}

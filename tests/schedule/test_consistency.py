@@ -1,10 +1,11 @@
 """Same bits and depths, against an interpreter that adds in the documented order.
 
-The operands of a slot, its own value (or the copy that replaces it) included, are summed
-from the left in the order of the ranks they come from. Run on floating-point numbers, this
-shows whether bits differ; run on trees, it shows whether they may.
+The operands of a slot, its own value (or the copy that replaces it) included, are
+summed from the left in the order of the ranks they come from. Run on floating-point
+numbers, this shows whether bits differ; run on trees, it shows whether they may.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,7 +17,15 @@ from hypothesis import strategies as st
 
 import unisono
 from unisono.algorithms import library
-from unisono.schedule import Schedule, Step, Transfer, copy, from_steps, reduce, together
+from unisono.schedule import (
+    Schedule,
+    Step,
+    Transfer,
+    copy,
+    from_steps,
+    reduce,
+    together,
+)
 from unisono.schedule.collective import ALL_REDUCE
 
 law = settings(deadline=None, max_examples=150)
@@ -54,11 +63,8 @@ def written(step: Step, held: dict[Slot, T], add: Callable[[T, T], T]) -> dict[S
     new = {}
     for slot in base.keys() | arriving.keys():
         own = base.get(slot, (slot[0], held[slot]))
-        first, *rest = sorted([own, *arriving[slot]], key=lambda operand: operand[0])
-        value = first[1]
-        for _, operand in rest:
-            value = add(value, operand)
-        new[slot] = value
+        operands = sorted([own, *arriving[slot]], key=lambda operand: operand[0])
+        new[slot] = functools.reduce(add, (value for _, value in operands))
     return new
 
 

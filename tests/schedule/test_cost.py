@@ -13,7 +13,7 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule import Cost, Schedule
 
-law = settings(deadline=None, max_examples=60)
+law = settings(deadline=None, max_examples=40)
 VARIANTS = [
     ("broadcast", "tree:radix=4"),
     ("broadcast", "chain:segments=9"),
@@ -33,6 +33,11 @@ counts = st.one_of(st.just(0), st.just(1), st.integers(0, 100))
 SHARED = [k for k in CASES if k[0] not in ("broadcast", "reduce", "all_reduce")]
 
 
+def scheduled(case: tuple[str, str], n: int) -> Schedule:
+    what, name = case
+    return unisono.schedule(what, name, n)
+
+
 def total(schedule: Schedule, sizes: np.ndarray) -> float:
     """What all transfers between different ranks move, one by one."""
     return sum(float(sizes[t.chunk]) for s in schedule for t in s if t.src != t.dst)
@@ -47,7 +52,7 @@ def sized(cost: Cost) -> np.ndarray:
 @law
 @given(cases, worlds, st.integers(0, 50))
 def test_sizes_scale_with_the_count_and_the_rest_does_not(case, n, each):
-    made = unisono.schedule(*case, n)
+    made = scheduled(case, n)
     unit, some = made.cost(), made.cost(each * made.contract.chunks_per_rank)
     scale = each * made.contract.chunks_per_rank
     assert sized(some) == pytest.approx(sized(unit) * scale)
@@ -58,7 +63,7 @@ def test_sizes_scale_with_the_count_and_the_rest_does_not(case, n, each):
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
 def test_what_is_sent_is_received(case, n, count):
-    cost = unisono.schedule(*case, n).cost(count)
+    cost = scheduled(case, n).cost(count)
     assert cost.sent.sum() == pytest.approx(cost.received.sum())
     assert cost.sent.shape == cost.received.shape == cost.reduced.shape == (n,)
 
@@ -66,7 +71,7 @@ def test_what_is_sent_is_received(case, n, count):
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
 def test_the_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
-    cost = unisono.schedule(*case, n).cost(count)
+    cost = scheduled(case, n).cost(count)
     assert cost.pairs.shape == (n, n)
     assert cost.pairs.sum(axis=1) == pytest.approx(cost.sent)
     assert cost.pairs.sum(axis=0) == pytest.approx(cost.received)
@@ -76,7 +81,7 @@ def test_the_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
 @law
 @given(st.sampled_from(SHARED), worlds, st.data())
 def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data):
-    made = unisono.schedule(*case, n)
+    made = scheduled(case, n)
     shares = made.collective.chunk_multiple(n)
     told = data.draw(st.lists(counts, min_size=shares, max_size=shares))
     cost = made.cost(told)
@@ -110,7 +115,7 @@ def test_an_uneven_all_to_all_moves_all_that_is_not_at_home():
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
 def test_counts_of_one_schedule_fit_together(case, n, count):
-    made = unisono.schedule(*case, n)
+    made = scheduled(case, n)
     cost = made.cost(count)
     assert cost.steps == made.num_steps
     assert cost.messages <= cost.transfers == sum(len(s) for s in made)
@@ -123,14 +128,14 @@ def test_counts_of_one_schedule_fit_together(case, n, count):
 @law
 @given(st.sampled_from([k for k in CASES if "reduce" in k[0]]), worlds, counts)
 def test_every_contribution_but_one_is_added(case, n, count):
-    cost = unisono.schedule(*case, n).cost(count)
+    cost = scheduled(case, n).cost(count)
     assert cost.reduced.sum() >= (n - 1) * count
 
 
 @law
 @given(st.sampled_from([k for k in CASES if "reduce" not in k[0]]), worlds, counts)
 def test_what_moves_originals_adds_nothing(case, n, count):
-    cost = unisono.schedule(*case, n).cost(count)
+    cost = scheduled(case, n).cost(count)
     assert cost.work == cost.bound.work == 0
     assert not cost.reduced.any()
 

@@ -58,7 +58,12 @@ BREACHES = {
     "chunk negative": (copy(-1, src=0, dst=1), 1, -1, "leaves the chunks 0..3"),
     "nowhere": (reduce(3, src=2, dst=2), 2, 3, "goes nowhere"),
     "second copy": (copy(1, src=[0, 2], dst=3), 3, 1, "second copy into one slot"),
-    "renamed": (copy(1, src=0, dst=3, into=2), 3, 1, "the algorithm declares no temporaries"),
+    "renamed": (
+        copy(1, src=0, dst=3, into=2),
+        3,
+        1,
+        "the algorithm declares no temporaries",
+    ),
 }
 
 
@@ -77,7 +82,9 @@ def test_a_broken_rule_is_said_with_its_step_rank_and_chunk(judge, what, case):
 def test_the_transfer_that_breaks_a_rule_is_found_among_right_ones(judge, at):
     fine = [copy(c, src=c, dst=(c + 1) % N) for c in range(N)]
     step = together([*fine[:at], copy(2, src=2, dst=7), *fine[at:]])
-    found = error(judge, with_second_step(unisono.schedule("all_gather", "ring", N), step))
+    found = error(
+        judge, with_second_step(unisono.schedule("all_gather", "ring", N), step)
+    )
     assert (found.step, found.rank, found.chunk) == (2, 7, 2)
 
 

@@ -1,8 +1,8 @@
 """Which transfers wait for which, and that waiting for these is enough.
 
-An executor does not stop between steps. Here every transfer is a read and, later, a write;
-they happen in random order, as far as the dependencies and the rules of a step allow, and
-whatever the order, the contract must be kept.
+An executor does not stop between steps. Here every transfer is a read and, later, a
+write; they happen in random order, as far as the dependencies and the rules of a step
+allow, and whatever the order, the contract must be kept.
 """
 
 import random
@@ -18,7 +18,7 @@ from unisono.algorithms import library
 from unisono.schedule import Schedule, Transfer
 from unisono.schedule.collective import Place
 
-law = settings(deadline=None, max_examples=60)
+law = settings(deadline=None, max_examples=40)
 VARIANTS = [
     ("broadcast", "tree+ring"),
     ("all_gather", "ring:both"),
@@ -32,6 +32,11 @@ cases = st.sampled_from(CASES)
 Slot = tuple[int, int]
 Edges = set[tuple[int, int]]
 Event = tuple[int, str]
+
+
+def scheduled(case: tuple[str, str], n: int) -> Schedule:
+    what, name = case
+    return unisono.schedule(what, name, n)
 
 
 def numbered(schedule: Schedule) -> list[tuple[int, Transfer]]:
@@ -82,7 +87,7 @@ def test_edges_are_those_found_slot_by_slot(what, name, n):
 @law
 @given(cases, st.integers(1, 9))
 def test_every_edge_leads_to_a_later_step(case, n):
-    made = unisono.schedule(*case, n)
+    made = scheduled(case, n)
     found = made.dependencies()
     assert found.step.tolist() == [s for s, _ in numbered(made)]
     assert (found.step[found.before] < found.step[found.after]).all()
@@ -93,7 +98,7 @@ def test_every_edge_leads_to_a_later_step(case, n):
 @law
 @given(cases, st.integers(1, 6))
 def test_what_a_transfer_waits_for_are_the_edges_that_lead_to_it(case, n):
-    made = unisono.schedule(*case, n).dependencies()
+    made = scheduled(case, n).dependencies()
     told = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
     pairs = zip(made.before.tolist(), made.after.tolist(), strict=True)
     assert told == list(pairs)
@@ -186,7 +191,7 @@ def test_any_order_that_respects_the_edges_keeps_the_contract(what, name, n):
 @given(cases, st.integers(1, 7), st.randoms(use_true_random=False), st.data())
 def test_any_root_and_order_keep_the_contract(case, n, rng, data):
     root = data.draw(st.integers(0, n - 1))
-    made = unisono.schedule(*case, n).rooted_at(root)
+    made = scheduled(case, n).rooted_at(root)
     assert survives(made, edges_of(made), rng)
 
 
@@ -226,7 +231,7 @@ def test_a_tree_up_and_down_is_a_chain_of_both(levels):
 @law
 @given(cases, st.integers(1, 9))
 def test_no_chain_is_longer_than_there_are_steps(case, n):
-    made = unisono.schedule(*case, n)
+    made = scheduled(case, n)
     found = made.dependencies()
     assert found.longest_chain() <= made.num_steps
     assert (found.longest_chain() == 0) == (made.num_steps == 0)

@@ -9,7 +9,7 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule import Schedule, product, verify
 
-law = settings(deadline=None, max_examples=60)
+law = settings(deadline=None, max_examples=40)
 KEYS = list(library())
 group_sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 PLAIN = ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"]

@@ -52,7 +52,11 @@ def test_changed_cells_are_ringed():
 def test_large_worlds_become_one_table_a_phase():
     s = unisono.schedule("all_reduce", "hierarchical", n=100)
     captions = [t.text for t in parse(s).iter(f"{NS}text") if t.get("class") == "p"]
-    assert captions == ["reduce_scatter inside", "all_reduce across", "all_gather inside"]
+    assert captions == [
+        "reduce_scatter inside",
+        "all_reduce across",
+        "all_gather inside",
+    ]
     assert len(to_svg(s)) < 100_000
 
 

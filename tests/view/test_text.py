@@ -1,7 +1,7 @@
 """The text picture: golden files for every algorithm, and the rules of the grammar.
 
-After a change that is meant, `UPDATE_GOLDEN=1 make test` writes the files anew; read the
-difference before committing it.
+After a change that is meant, `UPDATE_GOLDEN=1 make test` writes the files anew; read
+the difference before committing it.
 """
 
 import os
@@ -34,7 +34,9 @@ def test_every_algorithm_is_drawn_as_before(key):
 
 def test_the_textbook_ring_has_four_and_four_steps():
     text = explain(unisono.schedule("all_reduce", "ring", n=5))
-    phases = [line.split()[-1] for line in text.splitlines() if line.startswith("step ")]
+    phases = [
+        line.split()[-1] for line in text.splitlines() if line.startswith("step ")
+    ]
     assert phases == ["reduce_scatter"] * 4 + ["all_gather"] * 4
     assert "every rank ends with a+b+c+d+e" in text
     assert "8 rounds (at least 3)" in text

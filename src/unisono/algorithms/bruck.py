@@ -19,15 +19,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.errors import BadArgument
 from unisono.schedule import Step, copy
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def all_to_all(n: int, radix: int = 2) -> Iterator[Step]:
     """In step k each chunk moves by the k-th digit of the distance it has to go."""
-    if radix < 2:
-        raise BadArgument(f"bruck: radix = {radix}: at least 2")
     i, distance = np.arange(n)[:, None], np.arange(n)
     chunk = i * n + (i + distance) % n
     stride = 1

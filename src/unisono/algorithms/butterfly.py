@@ -20,23 +20,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.errors import BadArgument
 from unisono.schedule import Schedule, Step, reduce
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def reduce_scatter(n: int, radix: int = 2) -> Iterator[Step]:
     """From the highest digit down, each group splits what its ranks still share."""
     yield from settle(factors(n, radix))
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def all_gather(n: int, radix: int = 2) -> Schedule:
     """The same backwards: from the lowest digit up, each group pools what it has."""
     return reduce_scatter(n, radix=radix).mirror()
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def all_reduce(n: int, radix: int = 2) -> Schedule:
     """Sums down the digits, copies back up."""
     return reduce_scatter(n, radix=radix).then(all_gather(n, radix=radix))
@@ -57,8 +56,6 @@ def settle(digits: list[int]) -> Iterator[Step]:
 
 def factors(n: int, radix: int) -> list[int]:
     """The prime factors of n, multiplied together as long as they stay within radix."""
-    if radix < 2:
-        raise BadArgument(f"butterfly: radix = {radix}: at least 2")
     found = [1]
     for prime in _primes(n):
         if found[-1] * prime <= radix:

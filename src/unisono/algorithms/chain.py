@@ -18,19 +18,19 @@ from unisono.schedule import Schedule, Step, step
 from unisono.schedule.collective import BROADCAST
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def broadcast(n: int, segments: int = 4) -> Schedule:
     """Each segment goes from rank to rank, one step behind the segment before it."""
     return hand_on(n).split(segments)
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def reduce(n: int, segments: int = 4) -> Schedule:
     """The broadcast backwards: each rank adds its own and hands the sum on."""
     return broadcast(n, segments=segments).mirror()
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def all_reduce(n: int, segments: int = 4) -> Schedule:
     """Down the chain to rank 0 and back up."""
     return reduce(n, segments=segments).then(broadcast(n, segments=segments))

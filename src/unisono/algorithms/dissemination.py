@@ -7,7 +7,7 @@ all_reduce has to count each contribution once, so knowledge may not overlap. Th
 are halved again and again into groups that differ by at most one; going back up, each
 rank of one group hears from one rank of its sister group, so all members of the joint
 group hold the same sum, to the last bit. Where the sister is smaller by one, one of its
-ranks speaks twice: ⌈log2 n⌉ steps, each rank receiving at most one message in each.
+ranks speaks twice. No rank sends or receives more than ⌈log2 n⌉ messages in all.
 
 With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the
 barrier, and the sums of the windows that make up n in binary are carried along in a
@@ -16,7 +16,7 @@ in a different order, so ranks may differ in the last bit.
 
                         steps       rounds                 buffers through the busiest
   barrier               ⌈log2 n⌉    ⌈log2 n⌉               none
-  all_reduce            ⌈log2 n⌉    ⌈log2 n⌉ to twice it   as rounds; received: ⌈log2 n⌉
+  all_reduce            ⌈log2 n⌉    below 2⌈log2 n⌉        as many as rounds
   all_reduce, carry     ⌈log2 n⌉    ⌈log2 n⌉               ⌈log2 n⌉ + ones(n) - 2
   all_reduce, n = 2^l   l           l                      l
 
@@ -35,8 +35,9 @@ from unisono.schedule import Step, copy, reduce, together
 SUM, CARRY = 0, 1
 
 
-def _temporaries(n: int, carry: bool) -> int:
-    return 1 if carry and power_below(n) != n else 0
+def carries(n: int, carry: bool) -> bool:
+    """Whether there is anything to carry; with a power of two of ranks there is not."""
+    return carry and power_below(n) != n
 
 
 @algorithm
@@ -50,10 +51,10 @@ def barrier(n: int) -> Iterator[Step]:
         heard *= 2
 
 
-@algorithm(chunks=1, temporaries=_temporaries)
+@algorithm(chunks=1, temporaries=lambda n, carry: int(carries(n, carry)))
 def all_reduce(n: int, carry: bool = False) -> Iterator[Step]:
     """Groups join in pairs, or windows of ranks grow, until all have heard of all."""
-    yield from _windows(n) if carry else _groups(n)
+    yield from _windows(n) if carries(n, carry) else _groups(n)
 
 
 def _groups(n: int) -> Iterator[Step]:

@@ -27,19 +27,19 @@ from unisono.schedule import Schedule, Step, at_once, step
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST, Ints
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def broadcast(n: int, segments: int = 1) -> Schedule:
     """The root feeds both trees of the other ranks, each with one half."""
     return Schedule(BROADCAST, n, 2, lambda: _feed(n)).split(segments)
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def reduce(n: int, segments: int = 1) -> Schedule:
     """The broadcast backwards: each tree adds up one half, and the root has both."""
     return broadcast(n, segments=segments).mirror()
 
 
-@algorithm
+@algorithm(least={"segments": 1})
 def all_reduce(n: int, segments: int = 1) -> Schedule:
     """Up both trees adding, and down again."""
     return Schedule(ALL_REDUCE, n, 2, lambda: _up_and_down(n)).split(segments)

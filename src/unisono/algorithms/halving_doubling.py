@@ -10,8 +10,8 @@ all_gather. For n other than a power of two there are two ways:
   for itself, each smaller block hands its sums to the next larger one; and back again.
 
                   rounds, n = 2^l    bytes        folded: rounds   bytes
-  reduce_scatter  l                  (n-1)/n      l + 2            at most 3
-  all_gather      l                  (n-1)/n      l + 2            at most 3
+  reduce_scatter  l                  (n-1)/n      l + 2            about 2
+  all_gather      l                  (n-1)/n      l + 2            about 2
   all_reduce      2l                 2(n-1)/n     2l + 2           4 - 2/q
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in

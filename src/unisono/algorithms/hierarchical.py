@@ -106,7 +106,11 @@ def stack(what: str, n: int, levels: str, by: str) -> Schedule:
 
 
 def _level(what: str, n: int, levels: str, names: list[str]) -> Schedule:
-    if not levels or levels == str(n):
+    if levels.isdecimal() and int(levels) != n:
+        raise UnsupportedWorld(
+            f"hierarchical: {n} groups on the outermost level, told were {levels}", n=n
+        )
+    if not levels or levels.isdecimal():
         return plain(what, names[0], n)
     return stack(what, n, levels, "/".join(names))
 

@@ -65,9 +65,9 @@ class Library(Mapping[tuple[str, str], Algorithm]):
         names = [a for c, a in self._by_key if c == what.name]
         elsewhere = [c for c, a in self if a == name]
         if elsewhere:
+            others = f"; {what.name} has {', '.join(sorted(names))}" if names else ""
             raise BadArgument(
-                f"{name} has no {what.name}, only {', '.join(elsewhere)}; "
-                f"{what.name} has {', '.join(sorted(names))}"
+                f"{name} has no {what.name}, only {', '.join(elsewhere)}{others}"
             )
         raise unknown(f"algorithm for {what.name}", name, names)
 
@@ -101,17 +101,20 @@ def load_file(path: str | Path) -> list[Algorithm]:
     file = Path(path).resolve()
     if not file.is_file():
         raise BadArgument(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # A name of its own, so that a user's json.py is not the standard library's.
+    name = f"_unisono_files_{abs(hash(str(file)))}.{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise BadArgument(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except SyntaxError as why:
-        raise BadArgument(f"{why.filename}:{why.lineno}: {why.msg}") from why
+        where = f"{file}:{why.lineno}" if why.lineno else str(file)
+        raise BadArgument(f"{where}: {why.msg}") from why
     except UnisonoError:
         raise
-    except Exception as why:
+    except (Exception, SystemExit) as why:
         where = line_in(str(file), why) or str(file)
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
     found = algorithms_in(module)
@@ -128,6 +131,11 @@ def schedule(
     The algorithm is a name as `ring`, `tree:radix=4` or `ring+recursive_doubling`, or
     the path of a Python file; parameters can also be given by keyword.
     """
+    for name in (collective_name, algorithm):
+        if not isinstance(name, str):
+            raise BadArgument(
+                f"{name!r}: expected the name of a collective or algorithm"
+            )
     what = collective(collective_name)
     made = _resolve(what, algorithm, n, params)
     if root and not what.rooted:
@@ -138,8 +146,9 @@ def schedule(
 def _resolve(
     what: Collective, spec: str, n: int, params: Mapping[str, Param]
 ) -> Schedule:
-    parts = _PAIR.split(spec)
-    if len(parts) == 2 and not spec.endswith(".py"):
+    file = _FILE.fullmatch(spec)
+    parts = [spec] if file and Path(file["path"]).exists() else _PAIR.split(spec)
+    if len(parts) == 2:
         return _pair(what, parts[0], parts[1], n, params)
     if len(parts) > 2:
         raise BadArgument(f"algorithm {spec!r}: at most two can be joined by +")

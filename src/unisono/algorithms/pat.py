@@ -21,17 +21,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.errors import BadArgument
 from unisono.schedule import Schedule, Step, copy
 
 
-@algorithm
+@algorithm(least={"aggregate": 0})
 def all_gather(n: int, aggregate: int = 0) -> Iterator[Step]:
     """In every tree, those who have the chunk pass it on by the step's distance."""
-    if aggregate < 0:
-        raise BadArgument(
-            f"pat: aggregate = {aggregate}: at least 1, or 0 for no bound"
-        )
     c = np.arange(n)[:, None]
     for power in reversed(range((n - 1).bit_length())):
         distance = 1 << power
@@ -43,13 +38,13 @@ def all_gather(n: int, aggregate: int = 0) -> Iterator[Step]:
             yield copy(c, src=(c + some) % n, dst=(c + some + distance) % n)
 
 
-@algorithm
+@algorithm(least={"aggregate": 0})
 def reduce_scatter(n: int, aggregate: int = 0) -> Schedule:
     """The trees backwards: near links first, every rank adding as it passes on."""
     return all_gather(n, aggregate=aggregate).mirror()
 
 
-@algorithm
+@algorithm(least={"aggregate": 0})
 def all_reduce(n: int, aggregate: int = 0) -> Schedule:
     """Up all the trees, then down."""
     return reduce_scatter(n, aggregate=aggregate).then(

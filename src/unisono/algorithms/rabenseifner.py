@@ -26,16 +26,15 @@ from unisono.algorithms import tree
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.errors import BadArgument
 from unisono.schedule import Step, embed, phase, step, together
 from unisono.schedule.collective import Ints
 
 
-@algorithm(chunks=lambda n, early: power_below(n), also=[{"early": 1}])
+@algorithm(
+    chunks=lambda n, early: power_below(n), also=[{"early": 1}], least={"early": 0}
+)
 def all_reduce(n: int, early: int = 0) -> Iterator[Step]:
     """Halve while adding, exchange what remains, then double."""
-    if early < 0:
-        raise BadArgument(f"rabenseifner: early = {early}: at least 0")
     q = power_below(n)
     levels = q.bit_length() - 1
     down = list(settle([2] * levels))[: max(0, levels - early)]

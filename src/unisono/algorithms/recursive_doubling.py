@@ -6,7 +6,7 @@ Other n are folded: the surplus over the power of two q below n hands in first a
 the result last.
 
               rounds                        through the busiest rank
-  all_gather  log2 n, else ⌊log2 n⌋ + 2     (n-1)/n, folded up to 2
+  all_gather  log2 n, else ⌊log2 n⌋ + 2     (n-1)/n, folded about 2
   all_reduce  log2 n, else ⌊log2 n⌋ + 2     as many buffers as rounds
 """
 

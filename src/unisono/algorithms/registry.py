@@ -26,7 +26,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
-from unisono.errors import BadArgument, UnisonoError, UnsupportedWorld, unknown
+from unisono.errors import (
+    BadArgument,
+    UnisonoError,
+    UnsupportedWorld,
+    unknown,
+    whole_number,
+)
 from unisono.schedule.collective import COLLECTIVES, Collective
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
@@ -57,6 +63,7 @@ class Algorithm:
     needs: Need | None = None
     alike: str = ""
     also: Sequence[Mapping[str, Param]] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
     params: Mapping[str, Param] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,9 +142,9 @@ class Algorithm:
 
     def __call__(self, n: int, **params: Param) -> Schedule:
         """The schedule for n ranks; its root, if it has one, is rank 0."""
-        if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
-            raise BadArgument(f"n = {n!r}: a world has at least one rank")
-        n = n.__index__()
+        n = whole_number("n", n)
+        if n < 1:
+            raise BadArgument(f"n = {n}: a world has at least one rank")
         params = self._checked(params)
         full = {**self.params, **params}
         if not self.supports(n, **full):
@@ -151,16 +158,17 @@ class Algorithm:
         name = self.spelled(**params)
         if not inspect.isgeneratorfunction(self.body):
             return self._adopted(n, name, full)
-        chunks = self.chunks
-        if chunks is None:
-            chunks = self.collective.default_chunks(n)
+        default = self.collective.default_chunks(n)
+        with _blame(self):
+            chunks = default if self.chunks is None else _count(self.chunks, n, full)
+            temporaries = _count(self.temporaries, n, full)
         return Schedule(
             self.collective,
             n,
-            chunks(n, **full) if callable(chunks) else chunks,
+            chunks,
             lambda: self._steps(n, full),
             name=name,
-            num_temporaries=_count(self.temporaries, n, full),
+            num_temporaries=temporaries,
             about=self.about,
         )
 
@@ -176,6 +184,10 @@ class Algorithm:
             if type(value) is not type(default):
                 raise BadArgument(
                     f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
+                )
+            if isinstance(value, int) and value < self.least.get(key, value):
+                raise BadArgument(
+                    f"{self.name}: {key} = {value}: at least {self.least[key]}"
                 )
         return dict(params)
 
@@ -246,6 +258,7 @@ def algorithm(
     needs: Need | None = None,
     alike: str = "",
     also: Sequence[Mapping[str, Param]] = (),
+    least: Mapping[str, int] = ...,
 ) -> Callable[[Body], Algorithm]: ...
 def algorithm(body: Body | None = None, /, **more: Any) -> Any:
     """Make a function of n an algorithm for the collective it is named after.
@@ -253,7 +266,8 @@ def algorithm(body: Body | None = None, /, **more: Any) -> Any:
     `chunks` and `temporaries` are numbers, or functions of n and the parameters;
     without `chunks` every rank has one (every pair of ranks, in all_to_all; one in all,
     in broadcast and reduce). `needs` is a condition on n, and `alike` what to try
-    instead. `also` names parameters that are worth a line of their own in tables.
+    instead. `also` names parameters that are worth a line of their own in tables, and
+    `least` the smallest values that parameters may have.
     """
     if body is not None:
         return Algorithm(body)

@@ -18,11 +18,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.errors import BadArgument
 from unisono.schedule import Schedule, Step, step
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
     """Every head of a block sends the buffer to the heads of its smaller blocks."""
     for stride in strides(n, radix):
@@ -31,7 +30,7 @@ def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
         yield down.where(down.dst < n)
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def scatter(n: int, radix: int = 2) -> Iterator[Step]:
     """Every head sends the heads of the smaller blocks what is for their block."""
     c = np.arange(n)
@@ -40,19 +39,19 @@ def scatter(n: int, radix: int = 2) -> Iterator[Step]:
         yield step.copy(c, src=head, dst=below).where(head != below)
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def reduce(n: int, radix: int = 2) -> Schedule:
     """The broadcast backwards: every head adds up what its block hands in."""
     return broadcast(n, radix=radix).mirror()
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def gather(n: int, radix: int = 2) -> Schedule:
     """The scatter backwards: every head collects its block."""
     return scatter(n, radix=radix).mirror()
 
 
-@algorithm(also=[{"radix": 4}])
+@algorithm(also=[{"radix": 4}], least={"radix": 2})
 def all_reduce(n: int, radix: int = 2) -> Schedule:
     """The sum is made on the way up the tree and handed out on the way down."""
     return reduce(n, radix=radix).then(broadcast(n, radix=radix))
@@ -60,8 +59,6 @@ def all_reduce(n: int, radix: int = 2) -> Schedule:
 
 def strides(n: int, radix: int) -> list[int]:
     """The powers of `radix` below n, the largest first."""
-    if radix < 2:
-        raise BadArgument(f"tree: radix = {radix}: at least 2")
     powers = [1]
     while powers[-1] * radix < n:
         powers.append(powers[-1] * radix)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
+from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
@@ -34,7 +35,7 @@ def consistency(schedule: Schedule) -> Consistency:
     if not schedule.collective.reduces:
         return Consistency(same_bits_on_all_ranks=True, depth=0)
     trees = _Trees(schedule)
-    for step in schedule:
+    for step in sound(schedule):
         trees.run(step)
     ends = trees.hash[: schedule.num_chunks]
     depth = trees.depth[: schedule.num_chunks]

@@ -29,6 +29,7 @@ from unisono.schedule.collective import (
     REDUCE,
     Ints,
 )
+from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 
 Floats = NDArray[np.float64]
@@ -126,7 +127,7 @@ def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) ->
     steps = rounds = ports = messages = transfers = 0
     span = work = 0.0
     totals = np.zeros((3, n))
-    for step in schedule:
+    for step in sound(schedule):
         src, dst, chunk, mask, _ = step.flat()
         apart = src != dst
         size = weight[chunk]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.schedule.collective import Ints
+from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 
 
@@ -56,7 +57,7 @@ class Dependencies:
 
 def dependencies(schedule: Schedule) -> Dependencies:
     """All edges of `schedule`, which is materialised for it."""
-    rows = [(i, *step.flat()) for i, step in enumerate(schedule)]
+    rows = [(i, *step.flat()) for i, step in enumerate(sound(schedule))]
     if not rows:
         nothing = np.empty(0, dtype=np.int64)
         return Dependencies(nothing, nothing, nothing)

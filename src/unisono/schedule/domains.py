@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
+from unisono.schedule.oracle import first_breach
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
@@ -97,10 +98,10 @@ class Lot(ABC):
         return found
 
     def _run_numpy(self, step: Step) -> int:
-        src, dst, chunk, mask, into = step.flat()
-        broken = self._breach(src, dst, chunk, into)
+        broken = first_breach(self.schedule, step)
         if broken >= 0:
             return broken
+        src, dst, chunk, mask, into = step.flat()
         mine = np.flatnonzero((chunk >= self.lo) & (chunk < self.hi))
         src, dst, chunk, into = (a[mine] for a in (src, dst, chunk, into))
         mask = mask[mine]
@@ -114,15 +115,6 @@ class Lot(ABC):
         self.state[slot[copies]] = got[copies]
         self._accumulate(slot[mask], got[mask])
         return -1
-
-    def _breach(self, src: Ints, dst: Ints, chunk: Ints, into: Ints) -> int:
-        n, slots = self.schedule.n, self.schedule.num_slots
-        bad = (src < 0) | (src >= n) | (dst < 0) | (dst >= n)
-        bad |= (chunk < 0) | (chunk >= slots) | (into < 0) | (into >= slots)
-        bad |= (src == dst) & (chunk == into)
-        if not self.schedule.num_temporaries:
-            bad |= chunk != into
-        return int(np.argmax(bad)) if bad.any() else -1
 
     def _accumulate(self, slot: Ints, got: State) -> None:
         """Add `got` to the slots, several of which may be the same."""

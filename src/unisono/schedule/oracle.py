@@ -169,6 +169,30 @@ def breach(schedule: Schedule, t: Transfer) -> str:
     return "goes nowhere" if (t.src, t.chunk) == (t.dst, t.into) else ""
 
 
+def first_breach(schedule: Schedule, step: Step) -> int:
+    """The index of the first transfer that breaks one of those rules, or -1."""
+    n, slots = schedule.n, schedule.num_slots
+    src, dst, chunk, _, into = step.flat()
+    bad = (src < 0) | (src >= n) | (dst < 0) | (dst >= n)
+    bad |= (chunk < 0) | (chunk >= slots) | (into < 0) | (into >= slots)
+    bad |= (src == dst) & (chunk == into)
+    if not schedule.num_temporaries:
+        bad |= chunk != into
+    return int(np.argmax(bad)) if bad.any() else -1
+
+
+def sound(schedule: Schedule) -> Iterator[Step]:
+    """The steps, as long as every transfer is between ranks and chunks that there are.
+
+    For readers that use them as indices, where -1 would silently be the last.
+    """
+    for number, step in enumerate(schedule, start=1):
+        broken = first_breach(schedule, step)
+        if broken >= 0:
+            raise explain_rule(schedule, number, step, broken)
+        yield step
+
+
 def check_exactly(schedule: Schedule) -> None:
     """Run the whole schedule on a ledger; return if it is right, raise if it is not."""
     ledger = Ledger(schedule)

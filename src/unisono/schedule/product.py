@@ -73,6 +73,8 @@ def product(
     """
     if len(inside) != across.n:
         raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
+    if any(s.num_temporaries for s in (*inside, across, *back)):
+        raise BadArgument("a schedule with temporaries cannot be part of another")
     groups = Groups(np.array([s.n for s in inside], dtype=np.int64))
     whole = across.collective
     if whole is ALL_REDUCE and inside[0].collective is REDUCE:

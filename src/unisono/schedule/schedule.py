@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, whole_number
 from unisono.schedule.collective import Collective, Contract, Ints
 from unisono.schedule.step import Step
 
@@ -157,6 +157,7 @@ class Schedule:
 
     def rooted_at(self, root: int) -> Schedule:
         """The same schedule turned so that `root` plays the root's part."""
+        root = whole_number("root", root)
         if not 0 <= root < self.n:
             raise BadArgument(f"root = {root}: ranks are 0..{self.n - 1}")
         if not self.collective.rooted or root == self.root:

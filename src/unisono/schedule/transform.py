@@ -32,6 +32,7 @@ from unisono.schedule.collective import (
     Ints,
     between,
 )
+from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, copy, reduce, together
 
@@ -49,7 +50,7 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
     order = np.argsort(local_chunk, kind="stable")
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
     first = np.cumsum(followers) - followers + np.count_nonzero(local_chunk < 0)
-    for step in steps:
+    for step in sound(steps) if isinstance(steps, Schedule) else steps:
         if step.renames:
             raise BadArgument("a schedule with temporaries cannot be part of another")
         src, dst, names, mask, _ = step.flat()
@@ -202,7 +203,7 @@ def split(schedule: Schedule, segments: int) -> Schedule:
     def make() -> Iterator[Step]:
         idle = [together(())] * (segments - 1)
         window: deque[Step] = deque(idle, maxlen=segments)
-        for step in chain(schedule, idle):
+        for step in chain(sound(schedule), idle):
             window.appendleft(step)
             yield together(
                 s for i, w in enumerate(window) if len(w) for s in segment(w, i)
