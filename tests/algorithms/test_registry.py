@@ -182,7 +182,7 @@ def test_a_world_that_is_not_what_the_algorithm_needs_is_refused(n):
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0, "4", None])
 def test_a_number_of_ranks_that_is_none_is_refused(n):
-    with pytest.raises(BadArgument, match="at least one rank|whole number"):
+    with pytest.raises(BadArgument, match=r"at least one rank|whole number"):
         schedule("all_reduce", "ring", n)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -58,6 +59,37 @@ def test_sizes_scale_with_the_count_and_the_rest_does_not(case, n, each):
     assert sized(some) == pytest.approx(sized(unit) * scale)
     for same in ("steps", "rounds", "ports", "messages", "transfers"):
         assert getattr(some, same) == getattr(unit, same)
+
+
+def recounted(schedule: Schedule, sizes: np.ndarray) -> list[float | list[float]]:
+    """Rounds, span, work, and per rank sent, received, reduced: transfer by transfer."""
+    rounds = span = work = 0.0
+    totals = np.zeros((3, schedule.n))
+    for step in schedule:
+        here = np.zeros((3, schedule.n))
+        apart = [t for t in step if t.src != t.dst]
+        for t in apart:
+            here[0, t.src] += sizes[t.chunk]
+            here[1, t.dst] += sizes[t.chunk]
+        for t in step:
+            here[2, t.dst] += sizes[t.chunk] * t.reduces
+        pairs = {(t.src, t.dst) for t in apart}
+        busy = Counter(end for s, d in pairs for end in (("out", s), ("in", d)))
+        rounds += max(busy.values(), default=0)
+        span, work = span + here[:2].max(), work + here[2].max()
+        totals += here
+    return [rounds, span, work, *totals.tolist()]
+
+
+@law
+@given(cases, worlds, counts)
+def test_counts_are_those_found_transfer_by_transfer(case, n, count):
+    made = scheduled(case, n)
+    found, sizes = made.cost(count), made.contract.chunk_sizes(count)
+    sizes = np.resize(sizes, made.num_slots)
+    told = [found.rounds, found.span, found.work]
+    by_rank = [a.tolist() for a in (found.sent, found.received, found.reduced)]
+    assert [*told, *by_rank] == recounted(made, sizes)
 
 
 @law

@@ -1,5 +1,6 @@
 """Hierarchies: any algorithms inside groups of any sizes, and any across them."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule import Schedule, product, verify
+from unisono.schedule.product import Groups
 
 law = settings(deadline=None, max_examples=40)
 KEYS = list(library())
@@ -70,6 +72,15 @@ def test_every_group_acts_out_its_own_schedule():
     steps = [step for step in made if step.phase == "all_gather inside"]
     assert len(steps) == 3
     assert all((step.src >= 4).all() for step in steps[1:])
+
+
+def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
+    groups = Groups(np.array([4, 2, 3]))
+    ranks = np.arange(9)
+    places = [groups.carrier(ranks, np.full(9, group)).tolist() for group in range(3)]
+    assert places[0] == [0, 1, 2, 3, 0, 2, 0, 1, 2]
+    assert places[1] == [0, 0, 1, 1, 0, 1, 0, 0, 1]
+    assert places[2] == [0, 0, 1, 2, 0, 1, 0, 1, 2]
 
 
 def test_groups_of_another_number_than_ranks_across_are_refused():

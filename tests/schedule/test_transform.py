@@ -123,6 +123,13 @@ def test_a_mirror_renames_the_phases():
     assert phases == ["reduce_scatter inside", "reduce_scatter across"]
 
 
+def test_a_mirror_folds_out_what_was_folded_in():
+    phases = [
+        step.phase for step in unisono.schedule("all_gather", "swing", 5).mirror()
+    ]
+    assert (phases[0], phases[-1]) == ("fold in", "fold out")
+
+
 def test_a_mirror_of_waste_is_not_right():
     lap = unisono.schedule("broadcast", "tree+ring", 4)  # the root hears itself
     assert verify(lap)

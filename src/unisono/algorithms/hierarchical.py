@@ -97,12 +97,17 @@ def stack(what: str, n: int, levels: str, by: str) -> Schedule:
     across = _level(what, len(sizes), above, names[1:] or names)
     inner = names[0]
     if what != "all_reduce":
-        return product([plain(what, inner, size) for size in sizes], across)
+        return product(_each(what, inner, sizes), across)
     first, last = "reduce_scatter", "all_gather"
     if (first, inner.partition(":")[0]) not in library():
         first, last = "reduce", "broadcast"
-    inside = [plain(first, inner, size) for size in sizes]
-    return product(inside, across, [plain(last, inner, size) for size in sizes])
+    return product(_each(first, inner, sizes), across, _each(last, inner, sizes))
+
+
+def _each(what: str, name: str, sizes: list[int]) -> list[Schedule]:
+    """The schedule of every group, one and the same for groups of one size."""
+    of_size = {size: plain(what, name, size) for size in set(sizes)}
+    return [of_size[size] for size in sizes]
 
 
 def _level(what: str, n: int, levels: str, names: list[str]) -> Schedule:

@@ -7,6 +7,8 @@ nothing, so `load` verifies what it read unless told not to.
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,20 @@ from unisono.schedule.schedule import Schedule, from_steps
 from unisono.schedule.step import Step
 
 FORMAT = "unisono.schedule/1"
+
+_MALFORMED = (
+    msgspec.MsgspecError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -88,7 +104,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> Schedule:
         raise BadArgument(f"{source}: a schedule is read from .json or .npz")
     try:
         schedule = readers[source.suffix](source)
-    except (msgspec.MsgspecError, KeyError, ValueError, OverflowError, OSError) as why:
+    except _MALFORMED as why:
         raise BadArgument(f"{source}: not a schedule: {why}") from why
     if verify:
         schedule.verify()
@@ -159,15 +175,23 @@ def _save_npz(schedule: Schedule, path: Path) -> None:
     np.savez_compressed(path, head=text, lengths=lengths, **columns)  # type: ignore[arg-type]
 
 
+def _whole_numbers(data: Any, name: str) -> Ints:
+    """One column of an npz file, if it is one of whole numbers or truth values."""
+    column = data[name]
+    if column.ndim != 1 or column.dtype.kind not in "iub":
+        raise ValueError(f"{name} is not a row of whole numbers")
+    whole: Ints = column.astype(np.int64)
+    return whole
+
+
 def _load_npz(path: Path) -> Schedule:
-    with np.load(path, allow_pickle=False) as data:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
         head = msgspec.json.decode(data["head"].tobytes(), type=_Head)
-        ends = np.cumsum(data["lengths"])
-        columns = [data[k] for k in ("src", "dst", "chunk", "into", "reduces")]
+        ends = np.cumsum(_whole_numbers(data, "lengths"))
+        names = ("src", "dst", "chunk", "into", "reduces")
+        columns = [_whole_numbers(data, name) for name in names]
     if any(c.size != (ends[-1] if ends.size else 0) for c in columns):
         raise ValueError("its columns have different lengths")
     parts = [np.split(c, ends[:-1]) if ends.size else [] for c in columns]
-    steps = [
-        _step(*(a.astype(np.int64) for a in row)) for row in zip(*parts, strict=True)
-    ]
+    steps = [_step(*row) for row in zip(*parts, strict=True)]
     return _schedule(head, steps)

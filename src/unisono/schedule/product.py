@@ -30,6 +30,7 @@ from unisono.schedule.collective import (
     BARRIER,
     BROADCAST,
     REDUCE,
+    REDUCE_SCATTER,
     SCATTER,
     Collective,
     Ints,
@@ -71,10 +72,7 @@ def product(
     `back` all_gathers, or `inside` are reduces, to the groups' first ranks, and `back`
     broadcasts.
     """
-    if len(inside) != across.n:
-        raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
-    if any(s.num_temporaries for s in (*inside, across, *back)):
-        raise BadArgument("a schedule with temporaries cannot be part of another")
+    _refuse_misfits(inside, across, back)
     groups = Groups(np.array([s.n for s in inside], dtype=np.int64))
     whole = across.collective
     if whole is ALL_REDUCE and inside[0].collective is REDUCE:
@@ -89,7 +87,31 @@ def product(
         return _broadcast(groups, inside, across)
     if whole is SCATTER:
         return _scatter(groups, inside, across)
-    return mirror(product([mirror(s) for s in inside], mirror(across)))
+    mirrored = {id(s): mirror(s) for s in inside}
+    return mirror(product([mirrored[id(s)] for s in inside], mirror(across)))
+
+
+def _refuse_misfits(
+    inside: Sequence[Schedule], across: Schedule, back: Sequence[Schedule]
+) -> None:
+    if len(inside) != across.n:
+        raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
+    if any(s.num_temporaries for s in (*inside, across, *back)):
+        raise BadArgument("a schedule with temporaries cannot be part of another")
+    if any(s.root for s in (*inside, across, *back)):
+        raise BadArgument("the parts of a product have rank 0 as their root")
+    kinds = {s.collective for s in inside}
+    if across.collective is not ALL_REDUCE:
+        if kinds != {across.collective} or back:
+            raise BadArgument(f"the groups must do {across.collective.name} too")
+        return
+    ways = [{REDUCE_SCATTER}, {ALL_GATHER}], [{REDUCE}, {BROADCAST}]
+    fits = [s.n for s in inside] == [s.n for s in back]
+    if [kinds, {s.collective for s in back}] not in ways or not fits:
+        raise BadArgument(
+            "an all_reduce across groups needs a reduce_scatter and an all_gather, or "
+            "a reduce and a broadcast, inside each"
+        )
 
 
 def _whole(collective: Collective, groups: Groups, chunks: int, name: str) -> Schedule:
@@ -97,13 +119,13 @@ def _whole(collective: Collective, groups: Groups, chunks: int, name: str) -> Sc
     return Schedule(collective, n, chunks, lambda: (), name=name)
 
 
-def _by_size(
-    groups: Groups, schedules: Sequence[Schedule]
-) -> Iterator[tuple[Schedule, Ints]]:
-    """Each distinct group size, with its schedule and the groups that have it."""
-    for size in np.unique(groups.sizes):
-        alike = np.flatnonzero(groups.sizes == size)
-        yield schedules[alike[0]], alike
+def _alike(schedules: Sequence[Schedule]) -> Iterator[tuple[Schedule, Ints]]:
+    """Each distinct schedule, with the groups that share it and so act at once."""
+    by_identity: dict[int, list[int]] = {}
+    for group, schedule in enumerate(schedules):
+        by_identity.setdefault(id(schedule), []).append(group)
+    for alike in by_identity.values():
+        yield schedules[alike[0]], np.array(alike)
 
 
 def _cast_all(first: Ints) -> Cast:
@@ -120,7 +142,7 @@ def _inside_all(
     many of our chunks make up one share.
     """
     runs = []
-    for schedule, alike in _by_size(groups, schedules):
+    for schedule, alike in _alike(schedules):
         finer = schedule.num_chunks // schedule.n
         place = groups.carrier(home, alike[:1])
         local = place * finer + np.arange(home.size) % pieces * finer // pieces
@@ -205,7 +227,7 @@ def _all_reduce_by_first_ranks(
 def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterator[Step]:
     """Every group acts out its own schedule, with all chunks."""
     runs = []
-    for schedule, alike in _by_size(groups, schedules):
+    for schedule, alike in _alike(schedules):
         whole = refine(schedule, chunks // schedule.num_chunks)
         runs.append(embed(whole, np.arange(chunks), _cast_all(groups.first[alike])))
     yield from at_once(*runs)
@@ -230,7 +252,7 @@ def _all_to_all(
 
     def make() -> Iterator[Step]:
         runs = []
-        for schedule, alike in _by_size(groups, inside):
+        for schedule, alike in _alike(inside):
             size = schedule.n
             to = groups.carrier(target, here)
             chosen = local(source - groups.first[here], to, size, schedule)
@@ -274,7 +296,7 @@ def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Sc
         steps = embed(across, outer, lambda _, group: groups.first[group])
         yield from phase("scatter across", steps)
         runs = []
-        for schedule, alike in _by_size(groups, inside):
+        for schedule, alike in _alike(inside):
             chosen = local(home - groups.first[there], schedule, schedule.n)
             chosen = np.where(np.isin(there, alike), chosen, -1)
             runs.append(
