@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .PHONY: demo test check bench docs sanitize clean
@@ -37,7 +37,7 @@ sanitize: .venv-sanitize/.ready
 
 .venv-sanitize/.ready: pyproject.toml $(NATIVE)
 	@$(PYTHON) -m venv .venv-sanitize
-	@.venv-sanitize/bin/python -m pip --disable-pip-version-check --quiet install \
+	@.venv-sanitize/bin/python -m pip --disable-pip-version-check -qq install \
 	  -C cmake.define.UNISONO_SANITIZE=address,undefined . \
 	  pytest pytest-timeout pytest-xdist hypothesis
 	@touch $@

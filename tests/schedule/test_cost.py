@@ -62,7 +62,7 @@ def test_sizes_scale_with_the_count_and_the_rest_does_not(case, n, each):
 
 
 def recounted(schedule: Schedule, sizes: np.ndarray) -> list[float | list[float]]:
-    """Rounds, span, work, and per rank sent, received, reduced: transfer by transfer."""
+    """Rounds, span, work, and by rank sent, received, reduced, one by one."""
     rounds = span = work = 0.0
     totals = np.zeros((3, schedule.n))
     for step in schedule:
