@@ -173,6 +173,12 @@ def test_adding_to_what_one_does_not_have_is_said(judge):
     assert "rank 1 adds to chunk 0, of which it has nothing" in str(found)
 
 
+def test_adding_an_original_to_itself_is_said(judge):
+    steps = [copy(0, src=0, dst=1), reduce(0, src=1, dst=0)]
+    found = error(judge, from_steps(BROADCAST, 2, steps, num_chunks=1))
+    assert (found.step, found.rank, found.doubled) == (2, 0, (0,))
+
+
 def test_overwriting_mends_a_spoilt_slot(judge):
     steps = [copy(0, src=1, dst=2), copy(0, src=0, dst=[1, 2])]
     judge(from_steps(BROADCAST, 3, steps, num_chunks=1))
@@ -198,6 +204,17 @@ def test_another_chunk_in_its_place_is_told(judge):
     assert (found.step, found.rank, found.chunk) == (None, 1, 0)
     steps += [copy(1, src=0, dst=0, into=0), copy(0, src=0, dst=1)]
     found = error(judge, wrong.but(make=lambda: steps))
+    assert (found.step, found.rank, found.chunk) == (2, 0, 0)
+    assert "rank 0 holds chunk 1" in str(found)
+
+
+def test_the_sum_of_another_chunk_in_its_place_is_told(judge):
+    steps = [
+        reduce([[0], [1]], src=[0, 1], dst=[1, 0]),
+        copy(1, src=0, dst=0, into=0),
+    ]
+    wrong = from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1)
+    found = error(judge, wrong)
     assert (found.step, found.rank, found.chunk) == (2, 0, 0)
     assert "rank 0 holds chunk 1" in str(found)
 

@@ -78,10 +78,10 @@ def slow_edges(schedule: Schedule) -> Edges:
 
 
 @pytest.mark.parametrize(("what", "name"), CASES)
-@pytest.mark.parametrize("n", [1, 2, 5, 6])
-def test_edges_are_those_found_slot_by_slot(what, name, n):
-    made = unisono.schedule(what, name, n)
-    assert edges_of(made) == slow_edges(made)
+def test_edges_are_those_found_slot_by_slot(what, name):
+    for n in (1, 2, 5, 6):
+        made = unisono.schedule(what, name, n)
+        assert edges_of(made) == slow_edges(made)
 
 
 @law
@@ -180,11 +180,11 @@ def survives(schedule: Schedule, edges: Edges, rng: random.Random) -> bool:
 
 
 @pytest.mark.parametrize(("what", "name"), CASES)
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_any_order_that_respects_the_edges_keeps_the_contract(what, name, n):
-    made = unisono.schedule(what, name, n)
-    edges, rng = edges_of(made), random.Random(n)
-    assert all(survives(made, edges, rng) for _ in range(2))
+def test_any_order_that_respects_the_edges_keeps_the_contract(what, name):
+    for n in (1, 2, 5, 8):
+        made = unisono.schedule(what, name, n)
+        edges, rng = edges_of(made), random.Random(n)
+        assert all(survives(made, edges, rng) for _ in range(2))
 
 
 @law

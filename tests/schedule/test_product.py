@@ -96,3 +96,21 @@ def test_an_all_reduce_without_a_way_back_is_refused():
         inside = [unisono.schedule(what, name, 3)] * 2
         with pytest.raises(BadArgument):
             list(product(inside, across))
+
+
+def test_parts_of_different_collectives_are_refused():
+    gathers, tree = (
+        unisono.schedule(what, name, 2)
+        for what, name in (("all_gather", "ring"), ("broadcast", "tree"))
+    )
+    for inside in ([tree, tree], [gathers, tree]):
+        with pytest.raises(BadArgument, match="all_gather"):
+            product(inside, gathers)
+
+
+def test_parts_with_another_root_are_refused():
+    tree = unisono.schedule("broadcast", "tree", 2)
+    turned = tree.rooted_at(1)
+    for inside, across in (([turned, tree], tree), ([tree, tree], turned)):
+        with pytest.raises(BadArgument, match="root"):
+            product(inside, across)

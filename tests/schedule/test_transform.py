@@ -95,10 +95,10 @@ def test_temporaries_are_refused_as_parts():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-@pytest.mark.parametrize("n", [1, 4, 5])
-def test_mirrored_twice_is_the_same(what, name, n):
-    once = unisono.schedule(what, name, n)
-    assert steps_of(once.mirror().mirror()) == steps_of(once)
+def test_mirrored_twice_is_the_same(what, name):
+    for n in (1, 4, 5):
+        once = unisono.schedule(what, name, n)
+        assert steps_of(once.mirror().mirror()) == steps_of(once)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,8 @@ def test_a_mirror_of_waste_is_not_right():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-@pytest.mark.parametrize("segments", [1, 2, 3])
-def test_segments_add_as_many_steps_less_one(what, name, segments):
-    for n in (2, 5):
+def test_segments_add_as_many_steps_less_one(what, name):
+    for n, segments in ((2, 1), (2, 3), (5, 2), (5, 3)):
         whole = unisono.schedule(what, name, n)
         cut = whole.split(segments)
         assert cut.num_chunks == whole.num_chunks * segments
@@ -178,13 +177,13 @@ def test_relabelling_by_no_permutation_is_refused(ranks):
 
 
 @pytest.mark.parametrize(("what", "name"), ROOTED)
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_any_rank_can_be_the_root(what, name, n):
-    made = unisono.schedule(what, name, n)
-    for root in range(n):
-        made = made.rooted_at(root)
-        assert made.root == root
-        assert verify(made)
+def test_any_rank_can_be_the_root(what, name):
+    for n in (1, 2, 5, 8):
+        made = unisono.schedule(what, name, n)
+        for root in range(n):
+            made = made.rooted_at(root)
+            assert made.root == root
+            assert verify(made)
 
 
 @pytest.mark.parametrize("root", [-1, 4])

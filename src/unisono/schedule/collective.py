@@ -172,7 +172,7 @@ class Contract:
 
     def target(self, chunk: Ints) -> Ints:
         """The rank each chunk of an all_to_all is for."""
-        return chunk * (self.n * self.n) // self.num_chunks % self.n
+        return chunk // (self.num_chunks // self.n**2) % self.n
 
     def holder(self, place: Place, chunk: Ints) -> Ints | None:
         """The one rank that `place` means for each chunk; None if it is all of them."""

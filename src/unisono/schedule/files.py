@@ -124,9 +124,9 @@ def _step_of(rows: list[tuple[Any, ...]]) -> Step:
             raise ValueError(f"transfer {list(row)}: expected [src, dst, chunk, kind]")
         values = (src, dst, chunk, into[0] if into else chunk, kind == "reduce")
         for column, value in zip(columns, values, strict=True):
-            if not isinstance(value, int):
-                raise ValueError(f"transfer {list(row)}: expected whole numbers")
             column.append(value)
+        if any(type(value) is not int for value in values[:4]):
+            raise ValueError(f"transfer {list(row)}: expected whole numbers")
     return _step(*(np.array(c, dtype=np.int64) for c in columns))
 
 

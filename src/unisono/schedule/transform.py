@@ -145,6 +145,8 @@ def mirror(schedule: Schedule) -> Schedule:
     the schedule delivers each chunk to each rank once, as any that wastes nothing does.
     """
     old = schedule.collective
+    if schedule.num_temporaries:
+        raise BadArgument("a schedule with temporaries has no mirror image")
     if old is ALL_TO_ALL:
         return _transposed(schedule)
     new = between(old.after, old.before)

@@ -21,6 +21,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from unisono.errors import BadArgument
 from unisono.schedule.domains import Lot, Presence, Values
 from unisono.schedule.oracle import explain_end, explain_rule
 from unisono.schedule.schedule import Schedule
@@ -87,6 +88,9 @@ def _lots(schedule: Schedule, bytes_per_slot: int) -> list[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     if schedule.num_temporaries:
         return [(0, schedule.num_slots)]
-    size = max(1, STATE_BYTES // (bytes_per_slot * schedule.n))
+    size = STATE_BYTES // (bytes_per_slot * schedule.n)
+    if size < 1:
+        most = STATE_BYTES // bytes_per_slot
+        raise BadArgument(f"n = {schedule.n}: at most {most:,} ranks can be followed")
     chunks = schedule.num_chunks
     return [(lo, min(lo + size, chunks)) for lo in range(0, chunks, size)]
