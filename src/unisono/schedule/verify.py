@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument
@@ -28,6 +29,9 @@ from unisono.schedule.schedule import Schedule
 
 STATE_BYTES = 512 << 20
 """How large the state may be before chunks are verified in several lots."""
+
+MOST_SLOTS = 1 << 26
+"""How many slots may be in one lot that cannot be divided."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,15 @@ def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
     return steps, transfers
 
 
-def _lots(schedule: Schedule, bytes_per_slot: int) -> list[tuple[int, int]]:
+def _lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
-    if schedule.num_temporaries:
-        return [(0, schedule.num_slots)]
-    size = STATE_BYTES // (bytes_per_slot * schedule.n)
-    if size < 1:
-        most = STATE_BYTES // bytes_per_slot
-        raise BadArgument(f"n = {schedule.n}: at most {most:,} ranks can be followed")
-    chunks = schedule.num_chunks
-    return [(lo, min(lo + size, chunks)) for lo in range(0, chunks, size)]
+    together = schedule.num_slots if schedule.num_temporaries else 1
+    if schedule.n * together > MOST_SLOTS:
+        raise BadArgument(
+            f"n = {schedule.n}: more ranks than can be followed (at most {MOST_SLOTS} "
+            "slots that depend on each other)"
+        )
+    size = max(together, STATE_BYTES // (bytes_per_slot * schedule.n))
+    for lo in range(0, schedule.num_chunks, size):
+        hi = min(lo + size, schedule.num_chunks)
+        yield lo, schedule.num_slots if schedule.num_temporaries else hi
