@@ -5,9 +5,14 @@
 #include <nanobind/ndarray.h>
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "reduce.hpp"
 #include "verify.hpp"
 
 namespace nb = nanobind;
@@ -65,10 +70,38 @@ template <class Domain> auto bind(nb::module_ &m, const char *name) {
                                     nb::arg("mask").none(), nb::arg("all_reduce"));
 }
 
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes =
+    nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t itemsize,
+            unsigned dtype, unsigned op, std::uint32_t divisor,
+            std::size_t instruction_set) {
+  if (sources.empty() || divisor == 0 || itemsize == 0 || out.size() % itemsize != 0)
+    throw nb::value_error("reduce: nothing to reduce, or a size that does not fit");
+  std::vector<const void *> data;
+  for (const ConstBytes &source : sources) {
+    if (source.size() != out.size())
+      throw nb::value_error("reduce: all arrays must have one size");
+    data.push_back(source.data());
+  }
+  Kernel kernel = nullptr;
+  if (dtype < static_cast<unsigned>(DType::count) && op < static_cast<unsigned>(Op::count))
+    kernel = find_kernel(static_cast<DType>(dtype), static_cast<Op>(op), instruction_set);
+  if (kernel == nullptr)
+    throw nb::value_error("reduce: no such operation for this type");
+  nb::gil_scoped_release unlocked;
+  kernel(out.data(), data.data(), data.size(), out.size() / itemsize, divisor);
+}
+
 } // namespace
 
 NB_MODULE(_native, m) {
-  m.doc() = "unisono's native core: the streaming verifier";
+  m.doc() = "unisono's native core: the streaming verifier and the reductions";
+  m.def("instruction_sets", &instruction_sets);
+  m.def("reduce", &reduce, nb::arg("out"), nb::arg("sources"), nb::arg("itemsize"),
+        nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
+        nb::arg("instruction_set") = 0);
   using Values = Runner<Modular>;
   bind<Modular>(m, "ValueRunner")
       .def(

@@ -3,6 +3,17 @@
 import numpy as np
 from numpy.typing import NDArray
 
+def instruction_sets() -> list[str]: ...
+def reduce(
+    out: NDArray[np.uint8],
+    sources: list[NDArray[np.uint8]],
+    itemsize: int,
+    dtype: int,
+    op: int,
+    divisor: int,
+    instruction_set: int = 0,
+) -> None: ...
+
 class ValueRunner:
     def __init__(
         self,
