@@ -33,13 +33,13 @@ docs: $(VENV)/.docs
 sanitize: .venv-sanitize/.ready
 	@LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 .venv-sanitize/bin/python -m pytest \
-	  tests/schedule/test_verify.py tests/schedule/test_mutations.py
+	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime
 
 .venv-sanitize/.ready: pyproject.toml $(NATIVE)
 	@$(PYTHON) -m venv .venv-sanitize
 	@.venv-sanitize/bin/python -m pip --disable-pip-version-check -qq install \
 	  -C cmake.define.UNISONO_SANITIZE=address,undefined . \
-	  pytest pytest-timeout pytest-xdist hypothesis
+	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes
 	@touch $@
 
 $(VENV)/bin/python:

@@ -107,6 +107,11 @@ template <class S> S divided(S x, std::uint32_t divisor) {
                           divisor);
 }
 
+// An element wherever it lies: users' buffers need not be aligned.
+template <class T> struct __attribute__((packed, may_alias)) Anywhere {
+  T value;
+};
+
 // Sources are taken some at a time, for a stretch of elements whose sums stay in the
 // first-level cache.
 constexpr std::size_t kStretch = 1024;
@@ -114,7 +119,7 @@ constexpr std::size_t kStretch = 1024;
 template <class Type, class Operation>
 void reduce(void *out, const void *const *sources, std::size_t num_sources,
             std::size_t count, std::uint32_t divisor) {
-  using T = typename Type::Stored;
+  using T = Anywhere<typename Type::Stored>;
   using S = typename Type::Sum;
   alignas(64) S sums[kStretch];
   for (std::size_t begin = 0; begin < count; begin += kStretch) {
@@ -125,27 +130,28 @@ void reduce(void *out, const void *const *sources, std::size_t num_sources,
     if (num_sources >= 2) {
       const T *second = at(k++);
       for (std::size_t i = 0; i < length; ++i)
-        sums[i] = Operation::of(Type::load(first[i]), Type::load(second[i]));
+        sums[i] = Operation::of(Type::load(first[i].value), Type::load(second[i].value));
     } else {
       for (std::size_t i = 0; i < length; ++i)
-        sums[i] = Type::load(first[i]);
+        sums[i] = Type::load(first[i].value);
     }
     for (; k + 1 < num_sources; k += 2) {
       const T *a = at(k), *b = at(k + 1);
       for (std::size_t i = 0; i < length; ++i)
-        sums[i] = Operation::of(Operation::of(sums[i], Type::load(a[i])), Type::load(b[i]));
+        sums[i] = Operation::of(Operation::of(sums[i], Type::load(a[i].value)),
+                                Type::load(b[i].value));
     }
     if (k < num_sources) {
       const T *a = at(k);
       for (std::size_t i = 0; i < length; ++i)
-        sums[i] = Operation::of(sums[i], Type::load(a[i]));
+        sums[i] = Operation::of(sums[i], Type::load(a[i].value));
     }
     if (divisor != 1)
       for (std::size_t i = 0; i < length; ++i)
         sums[i] = divided(sums[i], divisor);
     T *result = static_cast<T *>(out) + begin;
     for (std::size_t i = 0; i < length; ++i)
-      result[i] = Type::store(sums[i]);
+      result[i].value = Type::store(sums[i]);
   }
 }
 
