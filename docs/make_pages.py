@@ -31,8 +31,16 @@ def main() -> None:
         (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
     (PAGES / "index.md").write_text(index(), encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    home = re.sub(r"\]\(docs/", "](", readme)
-    (DOCS / "index.md").write_text(home, encoding="utf-8")
+    (DOCS / "index.md").write_text(relinked(readme), encoding="utf-8")
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (DOCS.parent / name).read_text(encoding="utf-8")
+        (DOCS / name).write_text(relinked(text), encoding="utf-8")
+
+
+def relinked(text: str) -> str:
+    """Links as they are inside docs/; those to code become plain words."""
+    text = re.sub(r"\[([^\]]+)\]\((?:examples|src)/[^)]+\)", r"`\1`", text)
+    return re.sub(r"\]\(docs/", "](", text)
 
 
 def page(name: str, algorithms: list[Algorithm]) -> str:

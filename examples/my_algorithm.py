@@ -1,11 +1,10 @@
-"""An algorithm of one's own, in a file of one's own: neighbour exchange.
+"""An algorithm of one's own, in a file of one's own.
 
     unisono verify examples/my_algorithm.py -n 1..64
-    unisono explain all_gather examples/my_algorithm.py -n 6
+    unisono explain all_gather examples/my_algorithm.py -n 5
 
-Ranks in pairs swap all they have, first with the neighbour on one side, then with the
-other, and so on in turn. From the second step on two chunks travel together, so this
-takes half as many steps as a ring.
+The file is the algorithm, the function is the collective. A step is one line of
+arithmetic for all ranks at once; everything in it is read before anything is written.
 """
 
 from collections.abc import Iterator
@@ -13,22 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono import Step, algorithm, copy
-from unisono.algorithms import Need
-
-even = Need("an even number of ranks (or one)", lambda n: n == 1 or n % 2 == 0)
 
 
-@algorithm(needs=even, alike="ring or circulant")
+@algorithm
 def all_gather(n: int) -> Iterator[Step]:
-    """Even and odd neighbours swap what they learnt last, now left, now right."""
-    if n == 1:
-        return
-    r = np.arange(n)
-    side = np.where(r % 2 == 0, 1, -1)  # whom each rank speaks to first
-    yield copy(r, src=r, dst=(r + side) % n)
-    news = r - r % 2  # the pair of chunks learnt last begins here
-    for step in range(1, n // 2):
-        other = (r - side) % n if step % 2 else (r + side) % n
-        pair = np.stack([news, news + 1], axis=1)
-        yield copy(pair, src=r[:, None], dst=other[:, None])
-        news = news[other]
+    """Chunk c leaves rank c and drops a copy at every other rank."""
+    c = np.arange(n)
+    for hop in range(n - 1):
+        yield copy(c, src=(c + hop) % n, dst=(c + hop + 1) % n)

@@ -65,9 +65,10 @@ private:
 
 template <class Domain> auto bind(nb::module_ &m, const char *name) {
   using R = Runner<Domain>;
-  return nb::class_<R>(m, name).def("run", &R::run, nb::arg("src"), nb::arg("dst"),
-                                    nb::arg("chunk"), nb::arg("into").none(),
-                                    nb::arg("mask").none(), nb::arg("all_reduce"));
+  return nb::class_<R>(m, name).def(
+      "run", &R::run, nb::arg("src").noconvert(), nb::arg("dst").noconvert(),
+      nb::arg("chunk").noconvert(), nb::arg("into").noconvert().none(),
+      nb::arg("mask").noconvert().none(), nb::arg("all_reduce"));
 }
 
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -1,7 +1,7 @@
 // One step of a schedule, carried out on the verifier's state.
 //
 // The rules are those of src/unisono/schedule/step.py, and the NumPy twin of this file is
-// in src/unisono/schedule/verify.py: everything is read before anything is written; a slot
+// in src/unisono/schedule/domains.py: everything is read before anything is written; a slot
 // takes at most one copy, and any number of reductions after it.
 //
 // The state holds chunks lo..hi-1 as rows of n ranks. Rows are per chunk, not per rank,

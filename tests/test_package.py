@@ -1,5 +1,7 @@
 """The package as a whole: what importing it loads, what it exports, examples."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,29 @@ def test_python_dash_m_is_the_command():
         check=True,
     )
     assert unisono.__version__ in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_our_signs_still_shows_something(encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", "explain", "all_reduce", "ring", "-n", "3"],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"every rank ends with a+b+c" in done.stdout
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback():
+    command = [sys.executable, "-m", "unisono", "verify", "ring", "-n", "1..4,3000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        running.stdout.readline()  # it is at work
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "")
 
 
 def test_a_reader_that_has_enough_is_no_error():

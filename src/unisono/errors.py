@@ -42,9 +42,9 @@ class UnsupportedWorld(UsageError):
 class ScheduleError(UnisonoError):
     """A schedule breaks a rule or its collective's promise: the counter-example.
 
-    `step` counts from 1 and is None when the fault is one of omission that only the end
-    shows. `missing` and `doubled` are ranks whose contribution is absent or counted
-    more than once in chunk `chunk` on rank `rank`.
+    `step` counts from 1; for a fault of omission, which only the end shows, it is the
+    step that last wrote the slot, or None. `missing` and `doubled` are ranks whose
+    contribution is absent or counted more than once in chunk `chunk` on rank `rank`.
     """
 
     def __init__(

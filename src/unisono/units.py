@@ -11,7 +11,7 @@ import re
 from unisono.errors import BadArgument
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -21,7 +21,10 @@ def parse_bytes(text: str) -> int:
         raise BadArgument(
             f"size {text!r}: expected a number with K, M, G or T, as in 32M"
         )
-    return int(float(found[1]) * 1024 ** _POWERS[found[2].upper()])
+    nbytes = int(float(found[1]) * 1024 ** _POWERS[found[2].upper()])
+    if nbytes >= 1 << 60:
+        raise BadArgument(f"size {text}: more than any memory has")
+    return nbytes
 
 
 def format_bytes(nbytes: float) -> str:

@@ -92,9 +92,16 @@ WRONG = {
     "import": ("import os\nimport nowhere_at_all\n", 2, "nowhere_at_all"),
     "while loading": ("x = 0\n\ny = 1 // x\n", 3, "ZeroDivisionError"),
     "in the steps": (body("yield copy(0, 0, 1)", "1 // 0"), 6, "ZeroDivisionError"),
-    "shapes": (body("yield copy([0, 1], 0, [1, 2, 3])"), 5, "shape mismatch"),
+    "shapes": (body("yield copy([0, 1], 0, [1, 2, 3])"), 5, "do not fit together"),
+    "half a rank": (body("yield copy(0, 0, 1.5)"), 5, "expected whole numbers"),
+    "leaves": (body("raise SystemExit(0)\n    yield"), 5, "SystemExit"),
+    "asks for too little": (
+        body("return schedule('broadcast', 'chain', n, segments=0)"),
+        5,
+        "at least 1",
+    ),
     "no step": (body("yield 7"), 3, "yielded 7"),
-    "no schedule": (body("return 7"), 3, "got 7"),
+    "no schedule": (body("return 7"), 3, "got a int"),
     "fails to return": (body("return 1 // 0"), 5, "ZeroDivisionError"),
     "another world": (
         body("return schedule('broadcast', 'tree', n + 1)"),
@@ -226,5 +233,7 @@ def test_an_entry_point_that_leads_nowhere_warns_and_is_left_out(installed):
 
 def test_an_installed_package_does_not_replace_what_is_ours(installed):
     installed("tree", RIGHT)
+    with pytest.warns(UserWarning, match="exists already"):
+        library()
     assert library()["broadcast", "tree"].module == "unisono.algorithms.tree"
     assert schedule("broadcast", "tree", 16).num_steps == 4

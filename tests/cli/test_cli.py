@@ -54,7 +54,7 @@ def test_explain_draws_costs_and_proves(run):
 def test_explain_tells_bytes_on_request(run):
     code, out, _ = run("explain", "all_reduce", "ring", "-n", "4", "-b", "64M")
     assert code == 0
-    assert "64 MiB: 96 MiB through the busiest rank" in out
+    assert "64 MiB: span 96 MiB; each rank sends 96 MiB" in out
 
 
 def test_explain_writes_svg(run, tmp_path):
@@ -125,7 +125,7 @@ def test_verify_gives_the_figures_of_the_proof(run, tmp_path):
     code, out, _ = run("verify", str(file), "-n", "1..64")
     assert code == 0
     total = sum(n * (n - 1) for n in range(1, 65))
-    assert f"mine.all_gather: verified for n = 1..64: {total:,} transfers" in out
+    assert f"verified: all_gather by mine for n = 1..64: {total:,} transfers" in out
 
 
 def test_verify_gives_a_counter_example(run, tmp_path):
@@ -181,6 +181,71 @@ def test_algorithms_as_json_and_csv_agree(run):
     assert [int(r["rounds"]) for r in rows] == [r["rounds"] for r in told]
 
 
+def test_verify_takes_whatever_explain_takes(run, tmp_path):
+    for target in ("ring:both", "ring+circulant", "tree+ring", "all"):
+        code, out, _ = run("verify", target, "-n", "1..5")
+        assert (code, target in out or target == "all") == (0, True)
+    file = tmp_path / "my.odd.py"
+    file.write_text(RIGHT)
+    assert run("verify", f"{file}", "-n", "4")[0] == 0
+    assert run("explain", "all_gather", str(file), "-n", "4")[0] == 0
+
+
+def test_verify_tries_every_variant_of_a_file(run, tmp_path):
+    file = tmp_path / "mine.py"
+    switch = RIGHT.replace("(n):", "(n, lazy=False):")
+    file.write_text(switch.replace("range(n - 1)", "range(n - 1 - lazy)"))
+    code, out, err = run("verify", str(file), "-n", "1..4")
+    assert code == 1
+    assert "all_gather by mine for" in out
+    assert "mine:lazy, n=2" in err
+
+
+def test_verify_as_json_tells_what_is_wrong(run, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(WRONG)
+    code, out, _ = run("verify", str(file), "--json")
+    told = json.loads(out)
+    assert (code, told["verified"]) == (1, False)
+    assert told["counter_example"]["doubled"] == [0]
+
+
+def test_nothing_verified_is_no_proof(run):
+    for more in ([], ["--json"]):
+        code, out, err = run("verify", "torus:shape=2x2", "-n", "5", *more)
+        assert (code, out) == (2, "")
+        assert "nothing was verified" in err
+
+
+def test_a_helper_beside_a_file_can_be_imported(run, tmp_path):
+    (tmp_path / "helper_of_mine.py").write_text(
+        "def next_of(c, n): return (c + 1) % n\n"
+    )
+    file = tmp_path / "mine.py"
+    text = RIGHT.replace("(c + hop + 1) % n", "next_of(c + hop, n)")
+    file.write_text("from helper_of_mine import next_of\n" + text)
+    assert run("verify", str(file), "-n", "1..9")[0] == 0
+
+
+def test_an_exit_inside_an_algorithm_is_no_success(run, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(RIGHT + "\n        raise SystemExit(0)\n")
+    code, _, err = run("verify", str(file), "-n", "4")
+    assert code == 2
+    assert "mine.py:" in err
+    assert "SystemExit" in err
+
+
+def test_a_bug_of_ours_is_one_line_too(run, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr("unisono.cli.app.run", broken)
+    code, _, err = run("env")
+    assert code == 70
+    assert err.count("\n") == 1
+
+
 def test_env_names_versions(run):
     code, out, _ = run("env", "--json")
     told = json.loads(out)
@@ -220,6 +285,14 @@ def test_env_names_versions(run):
         ("verify nowhere.json", "not a schedule"),
         ("verify rings", "nearest: ring"),
         ("verify ring -n 0..4", "at least one rank"),
+        ("explain all_reduce ring -n ٥", "expected one number"),
+        ("explain all_reduce ring -n 99999999999999999999", "at most"),
+        ("explain all_to_all hierarchical -n 100000", "at most 1024"),
+        ("explain all_reduce ring -b 9999999999999T", "more than any memory"),
+        ("explain all_reduce ring --json -b 1K", "--json stands alone"),
+        ("explain all_reduce hierarchical:levels=4x3x -n 12", "expected 4x3"),
+        ("verify ring -n 1..99999999999999999999", "at most"),
+        ("algorithms -n 99999999999999999999", "at most"),
         ("verify ring -n 9..4", "ranges ascend"),
         ("verify ring -n x", "expected numbers"),
         ("algorithms all_redcue", "nearest: all_reduce"),

@@ -243,5 +243,5 @@ def test_the_table_of_pairs_is_refused_where_it_would_be_too_large(monkeypatch):
 
 
 def test_counts_of_the_wrong_number_are_refused():
-    with pytest.raises(BadArgument, match="counts must be 4 numbers"):
+    with pytest.raises(BadArgument, match="expected 4 counts"):
         unisono.schedule("all_gather", "ring", 4).cost([1, 2, 3])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.errors import BadArgument
 from unisono.schedule import Step, Transfer, copy, reduce, together
 
 law = settings(deadline=None, max_examples=60)
@@ -42,8 +43,30 @@ def test_single_numbers_make_one_transfer(make, reduces):
 
 @pytest.mark.parametrize("make", [copy, reduce])
 def test_arguments_that_do_not_fit_are_refused(make):
-    with pytest.raises(ValueError, match="broadcast"):
+    with pytest.raises(BadArgument, match="do not fit together"):
         make([0, 1], src=[0, 1, 2], dst=0)
+
+
+@pytest.mark.parametrize("wrong", [0.5, 1.0, [0, 1.5], "0", True, np.nan, None])
+@pytest.mark.parametrize("where", ["chunk", "src", "dst", "into"])
+def test_anything_but_whole_numbers_is_refused(where, wrong):
+    if where == "into" and wrong is None:
+        return  # then the chunk keeps its name
+    with pytest.raises(BadArgument, match="whole numbers"):
+        copy(**{"chunk": 0, "src": 0, "dst": 1, where: wrong})
+
+
+def test_a_step_made_by_hand_is_looked_at():
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    for arrays, reduces in [
+        ((one, one, two, one), False),
+        ((one, one, one, one.astype(float)), False),
+        (([0], one, one, one), False),
+        ((one, one, one, one), 1),
+        ((one, one, one, one), np.ones(2, bool)),
+    ]:
+        with pytest.raises(BadArgument, match="a step"):
+            Step(*arrays, reduces)
 
 
 def test_no_chunks_make_no_transfers():

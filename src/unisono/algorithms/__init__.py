@@ -1,6 +1,10 @@
 """The ideas: one file each, one function per collective.
 
 To add one, add a file. `registry` says how it is written, `library` how it is found.
+
+In the cost tables of the files, *rounds* are messages one after the other, *span* is
+what passes through the busiest rank of each step, summed over the steps, and *work*
+what it adds up; both in buffers of one rank (see `schedule/cost.py`).
 """
 
 from unisono.algorithms.library import Library, find, library, load_file, schedule

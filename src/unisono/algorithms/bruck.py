@@ -5,10 +5,10 @@ k every chunk whose k-th digit is v moves v·r^k places on, together with all ot
 do. Chunks take detours through other hands, so more bytes travel; but a step is only
 r-1 messages, and there are as many steps as digits.
 
-              rounds                 through every rank
-  radix 2     ⌈log2 n⌉               about half of log2 n buffers
-  radix r     (r-1)·⌈log_r n⌉        at most (r-1)/r·⌈log_r n⌉
-  radix n     n-1                    (n-1)/n: direct
+              rounds                    span, in buffers
+  radix 2     ⌈log2 n⌉                  about half of log2 n
+  radix r     at most (r-1)⌈log_r n⌉    at most (r-1)/r·⌈log_r n⌉
+  radix n     n-1                       (n-1)/n: direct
 
 Bruck et al., "Efficient algorithms for all-to-all communications in multiport
 message-passing systems", IEEE TPDS 8 (1997).

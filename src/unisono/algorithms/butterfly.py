@@ -5,7 +5,7 @@ that differ in one digit only are a group; in reduce_scatter each of them become
 responsible for the chunks with its own digit, and gets those from the rest of the
 group. From the highest digit down, the blocks sent shrink by the factor each time.
 
-                  rounds             through the busiest rank
+                  rounds             span, in buffers
   reduce_scatter  sum of (f-1)       (n-1)/n, the least possible
   all_gather      sum of (f-1)       (n-1)/n, the least possible
   all_reduce      2 · sum of (f-1)   2(n-1)/n, the least possible

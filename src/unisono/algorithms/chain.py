@@ -3,7 +3,7 @@
 Slow for one message, since it passes n-1 hands; but cut into m segments the chain fills
 up, every link is busy all the time, and a long message costs little more than one hop.
 
-              rounds       through the busiest rank
+              rounds       span, in buffers
   broadcast   n-2+m        (n-2+m)/m buffers, towards 1 as m grows
   reduce      n-2+m        (n-2+m)/m
   all_reduce  2(n-2+m)     2(n-2+m)/m

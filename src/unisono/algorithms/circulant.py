@@ -5,7 +5,7 @@ r-h, and so has 2h; in the last step it sends only as many as are still missing.
 needs n to be a power of two, and no chunk arrives twice. Backwards it is a
 reduce_scatter.
 
-                  rounds       through every rank
+                  rounds       span, in buffers
   all_gather      ⌈log2 n⌉     (n-1)/n, both the least possible
   reduce_scatter  ⌈log2 n⌉     (n-1)/n, both the least possible
   all_reduce      2⌈log2 n⌉    2(n-1)/n

@@ -5,7 +5,7 @@ sent in vain. One step (two for all_reduce) for those with many ports; with one 
 is n-1 messages each. Sums are taken in rank order, so their bits do not depend on the
 size.
 
-                  rounds    through the busiest rank
+                  rounds    span, in buffers
   reduce_scatter  n-1       (n-1)/n of a buffer, the least possible
   all_gather      n-1       (n-1)/n
   all_reduce      2(n-1)    2(n-1)/n

@@ -14,7 +14,7 @@ barrier, and the sums of the windows that make up n in binary are carried along 
 temporary. This has the fewest rounds of all for n other than 2^l, but every rank adds
 in a different order, so ranks may differ in the last bit.
 
-                        steps       rounds                 buffers through the busiest
+                        steps       rounds                 span
   barrier               ⌈log2 n⌉    ⌈log2 n⌉               none
   all_reduce            ⌈log2 n⌉    below 2⌈log2 n⌉        as many as rounds
   all_reduce, carry     ⌈log2 n⌉    ⌈log2 n⌉               ⌈log2 n⌉ + ones(n) - 2

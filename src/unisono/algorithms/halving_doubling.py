@@ -9,14 +9,17 @@ all_gather. For n other than a power of two there are two ways:
 - `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves
   for itself, each smaller block hands its sums to the next larger one; and back again.
 
-                  rounds, n = 2^l    bytes        folded: rounds   bytes
+With l = ⌊log2 n⌋:
+
+                  rounds, n = 2^l    span         folded: rounds   span
   reduce_scatter  l                  (n-1)/n      l + 2            about 2
   all_gather      l                  (n-1)/n      l + 2            about 2
   all_reduce      2l                 2(n-1)/n     2l + 2           4 - 2/q
 
-By blocks, all_reduce takes 2l + 2 steps too, in which a small block speaks to several
-ranks of a larger one at once; but the busiest rank adds less than 3/2 of a buffer,
-where folding adds 2 - 1/q.
+By blocks, all_reduce takes 2l + 2 steps too. A small block then speaks to several ranks
+of a larger one at once, which costs rounds (n = 13: 16) and, as a step lasts until its
+busiest rank is done, span (below 5); but work stays below 3/2, where folding has 2 -
+1/q.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 MPICH", IJHPCA 19 (2005).

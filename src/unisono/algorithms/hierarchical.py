@@ -22,6 +22,7 @@ network hierarchy", MLSys 2019.
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -125,13 +126,12 @@ def groups(n: int, levels: str) -> tuple[list[int], str]:
     if not levels:
         hosts = max(1, round(math.sqrt(n)))
         return [part.size for part in np.array_split(np.arange(n), hosts)], ""
-    lowest, _, above = levels.partition("x")
-    try:
-        sizes = [int(size) for size in lowest.split("+")]
-    except ValueError:
+    if not re.fullmatch(r"[0-9]+([x+][0-9]+)*", levels):
         raise BadArgument(
             f"hierarchical: levels {levels!r}: expected 4x3, or 5+4+4 if uneven"
-        ) from None
+        )
+    lowest, _, above = levels.partition("x")
+    sizes = [int(size) for size in lowest.split("+")]
     if min(sizes) < 1:
         raise BadArgument(
             f"hierarchical: levels {levels!r}: groups have at least one rank"

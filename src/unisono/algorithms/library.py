@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from unisono.algorithms.registry import Algorithm, Param, line_in
+from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
 from unisono.errors import BadArgument, UnisonoError, unknown
 from unisono.schedule.collective import COLLECTIVES, Collective, collective
 from unisono.schedule.schedule import Schedule
@@ -23,7 +23,7 @@ from unisono.schedule.transform import then
 GROUP = "unisono.algorithms"
 _OURS = ("registry", "library")
 _PAIR = re.compile(r"\+(?=[A-Za-z_])")
-_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<params>.*))?")
+_FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<params>.*))?")
 
 
 def algorithms_in(module: ModuleType) -> list[Algorithm]:
@@ -80,20 +80,33 @@ def library() -> Library:
         m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS
     ]
     built_in = [importlib.import_module(f"{__package__}.{name}") for name in names]
-    installed = [m for e in entry_points(group=GROUP) if (m := _loaded(e))]
-    return Library(
-        a for module in (*built_in, *installed) for a in algorithms_in(module)
-    )
+    found = [a for module in built_in for a in algorithms_in(module)]
+    for entry in entry_points(group=GROUP):
+        taken = {(a.collective.name, a.name) for a in found}
+        for a in _offered(entry):
+            if (a.collective.name, a.name) in taken:
+                _left_out(entry, f"{a.name}.{a.collective.name} exists already")
+            else:
+                found.append(a)
+    return Library(found)
 
 
-def _loaded(entry: EntryPoint) -> ModuleType | None:
-    """An installed package's module; a broken one is reported and passed over."""
+def _offered(entry: EntryPoint) -> list[Algorithm]:
+    """What an installed package offers; a broken one is reported and passed over."""
     try:
-        module = entry.load()
+        thing = entry.load()
     except Exception as why:
-        warnings.warn(f"algorithms of {entry.value} left out: {why!r}", stacklevel=3)
-        return None
-    return module if isinstance(module, ModuleType) else None
+        _left_out(entry, repr(why))
+        return []
+    things = vars(thing).values() if isinstance(thing, ModuleType) else [thing]
+    found = [a for a in things if isinstance(a, Algorithm)]
+    if not found:
+        _left_out(entry, "it has no @algorithm")
+    return found
+
+
+def _left_out(entry: EntryPoint, why: str) -> None:
+    warnings.warn(f"algorithms of {entry.value} left out: {why}", stacklevel=4)
 
 
 def load_file(path: str | Path) -> list[Algorithm]:
@@ -102,11 +115,12 @@ def load_file(path: str | Path) -> list[Algorithm]:
     if not file.is_file():
         raise BadArgument(f"{path}: no such file")
     # A name of its own, so that a user's json.py is not the standard library's.
-    name = f"_unisono_files_{abs(hash(str(file)))}.{file.stem}"
+    name = f"{FROM_FILE}{abs(hash(str(file)))}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise BadArgument(f"{path}: not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))  # as for a script: its helpers lie beside it
     try:
         spec.loader.exec_module(module)
     except SyntaxError as why:
@@ -117,6 +131,8 @@ def load_file(path: str | Path) -> list[Algorithm]:
     except (Exception, SystemExit) as why:
         where = line_in(str(file), why) or str(file)
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
+    finally:
+        sys.path.remove(str(file.parent))
     found = algorithms_in(module)
     if not found:
         raise BadArgument(f"{path}: no function in it is decorated with @algorithm")
@@ -147,7 +163,10 @@ def _resolve(
     what: Collective, spec: str, n: int, params: Mapping[str, Param]
 ) -> Schedule:
     file = _FILE.fullmatch(spec)
-    parts = [spec] if file and Path(file["path"]).exists() else _PAIR.split(spec)
+    alone = (
+        file and Path(file["path"]).exists() and not _PAIR.search(file["params"] or "")
+    )
+    parts = [spec] if alone else _PAIR.split(spec)
     if len(parts) == 2:
         return _pair(what, parts[0], parts[1], n, params)
     if len(parts) > 2:
@@ -176,7 +195,7 @@ def _told(algorithm: Algorithm, text: str) -> dict[str, Param]:
         default = algorithm.params.get(key, "")
         if isinstance(default, bool) and value.lower() in ("", "true", "false"):
             told[key] = value.lower() != "false"
-        elif isinstance(default, int) and re.fullmatch(r"-?\d+", value):
+        elif isinstance(default, int) and re.fullmatch(r"-?[0-9]+", value):
             told[key] = int(value)
         else:
             told[key] = value

@@ -3,12 +3,12 @@
 No cleverness, and the yardstick for all of it. One step, but the busiest rank has n-1
 messages to send or to receive.
 
-                rounds    through the busiest rank
-  all_reduce    n-1       n-1 buffers; every rank adds all n of them, in rank order
-  broadcast     n-1       n-1 buffers
-  reduce        n-1       n-1 buffers
-  scatter       n-1       (n-1)/n of a buffer, the least possible
-  gather        n-1       (n-1)/n of a buffer, the least possible
+                rounds    span, in buffers
+  all_reduce    n-1       n-1; every rank adds all n, in rank order
+  broadcast     n-1       n-1
+  reduce        n-1       n-1
+  scatter       n-1       (n-1)/n, the least possible
+  gather        n-1       (n-1)/n, the least possible
 """
 
 from collections.abc import Iterator

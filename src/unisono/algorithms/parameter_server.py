@@ -4,9 +4,9 @@ With one server this is how training was first made parallel, and its bottleneck
 plain to see: everything passes through rank 0. With a server on every rank, each owning
 one shard, the same two steps spread the work evenly, and no scheme moves fewer bytes.
 
-                        rounds    through the busiest rank    added by it
-  one server            2(n-1)    2(n-1) buffers              n-1
-  sharded               2(n-1)    2(n-1)/n                    (n-1)/n
+                        rounds    span        work
+  one server            2(n-1)    2(n-1)      n-1
+  sharded               2(n-1)    2(n-1)/n    (n-1)/n
 
 Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
 """

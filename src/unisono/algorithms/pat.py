@@ -7,7 +7,7 @@ one chunk over the farthest distance, many only over the nearest. Circulant does
 other way round. `aggregate` bounds how many chunks one message may hold, 0 meaning any
 number.
 
-                  rounds                        through every rank
+                  rounds                        span, in buffers
   all_gather      ⌈log2 n⌉ fully aggregated     (n-1)/n, both the least possible
   reduce_scatter  ⌈log2 n⌉                      (n-1)/n
   all_reduce      2⌈log2 n⌉                     2(n-1)/n

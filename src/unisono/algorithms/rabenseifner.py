@@ -5,7 +5,7 @@ the two ranks of a pair swap halves and each adds one, so the adding is shared, 
 one of them hands its half over; that costs a round more than folding whole buffers and
 half a buffer less of adding. q is the power of two below n.
 
-                             rounds     through the busiest     added by it
+                             rounds     span                    work
   all_reduce, n = 2^l        2l         2(n-1)/n                (n-1)/n
     early=1                  2l - 1     2(n-1)/n                1
     early=e, with d = l-e    l + d      2(1-2^-d) + e·2^-d      (1-2^-d) + e·2^-d

@@ -5,7 +5,7 @@ all know everything after log2 n steps, and have added in the same tree: the sam
 Other n are folded: the surplus over the power of two q below n hands in first and gets
 the result last.
 
-              rounds                        through the busiest rank
+              rounds                        span, in buffers
   all_gather  log2 n, else ⌊log2 n⌋ + 2     (n-1)/n, folded about 2
   all_reduce  log2 n, else ⌊log2 n⌋ + 2     as many buffers as rounds
 """

@@ -37,6 +37,9 @@ from unisono.schedule.collective import COLLECTIVES, Collective
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
+FROM_FILE = "_unisono_files_"
+"""How the names of modules begin that were loaded from a user's file."""
+
 Param = int | bool | str
 Body = Callable[..., Iterable[Step]]
 Count = int | Callable[..., int]
@@ -73,6 +76,8 @@ class Algorithm:
             raise BadArgument(
                 f"{self.where}: an algorithm is named after its collective; {wrong}"
             )
+        if self.needs is not None and not isinstance(self.needs, Need):
+            raise BadArgument(f"{self.where}: needs= takes a Need, as power_of_two is")
         taken = list(inspect.signature(self.body).parameters.values())
         if not taken or taken[0].name != "n":
             raise BadArgument(f"{self.where}: the first parameter must be n")
@@ -98,7 +103,7 @@ class Algorithm:
     @cached_property
     def name(self) -> str:
         """The name of the file."""
-        if self.module == "__main__":
+        if self.module == "__main__" or self.module.startswith(FROM_FILE):
             return Path(self.body.__code__.co_filename).stem
         return self.module.rpartition(".")[2]
 
@@ -147,7 +152,9 @@ class Algorithm:
             raise BadArgument(f"n = {n}: a world has at least one rank")
         params = self._checked(params)
         full = {**self.params, **params}
-        if not self.supports(n, **full):
+        with _blame(self):
+            supported = self.supports(n, **full)
+        if not supported:
             assert self.needs is not None
             others = f" (try {self.alike})" if self.alike else ""
             raise UnsupportedWorld(
@@ -166,13 +173,14 @@ class Algorithm:
             self.collective,
             n,
             chunks,
-            lambda: self._steps(n, full),
+            lambda: self._steps(lambda: self.body(n, **full)),
             name=name,
             num_temporaries=temporaries,
             about=self.about,
         )
 
     def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
+        told = dict(params)
         for key, value in params.items():
             if key not in self.params:
                 if not self.params:
@@ -181,6 +189,8 @@ class Algorithm:
                     )
                 raise unknown(f"parameter of {self.name}", key, self.params)
             default = self.params[key]
+            if type(default) is int and not isinstance(value, str):
+                value = told[key] = whole_number(key, value)
             if type(value) is not type(default):
                 raise BadArgument(
                     f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
@@ -189,7 +199,7 @@ class Algorithm:
                 raise BadArgument(
                     f"{self.name}: {key} = {value}: at least {self.least[key]}"
                 )
-        return dict(params)
+        return told
 
     def _adopted(self, n: int, name: str, params: Mapping[str, Param]) -> Schedule:
         """A schedule that the function made of others, under our name."""
@@ -197,18 +207,21 @@ class Algorithm:
             made = self.body(n, **params)
         if not isinstance(made, Schedule):
             raise BadArgument(
-                f"{self.where}: expected steps or a schedule, got {made!r}"
+                f"{self.where}: expected a schedule, or steps yielded one by one, got "
+                f"a {type(made).__name__}"
             )
         if made.collective is not self.collective or made.n != n:
             raise BadArgument(
                 f"{self.where}: gave {made.collective.name} for {made.n} ranks, "
                 f"expected {self.collective.name} for {n}"
             )
-        return made.but(name=name, about=self.about)
+        steps = made.make
+        return made.but(name=name, about=self.about, make=lambda: self._steps(steps))
 
-    def _steps(self, n: int, params: Mapping[str, Param]) -> Iterator[Step]:
+    def _steps(self, make: Callable[[], Iterable[Step]]) -> Iterator[Step]:
+        """The steps, each looked at, and with accidents blamed on the algorithm."""
         with _blame(self):
-            for step in self.body(n, **params):
+            for step in make():
                 if not isinstance(step, Step):
                     raise BadArgument(
                         f"{self.where}: yielded {step!r}; expected a step, made by "
@@ -221,7 +234,8 @@ _KINDS = {int: "a whole number", bool: "true or false", str: "a text"}
 
 
 def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
-    return count(n, **params) if callable(count) else count
+    found = count(n, **params) if callable(count) else count
+    return whole_number("number of chunks", found)
 
 
 class _blame:  # noqa: N801 - reads as a statement
@@ -234,9 +248,16 @@ class _blame:  # noqa: N801 - reads as a statement
         """Nothing to prepare."""
 
     def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UnisonoError):
-            file = self.algorithm.body.__code__.co_filename
-            where = line_in(file, error) or self.algorithm.where
+        file = self.algorithm.body.__code__.co_filename
+        ours = self.algorithm.module.startswith("unisono.")
+        where = line_in(file, error) if error else ""
+        if type(error) is BadArgument and where and not ours:
+            if not str(error).startswith(file):  # told once is enough
+                raise BadArgument(f"{where}: {error}") from error
+        elif isinstance(error, SystemExit) or (
+            isinstance(error, Exception) and not isinstance(error, UnisonoError)
+        ):
+            where = where or self.algorithm.where
             raise BadArgument(f"{where}: {type(error).__name__}: {error}") from error
 
 

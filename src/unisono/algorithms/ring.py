@@ -11,7 +11,7 @@ link carries exactly one chunk in every step.
   all_to_all      n-1       (n-1)/2, since a chunk for the far side passes many hands
 
 With `both`, chunks walk the shorter way round, left and right at once: about half the
-steps, and the same bytes, over twice the links.
+steps, over twice the links, and the same bytes (in all_to_all, half as many).
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", Journal of Parallel and Distributed Computing 69 (2009).

@@ -5,10 +5,10 @@ In step s rank r talks to r + ρ(s) if it is even and r - ρ(s) if it is odd, wh
 doubling does, but each distance is about two thirds of the power of two, so on rings
 and tori less traffic crosses each link. Other n than powers of two are folded.
 
-                  rounds      through every rank
+                  rounds      span, in buffers
   reduce_scatter  log2 n      (n-1)/n, both the least possible
   all_gather      log2 n      (n-1)/n
-  all_reduce      2 log2 n    2(n-1)/n
+  all_reduce      2 log2 n    2(n-1)/n; folded 2⌊log2 n⌋ + 2 and 4 - 2/q
 
 De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI 2024.
 """

@@ -5,8 +5,8 @@ The k-nomial tree on rank 0: in the first step 0 speaks to the ranks k^(h-1), 2k
 k-power. Blocks are consecutive ranks, so scatter sends each head what is for its whole
 block. With radix 2 this is the binomial tree.
 
-              rounds               through the busiest rank
-  broadcast   ⌈log2 n⌉             ⌈log2 n⌉ buffers; radix k: (k-1)⌈log_k n⌉ of both
+              rounds               span, in buffers
+  broadcast   ⌈log2 n⌉             ⌈log2 n⌉; radix k: at most (k-1)⌈log_k n⌉ of both
   reduce      ⌈log2 n⌉             ⌈log2 n⌉
   scatter     ⌈log2 n⌉             (n-1)/n, the least possible
   gather      ⌈log2 n⌉             (n-1)/n, the least possible
@@ -25,7 +25,10 @@ from unisono.schedule import Schedule, Step, step
 def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
     """Every head of a block sends the buffer to the heads of its smaller blocks."""
     for stride in strides(n, radix):
-        head, place = np.arange(0, n, stride * radix)[:, None], np.arange(1, radix)
+        head, place = (
+            np.arange(0, n, stride * radix)[:, None],
+            np.arange(1, min(radix, n)),
+        )
         down = step.copy(0, src=head, dst=head + place * stride)
         yield down.where(down.dst < n)
 

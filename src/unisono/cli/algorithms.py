@@ -17,7 +17,11 @@ from unisono.schedule.collective import collective as find_collective
 
 Row = dict[str, object]
 _WIDTHS = (15, 24, -6, -7, -8, -8, -10, 10)
-_HEADS = ("collective", "algorithm", "steps", "rounds", "bytes", "added", "same bits")
+_FIELDS = (
+    *("collective", "algorithm", "n", "steps", "rounds", "span", "work", "same_bits"),
+    *("least_rounds", "least_span", "least_work", "verified_transfers", "unsupported"),
+)
+_HEADS = ("collective", "algorithm", "steps", "rounds", "span", "work", "same bits")
 
 
 def algorithms(
@@ -31,7 +35,8 @@ def algorithms(
 ) -> int:
     """List every algorithm with its cost for n ranks, beside the lower bound.
 
-    Bytes and added are in buffers of one rank, through the busiest rank of each step.
+    Span is what passes through the busiest rank of each step, and work what it adds up,
+    summed over the steps, in buffers.
 
     Example: unisono algorithms all_reduce -n 13
 
@@ -81,12 +86,12 @@ def _row(
     row |= {
         "steps": cost.steps,
         "rounds": cost.rounds,
-        "bytes": cost.span,
-        "added": cost.work,
+        "span": cost.span,
+        "work": cost.work,
         "same_bits": made.consistency().same_bits_on_all_ranks,
         "least_rounds": cost.bound.rounds,
-        "least_bytes": cost.bound.span,
-        "least_added": cost.bound.work,
+        "least_span": cost.bound.span,
+        "least_work": cost.bound.work,
     }
     if verify:
         row["verified_transfers"] = made.verify().transfers
@@ -94,33 +99,34 @@ def _row(
 
 
 def _print_csv(rows: Iterator[Row]) -> None:
-    first = next(rows)
-    writer = csv.DictWriter(sys.stdout, list(first), restval="", extrasaction="ignore")
+    writer = csv.DictWriter(sys.stdout, _FIELDS, restval="", extrasaction="ignore")
     writer.writeheader()
-    writer.writerow(first)
     writer.writerows(rows)
 
 
 def _print_table(rows: Iterator[Row], n: int, *, verify: bool) -> None:
     """Row by row as they are made, so that the first line comes at once."""
     print_row((*_HEADS, "verified" if verify else ""), _WIDTHS)
-    shown, count, transfers = "", 0, 0
+    shown, done = "", []
     for row in rows:
-        if row["collective"] != shown:
+        if row["collective"] != shown and "unsupported" not in row:
             shown = str(row["collective"])
             _print_bound(row)
-        count += 1
-        done = row.get("verified_transfers")
-        if isinstance(done, int):
-            transfers += done
         print_row(_cells(row, verified=verify), _WIDTHS)
-    if verify:
-        print(f"all {count} verified at n = {n}: {transfers:,} transfers followed")
+        done.append(row.get("verified_transfers"))
+    proven = [count for count in done if isinstance(count, int)]
+    if verify and len(proven) == len(done):
+        print(
+            f"all {len(done)} verified at n = {n}: {sum(proven):,} transfers followed"
+        )
+    elif verify:
+        rest = len(done) - len(proven)
+        print(f"{len(proven)} verified at n = {n}; {rest} have no schedule for it")
 
 
 def _print_bound(row: Row) -> None:
     """The line above a collective's algorithms: the least that any needs."""
-    bound = {key: row.get(f"least_{key}", "") for key in ("rounds", "bytes", "added")}
+    bound = {key: row.get(f"least_{key}", "") for key in ("rounds", "span", "work")}
     cells = {"collective": row["collective"], "algorithm": "(least possible)", **bound}
     print_row(_cells(cells, verified=False), _WIDTHS)
 
@@ -129,9 +135,7 @@ def _cells(row: Row, *, verified: bool) -> list[str]:
     if "unsupported" in row:
         return ["", str(row["algorithm"]), *["-"] * 5, "-"]
     head = str(row["collective"]) if row["algorithm"] == "(least possible)" else ""
-    numbers = [
-        _number(row.get(key, "")) for key in ("steps", "rounds", "bytes", "added")
-    ]
+    numbers = [_number(row.get(key, "")) for key in ("steps", "rounds", "span", "work")]
     same = row.get("same_bits")
     bits = "" if same is None else "yes" if same else "no"
     done = row.get("verified_transfers")

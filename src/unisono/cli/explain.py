@@ -8,7 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from unisono.algorithms import schedule as make
-from unisono.cli.output import parse_world, print_json, print_picture, write_file
+from unisono.cli.output import (
+    counter_example,
+    parse_world,
+    print_json,
+    print_picture,
+    write_file,
+)
 from unisono.errors import BadArgument, ScheduleError
 from unisono.schedule.files import as_dict
 from unisono.schedule.schedule import Schedule
@@ -50,8 +56,11 @@ def explain(
     json
         Print steps, cost and proof as one JSON object.
     """
-    made = make(collective, algorithm, parse_world(n), root=root)
-    refuse_if_huge(made)
+    world, nbytes = parse_world(n), parse_bytes(size) if size else 0
+    refuse_if_huge(world)
+    if json and (svg_file is not None or size):
+        raise BadArgument("--json stands alone: leave out --svg and --size")
+    made = make(collective, algorithm, world, root=root)
     if json:
         return _print_json(made)
     if svg_file is not None:
@@ -63,8 +72,8 @@ def explain(
     except ScheduleError:
         _print_wrong(made)
         raise
-    if size:
-        print(_in_bytes(made, size))
+    if nbytes:
+        print(_in_bytes(made, nbytes))
     return 0
 
 
@@ -76,15 +85,13 @@ def _print_wrong(made: Schedule) -> None:
         print(f"{made!r}: cannot be drawn")
 
 
-def _in_bytes(made: Schedule, size: str) -> str:
-    nbytes = parse_bytes(size)
-    if nbytes == 0:
-        raise BadArgument(f"--size {size}: nothing to send")
+def _in_bytes(made: Schedule, nbytes: int) -> str:
     cost = made.cost(nbytes)
-    each = f"{format_bytes(cost.sent.min())} to {format_bytes(cost.sent.max())}"
+    low, high = format_bytes(cost.sent.min()), format_bytes(cost.sent.max())
+    each = low if low == high else f"{low} to {high}"
     return (
-        f"{'size':<7}{format_bytes(nbytes)}: {format_bytes(cost.span)} through the "
-        f"busiest rank; each sends {each}"
+        f"{'size':<7}{format_bytes(nbytes)}: span {format_bytes(cost.span)}; each rank "
+        f"sends {each}"
     )
 
 
@@ -97,13 +104,7 @@ def _print_json(made: Schedule) -> int:
             "verified": False,
             "same_bits_on_all_ranks": None,
             "error": str(wrong),
-            "counter_example": {
-                "step": wrong.step,
-                "rank": wrong.rank,
-                "chunk": wrong.chunk,
-                "missing": wrong.missing,
-                "doubled": wrong.doubled,
-            },
+            "counter_example": counter_example(wrong),
         }
         print_json(told)
         return 1

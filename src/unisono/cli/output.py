@@ -10,14 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, ScheduleError
+
+MOST_RANKS = 1 << 20
 
 
 def parse_ranks(text: str) -> list[int]:
     """The numbers that "5", "1..64", "2,4,13" or a mixture means."""
     numbers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
+        found = re.fullmatch(r"\s*([0-9]+)(?:\s*\.\.\s*([0-9]+))?\s*", part)
         if not found:
             raise BadArgument(
                 f"-n {text}: expected numbers of ranks, as in 5, 1..64 or 2,4,13"
@@ -27,15 +29,30 @@ def parse_ranks(text: str) -> list[int]:
             raise BadArgument(
                 f"-n {text}: a world has at least one rank, and ranges ascend"
             )
+        if high > MOST_RANKS:
+            raise BadArgument(f"-n {text}: at most {MOST_RANKS} ranks")
         numbers.extend(range(low, high + 1))
     return numbers
 
 
 def parse_world(text: str) -> int:
     """The one number of ranks that `text` is."""
-    if not re.fullmatch(r"-?\d+", text):
+    if not re.fullmatch(r"-?[0-9]+", text):
         raise BadArgument(f"-n {text}: expected one number of ranks, as in 5")
+    if int(text) > MOST_RANKS:
+        raise BadArgument(f"-n {text}: at most {MOST_RANKS} ranks")
     return int(text)
+
+
+def counter_example(wrong: ScheduleError) -> dict[str, object]:
+    """What is wrong with a schedule, as plain data."""
+    return {
+        "step": wrong.step,
+        "rank": wrong.rank,
+        "chunk": wrong.chunk,
+        "missing": wrong.missing,
+        "doubled": wrong.doubled,
+    }
 
 
 def print_json(thing: object) -> None:

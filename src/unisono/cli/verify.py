@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from unisono.algorithms import Algorithm, library, load_file
-from unisono.cli.output import parse_ranks, print_json
-from unisono.errors import BadArgument, UnsupportedWorld, unknown
+from unisono.algorithms import Algorithm, library, load_file, schedule
+from unisono.algorithms.registry import Param
+from unisono.cli.output import counter_example, parse_ranks, print_json
+from unisono.errors import BadArgument, ScheduleError, UnsupportedWorld, unknown
+from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.files import load
+from unisono.schedule.schedule import Schedule
+
+Maker = Callable[[int], Schedule]
+Row = dict[str, object]
 
 
 def verify(
@@ -29,57 +36,95 @@ def verify(
     Parameters
     ----------
     target
-        A Python file with @algorithm functions, a schedule saved as .json or .npz, the
-        name of an algorithm, or "all".
+        A Python file with @algorithm functions, a schedule saved as .json or .npz, an
+        algorithm as `explain` takes it, or "all".
     n
         Numbers of ranks, as 5, 1..64 or 2,4,13.
     json
         Print the figures of the proofs as one JSON object.
     """
-    if Path(target).suffix in (".json", ".npz"):
-        return _verify_saved(target, json=json)
-    worlds = parse_ranks(n)
-    told = []
-    for algorithm in _targets(target):
-        row = _prove(algorithm, worlds)
-        told.append(row)
+    try:
+        told = _verify(target, n, loud=not json)
+    except ScheduleError as wrong:
         if not json:
-            print(_sentence(row, n), flush=True)
+            raise
+        example = counter_example(wrong)
+        print_json({"verified": False, "error": str(wrong), "counter_example": example})
+        return 1
     if json:
         print_json({"target": target, "n": n, "verified": True, "proofs": told})
-    elif not any(row["worlds"] for row in told):
-        raise BadArgument(f"nothing was verified: {target} has no schedule for -n {n}")
     return 0
 
 
-def _verify_saved(path: str, *, json: bool) -> int:
-    proof = load(path, verify=False).verify()
-    if json:
-        figures = {"steps": proof.steps, "transfers": proof.transfers}
-        print_json(
-            {"target": path, "verified": True, **figures, "seconds": proof.seconds}
-        )
+def _verify(target: str, n: str, *, loud: bool) -> list[Row]:
+    """Prove everything that `target` means, telling of each as it is done."""
+    if Path(target).suffix in (".json", ".npz"):
+        rows = iter([_prove_saved(target)])
     else:
-        print(proof)
-    return 0
+        worlds = parse_ranks(n)
+        rows = (_prove(maker, worlds) for maker in _makers(target))
+    told = []
+    for row in rows:
+        told.append(row)
+        if loud and row["worlds"]:
+            print(_sentence(row, n), flush=True)
+    if not any(row["worlds"] for row in told):
+        raise BadArgument(f"nothing was verified: {target} has no schedule for -n {n}")
+    return told
 
 
-def _targets(target: str) -> list[Algorithm]:
-    if target.endswith(".py"):
-        return load_file(target)
-    known = library()
-    found = [a for (_, name), a in known.items() if target in ("all", name)]
-    if not found:
-        raise unknown("algorithm", target, {name for _, name in known})
-    return found
-
-
-def _prove(algorithm: Algorithm, worlds: list[int]) -> dict[str, object]:
-    began = time.perf_counter()
-    proofs = list(_proofs(algorithm, worlds))
+def _prove_saved(path: str) -> Row:
+    proof = load(path, verify=False).verify()
     return {
-        "algorithm": algorithm.name,
-        "collective": algorithm.collective.name,
+        "schedule": proof.schedule.title,
+        "worlds": 1,
+        "left_out": 0,
+        "transfers": proof.transfers,
+        "seconds": proof.seconds,
+    }
+
+
+def _makers(target: str) -> Iterator[tuple[str, Maker]]:
+    """What is to be proven: for a file or a plain name, with all its variants."""
+    if target == "all" or target.endswith(".py") or target in _names():
+        known = load_file(target) if target.endswith(".py") else library().values()
+        for a in known:
+            if target in ("all", a.name) or target.endswith(".py"):
+                for variant in a.variants:
+                    name = f"{a.collective.name} by {a.spelled(**variant)}"
+                    yield name, partial(_with, a, variant)
+        return
+    found = [c for c in COLLECTIVES if _resolves(c, target)]
+    if not found:
+        raise unknown("algorithm", target, _names())
+    for c in found:
+        yield f"{c} by {target}", partial(schedule, c, target)
+
+
+def _with(algorithm: Algorithm, variant: Mapping[str, Param], n: int) -> Schedule:
+    return algorithm(n, **variant)
+
+
+def _names() -> set[str]:
+    return {name for _, name in library()}
+
+
+def _resolves(collective: str, target: str) -> bool:
+    """Whether there is such a thing for this collective."""
+    try:
+        schedule(collective, target, 4)
+    except UnsupportedWorld:
+        return True
+    except BadArgument:
+        return False
+    return True
+
+
+def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:
+    began = time.perf_counter()
+    proofs = list(_proofs(named[1], worlds))
+    return {
+        "schedule": named[0],
         "worlds": len(proofs),
         "left_out": len(worlds) - len(proofs),
         "transfers": sum(proofs),
@@ -87,19 +132,20 @@ def _prove(algorithm: Algorithm, worlds: list[int]) -> dict[str, object]:
     }
 
 
-def _proofs(algorithm: Algorithm, worlds: list[int]) -> Iterator[int]:
-    """The transfers followed for each n that the algorithm has a schedule for."""
+def _proofs(make: Maker, worlds: list[int]) -> Iterator[int]:
+    """The transfers followed for each n that there is a schedule for."""
     for n in worlds:
         try:
-            made = algorithm(n)
+            made = make(n)
         except UnsupportedWorld:
             continue
         yield made.verify().transfers
 
 
-def _sentence(row: dict[str, object], n: str) -> str:
+def _sentence(row: Row, n: str) -> str:
     rest = f" ({row['left_out']} not supported)" if row["left_out"] else ""
+    worlds = "" if "n=" in str(row["schedule"]) else f" for n = {n}{rest}"
     return (
-        f"{row['algorithm']}.{row['collective']}: verified for n = {n}{rest}: "
-        f"{row['transfers']:,} transfers, {row['seconds']:.2f} s"
+        f"verified: {row['schedule']}{worlds}: {row['transfers']:,} transfers, "
+        f"{row['seconds']:.2f} s"
     )

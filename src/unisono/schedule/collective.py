@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.errors import BadArgument, unknown
+from unisono.errors import BadArgument, unknown, whole_number
 
 Ints = NDArray[np.int64]
 
@@ -155,6 +155,10 @@ class Contract:
 
     def __post_init__(self) -> None:
         """Refuse worlds and chunk counts in which the contract has no meaning."""
+        if not isinstance(self.collective, Collective):
+            raise BadArgument(f"{self.collective!r}: expected a collective")
+        for name in ("n", "root", "num_chunks"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.n < 1:
             raise BadArgument(f"n = {self.n}: a world has at least one rank")
         if not 0 <= self.root < self.n:
@@ -199,19 +203,21 @@ class Contract:
         per (source, target) pair, row by row, in all_to_all. A share is cut into its
         chunks as evenly as whole elements allow, the larger ones first.
         """
-        counts = np.atleast_1d(np.asarray(count, dtype=np.int64))
+        given = np.asarray(count)
+        if (given.dtype.kind not in "iu" and given.size) or (given < 0).any():
+            raise BadArgument(f"count {count}: expected whole numbers, none negative")
         if self.collective is BARRIER:
             return np.zeros(self.num_chunks, dtype=np.int64)
         shares = self.collective.chunk_multiple(self.n)
-        if np.isscalar(count) and self.collective is ALL_TO_ALL:
-            counts = np.tile(_even(counts[0], self.n), self.n)
-        elif np.isscalar(count):
-            counts = _even(counts[0], shares)
-        counts = counts.ravel()
-        if counts.size != shares or (counts < 0).any():
+        counts = given.astype(np.int64).ravel()
+        if given.ndim == 0 and self.collective is ALL_TO_ALL:
+            counts = np.tile(_even(int(given), self.n), self.n)
+        elif given.ndim == 0:
+            counts = _even(int(given), shares)
+        if counts.size != shares:
             raise BadArgument(
-                f"{self.collective.name}(n={self.n}): counts must be {shares} numbers, "
-                f"none negative; got {counts.size}"
+                f"{self.collective.name}(n={self.n}): expected {shares} counts, one "
+                f"per share, got {counts.size}"
             )
         pieces = self.num_chunks // shares
         return (

@@ -30,28 +30,44 @@ class Consistency:
     depth: int
 
 
+STATE_BYTES = 256 << 20
+"""How large the trees may be before chunks are followed in several lots."""
+
+
 def consistency(schedule: Schedule) -> Consistency:
     """Follow the trees in which `schedule` adds up."""
     if not schedule.collective.reduces:
         return Consistency(same_bits_on_all_ranks=True, depth=0)
-    trees = _Trees(schedule)
+    size = max(1, STATE_BYTES // (12 * schedule.n))
+    if schedule.num_temporaries:
+        size = schedule.num_slots
+    parts = [
+        _of_lot(schedule, lo, min(lo + size, schedule.num_slots))
+        for lo in range(0, schedule.num_chunks, size)
+    ]
+    return Consistency(all(same for same, _ in parts), max(deep for _, deep in parts))
+
+
+def _of_lot(schedule: Schedule, lo: int, hi: int) -> tuple[bool, int]:
+    """The same bits, and how deep, for chunks lo..hi-1."""
+    trees = _Trees(schedule, lo, hi)
     for step in sound(schedule):
         trees.run(step)
-    ends = trees.hash[: schedule.num_chunks]
-    depth = trees.depth[: schedule.num_chunks]
     contract = schedule.contract
-    holder = contract.holder(contract.collective.after, np.arange(schedule.num_chunks))
+    chunk = np.arange(lo, min(hi, schedule.num_chunks))
+    ends, depth = trees.hash[: chunk.size], trees.depth[: chunk.size]
+    holder = contract.holder(contract.collective.after, chunk)
     if holder is None:
-        return Consistency(bool((ends == ends[:, :1]).all()), int(depth.max()))
-    there = depth[np.arange(schedule.num_chunks), holder]
-    return Consistency(same_bits_on_all_ranks=True, depth=int(there.max()))
+        return bool((ends == ends[:, :1]).all()), int(depth.max())
+    return True, int(depth[np.arange(chunk.size), holder].max())
 
 
 class _Trees:
     """For every slot, the hash of its tree of additions and that tree's depth."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        shape = (schedule.num_slots, schedule.n)
+    def __init__(self, schedule: Schedule, lo: int, hi: int) -> None:
+        shape = (hi - lo, schedule.n)
+        self.lo, self.hi = lo, hi
         leaves = _mix(np.arange(schedule.n, dtype=np.uint64) + np.uint64(1))
         self.n = schedule.n
         self.hash: Hashes = np.broadcast_to(leaves, shape).copy()
@@ -59,7 +75,10 @@ class _Trees:
 
     def run(self, step: Step) -> None:
         """Every slot's operands, in the order of their ranks, summed from the left."""
+        if self.lo or (step.chunk >= self.hi).any():
+            step = step.where((step.chunk >= self.lo) & (step.chunk < self.hi))
         src, dst, chunk, mask, into = step.flat()
+        chunk, into = chunk - self.lo, into - self.lo
         hashes, depths = self.hash[chunk, src], self.depth[chunk, src]
         slot = into * self.n + dst
         self.hash.flat[slot[~mask]] = hashes[~mask]

@@ -138,6 +138,8 @@ def _step(src: Ints, dst: Ints, chunk: Ints, into: Ints, reduces: Ints) -> Step:
 def _schedule(head: _Head, steps: list[Step]) -> Schedule:
     if head.format != FORMAT:
         raise ValueError(f"format is {head.format!r}, expected {FORMAT!r}")
+    if not all(text.isprintable() for text in (head.algorithm, *head.phases)):
+        raise ValueError("names must be printable")
     named = zip(steps, head.phases, strict=False)
     labelled = [step.named(name) for step, name in named] + steps[len(head.phases) :]
     return from_steps(
@@ -178,7 +180,7 @@ def _save_npz(schedule: Schedule, path: Path) -> None:
 def _whole_numbers(data: Any, name: str) -> Ints:
     """One column of an npz file, if it is one of whole numbers or truth values."""
     column = data[name]
-    if column.ndim != 1 or column.dtype.kind not in "iub":
+    if column.ndim != 1 or column.dtype.kind not in "iub" or column.dtype == np.uint64:
         raise ValueError(f"{name} is not a row of whole numbers")
     whole: Ints = column.astype(np.int64)
     return whole
@@ -187,11 +189,14 @@ def _whole_numbers(data: Any, name: str) -> Ints:
 def _load_npz(path: Path) -> Schedule:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
         head = msgspec.json.decode(data["head"].tobytes(), type=_Head)
-        ends = np.cumsum(_whole_numbers(data, "lengths"))
+        lengths = _whole_numbers(data, "lengths")
         names = ("src", "dst", "chunk", "into", "reduces")
         columns = [_whole_numbers(data, name) for name in names]
-    if any(c.size != (ends[-1] if ends.size else 0) for c in columns):
+    ends = np.cumsum(lengths)
+    if (lengths < 0).any() or any(c.size != lengths.sum() for c in columns):
         raise ValueError("its columns have different lengths")
+    if not np.isin(columns[4], (0, 1)).all():
+        raise ValueError("reduces is neither true nor false")
     parts = [np.split(c, ends[:-1]) if ends.size else [] for c in columns]
     steps = [_step(*row) for row in zip(*parts, strict=True)]
     return _schedule(head, steps)

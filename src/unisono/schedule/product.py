@@ -17,7 +17,7 @@ The schedule across may itself be a product, so two levels make any number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,9 @@ from unisono.schedule.collective import (
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.schedule.transform import Cast, at_once, embed, mirror, phase, refine
+
+PlaceIn = Callable[[Ints], Ints]
+"""For every chunk, the place in a group that carries it there."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,9 @@ def _cast_all(first: Ints) -> Cast:
 
 
 def _inside_all(
-    groups: Groups, schedules: Sequence[Schedule], home: Ints, pieces: int
+    schedules: Sequence[Schedule], first: Ints, place_in: PlaceIn, pieces: int
 ) -> Iterator[Step]:
-    """Every group acts out its own schedule on all chunks; `home` says whose they are.
+    """Every group acts out its own schedule on all chunks.
 
     A group's local chunk is the place in it that carries the chunk; `pieces` is how
     many of our chunks make up one share.
@@ -144,9 +147,9 @@ def _inside_all(
     runs = []
     for schedule, alike in _alike(schedules):
         finer = schedule.num_chunks // schedule.n
-        place = groups.carrier(home, alike[:1])
-        local = place * finer + np.arange(home.size) % pieces * finer // pieces
-        runs.append(embed(schedule, local, _cast_all(groups.first[alike])))
+        place = place_in(alike[:1])
+        local = place * finer + np.arange(place.size) % pieces * finer // pieces
+        runs.append(embed(schedule, local, _cast_all(first[alike])))
     yield from at_once(*runs)
 
 
@@ -168,13 +171,17 @@ def _all_gather(
     finer = across.num_chunks // hosts
     local = groups.of_rank[home] * finer + chunk % pieces * finer // pieces
 
+    def place_in(group: Ints) -> Ints:
+        return groups.carrier(home, group)
+
     def carriers(chunk: Ints, group: Ints) -> Ints:
         return groups.first[group] + groups.carrier(home[chunk], group)
 
     def make() -> Iterator[Step]:
         word = across.collective.name
         yield from phase(f"{word} across", embed(across, local, carriers))
-        yield from phase(f"{word} inside", _inside_all(groups, inside, home, pieces))
+        steps = _inside_all(inside, groups.first, place_in, pieces)
+        yield from phase(f"{word} inside", steps)
 
     return _whole(across.collective, groups, chunk.size, across.name).but(make=make)
 
@@ -185,22 +192,30 @@ def _all_reduce(
     across: Schedule,
     back: Sequence[Schedule],
 ) -> Schedule:
-    """As many shares as the largest group has ranks; smaller groups carry several."""
-    shares = int(groups.sizes.max())
+    """Shares of which every rank of every group carries as many as the next.
+
+    That takes as many as the least common multiple of the sizes. Where this is too
+    many, there are four for each rank of the largest group, and some carry one more.
+    """
+    largest = int(groups.sizes.max())
+    shares = math.lcm(*groups.sizes.tolist())
+    shares = shares if shares <= 8 * largest else 4 * largest
     pieces = _pieces((*inside, *back), across)
     chunk = np.arange(shares * pieces)
-    largest = int(groups.first[np.argmax(groups.sizes)])
-    home = largest + chunk // pieces
     local = chunk % pieces * across.num_chunks // pieces
 
+    def place_in(group: Ints) -> Ints:
+        return chunk // pieces * groups.sizes[group] // shares
+
     def carriers(chunk: Ints, group: Ints) -> Ints:
-        return groups.first[group] + groups.carrier(home[chunk], group)
+        return groups.first[group] + chunk // pieces * groups.sizes[group] // shares
 
     def make() -> Iterator[Step]:
-        first = _inside_all(groups, inside, home, pieces)
-        yield from phase("reduce_scatter inside", first)
+        steps = _inside_all(inside, groups.first, place_in, pieces)
+        yield from phase("reduce_scatter inside", steps)
         yield from phase("all_reduce across", embed(across, local, carriers))
-        yield from phase("all_gather inside", _inside_all(groups, back, home, pieces))
+        steps = _inside_all(back, groups.first, place_in, pieces)
+        yield from phase("all_gather inside", steps)
 
     return _whole(ALL_REDUCE, groups, chunk.size, across.name).but(make=make)
 

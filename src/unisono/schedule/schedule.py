@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from unisono.errors import BadArgument, whole_number
+from unisono.errors import BadArgument, UnisonoError, whole_number
 from unisono.schedule.collective import Collective, Contract, Ints
 from unisono.schedule.step import Step
 
@@ -47,11 +47,12 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse a contract that has no meaning, before any step is made."""
-        _ = self.contract
-        if self.num_temporaries < 0:
-            raise BadArgument(
-                f"num_temporaries = {self.num_temporaries}: cannot be negative"
-            )
+        for name in ("n", "root", "num_chunks"):
+            object.__setattr__(self, name, getattr(self.contract, name))
+        temporaries = whole_number("num_temporaries", self.num_temporaries)
+        object.__setattr__(self, "num_temporaries", temporaries)
+        if temporaries < 0:
+            raise BadArgument(f"num_temporaries = {temporaries}: cannot be negative")
 
     @cached_property
     def contract(self) -> Contract:
@@ -90,13 +91,18 @@ class Schedule:
 
     def __str__(self) -> str:
         """The steps drawn as text, once `unisono.view` has been imported."""
-        draw = VIEWS.get("text")
-        return draw(self) if draw else repr(self)
+        return self._drawn("text") or repr(self)
 
     def _repr_svg_(self) -> str | None:
         """The picture a notebook shows, once `unisono.view` has been imported."""
-        draw = VIEWS.get("svg")
-        return draw(self) if draw else None
+        return self._drawn("svg")
+
+    def _drawn(self, kind: str) -> str | None:
+        """The view of that kind, if there is one and it can be had of this schedule."""
+        try:
+            return VIEWS[kind](self) if kind in VIEWS else None
+        except UnisonoError:
+            return None
 
     def but(self, **changes: object) -> Schedule:
         """The same schedule with some attributes changed."""

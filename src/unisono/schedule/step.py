@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unisono.errors import BadArgument
 from unisono.schedule.collective import Ints
 
 Bools = NDArray[np.bool_]
@@ -66,6 +67,22 @@ class Step:
     into: Ints
     reduces: bool | Bools
     phase: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that are not whole numbers of one shape."""
+        for array in (self.src, self.dst, self.chunk, self.into):
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise BadArgument("a step: src, dst, chunk, into: expected int64")
+            if array.shape != self.chunk.shape:
+                raise BadArgument(
+                    f"a step: shapes differ, {array.shape} and {self.chunk.shape}"
+                )
+        if not isinstance(self.reduces, bool) and (
+            not isinstance(self.reduces, np.ndarray)
+            or self.reduces.dtype != np.bool_
+            or self.reduces.shape != self.chunk.shape
+        ):
+            raise BadArgument("a step: reduces is true, false, or an array of those")
 
     def __len__(self) -> int:
         """The number of transfers."""
@@ -139,16 +156,29 @@ def _step(
     *,
     reduces: bool,
 ) -> Step:
-    names = np.asarray(chunk, dtype=np.int64)
-    from_, to = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+    names, from_, to = whole_numbers(chunk), whole_numbers(src), whole_numbers(dst)
     if into is None:
         if not names.shape == from_.shape == to.shape:
-            names, from_, to = np.broadcast_arrays(names, from_, to)
+            names, from_, to = _broadcast(names, from_, to)
         return Step(from_, to, names, names, reduces)
-    names, from_, to, into_ = np.broadcast_arrays(
-        names, from_, to, np.asarray(into, np.int64)
-    )
+    names, from_, to, into_ = _broadcast(names, from_, to, whole_numbers(into))
     return Step(from_, to, names, into_, reduces)
+
+
+def whole_numbers(values: ArrayLike) -> Ints:
+    """`values` as an array of int64, if whole numbers is what they are."""
+    array = np.atleast_1d(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise BadArgument(f"expected whole numbers, got an array of {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def _broadcast(*arrays: Ints) -> tuple[Ints, ...]:
+    try:
+        return np.broadcast_arrays(*arrays)
+    except ValueError as why:
+        shapes = ", ".join(str(a.shape) for a in arrays)
+        raise BadArgument(f"a step: shapes {shapes} do not fit together") from why
 
 
 def together(steps: Iterable[Step]) -> Step:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, zip_longest
+from itertools import chain, repeat, zip_longest
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, whole_number
 from unisono.schedule.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -34,7 +34,7 @@ from unisono.schedule.collective import (
 )
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step, copy, reduce, together
+from unisono.schedule.step import Step, copy, reduce, together, whole_numbers
 
 Cast = Callable[[Ints, Ints], Ints]
 
@@ -190,28 +190,26 @@ def split(schedule: Schedule, segments: int) -> Schedule:
 
     An algorithm of A steps then takes A + segments - 1, each moving 1/segments as much.
     """
+    segments = whole_number("segments", segments)
     if segments < 1:
         raise BadArgument(f"segments = {segments}: at least 1")
+    if schedule.num_temporaries:
+        raise BadArgument("a schedule with temporaries cannot be split")
     if segments == 1:
         return schedule
-    finer = np.arange(schedule.num_chunks * segments)
-    follows = [
-        np.where(finer % segments == i, finer // segments, -1) for i in range(segments)
-    ]
 
-    def segment(step: Step, i: int) -> Iterator[Step]:
-        return embed([step], follows[i], lambda _, rank: rank)
+    def segment(step: Step, i: int) -> Step:
+        chunk = step.chunk * segments + i
+        return Step(step.src, step.dst, chunk, chunk, step.reduces, step.phase)
 
     def make() -> Iterator[Step]:
-        idle = [together(())] * (segments - 1)
-        window: deque[Step] = deque(idle, maxlen=segments)
-        for step in chain(sound(schedule), idle):
+        nothing = together(())
+        window: deque[Step] = deque(maxlen=segments)
+        for step in chain(sound(schedule), repeat(nothing, segments - 1)):
             window.appendleft(step)
-            yield together(
-                s for i, w in enumerate(window) if len(w) for s in segment(w, i)
-            )
+            yield together(segment(w, i) for i, w in enumerate(window) if len(w))
 
-    return schedule.but(num_chunks=finer.size, make=make)
+    return schedule.but(num_chunks=schedule.num_chunks * segments, make=make)
 
 
 def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
@@ -219,7 +217,7 @@ def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
 
     Where chunks belong to ranks they change hands too, so that the contract stays kept.
     """
-    new = np.asarray(ranks, dtype=np.int64)
+    new = whole_numbers(ranks)
     n = schedule.n
     if not np.array_equal(np.sort(new), np.arange(n)):
         raise BadArgument(f"relabel: expected each of 0..{n - 1} once")
@@ -244,6 +242,7 @@ def fold(inner: Schedule, n: int) -> Schedule:
     one hands its data in before and gets the result after. All ranks that stay act out
     `inner`, so n may be up to twice its number.
     """
+    n = whole_number("n", n)
     m, surplus = inner.n, n - inner.n
     if not 0 <= surplus <= m:
         raise BadArgument(f"fold: {m} ranks can stand for {m} to {2 * m}, not {n}")

@@ -5,7 +5,8 @@ counted some number of times. Give every contribution (and every slot that begin
 a random value, run the schedule on the values, and compare: a sum in which one is
 missing, counted twice or out of place agrees with the right one only by chance. Values
 are 61 random bits and sums are taken modulo a random prime above 2^61, so that chance
-is below 2^-60.
+is below 2^-60. (If no contribution is counted 2^61 times or more; for a schedule built
+to do that, it is below 2^-50.)
 
 Where each chunk has one original there is nothing to add, and a value would say no more
 than "the original" or "something else": one byte a slot, and the answer is exact.
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, whole_number
 from unisono.schedule.domains import Lot, Presence, Values
 from unisono.schedule.oracle import explain_end, explain_rule
 from unisono.schedule.schedule import Schedule
@@ -61,7 +62,7 @@ class Proof:
 def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
     """Prove that `schedule` keeps its contract, or raise ScheduleError."""
     began = time.perf_counter()
-    seed = secrets.randbits(63) if seed is None else seed
+    seed = secrets.randbits(63) if seed is None else abs(whole_number("seed", seed))
     # A transfer that changes its chunk's name brings another original, which one byte
     # cannot tell; such schedules declare temporaries.
     exact = not schedule.collective.reduces and not schedule.num_temporaries

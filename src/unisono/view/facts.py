@@ -17,7 +17,9 @@ def facts(schedule: Schedule) -> list[tuple[str, str]]:
         told.append(("bytes", bytes_line(cost)))
     if schedule.collective.reduces:
         told.append(("sums", sums_line(schedule, cost)))
-    how = f"{proof.transfers:,} transfers followed in {proof.steps:,} steps"
+    how = (
+        f"{_many(proof.transfers, 'transfer')} followed in {_many(proof.steps, 'step')}"
+    )
     told.append(("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}"))
     return told
 
@@ -32,10 +34,10 @@ def rounds_line(cost: Cost) -> str:
 
 
 def bytes_line(cost: Cost) -> str:
-    """How much passes through the busiest rank, and how much each rank sends."""
+    """The busiest rank of each step, summed; and how much each rank sends in all."""
     low, high = float(cost.sent.min()), float(cost.sent.max())
     each = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-    line = f"{cost.span:.4g} buffers through the busiest rank"
+    line = f"{cost.span:.4g} of a buffer, the busiest rank of each step summed"
     line += _against(cost.span, cost.bound.span, "{:.4g}")
     return f"{line}; each rank sends {each}"
 
@@ -48,7 +50,7 @@ def sums_line(schedule: Schedule, cost: Cost) -> str:
         if bits.same_bits_on_all_ranks
         else ("ranks may differ in the last bits")
     )
-    line = f"{cost.work:.4g} buffers added by the busiest rank"
+    line = f"{cost.work:.4g} of a buffer added, likewise"
     line += _against(cost.work, cost.bound.work, "{:.4g}")
     return f"{line}; {bits.depth} deep; {same}"
 

@@ -52,12 +52,12 @@ def is_small(schedule: Schedule) -> bool:
     )
 
 
-def refuse_if_huge(schedule: Schedule) -> None:
+def refuse_if_huge(n: int) -> None:
     """Raise BadArgument for more ranks than any picture can show."""
-    if schedule.n > MAX_SUMMARY:
+    if n > MAX_SUMMARY:
         raise BadArgument(
-            f"a picture of {schedule.n} ranks would show nothing: at most "
-            f"{MAX_SUMMARY} (`unisono verify` and `unisono algorithms` take any number)"
+            f"a picture of {n} ranks would show nothing: at most {MAX_SUMMARY} "
+            "(`unisono verify` goes further)"
         )
 
 

@@ -13,7 +13,8 @@ it shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -57,9 +58,10 @@ _STYLE = """
 
 def to_svg(schedule: Schedule) -> str:
     """The picture of a schedule, costed and proven; ScheduleError if it is wrong."""
-    refuse_if_huge(schedule)
+    refuse_if_huge(schedule.n)
     told = facts(schedule)
-    body = _panels(schedule) if is_small(schedule) else _tables(schedule)
+    key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page
+    body = _panels(schedule, key) if is_small(schedule) else _tables(schedule)
     foot = body.height + HEAD + MARGIN
     height = foot + 20 * len(told) + MARGIN
     lines = [
@@ -73,11 +75,12 @@ def to_svg(schedule: Schedule) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="u" role="img" '
             f'width="{width:.0f}" height="{height:.0f}" '
-            f'viewBox="0 0 {width:.0f} {height:.0f}" aria-labelledby="title desc">',
-            f'<title id="title">{escape(schedule.title)}</title>',
-            f'<desc id="desc">{escape(_words(schedule, told))}</desc>',
+            f'viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'aria-labelledby="{key}-title {key}-desc">',
+            f'<title id="{key}-title">{escape(schedule.title)}</title>',
+            f'<desc id="{key}-desc">{escape(_words(schedule, told))}</desc>',
             f"<style>{_STYLE.strip()}</style>",
-            _MARKERS,
+            _MARKERS.format(key=key),
             f'<rect class="bg" width="{width:.0f}" height="{height:.0f}"/>',
             f'<text class="t" x="{MARGIN}" y="28">{escape(schedule.title)}</text>',
             f'<text class="l" x="{MARGIN}" y="44">{escape(_key(schedule))}</text>',
@@ -92,9 +95,9 @@ def to_svg(schedule: Schedule) -> str:
 
 _HEAD_SHAPE = 'viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
 _MARKERS = (
-    f'<defs><marker id="add" {_HEAD_SHAPE} orient="auto"><path class="h" '
-    f'd="M0 0 8 4 0 8z"/></marker><marker id="copy" {_HEAD_SHAPE} orient="auto">'
-    '<path class="o" d="M.5 .5 7.5 4 .5 7.5z"/></marker></defs>'
+    f'<defs><marker id="{{key}}-add" {_HEAD_SHAPE} orient="auto"><path class="h" '
+    f'd="M0 0 8 4 0 8z"/></marker><marker id="{{key}}-copy" {_HEAD_SHAPE} '
+    'orient="auto"><path class="o" d="M.5 .5 7.5 4 .5 7.5z"/></marker></defs>'
 )
 
 
@@ -129,7 +132,7 @@ def _words(schedule: Schedule, told: list[tuple[str, str]]) -> str:
     )
 
 
-def _panels(schedule: Schedule) -> _Drawing:
+def _panels(schedule: Schedule, key: str) -> _Drawing:
     """One panel for the start and one for each step, in reading order."""
     names = row_names(schedule)
     label = 7 + 5.6 * max(len(name) for name in names)
@@ -142,6 +145,7 @@ def _panels(schedule: Schedule) -> _Drawing:
         x, y = i % columns * width, i // columns * height
         parts.append(f'<g transform="translate({x:.1f} {y:.1f})">')
         parts.extend(_panel(schedule, frame, names, label, cell))
+        parts.extend(_arrows(frame, label, cell, key))
         parts.append("</g>")
     rows = math.ceil((schedule.num_steps + 1) / columns)
     return _Drawing(columns * width, rows * height, parts)
@@ -168,7 +172,6 @@ def _panel(
         yield _label(label - 6, y + 11, name, "end")
         for rank in range(n):
             yield from _cell(schedule, frame, row, rank, left(rank), y, cell)
-    yield from _arrows(frame, left, cell)
 
 
 def _cell(
@@ -206,20 +209,21 @@ def _colour(rank: int) -> str:
     return f"hsl({HUES[rank % len(HUES)]} 55% {42 if rank < 8 else 34}%)"
 
 
-def _arrows(frame: Frame, left: Callable[[int], float], cell: float) -> Iterator[str]:
+def _arrows(frame: Frame, label: float, cell: float, key: str) -> Iterator[str]:
     """An arc for each transfer, from the source's cell to the destination's."""
     for t in frame.transfers:
         if t.src == t.dst:
             continue
         y, to = 40 + t.chunk * ROW, 40 + t.into * ROW
         rightwards = t.src < t.dst
-        start = left(t.src) + (cell * 0.8 if rightwards else cell * 0.2)
-        end = left(t.dst) + (cell * 0.15 if rightwards else cell * 0.85)
+        left, right = (label + rank * (cell + 6) for rank in (t.src, t.dst))
+        start = left + (cell * 0.8 if rightwards else cell * 0.2)
+        end = right + (cell * 0.15 if rightwards else cell * 0.85)
         bend = y - min(16.0, 5 + abs(end - start) / 40)
         head = "add" if t.reduces else "copy"
         yield (
             f'<path class="a" d="M{start:.1f} {y} Q{(start + end) / 2:.1f} {bend:.1f} '
-            f'{end:.1f} {to}" marker-end="url(#{head})"/>'
+            f'{end:.1f} {to}" marker-end="url(#{key}-{head})"/>'
         )
 
 
@@ -270,7 +274,7 @@ def _table(
             f'height="{part:.2f}" fill="{_colour(0)}" opacity="{shade:.2f}"/>'
         )
     yield _label(0, side + 38, f"down: from rank 0 to {n - 1}")
-    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the darker, the more")
+    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the stronger, the more")
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:

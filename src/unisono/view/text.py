@@ -37,14 +37,14 @@ _MAX_MOVES = 24
 
 def explain(schedule: Schedule) -> str:
     """The schedule drawn step by step, costed and proven; or ScheduleError."""
-    refuse_if_huge(schedule)
+    refuse_if_huge(schedule.n)
     told = facts(schedule)
     return "\n".join([*_head(schedule), "", picture(schedule), "", *_foot(told)])
 
 
 def picture(schedule: Schedule) -> str:
     """The steps alone: every one, or the phases if there is too much to draw."""
-    refuse_if_huge(schedule)
+    refuse_if_huge(schedule.n)
     if is_small(schedule):
         return "\n\n".join("\n".join(_grid(schedule, f)) for f in frames(schedule))
     return "\n".join(_summary(schedule))
