@@ -7,6 +7,7 @@ import json
 import pytest
 
 import unisono
+from unisono.algorithms import library
 from unisono.cli import main
 
 RIGHT = """
@@ -87,7 +88,7 @@ def replay(told):
 
 
 @pytest.mark.parametrize("n", [1, 5, 8, 13])
-@pytest.mark.parametrize("key", unisono.algorithms.library(), ids="-".join)
+@pytest.mark.parametrize("key", library(), ids="-".join)
 def test_the_json_convinces_a_judge_who_knows_only_the_contract(run, key, n):
     collective, algorithm = key
     code, out, _ = run("explain", collective, algorithm, "-n", str(n), "--json")
@@ -167,7 +168,7 @@ def test_what_explain_prints_as_json_can_be_verified(run, tmp_path):
 def test_algorithms_lists_everything_with_its_cost(run):
     code, out, _ = run("algorithms", "-n", "13", "--verify")
     assert code == 0
-    assert all(name in out for _, name in unisono.algorithms.library())
+    assert all(name in out for _, name in library())
     line = next(row for row in out.splitlines() if "rabenseifner:early" in row)
     assert line.split()[1:6] == ["8", "8", "3.75", "1.5", "yes,"[:-1]]
 
