@@ -23,6 +23,7 @@ check: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@$(BIN)/python benchmarks/verification.py
+	@$(BIN)/python benchmarks/reductions.py
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py
