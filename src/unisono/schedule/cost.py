@@ -37,6 +37,8 @@ Floats = NDArray[np.float64]
 MAX_PAIRS = 4096
 """Up to how many ranks the table of bytes from rank to rank is made."""
 
+MAX_PAIRS_IN_FILES = 64
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -96,7 +98,8 @@ class Cost:
         return {k: _ratio(have, least) for k, (have, least) in pairs.items()}
 
     def as_dict(self) -> dict[str, object]:
-        """Plain numbers, for JSON."""
+        """Plain numbers, for JSON; the table of pairs only where it is readable."""
+        small = self.schedule.n <= MAX_PAIRS_IN_FILES
         return {
             "steps": self.steps,
             "rounds": self.rounds,
@@ -108,6 +111,8 @@ class Cost:
             "sent": self.sent.tolist(),
             "received": self.received.tolist(),
             "reduced": self.reduced.tolist(),
+            "pairs": self.pairs.tolist() if small else None,
+            "distance": self.distance,
             "lower_bound": {
                 "rounds": self.bound.rounds,
                 "span": self.bound.span,
