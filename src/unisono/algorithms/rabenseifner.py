@@ -27,7 +27,7 @@ from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Step, embed, phase, step, together
-from unisono.schedule.collective import Ints
+from unisono.schedule.transform import fold_pairs
 
 
 @algorithm(
@@ -43,7 +43,7 @@ def all_reduce(n: int, early: int = 0) -> Iterator[Step]:
     yield from phase("exchange", on_pairs(n, whole_sums(q, levels - len(down))))
     up = [s.backwards(swap_kinds=True) for s in reversed(down)]
     yield from phase("all_gather", on_pairs(n, up))
-    core, extra, _ = pairs(n)
+    core, extra, _ = fold_pairs(q, n)
     yield step.copy(np.arange(q)[:, None], src=core, dst=extra).named("fold out")
 
 
@@ -56,23 +56,17 @@ def reduce(n: int) -> Iterator[Step]:
     yield from phase("gather", on_pairs(n, tree.gather(q)))
 
 
-def pairs(n: int) -> tuple[Ints, Ints, Ints]:
-    """Of each pair the one that stays in and the surplus one; and all that stay in."""
-    surplus = n - power_below(n)
-    stays = np.concatenate([2 * np.arange(surplus), np.arange(2 * surplus, n)])
-    return stays[:surplus], stays[:surplus] + 1, stays
-
-
 def on_pairs(n: int, steps: Iterable[Step]) -> Iterator[Step]:
     """The steps of a power of two of ranks, acted out by those that stay in."""
-    _, _, stays = pairs(n)
-    return embed(steps, np.arange(power_below(n)), lambda _, rank: stays[rank])
+    q = power_below(n)
+    _, _, stays = fold_pairs(q, n)
+    return embed(steps, np.arange(q), lambda _, rank: stays[rank])
 
 
 def half_exchange(n: int) -> Iterator[Step]:
     """Each pair swaps halves and adds them; then one hands its half to the other."""
     q = power_below(n)
-    core, extra, _ = pairs(n)
+    core, extra, _ = fold_pairs(q, n)
     low, high = np.split(np.arange(q)[:, None], [(q + 1) // 2])
     swap = step.reduce(low, src=extra, dst=core), step.reduce(high, src=core, dst=extra)
     yield together(swap).named("fold in")

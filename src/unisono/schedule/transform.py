@@ -235,6 +235,18 @@ def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
     )
 
 
+def fold_pairs(m: int, n: int) -> tuple[Ints, Ints, Ints]:
+    """How n ranks fold onto m: of each pair, who stays and who folds; and all who stay.
+
+    The pairs are (0, 1), (2, 3), ... as many as there are ranks too many.
+    """
+    surplus = n - m
+    if not 0 <= surplus <= m:
+        raise BadArgument(f"fold: {m} ranks can stand for {m} to {2 * m}, not {n}")
+    stays = np.concatenate([2 * np.arange(surplus), np.arange(2 * surplus, n)])
+    return stays[:surplus], stays[:surplus] + 1, stays
+
+
 def fold(inner: Schedule, n: int) -> Schedule:
     """`inner`, made for fewer ranks, extended to n: the surplus folds onto others.
 
@@ -244,12 +256,9 @@ def fold(inner: Schedule, n: int) -> Schedule:
     """
     n = whole_number("n", n)
     m, surplus = inner.n, n - inner.n
-    if not 0 <= surplus <= m:
-        raise BadArgument(f"fold: {m} ranks can stand for {m} to {2 * m}, not {n}")
+    core, extra, stays = fold_pairs(m, n)
     if surplus == 0:
         return inner
-    stays = np.concatenate([2 * np.arange(surplus), np.arange(2 * surplus, n)])
-    core, extra = stays[:surplus], stays[:surplus] + 1
     whole = inner.collective
     if whole is REDUCE_SCATTER:
         return mirror(fold(mirror(inner), n))
