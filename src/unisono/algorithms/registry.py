@@ -18,6 +18,7 @@ wanted.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -124,6 +125,12 @@ class Algorithm:
         return inspect.cleandoc(module.__doc__ or "") if module else ""
 
     @property
+    def paper(self) -> str:
+        """Where the idea comes from: the story's last paragraph, if it names a year."""
+        last = " ".join(self.story.rpartition("\n\n")[2].split())
+        return last if re.search(r"\b(19|20)[0-9]{2}\b", last) else ""
+
+    @property
     def variants(self) -> list[dict[str, Param]]:
         """Parameters worth listing: the defaults, each switch turned, and `also`."""
         told: list[dict[str, Param]] = [{}]
@@ -177,6 +184,7 @@ class Algorithm:
             name=name,
             num_temporaries=temporaries,
             about=self.about,
+            paper=self.paper,
         )
 
     def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
@@ -216,7 +224,12 @@ class Algorithm:
                 f"expected {self.collective.name} for {n}"
             )
         steps = made.make
-        return made.but(name=name, about=self.about, make=lambda: self._steps(steps))
+        return made.but(
+            name=name,
+            about=self.about,
+            paper=self.paper,
+            make=lambda: self._steps(steps),
+        )
 
     def _steps(self, make: Callable[[], Iterable[Step]]) -> Iterator[Step]:
         """The steps, each looked at, and with accidents blamed on the algorithm."""

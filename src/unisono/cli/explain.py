@@ -96,7 +96,12 @@ def _in_bytes(made: Schedule, nbytes: int) -> str:
 
 
 def _print_json(made: Schedule) -> int:
-    told = as_dict(made) | {"about": made.about, "verified": True, "cost": None}
+    told = as_dict(made) | {
+        "about": made.about,
+        "paper": made.paper,
+        "verified": True,
+        "cost": None,
+    }
     try:
         proof = made.verify()
     except ScheduleError as wrong:

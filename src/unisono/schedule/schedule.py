@@ -32,8 +32,9 @@ imported, so that a schedule shows in a notebook without this layer knowing how.
 class Schedule:
     """Steps for `n` ranks that are said to fulfil `collective`.
 
-    `name` tells the algorithm and its parameters, as one would type it. Chunks are
-    numbered 0..num_chunks-1; temporaries, if any, after them.
+    `name` tells the algorithm and its parameters, as one would type it; `about` and
+    `paper` say in words what it does and where it comes from. Chunks are numbered
+    0..num_chunks-1; temporaries, if any, after them.
     """
 
     collective: Collective
@@ -44,6 +45,7 @@ class Schedule:
     root: int = 0
     num_temporaries: int = 0
     about: str = ""
+    paper: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a contract that has no meaning, before any step is made."""

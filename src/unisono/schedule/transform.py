@@ -159,15 +159,18 @@ def mirror(schedule: Schedule) -> Schedule:
     return schedule.but(collective=new, make=make)
 
 
+_OPPOSITE = {
+    "all_gather": "reduce_scatter",
+    "broadcast": "reduce",
+    "scatter": "gather",
+    "in": "out",
+}
+_OPPOSITE |= {new: old for old, new in _OPPOSITE.items()}
+
+
 def _rephased(step: Step, old_phase: str) -> Step:
-    opposite = {
-        "all_gather": "reduce_scatter",
-        "broadcast": "reduce",
-        "scatter": "gather",
-    }
-    opposite |= {"in": "out"}
-    opposite |= {new: old for old, new in opposite.items()}
-    words = [opposite.get(word, word) for word in old_phase.split(" ")]
+    """The step under the name that its phase has when played backwards."""
+    words = [_OPPOSITE.get(word, word) for word in old_phase.split(" ")]
     return step.named(" ".join(words))
 
 

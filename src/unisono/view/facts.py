@@ -21,6 +21,8 @@ def facts(schedule: Schedule) -> list[tuple[str, str]]:
         f"{_many(proof.transfers, 'transfer')} followed in {_many(proof.steps, 'step')}"
     )
     told.append(("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}"))
+    if schedule.paper:
+        told.append(("paper", schedule.paper))
     return told
 
 
@@ -37,7 +39,7 @@ def bytes_line(cost: Cost) -> str:
     """The busiest rank of each step, summed; and how much each rank sends in all."""
     low, high = float(cost.sent.min()), float(cost.sent.max())
     each = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-    line = f"{cost.span:.4g} of a buffer, the busiest rank of each step summed"
+    line = f"{_buffers(cost.span)}, the busiest rank of each step summed"
     line += _against(cost.span, cost.bound.span, "{:.4g}")
     return f"{line}; each rank sends {each}"
 
@@ -50,7 +52,7 @@ def sums_line(schedule: Schedule, cost: Cost) -> str:
         if bits.same_bits_on_all_ranks
         else ("ranks may differ in the last bits")
     )
-    line = f"{cost.work:.4g} of a buffer added, likewise"
+    line = f"{_buffers(cost.work)} added, likewise"
     line += _against(cost.work, cost.bound.work, "{:.4g}")
     return f"{line}; {bits.depth} deep; {same}"
 
@@ -82,6 +84,10 @@ def _against(have: float, least: float, form: str) -> str:
     if have <= least * (1 + 1e-12):
         return " (the fewest possible)" if form == "{:d}" else " (the least possible)"
     return f" (at least {form.format(least)})"
+
+
+def _buffers(amount: float) -> str:
+    return "1 buffer" if amount == 1 else f"{amount:.4g} buffers"
 
 
 def _many(count: int, word: str) -> str:

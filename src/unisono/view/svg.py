@@ -13,6 +13,7 @@ it shows.
 from __future__ import annotations
 
 import math
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -63,14 +64,15 @@ def to_svg(schedule: Schedule) -> str:
     key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page
     body = _panels(schedule, key) if is_small(schedule) else _tables(schedule)
     foot = body.height + HEAD + MARGIN
-    height = foot + 20 * len(told) + MARGIN
+    said = list(_said(told))
+    height = foot + 20 * len(said) + MARGIN
     lines = [
-        f'<text x="{MARGIN}" y="{foot + 20 * i}"><tspan class="p">{word}</tspan> '
-        f"{escape(line)}</text>"
-        for i, (word, line) in enumerate(told)
+        f'<text x="{MARGIN}" y="{foot + 20 * i}">{line}</text>'
+        for i, line in enumerate(said)
     ]
-    longest = max(len(line) for _, line in told)
-    width = max(body.width + 2 * MARGIN, 6.4 * longest + 2 * MARGIN + 40)
+    longest = max(len(line) for line in said)
+    content = max(body.width, 6.4 * longest, 5.6 * len(_key(schedule)))
+    width = content + 2 * MARGIN
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="u" role="img" '
@@ -91,6 +93,14 @@ def to_svg(schedule: Schedule) -> str:
             "</svg>\n",
         ]
     )
+
+
+def _said(told: list[tuple[str, str]]) -> Iterator[str]:
+    """The facts as lines of a readable length, the first word of each set off."""
+    for word, sentence in told:
+        first, *rest = textwrap.wrap(sentence, 120)
+        yield f'<tspan class="p">{word}</tspan> {escape(first)}'
+        yield from (escape(line) for line in rest)
 
 
 _HEAD_SHAPE = 'viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
