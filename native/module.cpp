@@ -40,9 +40,12 @@ public:
 
   Runner(State state, Domain domain, World world)
       : state_(state), steps_(domain, world, state.data()) {
-    const auto slots = static_cast<std::size_t>((world.hi - world.lo) * world.n);
-    if (world.n < 1 || world.lo < 0 || world.hi < world.lo || state.size() != slots)
+    const auto n = static_cast<std::size_t>(world.n);
+    if (world.n < 1 || world.lo < 0 || world.hi < world.lo || state.size() % n != 0 ||
+        state.size() / n != static_cast<std::size_t>(world.hi - world.lo))
       throw nb::value_error("state must have (hi - lo) * n slots");
+    if (world.may_rename && (world.lo != 0 || world.hi != world.num_slots))
+      throw nb::value_error("where chunks may be renamed, the state must hold all");
   }
 
   std::int64_t run(const Ints &src, const Ints &dst, const Ints &chunk,
@@ -78,7 +81,11 @@ using ConstBytes =
 void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t itemsize,
             unsigned dtype, unsigned op, std::uint32_t divisor,
             std::size_t instruction_set) {
-  if (sources.empty() || divisor == 0 || itemsize == 0 || out.size() % itemsize != 0)
+  const bool known = dtype < static_cast<unsigned>(DType::count) &&
+                     op < static_cast<unsigned>(Op::count);
+  if (!known || itemsize != item_size(static_cast<DType>(dtype)))
+    throw nb::value_error("reduce: no such type or operation, or of another size");
+  if (sources.empty() || divisor == 0 || out.size() % itemsize != 0)
     throw nb::value_error("reduce: nothing to reduce, or a size that does not fit");
   std::vector<const void *> data;
   for (const ConstBytes &source : sources) {
@@ -86,9 +93,8 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
       throw nb::value_error("reduce: all arrays must have one size");
     data.push_back(source.data());
   }
-  Kernel kernel = nullptr;
-  if (dtype < static_cast<unsigned>(DType::count) && op < static_cast<unsigned>(Op::count))
-    kernel = find_kernel(static_cast<DType>(dtype), static_cast<Op>(op), instruction_set);
+  const Kernel kernel =
+      find_kernel(static_cast<DType>(dtype), static_cast<Op>(op), instruction_set);
   if (kernel == nullptr)
     throw nb::value_error("reduce: no such operation for this type");
   nb::gil_scoped_release unlocked;
@@ -100,7 +106,7 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
 NB_MODULE(_native, m) {
   m.doc() = "unisono's native core: the streaming verifier and the reductions";
   m.def("instruction_sets", &instruction_sets);
-  m.def("reduce", &reduce, nb::arg("out"), nb::arg("sources"), nb::arg("itemsize"),
+  m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
         nb::arg("instruction_set") = 0);
   using Values = Runner<Modular>;

@@ -22,6 +22,11 @@ enum class DType : std::uint8_t {
 
 enum class Op : std::uint8_t { sum, prod, min, max, band, bor, bxor, count };
 
+constexpr std::size_t item_size(DType dtype) {
+  constexpr std::size_t sizes[] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1};
+  return sizes[static_cast<std::size_t>(dtype)];
+}
+
 // out[i] = op(sources[0][i], sources[1][i], ...) / divisor. Types of 16 and 8 bits are
 // added up in float32 and rounded once. `out` may be one of the sources.
 using Kernel = void (*)(void *out, const void *const *sources, std::size_t num_sources,

@@ -30,6 +30,10 @@ class BadArgument(UsageError, ValueError):
     """An unknown name, a value out of range, or a wrong file."""
 
 
+class NotOffered(BadArgument):
+    """No such algorithm for this collective, though perhaps for others."""
+
+
 class UnsupportedWorld(UsageError):
     """The algorithm exists, but not for this number of ranks."""
 

@@ -94,6 +94,11 @@ WRONG = {
     "in the steps": (body("yield copy(0, 0, 1)", "1 // 0"), 6, "ZeroDivisionError"),
     "shapes": (body("yield copy([0, 1], 0, [1, 2, 3])"), 5, "do not fit together"),
     "half a rank": (body("yield copy(0, 0, 1.5)"), 5, "expected whole numbers"),
+    "leaves for good": (
+        body("raise BaseException('x')\n    yield"),
+        5,
+        "BaseException",
+    ),
     "leaves": (body("raise SystemExit(0)\n    yield"), 5, "SystemExit"),
     "asks for too little": (
         body("return schedule('broadcast', 'chain', n, segments=0)"),
@@ -237,3 +242,23 @@ def test_an_installed_package_does_not_replace_what_is_ours(installed):
         library()
     assert library()["broadcast", "tree"].module == "unisono.algorithms.tree"
     assert schedule("broadcast", "tree", 16).num_steps == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@algorithm\nclass broadcast: pass\n",
+        "@algorithm\nasync def broadcast(n): return 1\n",
+        "@algorithm(also=3)\ndef broadcast(n): yield\n",
+        "@algorithm(also=[{'x': 1}])\ndef broadcast(n): yield\n",
+        "@algorithm(least={'x': 1})\ndef broadcast(n): yield\n",
+        "@algorithm(needs=print)\ndef broadcast(n): yield\n",
+        "@algorithm(chunks=2.5)\ndef broadcast(n): yield\n",
+        "@algorithm(chunks=0)\ndef broadcast(n): yield\n",
+    ],
+)
+def test_a_decoration_that_makes_no_sense_is_refused(written, text):
+    path = written(f"from unisono import algorithm\n{text}")
+    with pytest.raises(BadArgument) as wrong:
+        schedule("broadcast", path, 4)
+    assert path in str(wrong.value) or "plain functions" in str(wrong.value)

@@ -18,6 +18,7 @@ for _dtype in DTYPES.values():
             continue
         MEANINGFUL.append((_dtype.name, _op))
 
+LINE = np.arange(20.0)
 SMALL = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
@@ -142,6 +143,9 @@ def test_integers_wrap_and_their_mean_is_towards_zero():
         (lambda: reduce(np.empty(2), [np.empty(3)]), "does not fit"),
         (lambda: reduce(np.empty(2), [np.empty(2, np.float32)]), "does not fit"),
         (lambda: reduce(np.empty(2), [np.empty(4)[::2]]), "contiguous"),
+        (lambda: reduce(LINE[1:11], [LINE[:10], LINE[1:11]]), "overlaps"),
+        (lambda: reduce([1, 2], [[1, 2]]), "expected arrays"),
+        (lambda: reduce(np.empty(2), [np.empty(2)], by="sse9"), "unknown way"),
         (lambda: reduce(np.empty(2), [np.empty(2)], "summ"), "nearest: sum"),
         (lambda: reduce(np.empty(2), [np.empty(2)], "bxor"), "no meaning for float64"),
         (

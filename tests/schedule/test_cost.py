@@ -242,6 +242,12 @@ def test_the_table_of_pairs_is_refused_where_it_would_be_too_large(monkeypatch):
         _ = cost.pairs
 
 
+@pytest.mark.parametrize("count", [2**63, [2**62] * 4, [[1], [2, 3]], 1.5, "4"])
+def test_counts_beyond_memory_or_reason_are_refused(count):
+    with pytest.raises(BadArgument, match="count"):
+        unisono.schedule("all_gather", "ring", 4).cost(count)
+
+
 def test_counts_of_the_wrong_number_are_refused():
     with pytest.raises(BadArgument, match="expected 4 counts"):
         unisono.schedule("all_gather", "ring", 4).cost([1, 2, 3])

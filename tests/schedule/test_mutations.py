@@ -7,6 +7,7 @@ in vain. So the exact interpreter is the judge, and the fast one must say the sa
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,3 +185,11 @@ def test_some_swapped_steps_are_harmless_and_others_are_not():
     }
     assert all(kinds["direct:rotate"])
     assert not any(kinds["ring"])
+
+
+def test_the_readme_tells_how_many_there_are():
+    kinds = [mutants(*case, n, m) for case in CASES for n in WORLDS for m in MUTATIONS]
+    kinds += [swapped_steps(*case, n) for case in CASES for n in WORLDS]
+    total = sum(len(made) for made in kinds)
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"all {total:,} mutations" in readme.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
-from unisono.errors import BadArgument, UnisonoError, unknown
+from unisono.errors import BadArgument, NotOffered, UnisonoError, unknown
 from unisono.schedule.collective import COLLECTIVES, Collective, collective
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.transform import then
@@ -66,10 +66,10 @@ class Library(Mapping[tuple[str, str], Algorithm]):
         elsewhere = [c for c, a in self if a == name]
         if elsewhere:
             others = f"; {what.name} has {', '.join(sorted(names))}" if names else ""
-            raise BadArgument(
+            raise NotOffered(
                 f"{name} has no {what.name}, only {', '.join(elsewhere)}{others}"
             )
-        raise unknown(f"algorithm for {what.name}", name, names)
+        raise NotOffered(str(unknown(f"algorithm for {what.name}", name, names)))
 
 
 @cache
@@ -128,7 +128,9 @@ def load_file(path: str | Path) -> list[Algorithm]:
         raise BadArgument(f"{where}: {why.msg}") from why
     except UnisonoError:
         raise
-    except (Exception, SystemExit) as why:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as why:  # whatever a file does, it is told as its error
         where = line_in(str(file), why) or str(file)
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
     finally:
@@ -195,7 +197,7 @@ def _told(algorithm: Algorithm, text: str) -> dict[str, Param]:
         default = algorithm.params.get(key, "")
         if isinstance(default, bool) and value.lower() in ("", "true", "false"):
             told[key] = value.lower() != "false"
-        elif isinstance(default, int) and re.fullmatch(r"-?[0-9]+", value):
+        elif isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", value):
             told[key] = int(value)
         else:
             told[key] = value
@@ -218,7 +220,7 @@ def _pair(
         )
     if what.name not in _HALVES:
         known = ", ".join(_HALVES)
-        raise BadArgument(
+        raise NotOffered(
             f"{what.name} is not made of two halves; pairs exist for {known}"
         )
     one, two = (collective(half) for half in _HALVES[what.name])

@@ -41,6 +41,9 @@ from unisono.schedule.step import Step
 FROM_FILE = "_unisono_files_"
 """How the names of modules begin that were loaded from a user's file."""
 
+MOST = 1 << 31
+"""The largest number that a parameter may be."""
+
 Param = int | bool | str
 Body = Callable[..., Iterable[Step]]
 Count = int | Callable[..., int]
@@ -72,6 +75,11 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Read the parameters off the function's signature, or say what is amiss."""
+        if not inspect.isfunction(self.body) or (
+            inspect.iscoroutinefunction(self.body)
+            or inspect.isasyncgenfunction(self.body)
+        ):
+            raise BadArgument(f"@algorithm is for plain functions, not {self.body!r}")
         if self.body.__name__ not in COLLECTIVES:
             wrong = unknown("collective", self.body.__name__, COLLECTIVES)
             raise BadArgument(
@@ -89,6 +97,13 @@ class Algorithm:
                     "truth value or a text"
                 )
         object.__setattr__(self, "params", {p.name: p.default for p in taken[1:]})
+        told = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
+        for some in told:
+            if not isinstance(some, Mapping) or not set(some) <= set(self.params):
+                raise BadArgument(
+                    f"{self.where}: also= is a list of parameters with values, least= "
+                    "parameters with their least values"
+                )
 
     @cached_property
     def where(self) -> str:
@@ -160,7 +175,7 @@ class Algorithm:
         params = self._checked(params)
         full = {**self.params, **params}
         with _blame(self):
-            supported = self.supports(n, **full)
+            supported = bool(self.supports(n, **full))
         if not supported:
             assert self.needs is not None
             others = f" (try {self.alike})" if self.alike else ""
@@ -176,16 +191,16 @@ class Algorithm:
         with _blame(self):
             chunks = default if self.chunks is None else _count(self.chunks, n, full)
             temporaries = _count(self.temporaries, n, full)
-        return Schedule(
-            self.collective,
-            n,
-            chunks,
-            lambda: self._steps(lambda: self.body(n, **full)),
-            name=name,
-            num_temporaries=temporaries,
-            about=self.about,
-            paper=self.paper,
-        )
+            return Schedule(
+                self.collective,
+                n,
+                chunks,
+                lambda: self._steps(lambda: self.body(n, **full)),
+                name=name,
+                num_temporaries=temporaries,
+                about=self.about,
+                paper=self.paper,
+            )
 
     def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
         told = dict(params)
@@ -203,6 +218,8 @@ class Algorithm:
                 raise BadArgument(
                     f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
                 )
+            if isinstance(value, int) and abs(value) > MOST:
+                raise BadArgument(f"{self.name}: {key} = {value}: at most {MOST}")
             if isinstance(value, int) and value < self.least.get(key, value):
                 raise BadArgument(
                     f"{self.name}: {key} = {value}: at least {self.least[key]}"
@@ -263,14 +280,13 @@ class _blame:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
         file = self.algorithm.body.__code__.co_filename
         ours = self.algorithm.module.startswith("unisono.")
-        where = line_in(file, error) if error else ""
-        if type(error) is BadArgument and where and not ours:
+        if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
+            return
+        where = line_in(file, error) or self.algorithm.where
+        if type(error) is BadArgument and not ours:
             if not str(error).startswith(file):  # told once is enough
                 raise BadArgument(f"{where}: {error}") from error
-        elif isinstance(error, SystemExit) or (
-            isinstance(error, Exception) and not isinstance(error, UnisonoError)
-        ):
-            where = where or self.algorithm.where
+        elif not isinstance(error, UnisonoError):
             raise BadArgument(f"{where}: {type(error).__name__}: {error}") from error
 
 

@@ -55,6 +55,8 @@ def algorithms(
     """
     only = find_collective(collective).name if collective else ""
     world = parse_world(n)
+    if json and csv_:
+        raise BadArgument("choose one of --json and --csv")
     if world < 1:
         raise BadArgument(f"-n {n}: a world has at least one rank")
     chosen = [a for (c, _), a in library().items() if only in ("", c)]

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from unisono.algorithms import schedule as make
 from unisono.cli.output import (
     counter_example,
+    parse_rank,
     parse_world,
     print_json,
     print_picture,
@@ -30,7 +31,7 @@ def explain(
     /,
     *,
     n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
-    root: int = 0,
+    root: Annotated[str, Parameter(name="--root")] = "0",
     size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     json: bool = False,
@@ -60,7 +61,7 @@ def explain(
     refuse_if_huge(world)
     if json and (svg_file is not None or size):
         raise BadArgument("--json stands alone: leave out --svg and --size")
-    made = make(collective, algorithm, world, root=root)
+    made = make(collective, algorithm, world, root=parse_rank(root))
     if json:
         return _print_json(made)
     if svg_file is not None:

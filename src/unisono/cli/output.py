@@ -19,7 +19,7 @@ def parse_ranks(text: str) -> list[int]:
     """The numbers that "5", "1..64", "2,4,13" or a mixture means."""
     numbers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]+)(?:\s*\.\.\s*([0-9]+))?\s*", part)
+        found = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*\.\.\s*([0-9]{1,18}))?\s*", part)
         if not found:
             raise BadArgument(
                 f"-n {text}: expected numbers of ranks, as in 5, 1..64 or 2,4,13"
@@ -37,10 +37,17 @@ def parse_ranks(text: str) -> list[int]:
 
 def parse_world(text: str) -> int:
     """The one number of ranks that `text` is."""
-    if not re.fullmatch(r"-?[0-9]+", text):
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise BadArgument(f"-n {text}: expected one number of ranks, as in 5")
     if int(text) > MOST_RANKS:
         raise BadArgument(f"-n {text}: at most {MOST_RANKS} ranks")
+    return int(text)
+
+
+def parse_rank(text: str) -> int:
+    """The one rank that `text` is; whether there is such a rank is seen later."""
+    if not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise BadArgument(f"--root {text}: expected one rank, as in 3")
     return int(text)
 
 

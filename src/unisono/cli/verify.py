@@ -13,7 +13,13 @@ from cyclopts import Parameter
 from unisono.algorithms import Algorithm, library, load_file, schedule
 from unisono.algorithms.registry import Param
 from unisono.cli.output import counter_example, parse_ranks, print_json
-from unisono.errors import BadArgument, ScheduleError, UnsupportedWorld, unknown
+from unisono.errors import (
+    BadArgument,
+    NotOffered,
+    ScheduleError,
+    UnsupportedWorld,
+    unknown,
+)
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.files import load
 from unisono.schedule.schedule import Schedule
@@ -58,10 +64,10 @@ def verify(
 
 def _verify(target: str, n: str, *, loud: bool) -> list[Row]:
     """Prove everything that `target` means, telling of each as it is done."""
+    worlds = parse_ranks(n)
     if Path(target).suffix in (".json", ".npz"):
         rows = iter([_prove_saved(target)])
     else:
-        worlds = parse_ranks(n)
         rows = (_prove(maker, worlds) for maker in _makers(target))
     told = []
     for row in rows:
@@ -86,38 +92,43 @@ def _prove_saved(path: str) -> Row:
 
 def _makers(target: str) -> Iterator[tuple[str, Maker]]:
     """What is to be proven: for a file or a plain name, with all its variants."""
-    if target == "all" or target.endswith(".py") or target in _names():
-        known = load_file(target) if target.endswith(".py") else library().values()
-        for a in known:
-            if target in ("all", a.name) or target.endswith(".py"):
-                for variant in a.variants:
-                    name = f"{a.collective.name} by {a.spelled(**variant)}"
-                    yield name, partial(_with, a, variant)
-        return
-    found = [c for c in COLLECTIVES if _resolves(c, target)]
+    if target.endswith(".py"):
+        algorithms = load_file(target)
+    else:
+        algorithms = [
+            a for (_, name), a in library().items() if target in ("all", name)
+        ]
+    for a in algorithms:
+        for variant in a.variants:
+            name = f"{a.collective.name} by {a.spelled(**variant)}"
+            yield name, partial(_with, a, variant)
+    if not algorithms:
+        for collective in _offering(target):
+            yield f"{collective} by {target}", partial(schedule, collective, target)
+
+
+def _offering(target: str) -> list[str]:
+    """The collectives for which there is such a thing, whatever the number of ranks."""
+    found: list[str] = []
+    why: BadArgument | None = None
+    for collective in COLLECTIVES:
+        try:
+            schedule(collective, target, 4)
+        except NotOffered:
+            continue
+        except UnsupportedWorld:
+            found.append(collective)
+        except BadArgument as wrong:
+            why = wrong
+        else:
+            found.append(collective)
     if not found:
-        raise unknown("algorithm", target, _names())
-    for c in found:
-        yield f"{c} by {target}", partial(schedule, c, target)
+        raise why or unknown("algorithm", target, {name for _, name in library()})
+    return found
 
 
 def _with(algorithm: Algorithm, variant: Mapping[str, Param], n: int) -> Schedule:
     return algorithm(n, **variant)
-
-
-def _names() -> set[str]:
-    return {name for _, name in library()}
-
-
-def _resolves(collective: str, target: str) -> bool:
-    """Whether there is such a thing for this collective."""
-    try:
-        schedule(collective, target, 4)
-    except UnsupportedWorld:
-        return True
-    except BadArgument:
-        return False
-    return True
 
 
 def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:

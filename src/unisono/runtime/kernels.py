@@ -5,7 +5,7 @@ of sources. A NaN wins in min and max. Integers wrap; their mean is rounded towa
 zero. On truth values sum, max and bor are "or", and prod, min and band are "and".
 
 The native core does it with the widest vectors that the machine has. Without it NumPy
-does, more slowly, and to the same bits.
+does, more slowly, and to the same bits (but for the sign and payload of a NaN).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def reduce(
     All are contiguous and of one type and shape. `mean` divides by their number. `by`
     is one of `ways()`, the first if not given.
     """
+    sources = list(sources)
+    _refuse_misfits(out, sources)
     dtype = dtype_of(out)
     check_op(dtype, op)
-    _refuse_misfits(out, sources)
     divisor = len(sources) if op == "mean" else 1
     name = "sum" if op == "mean" else op
     known = ways()
@@ -46,7 +47,8 @@ def reduce(
         raise unknown("way to reduce", by, known)
     chosen = known.index(by) if by else 0
     if known[chosen] == "numpy":
-        out[...] = _in_numpy(dtype, sources, name, divisor)
+        with np.errstate(all="ignore"):
+            out[...] = _in_numpy(dtype, sources, name, divisor)
         return out
     raw = [_bytes(s) for s in sources]
     what = dtype.itemsize, dtype.code, REDUCTIONS[name]
@@ -63,6 +65,8 @@ def _refuse_misfits(out: Array, sources: Sequence[Array]) -> None:
     if not sources:
         raise BadArgument("reduce: at least one source is needed")
     for array in (out, *sources):
+        if not isinstance(array, np.ndarray) or isinstance(array, np.matrix):
+            raise BadArgument(f"reduce: expected arrays, got a {type(array).__name__}")
         if array.dtype != out.dtype or array.shape != out.shape:
             raise BadArgument(
                 f"reduce: {array.dtype}{list(array.shape)} does not fit "
@@ -70,6 +74,10 @@ def _refuse_misfits(out: Array, sources: Sequence[Array]) -> None:
             )
         if not array.flags.c_contiguous:
             raise BadArgument("reduce: arrays must be contiguous")
+    here = out.ctypes.data
+    for array in sources:
+        if array.ctypes.data != here and np.may_share_memory(out, array):
+            raise BadArgument("reduce: the result overlaps a source in part")
     if not out.flags.writeable:
         raise BadArgument("reduce: the result cannot be written to")
 
@@ -82,9 +90,8 @@ def _in_numpy(dtype: DType, sources: Sequence[Array], op: str, divisor: int) -> 
     """The same in NumPy: the definition that the native kernels are held to."""
     if dtype.accumulates_in_float32:
         sources = [s.astype(np.float32) for s in sources]
-    with np.errstate(all="ignore"):
-        total: Array = fold(_OPERATIONS[op], sources)
-        return total if divisor == 1 else _divided(total, divisor)
+    total: Array = fold(_OPERATIONS[op], sources)
+    return total if divisor == 1 else _divided(total, divisor)
 
 
 def _divided(total: Array, divisor: int) -> Array:

@@ -203,9 +203,14 @@ class Contract:
         per (source, target) pair, row by row, in all_to_all. A share is cut into its
         chunks as evenly as whole elements allow, the larger ones first.
         """
-        given = np.asarray(count)
+        try:
+            given = np.asarray(count)
+        except ValueError as why:
+            raise BadArgument(f"count: expected whole numbers: {why}") from why
         if (given.dtype.kind not in "iu" and given.size) or (given < 0).any():
             raise BadArgument(f"count {count}: expected whole numbers, none negative")
+        if given.size and given.astype(np.float64).sum() >= 2.0**53:
+            raise BadArgument(f"count {count}: more than any memory has")
         if self.collective is BARRIER:
             return np.zeros(self.num_chunks, dtype=np.int64)
         shares = self.collective.chunk_multiple(self.n)

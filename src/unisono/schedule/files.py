@@ -86,6 +86,8 @@ def _rows(step: Step) -> list[list[int | str]]:
 def save(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     """Write the schedule to a .json or .npz file."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise BadArgument(f"{target}: there is no such folder")
     if target.suffix == ".json":
         target.write_bytes(
             msgspec.json.format(msgspec.json.encode(as_dict(schedule)), indent=0)

@@ -49,6 +49,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse a contract that has no meaning, before any step is made."""
+        if not callable(self.make):
+            raise BadArgument(f"make = {self.make!r}: expected a function giving steps")
         for name in ("n", "root", "num_chunks"):
             object.__setattr__(self, name, getattr(self.contract, name))
         temporaries = whole_number("num_temporaries", self.num_temporaries)
@@ -72,6 +74,8 @@ class Schedule:
         Those of no phase get the collective's name.
         """
         for step in self.make():
+            if not isinstance(step, Step):
+                raise BadArgument(f"{self.title}: {step!r} is not a step")
             if len(step):
                 yield step if step.phase else step.named(self.collective.name)
 

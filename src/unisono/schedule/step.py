@@ -71,7 +71,11 @@ class Step:
     def __post_init__(self) -> None:
         """Refuse arrays that are not whole numbers of one shape."""
         for array in (self.src, self.dst, self.chunk, self.into):
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+            if (
+                not isinstance(array, np.ndarray)
+                or array.dtype != np.int64
+                or not array.flags.aligned
+            ):
                 raise BadArgument("a step: src, dst, chunk, into: expected int64")
             if array.shape != self.chunk.shape:
                 raise BadArgument(
@@ -83,6 +87,8 @@ class Step:
             or self.reduces.shape != self.chunk.shape
         ):
             raise BadArgument("a step: reduces is true, false, or an array of those")
+        if not self.phase.isprintable():
+            raise BadArgument(f"a step: phase {self.phase!r} is not printable")
 
     def __len__(self) -> int:
         """The number of transfers."""
@@ -167,9 +173,14 @@ def _step(
 
 def whole_numbers(values: ArrayLike) -> Ints:
     """`values` as an array of int64, if whole numbers is what they are."""
-    array = np.atleast_1d(values)
+    try:
+        array = np.atleast_1d(values)
+    except ValueError as why:
+        raise BadArgument(f"expected an array of whole numbers: {why}") from why
     if array.dtype.kind not in "iu" and array.size:
         raise BadArgument(f"expected whole numbers, got an array of {array.dtype}")
+    if array.dtype == np.uint64 and (array >> np.uint64(63)).any():
+        raise BadArgument("expected whole numbers below 2^63")
     return array.astype(np.int64, copy=False)
 
 

@@ -8,7 +8,7 @@
     fold(a, n)        more ranks than a has       the surplus hands in and gets back
     product(...)      levels of a hierarchy       in product.py
 
-All but the first two rest on one mechanism, `embed`: a small schedule is acted out
+Most of the others rest on one mechanism, `embed`: a small schedule is acted out
 inside a large one, given which local chunk each chunk plays and who plays each local
 rank.
 """

@@ -34,6 +34,9 @@ STATE_BYTES = 512 << 20
 MOST_SLOTS = 1 << 26
 """How many slots may be in one lot that cannot be divided."""
 
+MOST_IN_ALL = 1 << 40
+"""How many slots there may be: at one a nanosecond, a quarter of an hour."""
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -92,6 +95,11 @@ def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
 def _lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     together = schedule.num_slots if schedule.num_temporaries else 1
+    if schedule.n * schedule.num_slots > MOST_IN_ALL:
+        raise BadArgument(
+            f"{schedule.title}: {schedule.num_slots} chunks on {schedule.n} ranks are "
+            "more than can be followed"
+        )
     if schedule.n * together > MOST_SLOTS:
         raise BadArgument(
             f"n = {schedule.n}: more ranks than can be followed (at most {MOST_SLOTS} "

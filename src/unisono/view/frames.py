@@ -56,8 +56,8 @@ def refuse_if_huge(n: int) -> None:
     """Raise BadArgument for more ranks than any picture can show."""
     if n > MAX_SUMMARY:
         raise BadArgument(
-            f"a picture of {n} ranks would show nothing: at most {MAX_SUMMARY} "
-            "(`unisono verify` goes further)"
+            f"{n} ranks cannot be shown step by step: at most {MAX_SUMMARY} (`unisono "
+            "verify` goes further)"
         )
 
 
