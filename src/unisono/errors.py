@@ -3,6 +3,7 @@
     UnisonoError
     ├─ UsageError      the caller asked for something that cannot be
     │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
+    │  │  └─ NotOffered       no such algorithm for this collective
     │  └─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
     ├─ ScheduleError   a schedule that does not keep its collective's promise
     └─ MissingExtra    an optional dependency is not installed
