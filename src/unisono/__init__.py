@@ -47,12 +47,18 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "unisono.errors": ["BadArgument", "MissingExtra", "ScheduleError", "UnisonoError"],
+    "unisono.errors": [
+        "BadArgument",
+        "MissingExtra",
+        "ScheduleError",
+        "UnisonoError",
+        "UnsupportedWorld",
+        "UsageError",
+    ],
     "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],
 }
-_ROOMS["unisono.errors"] += ["UnsupportedWorld", "UsageError"]
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 

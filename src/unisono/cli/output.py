@@ -37,17 +37,20 @@ def parse_ranks(text: str) -> list[int]:
 
 def parse_world(text: str) -> int:
     """The one number of ranks that `text` is."""
-    if not re.fullmatch(r"-?[0-9]{1,18}", text):
-        raise BadArgument(f"-n {text}: expected one number of ranks, as in 5")
-    if int(text) > MOST_RANKS:
+    world = _number("-n", text, "one number of ranks, as in 5", digits=18)
+    if world > MOST_RANKS:
         raise BadArgument(f"-n {text}: at most {MOST_RANKS} ranks")
-    return int(text)
+    return world
 
 
 def parse_rank(text: str) -> int:
     """The one rank that `text` is; whether there is such a rank is seen later."""
-    if not re.fullmatch(r"-?[0-9]{1,9}", text):
-        raise BadArgument(f"--root {text}: expected one rank, as in 3")
+    return _number("--root", text, "one rank, as in 3", digits=9)
+
+
+def _number(option: str, text: str, expected: str, *, digits: int) -> int:
+    if not re.fullmatch(rf"-?[0-9]{{1,{digits}}}", text):
+        raise BadArgument(f"{option} {text}: expected {expected}")
     return int(text)
 
 

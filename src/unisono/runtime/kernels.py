@@ -11,6 +11,7 @@ does, more slowly, and to the same bits (but for the sign and payload of a NaN).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from functools import reduce as fold
 from typing import Any
 
@@ -56,6 +57,7 @@ def reduce(
     return out
 
 
+@cache
 def ways() -> list[str]:
     """How this machine can reduce, the fastest first; NumPy is always the last."""
     return [*(_native.instruction_sets() if _native else []), "numpy"]

@@ -18,6 +18,7 @@ from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
+from unisono.schedule.verify import lots
 
 Hashes = NDArray[np.uint64]
 
@@ -30,21 +31,14 @@ class Consistency:
     depth: int
 
 
-STATE_BYTES = 256 << 20
-"""How large the trees may be before chunks are followed in several lots."""
+_BYTES_PER_SLOT = 12  # a hash and a depth
 
 
 def consistency(schedule: Schedule) -> Consistency:
     """Follow the trees in which `schedule` adds up."""
     if not schedule.collective.reduces:
         return Consistency(same_bits_on_all_ranks=True, depth=0)
-    size = max(1, STATE_BYTES // (12 * schedule.n))
-    if schedule.num_temporaries:
-        size = schedule.num_slots
-    parts = [
-        _of_lot(schedule, lo, min(lo + size, schedule.num_slots))
-        for lo in range(0, schedule.num_chunks, size)
-    ]
+    parts = [_of_lot(schedule, lo, hi) for lo, hi in lots(schedule, _BYTES_PER_SLOT)]
     return Consistency(all(same for same, _ in parts), max(deep for _, deep in parts))
 
 
@@ -86,13 +80,10 @@ class _Trees:
         if not mask.any():
             return
         summed = np.unique(slot[mask])
-        came = np.full(
-            summed.size, -1
-        )  # where each slot's own value counts as coming from
+        # A slot's own value counts as its own rank's, or as that of the copy it is.
         own_rank = summed % self.n
         copied = np.isin(slot, summed) & ~mask
-        came[np.searchsorted(summed, slot[copied])] = src[copied]
-        own_rank = np.where(came >= 0, came, own_rank)
+        own_rank[np.searchsorted(summed, slot[copied])] = src[copied]
         operands = np.concatenate([self.hash.flat[summed], hashes[mask]])
         deep = np.concatenate([self.depth.flat[summed], depths[mask]])
         where = np.concatenate([summed, slot[mask]])

@@ -22,6 +22,7 @@ import numpy as np
 from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,5 @@ def _keys(slot: Ints, when: Ints, wanted: Ints, now: Ints) -> tuple[Ints, Ints]:
 
 def _expand(start: Ints, end: Ints, who: Ints, asks: Ints) -> tuple[Ints, Ints]:
     """The pairs (who[i], asker) for every i in each asker's start..end-1."""
-    times = end - start
-    asker = np.repeat(np.arange(start.size), times)
-    nth = np.arange(asker.size) - np.repeat(np.cumsum(times) - times, times)
+    asker, nth = runs(end - start)
     return who[start[asker] + nth], asks[asker]

@@ -63,17 +63,21 @@ def as_dict(schedule: Schedule) -> dict[str, object]:
     it is delivered under, only where that is another.
     """
     steps = list(schedule)
-    return {
-        "format": FORMAT,
-        "collective": schedule.collective.name,
-        "algorithm": schedule.name,
-        "n": schedule.n,
-        "root": schedule.root,
-        "num_chunks": schedule.num_chunks,
-        "num_temporaries": schedule.num_temporaries,
-        "phases": [step.phase for step in steps],
-        "steps": [_rows(step) for step in steps],
-    }
+    head: dict[str, object] = msgspec.to_builtins(_head(schedule, steps))
+    return head | {"steps": [_rows(step) for step in steps]}
+
+
+def _head(schedule: Schedule, steps: list[Step]) -> _Head:
+    return _Head(
+        format=FORMAT,
+        collective=schedule.collective.name,
+        algorithm=schedule.name,
+        n=schedule.n,
+        num_chunks=schedule.num_chunks,
+        root=schedule.root,
+        num_temporaries=schedule.num_temporaries,
+        phases=[step.phase for step in steps],
+    )
 
 
 def _rows(step: Step) -> list[list[int | str]]:
@@ -157,16 +161,6 @@ def _schedule(head: _Head, steps: list[Step]) -> Schedule:
 
 def _save_npz(schedule: Schedule, path: Path) -> None:
     steps = list(schedule)
-    head = _Head(
-        format=FORMAT,
-        collective=schedule.collective.name,
-        algorithm=schedule.name,
-        n=schedule.n,
-        num_chunks=schedule.num_chunks,
-        root=schedule.root,
-        num_temporaries=schedule.num_temporaries,
-        phases=[step.phase for step in steps],
-    )
     flat = [step.flat() for step in steps]
     columns = {
         name: np.concatenate([row[k] for row in flat])
@@ -175,7 +169,7 @@ def _save_npz(schedule: Schedule, path: Path) -> None:
         for k, name in enumerate(("src", "dst", "chunk", "reduces", "into"))
     }
     lengths = np.array([len(step) for step in steps], dtype=np.int64)
-    text = np.frombuffer(msgspec.json.encode(head), dtype=np.uint8)
+    text = np.frombuffer(msgspec.json.encode(_head(schedule, steps)), dtype=np.uint8)
     np.savez_compressed(path, head=text, lengths=lengths, **columns)  # type: ignore[arg-type]
 
 

@@ -32,12 +32,19 @@ from unisono.schedule.collective import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    Collective,
     Ints,
 )
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
-from unisono.schedule.transform import Cast, at_once, embed, mirror, phase, refine
+from unisono.schedule.transform import (
+    Cast,
+    at_once,
+    embed,
+    mirror,
+    phase,
+    refine,
+    refuse_temporaries,
+)
 
 PlaceIn = Callable[[Ints], Ints]
 """For every chunk, the place in a group that carries it there."""
@@ -99,8 +106,7 @@ def _refuse_misfits(
 ) -> None:
     if len(inside) != across.n:
         raise BadArgument(f"{len(inside)} groups, but {across.n} ranks across them")
-    if any(s.num_temporaries for s in (*inside, across, *back)):
-        raise BadArgument("a schedule with temporaries cannot be part of another")
+    refuse_temporaries(*inside, across, *back)
     if any(s.root for s in (*inside, across, *back)):
         raise BadArgument("the parts of a product have rank 0 as their root")
     kinds = {s.collective for s in inside}
@@ -117,9 +123,12 @@ def _refuse_misfits(
         )
 
 
-def _whole(collective: Collective, groups: Groups, chunks: int, name: str) -> Schedule:
+def _whole(
+    across: Schedule, groups: Groups, chunks: int, make: Callable[[], Iterator[Step]]
+) -> Schedule:
+    """The schedule of all ranks, for the collective that is done across the groups."""
     n = int(groups.sizes.sum())
-    return Schedule(collective, n, chunks, lambda: (), name=name)
+    return Schedule(across.collective, n, chunks, make, name=across.name)
 
 
 def _alike(schedules: Sequence[Schedule]) -> Iterator[tuple[Schedule, Ints]]:
@@ -183,7 +192,7 @@ def _all_gather(
         steps = _inside_all(inside, groups.first, place_in, pieces)
         yield from phase(f"{word} inside", steps)
 
-    return _whole(across.collective, groups, chunk.size, across.name).but(make=make)
+    return _whole(across, groups, chunk.size, make)
 
 
 def _all_reduce(
@@ -217,7 +226,7 @@ def _all_reduce(
         steps = _inside_all(back, groups.first, place_in, pieces)
         yield from phase("all_gather inside", steps)
 
-    return _whole(ALL_REDUCE, groups, chunk.size, across.name).but(make=make)
+    return _whole(across, groups, chunk.size, make)
 
 
 def _all_reduce_by_first_ranks(
@@ -227,16 +236,19 @@ def _all_reduce_by_first_ranks(
     back: Sequence[Schedule],
 ) -> Schedule:
     chunks = math.lcm(*(s.num_chunks for s in (*inside, across, *back)))
-    same = np.arange(chunks)
 
     def make() -> Iterator[Step]:
         yield from phase("reduce inside", _each(groups, inside, chunks))
-        whole = refine(across, chunks // across.num_chunks)
-        steps = embed(whole, same, lambda _, group: groups.first[group])
-        yield from phase("all_reduce across", steps)
+        yield from phase("all_reduce across", _first_ranks(groups, across, chunks))
         yield from phase("broadcast inside", _each(groups, back, chunks))
 
-    return _whole(ALL_REDUCE, groups, chunks, across.name).but(make=make)
+    return _whole(across, groups, chunks, make)
+
+
+def _first_ranks(groups: Groups, across: Schedule, chunks: int) -> Iterator[Step]:
+    """The groups' first ranks act out `across`, with all chunks."""
+    whole = refine(across, chunks // across.num_chunks)
+    return embed(whole, np.arange(chunks), lambda _, group: groups.first[group])
 
 
 def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterator[Step]:
@@ -277,22 +289,19 @@ def _all_to_all(
         outer = local(here, there, hosts, across)
         yield from phase("all_to_all across", embed(across, outer, carriers))
 
-    return _whole(ALL_TO_ALL, groups, chunk.size, across.name).but(make=make)
+    return _whole(across, groups, chunk.size, make)
 
 
 def _broadcast(
     groups: Groups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
     chunks = math.lcm(across.num_chunks, *(s.num_chunks for s in inside))
-    same = np.arange(chunks)
 
     def make() -> Iterator[Step]:
-        whole = refine(across, chunks // across.num_chunks)
-        steps = embed(whole, same, lambda _, group: groups.first[group])
-        yield from phase("broadcast across", steps)
+        yield from phase("broadcast across", _first_ranks(groups, across, chunks))
         yield from phase("broadcast inside", _each(groups, inside, chunks))
 
-    return _whole(BROADCAST, groups, chunks, across.name).but(make=make)
+    return _whole(across, groups, chunks, make)
 
 
 def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
@@ -319,4 +328,4 @@ def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Sc
             )
         yield from phase("scatter inside", at_once(*runs))
 
-    return _whole(SCATTER, groups, chunk.size, across.name).but(make=make)
+    return _whole(across, groups, chunk.size, make)

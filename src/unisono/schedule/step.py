@@ -184,6 +184,13 @@ def whole_numbers(values: ArrayLike) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
+def runs(lengths: Ints) -> tuple[Ints, Ints]:
+    """Runs of these lengths, end to end: for each element, its run and place in it."""
+    run = np.repeat(np.arange(lengths.size), lengths)
+    place = np.arange(run.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return run, place
+
+
 def _broadcast(*arrays: Ints) -> tuple[Ints, ...]:
     try:
         return np.broadcast_arrays(*arrays)

@@ -34,9 +34,16 @@ from unisono.schedule.collective import (
 )
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step, copy, reduce, together, whole_numbers
+from unisono.schedule.step import Step, copy, reduce, runs, together, whole_numbers
 
 Cast = Callable[[Ints, Ints], Ints]
+
+
+def refuse_temporaries(*parts: Schedule | Step) -> None:
+    """Raise BadArgument if one of these has temporaries: they cannot be combined."""
+    for part in parts:
+        if part.renames if isinstance(part, Step) else part.num_temporaries:
+            raise BadArgument("a schedule with temporaries cannot be part of another")
 
 
 def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step]:
@@ -51,13 +58,11 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
     first = np.cumsum(followers) - followers + np.count_nonzero(local_chunk < 0)
     for step in sound(steps) if isinstance(steps, Schedule) else steps:
-        if step.renames:
-            raise BadArgument("a schedule with temporaries cannot be part of another")
+        refuse_temporaries(step)
         src, dst, names, mask, _ = step.flat()
         inside = names < followers.size
         times = np.where(inside, followers[np.where(inside, names, 0)], 0)
-        each = np.repeat(np.arange(names.size), times)
-        nth = np.arange(each.size) - np.repeat(np.cumsum(times) - times, times)
+        each, nth = runs(times)
         chunk = order[first[names[each]] + nth]
         reduces = step.reduces if isinstance(step.reduces, bool) else mask[each]
         yield _moved(
@@ -113,8 +118,7 @@ def then(first: Schedule, second: Schedule) -> Schedule:
             f"{second.collective.name} cannot follow {first.collective.name}: it does "
             "not begin where the other ends"
         )
-    if first.num_temporaries or second.num_temporaries:
-        raise BadArgument("a schedule with temporaries cannot be part of another")
+    refuse_temporaries(first, second)
     if (
         first.collective.rooted
         and second.collective.rooted
@@ -224,8 +228,7 @@ def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
     n = schedule.n
     if not np.array_equal(np.sort(new), np.arange(n)):
         raise BadArgument(f"relabel: expected each of 0..{n - 1} once")
-    if schedule.num_temporaries:
-        raise BadArgument("a schedule with temporaries cannot be part of another")
+    refuse_temporaries(schedule)
     old = np.argsort(new)
     chunks = np.arange(schedule.num_chunks)
     if schedule.collective is ALL_TO_ALL:

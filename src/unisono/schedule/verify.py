@@ -70,7 +70,7 @@ def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
     # cannot tell; such schedules declare temporaries.
     exact = not schedule.collective.reduces and not schedule.num_temporaries
     steps = transfers = 0
-    for lo, hi in _lots(schedule, bytes_per_slot=1 if exact else 8):
+    for lo, hi in lots(schedule, bytes_per_slot=1 if exact else 8):
         lot = Presence(schedule, lo, hi) if exact else Values(schedule, lo, hi, seed)
         steps, transfers = _run(schedule, lot)
         del lot  # before the next one takes as much memory
@@ -92,7 +92,7 @@ def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
     return steps, transfers
 
 
-def _lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
+def lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     together = schedule.num_slots if schedule.num_temporaries else 1
     if schedule.n * schedule.num_slots > MOST_IN_ALL:

@@ -147,7 +147,7 @@ def _panels(schedule: Schedule, key: str) -> _Drawing:
     names = row_names(schedule)
     label = 7 + 5.6 * max(len(name) for name in names)
     cell = max(26.0, 9.0 * schedule.n) if schedule.collective.reduces else 26.0
-    width = label + schedule.n * (cell + 6) + GAP
+    width = _left(schedule.n, label, cell) + GAP
     height = len(names) * ROW + 46 + GAP
     columns = max(1, min(int(_MAX_WIDTH // width), schedule.num_steps + 1))
     parts: list[str] = []
@@ -165,23 +165,25 @@ def _panel(
     schedule: Schedule, frame: Frame, names: list[str], label: float, cell: float
 ) -> Iterator[str]:
     n = schedule.n
-    band = label + n * (cell + 6)
+    band = _left(n, label, cell)
     yield f'<rect class="b" width="{band:.1f}" height="20" rx="4"/>'
     caption = f"step {frame.number}" if frame.number else "start"
     yield f'<text class="p" x="6" y="14">{caption}</text>'
     yield _label(band - 6, 14, frame.phase, "end")
-
-    def left(rank: int) -> float:
-        return label + rank * (cell + 6)
-
     for rank in range(n):
-        middle = left(rank) + cell / 2
+        middle = _left(rank, label, cell) + cell / 2
         yield _label(middle, 34, str(rank), "middle")
     for row, name in enumerate(names):
         y = 40 + row * ROW
         yield _label(label - 6, y + 11, name, "end")
         for rank in range(n):
-            yield from _cell(schedule, frame, row, rank, left(rank), y, cell)
+            x = _left(rank, label, cell)
+            yield from _cell(schedule, frame, row, rank, x, y, cell)
+
+
+def _left(rank: int, label: float, cell: float) -> float:
+    """Where a rank's column begins, right of the labels."""
+    return label + rank * (cell + 6)
 
 
 def _cell(
@@ -226,7 +228,7 @@ def _arrows(frame: Frame, label: float, cell: float, key: str) -> Iterator[str]:
             continue
         y, to = 40 + t.chunk * ROW, 40 + t.into * ROW
         rightwards = t.src < t.dst
-        left, right = (label + rank * (cell + 6) for rank in (t.src, t.dst))
+        left, right = (_left(rank, label, cell) for rank in (t.src, t.dst))
         start = left + (cell * 0.8 if rightwards else cell * 0.2)
         end = right + (cell * 0.15 if rightwards else cell * 0.85)
         bend = y - min(16.0, 5 + abs(end - start) / 40)

@@ -82,29 +82,27 @@ def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
     roomy = schedule.n <= _MAX_LETTERS
     heads = [f"rank {r}" if roomy else str(r) for r in range(schedule.n)]
     width = max(len(text) for text in (*heads, *(c for row in cells for c in row))) + 1
-    yield from _caption(schedule, frame)
+    yield from _caption(schedule, frame, names)
     rows = [("" if roomy else "rank", heads), *zip(names, cells, strict=True)]
     for name, row in rows:
         yield f"{name:>{label}} {''.join(c.center(width) for c in row)}".rstrip()
 
 
-def _caption(schedule: Schedule, frame: Frame) -> Iterator[str]:
+def _caption(schedule: Schedule, frame: Frame, names: list[str]) -> Iterator[str]:
     if not frame.number:
         yield "start"
         return
-    head = f"step {frame.number}/{schedule.num_steps}  {frame.phase}"
-    yield head
+    yield f"step {frame.number}/{schedule.num_steps}  {frame.phase}"
     yield textwrap.fill(
-        _moves(schedule, frame.transfers),
+        _moves(frame.transfers, names, schedule.num_chunks),
         WIDTH,
         initial_indent="  ",
         subsequent_indent="    ",
     )
 
 
-def _moves(schedule: Schedule, transfers: Iterable[Transfer]) -> str:
+def _moves(transfers: Iterable[Transfer], names: list[str], num_chunks: int) -> str:
     """Who sends which chunks to whom, in words: "add 0→1 chunk 4, 1→2 chunk 0"."""
-    names = row_names(schedule)
 
     def key(t: Transfer) -> tuple[bool, int, int, bool]:
         return t.reduces, t.src, t.dst, t.chunk != t.into
@@ -113,7 +111,7 @@ def _moves(schedule: Schedule, transfers: Iterable[Transfer]) -> str:
     for (reduces, src, dst, renamed), group in groupby(sorted(transfers, key=key), key):
         some = list(group)
         what = _chunks([t.chunk for t in some])
-        if renamed or some[0].chunk >= schedule.num_chunks:
+        if renamed or some[0].chunk >= num_chunks:
             what = ", ".join(f"{names[t.chunk]} into {names[t.into]}" for t in some)
         told[reduces].append(f"{src}→{dst} {what}")
     parts = []
