@@ -12,6 +12,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind.hpp"
 #include "reduce.hpp"
 #include "verify.hpp"
 
@@ -104,7 +105,8 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
 } // namespace
 
 NB_MODULE(_native, m) {
-  m.doc() = "unisono's native core: the streaming verifier and the reductions";
+  m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine";
+  bind_engine(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),

@@ -18,12 +18,24 @@ if TYPE_CHECKING:
     from unisono.algorithms import schedule as schedule
     from unisono.errors import (
         BadArgument,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        ConnectFailed,
+        Corrupted,
         MissingExtra,
+        NotAuthentic,
+        PeerLost,
         ScheduleError,
+        TransportError,
         UnisonoError,
         UnsupportedWorld,
         UsageError,
     )
+    from unisono.runtime.communicator import Communicator
+    from unisono.runtime.operations import premul_sum
+    from unisono.runtime.spawn import spawn
+    from unisono.runtime.start import init
+    from unisono.runtime.work import Work
     from unisono.schedule import Schedule, Step, copy, reduce
     from unisono.view import explain, to_svg
 
@@ -31,30 +43,54 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadArgument",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Communicator",
+    "ConnectFailed",
+    "Corrupted",
     "MissingExtra",
+    "NotAuthentic",
+    "PeerLost",
     "Schedule",
     "ScheduleError",
     "Step",
+    "TransportError",
     "UnisonoError",
     "UnsupportedWorld",
     "UsageError",
+    "Work",
     "algorithm",
     "copy",
     "explain",
+    "init",
+    "premul_sum",
     "reduce",
     "schedule",
+    "spawn",
     "to_svg",
 ]
 
 _ROOMS = {
     "unisono.errors": [
         "BadArgument",
+        "CollectiveMismatch",
+        "CollectiveTimeout",
+        "ConnectFailed",
+        "Corrupted",
         "MissingExtra",
+        "NotAuthentic",
+        "PeerLost",
         "ScheduleError",
+        "TransportError",
         "UnisonoError",
         "UnsupportedWorld",
         "UsageError",
     ],
+    "unisono.runtime.start": ["init"],
+    "unisono.runtime.spawn": ["spawn"],
+    "unisono.runtime.communicator": ["Communicator"],
+    "unisono.runtime.operations": ["premul_sum"],
+    "unisono.runtime.work": ["Work"],
     "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],

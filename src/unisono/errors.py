@@ -4,8 +4,15 @@
     ├─ UsageError      the caller asked for something that cannot be
     │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
     │  │  └─ NotOffered       no such algorithm for this collective
-    │  └─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
+    │  ├─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
+    │  └─ CollectiveMismatch  ranks called different things
     ├─ ScheduleError   a schedule that does not keep its collective's promise
+    ├─ TransportError  bytes do not arrive, or not as they were sent
+    │  ├─ ConnectFailed       ranks did not meet
+    │  ├─ PeerLost            a rank died, left or was interrupted
+    │  ├─ Corrupted           bytes that nobody can have sent so
+    │  └─ NotAuthentic        somebody who does not belong to the job
+    ├─ CollectiveTimeout  the deadline passed: who has not arrived
     └─ MissingExtra    an optional dependency is not installed
 
 A message says where, what happened, what was expected, and what to do next. The values
@@ -16,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class UnisonoError(Exception):
@@ -69,6 +76,72 @@ class ScheduleError(UnisonoError):
         self.chunk = chunk
         self.missing = tuple(missing)
         self.doubled = tuple(doubled)
+
+
+class CollectiveMismatch(UsageError):
+    """Ranks called different things; `calls` maps two of them to what they called."""
+
+    def __init__(self, message: str, *, calls: Mapping[int, str], seq: int) -> None:
+        """Keep both sides and the sequence number."""
+        super().__init__(message)
+        self.calls = dict(calls)
+        self.seq = seq
+
+
+class TransportError(UnisonoError):
+    """Bytes do not arrive, or not as they were sent."""
+
+
+class ConnectFailed(TransportError):
+    """Ranks did not meet: `missing` have not appeared."""
+
+    def __init__(self, message: str, *, missing: Sequence[int] = ()) -> None:
+        """Keep who is missing."""
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class PeerLost(TransportError):
+    """A rank died, left, or was interrupted, so the call cannot be completed."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int],
+        pids: Sequence[int] = (),
+        host: str = "",
+        collective: str = "",
+        seq: int = 0,
+    ) -> None:
+        """Keep who was lost, and in which call."""
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.pids = tuple(pids)
+        self.host = host
+        self.collective = collective
+        self.seq = seq
+
+
+class NotAuthentic(TransportError):
+    """Somebody who does not belong to the job spoke to it."""
+
+
+class Corrupted(TransportError):
+    """Bytes arrived that no rank of this job can have sent so."""
+
+
+class CollectiveTimeout(UnisonoError, TimeoutError):
+    """The deadline passed; `ranks` are those that had not done their part."""
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int], collective: str = "", seq: int = 0
+    ) -> None:
+        """Keep who is late, and in which call."""
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.collective = collective
+        self.seq = seq
 
 
 class MissingExtra(UnisonoError, ImportError):

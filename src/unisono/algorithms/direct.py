@@ -12,6 +12,7 @@ size.
   all_to_all      n-1       (n-1)/n
   gather          n-1       (n-1)/n
   scatter         n-1       (n-1)/n
+  barrier         n-1       none
 
 With `rotate` the messages are put in order, one per step: in step h rank r sends to
 r+h. Then no two ranks ever send to the same one, at the price of sums in rotated order.
@@ -66,3 +67,11 @@ def scatter(n: int, rotate: bool = False) -> Iterator[Step]:
 def gather(n: int, rotate: bool = False) -> Schedule:
     """Every rank sends its chunk to the root."""
     return scatter(n, rotate=rotate).mirror()
+
+
+@algorithm
+def barrier(n: int, rotate: bool = False) -> Iterator[Step]:
+    """Every rank tells every other that it is here."""
+    r = np.arange(n)
+    hops = (copy(r, src=r, dst=(r + h) % n) for h in range(1, n))
+    yield from hops if rotate else [together(hops)]

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import unisono
 from unisono.cli.output import print_json
+from unisono.errors import BadArgument
+from unisono.runtime.environment import find_world
 
 _LIBRARIES = (
     "numpy",
@@ -44,6 +46,7 @@ def env(*, json: bool = False) -> int:
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count()
         ),
+        "world": _world(),
         **{name: _installed(name) for name in _LIBRARIES},
     }
     variables = {
@@ -56,6 +59,14 @@ def env(*, json: bool = False) -> int:
         for name, value in facts.items():
             print(f"{name:<12} {value}")
     return 0
+
+
+def _world() -> str:
+    """What `unisono.init()` would find here, and by which launcher's word."""
+    try:
+        return find_world().why
+    except BadArgument as error:
+        return f"none: {error}"
 
 
 def _installed(name: str) -> str:

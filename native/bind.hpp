@@ -1,0 +1,7 @@
+// The parts of the Python module, each registered by the file that defines it.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_engine(nanobind::module_ &m);

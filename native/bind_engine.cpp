@@ -1,0 +1,418 @@
+// The Python face of the engine: numbers and addresses in, a verdict out.
+//
+// Nothing here decides anything. A call begins on the interpreter's thread and keeps the
+// interpreter lock for as long as it takes to look a few times whether the others are
+// there; if they are not, or if there is much to move, the lock is let go.
+
+#include "bind.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "comm.hpp"
+#include "failpoint.hpp"
+#include "progress.hpp"
+#include "shortcuts.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+using Table = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class Row> std::vector<Row> rows(const Table &table) {
+  static_assert(sizeof(Row) % sizeof(std::int32_t) == 0);
+  if (table.shape(1) * sizeof(std::int32_t) != sizeof(Row))
+    throw nb::value_error("a table of a program has the wrong number of columns");
+  std::vector<Row> all(table.shape(0));
+  if (!all.empty())
+    std::memcpy(all.data(), table.data(), all.size() * sizeof(Row));
+  return all;
+}
+
+std::vector<std::int64_t> values(const Column &column) {
+  return {column.data(), column.data() + column.shape(0)};
+}
+
+// Whether a signal's handler has raised; asks the interpreter, so it takes its lock.
+bool signalled() {
+  nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+using Facts = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
+
+Facts facts(Verdict v) { return {int(v.trouble), v.culprit, v.reporter, v.seq}; }
+
+// Raises what a signal's handler raised; otherwise whether the work was done.
+bool outcome(const Task &op) {
+  if (op.verdict.trouble == Trouble::interrupted && PyErr_Occurred())
+    throw nb::python_error();
+  return op.state.load(std::memory_order_relaxed) == Task::succeeded;
+}
+
+// A communicator as Python holds it.
+struct Handle : Comm {
+  using Comm::Comm;
+  Shortcuts shortcuts;
+  std::int64_t timeout = 0;
+};
+
+struct Work {
+  std::shared_ptr<Comm> comm;
+  std::shared_ptr<Task> op;
+
+  // 0: still at it, 1: done, 2: failed.
+  int wait(std::int64_t timeout) {
+    if (op->pending_now()) {
+      bool interrupted = false;
+      {
+        nb::gil_scoped_release unlocked;
+        interrupted = !wait_unlocked(timeout);
+      }
+      if (interrupted)
+        throw nb::python_error();
+    }
+    return int(op->state.load(std::memory_order_acquire));
+  }
+
+private:
+  // Helps along while it waits; false if a signal's handler has raised.
+  bool wait_unlocked(std::int64_t timeout) {
+    Backoff backoff(comm->patience, comm->layout().control(),
+                    comm->layout().block(comm->rank()).asleep);
+    const std::int64_t begun = now_ns();
+    std::int64_t asked = begun;
+    bool left;
+    while (op->pending_now()) {
+      comm->progress(&left);
+      if (!backoff.pause([&] { return !op->pending_now(); }))
+        continue;
+      const std::int64_t now = now_ns();
+      if (timeout >= 0 && now - begun >= timeout)
+        return true;
+      if (now - asked > 30'000'000) {
+        asked = now;
+        if (signalled())
+          return false;
+      }
+    }
+    return true;
+  }
+};
+
+// Beyond this much data the interpreter lock is given up at once.
+constexpr std::size_t brief_bytes = 32768;
+constexpr std::uint32_t brief_spins = 1000;
+
+bool drive(Comm &comm, Task &op, std::size_t bytes) {
+  const bool brief = bytes <= brief_bytes && !comm.mesh().between_threads();
+  const std::uint32_t spins = std::min(brief_spins, comm.patience.spins);
+  if (brief && comm.try_drive(op, spins))
+    return outcome(op);
+  {
+    nb::gil_scoped_release unlocked;
+    comm.drive(op, comm.patience, signalled);
+  }
+  return outcome(op);
+}
+
+std::shared_ptr<Task> begin_async(Comm &comm, std::shared_ptr<Plan> plan, std::uint64_t input,
+                                std::uint64_t output, std::int64_t timeout) {
+  return comm.submit(std::move(plan), reinterpret_cast<const void *>(input),
+                     reinterpret_cast<void *>(output), timeout);
+}
+
+bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t input,
+         std::uint64_t output, std::int64_t timeout) {
+  Collective *op = comm->begin_inline(*plan, reinterpret_cast<const void *>(input),
+                                      reinterpret_cast<void *>(output), timeout);
+  if (op == nullptr) { // others come first
+    Work work{comm, begin_async(*comm, plan, input, output, timeout)};
+    return work.wait(-1) == Task::succeeded;
+  }
+  struct End {
+    Comm &comm;
+    ~End() { comm.end_inline(); }
+  } end{*comm};
+  return drive(*comm, *op, plan->output_bytes + plan->input_bytes);
+}
+
+// A plain call that was made before. 0: it was not, go the long way; 1: done; 2: failed.
+int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
+          nb::handle root) {
+  const Shortcuts::Found found = comm.shortcuts.find(kind, x, out, op, root);
+  if (found.plan == nullptr || comm.closed() || comm.mesh().forked() ||
+      comm.verdict().trouble != Trouble::none)
+    return 0;
+  Collective *task = comm.begin_inline(*found.plan, found.input, found.output, comm.timeout);
+  if (task == nullptr)
+    return 0;
+  struct End {
+    Comm &comm;
+    ~End() { comm.end_inline(); }
+  } end{comm};
+  const std::size_t bytes = found.plan->output_bytes + found.plan->input_bytes;
+  return drive(comm, *task, bytes) ? 1 : 2;
+}
+
+std::shared_ptr<Transfer> transfer(Comm &comm, bool sends, std::int64_t peer,
+                                   std::int64_t tag, std::uint64_t data, std::size_t bytes,
+                                   std::uint64_t type, const Note &note,
+                                   std::int64_t timeout) {
+  auto op = std::make_shared<Transfer>(
+      comm, sends ? Transfer::Direction::send : Transfer::Direction::receive,
+      peer < 0 ? Post::any : std::size_t(peer), tag, reinterpret_cast<void *>(data), bytes,
+      type);
+  op->timeout = timeout;
+  comm.record(*op, note, now_ns());
+  op->record->peer = std::int32_t(peer);
+  op->record->tag = std::int32_t(tag);
+  op->record->begun = op->record->created;
+  op->record->state.store(Record::started, std::memory_order_relaxed);
+  comm.post().enter(op);
+  return op;
+}
+
+void set_note(Note &note, int collective, int dtype, int op, int root, std::uint64_t count,
+              const std::string &algorithm) {
+  note.collective = std::uint8_t(collective);
+  note.dtype = std::uint8_t(dtype);
+  note.op = std::uint8_t(op);
+  note.root = root;
+  note.count = count;
+  std::strncpy(note.algorithm, algorithm.c_str(), sizeof note.algorithm - 1);
+}
+
+nb::tuple told(const Note &note) {
+  return nb::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
+                        note.count, std::string(note.algorithm));
+}
+
+// What each rank last said: seq arrived at, its note, progress, whether it left or died.
+nb::list states(const Comm &comm) {
+  nb::list all;
+  for (std::size_t q = 0; q < comm.size(); ++q) {
+    const RankBlock &block = comm.layout().block(q);
+    const std::uint64_t a = block.headers[0].seq.load(), b = block.headers[1].seq.load();
+    all.append(nb::make_tuple(std::max(a, b), told(block.notes[0]), told(block.notes[1]),
+                              block.progress.load() >> action_bits, block.left.load() != 0,
+                              comm.mesh().dead(comm.world_rank(q))));
+  }
+  return all;
+}
+
+nb::list records(const Engine &engine) {
+  nb::list all;
+  const auto &ring = engine.recorder->ring();
+  const std::uint64_t count = engine.recorder->count();
+  const std::uint64_t first = count > ring.size() ? count - ring.size() : 0;
+  for (std::uint64_t i = first; i < count; ++i) {
+    const Record &r = ring[i % ring.size()];
+    all.append(nb::make_tuple(r.id, r.communicator, told(r.note), r.created, r.begun,
+                              r.ended, r.state.load(), r.peer, r.tag));
+  }
+  return all;
+}
+
+// A buffer in shared memory that its owner's collectives use in place.
+nb::object buffer(Engine &engine, std::size_t bytes) {
+  struct Hold {
+    std::shared_ptr<Mesh> mesh;
+    std::shared_ptr<Memory> memory;
+    std::uint64_t id;
+    ~Hold() { mesh->drop(id); }
+  };
+  std::uint64_t id;
+  {
+    nb::gil_scoped_release unlocked;
+    id = engine.mesh->create(std::max<std::size_t>(bytes, 1));
+  }
+  auto *hold = new Hold{engine.mesh, engine.mesh->find(engine.mesh->rank(), id), id};
+  nb::capsule owner(hold, [](void *p) noexcept { delete static_cast<Hold *>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(hold->memory->data(),
+                                                                    {bytes}, owner));
+}
+
+void bind_programs(nb::module_ &m) {
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program *self, const Table &actions, const Table &sources, const Table &waits,
+             const Table &exits, std::vector<std::int32_t> lead,
+             std::vector<std::int32_t> readers, std::int32_t tail) {
+            new (self) Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
+                               rows<Program::Wait>(waits), rows<Program::Wait>(exits),
+                               std::move(lead), std::move(readers), tail};
+          },
+          nb::arg("actions"), nb::arg("sources"), nb::arg("waits"), nb::arg("exits"),
+          nb::arg("lead"), nb::arg("readers"), nb::arg("tail"));
+  nb::class_<Plan>(m, "Plan")
+      .def(
+          "__init__",
+          [](Plan *self, std::vector<std::shared_ptr<Program>> programs, const Column &input_at,
+             const Column &output_at, const Column &size, std::int64_t piece,
+             std::int64_t pieces, std::size_t input_bytes, std::size_t output_bytes,
+             std::uint32_t divisor, bool in_header, bool may_lend, std::uint64_t fingerprint,
+             int collective, int dtype, int op, int root, std::uint64_t count,
+             const std::string &algorithm) {
+            auto *plan = new (self) Plan;
+            for (std::size_t i = 0; i < programs.size() && i < 4; ++i)
+              plan->programs[i] = programs[i];
+            plan->input_at = values(input_at);
+            plan->output_at = values(output_at);
+            plan->size = values(size);
+            plan->piece = piece;
+            plan->pieces = pieces;
+            plan->itemsize = item_size(DType(dtype));
+            plan->input_bytes = input_bytes;
+            plan->output_bytes = output_bytes;
+            plan->kernel = find_kernel(DType(dtype), unisono::Op(op));
+            plan->divisor = divisor;
+            plan->in_header = in_header;
+            plan->may_lend = may_lend;
+            plan->fingerprint = fingerprint;
+            set_note(plan->note, collective, dtype, op, root, count, algorithm);
+          },
+          nb::arg("programs"), nb::arg("input_at"), nb::arg("output_at"), nb::arg("size"),
+          nb::arg("piece"), nb::arg("pieces"), nb::arg("input_bytes"),
+          nb::arg("output_bytes"), nb::arg("divisor"), nb::arg("in_header"),
+          nb::arg("may_lend"), nb::arg("fingerprint"), nb::arg("collective"),
+          nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
+          nb::arg("algorithm"));
+}
+
+void bind_meshes(nb::module_ &m) {
+  nb::class_<Hub>(m, "Hub").def(nb::init<std::size_t>(), nb::arg("n"));
+  nb::class_<Engine>(m, "Engine")
+      .def_static(
+          "between_threads",
+          [](std::shared_ptr<Hub> hub, std::size_t rank) {
+            return Engine{std::make_shared<Mesh>(rank, hub), std::make_shared<Recorder>(),
+                          std::make_shared<Progress>()};
+          },
+          nb::arg("hub"), nb::arg("rank"))
+      .def_static(
+          "between_processes",
+          [](std::size_t rank, std::vector<int> sockets, std::vector<int> pids) {
+            return Engine{std::make_shared<Mesh>(rank, sockets, pids),
+                          std::make_shared<Recorder>(), std::make_shared<Progress>()};
+          },
+          nb::arg("rank"), nb::arg("sockets"), nb::arg("pids"))
+      .def("create", [](Engine &e, std::size_t bytes) { return e.mesh->create(bytes); },
+           nb::call_guard<nb::gil_scoped_release>(), nb::arg("bytes"))
+      .def("has",
+           [](Engine &e, std::size_t owner, std::uint64_t id) {
+             return e.mesh->find(owner, id) != nullptr;
+           },
+           nb::arg("owner"), nb::arg("id"))
+      .def("drop", [](Engine &e, std::uint64_t id) { e.mesh->drop(id); },
+           nb::call_guard<nb::gil_scoped_release>(), nb::arg("id"))
+      .def("buffer", &buffer, nb::arg("bytes"))
+      .def("bury", [](Engine &e, std::size_t rank) { e.mesh->bury(rank); }, nb::arg("rank"))
+      .def("dead", [](Engine &e, std::size_t rank) { return e.mesh->dead(rank); },
+           nb::arg("rank"))
+      .def("forked", [](Engine &e) { return e.mesh->forked(); })
+      .def("records", &records)
+      .def("close", [](Engine &e) { e.mesh->close(); },
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_comms(nb::module_ &m) {
+  nb::class_<Work>(m, "Work")
+      .def("wait", &Work::wait, nb::arg("timeout"))
+      .def("state", [](const Work &w) { return int(w.op->state.load(std::memory_order_acquire)); })
+      .def("seq", [](const Work &w) { return w.op->seq; })
+      .def("awaited", [](const Work &w) { return w.op->missed; })
+      .def("note", [](const Work &w) { return told(w.op->record->note); })
+      .def("verdict", [](const Work &w) { return facts(w.op->verdict); })
+      .def("source",
+           [](const Work &w) {
+             const auto *t = dynamic_cast<const Transfer *>(w.op.get());
+             return t == nullptr ? std::int64_t(-1) : std::int64_t(t->source());
+           })
+      .def("message_bytes", [](const Work &w) {
+        const auto *t = dynamic_cast<const Transfer *>(w.op.get());
+        return t == nullptr ? 0 : t->message_bytes();
+      });
+  nb::class_<Handle>(m, "Comm")
+      .def(
+          "__init__",
+          [](Handle *self, Engine &engine, std::vector<std::size_t> ranks, std::size_t rank,
+             std::size_t owner, std::uint64_t segment, std::size_t half, std::uint64_t id) {
+            auto memory = engine.mesh->find(owner, segment);
+            if (!memory || memory->size() < Layout::bytes(ranks.size(), half))
+              throw nb::value_error("the communicator's memory is missing or too small");
+            new (self) Handle(engine, std::move(ranks), rank, std::move(memory), half, id);
+          },
+          nb::arg("engine"), nb::arg("ranks"), nb::arg("rank"), nb::arg("owner"),
+          nb::arg("segment"), nb::arg("half"), nb::arg("id"))
+      .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("half"))
+      .def("set_patience",
+           [](Handle &c, std::uint32_t spins, std::uint32_t yields, std::int64_t late,
+              std::int64_t timeout) {
+             c.patience = {spins, yields};
+             c.late_after = late;
+             c.timeout = timeout;
+           },
+           nb::arg("spins"), nb::arg("yields"), nb::arg("late_after"), nb::arg("timeout"))
+      .def("quick", &quick, nb::arg("kind"), nb::arg("x"), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("root"))
+      .def("remember",
+           [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
+              nb::handle root, std::shared_ptr<Plan> plan) {
+             c.shortcuts.remember(kind, x, out, op, root, std::move(plan));
+           },
+           nb::arg("kind"), nb::arg("x"), nb::arg("out").none(), nb::arg("op").none(),
+           nb::arg("root"), nb::arg("plan"))
+      .def("run", &run, nb::arg("plan"), nb::arg("input"), nb::arg("output"),
+           nb::arg("timeout"))
+      .def("submit",
+           [](std::shared_ptr<Handle> c, std::shared_ptr<Plan> plan, std::uint64_t input,
+              std::uint64_t output, std::int64_t timeout) {
+             return Work{c, begin_async(*c, plan, input, output, timeout)};
+           },
+           nb::arg("plan"), nb::arg("input"), nb::arg("output"), nb::arg("timeout"))
+      .def("transfer",
+           [](std::shared_ptr<Handle> c, bool sends, std::int64_t peer, std::int64_t tag,
+              std::uint64_t data, std::size_t bytes, std::uint64_t type, int collective,
+              int dtype, std::uint64_t count, std::int64_t timeout, bool async) {
+             Note note{};
+             set_note(note, collective, dtype, 0, int(peer), count, "");
+             auto op = transfer(*c, sends, peer, tag, data, bytes, type, note, timeout);
+             if (async)
+               c->submit(op);
+             else
+               drive(*c, *op, bytes);
+             return Work{c, op};
+           },
+           nb::arg("sends"), nb::arg("peer"), nb::arg("tag"), nb::arg("data"),
+           nb::arg("bytes"), nb::arg("type"), nb::arg("collective"), nb::arg("dtype"),
+           nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"))
+      .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
+      .def("seq", [](const Handle &c) { return c.seq; })
+      .def("awaited", [](const Handle &c) { return c.awaited(); })
+      .def("states", [](const Handle &c) { return states(c); })
+      .def("close", [](Handle &c) { c.close(); }, nb::call_guard<nb::gil_scoped_release>());
+}
+
+} // namespace
+
+void bind_engine(nb::module_ &m) {
+  bind_programs(m);
+  bind_meshes(m);
+  bind_comms(m);
+  m.def("learn_arrays", &Shortcuts::learn, nb::arg("type"), nb::arg("probe"),
+        nb::arg("data"), nb::arg("shape"));
+  m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
+  m.def("failpoint_names", &failpoint_names);
+}

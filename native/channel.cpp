@@ -1,0 +1,287 @@
+#include "channel.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm.hpp"
+#include "failpoint.hpp"
+#include "wait.hpp"
+
+namespace unisono {
+
+namespace {
+
+constexpr std::size_t most_outbox = std::size_t(8) << 20;
+
+// Smaller where there are many ranks, so that an outbox stays within bounds.
+std::size_t ring_capacity(std::size_t n) {
+  std::size_t capacity = std::size_t(256) << 10;
+  while (capacity > 4096 && capacity * n > most_outbox)
+    capacity /= 2;
+  return capacity;
+}
+
+void copy_in(std::byte *ring, std::size_t capacity, std::uint64_t at, const std::byte *from,
+             std::size_t bytes) {
+  const std::size_t first = std::min(bytes, capacity - at % capacity);
+  std::memcpy(ring + at % capacity, from, first);
+  std::memcpy(ring, from + first, bytes - first);
+}
+
+void copy_out(std::byte *to, const std::byte *ring, std::size_t capacity, std::uint64_t at,
+              std::size_t bytes) {
+  const std::size_t first = std::min(bytes, capacity - at % capacity);
+  std::memcpy(to, ring + at % capacity, first);
+  std::memcpy(to + first, ring, bytes - first);
+}
+
+} // namespace
+
+Transfer::Transfer(Comm &comm, Direction direction, std::size_t peer, std::int64_t tag,
+                   void *data, std::size_t bytes, std::uint64_t type)
+    : comm_(comm), direction_(direction), peer_(peer), tag_(tag),
+      data_(static_cast<std::byte *>(data)), bytes_(bytes), type_(type) {
+  breaks_all = false;
+}
+
+Status Transfer::advance() { return comm_.post().advance(*this); }
+
+bool Transfer::hindered_by(std::size_t rank) const {
+  if (direction_ == Direction::send)
+    return rank == peer_;
+  if (peer_ != Post::any)
+    return rank == peer_ && comm_.post().drained(rank);
+  for (std::size_t q = 0; q < comm_.size(); ++q) // any other may still send
+    if (q != comm_.rank() && !comm_.mesh().dead(comm_.world_rank(q)))
+      return false;
+  return true;
+}
+
+std::vector<std::size_t> Transfer::awaited() const {
+  if (peer_ != Post::any)
+    return {peer_};
+  std::vector<std::size_t> all;
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (q != comm_.rank())
+      all.push_back(q);
+  return all;
+}
+
+Post::Post(Comm &comm)
+    : comm_(comm), capacity_(ring_capacity(comm.size())), inboxes_(comm.size()),
+      outboxes_(comm.size()) {}
+
+void Post::enter(const std::shared_ptr<Transfer> &transfer) {
+  std::lock_guard lock(mutex_);
+  if (transfer->direction_ == Transfer::Direction::send)
+    outboxes_[transfer->peer_].waiting.push_back(transfer.get());
+  else
+    posted_.push_back(transfer);
+}
+
+// For one that ends without success. A message half received is read to its end and lost.
+void Post::withdraw(Transfer &transfer) {
+  std::lock_guard lock(mutex_);
+  for (Outbox &box : outboxes_)
+    std::erase(box.waiting, &transfer);
+  std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
+  for (Inbox &box : inboxes_)
+    if (box.into.get() == &transfer) {
+      box.into = nullptr;
+      box.aside.push_back({box.head, std::make_unique<std::byte[]>(box.head.bytes), 0, true});
+    }
+}
+
+Status Post::advance(Transfer &transfer) {
+  std::lock_guard lock(mutex_);
+  const bool sends = transfer.direction_ == Transfer::Direction::send;
+  return sends ? send(transfer) : receive(transfer);
+}
+
+// Whether everything that rank ever sent has been taken.
+bool Post::drained(std::size_t source) {
+  std::lock_guard lock(mutex_);
+  if (!open_inbox(source))
+    return comm_.layout().block(source).outbox.load(std::memory_order_acquire) == 0;
+  Ring *ring = inboxes_[source].ring;
+  return ring->sent.load(std::memory_order_acquire) ==
+         ring->taken.load(std::memory_order_relaxed);
+}
+
+bool Post::open_outbox() {
+  RankBlock &mine = comm_.layout().block(comm_.rank());
+  if (outboxes_[comm_.rank()].ring != nullptr)
+    return true;
+  const std::size_t stride = sizeof(Ring) + capacity_;
+  const std::uint64_t id = comm_.mesh().create(stride * comm_.size());
+  const auto memory = comm_.mesh().find(comm_.mesh().rank(), id);
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    outboxes_[q].ring = reinterpret_cast<Ring *>(memory->data() + q * stride);
+  inboxes_[comm_.rank()].memory = memory;
+  inboxes_[comm_.rank()].ring = outboxes_[comm_.rank()].ring;
+  mine.outbox.store(id, std::memory_order_release);
+  return true;
+}
+
+bool Post::open_inbox(std::size_t source) {
+  Inbox &box = inboxes_[source];
+  if (box.ring != nullptr)
+    return true;
+  const std::uint64_t id =
+      comm_.layout().block(source).outbox.load(std::memory_order_acquire);
+  if (id == 0)
+    return false;
+  box.memory = comm_.mesh().find(comm_.world_rank(source), id);
+  if (!box.memory)
+    return false; // its descriptor is still on the way
+  const std::size_t stride = sizeof(Ring) + capacity_;
+  box.ring = reinterpret_cast<Ring *>(box.memory->data() + comm_.rank() * stride);
+  return true;
+}
+
+Status Post::send(Transfer &transfer) {
+  Outbox &box = outboxes_[transfer.peer_];
+  if (box.waiting.front() != &transfer)
+    return Status::blocked;
+  open_outbox();
+  Ring *ring = box.ring;
+  std::byte *bytes = bytes_of(ring);
+  std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
+  const std::uint64_t before = sent;
+  std::size_t room = capacity_ - (sent - ring->taken.load(std::memory_order_acquire));
+  if (!transfer.head_sent_) {
+    if (room < sizeof(MessageHead))
+      return Status::blocked;
+    const MessageHead head{transfer.bytes_, transfer.tag_, transfer.type_};
+    copy_in(bytes, capacity_, sent, reinterpret_cast<const std::byte *>(&head), sizeof head);
+    sent += sizeof head;
+    room -= sizeof head;
+    transfer.head_sent_ = true;
+    failpoint("send.header");
+  }
+  const std::size_t some = std::min(room, transfer.bytes_ - transfer.done_);
+  if (some > 0) {
+    copy_in(bytes, capacity_, sent, transfer.data_ + transfer.done_, some);
+    sent += some;
+    transfer.done_ += some;
+    failpoint("send.part");
+  }
+  if (sent != before) {
+    ring->sent.store(sent, std::memory_order_release);
+    unisono::ring(comm_.layout(), comm_.size());
+  }
+  if (transfer.done_ < transfer.bytes_)
+    return Status::blocked;
+  box.waiting.pop_front();
+  return Status::done;
+}
+
+// Takes what has come from one rank; whether anything had.
+bool Post::pump(std::size_t source) {
+  Inbox &box = inboxes_[source];
+  if (!open_inbox(source))
+    return false;
+  const std::byte *bytes = bytes_of(box.ring);
+  std::uint64_t taken = box.ring->taken.load(std::memory_order_relaxed);
+  std::size_t there = box.ring->sent.load(std::memory_order_acquire) - taken;
+  if (there == 0)
+    return false;
+  if (!box.open) {
+    copy_out(reinterpret_cast<std::byte *>(&box.head), bytes, capacity_, taken,
+             sizeof box.head);
+    taken += sizeof box.head;
+    there -= sizeof box.head;
+    box.open = true;
+    box.filled = 0;
+    Transfer *taker = wanted(source, box.head.tag, &box.into);
+    if (taker != nullptr) {
+      taker->claimed_ = true;
+      deliver(*taker, source, box.head);
+    }
+    if (taker == nullptr || taker->misfit_) {
+      box.into = nullptr;
+      box.aside.push_back({box.head, std::make_unique<std::byte[]>(box.head.bytes), 0});
+      if (taker != nullptr)
+        std::erase_if(posted_, [&](const auto &p) { return p.get() == taker; });
+    }
+  }
+  const std::size_t some = std::min<std::size_t>(there, box.head.bytes - box.filled);
+  std::byte *to = box.into ? box.into->data_ : box.aside.back().data.get();
+  copy_out(to + box.filled, bytes, capacity_, taken, some);
+  failpoint("recv.part");
+  box.filled += some;
+  if (!box.into)
+    box.aside.back().filled = box.filled;
+  box.ring->taken.store(taken + some, std::memory_order_release);
+  ring(comm_.layout(), comm_.size());
+  if (box.filled == box.head.bytes) {
+    box.open = false;
+    if (!box.into && box.aside.back().lost)
+      box.aside.pop_back();
+    if (box.into) {
+      box.into->complete_ = true;
+      std::erase(posted_, box.into);
+      box.into = nullptr;
+    }
+  }
+  return true;
+}
+
+// The first receive that a message of this tag is for.
+Transfer *Post::wanted(std::size_t source, std::int64_t tag,
+                       std::shared_ptr<Transfer> *keep) {
+  for (const auto &p : posted_)
+    if (!p->claimed_ && (p->peer_ == source || p->peer_ == any) && p->tag_ == tag) {
+      *keep = p;
+      return p.get();
+    }
+  return nullptr;
+}
+
+void Post::deliver(Transfer &transfer, std::size_t source, const MessageHead &head) {
+  transfer.source_ = source;
+  transfer.message_bytes_ = head.bytes;
+  transfer.misfit_ = head.bytes != transfer.bytes_ || head.type != transfer.type_;
+}
+
+bool Post::from_aside(Transfer &transfer, std::size_t source) {
+  Inbox &box = inboxes_[source];
+  for (auto at = box.aside.begin(); at != box.aside.end(); ++at) {
+    if (at->lost || at->head.tag != transfer.tag_)
+      continue;
+    if (at->filled < at->head.bytes)
+      return false; // still coming; those behind it must wait for it
+    deliver(transfer, source, at->head);
+    if (!transfer.misfit_) {
+      std::memcpy(transfer.data_, at->data.get(), at->head.bytes);
+      box.aside.erase(at);
+    }
+    transfer.complete_ = true;
+    std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
+    return true;
+  }
+  return false;
+}
+
+Status Post::receive(Transfer &transfer) {
+  const std::size_t n = comm_.size();
+  const bool anyone = transfer.peer_ == any;
+  const std::size_t from = anyone ? 0 : transfer.peer_;
+  const std::size_t end = anyone ? n : transfer.peer_ + 1;
+  for (std::size_t q = from; q < end && !transfer.complete_ && !transfer.misfit_; ++q) {
+    if (!transfer.claimed_ && from_aside(transfer, q))
+      break;
+    while (!transfer.complete_ && !transfer.misfit_ && pump(q)) {
+      if (!transfer.claimed_ && from_aside(transfer, q))
+        break;
+    }
+  }
+  if (transfer.misfit_) {
+    transfer.verdict = {Trouble::misfit, std::uint32_t(transfer.source_),
+                        std::uint32_t(comm_.rank()), 0};
+    return Status::failed;
+  }
+  return transfer.complete_ ? Status::done : Status::blocked;
+}
+
+} // namespace unisono

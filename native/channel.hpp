@@ -1,0 +1,124 @@
+// Messages from one rank to another, with tags.
+//
+// Every sender owns an outbox, a segment with one ring of bytes per receiver. A message is
+// a short header and its bytes, streamed through the ring, so its size is not limited, and
+// a small one leaves its sender at once. The receiver takes messages in the order they
+// were sent; one that nobody has asked for yet is put aside until somebody does.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "mesh.hpp"
+#include "task.hpp"
+
+namespace unisono {
+
+class Comm;
+
+struct MessageHead {
+  std::uint64_t bytes;
+  std::int64_t tag;
+  std::uint64_t type; // fingerprint of the element type
+};
+
+// One direction between two ranks. `sent` and `taken` count bytes since the beginning.
+struct Ring {
+  alignas(line_size) Word sent;
+  alignas(line_size) Word taken;
+};
+
+class Transfer;
+
+// All rings of one rank of a communicator.
+class Post {
+public:
+  explicit Post(Comm &comm);
+  static constexpr std::size_t any = ~std::size_t(0);
+
+  void enter(const std::shared_ptr<Transfer> &transfer);
+  void withdraw(Transfer &transfer);
+  Status advance(Transfer &transfer);
+  bool drained(std::size_t source);
+
+private:
+  friend class Transfer;
+  struct Aside { // a message that came before it was asked for
+    MessageHead head;
+    std::unique_ptr<std::byte[]> data;
+    std::size_t filled = 0;
+    bool lost = false; // whoever it was for is gone; read only to be rid of it
+  };
+  struct Inbox {
+    Ring *ring = nullptr;
+    std::shared_ptr<Memory> memory;
+    bool open = false; // in the middle of a message
+    MessageHead head{};
+    std::size_t filled = 0;
+    std::shared_ptr<Transfer> into; // who gets it, or null: put aside
+    std::list<Aside> aside;
+  };
+  struct Outbox {
+    Ring *ring = nullptr;
+    std::deque<Transfer *> waiting;
+  };
+
+  Status send(Transfer &transfer);
+  Status receive(Transfer &transfer);
+  bool pump(std::size_t source);
+  bool open_outbox();
+  bool open_inbox(std::size_t source);
+  Transfer *wanted(std::size_t source, std::int64_t tag, std::shared_ptr<Transfer> *keep);
+  bool from_aside(Transfer &transfer, std::size_t source);
+  void deliver(Transfer &transfer, std::size_t source, const MessageHead &head);
+  std::byte *bytes_of(Ring *ring) const {
+    return reinterpret_cast<std::byte *>(ring) + sizeof(Ring);
+  }
+
+  Comm &comm_;
+  std::mutex mutex_;
+  std::size_t capacity_;
+  std::vector<Inbox> inboxes_;
+  std::vector<Outbox> outboxes_;
+  std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of their calls
+};
+
+// One send or one receive.
+class Transfer final : public Task {
+public:
+  enum class Direction { send, receive };
+  Transfer(Comm &comm, Direction direction, std::size_t peer, std::int64_t tag, void *data,
+           std::size_t bytes, std::uint64_t type);
+  Status advance() override;
+  bool hindered_by(std::size_t rank) const override;
+  std::vector<std::size_t> awaited() const override;
+
+  std::size_t source() const { return source_; }
+  std::uint64_t message_bytes() const { return message_bytes_; }
+  Direction direction() const { return direction_; }
+  std::size_t peer() const { return peer_; }
+
+private:
+  friend class Post;
+  Comm &comm_;
+  Direction direction_;
+  std::size_t peer_;
+  std::int64_t tag_;
+  std::byte *data_;
+  std::size_t bytes_;
+  std::uint64_t type_;
+  std::size_t done_ = 0;
+  bool head_sent_ = false;
+  bool claimed_ = false;  // a message is being put into it
+  bool complete_ = false;
+  bool misfit_ = false;
+  std::size_t source_ = Post::any;
+  std::uint64_t message_bytes_ = 0;
+};
+
+} // namespace unisono

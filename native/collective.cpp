@@ -1,0 +1,353 @@
+#include "collective.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm.hpp"
+#include "copy.hpp"
+#include "failpoint.hpp"
+#include "mesh.hpp"
+#include "wait.hpp"
+
+namespace unisono {
+
+namespace {
+
+// A result that goes to two places is made in blocks of this size, so that the second
+// write finds it in the first cache.
+constexpr std::size_t block_bytes = 8192;
+
+} // namespace
+
+Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()) {}
+
+void Collective::prepare(const Plan &plan, const void *input, void *output,
+                         std::shared_ptr<const Plan> keep) {
+  plan_ = &plan;
+  keep_ = std::move(keep);
+  input_ = static_cast<const std::byte *>(input);
+  output_ = static_cast<std::byte *>(output);
+  phase_ = Phase::begin;
+  state.store(pending, std::memory_order_relaxed);
+  verdict = {};
+  waiting_since = 0;
+  warned = false;
+}
+
+Status Collective::advance() {
+  switch (phase_) {
+  case Phase::begin:
+    begin();
+    phase_ = Phase::lead;
+    [[fallthrough]];
+  case Phase::lead:
+    if (!lead())
+      return Status::blocked;
+    phase_ = Phase::arrive;
+    [[fallthrough]];
+  case Phase::arrive: {
+    const Status status = arrive();
+    if (status != Status::done)
+      return status;
+    phase_ = Phase::generations;
+    [[fallthrough]];
+  }
+  case Phase::generations:
+    if (!generations())
+      return Status::blocked;
+    phase_ = Phase::exit;
+    wait_ = 0;
+    [[fallthrough]];
+  case Phase::exit:
+    for (; wait_ < program_->exits.size(); ++wait_) {
+      failpoint("exit.wait");
+      const auto &w = program_->exits[wait_];
+      const std::uint64_t last = first_generation_ + std::uint64_t(plan_->pieces) - 1;
+      if (!reached(w.rank, progress_word(last, std::uint64_t(w.count))))
+        return Status::blocked;
+    }
+    phase_ = Phase::end;
+    failpoint("call.end");
+    [[fallthrough]];
+  case Phase::end:
+    break;
+  }
+  hold_.clear();
+  return Status::done;
+}
+
+void Collective::begin() {
+  failpoint("call.begin");
+  seq = ++comm_.seq;
+  first_generation_ = comm_.generation;
+  comm_.generation += std::uint64_t(plan_->pieces);
+  piece_ = 0;
+  action_ = arriving_ = wait_ = 0;
+  lent_ = 0;
+  free_ = plan_->in_header;
+  flags_ = 0;
+  program_ = plan_->programs[0].get();
+  Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
+  note = plan_->note;
+  note.seq = seq;
+  if (!plan_->may_lend)
+    return;
+  // A buffer that nobody reads may as well be lent.
+  const auto input = comm_.mesh().locate(input_, plan_->input_bytes);
+  const auto output = comm_.mesh().locate(output_, plan_->output_bytes);
+  if (input || plan_->input_bytes == 0)
+    flags_ |= Header::lends_input;
+  if (output || plan_->output_bytes == 0)
+    flags_ |= Header::lends_output;
+  Lent lent[2] = {input.value_or(Lent{}), output.value_or(Lent{})};
+  std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, lent, sizeof lent);
+}
+
+// Where the input is not lent, what others read of it can be published before anybody has
+// arrived; the header then says that it is there.
+bool Collective::lead() {
+  if ((flags_ & Header::lends_input) == 0) {
+    const std::size_t count = std::size_t(program_->lead[comm_.rank()]);
+    if (count > 0 && !window_free())
+      return false;
+    for (; action_ < count; ++action_)
+      perform(program_->actions[action_]);
+    failpoint("lead.done");
+    if (count > 0 && !plan_->in_header)
+      comm_.layout().block(comm_.rank()).progress.store(
+          progress_word(first_generation_, count), std::memory_order_release);
+    flags_ |= Header::led;
+  }
+  post(flags_);
+  return true;
+}
+
+void Collective::post(std::uint64_t flags) {
+  Header &header = comm_.layout().block(comm_.rank()).headers[seq & 1];
+  header.fingerprint = plan_->fingerprint;
+  header.flags = flags;
+  header.seq.store(seq, std::memory_order_release);
+  ring(comm_.layout(), comm_.size());
+  failpoint("arrive.posted");
+}
+
+Status Collective::arrive() {
+  const std::size_t n = comm_.size();
+  for (; arriving_ < n; ++arriving_) {
+    // Each begins with its neighbour, so that they do not all wait for the same line.
+    std::size_t q = comm_.rank() + 1 + arriving_;
+    q = q >= n ? q - n : q;
+    const Header &header = comm_.layout().block(q).headers[seq & 1];
+    if (header.seq.load(std::memory_order_acquire) != seq)
+      return Status::blocked;
+    if (header.fingerprint != plan_->fingerprint) {
+      verdict = {Trouble::mismatch, std::uint32_t(q), std::uint32_t(comm_.rank()),
+                 std::uint32_t(seq)};
+      return Status::failed;
+    }
+    // Whoever arrives has ended all earlier calls, and may have published its lead.
+    const bool has_led = (header.flags & Header::led) != 0;
+    const std::uint64_t led = has_led ? std::uint64_t(program_->lead[q]) : 0;
+    comm_.seen[q] = std::max(comm_.seen[q], progress_word(first_generation_, led));
+  }
+  failpoint("arrive.seen");
+  return settle();
+}
+
+// All have arrived, so all know which buffers everybody lends.
+Status Collective::settle() {
+  if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
+    return Status::done;
+  const std::size_t n = comm_.size();
+  std::uint64_t all = flags_;
+  for (std::size_t q = 0; q < n; ++q)
+    all &= comm_.layout().block(q).headers[seq & 1].flags;
+  lent_ = unsigned(all >> 1 & 3);
+  if (!plan_->programs[lent_])
+    lent_ = 0;
+  if (lent_ == 0)
+    return Status::done;
+  inputs_.assign(n, nullptr);
+  outputs_.assign(n, nullptr);
+  hold_.clear();
+  for (std::size_t q = 0; q < n; ++q) {
+    Lent lent[2];
+    std::memcpy(lent, comm_.layout().block(q).headers[seq & 1].payload, sizeof lent);
+    if (lent[0].segment != 0 && (lent_ & 1) != 0)
+      inputs_[q] = comm_.mesh().resolve(comm_.world_rank(q), lent[0], hold_);
+    if (lent[1].segment != 0 && (lent_ & 2) != 0)
+      outputs_[q] = comm_.mesh().resolve(comm_.world_rank(q), lent[1], hold_);
+    const bool missing = (lent[0].segment != 0 && (lent_ & 1) != 0 && !inputs_[q]) ||
+                         (lent[1].segment != 0 && (lent_ & 2) != 0 && !outputs_[q]);
+    if (missing)
+      return Status::blocked; // its descriptor is still on the way
+  }
+  program_ = plan_->programs[lent_].get();
+  return Status::done;
+}
+
+bool Collective::generations() {
+  const Program &program = *program_;
+  const std::size_t shared_actions = program.actions.size() - std::size_t(program.tail);
+  for (; piece_ < plan_->pieces; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
+    if (!window_free())
+      return false;
+    for (; action_ < program.actions.size(); ++action_) {
+      const Program::Action &action = program.actions[action_];
+      if (!ready(action))
+        return false;
+      failpoint("action.begin");
+      perform(action);
+      wait_ = 0;
+      if (action_ < shared_actions && action_ + 1 < program.actions.size())
+        report(action_ + 1);
+      failpoint("action.done");
+    }
+    const std::uint64_t next = first_generation_ + std::uint64_t(piece_) + 1;
+    comm_.layout().block(comm_.rank()).progress.store(progress_word(next, 0),
+                                                      std::memory_order_release);
+    ring(comm_.layout(), comm_.size());
+    failpoint("generation.done");
+  }
+  return true;
+}
+
+// This generation's half of the window is free when its readers have ended the generation
+// that used it before.
+bool Collective::window_free() {
+  if (free_)
+    return true;
+  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+  const auto &readers = program_->readers;
+  for (; wait_ < readers.size(); ++wait_)
+    if (generation > 1 && !reached(readers[wait_], progress_word(generation - 1, 0)))
+      return false;
+  wait_ = 0;
+  free_ = true;
+  return true;
+}
+
+bool Collective::reached(std::int32_t rank, std::uint64_t word) {
+  std::uint64_t &seen = comm_.seen[std::size_t(rank)];
+  if (seen >= word)
+    return true;
+  seen = comm_.layout().block(std::size_t(rank)).progress.load(std::memory_order_acquire);
+  return seen >= word;
+}
+
+bool Collective::ready(const Program::Action &action) {
+  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+  const std::size_t count = std::size_t(action.end_wait - action.first_wait);
+  for (; wait_ < count; ++wait_) {
+    const auto &w = program_->waits[std::size_t(action.first_wait) + wait_];
+    if (!reached(w.rank, progress_word(generation, std::uint64_t(w.count))))
+      return false;
+  }
+  return true;
+}
+
+void Collective::report(std::uint64_t actions) {
+  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+  comm_.layout().block(comm_.rank()).progress.store(progress_word(generation, actions),
+                                                    std::memory_order_release);
+  ring(comm_.layout(), comm_.size());
+}
+
+std::byte *Collective::place(std::size_t rank, std::int32_t index) {
+  const std::size_t at = std::size_t(index) * std::size_t(plan_->piece) * plan_->itemsize;
+  if (plan_->in_header)
+    return comm_.layout().block(rank).headers[seq & 1].payload + at;
+  return comm_.layout().window(rank, first_generation_ + std::uint64_t(piece_)) + at;
+}
+
+const std::byte *Collective::address(const Program::Source &source, std::int64_t first) {
+  const auto rank = std::size_t(source.rank), index = std::size_t(source.index);
+  const bool own = rank == comm_.rank();
+  switch (source.home) {
+  case Program::input:
+    return (own ? input_ : inputs_[rank]) +
+           std::size_t(plan_->input_at[index] + first) * plan_->itemsize;
+  case Program::output:
+    return (own ? output_ : outputs_[rank]) +
+           std::size_t(plan_->output_at[index] + first) * plan_->itemsize;
+  default:
+    return place(rank, source.index);
+  }
+}
+
+void Collective::perform(const Program::Action &action) {
+  const std::int64_t size = plan_->size[std::size_t(action.chunk)];
+  const std::int64_t first = std::min(piece_ * plan_->piece, size);
+  const auto count = std::size_t(std::min(plan_->piece, size - first));
+  if (count == 0)
+    return;
+  std::byte *window = action.window < 0 ? nullptr : place(comm_.rank(), action.window);
+  std::byte *output =
+      action.output < 0 ? nullptr
+                        : output_ + std::size_t(plan_->output_at[std::size_t(action.output)] +
+                                                first) * plan_->itemsize;
+  const auto sources = std::size_t(action.end_source - action.first_source);
+  const auto *source = &program_->sources[std::size_t(action.first_source)];
+  const std::size_t bytes = count * plan_->itemsize;
+  if (sources == 1) {
+    const std::byte *from = address(*source, first);
+    if (window != nullptr)
+      copy_to_window(window, from, bytes);
+    if (output != nullptr && output != from)
+      copy_to_output(output, from, bytes, plan_->output_bytes);
+    return;
+  }
+  for (std::size_t s = 0; s < sources; ++s)
+    operands_[s] = address(source[s], first);
+  const std::uint32_t divisor = action.completes ? plan_->divisor : 1;
+  if (window == nullptr || output == nullptr) {
+    plan_->kernel(window ? window : output, operands_.data(), sources, count, divisor);
+    return;
+  }
+  const std::size_t block = block_bytes / plan_->itemsize;
+  for (std::size_t done = 0; done < count; done += block) {
+    const std::size_t some = std::min(block, count - done);
+    plan_->kernel(window, operands_.data(), sources, some, divisor);
+    const std::size_t step = some * plan_->itemsize;
+    std::memcpy(output, window, step);
+    window += step;
+    output += step;
+    for (std::size_t s = 0; s < sources; ++s)
+      operands_[s] = static_cast<const std::byte *>(operands_[s]) + step;
+  }
+}
+
+bool Collective::hindered_by(std::size_t rank) const {
+  const std::uint64_t end = first_generation_ + std::uint64_t(plan_->pieces);
+  return phase_ != Phase::begin &&
+         comm_.layout().block(rank).progress.load(std::memory_order_acquire) <
+             progress_word(end, 0);
+}
+
+std::vector<std::size_t> Collective::awaited() const {
+  std::vector<std::size_t> late;
+  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+  for (std::size_t q = 0; q < comm_.size(); ++q) {
+    if (q == comm_.rank())
+      continue;
+    const RankBlock &block = comm_.layout().block(q);
+    if (phase_ == Phase::arrive && block.headers[seq & 1].seq.load() != seq)
+      late.push_back(q);
+  }
+  if (phase_ == Phase::generations && action_ < program_->actions.size()) {
+    const Program::Action &action = program_->actions[action_];
+    for (auto w = action.first_wait; w < action.end_wait; ++w) {
+      const auto &wait = program_->waits[std::size_t(w)];
+      if (comm_.layout().block(std::size_t(wait.rank)).progress.load() <
+          progress_word(generation, std::uint64_t(wait.count)))
+        late.push_back(std::size_t(wait.rank));
+    }
+  }
+  if (late.empty())
+    for (std::size_t q = 0; q < comm_.size(); ++q)
+      if (q != comm_.rank() && hindered_by(q))
+        late.push_back(q);
+  return late;
+}
+
+} // namespace unisono

@@ -1,0 +1,65 @@
+// The executor: one rank's part of one collective, resumable at every wait.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "task.hpp"
+#include "program.hpp"
+
+namespace unisono {
+
+class Comm;
+
+class Collective final : public Task {
+public:
+  explicit Collective(Comm &comm);
+  // Makes it ready for another call. `keep` holds the plan while it is in flight.
+  void prepare(const Plan &plan, const void *input, void *output,
+               std::shared_ptr<const Plan> keep = nullptr);
+
+  Status advance() override;
+  bool hindered_by(std::size_t rank) const override;
+  std::vector<std::size_t> awaited() const override;
+
+private:
+  enum class Phase { begin, lead, arrive, generations, exit, end };
+
+  void begin();
+  bool lead();
+  void post(std::uint64_t flags);
+  Status arrive();
+  Status settle();
+  bool generations();
+  bool window_free();
+  bool reached(std::int32_t rank, std::uint64_t word);
+  bool ready(const Program::Action &action);
+  void perform(const Program::Action &action);
+  const std::byte *address(const Program::Source &source, std::int64_t first);
+  std::byte *place(std::size_t rank, std::int32_t index);
+  void report(std::uint64_t actions);
+
+  Comm &comm_;
+  const Plan *plan_ = nullptr;
+  std::shared_ptr<const Plan> keep_;
+  const std::byte *input_ = nullptr;
+  std::byte *output_ = nullptr;
+  Phase phase_ = Phase::begin;
+  const Program *program_ = nullptr;
+  std::uint64_t first_generation_ = 0;
+  std::int64_t piece_ = 0;   // of the chunks
+  std::size_t action_ = 0;   // the next to do
+  std::size_t arriving_ = 0; // the next rank to look for
+  std::size_t wait_ = 0;     // where in the list of waits we are
+  std::uint64_t flags_ = 0;
+  unsigned lent_ = 0; // bit 0: inputs, bit 1: outputs are read in place
+  bool free_ = false; // this generation's half of the window may be written
+  std::vector<const std::byte *> inputs_, outputs_; // of all ranks, where lent
+  std::vector<std::shared_ptr<class Memory>> hold_;
+  std::vector<const void *> operands_;
+};
+
+} // namespace unisono

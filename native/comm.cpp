@@ -1,0 +1,307 @@
+#include "comm.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "failpoint.hpp"
+#include "progress.hpp"
+
+namespace unisono {
+
+void Task::finish(State how) {
+  if (record != nullptr && record->id == record_id) {
+    record->ended = now_ns();
+    record->state.store(how == succeeded ? Record::completed : Record::failed,
+                        std::memory_order_relaxed);
+  }
+  state.store(how, std::memory_order_release);
+}
+
+Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
+           std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id)
+    : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
+      rank_(rank), memory_(std::move(memory)),
+      layout_(memory_->data(), ranks_.size(), half), id_(id), inline_(*this), post_(*this) {
+  engine_.progress->add(this);
+}
+
+Comm::~Comm() { close(); }
+
+void Comm::close() {
+  if (closed_.exchange(true))
+    return;
+  engine_.progress->remove(this);
+  if (mesh().forked())
+    return;
+  layout_.block(rank_).left.store(1, std::memory_order_release);
+  ring(layout_, size());
+  std::lock_guard lock(mutex_);
+  for (auto &op : queue_) {
+    op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
+    op->finish(Task::broken);
+    futex_wake(op->state);
+  }
+  queue_.clear();
+  for (auto &op : transfers_) {
+    op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
+    op->finish(Task::broken);
+    futex_wake(op->state);
+  }
+  transfers_.clear();
+}
+
+void Comm::record(Task &op, const Note &note, std::int64_t now) {
+  op.record = &engine_.recorder->begin(note, id_, now);
+  op.record_id = op.record->id;
+}
+
+Verdict Comm::condemn(Verdict verdict) {
+  std::uint64_t found = 0;
+  Word &abort = layout_.control().abort;
+  if (abort.compare_exchange_strong(found, verdict.word(), std::memory_order_acq_rel))
+    found = verdict.word();
+  ring(layout_, size());
+  return Verdict::of(found);
+}
+
+bool Comm::doomed(Task &op) {
+  const auto fails = [&](Verdict verdict, bool for_all) {
+    op.verdict = for_all ? condemn(verdict) : verdict;
+    return true;
+  };
+  const Verdict broken = verdict();
+  if (broken.trouble != Trouble::none)
+    return fails(broken, false);
+  const auto seq32 = std::uint32_t(op.seq);
+  const auto me = std::uint32_t(rank_);
+  for (std::size_t q = 0; q < size(); ++q) {
+    if (q == rank_)
+      continue;
+    const bool dead = mesh().dead(world_rank(q));
+    const bool left = layout_.block(q).left.load(std::memory_order_acquire) != 0;
+    if ((dead || left) && op.hindered_by(q))
+      return fails({left ? Trouble::left : Trouble::peer_lost, std::uint32_t(q), me, seq32},
+                   op.breaks_all);
+  }
+  const std::int64_t now = now_ns();
+  if (op.waiting_since == 0)
+    op.waiting_since = now;
+  const std::int64_t waited = now - op.waiting_since;
+  if (op.timeout > 0 && waited >= op.timeout) {
+    const auto late = op.missed = op.awaited();
+    return fails({Trouble::timeout, std::uint32_t(late.empty() ? rank_ : late[0]), me, seq32},
+                 op.breaks_all);
+  }
+  if (!op.warned && late_after > 0 && waited >= late_after) {
+    op.warned = true;
+    warn(op, waited);
+  }
+  return false;
+}
+
+// One write, so that lines of several ranks do not mix.
+void Comm::warn(const Task &op, std::int64_t waited) const {
+  static const char *const names[] = {"broadcast", "scatter", "gather", "reduce",
+                                      "all_gather", "reduce_scatter", "all_reduce",
+                                      "all_to_all", "barrier", "send", "recv"};
+  std::string who;
+  for (std::size_t q : op.awaited())
+    who += (who.empty() ? "" : ", ") + std::to_string(q);
+  const std::size_t kind = op.record ? op.record->note.collective : 0;
+  char text[512];
+  const int length = std::snprintf(
+      text, sizeof text, "unisono: rank %zu has waited %.0f s in %s (seq %llu) for rank %s\n",
+      rank_, double(waited) / 1e9, kind < std::size(names) ? names[kind] : "?",
+      static_cast<unsigned long long>(op.seq), who.c_str());
+  if (length > 0)
+    (void)!::write(2, text, std::min(std::size_t(length), sizeof text - 1));
+}
+
+Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
+  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep);
+  Status status = Status::blocked;
+  std::int64_t asked = 0;
+  while ((status = op.advance()) == Status::blocked) {
+    const bool look = backoff.pause([&] { return (status = op.advance()) != Status::blocked; });
+    if (status != Status::blocked)
+      break;
+    if (!look)
+      continue;
+    if (doomed(op)) {
+      status = Status::failed;
+      break;
+    }
+    const std::int64_t now = now_ns();
+    if (asked == 0)
+      asked = now;
+    if (now - asked > 30'000'000) {
+      asked = now;
+      if (interrupted && interrupted()) {
+        const Verdict stopped{Trouble::interrupted, std::uint32_t(rank_),
+                              std::uint32_t(rank_), std::uint32_t(op.seq)};
+        op.verdict = op.breaks_all ? condemn(stopped) : stopped;
+        status = Status::failed;
+        break;
+      }
+    }
+  }
+  settle(op, status);
+  return Task::State(op.state.load(std::memory_order_relaxed));
+}
+
+bool Comm::try_drive(Task &op, std::uint32_t spins) {
+  for (std::uint32_t i = 0; i <= spins; ++i) {
+    const Status status = op.advance();
+    if (status != Status::blocked) {
+      settle(op, status);
+      return true;
+    }
+    relax();
+  }
+  return false;
+}
+
+void Comm::settle(Task &op, Status status) {
+  if (status == Status::done) {
+    op.finish(Task::succeeded);
+    return;
+  }
+  if (op.verdict.trouble == Trouble::mismatch)
+    op.verdict = condemn(op.verdict);
+  if (auto *transfer = dynamic_cast<Transfer *>(&op))
+    post_.withdraw(*transfer);
+  op.finish(Task::broken);
+}
+
+Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output,
+                               std::int64_t timeout) {
+  if (queued_.load(std::memory_order_acquire) != 0)
+    return nullptr;
+  bool idle = false;
+  if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire))
+    return nullptr;
+  if (queued_.load(std::memory_order_acquire) != 0) {
+    busy_.store(false, std::memory_order_release);
+    return nullptr;
+  }
+  inline_.prepare(plan, input, output);
+  inline_.timeout = timeout;
+  record(inline_, plan.note, now_ns());
+  inline_.record->note.seq = seq + 1;
+  inline_.record->begun = inline_.record->created;
+  inline_.record->state.store(Record::started, std::memory_order_relaxed);
+  return &inline_;
+}
+
+void Comm::end_inline() {
+  busy_.store(false, std::memory_order_release);
+  if (queued_.load(std::memory_order_acquire) != 0)
+    engine_.progress->wake();
+}
+
+std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void *input,
+                                 void *output, std::int64_t timeout) {
+  auto op = std::make_shared<Collective>(*this);
+  op->prepare(*plan, input, output, plan);
+  op->timeout = timeout;
+  record(*op, plan->note, now_ns());
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(op);
+    queued_.fetch_add(1, std::memory_order_release);
+  }
+  engine_.progress->wake();
+  return op;
+}
+
+std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
+  {
+    std::lock_guard lock(mutex_);
+    transfers_.push_back(transfer);
+  }
+  engine_.progress->wake();
+  return transfer;
+}
+
+bool Comm::progress(bool *left) {
+  bool more = false;
+  const bool moved = advance_queue(&more);
+  const bool sent = advance_transfers(&more);
+  *left = more;
+  return moved || sent;
+}
+
+bool Comm::advance_queue(bool *left) {
+  bool moved = false;
+  while (queued_.load(std::memory_order_acquire) != 0) {
+    bool idle = false;
+    if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire)) {
+      *left = true; // somebody is at it, and wakes us when done
+      return moved;
+    }
+    std::shared_ptr<Task> op;
+    {
+      std::lock_guard lock(mutex_);
+      if (!queue_.empty())
+        op = queue_.front();
+    }
+    if (!op) {
+      busy_.store(false, std::memory_order_release);
+      return moved;
+    }
+    if (op->record != nullptr && op->record->begun == 0 && op->record->id == op->record_id) {
+      op->record->begun = now_ns();
+      op->record->note.seq = seq + 1;
+      op->record->state.store(Record::started, std::memory_order_relaxed);
+    }
+    Status status = op->advance();
+    if (status == Status::blocked && doomed(*op))
+      status = Status::failed;
+    if (status == Status::blocked) {
+      busy_.store(false, std::memory_order_release);
+      *left = true;
+      return moved;
+    }
+    settle(*op, status);
+    {
+      std::lock_guard lock(mutex_);
+      if (!queue_.empty() && queue_.front() == op) {
+        queue_.pop_front();
+        queued_.fetch_sub(1, std::memory_order_release);
+      }
+    }
+    busy_.store(false, std::memory_order_release);
+    futex_wake(op->state);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Comm::advance_transfers(bool *left) {
+  std::vector<std::shared_ptr<Task>> now;
+  {
+    std::lock_guard lock(mutex_);
+    now = transfers_;
+  }
+  bool moved = false;
+  for (auto &op : now) {
+    Status status = op->advance();
+    if (status == Status::blocked && doomed(*op))
+      status = Status::failed;
+    if (status == Status::blocked) {
+      *left = true;
+      continue;
+    }
+    settle(*op, status);
+    {
+      std::lock_guard lock(mutex_);
+      std::erase(transfers_, op);
+    }
+    futex_wake(op->state);
+    moved = true;
+  }
+  return moved;
+}
+
+} // namespace unisono

@@ -1,0 +1,109 @@
+// A communicator as one rank sees it: its shared memory, its work in flight, its verdict.
+//
+// Collectives go one after the other, in the order they were called. A call that finds
+// nothing before it runs on its caller's thread; everything else is queued, and the mesh's
+// progress thread (or the queue's next waiter) advances it. Sends and receives do not
+// stand in that queue.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "channel.hpp"
+#include "collective.hpp"
+#include "mesh.hpp"
+#include "task.hpp"
+#include "wait.hpp"
+
+namespace unisono {
+
+class Progress;
+
+// What a process has once, beside its mesh.
+struct Engine {
+  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<Recorder> recorder;
+  std::shared_ptr<Progress> progress;
+};
+
+class Comm {
+public:
+  Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
+       std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id);
+  ~Comm();
+
+  std::size_t rank() const { return rank_; }
+  std::size_t size() const { return ranks_.size(); }
+  std::size_t world_rank(std::size_t rank) const { return ranks_[rank]; }
+  const Layout &layout() const { return layout_; }
+  Mesh &mesh() const { return *engine_.mesh; }
+  Engine &engine() { return engine_; }
+  std::uint64_t id() const { return id_; }
+  Patience patience;
+  std::int64_t late_after = 5'000'000'000; // ns until a late rank is warned about
+
+  // Advances `op` on this thread until it ends. `interrupted` is asked now and then.
+  Task::State drive(Task &op, Patience patience, const std::function<bool()> &interrupted);
+  // The same for at most `spins` looks and without ever sleeping.
+  bool try_drive(Task &op, std::uint32_t spins);
+
+  // A collective on the caller's thread: null if it has to queue.
+  Collective *begin_inline(const Plan &plan, const void *input, void *output,
+                           std::int64_t timeout);
+  void end_inline();
+  std::shared_ptr<Task> submit(std::shared_ptr<const Plan> plan, const void *input,
+                             void *output, std::int64_t timeout);
+  std::shared_ptr<Task> submit(std::shared_ptr<Transfer> transfer);
+  // Advances what is queued; whether anything moved, and whether anything is left.
+  bool progress(bool *left);
+
+  // What stops this communicator, if anything does.
+  Verdict verdict() const {
+    return Verdict::of(layout_.control().abort.load(std::memory_order_acquire));
+  }
+  // Breaks it for all ranks; the first verdict stands.
+  Verdict condemn(Verdict verdict);
+  // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
+  bool doomed(Task &op);
+  void record(Task &op, const Note &note, std::int64_t now);
+  // Whom the last call on its caller's thread was waiting for when its time was up.
+  const std::vector<std::size_t> &awaited() const { return inline_.missed; }
+  void close();
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  Post &post() { return post_; }
+
+  // The state of the collective in progress; one at a time touches it.
+  std::uint64_t seq = 0;
+  std::uint64_t generation = 1;
+  std::vector<std::uint64_t> seen; // of each rank's progress, what was read last
+
+private:
+  bool advance_queue(bool *left);
+  bool advance_transfers(bool *left);
+  void settle(Task &op, Status status);
+  void warn(const Task &op, std::int64_t waited) const;
+
+  Engine engine_;
+  std::vector<std::size_t> ranks_;
+  std::size_t rank_;
+  std::shared_ptr<Memory> memory_;
+  Layout layout_;
+  std::uint64_t id_;
+  Collective inline_;
+  std::atomic<bool> busy_ = false; // somebody advances the collectives
+  std::atomic<std::uint32_t> queued_ = 0;
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Task>> queue_;
+  std::vector<std::shared_ptr<Task>> transfers_;
+  std::atomic<bool> closed_ = false;
+  Post post_;
+};
+
+} // namespace unisono

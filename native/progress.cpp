@@ -1,0 +1,100 @@
+#include "progress.hpp"
+
+#include <algorithm>
+#include <csignal>
+
+#include <pthread.h>
+
+#include "comm.hpp"
+
+namespace unisono {
+
+Progress::Progress() : fork_epoch_(fork_epoch()) {}
+
+Progress::~Progress() {
+  if (fork_epoch_ != fork_epoch()) {
+    if (thread_.joinable())
+      thread_.detach(); // it belongs to the parent
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void Progress::add(Comm *comm) {
+  std::lock_guard lock(mutex_);
+  comms_.push_back(comm);
+}
+
+void Progress::remove(Comm *comm) {
+  if (fork_epoch_ != fork_epoch())
+    return;
+  std::unique_lock lock(mutex_);
+  std::erase(comms_, comm);
+  changed_.wait(lock, [this] { return !working_; });
+}
+
+void Progress::wake() {
+  {
+    std::lock_guard lock(mutex_);
+    ++news_;
+    if (!started_) {
+      started_ = true;
+      sigset_t all, before; // signals are for the threads of Python
+      ::sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+      thread_ = std::thread([this] { run(); });
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+  }
+  changed_.notify_all();
+}
+
+void Progress::run() {
+  std::unique_lock lock(mutex_);
+  std::uint64_t handled = 0;
+  std::uint32_t idle = 0;
+  while (!stop_) {
+    const std::uint64_t news = news_;
+    bool moved = false, left = false;
+    const std::vector<Comm *> comms = comms_;
+    working_ = true;
+    lock.unlock();
+    for (Comm *comm : comms) {
+      bool more = false;
+      moved = comm->progress(&more) || moved;
+      left = left || more;
+    }
+    if (left && !moved) {
+      ++idle;
+      // Beside a thread that computes, spinning takes more than it gives.
+      if (idle < 200)
+        relax();
+      else if (idle < 300)
+        ::sched_yield();
+      else
+        for (Comm *comm : comms) { // a nap that any of its peers can end
+          auto &asleep = comm->layout().block(comm->rank()).asleep;
+          Backoff nap({0, 0}, comm->layout().control(), asleep);
+          nap.pause([&] { bool more; return comm->progress(&more); });
+          break;
+        }
+    } else {
+      idle = 0;
+    }
+    lock.lock();
+    working_ = false;
+    changed_.notify_all();
+    if (!left) {
+      handled = news;
+      changed_.wait(lock, [&] { return stop_ || news_ != handled; });
+    }
+  }
+}
+
+} // namespace unisono

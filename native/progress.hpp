@@ -1,0 +1,35 @@
+// The thread that advances what nobody waits for. It never touches Python.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace unisono {
+
+class Comm;
+
+class Progress {
+public:
+  Progress();
+  ~Progress();
+  void add(Comm *comm);
+  void remove(Comm *comm); // returns when the thread no longer looks at it
+  void wake();             // there is something new to do; starts the thread if need be
+
+private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Comm *> comms_;
+  bool started_ = false, stop_ = false, working_ = false;
+  std::uint64_t news_ = 0;
+  std::uint64_t fork_epoch_;
+  std::thread thread_;
+};
+
+} // namespace unisono

@@ -1,0 +1,129 @@
+// What lies in the memory that the ranks of one communicator share.
+//
+// One block of lines per rank, written by that rank alone and read by all, then one
+// window per rank, in two halves. Everything is ordered by three kinds of words:
+//
+//   Header::seq   "I have arrived at call number seq, and this is what I was called with"
+//   progress      "of generation g I have done so many actions"
+//   abort         "this communicator is broken", written once by whoever finds it so
+//
+// each stored with release after what it speaks of, and loaded with acquire. A generation
+// is one run of a program over one piece of the data; generations are numbered through
+// all calls, alike on all ranks, and use the halves of the windows in turn.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace unisono {
+
+using Word = std::atomic<std::uint64_t>;
+static_assert(Word::is_always_lock_free);
+
+constexpr std::size_t line_size = 64;
+constexpr std::size_t header_payload = 40;
+constexpr unsigned action_bits = 20; // of a progress word; the rest is the generation
+
+constexpr std::uint64_t progress_word(std::uint64_t generation, std::uint64_t actions) {
+  return generation << action_bits | actions;
+}
+
+// Where a lent buffer begins: in which of its rank's segments, and how far in.
+struct Lent {
+  std::uint64_t segment;
+  std::uint64_t offset;
+};
+
+// Said by a rank on arrival. What others read first may ride along in the same line.
+struct alignas(line_size) Header {
+  enum Flag : std::uint64_t { led = 1, lends_input = 2, lends_output = 4 };
+  Word seq;
+  std::uint64_t fingerprint;
+  std::uint64_t flags;
+  std::byte payload[header_payload]; // data, or Lent[2]: input and output
+};
+static_assert(sizeof(Header) == line_size);
+static_assert(2 * sizeof(Lent) <= header_payload);
+
+// The same call in full, for the error message when fingerprints differ.
+struct alignas(line_size) Note {
+  std::uint64_t seq;
+  std::uint64_t count;
+  std::int32_t root;
+  std::uint8_t collective;
+  std::uint8_t dtype;
+  std::uint8_t op;
+  std::uint8_t flags;
+  char algorithm[40];
+};
+static_assert(sizeof(Note) == line_size);
+
+struct RankBlock {
+  Header headers[2]; // by the parity of seq
+  Note notes[2];
+  alignas(line_size) Word progress;
+  alignas(line_size) std::atomic<std::uint32_t> asleep; // the futex a rank sleeps on
+  alignas(line_size) Word left;                         // 1: closed its communicator
+  Word outbox;                                          // its segment for send, or 0
+};
+
+struct Control {
+  std::uint64_t n;
+  std::uint64_t half; // bytes of half a window
+  alignas(line_size) Word abort;
+  alignas(line_size) std::atomic<std::uint32_t> sleepers;
+};
+
+// Finds the parts of the memory of a communicator.
+class Layout {
+public:
+  Layout() = default;
+  Layout(std::byte *base, std::size_t n, std::size_t half)
+      : base_(base), n_(n), half_(half) {}
+
+  static std::size_t bytes(std::size_t n, std::size_t half) {
+    return windows_at(n) + 2 * n * half;
+  }
+  Control &control() const { return *reinterpret_cast<Control *>(base_); }
+  RankBlock &block(std::size_t rank) const {
+    return reinterpret_cast<RankBlock *>(base_ + blocks_at)[rank];
+  }
+  std::byte *window(std::size_t rank, std::uint64_t generation) const {
+    return base_ + windows_at(n_) + (2 * rank + (generation & 1)) * half_;
+  }
+  std::size_t half() const { return half_; }
+
+private:
+  static constexpr std::size_t blocks_at = 4 * line_size;
+  static_assert(sizeof(Control) <= blocks_at);
+  static std::size_t windows_at(std::size_t n) {
+    return (blocks_at + n * sizeof(RankBlock) + 4095) / 4096 * 4096;
+  }
+  std::byte *base_ = nullptr;
+  std::size_t n_ = 0, half_ = 0;
+};
+
+// Why a communicator is broken, in one word, so that the first to say it is believed.
+enum class Trouble : std::uint8_t {
+  none, peer_lost, left, interrupted, timeout, mismatch, misfit
+};
+
+struct Verdict {
+  Trouble trouble = Trouble::none;
+  std::uint32_t culprit = 0;  // who is the cause
+  std::uint32_t reporter = 0; // who found out
+  std::uint32_t seq = 0;      // in which call, as far as 32 bits tell
+
+  std::uint64_t word() const {
+    return std::uint64_t(trouble) | std::uint64_t(culprit & 0xfff) << 8 |
+           std::uint64_t(reporter & 0xfff) << 20 | std::uint64_t(seq) << 32;
+  }
+  static Verdict of(std::uint64_t word) {
+    return {Trouble(word & 0xff), std::uint32_t(word >> 8 & 0xfff),
+            std::uint32_t(word >> 20 & 0xfff), std::uint32_t(word >> 32)};
+  }
+};
+
+} // namespace unisono

@@ -1,0 +1,43 @@
+// A piece of work in flight, which can be advanced a little at a time by anybody.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "recorder.hpp"
+#include "shared.hpp"
+
+namespace unisono {
+
+enum class Status { done, blocked, failed };
+
+class Task {
+public:
+  enum State : std::uint32_t { pending, succeeded, broken };
+  virtual ~Task() = default;
+
+  // Goes on as far as it can without waiting.
+  virtual Status advance() = 0;
+  // Whether it cannot end because this rank is gone.
+  virtual bool hindered_by(std::size_t rank) const = 0;
+  // The ranks it is waiting for just now.
+  virtual std::vector<std::size_t> awaited() const = 0;
+
+  void finish(State how);
+  bool pending_now() const { return state.load(std::memory_order_acquire) == pending; }
+
+  std::atomic<std::uint32_t> state = pending;
+  Verdict verdict;
+  std::vector<std::size_t> missed; // who was awaited when its time was up
+  Record *record = nullptr;
+  std::uint64_t record_id = 0;
+  std::uint64_t seq = 0;
+  std::int64_t timeout = 0;  // ns; 0: none
+  std::int64_t waiting_since = 0;
+  bool warned = false;
+  bool breaks_all = true; // its failure breaks the communicator, not only itself
+};
+
+} // namespace unisono

@@ -1,0 +1,102 @@
+// Waiting for other ranks: spin, then yield, then sleep.
+//
+// Spinning is best while the others run on cores of their own; where there are more ranks
+// than cores the first thing to do is to yield. A rank that has waited long sleeps on its
+// own futex. Whoever stores a word that others may wait for rings if anybody sleeps. That
+// look is not ordered after the store, so a ring can be missed; every sleep is therefore
+// short, and nothing but time ever depends on the ring.
+
+#pragma once
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "shared.hpp"
+
+namespace unisono {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+inline void futex_sleep(std::atomic<std::uint32_t> &word, std::uint32_t value,
+                        std::int64_t nanoseconds) {
+  const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<std::uint32_t> &word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// How long to spin and to yield before sleeping; policy that Python sets.
+struct Patience {
+  std::uint32_t spins = 2000;
+  std::uint32_t yields = 200;
+};
+
+class Backoff {
+public:
+  Backoff(Patience patience, Control &control, std::atomic<std::uint32_t> &asleep)
+      : patience_(patience), control_(control), asleep_(asleep) {}
+
+  // Waits a little; true when it is time to look whether something is wrong. `ready` is
+  // asked once more before going to sleep.
+  template <class Ready> bool pause(Ready ready) {
+    ++count_;
+    if (count_ <= patience_.spins) {
+      relax();
+      return count_ % 4096 == 0;
+    }
+    if (count_ <= patience_.spins + patience_.yields) {
+      ::sched_yield();
+      return (count_ - patience_.spins) % 64 == 0;
+    }
+    asleep_.store(1, std::memory_order_relaxed);
+    control_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (!ready())
+      futex_sleep(asleep_, 1, nap_);
+    control_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    asleep_.store(0, std::memory_order_relaxed);
+    nap_ = nap_ < longest_nap ? 2 * nap_ : nap_;
+    return true;
+  }
+  void reset() {
+    count_ = 0;
+    nap_ = shortest_nap;
+  }
+
+private:
+  static constexpr std::int64_t shortest_nap = 100'000, longest_nap = 6'400'000;
+  Patience patience_;
+  Control &control_;
+  std::atomic<std::uint32_t> &asleep_;
+  std::uint32_t count_ = 0;
+  std::int64_t nap_ = shortest_nap;
+};
+
+// Wakes the ranks that sleep, if there are any.
+inline void ring(const Layout &layout, std::size_t n) {
+  if (layout.control().sleepers.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
+  for (std::size_t r = 0; r < n; ++r) {
+    auto &asleep = layout.block(r).asleep;
+    if (asleep.load(std::memory_order_relaxed) != 0) {
+      asleep.store(0, std::memory_order_relaxed);
+      futex_wake(asleep);
+    }
+  }
+}
+
+} // namespace unisono

@@ -1,0 +1,290 @@
+"""What every call of a communicator goes through, whatever its collective.
+
+A kind of call that has been made before finds its plan by a key and starts at once. The
+native core keeps the plans of plain calls itself, so that these hardly touch Python.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+
+from unisono import _native
+from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
+from unisono.runtime.buffers import Buffer
+from unisono.runtime.calls import Call, Place
+from unisono.runtime.failures import Trouble, describe, failure
+from unisono.runtime.operations import Reduction
+from unisono.runtime.plans import CODES, Kind, lowered, make_plan
+from unisono.runtime.recorder import dump_on_error
+from unisono.runtime.select import choose
+from unisono.runtime.work import Work
+from unisono.transports.base import Peer, Transport
+
+TIMEOUT_S = 300.0
+LATE_S = 5.0
+
+
+class Options(TypedDict, total=False):
+    """What any collective can be told beside its arguments."""
+
+    algorithm: str | None
+    async_op: bool
+    timeout_s: float | None
+    reproducible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The same with its defaults."""
+
+    algorithm: str | None = None
+    async_op: bool = False
+    timeout_s: float | None = None
+    reproducible: bool = False
+
+
+class Base:
+    """The state of a communicator, and how a call is carried out."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        native: _native.Comm,
+        ranks: Sequence[int],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        name: str = "world",
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """Not for users: `unisono.init`, `split` and `testing.world` make them."""
+        self._transport = transport
+        self._native = native
+        self._ranks = tuple(ranks)
+        self._plans: dict[Kind, _native.Plan] = {}
+        self._inflight: deque[Work] = deque()
+        self._lock = threading.Lock()
+        self._on_close = on_close
+        self._closed = False
+        self.rank = self._ranks.index(transport.rank)
+        self.world_size = len(self._ranks)
+        self.timeout_s = timeout_s
+        self.name = name
+        self._at = Place(self.rank, self.world_size)
+        native.set_patience(
+            *transport.patience, int(LATE_S * 1e9), int(timeout_s * 1e9)
+        )
+        self._quick = native.quick
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Who the ranks are: process and host, by rank here."""
+        world = self._transport.peers
+        return [Peer(r, world[w].pid, world[w].host) for r, w in enumerate(self._ranks)]
+
+    def __repr__(self) -> str:
+        """One line, for debuggers and logs."""
+        state = ", closed" if self._closed else ""
+        who = f"rank {self.rank} of {self.world_size}"
+        return f"<Communicator {self.name!r}: {who}{state}>"
+
+    def _go(
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: How,
+        quick: tuple[int, Any, Any, Any, int] | None = None,
+    ) -> Any:
+        """Carry out a call, or begin it; `quick` is what to find it by next time."""
+        self._refuse_unusable(call.collective)
+        plan = self._plan(call, reduction, how)
+        input_at = 0 if call.input is None else call.input.address
+        output_at = 0 if call.output is None else call.output.address
+        timeout = self._nanoseconds(how.timeout_s)
+        if how.async_op:
+            native = self._native.submit(plan, input_at, output_at, timeout)
+            return self._work(native, call)
+        if self._native.run(plan, input_at, output_at, timeout):
+            if quick is not None and call.finish is None and how == _PLAIN:
+                self._native.remember(*quick, plan)
+            return call.result if call.finish is None else call.finish(call.result)
+        raise self._failure(how.timeout_s)
+
+    def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
+        dtype = call.dtype
+        reduction.check(dtype)
+        choice = choose(
+            call.collective,
+            call.total * dtype.itemsize,
+            self.world_size,
+            named=how.algorithm,
+            reproducible=how.reproducible,
+        )
+        kind = Kind(
+            call.collective, dtype, reduction, call.root, call.counts, choice.algorithm
+        )
+        if how.reproducible:
+            self._refuse_other_orders(kind)
+        plan = self._plans.get(kind)
+        if plan is None:
+            plan = make_plan(
+                kind, self.world_size, self.rank, window=self._transport.window
+            )
+            if len(self._plans) > 4096:
+                self._plans.clear()
+            self._plans[kind] = plan
+        return plan
+
+    def _refuse_other_orders(self, kind: Kind) -> None:
+        made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root)
+        if not made.canonical:
+            raise BadArgument(
+                f"{kind.collective}: {kind.algorithm} adds in an order of its own; "
+                "reproducible=True needs one pass in rank order, as direct and naive do"
+            )
+
+    def _work(
+        self,
+        native: _native.Work,
+        call: Call,
+    ) -> Work:
+        work = Work(
+            native,
+            call.result,
+            explain=self._explained,
+            finish=call.finish,
+            keep=(call.input, call.output),
+            call=call.collective,
+        )
+        with self._lock:  # the arrays must live until it is done, whoever drops it
+            while self._inflight and self._inflight[0].done():
+                self._inflight.popleft()
+            self._inflight.append(work)
+        return work
+
+    def _transfer(
+        self,
+        name: str,
+        buffer: Buffer,
+        peer: int | None,
+        tag: int,
+        how: How,
+        result: Any = None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Send or receive one message."""
+        self._refuse_unusable(name)
+        if peer is not None:
+            peer = whole_number("dst" if name == "send" else "src", peer)
+            if not 0 <= peer < self.world_size:
+                raise BadArgument(
+                    f"{name}: rank {peer}: ranks are 0..{self.world_size - 1}"
+                )
+        tag = whole_number("tag", tag)
+        native = self._native.transfer(
+            name == "send",
+            -1 if peer is None else peer,
+            tag,
+            buffer.address,
+            buffer.nbytes,
+            buffer.dtype.code,
+            CODES[name],
+            buffer.dtype.code,
+            buffer.count,
+            self._nanoseconds(how.timeout_s),
+            how.async_op,
+        )
+        call = Call(name, buffer.count, buffer, buffer, result, finish)
+        work = self._work(native, call)
+        return work if how.async_op else work.wait()
+
+    # --- failure
+
+    def _failure(self, timeout_s: float | None = None) -> UnisonoError:
+        """What the communicator's verdict means."""
+        seq = self._native.seq()
+        notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
+        call = describe(notes[0]) if notes else "a call"
+        verdict = self._native.verdict()
+        return self._told(verdict, call, seq, timeout_s, self._native.awaited())
+
+    def _explained(self, work: _native.Work) -> UnisonoError:
+        """What went wrong with a call in flight."""
+        verdict = work.verdict()
+        call = describe(work.note())
+        if verdict[0] == Trouble.MISFIT:
+            sent, source = work.message_bytes(), work.source()
+            return BadArgument(
+                f"{call}: the message of {self.peers[source]} has {sent} bytes or "
+                "another element type; receive it into an array that fits"
+            )
+        return self._told(verdict, call, work.seq(), None, work.awaited())
+
+    def _told(
+        self,
+        verdict: tuple[int, int, int, int],
+        call: str,
+        seq: int,
+        timeout_s: float | None,
+        awaited: Sequence[int],
+    ) -> UnisonoError:
+        error = failure(
+            self._native,
+            self.peers,
+            verdict,
+            call=call,
+            seq=seq,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            awaited=awaited,
+        )
+        dump_on_error(self._transport, self.name, error)
+        return error
+
+    def _refuse_unusable(self, what: str) -> None:
+        if self._transport.engine.forked():
+            raise UsageError(
+                f"{what}: this process is a fork of rank {self.rank} and not itself a "
+                "rank; start ranks with unisono.spawn or unisono run"
+            )
+        if self._closed:
+            raise UsageError(f"{what}: the communicator {self.name!r} is closed")
+        if self._native.verdict()[0] != Trouble.NONE:
+            raise self._failure()
+
+    def _nanoseconds(self, timeout_s: float | None) -> int:
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        if not seconds > 0:
+            raise BadArgument(f"timeout_s = {timeout_s}: expected a positive number")
+        return int(min(seconds, 1e9) * 1e9)
+
+    def close(self) -> None:
+        """Leave. Others that still wait for this rank raise PeerLost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._native.close()
+        if self._on_close is not None:
+            self._on_close()
+
+
+_PLAIN = How()
+_PROBE = np.zeros((2, 3))
+_native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
+
+
+def default_timeout_s() -> float:
+    """From UNISONO_TIMEOUT_S, or five minutes."""
+    told = os.environ.get("UNISONO_TIMEOUT_S", "")
+    try:
+        seconds = float(told) if told else TIMEOUT_S
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise BadArgument(f"UNISONO_TIMEOUT_S={told}: expected a positive number")
+    return seconds

@@ -1,0 +1,282 @@
+"""An ordered set of ranks that runs collectives.
+
+    comm = unisono.init()
+    comm.all_reduce(x)                          in place, returns x
+    shard = comm.reduce_scatter(x, op="mean")
+    work = comm.all_gather(x, async_op=True); y = work.wait()
+
+All ranks make the same calls in the same order; if they do not, all are told so. Every
+call returns the right answer or raises, at the latest after `timeout_s`. A communicator
+may be used by several threads; calls then queue.
+
+Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+direct`),
+`async_op=True` (returns a Work), `timeout_s=`, and those that reduce also
+`reproducible=True` (the bits depend on nothing but the inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from types import TracebackType
+from typing import Any, Unpack
+
+import numpy as np
+
+from unisono.dtypes import DTYPES, numpy_dtype
+from unisono.errors import unknown, whole_number
+from unisono.runtime import calls, functions, groups, recorder, report
+from unisono.runtime.base import Base, How, Options
+from unisono.runtime.buffers import readable
+from unisono.runtime.operations import Reduction, as_reduction
+from unisono.runtime.plans import CODES
+
+_ALL_REDUCE = CODES["all_reduce"]
+_ALL_GATHER = CODES["all_gather"]
+_ALL_TO_ALL = CODES["all_to_all"]
+_BROADCAST = CODES["broadcast"]
+_REDUCE_SCATTER = CODES["reduce_scatter"]
+_COPIES = Reduction("sum")  # for collectives that reduce nothing
+
+
+class Communicator(Base):
+    """Ranks 0..world_size-1, of which this process (or thread) is `rank`."""
+
+    def all_reduce(
+        self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
+    ) -> Any:
+        """Reduce every rank's x; all get the result, in place or in `out`.
+
+        `op` is sum, mean, prod, min, max, band, bor, bxor, `premul_sum(factor)`, or a
+        function of two arrays.
+        """
+        if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
+            if state == 1:
+                return x if out is None else out
+            raise self._failure()
+        reduction = as_reduction(op)
+        if reduction.in_python:
+            return functions.all_reduce(self, x, out, reduction, How(**how))
+        call = calls.all_reduce(self._at, x, out)
+        return self._go(call, reduction, How(**how), (_ALL_REDUCE, x, out, op, 0))
+
+    def broadcast(
+        self, x: Any, *, root: int = 0, out: Any = None, **how: Unpack[Options]
+    ) -> Any:
+        """Give every rank the root's x, in place or in `out`."""
+        if not how and (state := self._quick(_BROADCAST, x, out, None, root)):
+            if state == 1:
+                return x if out is None else out
+            raise self._failure()
+        call = calls.broadcast(self._at, x, out, root)
+        return self._go(call, _COPIES, How(**how), (_BROADCAST, x, out, None, root))
+
+    def reduce(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        op: Any = "sum",
+        out: Any = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Reduce every rank's x for the root, in place or in its `out`."""
+        reduction = as_reduction(op)
+        if reduction.in_python:
+            return functions.reduce(self, x, out, reduction, root, How(**how))
+        call = calls.reduce(self._at, x, out, root)
+        return self._go(call, reduction, How(**how))
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Give every rank the rows of all, in rank order: (k, ...) → (n·k, ...).
+
+        `counts` are the rows of each rank, if they are not all as many as here.
+        """
+        key = _ALL_GATHER, x, out, None, 0
+        even = counts is None and out is not None
+        if even and not how and (state := self._quick(*key)):
+            if state == 1:
+                return out
+            raise self._failure()
+        call = calls.all_gather(self._at, x, out, counts)
+        return self._go(call, _COPIES, How(**how), key if even else None)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Reduce every rank's x; each rank gets its rows: (n·k, ...) → (k, ...)."""
+        key = _REDUCE_SCATTER, x, out, op, 0
+        even = counts is None and out is not None
+        if even and not how and (state := self._quick(*key)):
+            if state == 1:
+                return out
+            raise self._failure()
+        reduction = as_reduction(op)
+        if reduction.in_python:
+            return functions.reduce_scatter(self, x, out, reduction, counts, How(**how))
+        call = calls.reduce_scatter(self._at, x, out, counts)
+        return self._go(call, reduction, How(**how), key if even else None)
+
+    def gather(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Give the root the rows of all, in rank order; others get None."""
+        call = calls.gather(self._at, x, out, root, counts)
+        return self._go(call, _COPIES, How(**how))
+
+    def scatter(
+        self,
+        x: Any = None,
+        *,
+        root: int = 0,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Give each rank its rows of the root's x; all but the root give `out`."""
+        call = calls.scatter(self._at, x, out, root, counts)
+        return self._go(call, _COPIES, How(**how))
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Send each rank some rows of x: the j-th share of rank i is the i-th of j's.
+
+        With counts the shares are uneven. All ranks then give `send_counts`; they tell
+        each other, and `recv_counts`, if given, is checked against what others send.
+        """
+        key = _ALL_TO_ALL, x, out, None, 0
+        even = send_counts is None and recv_counts is None
+        if even and out is not None and not how and (state := self._quick(*key)):
+            if state == 1:
+                return out
+            raise self._failure()
+        matrix = None
+        if not even:
+            matrix = groups.exchange_counts(self, x, send_counts, recv_counts)
+            send_counts = matrix[self.rank]
+        call = calls.all_to_all(self._at, x, out, send_counts, matrix)
+        told = key if even and out is not None else None
+        return self._go(call, _COPIES, How(**how), told)
+
+    def barrier(self, **how: Unpack[Options]) -> Any:
+        """Wait until every rank has come here."""
+        nothing = readable(np.empty(0, dtype=np.uint8), "barrier")
+        call = calls.Call("barrier", 0, nothing, nothing, None)
+        return self._go(call, _COPIES, How(**how))
+
+    def send(self, x: Any, dst: int, *, tag: int = 0, **how: Unpack[Options]) -> Any:
+        """Send x to rank `dst`, which receives it with the same tag.
+
+        A small message leaves at once; a large one leaves as it is received.
+        """
+        return self._transfer("send", readable(x, "send"), dst, tag, How(**how))
+
+    def recv(
+        self,
+        out: Any,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        **how: Unpack[Options],
+    ) -> Any:
+        """Receive into `out` from rank `src`, or from whoever sends first if None.
+
+        With async_op=True the Work's `source` tells who it was.
+        """
+        target, finish = calls.target_of(out, "recv")
+        return self._transfer("recv", target, src, tag, How(**how), out, finish)
+
+    def broadcast_object(
+        self, thing: Any = None, root: int = 0, *, allow_pickle: bool = False
+    ) -> Any:
+        """Give every rank the root's object: plain data, unless pickle is allowed."""
+        return groups.broadcast_object(self, thing, root, allow_pickle)
+
+    def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
+        """Give every rank the objects of all, in rank order."""
+        found = groups.gather_objects(self, thing, None, allow_pickle)
+        assert found is not None
+        return found
+
+    def gather_object(
+        self, thing: Any, root: int = 0, *, allow_pickle: bool = False
+    ) -> list[Any] | None:
+        """Give the root the objects of all, in rank order; others get None."""
+        return groups.gather_objects(self, thing, root, allow_pickle)
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+        """A communicator of all ranks that give the same color, ordered by key.
+
+        All ranks of this one call it. With color None a rank takes no part.
+        """
+        return groups.split(self, color, self.rank if key is None else key)
+
+    def duplicate(self) -> Communicator:
+        """Another communicator of the same ranks, independent of this one."""
+        made = groups.split(self, 0, self.rank)
+        assert made is not None
+        return made
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """A NumPy array in shared memory: collectives on it copy nothing.
+
+        Every rank makes its own. torch.from_numpy(comm.empty(...)) is a tensor.
+        """
+        self._refuse_unusable("empty")
+        named = dtype if isinstance(dtype, str) else getattr(dtype, "name", str(dtype))
+        name = str(named).removeprefix("torch.")
+        if name not in DTYPES:
+            name = str(np.dtype(dtype))
+        if name not in DTYPES:
+            raise unknown("element type", name, DTYPES)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = prod(whole_number("shape", s) for s in sizes)
+        raw = self._transport.engine.buffer(count * DTYPES[name].itemsize)
+        return raw.view(numpy_dtype(name)).reshape(sizes)
+
+    def explain(self, collective: str, x: Any = None, **how: Any) -> str:
+        """What would run for such a call, and why; how long it took, if it has run."""
+        return report.explain(self, collective, x, **how)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The last 2,000 calls of this rank, as its flight recorder has them."""
+        return recorder.records(self._transport)
+
+    def __enter__(self) -> Communicator:
+        """For `with unisono.init() as comm:`."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()

@@ -1,0 +1,141 @@
+"""What went wrong, in words: the engine's verdicts made into errors that name ranks."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unisono.dtypes import DTYPES, REDUCTIONS
+from unisono.errors import (
+    BadArgument,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerLost,
+    UnisonoError,
+)
+from unisono.runtime.plans import CODES
+from unisono.transports.base import Peer
+
+if TYPE_CHECKING:
+    from unisono._native import Comm
+
+Note = tuple[int, int, int, int, int, int, str]
+Verdict = tuple[int, int, int, int]
+
+_NAMES = list(CODES)
+_DTYPES = list(DTYPES)
+_OPS = list(REDUCTIONS)
+_REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+_ROOTED = ("broadcast", "scatter", "gather", "reduce")
+
+
+class Trouble(enum.IntEnum):
+    """Why a call failed; the native core counts likewise."""
+
+    NONE = 0
+    PEER_LOST = 1
+    LEFT = 2
+    INTERRUPTED = 3
+    TIMEOUT = 4
+    MISMATCH = 5
+    MISFIT = 6
+
+
+def describe(note: Note) -> str:
+    """A call as in "all_reduce(float32 x 1024, sum) by ring"."""
+    _, collective, dtype, op, root, count, algorithm = note
+    name = _NAMES[collective] if collective < len(_NAMES) else "?"
+    told = [] if name == "barrier" else [f"{_DTYPES[dtype]} × {count}"]
+    if name in _REDUCING:
+        told.append(_OPS[op])
+    if name in _ROOTED:
+        told.append(f"root {root}")
+    by = f" by {algorithm}" if algorithm else ""
+    return f"{name}({', '.join(told)}){by}"
+
+
+def failure(
+    comm: Comm,
+    peers: Sequence[Peer],
+    verdict: Verdict,
+    *,
+    call: str,
+    seq: int,
+    timeout_s: float,
+    awaited: Sequence[int] = (),
+) -> UnisonoError:
+    """The error for a verdict; `call` is what this rank was doing."""
+    kind, culprit, reporter, seq_there = verdict
+    trouble = Trouble(kind)
+    who = peers[culprit]
+    where = f"{call} (seq {seq})"
+    if trouble is Trouble.MISMATCH:
+        return _mismatch(comm, peers, culprit, reporter, seq_there)
+    if trouble is Trouble.TIMEOUT:
+        return _timeout(
+            comm, peers, culprit, reporter, where, call, seq, timeout_s, awaited
+        )
+    if trouble is Trouble.MISFIT:
+        return BadArgument(f"{where}: the message of {who} does not fit the buffer")
+    how = {
+        Trouble.PEER_LOST: "died",
+        Trouble.LEFT: "closed its communicator",
+        Trouble.INTERRUPTED: "was interrupted",
+    }.get(trouble, "failed")
+    return PeerLost(
+        f"{where}: {who} {how}; the communicator can no longer be used",
+        ranks=[culprit],
+        pids=[who.pid],
+        host=who.host,
+        collective=call.partition("(")[0],
+        seq=seq,
+    )
+
+
+def _mismatch(
+    comm: Comm, peers: Sequence[Peer], culprit: int, reporter: int, seq: int
+) -> CollectiveMismatch:
+    states = comm.states()
+    calls: dict[int, str] = {}
+    for rank in sorted({culprit, reporter}):
+        notes = [n for n in states[rank][1:3] if n[0] & 0xFFFFFFFF == seq]
+        calls[rank] = describe(notes[0]) if notes else "something else"
+    told = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
+    return CollectiveMismatch(
+        f"call {seq} differs between ranks: {told}. All ranks of a communicator must "
+        "make the same calls in the same order",
+        calls=calls,
+        seq=seq,
+    )
+
+
+def _timeout(
+    comm: Comm,
+    peers: Sequence[Peer],
+    culprit: int,
+    reporter: int,
+    where: str,
+    call: str,
+    seq: int,
+    timeout_s: float,
+    awaited: Sequence[int],
+) -> CollectiveTimeout:
+    late = list(awaited) or [culprit]
+    states = comm.states()
+    told = []
+    for rank in late:
+        arrived, one, other, *_ = states[rank]
+        last = one if one[0] == arrived else other
+        doing = f"last seen at seq {arrived}" if arrived else "never seen"
+        told.append(
+            f"{peers[rank]}, {doing}" + (f" in {describe(last)}" * bool(arrived))
+        )
+    gave_up = "" if timeout_s < 0 else f" within {timeout_s:g} s"
+    return CollectiveTimeout(
+        f"{where}: not completed{gave_up}; {peers[reporter]} gave up waiting for "
+        + "; ".join(told),
+        ranks=late,
+        collective=call.partition("(")[0],
+        seq=seq,
+    )

@@ -1,0 +1,105 @@
+"""Reductions that run in Python: users' functions, and sums of scaled contributions.
+
+A function needs every contribution, so these are gathered first, by the same verified
+schedules, and then folded in rank order. All ranks fold the same way and get the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono.runtime import calls
+from unisono.runtime.base import How
+from unisono.runtime.buffers import Buffer, as_numpy, new_like, readable
+from unisono.runtime.operations import Reduction, fold, scaled
+
+if TYPE_CHECKING:
+    from unisono.runtime.communicator import Communicator
+
+_SUM = Reduction("sum")
+
+
+def all_reduce(
+    comm: Communicator, x: Any, out: Any, reduction: Reduction, how: How
+) -> Any:
+    """Every rank gets the result, in place or in `out`."""
+    call = calls.all_reduce(comm._at, x, out)
+    return _reduced(comm, call, reduction, how)
+
+
+def reduce(
+    comm: Communicator, x: Any, out: Any, reduction: Reduction, root: int, how: How
+) -> Any:
+    """The root gets the result."""
+    call = calls.reduce(comm._at, x, out, root)
+    return _reduced(comm, call, reduction, how)
+
+
+def reduce_scatter(
+    comm: Communicator,
+    x: Any,
+    out: Any,
+    reduction: Reduction,
+    counts: Sequence[int] | None,
+    how: How,
+) -> Any:
+    """Each rank gets its rows of the result."""
+    call = calls.reduce_scatter(comm._at, x, out, counts)
+    return _reduced(comm, call, reduction, how)
+
+
+def _reduced(
+    comm: Communicator, call: calls.Call, reduction: Reduction, how: How
+) -> Any:
+    source = call.input
+    assert source is not None
+    reduction.check(source.dtype)
+    if reduction.function is None:
+        return _scaled(comm, call, source, reduction, how)
+    everything = new_like(source.array, (comm.world_size * source.count,))
+    flat = replace(source, shape=(source.count,))
+    target = readable(everything, call.collective)
+    gathered = calls.Call("all_gather", target.count, flat, target, call.result, root=0)
+    gathered.finish = lambda result: _folded(comm, call, target, reduction, result)
+    return comm._go(gathered, _SUM, replace(how, reproducible=False))
+
+
+def _scaled(
+    comm: Communicator, call: calls.Call, source: Buffer, reduction: Reduction, how: How
+) -> Any:
+    assert reduction.factor is not None
+    product = scaled(as_numpy(source), reduction.factor)
+    call.input = readable(np.ascontiguousarray(product), call.collective)
+    return comm._go(call, _SUM, how)
+
+
+def _folded(
+    comm: Communicator,
+    call: calls.Call,
+    target: Buffer,
+    reduction: Reduction,
+    result: Any,
+) -> Any:
+    assert reduction.function is not None
+    assert call.input is not None
+    parts = as_numpy(target).reshape(comm.world_size, *call.input.shape)
+    total = fold(reduction.function, list(parts))
+    if call.output is None:
+        return result
+    wanted = as_numpy(call.output)
+    if call.collective == "reduce_scatter":
+        first = _first_row(comm, call)
+        total = total[first : first + call.output.rows]
+    wanted[...] = total.reshape(wanted.shape)
+    return result if call.finish is None else call.finish(result)
+
+
+def _first_row(comm: Communicator, call: calls.Call) -> int:
+    assert call.input is not None
+    if isinstance(call.counts, int):
+        return comm.rank * call.input.rows // comm.world_size
+    return sum(call.counts[: comm.rank]) // max(call.input.row, 1)

@@ -1,0 +1,215 @@
+"""Plans: a verified schedule made concrete for one call's sizes, type and reduction.
+
+What takes thought (finding the schedule, proving it, lowering it, laying out its
+chunks) is done once for each kind of call, and kept. All of it follows from arguments
+on which the ranks agree, so that every rank makes the same plan; the fingerprint says
+in one word what those arguments were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from unisono import _native
+from unisono.algorithms import schedule as make_schedule
+from unisono.dtypes import DType
+from unisono.errors import BadArgument
+from unisono.runtime.operations import Reduction
+from unisono.schedule import Schedule
+from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
+from unisono.schedule.lower import Lowered, Program, lower
+
+CODES: dict[str, int] = {
+    name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
+}
+"""Numbers of the calls, as the native core's notes and warnings have them."""
+
+HEADER_BYTES = 40
+LINE = 64
+LENDS_FROM = 32 << 10
+"""Below this many bytes copying is as good as reading others' buffers in place."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of call: all that the ranks must agree on.
+
+    `counts` is the number of elements, or one number per share (per pair of ranks in
+    all_to_all) if they are uneven.
+    """
+
+    collective: str
+    dtype: DType
+    reduction: Reduction
+    root: int
+    counts: int | tuple[int, ...]
+    algorithm: str
+
+    def fingerprint(self) -> int:
+        """These, in 64 bits."""
+        told = repr(
+            (
+                self.collective,
+                self.dtype.name,
+                self.reduction.op,
+                self.root,
+                self.counts,
+                self.algorithm,
+            )
+        )
+        digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+
+@lru_cache(maxsize=256)
+def verified(collective: str, algorithm: str, n: int, root: int) -> Schedule:
+    """The schedule by that name, proven: nothing else is ever run."""
+    made = make_schedule(collective, algorithm, n, root=root)
+    made.verify()
+    return made
+
+
+@lru_cache(maxsize=512)
+def lowered(
+    collective: str, algorithm: str, n: int, root: int, lent: int = 0
+) -> Lowered:
+    """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs."""
+    return lower(
+        verified(collective, algorithm, n, root),
+        input_shared=bool(lent & 1),
+        output_shared=bool(lent & 2),
+    )
+
+
+@lru_cache(maxsize=2048)
+def _native_program(
+    collective: str, algorithm: str, n: int, root: int, lent: int, rank: int
+) -> _native.Program:
+    programs = lowered(collective, algorithm, n, root, lent).programs
+    return _tables(programs[rank])
+
+
+def make_plan(kind: Kind, n: int, rank: int, *, window: int) -> _native.Plan:
+    """The plan of one rank for one kind of call."""
+    key = kind.collective, kind.algorithm, n, kind.root
+    staged = lowered(*key)
+    contract = verified(*key).contract
+    sizes = contract.chunk_sizes(kind.counts)
+    input_at, output_at = _offsets(contract, sizes)
+    itemsize = kind.dtype.itemsize
+    input_count, output_count = _held(contract, sizes, rank)
+    largest = int(sizes.max(initial=0))
+    header = staged.depth <= 1 and staged.places * largest * itemsize <= HEADER_BYTES
+    piece = largest if header else _piece(window, staged.places, itemsize, largest)
+    pieces = max(1, -(-largest // piece)) if piece else 1
+    lends = not header and int(sizes.sum()) * itemsize >= LENDS_FROM
+    modes = range(4) if lends else range(1)
+    code, mean = kind.reduction.native
+    return _native.Plan(
+        programs=[_native_program(*key, mode, rank) for mode in modes],
+        input_at=input_at,
+        output_at=output_at,
+        size=sizes,
+        piece=piece,
+        pieces=pieces,
+        input_bytes=input_count * itemsize,
+        output_bytes=output_count * itemsize,
+        divisor=n if mean else 1,
+        in_header=header,
+        may_lend=lends,
+        fingerprint=kind.fingerprint(),
+        collective=CODES[kind.collective],
+        dtype=kind.dtype.code,
+        op=code,
+        root=kind.root,
+        count=int(sizes.sum()),
+        algorithm=kind.algorithm,
+    )
+
+
+def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
+    """How many elements of a chunk go through the window at a time."""
+    room = window // max(places, 1)
+    if room < itemsize:
+        raise BadArgument(
+            f"this schedule keeps {places} values in flight, too many for a window of "
+            f"{window} bytes: choose another algorithm"
+        )
+    room -= room % LINE if room >= LINE else room % itemsize
+    # Equal pieces: a short last one would be all waiting and no work.
+    pieces = max(1, -(-largest * itemsize // room))
+    even = -(-largest // pieces)
+    per_line = max(1, LINE // itemsize)
+    return min(-(-even // per_line) * per_line, room // itemsize)
+
+
+def _offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
+    """Where each chunk begins, in elements, in its holder's input and output."""
+    places = contract.collective.before, contract.collective.after
+    if contract.collective is BARRIER:
+        nowhere = np.zeros_like(sizes)
+        return nowhere, nowhere
+    before, after = (_begins(contract, place, sizes) for place in places)
+    return before, after
+
+
+def _begins(contract: Contract, place: Place, sizes: Ints) -> Ints:
+    chunks = np.arange(contract.num_chunks)
+    whole = np.cumsum(sizes) - sizes
+    if place is Place.OWNER:
+        owner = contract.owner(chunks)
+        return np.asarray(whole - whole[np.searchsorted(owner, owner)], dtype=np.int64)
+    if place is Place.TARGET:
+        target = contract.target(chunks)
+        order = np.argsort(target, kind="stable")
+        begins = np.empty_like(whole)
+        run = np.cumsum(sizes[order]) - sizes[order]
+        first = np.searchsorted(target[order], target[order])
+        begins[order] = run - run[first]
+        return begins
+    return np.asarray(whole, dtype=np.int64)
+
+
+def _held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
+    """How many elements a rank has before, and after."""
+    chunks = np.arange(contract.num_chunks)
+
+    def held(place: Place) -> int:
+        holder = contract.holder(place, chunks)
+        return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
+
+    return held(contract.collective.before), held(contract.collective.after)
+
+
+def _tables(program: Program) -> _native.Program:
+    """The same program as flat tables for the native core."""
+    actions: list[tuple[int, ...]] = []
+    sources: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    for a in program.actions:
+        starts = len(sources), len(waits)
+        sources += [(int(s.home), s.rank, s.index) for s in a.sources]
+        waits += [(w.rank, w.count) for w in a.waits]
+        window = -1 if a.window is None else a.window
+        output = -1 if a.output is None else a.output
+        ends = len(sources), len(waits)
+        runs = starts[0], ends[0], starts[1], ends[1]
+        actions.append((a.chunk, window, output, int(a.completes), *runs))
+    return _native.Program(
+        actions=_table(actions, 8),
+        sources=_table(sources, 3),
+        waits=_table(waits, 2),
+        exits=_table([(w.rank, w.count) for w in program.exits], 2),
+        lead=list(program.lead),
+        readers=list(program.readers),
+        tail=program.tail,
+    )
+
+
+def _table(rows: Sequence[tuple[int, ...]], columns: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int32).reshape(len(rows), columns)

@@ -1,0 +1,85 @@
+"""`comm.explain`: what would run, why, what it costs, and how long it took."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from unisono.dtypes import dtype_of
+from unisono.errors import BadArgument
+from unisono.runtime import recorder
+from unisono.runtime.plans import lowered, verified
+from unisono.runtime.select import choose
+from unisono.schedule.collective import collective as find_collective
+from unisono.units import format_bytes
+
+if TYPE_CHECKING:
+    from unisono.runtime.communicator import Communicator
+
+
+def explain(
+    comm: Communicator,
+    collective: str,
+    x: Any = None,
+    *,
+    algorithm: str | None = None,
+    root: int = 0,
+    reproducible: bool = False,
+) -> str:
+    """A few lines for people; nothing is run."""
+    what = find_collective(collective)
+    n = comm.world_size
+    if x is None and collective != "barrier":
+        raise BadArgument(
+            f"explain({collective!r}, x): an array is needed for its size"
+        )
+    nbytes = 0 if x is None else _size(x)
+    if collective in ("all_gather", "gather"):
+        nbytes *= n
+    choice = choose(collective, nbytes, n, named=algorithm, reproducible=reproducible)
+    schedule = verified(collective, choice.algorithm, n, root if what.rooted else 0)
+    cost = schedule.cost(nbytes)
+    programs = lowered(collective, choice.algorithm, n, schedule.root)
+    lines = [
+        f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
+        f"  why        {choice.why}",
+        f"  verified   {what.meaning}",
+        f"  costs      {schedule.num_steps} steps; the busiest rank moves "
+        f"{format_bytes(int(cost.span))}",
+        f"  order      {_order(programs.canonical)}",
+        f"  memory     {programs.places} places in a window of "
+        f"{format_bytes(comm._transport.window)}",
+    ]
+    if choice.runner_up:
+        lines.append(f"  runner-up  {choice.runner_up}")
+    lines.append(f"  measured   {_measured(comm, collective, choice.algorithm, x)}")
+    return "\n".join(lines)
+
+
+def _size(x: Any) -> int:
+    count = x.numel() if hasattr(x, "numel") else x.size
+    return int(count) * dtype_of(x).itemsize
+
+
+def _order(canonical: bool) -> str:
+    if canonical:
+        return "one pass in rank order: the same bits for every size"
+    return "as the schedule adds: the same bits on all ranks"
+
+
+def _measured(comm: Communicator, collective: str, algorithm: str, x: Any) -> str:
+    """The median of the calls like this one that the recorder remembers."""
+    count = 0 if x is None else _size(x) // dtype_of(x).itemsize
+    if collective in ("all_gather", "gather"):
+        count *= comm.world_size
+    times = [
+        r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
+        for r in recorder.records(comm._transport)
+        if r["profiling_name"] == collective
+        and r["algorithm"] == algorithm[:39]
+        and r["input_sizes"] == [[count]]
+        and r["state"] == "completed"
+    ]
+    if not times:
+        return "not yet: no such call among the last 2,000"
+    return f"{median(times) / 1e3:.1f} µs, the median of {len(times)} calls"

@@ -1,0 +1,80 @@
+"""Which algorithm a call gets, if its caller does not say.
+
+The choice is a pure function of what all ranks know alike: the collective, its bytes,
+and how many ranks share how many cores. So all ranks always choose the same. Inside one
+host every rank can read every other's memory at once, and the fewest passes over memory
+win: all at once while it is small, then everybody its share.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from unisono.units import format_bytes
+
+VARIABLE = "UNISONO_ALGORITHM"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, why it was chosen, and the one that would be next."""
+
+    algorithm: str
+    why: str
+    runner_up: str = ""
+
+
+ALL_AT_ONCE = {2: 4 << 10, 3: 2 << 10, 4: 2 << 10}
+"""For few ranks: up to how many bytes each rank had better reduce everything itself."""
+
+
+def choose(
+    collective: str, nbytes: int, n: int, *, named: str | None, reproducible: bool
+) -> Choice:
+    """The algorithm for a call of `nbytes` in all (of one rank's whole buffer)."""
+    if named:
+        return Choice(named, "the caller named it")
+    told = os.environ.get(VARIABLE, "")
+    if told and not reproducible:
+        found = _told(told, collective)
+        if found:
+            return Choice(found, f"{VARIABLE}={told}")
+    limit = ALL_AT_ONCE.get(n, 1 << 10)
+    size = format_bytes(nbytes)
+    if collective == "all_reduce":
+        if nbytes <= limit:
+            why = f"{size}, at most {format_bytes(limit)}: one step costs least"
+            return Choice("naive", why, "direct")
+        why = f"{size}, above {format_bytes(limit)}: every rank adds its share"
+        return Choice("direct", why, "ring")
+    if collective == "reduce" and nbytes > 8 * limit:
+        return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
+    if collective in ("reduce", "broadcast"):
+        return Choice("naive", "each rank reads the others' memory itself", "tree")
+    return Choice("direct", "each rank reads what it needs where it lies", "ring")
+
+
+def _told(variable: str, collective: str) -> str:
+    """The algorithm that the variable names: "ring", or "all_reduce=ring,..."."""
+    for part in variable.split(";"):
+        name, equals, algorithm = part.strip().partition("=")
+        if equals and name in _COLLECTIVES:
+            if name == collective:
+                return algorithm
+        elif part.strip() and collective == "all_reduce":
+            return part.strip()
+    return ""
+
+
+_COLLECTIVES = (
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+)

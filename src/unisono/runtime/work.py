@@ -1,0 +1,94 @@
+"""The handle of a call in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import CollectiveTimeout, UnisonoError
+
+if TYPE_CHECKING:
+    from unisono import _native
+
+
+class Work:
+    """A call that was begun with `async_op=True`.
+
+    Its arrays must not be touched until it is done; they are kept alive by it. Dropping
+    a Work does not cancel the call.
+    """
+
+    def __init__(
+        self,
+        native: _native.Work | None,
+        result: Any,
+        *,
+        explain: Callable[[_native.Work], UnisonoError] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        keep: Any = None,
+        call: str = "",
+    ) -> None:
+        """`finish` turns what lies in the buffers into the result, once."""
+        self._native = native
+        self._result = result
+        self._explain = explain
+        self._finish = finish
+        self._keep = keep
+        self._error: BaseException | None = None
+        self.call = call
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until it is done; the result. Raises what went wrong.
+
+        CollectiveTimeout after `timeout_s`, if that is given; the call itself then goes
+        on, and one may wait again.
+        """
+        if self._native is not None:
+            limit = -1 if timeout_s is None else max(0, int(timeout_s * 1e9))
+            state = self._native.wait(limit)
+            if state == 0:
+                late = list(self._native.awaited())
+                raise CollectiveTimeout(
+                    f"{self.call}: not done after {timeout_s:g} s; waiting for ranks "
+                    f"{', '.join(map(str, late))}",
+                    ranks=late,
+                    collective=self.call.partition("(")[0],
+                    seq=self._native.seq(),
+                )
+            self._settle(state)
+        if self._error is not None:
+            raise self._error
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish(self._result)
+        self._keep = None
+        return self._result
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._native is None or self._native.state() != 0
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if it has ended and anything did."""
+        if self._native is not None and self.done():
+            self._settle(self._native.state())
+        return self._error
+
+    @property
+    def source(self) -> int | None:
+        """The rank that a message came from."""
+        found = -1 if self._native is None else self._native.source()
+        return None if found < 0 else found
+
+    def _settle(self, state: int) -> None:
+        unexplained = state != 1 and self._error is None
+        if unexplained and self._native is not None and self._explain is not None:
+            self._error = self._explain(self._native)
+
+    def __repr__(self) -> str:
+        """One line: the call and how it stands."""
+        if not self.done():
+            how = "in flight"
+        else:
+            how = "done" if self.exception() is None else "failed"
+        return f"<Work: {self.call}, {how}>"

@@ -1,0 +1,10 @@
+"""For tests and notebooks: worlds of threads, and what results should be.
+
+world        ranks as threads of this process
+reference    what a schedule makes of given inputs, step by step, in NumPy
+"""
+
+from unisono.testing.reference import reference
+from unisono.testing.worlds import World, world
+
+__all__ = ["World", "reference", "world"]

@@ -1,0 +1,86 @@
+"""Ranks as threads of this process, on the engine that processes use.
+
+    results = world(4).run(lambda comm: comm.all_reduce(np.ones(3)))
+
+A rank whose function raises is lost to the others, as a process that dies would be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, whole_number
+from unisono.runtime.communicator import Communicator
+from unisono.runtime.start import first_communicator
+from unisono.transports.base import WINDOW
+from unisono.transports.memory import threads
+
+
+class World:
+    """n communicators of one world, one for each thread to come."""
+
+    def __init__(
+        self, n: int, *, timeout_s: float = 60.0, window: int = WINDOW
+    ) -> None:
+        """Make the ranks; they meet at once."""
+        n = whole_number("n", n)
+        if n < 1:
+            raise BadArgument(f"n = {n}: a world has at least one rank")
+        transports = threads(n, window=window)
+        self.comms: list[Communicator] = [
+            first_communicator(t, timeout_s=timeout_s) for t in transports
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call function(comm, *args) on every rank at once; their results by rank.
+
+        If any raises, the first that is not merely about another rank is raised here.
+        """
+        results: list[Any] = [None] * len(self.comms)
+        errors: list[tuple[int, BaseException]] = []
+
+        def rank(comm: Communicator) -> None:
+            try:
+                results[comm.rank] = function(comm, *args)
+            except BaseException as error:
+                errors.append((comm.rank, error))
+                comm.close()
+
+        running = [threading.Thread(target=rank, args=(c,)) for c in self.comms]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        if errors:
+            about_others = (PeerLost, CollectiveTimeout)
+            own = [e for e in errors if not isinstance(e[1], about_others)]
+            number, error = (own or errors)[0]
+            error.add_note(f"raised on rank {number} of {len(self.comms)}")
+            raise error
+        return results
+
+    def close(self) -> None:
+        """Close all ranks."""
+        for comm in self.comms:
+            comm.close()
+
+    def __enter__(self) -> World:
+        """For `with world(4) as w:`."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def world(n: int, *, timeout_s: float = 60.0, window: int = WINDOW) -> World:
+    """A world of n ranks, each a thread of this process."""
+    return World(n, timeout_s=timeout_s, window=window)

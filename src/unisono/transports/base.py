@@ -1,0 +1,107 @@
+"""What a communicator asks of a transport: an engine, and who the other ranks are.
+
+The engine is native: it holds the segments of shared memory, watches over the lives of
+the other ranks, and runs programs. A transport only says how it came about.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from unisono.errors import ConnectFailed, UnsupportedWorld
+
+try:
+    from unisono import _native
+except ImportError as why:  # built without a compiler
+    raise UnsupportedWorld(
+        "the native core is missing, and ranks cannot talk without it: "
+        "install unisono from a wheel, or with a C++20 compiler",
+        n=0,
+    ) from why
+
+if TYPE_CHECKING:
+    from unisono._native import Comm, Engine
+
+WINDOW = 256 << 10
+"""Bytes of half a rank's window: the pieces of one generation."""
+
+_NUMBERS = count(1)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank of the world as others name it."""
+
+    rank: int
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        """As in "rank 3 (pid 4242 on host a)"."""
+        return f"rank {self.rank} (pid {self.pid} on {self.host})"
+
+
+@dataclass(eq=False)
+class Transport:
+    """The world as one rank reaches it. `cores` is how many all ranks share."""
+
+    engine: Engine
+    rank: int
+    peers: Sequence[Peer]
+    cores: int
+    window: int = WINDOW
+    patience: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decide how to wait: spin where every rank has a core, yield where not."""
+        self.patience = (4000, 400) if len(self.peers) <= self.cores else (0, 400)
+
+    @property
+    def between_threads(self) -> bool:
+        """Whether all ranks are threads of this process."""
+        return len({p.pid for p in self.peers}) == 1 and len(self.peers) > 1
+
+    def memory_for(self, n: int) -> int:
+        """Make the memory of a communicator of n ranks; its number."""
+        return self.engine.create(_native.Comm.memory_needed(n, self.window))
+
+    def communicator(
+        self, ranks: Sequence[int], owner: int, segment: int, *, timeout_s: float
+    ) -> Comm:
+        """This rank's end of a communicator whose memory `owner` has made."""
+        self.await_segment(owner, segment, timeout_s)
+        me = list(ranks).index(self.rank)
+        return _native.Comm(
+            self.engine, list(ranks), me, owner, segment, self.window, next(_NUMBERS)
+        )
+
+    def await_segment(self, owner: int, segment: int, timeout_s: float) -> None:
+        """Wait until a segment of another rank has arrived here."""
+        deadline = time.monotonic() + timeout_s
+        pause = 20e-6
+        while not self.engine.has(owner, segment):
+            if self.engine.dead(owner) and not self.engine.has(owner, segment):
+                raise ConnectFailed(
+                    f"{self.peers[owner]} died before its memory arrived",
+                    missing=[owner],
+                )
+            if time.monotonic() > deadline:
+                raise ConnectFailed(
+                    f"the memory of {self.peers[owner]} did not arrive in "
+                    f"{timeout_s:g} s",
+                    missing=[owner],
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+
+
+def cores_here() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,36 @@
+"""Ranks as threads of one process: for notebooks and tests, on the same engine.
+
+All buffers can be read in place, for all ranks have the same memory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from unisono import _native
+from unisono.transports.base import (
+    WINDOW,
+    Peer,
+    Transport,
+    cores_here,
+)
+
+
+def threads(n: int, *, window: int = WINDOW) -> list[Transport]:
+    """The transports of n ranks, one for each thread."""
+    hub = _native.Hub(n)
+    peers = [Peer(r, os.getpid(), socket.gethostname()) for r in range(n)]
+    # Python runs one thread at a time, so a rank that spins keeps the others waiting.
+    cores = 1
+    return [
+        Transport(_native.Engine.between_threads(hub, r), r, peers, cores, window)
+        for r in range(n)
+    ]
+
+
+def alone() -> Transport:
+    """The transport of a world of one."""
+    me = Peer(0, os.getpid(), socket.gethostname())
+    engine = _native.Engine.between_threads(_native.Hub(1), 0)
+    return Transport(engine, 0, [me], cores_here())
