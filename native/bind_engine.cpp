@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "comm.hpp"
@@ -243,6 +244,11 @@ nb::object buffer(Engine &engine, std::size_t bytes) {
                                                                     {bytes}, owner));
 }
 
+// Notes also know the mean, which is a sum that is divided.
+unisono::Op kernel_op(int op) {
+  return op == int(unisono::Op::count) ? unisono::Op::sum : unisono::Op(op);
+}
+
 void bind_programs(nb::module_ &m) {
   nb::class_<Program>(m, "Program")
       .def(
@@ -262,7 +268,8 @@ void bind_programs(nb::module_ &m) {
           [](Plan *self, std::vector<std::shared_ptr<Program>> programs, const Column &input_at,
              const Column &output_at, const Column &size, std::int64_t piece,
              std::int64_t pieces, std::size_t input_bytes, std::size_t output_bytes,
-             std::uint32_t divisor, bool in_header, bool may_lend, std::uint64_t fingerprint,
+             std::uint32_t divisor, bool in_header, bool may_lend, bool streams,
+             std::uint64_t fingerprint,
              int collective, int dtype, int op, int root, std::uint64_t count,
              const std::string &algorithm) {
             auto *plan = new (self) Plan;
@@ -276,17 +283,18 @@ void bind_programs(nb::module_ &m) {
             plan->itemsize = item_size(DType(dtype));
             plan->input_bytes = input_bytes;
             plan->output_bytes = output_bytes;
-            plan->kernel = find_kernel(DType(dtype), unisono::Op(op));
+            plan->kernel = find_kernel(DType(dtype), kernel_op(op));
             plan->divisor = divisor;
             plan->in_header = in_header;
             plan->may_lend = may_lend;
+            plan->streams = streams;
             plan->fingerprint = fingerprint;
             set_note(plan->note, collective, dtype, op, root, count, algorithm);
           },
           nb::arg("programs"), nb::arg("input_at"), nb::arg("output_at"), nb::arg("size"),
           nb::arg("piece"), nb::arg("pieces"), nb::arg("input_bytes"),
           nb::arg("output_bytes"), nb::arg("divisor"), nb::arg("in_header"),
-          nb::arg("may_lend"), nb::arg("fingerprint"), nb::arg("collective"),
+          nb::arg("may_lend"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
           nb::arg("algorithm"));
 }
@@ -408,6 +416,15 @@ void bind_comms(nb::module_ &m) {
 } // namespace
 
 void bind_engine(nb::module_ &m) {
+  nb::register_exception_translator([](const std::exception_ptr &p, void *) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const std::system_error &e) {
+      const nb::object args = nb::make_tuple(e.code().value(), nb::str(e.what()));
+      const bool memory = e.code().value() == ENOMEM;
+      PyErr_SetObject(memory ? PyExc_MemoryError : PyExc_OSError, args.ptr());
+    }
+  });
   bind_programs(m);
   bind_meshes(m);
   bind_comms(m);

@@ -168,6 +168,7 @@ Status Post::send(Transfer &transfer) {
   }
   if (sent != before) {
     ring->sent.store(sent, std::memory_order_release);
+    ++transfer.moved;
     unisono::ring(comm_.layout(), comm_.size());
   }
   if (transfer.done_ < transfer.bytes_)
@@ -272,6 +273,7 @@ Status Post::receive(Transfer &transfer) {
     if (!transfer.claimed_ && from_aside(transfer, q))
       break;
     while (!transfer.complete_ && !transfer.misfit_ && pump(q)) {
+      ++transfer.moved;
       if (!transfer.claimed_ && from_aside(transfer, q))
         break;
     }

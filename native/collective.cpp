@@ -17,6 +17,10 @@ namespace {
 // write finds it in the first cache.
 constexpr std::size_t block_bytes = 8192;
 
+void plain_copy(std::byte *to, const std::byte *from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
 } // namespace
 
 Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()) {}
@@ -92,15 +96,21 @@ void Collective::begin() {
   note.seq = seq;
   if (!plan_->may_lend)
     return;
-  // A buffer that nobody reads may as well be lent.
-  const auto input = comm_.mesh().locate(input_, plan_->input_bytes);
-  const auto output = comm_.mesh().locate(output_, plan_->output_bytes);
-  if (input || plan_->input_bytes == 0)
+  // A buffer of no bytes, which nobody reads, may as well be lent.
+  Lent lent[2] = {};
+  if (lends(input_, plan_->input_bytes, lent[0]))
     flags_ |= Header::lends_input;
-  if (output || plan_->output_bytes == 0)
+  if (lends(output_, plan_->output_bytes, lent[1]))
     flags_ |= Header::lends_output;
-  Lent lent[2] = {input.value_or(Lent{}), output.value_or(Lent{})};
   std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, lent, sizeof lent);
+}
+
+bool Collective::lends(const void *data, std::size_t bytes, Lent &lent) const {
+  if (bytes == 0)
+    return true;
+  const auto found = comm_.mesh().locate(data, bytes);
+  lent = found.value_or(Lent{});
+  return found.has_value();
 }
 
 // Where the input is not lent, what others read of it can be published before anybody has
@@ -149,6 +159,7 @@ Status Collective::arrive() {
     const bool has_led = (header.flags & Header::led) != 0;
     const std::uint64_t led = has_led ? std::uint64_t(program_->lead[q]) : 0;
     comm_.seen[q] = std::max(comm_.seen[q], progress_word(first_generation_, led));
+    ++moved;
   }
   failpoint("arrive.seen");
   return settle();
@@ -199,6 +210,7 @@ bool Collective::generations() {
       failpoint("action.begin");
       perform(action);
       wait_ = 0;
+      ++moved;
       if (action_ < shared_actions && action_ + 1 < program.actions.size())
         report(action_ + 1);
       failpoint("action.done");
@@ -289,32 +301,51 @@ void Collective::perform(const Program::Action &action) {
   const auto sources = std::size_t(action.end_source - action.first_source);
   const auto *source = &program_->sources[std::size_t(action.first_source)];
   const std::size_t bytes = count * plan_->itemsize;
+  const bool streams = output != nullptr && plan_->streams && !warm(action, sources);
   if (sources == 1) {
     const std::byte *from = address(*source, first);
     if (window != nullptr)
-      copy_to_window(window, from, bytes);
+      std::memcpy(window, from, bytes);
     if (output != nullptr && output != from)
-      copy_to_output(output, from, bytes, plan_->output_bytes);
+      (streams ? stream_copy : plain_copy)(output, window ? window : from, bytes);
     return;
   }
   for (std::size_t s = 0; s < sources; ++s)
     operands_[s] = address(source[s], first);
   const std::uint32_t divisor = action.completes ? plan_->divisor : 1;
-  if (window == nullptr || output == nullptr) {
+  if (output == nullptr || (window == nullptr && !streams)) {
     plan_->kernel(window ? window : output, operands_.data(), sources, count, divisor);
     return;
   }
+  reduce_twice(window, output, streams, sources, count, divisor);
+}
+
+// A result that goes on to the output from the window, or from a scrap of memory.
+void Collective::reduce_twice(std::byte *window, std::byte *output, bool streams,
+                              std::size_t sources, std::size_t count,
+                              std::uint32_t divisor) {
+  alignas(line_size) std::byte scrap[block_bytes];
   const std::size_t block = block_bytes / plan_->itemsize;
   for (std::size_t done = 0; done < count; done += block) {
     const std::size_t some = std::min(block, count - done);
-    plan_->kernel(window, operands_.data(), sources, some, divisor);
     const std::size_t step = some * plan_->itemsize;
-    std::memcpy(output, window, step);
-    window += step;
+    std::byte *first = window ? window + done * plan_->itemsize : scrap;
+    plan_->kernel(first, operands_.data(), sources, some, divisor);
+    (streams ? stream_copy : plain_copy)(output, first, step);
     output += step;
     for (std::size_t s = 0; s < sources; ++s)
       operands_[s] = static_cast<const std::byte *>(operands_[s]) + step;
   }
+}
+
+// Whether this piece of the output is in the cache, because it has just been read as input.
+bool Collective::warm(const Program::Action &action, std::size_t sources) const {
+  if (plan_->input_bytes == 0 || (sources == 1 && (lent_ & 1) != 0))
+    return false;
+  const auto chunk = std::size_t(action.output);
+  const auto in = plan_->input_at[chunk], out = plan_->output_at[chunk];
+  return input_ + std::size_t(in) * plan_->itemsize ==
+         output_ + std::size_t(out) * plan_->itemsize;
 }
 
 bool Collective::hindered_by(std::size_t rank) const {

@@ -29,6 +29,7 @@ private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
 
   void begin();
+  bool lends(const void *data, std::size_t bytes, Lent &lent) const;
   bool lead();
   void post(std::uint64_t flags);
   Status arrive();
@@ -38,6 +39,9 @@ private:
   bool reached(std::int32_t rank, std::uint64_t word);
   bool ready(const Program::Action &action);
   void perform(const Program::Action &action);
+  void reduce_twice(std::byte *window, std::byte *output, bool streams, std::size_t sources,
+                    std::size_t count, std::uint32_t divisor);
+  bool warm(const Program::Action &action, std::size_t sources) const;
   const std::byte *address(const Program::Source &source, std::int64_t first);
   std::byte *place(std::size_t rank, std::int32_t index);
   void report(std::uint64_t actions);

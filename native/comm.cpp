@@ -40,15 +40,14 @@ void Comm::close() {
   for (auto &op : queue_) {
     op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
     op->finish(Task::broken);
-    futex_wake(op->state);
   }
   queue_.clear();
   for (auto &op : transfers_) {
     op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
     op->finish(Task::broken);
-    futex_wake(op->state);
   }
   transfers_.clear();
+  wake_waiters();
 }
 
 void Comm::record(Task &op, const Note &note, std::int64_t now) {
@@ -122,7 +121,13 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
   Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep);
   Status status = Status::blocked;
   std::int64_t asked = 0;
+  std::uint64_t moved = op.moved;
   while ((status = op.advance()) == Status::blocked) {
+    if (op.moved != moved) { // this is another wait
+      moved = op.moved;
+      op.waiting_since = 0;
+      backoff.reset();
+    }
     const bool look = backoff.pause([&] { return (status = op.advance()) != Status::blocked; });
     if (status != Status::blocked)
       break;
@@ -148,6 +153,13 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
   }
   settle(op, status);
   return Task::State(op.state.load(std::memory_order_relaxed));
+}
+
+// Threads of this process that wait for work in flight sleep where the rank does.
+void Comm::wake_waiters() {
+  auto &asleep = layout_.block(rank_).asleep;
+  if (asleep.exchange(0, std::memory_order_relaxed) != 0)
+    futex_wake(asleep);
 }
 
 bool Comm::try_drive(Task &op, std::uint32_t spins) {
@@ -272,7 +284,7 @@ bool Comm::advance_queue(bool *left) {
       }
     }
     busy_.store(false, std::memory_order_release);
-    futex_wake(op->state);
+    wake_waiters();
     moved = true;
   }
   return moved;
@@ -298,7 +310,7 @@ bool Comm::advance_transfers(bool *left) {
       std::lock_guard lock(mutex_);
       std::erase(transfers_, op);
     }
-    futex_wake(op->state);
+    wake_waiters();
     moved = true;
   }
   return moved;

@@ -88,6 +88,7 @@ private:
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
   void settle(Task &op, Status status);
+  void wake_waiters();
   void warn(const Task &op, std::int64_t waited) const;
 
   Engine engine_;

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -131,13 +132,13 @@ void Mesh::close() {
     (void)!::write(stop_, &one, sizeof one);
     watcher_.join();
   }
-  for (int fd : sockets_)
-    if (fd >= 0)
-      ::close(fd);
-  for (int fd : pidfds_)
-    if (fd >= 0)
-      ::close(fd);
+  for (auto *fds : {&sockets_, &pidfds_})
+    for (int &fd : *fds)
+      if (fd >= 0)
+        ::close(std::exchange(fd, -1));
   ::close(stop_);
+  if (forked())
+    return; // another thread of the parent may have held the lock
   std::lock_guard lock(hub_->mutex);
   for (auto &segments : hub_->segments)
     segments.clear();
@@ -171,7 +172,7 @@ std::shared_ptr<Memory> Mesh::find(std::size_t owner, std::uint64_t id) const {
 }
 
 void Mesh::drop(std::uint64_t id) {
-  if (closed_)
+  if (closed_ || forked())
     return;
   std::shared_ptr<Memory> memory;
   {
@@ -188,8 +189,7 @@ void Mesh::drop(std::uint64_t id) {
     own_.erase(reinterpret_cast<std::uintptr_t>(memory->data()));
     owns_.store(!own_.empty(), std::memory_order_relaxed);
   }
-  if (!forked())
-    announce({Message::drop, id, 0}, -1);
+  announce({Message::drop, id, 0}, -1);
 }
 
 std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {

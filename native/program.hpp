@@ -46,6 +46,7 @@ struct Plan {
   Kernel kernel = nullptr;
   std::uint32_t divisor = 1;
   bool in_header = false; // what others read fits into the header itself
+  bool streams = false;   // the output is too large to find in the cache afterwards
   bool may_lend = false;  // worth reading buffers in place where they are shared
   std::uint64_t fingerprint = 0;
   Note note{};

@@ -108,6 +108,7 @@ class Plan:
         divisor: int,
         in_header: bool,
         may_lend: bool,
+        streams: bool,
         fingerprint: int,
         collective: int,
         dtype: int,

@@ -318,7 +318,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run, command, said):
 
 
 def test_every_verb_has_an_example_and_json(run):
-    for verb in ("explain", "verify", "algorithms", "env"):
+    for verb in ("explain", "verify", "algorithms", "env", "bench", "run"):
         code, out, _ = run(verb, "--help")
         assert code == 0
         assert f"Example: unisono {verb}" in out
@@ -327,7 +327,7 @@ def test_every_verb_has_an_example_and_json(run):
 
 def test_options_are_frozen(run):
     told = {}
-    for verb in ("explain", "verify", "algorithms", "env"):
+    for verb in ("explain", "verify", "algorithms", "env", "bench", "run"):
         _, out, _ = run(verb, "--help")
         words = {w.strip("│ ,") for w in out.split()}
         told[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
@@ -336,4 +336,15 @@ def test_options_are_frozen(run):
         "verify": ["--json", "--ranks"],
         "algorithms": ["--csv", "--json", "--ranks", "--verify"],
         "env": ["--json"],
+        "run": [
+            *("--grace", "--json", "--log-dir", "--only", "--ranks", "--timeout-s"),
+            "-m",
+        ],
+        "bench": [
+            *("--algorithm", "--check", "--csv", "--datatype", "--iters", "--json"),
+            *("--maxbytes", "--minbytes", "--op", "--output-file", "--plot"),
+            *("--ranks", "--root", "--rounds", "--shared", "--stepbytes"),
+            *("--stepfactor", "--vs", "--warmup-iters"),
+            *("-J", "-b", "-c", "-d", "-e", "-f", "-i", "-o", "-r", "-w"),
+        ],
     }

@@ -14,8 +14,8 @@ from unisono.errors import BadArgument
 _NOT_VERBS = ("app", "output")
 
 
-def make_app() -> App:
-    """The application with all its verbs."""
+def make_app(verb: str = "") -> App:
+    """The application with all its verbs, or quickly with `verb` alone if it is one."""
     app = App(
         name="unisono",
         help="Collective algorithms as data: verified, drawn, costed.",
@@ -27,16 +27,17 @@ def make_app() -> App:
         default_parameter=Parameter(negative=""),
     )
     package = sys.modules[__package__]
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in _NOT_VERBS:
-            found = importlib.import_module(f"{__package__}.{module.name}")
-            app.command(getattr(found, module.name))
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    verbs = [name for name in names if name not in _NOT_VERBS and name[0] != "_"]
+    for name in [verb] if verb in verbs else verbs:
+        found = importlib.import_module(f"{__package__}.{name}")
+        app.command(getattr(found, name))
     return app
 
 
 def run(arguments: list[str]) -> int:
     """Parse and carry out one command; its exit code."""
-    app = make_app()
+    app = make_app(arguments[0] if arguments else "")
     try:
         result = app(arguments)
     except CycloptsError as wrong:

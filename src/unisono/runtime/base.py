@@ -206,11 +206,13 @@ class Base:
 
     # --- failure
 
-    def _failure(self, timeout_s: float | None = None) -> UnisonoError:
-        """What the communicator's verdict means."""
-        seq = self._native.seq()
+    def _failure(
+        self, timeout_s: float | None = None, refused: str = ""
+    ) -> UnisonoError:
+        """What the verdict means, for the latest call or one refused because of it."""
+        seq = self._native.seq() + bool(refused)
         notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
-        call = describe(notes[0]) if notes else "a call"
+        call = refused or (describe(notes[0]) if notes else "a call")
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
@@ -255,7 +257,7 @@ class Base:
         if self._closed:
             raise UsageError(f"{what}: the communicator {self.name!r} is closed")
         if self._native.verdict()[0] != Trouble.NONE:
-            raise self._failure()
+            raise self._failure(refused=what)
 
     def _nanoseconds(self, timeout_s: float | None) -> int:
         seconds = self.timeout_s if timeout_s is None else timeout_s

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.dtypes import DTYPES, REDUCTIONS
+from unisono.dtypes import DTYPES, OPS
 from unisono.errors import (
     BadArgument,
     CollectiveMismatch,
@@ -25,7 +25,6 @@ Verdict = tuple[int, int, int, int]
 
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
-_OPS = list(REDUCTIONS)
 _REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "scatter", "gather", "reduce")
 
@@ -48,7 +47,7 @@ def describe(note: Note) -> str:
     name = _NAMES[collective] if collective < len(_NAMES) else "?"
     told = [] if name == "barrier" else [f"{_DTYPES[dtype]} × {count}"]
     if name in _REDUCING:
-        told.append(_OPS[op])
+        told.append(OPS[op])
     if name in _ROOTED:
         told.append(f"root {root}")
     by = f" by {algorithm}" if algorithm else ""

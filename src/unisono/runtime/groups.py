@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.errors import BadArgument, whole_number
+from unisono.errors import BadArgument, PeerLost, whole_number
 from unisono.runtime.buffers import readable
 from unisono.runtime.objects import decode, encode
 
@@ -32,6 +32,27 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
     if not members:
         return None
     number = int(segments[members[0]])
+    made = _group(comm, world, number, f"{comm.name}/{mine}")
+    try:
+        made.barrier()  # nobody may close it before all have found its memory
+    except PeerLost as error:  # by the ranks that the caller knows
+        lost = [members[r] for r in error.ranks]
+        raise PeerLost(
+            f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
+            "communicator",
+            ranks=lost,
+            pids=error.pids,
+            host=error.host,
+            collective=error.collective,
+            seq=error.seq,
+        ) from error
+    return made
+
+
+def _group(
+    comm: Communicator, world: list[int], number: int, name: str
+) -> Communicator:
+    """The communicator of these ranks of the world, in memory that the first made."""
     native = comm._transport.communicator(
         world, world[0], number, timeout_s=comm.timeout_s
     )
@@ -40,16 +61,14 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
         if world[0] == comm._transport.rank:
             comm._transport.engine.drop(number)
 
-    made = type(comm)(
+    return type(comm)(
         comm._transport,
         native,
         world,
         timeout_s=comm.timeout_s,
-        name=f"{comm.name}/{mine}",
+        name=name,
         on_close=release,
     )
-    made.barrier()  # nobody may close it before all have found its memory
-    return made
 
 
 def broadcast_object(

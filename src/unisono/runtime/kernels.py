@@ -30,18 +30,25 @@ Array = NDArray[Any]
 
 
 def reduce(
-    out: Array, sources: Sequence[Array], op: str = "sum", *, by: str = ""
+    out: Array,
+    sources: Sequence[Array],
+    op: str = "sum",
+    *,
+    divisor: int | None = None,
+    by: str = "",
 ) -> Array:
     """Reduce `sources`, in their order, into `out`, which may be one of them.
 
-    All are contiguous and of one type and shape. `mean` divides by their number. `by`
-    is one of `ways()`, the first if not given.
+    All are contiguous and of one type and shape. `mean` divides by their number, or by
+    `divisor` where they are sums themselves. `by` is one of `ways()`, the first if not
+    given.
     """
     sources = list(sources)
     _refuse_misfits(out, sources)
     dtype = dtype_of(out)
     check_op(dtype, op)
-    divisor = len(sources) if op == "mean" else 1
+    if divisor is None or op != "mean":
+        divisor = len(sources) if op == "mean" else 1
     name = "sum" if op == "mean" else op
     known = ways()
     if by and by not in known:

@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.algorithms import schedule as make_schedule
-from unisono.dtypes import DType
+from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
 from unisono.runtime.operations import Reduction
 from unisono.schedule import Schedule
@@ -33,6 +33,8 @@ HEADER_BYTES = 40
 LINE = 64
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
+STREAMS_FROM = 4 << 20
+"""From this many bytes of output on, it is written past the caches."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,6 @@ def make_plan(kind: Kind, n: int, rank: int, *, window: int) -> _native.Plan:
     pieces = max(1, -(-largest // piece)) if piece else 1
     lends = not header and int(sizes.sum()) * itemsize >= LENDS_FROM
     modes = range(4) if lends else range(1)
-    code, mean = kind.reduction.native
     return _native.Plan(
         programs=[_native_program(*key, mode, rank) for mode in modes],
         input_at=input_at,
@@ -119,13 +120,14 @@ def make_plan(kind: Kind, n: int, rank: int, *, window: int) -> _native.Plan:
         pieces=pieces,
         input_bytes=input_count * itemsize,
         output_bytes=output_count * itemsize,
-        divisor=n if mean else 1,
+        divisor=n if kind.reduction.op == "mean" else 1,
         in_header=header,
         may_lend=lends,
+        streams=output_count * itemsize >= STREAMS_FROM,
         fingerprint=kind.fingerprint(),
         collective=CODES[kind.collective],
         dtype=kind.dtype.code,
-        op=code,
+        op=OPS.index(kind.reduction.op),
         root=kind.root,
         count=int(sizes.sum()),
         algorithm=kind.algorithm,

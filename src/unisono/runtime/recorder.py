@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 
-from unisono.dtypes import DTYPES, REDUCTIONS
+from unisono.dtypes import DTYPES, OPS
 from unisono.runtime.plans import CODES
 from unisono.transports.base import Transport
 
 DUMP_DIR = "UNISONO_DUMP_DIR"
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
-_OPS = list(REDUCTIONS)
 _STATES = ("scheduled", "started", "completed", "failed")
 
 
@@ -38,7 +37,7 @@ def records(transport: Transport) -> list[dict[str, Any]]:
                 "collective_seq_id": seq,
                 "profiling_name": _NAMES[collective],
                 "algorithm": algorithm,
-                "op": _OPS[op],
+                "op": OPS[op],
                 "root": root,
                 "input_dtypes": [_DTYPES[dtype]],
                 "input_sizes": [[count]],

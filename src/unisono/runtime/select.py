@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
+from unisono.algorithms import schedule as make_schedule
+from unisono.errors import BadArgument, NotOffered
+from unisono.schedule.collective import COLLECTIVES
 from unisono.units import format_bytes
 
 VARIABLE = "UNISONO_ALGORITHM"
@@ -56,25 +60,31 @@ def choose(
 
 
 def _told(variable: str, collective: str) -> str:
-    """The algorithm that the variable names: "ring", or "all_reduce=ring,..."."""
-    for part in variable.split(";"):
-        name, equals, algorithm = part.strip().partition("=")
-        if equals and name in _COLLECTIVES:
+    """The algorithm that the variable names for a collective, if it does.
+
+    "ring" is meant for every collective that ring has; "all_reduce=ring;reduce=tree"
+    for those.
+    """
+    for part in filter(None, (p.strip() for p in variable.split(";"))):
+        name, equals, algorithm = part.partition("=")
+        if equals and name in COLLECTIVES:
             if name == collective:
                 return algorithm
-        elif part.strip() and collective == "all_reduce":
-            return part.strip()
+        elif _offered(part, collective):
+            return part
     return ""
 
 
-_COLLECTIVES = (
-    "broadcast",
-    "scatter",
-    "gather",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-)
+@lru_cache(maxsize=256)
+def _offered(algorithm: str, collective: str) -> bool:
+    """Whether a collective has it; BadArgument if none does."""
+    for name in (collective, *COLLECTIVES):
+        try:
+            make_schedule(name, algorithm, 2)
+        except NotOffered:
+            continue
+        return name == collective
+    raise BadArgument(
+        f"{VARIABLE}={algorithm}: no collective has such an algorithm; "
+        "see unisono algorithms"
+    )

@@ -1,7 +1,7 @@
 """What a schedule makes of given inputs: the steps carried out one by one, in NumPy.
 
 This is the definition that every executor is held to, bit for bit. It knows nothing of
-windows, pieces or waiting: a dictionary of chunks, and the rules of a step.
+windows, pieces or waiting: a dictionary of slots, and the rules of a step.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.runtime.kernels import reduce as reduce_arrays
+from unisono.errors import BadArgument
+from unisono.runtime.kernels import reduce
 from unisono.schedule import Schedule
 from unisono.schedule.collective import Place
+from unisono.schedule.step import Step, Transfer
 
 Array = NDArray[Any]
+Slot = tuple[int, int]
+"""A rank, and one of its chunks or temporaries."""
 
 
 def reference(
@@ -27,84 +31,83 @@ def reference(
     *,
     op: str = "sum",
 ) -> list[Array | None]:
-    """The outputs of all ranks, flat; None where a rank has none.
+    """The outputs of all ranks, flat; None for a rank that gets nothing.
 
-    `inputs` are flat arrays by rank, each with what that rank holds before.
+    `inputs` are flat arrays by rank, each with all that its rank holds before, and None
+    for one that holds nothing. `counts` are those of `Contract.chunk_sizes`.
     """
-    contract = schedule.contract
-    sizes = contract.chunk_sizes(counts)
-    chunks = np.arange(schedule.num_chunks)
-    held: dict[tuple[int, int], Array] = {}
-    whole: dict[tuple[int, int], int] = {}
+    state = _State(schedule, op)
+    sizes = schedule.contract.chunk_sizes(counts)
     for rank, given in enumerate(inputs):
-        mine = _of(schedule, schedule.collective.before, rank)
-        if given is None or not mine.size:
-            continue
-        parts = np.split(given, np.cumsum(sizes[mine])[:-1])
-        for chunk, part in zip(mine.tolist(), parts, strict=True):
-            held[rank, chunk] = part
-            whole[rank, chunk] = 1
+        state.give(rank, given, sizes)
     for step in schedule:
-        arriving = defaultdict(list)
+        state.follow(step)
+    return [state.result(rank) for rank in range(schedule.n)]
+
+
+class _State:
+    """What every slot holds, and how many ranks have contributed to it."""
+
+    def __init__(self, schedule: Schedule, op: str) -> None:
+        self.schedule = schedule
+        self.op = op
+        self.held: dict[Slot, Array] = {}
+        self.contributors: dict[Slot, int] = {}
+
+    def give(self, rank: int, given: Array | None, sizes: NDArray[np.int64]) -> None:
+        """Lay a rank's input out into its chunks."""
+        mine = self._chunks(self.schedule.collective.before, rank)
+        wanted = int(sizes[mine].sum())
+        if (0 if given is None else given.size) != wanted:
+            raise BadArgument(
+                f"reference: the input of rank {rank} has "
+                f"{'nothing' if given is None else f'{given.size} elements'}, "
+                f"expected {wanted}"
+            )
+        if given is None:
+            return
+        ends = np.cumsum(sizes[mine])
+        for chunk, end in zip(mine.tolist(), ends.tolist(), strict=True):
+            self.held[rank, chunk] = given[end - sizes[chunk] : end]
+            self.contributors[rank, chunk] = 1
+
+    def follow(self, step: Step) -> None:
+        """One step: everything is read before anything is written."""
+        arriving: dict[Slot, list[Transfer]] = defaultdict(list)
         for t in step:
             arriving[t.dst, t.into].append(t)
-        held |= _stepped(schedule.n, held, whole, arriving, op)
-    del chunks
-    return [_result(schedule, held, rank, inputs) for rank in range(schedule.n)]
+        made = {slot: self._made(slot, some) for slot, some in arriving.items()}
+        for slot, (value, contributors) in made.items():
+            self.held[slot] = value
+            self.contributors[slot] = contributors
 
-
-def _stepped(
-    n: int,
-    held: dict[tuple[int, int], Array],
-    whole: dict[tuple[int, int], int],
-    arriving: dict[tuple[int, int], list[Any]],
-    op: str,
-) -> dict[tuple[int, int], Array]:
-    made: dict[tuple[int, int], Array] = {}
-    counts: dict[tuple[int, int], int] = {}
-    for (rank, slot), transfers in arriving.items():
-        operands = [(t.src, (t.src, t.chunk)) for t in transfers]
-        if (rank, slot) in held and all(t.reduces for t in transfers):
-            operands.append((rank, (rank, slot)))
-        operands.sort(key=lambda pair: pair[0])
-        sources = [held[key] for _, key in operands]
-        counts[rank, slot] = sum(whole[key] for _, key in operands)
+    def _made(self, slot: Slot, transfers: Sequence[Transfer]) -> tuple[Array, int]:
+        """What arrives at a slot, with its own value if all of it is to be added."""
+        operands = [(t.src, t.chunk) for t in transfers]
+        if slot in self.held and all(t.reduces for t in transfers):
+            operands.append(slot)
+        operands.sort(key=lambda operand: operand[0])
+        sources = [self.held[operand] for operand in operands]
+        contributors = sum(self.contributors[operand] for operand in operands)
         if len(sources) == 1:
-            made[rank, slot] = sources[0]
-            continue
+            return sources[0], contributors
         total = np.empty_like(sources[0])
-        reduce_arrays(total, sources, "sum" if op == "mean" else op)
-        if op == "mean" and counts[rank, slot] == n:
-            total = _mean(sources, n)
-        made[rank, slot] = total
-    whole |= counts
-    return made
+        whole = contributors == self.schedule.n
+        if self.op == "mean" and whole:  # divided once, when all have contributed
+            reduce(total, sources, "mean", divisor=self.schedule.n, by="numpy")
+        else:
+            reduce(total, sources, "sum" if self.op == "mean" else self.op, by="numpy")
+        return total, contributors
 
+    def result(self, rank: int) -> Array | None:
+        """All that a rank holds after, in the order of its buffer."""
+        mine = self._chunks(self.schedule.collective.after, rank)
+        if not mine.size:
+            return None
+        return np.concatenate([self.held[rank, chunk] for chunk in mine.tolist()])
 
-def _mean(sources: Sequence[Array], n: int) -> Array:
-    """The sum of all contributions, divided once."""
-    from unisono.dtypes import dtype_of
-    from unisono.runtime.kernels import _in_numpy
-
-    with np.errstate(all="ignore"):
-        result = _in_numpy(dtype_of(sources[0]), sources, "sum", n)
-    return result.astype(sources[0].dtype)
-
-
-def _of(schedule: Schedule, place: Place, rank: int) -> NDArray[np.int64]:
-    """The chunks that a rank holds in a place, in the order they lie in its buffer."""
-    chunks = np.arange(schedule.num_chunks)
-    holder = schedule.contract.holder(place, chunks)
-    return chunks if holder is None else chunks[holder == rank]
-
-
-def _result(
-    schedule: Schedule,
-    held: dict[tuple[int, int], Array],
-    rank: int,
-    inputs: Sequence[Array | None],
-) -> Array | None:
-    mine = _of(schedule, schedule.collective.after, rank)
-    if not mine.size:
-        return None
-    return np.concatenate([held[rank, chunk] for chunk in mine.tolist()])
+    def _chunks(self, place: Place, rank: int) -> NDArray[np.int64]:
+        """What a rank holds in a place, in the order it lies in its buffer."""
+        chunks = np.arange(self.schedule.num_chunks)
+        holder = self.schedule.contract.holder(place, chunks)
+        return chunks if holder is None else chunks[holder == rank]

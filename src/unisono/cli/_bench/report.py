@@ -1,0 +1,304 @@
+"""The table, JSON and CSV: nccl-tests' columns and keys first, then ours.
+
+Lines that are not rows begin with `#`, and a row has the thirteen columns of nccl-tests
+in its widths; a place that a collective does not have shows N/A. To their right:
+
+    algorithm   what unisono ran
+    i_p99       the 99th percentile of single calls, in the place compared (µs)
+    floor       the share of the memory floor reached, from 1 MiB on
+    PEER        the peer's time (µs), and at the end
+    ratio       our time over the best peer's, in the place compared
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import IO, Any
+
+import unisono
+from unisono.cli._bench.cases import TYPE_NAMES
+from unisono.cli._bench.driver import Plan
+from unisono.cli._bench.figures import Row, Times, per_iteration
+from unisono.cli._bench.groups import Group
+from unisono.units import format_bytes
+
+_JSON_VERSION = 3
+"""The version of nccl-tests' JSON whose keys these are."""
+
+_FIRST = ("size", "count", "type", "redop", "root")
+_TIMES = ("time", "algbw", "busbw", "#wrong")
+_WIDTHS = (10, 12, 8, 6, 6, *(7, 6, 6, 6) * 2)
+_UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
+
+
+class Report:
+    """All that is known so far, and how it is told."""
+
+    def __init__(
+        self, arguments: dict[str, Any], plan: Plan, peers: Sequence[str]
+    ) -> None:
+        """Nothing is known yet but how it will be measured."""
+        self.arguments = arguments
+        self.plan = plan
+        self.peers = list(peers)
+        self.rows: list[Row] = []
+        self.devices: list[dict[str, Any]] = []
+        self.interrupted = False
+        self.began = _now()
+        self.load = os.getloadavg()[0]
+
+    def add_devices(self, group: Group) -> None:
+        """Where the ranks of unisono are."""
+        self.devices = [
+            {
+                "rank": rank,
+                "group": 0,
+                "pid": pid,
+                "hostname": socket.gethostname(),
+                "device": rank,
+                "device_hex": "",
+                "device_info": _processor(),
+            }
+            for rank, pid in enumerate(group.pids)
+        ]
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements of unisono, all together."""
+        return sum(row.wrong for row in self.rows)
+
+    @property
+    def average_busbw(self) -> float:
+        """The mean bus bandwidth of all rows and both places."""
+        found = [
+            row.bandwidths(times)[1]
+            for row in self.rows
+            for times in (row.out_of_place, row.in_place)
+        ]
+        known = [value for value in found if math.isfinite(value)]
+        return fmean(known) if known else 0.0
+
+    def preamble(self) -> Iterator[str]:
+        """The lines before anything is measured."""
+        told = self.arguments
+        grow = f"{told['step']}(bytes)" if told["step"] else f"{told['factor']}(factor)"
+        plan = self.plan
+        yield f"# unisono version {unisono.__version__}, columns of nccl-tests"
+        yield f"# Collective test starting: {told['collective']}"
+        yield (
+            f"# nRanks {told['n']} minBytes {told['minimum']} maxBytes "
+            f"{told['maximum']} step: {grow} warmup iters: {_or_auto(plan.warmup, -1)} "
+            f"iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
+            f"validation: {int(plan.check)}"
+        )
+        yield (
+            "# time: median over rounds of the slowest rank's mean; "
+            "barrier before a batch, none within; perf_counter"
+        )
+        if plan.shared:
+            yield "# buffers: comm.empty (shared memory)"
+        cores = os.cpu_count() or 1
+        if self.load > 0.5 * cores:
+            yield (
+                f"# note: others are at work here, with a load of {self.load:.1f} on "
+                f"{cores} cores; times will be too long and ratios uncertain"
+            )
+        yield "#"
+
+    def device_lines(self) -> Iterator[str]:
+        """Where the ranks are, as nccl-tests says it."""
+        yield "# Using devices"
+        for d in self.devices:
+            yield (
+                f"#  Rank {d['rank']:2d} Group {d['group']:2d} Pid {d['pid']:6d} on "
+                f"{d['hostname']:>10} device {d['device']:2d} [cpu] {d['device_info']}"
+            )
+
+    def header(self, collective: str) -> Iterator[str]:
+        """The lines above the rows of one collective."""
+        more, units = zip(*self._own_heads(), strict=True)
+        yield "#" if collective == self.arguments["collective"] else f"# {collective}"
+        blank = _line([""] * len(_FIRST), _WIDTHS)
+        yield blank + "           out-of-place                       in-place          "
+        names = (*_FIRST, *_TIMES, *_TIMES)
+        yield (_line(names, _WIDTHS) + self._own_line(more)).rstrip()
+        yield (_line(_UNITS, _WIDTHS) + self._own_line(units)).rstrip()
+
+    def line(self, row: Row) -> str:
+        """One row."""
+        case = row.case
+        cells = [str(case.size), str(case.count)]
+        cells += [TYPE_NAMES.get(case.dtype, case.dtype), case.redop]
+        cells += [str(case.shown_root)]
+        for times in (row.out_of_place, row.in_place):
+            cells += _time_cells(row, times)
+        text = _line(cells, (12, *_WIDTHS[1:]), start="")
+        return (text + self._own_line(self._own_cells(row))).rstrip()
+
+    def _own_heads(self) -> list[tuple[str, str]]:
+        heads = [("algorithm", ""), ("i_p99", "(us)"), ("floor", "(share)")]
+        heads += [(name, "(us)") for name in self.peers]
+        return heads + ([("ratio", "")] if self.peers else [])
+
+    def _own_cells(self, row: Row) -> list[str]:
+        ours, share = row.compared, row.floor_share
+        single = per_iteration(ours.by_rank)["p99_us"] if ours and ours.by_rank else 0
+        cells = [row.algorithm or "-", number(single, 7) if single else "-"]
+        cells.append(f"{share:.0%}" if math.isfinite(share) else "-")
+        for name in self.peers:
+            times = row.peers[name]
+            cells.append(number(times.seconds * 1e6, 8) if times.rounds else "-")
+        if self.peers:
+            cells.append(f"{row.ratio:.2f}" if math.isfinite(row.ratio) else "-")
+        return cells
+
+    def _own_line(self, cells: Iterable[str]) -> str:
+        widths = [24, 8, 7, *[8] * len(self.peers), 5]
+        return "".join("  " + c.rjust(w) for c, w in zip(cells, widths, strict=False))
+
+    def footer(self) -> Iterator[str]:
+        """The lines after the last row."""
+        verdict = "FAILED" if self.wrong else "OK"
+        yield f"# {'Out of bounds values':<20} : {self.wrong} {verdict}"
+        yield f"# {'Avg bus bandwidth':<20} : {self.average_busbw:g} "
+        yield "#"
+        yield from self._ratio_lines()
+        for note in self.notes():
+            yield f"# {note}"
+        name = self.arguments["collective"]
+        how = "interrupted" if self.interrupted else "concluded"
+        yield f"# Collective test {how}: {name}"
+
+    def _ratio_lines(self) -> Iterator[str]:
+        ratios = [(r.ratio, r) for r in self.rows if math.isfinite(r.ratio)]
+        if not ratios:
+            return
+        middle = median(ratio for ratio, _ in ratios)
+        worst, at = max(ratios, key=lambda pair: pair[0])
+        name = at.case.collective
+        yield (
+            f"# ratio to the best peer: median {middle:.2f}, worst {worst:.2f} "
+            f"({name}, {format_bytes(at.case.size)}, against {at.best_peer})"
+        )
+
+    def notes(self) -> list[str]:
+        """What was refused or wrong, once each."""
+        found: dict[str, None] = {}
+        for row in self.rows:
+            for place, times in (
+                ("out of place", row.out_of_place),
+                ("in place", row.in_place),
+                *row.peers.items(),
+            ):
+                if times and times.refused:
+                    why = times.refused.splitlines()[0][:120]
+                    found[f"{row.case.collective}, {place}: not measured: {why}"] = None
+                if times and times.wrong and place in row.peers:
+                    found[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
+        return list(found)
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        told, plan = self.arguments, self.plan
+        step = {"step_bytes": told["step"]} if told["step"] else {}
+        config = {
+            "nthreads": 1,
+            "ngpus": 0,
+            "minimum_bytes": told["minimum"],
+            "maximum_bytes": told["maximum"],
+            **(step or {"step_factor": told["factor"]}),
+            "warmup_iters": plan.warmup,
+            "iterations": plan.iterations,
+            "aggregated_iterations": 1,
+            "validation": int(plan.check),
+            "graph": 0,
+            "blocking_collectives": False,
+            "per_iter_timing": True,
+            "per_iter_skip": 0,
+            "parallel_init": False,
+            "devices": self.devices,
+            "nranks": told["n"],
+            "rounds": plan.rounds,
+            "shared": plan.shared,
+            "peers": self.peers,
+            "load_average": self.load,
+        }
+        return {
+            "version": _JSON_VERSION,
+            "start_time": self.began,
+            "args": sys.argv,
+            "env": [f"{k}={v}" for k, v in os.environ.items() if "UNISONO_" in k],
+            "unisono_version": unisono.__version__,
+            "config": config,
+            "results": [row.plain() for row in self.rows],
+            "out_of_bounds": {"count": self.wrong, "okay": not self.wrong},
+            "average_bus_bandwidth": {
+                "bandwidth": self.average_busbw,
+                "okay": "unchecked",
+            },
+            "errors": self.notes(),
+            "interrupted": self.interrupted,
+            "end_time": _now(),
+        }
+
+    def write_csv(self, file: IO[str]) -> None:
+        """The columns of the table, with the place before those that occur twice."""
+        heads = [*_FIRST, *(f"out_of_place_{t}" for t in _TIMES)]
+        heads += [f"in_place_{t}" for t in _TIMES]
+        heads += [name for name, _ in self._own_heads()]
+        writer = csv.writer(file)
+        writer.writerow(["collective", *(h.replace("#", "n") for h in heads)])
+        for row in self.rows:
+            own = self._own_cells(row)
+            cells = self.line(row).split()[: len(_WIDTHS)]
+            writer.writerow([row.case.collective, *cells, *own])
+
+
+def number(value: float, width: int) -> str:
+    """As many decimals as fit, two at most."""
+    for decimals in (2, 1, 0):
+        text = f"{value:.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:.{1 if width >= 7 else 0}e}"
+
+
+def _time_cells(row: Row, times: Times | None) -> list[str]:
+    if not times or not times.rounds:
+        return ["N/A"] * 4
+    algbw, busbw = row.bandwidths(times)
+    wrong = "N/A" if times.wrong is None else f"{times.wrong:g}"
+    return [number(times.seconds * 1e6, 7), number(algbw, 6), number(busbw, 6), wrong]
+
+
+def _line(cells: Iterable[str], widths: Sequence[int], start: str = "# ") -> str:
+    return start + "  ".join(
+        cell.rjust(width) for cell, width in zip(cells, widths, strict=False)
+    )
+
+
+def _or_auto(value: int, auto: int) -> str:
+    return "auto" if value == auto else str(value)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _processor() -> str:
+    """The name of the processor, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,181 @@
+"""`unisono run`: a script as n ranks on this host.
+
+What stands before the script is for us, and what stands behind it is for the script,
+whatever it looks like. A parser that sorts options by name cannot know this border. So
+the verb takes all its words unread, finds the border itself, and hands over what it
+found with the sign that ends options, `--`, in between.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, BinaryIO, TextIO
+
+from cyclopts import App, Parameter
+
+from unisono.cli.output import parse_world, print_json
+from unisono.errors import BadArgument
+from unisono.runtime.launch import launch
+from unisono.runtime.lines import Stage
+
+_TAKE_A_VALUE = ("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s")
+_PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
+
+run = App(
+    name="run",
+    help="Run a script as so many ranks on this host.",
+    help_flags=(),
+    version_flags=(),
+    end_of_options_delimiter="\0",  # none: no word contains it
+)
+
+
+@run.default
+def _unread(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Find the border, then read."""
+    reader = App(
+        name="unisono",
+        help_format="plaintext",
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+        default_parameter=Parameter(negative=""),
+    )
+    reader.command(_run, name="run")
+    ours, theirs = _split(words)
+    result = reader(["run", *ours, "--", *theirs])
+    return result if isinstance(result, int) else 0
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Our options, and the script with its own."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        word = words[at]
+        if word == "--":
+            return words[:at], words[at + 1 :]
+        if word.startswith("-m"):
+            at += 2 if word == "-m" else 1
+            return words[:at], words[at:]
+        at += 2 if word in _TAKE_A_VALUE else 1
+    return words[:at], words[at:]
+
+
+def _run(
+    *command: str,
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    module: Annotated[str, Parameter(name="-m")] = "",
+    only: str = "",
+    log_dir: Path | None = None,
+    grace: str = "5",
+    timeout_s: str = "",
+    json: bool = False,
+) -> int:
+    """Run a script as so many ranks on this host, and keep its exit code.
+
+    When a rank fails, the others may report for a while and are then ended; the
+    first failure is printed last.
+
+    Example: unisono run -n 4 train.py
+
+    Parameters
+    ----------
+    command
+        A Python file or a program, and then its own options and arguments.
+    n
+        Number of ranks; as many as there are cores if not given.
+    module
+        A module to run instead of a file, as python does it.
+    only
+        Show only what these ranks print, as 0 or 0,2.
+    log_dir
+        Write what each rank prints to this folder as well, as rank0.log and so on.
+    grace
+        Seconds that the others have to report after the first failure.
+    timeout_s
+        Seconds after which a collective gives up, unless the script says otherwise.
+    json
+        Print how it ended as one JSON object; the ranks then print to stderr.
+    """
+    world = _world(n)
+    grace_s = _seconds("--grace", grace)
+    environment = {}
+    if timeout_s:
+        seconds = _seconds("--timeout-s", timeout_s, zero=False)
+        environment["UNISONO_TIMEOUT_S"] = str(seconds)
+    line = _command(module, command)
+    out, err = _bytes_of(sys.stdout), _bytes_of(sys.stderr)
+    stage = Stage(err if json else out, err, only=_only(only, world), log_dir=log_dir)
+    outcome = launch(line, world, stage, environment=environment, grace_s=grace_s)
+    if report := outcome.report():
+        print(f"unisono: {report}", file=sys.stderr, flush=True)
+    if json:
+        print_json(outcome.as_dict())
+    return outcome.exit_code
+
+
+def _world(text: str) -> int:
+    world = parse_world(text) if text else len(os.sched_getaffinity(0))
+    if world < 1:
+        raise BadArgument(f"-n {text}: a world has at least one rank")
+    return world
+
+
+def _seconds(option: str, text: str, *, zero: bool = True) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf or not (seconds or zero):
+        raise BadArgument(f"{option} {text}: expected seconds, as in 2.5")
+    return seconds
+
+
+def _only(text: str, world: int) -> frozenset[int] | None:
+    """The ranks to show; None is all of them."""
+    if not text:
+        return None
+    shown = set()
+    for part in text.split(","):
+        if not (part.strip().isascii() and part.strip().isdigit()):
+            raise BadArgument(f"--only {text}: expected ranks, as in 0 or 0,2")
+        shown.add(int(part))
+    if max(shown) >= world:
+        raise BadArgument(f"--only {text}: ranks are 0..{world - 1}")
+    return frozenset(shown)
+
+
+def _command(module: str, words: Sequence[str]) -> list[str]:
+    """The whole command line of a rank."""
+    if module:
+        return [sys.executable, "-m", module, *words]
+    if not words:
+        raise BadArgument("nothing to run: name a script, or a module behind -m")
+    script = words[0]
+    path = Path(script)
+    if not path.exists():
+        program = shutil.which(script)  # as in: unisono run -n 4 python train.py
+        if program is None:
+            raise BadArgument(f"{script}: no such file, and no such program either")
+        return [program, *words[1:]]
+    if path.suffix in _PYTHON_FILES or (path / "__main__.py").exists():
+        return [sys.executable, *words]
+    if path.is_dir():
+        raise BadArgument(f"{script}: a folder without a __main__.py cannot be run")
+    if not os.access(path, os.X_OK):
+        raise BadArgument(
+            f"{script}: neither a Python file nor executable; chmod +x makes it so"
+        )
+    return [str(path.absolute()), *words[1:]]
+
+
+def _bytes_of(stream: TextIO) -> BinaryIO:
+    """What is under a stream of text; a closed one leads nowhere."""
+    stream.flush()
+    under = getattr(stream, "buffer", None)
+    return under if under is not None else open(os.devnull, "wb")

@@ -1,0 +1,56 @@
+"""Whether a trial went as promised."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Sequence
+
+from unisono.runtime.plans import CODES
+from unisono.testing._faults.records import Report, Seen
+
+
+def judge(report: Report, *, ended: Sequence[int | None], told: Sequence[bool]) -> None:
+    """Add what is wrong to the report's problems."""
+    trial = report.trial
+    for seen, status, spoke in zip(report.seen, ended, told, strict=True):
+        if seen.rank == trial.victim and trial.action == "kill":
+            if status != -signal.SIGKILL:
+                report.problems.append(f"the victim was not killed, but: {status}")
+            continue
+        if not spoke and status == -signal.SIGKILL:
+            report.problems.append(f"rank {seen.rank} hangs")
+        elif not spoke or status != 0:
+            report.problems.append(f"rank {seen.rank} ended by itself with {status}")
+        else:
+            report.problems += _misread(seen, report)
+
+
+def _misread(seen: Seen, report: Report) -> list[str]:
+    """What is wrong with what one rank saw."""
+    trial, wrong = report.trial, []
+    if trial.action == "dawdle":
+        return [f"rank {seen.rank} ended with {_short(seen)}"] * bool(seen.error)
+    if seen.rank == trial.victim:  # was stopped, and has found the others gone
+        fine = ("PeerLost", "CollectiveTimeout")
+        return [] if seen.error in fine else [f"the victim ended with {_short(seen)}"]
+    expected = "PeerLost" if trial.action == "kill" else "CollectiveTimeout"
+    if seen.error != expected:
+        return [f"rank {seen.rank} ended with {_short(seen)}, expected {expected}"]
+    named = [seen.members[r] for r in seen.ranks]
+    if named != [trial.victim]:
+        wrong.append(f"rank {seen.rank} names ranks {named}: {seen.message}")
+    if trial.action == "kill":
+        if seen.pids != [report.pids[trial.victim]]:
+            wrong.append(f"rank {seen.rank} names processes {seen.pids}")
+        if seen.host != socket.gethostname():
+            wrong.append(f"rank {seen.rank} names the host {seen.host!r}")
+    if seen.collective not in (*CODES, "empty"):
+        wrong.append(f"rank {seen.rank} names the call {seen.collective!r}")
+    if seen.seq < 1 and seen.collective not in ("send", "recv"):
+        wrong.append(f"rank {seen.rank} names the sequence number {seen.seq}")
+    return wrong
+
+
+def _short(seen: Seen) -> str:
+    return f"{seen.error}: {seen.message}" if seen.error else "nothing"
