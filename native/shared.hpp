@@ -84,22 +84,25 @@ public:
       : base_(base), n_(n), half_(half) {}
 
   static std::size_t bytes(std::size_t n, std::size_t half) {
-    return windows_at(n) + 2 * n * half;
+    return windows_at(n) + 2 * n * (half + page);
   }
   Control &control() const { return *reinterpret_cast<Control *>(base_); }
   RankBlock &block(std::size_t rank) const {
     return reinterpret_cast<RankBlock *>(base_ + blocks_at)[rank];
   }
   std::byte *window(std::size_t rank, std::uint64_t generation) const {
-    return base_ + windows_at(n_) + (2 * rank + (generation & 1)) * half_;
+    // Half a page in: large arrays begin near the beginning of a page, and copying between
+    // addresses that agree in their last 12 bits makes loads wait for stores.
+    return base_ + windows_at(n_) + (2 * rank + (generation & 1)) * (half_ + page) + page / 2;
   }
   std::size_t half() const { return half_; }
 
 private:
   static constexpr std::size_t blocks_at = 4 * line_size;
+  static constexpr std::size_t page = 4096;
   static_assert(sizeof(Control) <= blocks_at);
   static std::size_t windows_at(std::size_t n) {
-    return (blocks_at + n * sizeof(RankBlock) + 4095) / 4096 * 4096;
+    return (blocks_at + n * sizeof(RankBlock) + page - 1) / page * page;
   }
   std::byte *base_ = nullptr;
   std::size_t n_ = 0, half_ = 0;

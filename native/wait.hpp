@@ -1,8 +1,10 @@
 // Waiting for other ranks: spin, then yield, then sleep.
 //
 // Spinning is best while the others run on cores of their own; where there are more ranks
-// than cores the first thing to do is to yield. A rank that has waited long sleeps on its
-// own futex. Whoever stores a word that others may wait for rings if anybody sleeps. That
+// than cores the first thing to do is to yield. A yield that takes long has let somebody
+// else's process run for its whole slice: then it is better to sleep, because one who is
+// woken gets the core sooner than one who yields. A rank that has waited long sleeps on its
+// own futex anyway. Whoever stores a word that others may wait for rings if anybody sleeps. That
 // look is not ordered after the store, so a ring can be missed; every sleep is therefore
 // short, and nothing but time ever depends on the ring.
 
@@ -18,6 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "recorder.hpp"
 #include "shared.hpp"
 
 namespace unisono {
@@ -46,10 +49,14 @@ struct Patience {
   std::uint32_t yields = 200;
 };
 
+// Until when the cores are taken to be shared with processes that are not ours.
+using Crowded = std::atomic<std::int64_t>;
+
 class Backoff {
 public:
-  Backoff(Patience patience, Control &control, std::atomic<std::uint32_t> &asleep)
-      : patience_(patience), control_(control), asleep_(asleep) {}
+  Backoff(Patience patience, Control &control, std::atomic<std::uint32_t> &asleep,
+          Crowded &crowded)
+      : patience_(patience), control_(control), asleep_(asleep), crowded_(crowded) {}
 
   // Waits a little; true when it is time to look whether something is wrong. `ready` is
   // asked once more before going to sleep.
@@ -60,8 +67,7 @@ public:
       return count_ % 4096 == 0;
     }
     if (count_ <= patience_.spins + patience_.yields) {
-      ::sched_yield();
-      return (count_ - patience_.spins) % 64 == 0;
+      return yield();
     }
     asleep_.store(1, std::memory_order_relaxed);
     control_.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -78,10 +84,25 @@ public:
   }
 
 private:
+  bool yield() {
+    const std::int64_t before = now_ns();
+    ::sched_yield();
+    const std::int64_t now = now_ns();
+    if (now - before > foreign_slice)
+      crowded_.store(now + crowd_stays, std::memory_order_relaxed);
+    const std::uint32_t yields = count_ - patience_.spins;
+    if (yields >= few_yields && now < crowded_.load(std::memory_order_relaxed))
+      count_ = patience_.spins + patience_.yields;
+    return yields % 64 == 0;
+  }
+
+  static constexpr std::int64_t foreign_slice = 300'000, crowd_stays = 50'000'000;
+  static constexpr std::uint32_t few_yields = 2;
   static constexpr std::int64_t shortest_nap = 100'000, longest_nap = 6'400'000;
   Patience patience_;
   Control &control_;
   std::atomic<std::uint32_t> &asleep_;
+  Crowded &crowded_;
   std::uint32_t count_ = 0;
   std::int64_t nap_ = shortest_nap;
 };

@@ -57,13 +57,18 @@ REDUCTIONS: dict[str, int] = {
 OPS = (*REDUCTIONS, "mean")
 
 
+_SEEN: dict[Any, DType] = {}  # their own types of element types, once met
+
+
 def dtype_of(array: Any) -> DType:
     """The element type of a NumPy array or a torch tensor, without importing torch."""
-    name = str(array.dtype).removeprefix("torch.")
-    try:
-        return DTYPES[name]
-    except KeyError:
-        raise unknown("element type", name, DTYPES) from None
+    found = _SEEN.get(array.dtype)
+    if found is None:
+        name = str(array.dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise unknown("element type", name, DTYPES)
+        found = _SEEN[array.dtype] = DTYPES[name]
+    return found
 
 
 @cache

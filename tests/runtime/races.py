@@ -3,6 +3,7 @@
 Not a test by itself: what it shows, ThreadSanitizer says.
 """
 
+import sys
 import threading
 
 import numpy as np
@@ -53,4 +54,4 @@ for n in (2, 3, 4):
             for _ in range(ROUNDS // n):
                 w.run(everything)
             w.run(two_threads)
-print("no races seen")
+sys.stdout.write("no races seen\n")

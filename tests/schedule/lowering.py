@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 
 from unisono import Schedule, UnsupportedWorld, schedule
+from unisono.dtypes import numpy_dtype
 from unisono.runtime.kernels import reduce
 from unisono.schedule.collective import BARRIER, Place
 from unisono.schedule.lower import Lowered, lower
@@ -45,7 +46,7 @@ def inputs_of(made: Schedule, seed: int, lanes: int = 0, dtype="float64"):
     shape = (PIECES, lanes) if lanes else (PIECES,)
     slots = holders(made, made.collective.before)
     every = random.standard_normal((len(slots), *shape))
-    values = every.astype(dtype) if lanes else every.tolist()
+    values = every.astype(numpy_dtype(dtype)) if lanes else every.tolist()
     return {slot: list(some) for slot, some in zip(slots, values, strict=True)}
 
 

@@ -10,8 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -40,8 +39,7 @@ class Options(TypedDict, total=False):
     reproducible: bool
 
 
-@dataclass(frozen=True, slots=True)
-class How:
+class How(NamedTuple):
     """The same with its defaults."""
 
     algorithm: str | None = None
@@ -67,7 +65,7 @@ class Base:
         self._transport = transport
         self._native = native
         self._ranks = tuple(ranks)
-        self._plans: dict[Kind, _native.Plan] = {}
+        self._plans: dict[object, _native.Plan] = {}
         self._inflight: deque[Work] = deque()
         self._lock = threading.Lock()
         self._on_close = on_close
@@ -78,9 +76,10 @@ class Base:
         self.name = name
         self._at = Place(self.rank, self.world_size)
         native.set_patience(
-            *transport.patience, int(LATE_S * 1e9), int(timeout_s * 1e9)
+            *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self._quick = native.quick
+        transport.users.add(self)
 
     @property
     def peers(self) -> list[Peer]:
@@ -118,6 +117,21 @@ class Base:
 
     def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
+        # What a plan follows from, before an algorithm is chosen. Made anew only when
+        # one of them is.
+        key = (call.collective, dtype.code, reduction.op, call.root, call.counts, how)
+        if how.timeout_s is not None or how.async_op:
+            key = (*key[:5], How(how.algorithm, reproducible=how.reproducible))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._made_plan(call, reduction, how)
+            if len(self._plans) > 4096:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+    def _made_plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
+        dtype = call.dtype
         reduction.check(dtype)
         choice = choose(
             call.collective,
@@ -131,15 +145,8 @@ class Base:
         )
         if how.reproducible:
             self._refuse_other_orders(kind)
-        plan = self._plans.get(kind)
-        if plan is None:
-            plan = make_plan(
-                kind, self.world_size, self.rank, window=self._transport.window
-            )
-            if len(self._plans) > 4096:
-                self._plans.clear()
-            self._plans[kind] = plan
-        return plan
+        window = self._transport.window
+        return make_plan(kind, self.world_size, self.rank, window=window)
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root)
@@ -187,6 +194,8 @@ class Base:
                     f"{name}: rank {peer}: ranks are 0..{self.world_size - 1}"
                 )
         tag = whole_number("tag", tag)
+        if not -(1 << 31) <= tag < 1 << 31:
+            raise BadArgument(f"{name}: tag = {tag}: expected a number of 32 bits")
         native = self._native.transfer(
             name == "send",
             -1 if peer is None else peer,
@@ -260,10 +269,7 @@ class Base:
             raise self._failure(refused=what)
 
     def _nanoseconds(self, timeout_s: float | None) -> int:
-        seconds = self.timeout_s if timeout_s is None else timeout_s
-        if not seconds > 0:
-            raise BadArgument(f"timeout_s = {timeout_s}: expected a positive number")
-        return int(min(seconds, 1e9) * 1e9)
+        return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
 
     def close(self) -> None:
         """Leave. Others that still wait for this rank raise PeerLost."""
@@ -273,11 +279,21 @@ class Base:
         self._native.close()
         if self._on_close is not None:
             self._on_close()
+        self._transport.users.discard(self)
+        if not self._transport.users:
+            self._transport.engine.close()
 
 
 _PLAIN = How()
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
+
+
+def nanoseconds(timeout_s: float) -> int:
+    """A deadline as the native core counts it; more than 30 years is for ever."""
+    if not timeout_s > 0:
+        raise BadArgument(f"timeout_s = {timeout_s}: expected a positive number")
+    return int(min(timeout_s, 1e9) * 1e9)
 
 
 def default_timeout_s() -> float:

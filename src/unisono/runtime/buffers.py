@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono import _native
 from unisono.dtypes import DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Buffer:
     """One array: `array` is the user's, or a contiguous stand-in for it."""
 
@@ -48,16 +49,21 @@ class Buffer:
         return prod(self.shape[1:])
 
 
+def address_of(x: NDArray[Any]) -> int:
+    """Where an array's elements begin; the native core reads it off the quickest."""
+    return _native.array_address(x) or x.ctypes.data
+
+
 def is_tensor(x: Any) -> bool:
     """Whether x is a torch tensor, told without importing torch."""
-    return hasattr(x, "data_ptr") and hasattr(x, "is_contiguous")
+    return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
 
 
 def buffer_of(x: Any, where: str) -> Buffer:
     """The buffer of a contiguous array."""
     if is_tensor(x):
         return Buffer(x, x.data_ptr(), tuple(x.shape), dtype_of(x))
-    return Buffer(x, x.ctypes.data, x.shape, _dtype(x, where))
+    return Buffer(x, address_of(x), x.shape, _dtype(x, where))
 
 
 def readable(x: Any, where: str) -> Buffer:
@@ -66,8 +72,10 @@ def readable(x: Any, where: str) -> Buffer:
     if is_tensor(x):
         plain = x.detach()
         return buffer_of(_resolved(plain).contiguous(), where)
-    _dtype(x, where)
-    return buffer_of(np.require(x, requirements="C"), where)
+    if not x.flags.c_contiguous:
+        _dtype(x, where)
+        x = np.ascontiguousarray(x)
+    return buffer_of(x, where)
 
 
 def writable(x: Any, where: str) -> tuple[Buffer, bool]:

@@ -31,7 +31,7 @@ class Place:
     n: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call: what is read, what is written, what the caller gets."""
 

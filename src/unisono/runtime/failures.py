@@ -12,6 +12,7 @@ from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     PeerLost,
+    TransportError,
     UnisonoError,
 )
 from unisono.runtime.plans import CODES
@@ -39,6 +40,7 @@ class Trouble(enum.IntEnum):
     TIMEOUT = 4
     MISMATCH = 5
     MISFIT = 6
+    STARVED = 7
 
 
 def describe(note: Note) -> str:
@@ -77,6 +79,10 @@ def failure(
         )
     if trouble is Trouble.MISFIT:
         return BadArgument(f"{where}: the message of {who} does not fit the buffer")
+    if trouble is Trouble.STARVED:
+        return TransportError(
+            f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
+        )
     how = {
         Trouble.PEER_LOST: "died",
         Trouble.LEFT: "closed its communicator",

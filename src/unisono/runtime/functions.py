@@ -16,6 +16,7 @@ from unisono.runtime import calls
 from unisono.runtime.base import How
 from unisono.runtime.buffers import Buffer, as_numpy, new_like, readable
 from unisono.runtime.operations import Reduction, fold, scaled
+from unisono.runtime.plans import verified
 
 if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
@@ -65,7 +66,9 @@ def _reduced(
     target = readable(everything, call.collective)
     gathered = calls.Call("all_gather", target.count, flat, target, call.result, root=0)
     gathered.finish = lambda result: _folded(comm, call, target, reduction, result)
-    return comm._go(gathered, _SUM, replace(how, reproducible=False))
+    if how.algorithm:  # it says how to add, not how to gather; but it must exist
+        verified(call.collective, how.algorithm, comm.world_size, call.root)
+    return comm._go(gathered, _SUM, how._replace(algorithm=None, reproducible=False))
 
 
 def _scaled(

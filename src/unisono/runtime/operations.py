@@ -82,19 +82,22 @@ def premul_sum(factor: Any) -> Reduction:
     return Reduction("premul_sum", factor=_plain(value))
 
 
+_NAMED = {name: Reduction(name) for name in OPS}
+
+
 def as_reduction(op: Any) -> Reduction:
     """The reduction that a user means by `op`."""
     if isinstance(op, Reduction):
         return op
+    if isinstance(op, str) and op in _NAMED:
+        return _NAMED[op]
     if op is premul_sum or (isinstance(op, str) and op == "premul_sum"):
         raise BadArgument("op = premul_sum: a factor is needed, as in premul_sum(0.5)")
     for name in ("sum", "min", "max"):
         if op is getattr(builtins, name):
             raise BadArgument(f"op = Python's own {name}: expected op={name!r}")
     if isinstance(op, str):
-        if op not in OPS:
-            raise unknown("reduction", op, OPS)
-        return Reduction(op)
+        raise unknown("reduction", op, OPS)
     if not callable(op):
         raise BadArgument(
             f"op: got a {type(op).__name__}, expected one of {', '.join(OPS)}, "

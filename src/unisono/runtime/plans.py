@@ -31,6 +31,7 @@ CODES: dict[str, int] = {
 
 HEADER_BYTES = 40
 LINE = 64
+PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
 STREAMS_FROM = 4 << 20
@@ -142,12 +143,15 @@ def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
             f"this schedule keeps {places} values in flight, too many for a window of "
             f"{window} bytes: choose another algorithm"
         )
-    room -= room % LINE if room >= LINE else room % itemsize
+    # Whole pages where there are many, so that all pieces lie alike in their pages.
+    grain = PAGE if room >= 4 * PAGE else LINE
+    room -= room % grain if room >= grain else room % itemsize
     # Equal pieces: a short last one would be all waiting and no work.
     pieces = max(1, -(-largest * itemsize // room))
     even = -(-largest // pieces)
-    per_line = max(1, LINE // itemsize)
-    return min(-(-even // per_line) * per_line, room // itemsize)
+    grain = PAGE if even * itemsize >= 4 * PAGE else LINE
+    per_grain = max(1, grain // itemsize)
+    return min(-(-even // per_grain) * per_grain, room // itemsize)
 
 
 def _offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:

@@ -33,6 +33,9 @@ ALL_AT_ONCE = {2: 4 << 10, 3: 2 << 10, 4: 2 << 10}
 """For few ranks: up to how many bytes each rank had better reduce everything itself."""
 
 
+_RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
+
+
 def choose(
     collective: str, nbytes: int, n: int, *, named: str | None, reproducible: bool
 ) -> Choice:
@@ -56,7 +59,8 @@ def choose(
         return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
     if collective in ("reduce", "broadcast"):
         return Choice("naive", "each rank reads the others' memory itself", "tree")
-    return Choice("direct", "each rank reads what it needs where it lies", "ring")
+    runner_up = _RUNNER_UP.get(collective, "ring")
+    return Choice("direct", "each rank reads what it needs where it lies", runner_up)
 
 
 def _told(variable: str, collective: str) -> str:

@@ -358,5 +358,6 @@ def _from_parts(
     kind: type[BaseException], args: tuple[Any, ...], values: dict[str, Any]
 ) -> BaseException:
     error = kind.__new__(kind, *args)
+    error.args = args  # some kinds leave them to the constructor
     error.__dict__.update(values)
     return error

@@ -5,20 +5,22 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from collections import defaultdict
+from collections.abc import Iterator
 from itertools import count
 
 import unisono
 from unisono import _native
 from unisono.errors import UnsupportedWorld
-from unisono.runtime.base import default_timeout_s
+from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
 from unisono.transports import memory, shm
 from unisono.transports.base import Transport
 
 MEETING_S = 60.0
-_EPOCHS = count()
-_OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
+_OPEN: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def init(
@@ -37,6 +39,7 @@ def init(
     """
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
+    nanoseconds(limit)  # refused before anybody is met
     if world.hosts_several:
         raise UnsupportedWorld(
             f"{world.why}: the job runs on several hosts, which is not supported yet",
@@ -51,7 +54,7 @@ def _transport(world: World, meeting_s: float) -> Transport:
     if world.world_size == 1:
         return memory.alone()
     # A process may leave and meet again: each time at a place of its own.
-    job = f"{world.job}/{next(_EPOCHS)}"
+    job = f"{world.job}/{next(_EPOCHS[world.job])}"
     return shm.meet(
         world.rank,
         world.world_size,
@@ -70,11 +73,8 @@ def first_communicator(
     if transport.rank == 0:
         segment = transport.memory_for(len(ranks))
     native = transport.communicator(ranks, 0, segment, timeout_s=meeting_s)
-    made = Communicator(
-        transport, native, ranks, timeout_s=timeout_s, on_close=transport.engine.close
-    )
-    _OPEN.add(made)
-    return made
+    _OPEN.add(transport)
+    return Communicator(transport, native, ranks, timeout_s=timeout_s)
 
 
 def _arm_failpoints() -> None:
@@ -86,6 +86,7 @@ def _arm_failpoints() -> None:
 @atexit.register
 def _leave() -> None:
     """At the end of the process, tell the others that this rank is gone."""
-    for comm in list(_OPEN):
-        if not comm._transport.engine.forked():
-            comm.close()
+    for transport in list(_OPEN):
+        if not transport.engine.forked():
+            for comm in list(transport.users):
+                comm.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import CollectiveTimeout, UnisonoError
+from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 
 if TYPE_CHECKING:
     from unisono import _native
@@ -35,6 +36,7 @@ class Work:
         self._finish = finish
         self._keep = keep
         self._error: BaseException | None = None
+        self._process = os.getpid()
         self.call = call
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -43,6 +45,11 @@ class Work:
         CollectiveTimeout after `timeout_s`, if that is given; the call itself then goes
         on, and one may wait again.
         """
+        if self._process != os.getpid():
+            raise UsageError(
+                f"{self.call}: this process is a fork of the rank that made the call; "
+                "wait for it there"
+            )
         if self._native is not None:
             limit = -1 if timeout_s is None else max(0, int(timeout_s * 1e9))
             state = self._native.wait(limit)

@@ -41,6 +41,7 @@ class World:
         """
         results: list[Any] = [None] * len(self.comms)
         errors: list[tuple[int, BaseException]] = []
+        ended = [threading.Event() for _ in self.comms]
 
         def rank(comm: Communicator) -> None:
             try:
@@ -48,12 +49,23 @@ class World:
             except BaseException as error:
                 errors.append((comm.rank, error))
                 comm.close()
+            finally:
+                ended[comm.rank].set()
 
         running = [threading.Thread(target=rank, args=(c,)) for c in self.comms]
         for thread in running:
             thread.start()
-        for thread in running:
-            thread.join()
+        try:
+            for event in ended:
+                event.wait()
+        except BaseException:  # interrupted: then nobody waits for anybody any longer
+            self.close()
+            for event in ended:
+                event.wait()
+            raise
+        finally:
+            for thread in running:
+                thread.join()
         if errors:
             about_others = (PeerLost, CollectiveTimeout)
             own = [e for e in errors if not isinstance(e[1], about_others)]

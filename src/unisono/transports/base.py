@@ -11,7 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unisono.errors import ConnectFailed, UnsupportedWorld
 
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 WINDOW = 256 << 10
 """Bytes of half a rank's window: the pieces of one generation."""
+
+_ASK_FROM = 256 << 20
+"""Above this many bytes look first: the kernel would rather kill than refuse."""
 
 _NUMBERS = count(1)
 
@@ -56,6 +64,8 @@ class Transport:
     cores: int
     window: int = WINDOW
     patience: tuple[int, int] = field(init=False)
+    users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
+    """The communicators that are open; the engine is closed with the last of them."""
 
     def __post_init__(self) -> None:
         """Decide how to wait: spin where every rank has a core, yield where not."""
@@ -64,6 +74,15 @@ class Transport:
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""
         return self.engine.create(_native.Comm.memory_needed(n, self.window))
+
+    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        """Shared memory of this rank, present in full; MemoryError if there is less."""
+        free = memory_free() if nbytes > _ASK_FROM else nbytes
+        if nbytes > free:
+            raise MemoryError(
+                f"{nbytes} bytes of shared memory are asked for, {free} are free"
+            )
+        return self.engine.buffer(nbytes)
 
     def communicator(
         self, ranks: Sequence[int], owner: int, segment: int, *, timeout_s: float
@@ -93,6 +112,16 @@ class Transport:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 2e-3)
+
+
+def memory_free() -> int:
+    """How many bytes this host could give, as far as it tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return 1 << 62
 
 
 def cores_here() -> int:

@@ -132,6 +132,8 @@ class _Meeting:
                 for guest in self._guests(listener):
                     wrong = self._objection(guest.hello, guests)
                     if wrong:
+                        _try_send(guest.connection, _Answer(wrong=wrong))
+                        guest.connection.close()
                         raise ConnectFailed(wrong)
                     guests[guest.hello.rank] = guest
                     if len(guests) == n - 1:
@@ -285,9 +287,14 @@ class _Meeting:
     def _sockets(self, connection: socket.socket) -> dict[int, socket.socket]:
         sockets: dict[int, socket.socket] = {}
         while len(sockets) < self.me.world_size - 1:
-            told, fds, *_ = socket.recv_fds(connection, 4, 1)
+            told, fds, flags, _ = socket.recv_fds(connection, _LONGEST, 1)
+            if flags & socket.MSG_CTRUNC:
+                raise ConnectFailed(
+                    f"rank {self.me.rank} has no file descriptors left for the other "
+                    "ranks: allow more of them (ulimit -n)"
+                )
             if not fds:
-                raise ConnectFailed("rank 0 died while the ranks met", missing=[0])
+                raise _given_up(told)
             sockets[int.from_bytes(told, "little")] = socket.socket(fileno=fds[0])
             os.set_inheritable(fds[0], False)
         return sockets
@@ -318,6 +325,15 @@ class _Meeting:
                 "give the job another name, as in init(job=...)"
             )
         return connection
+
+
+def _given_up(told: bytes) -> ConnectFailed:
+    """Why rank 0 hands over no more sockets: as it says, or because it has died."""
+    try:
+        answer = msgspec.json.decode(told, type=_Answer)
+        return ConnectFailed(answer.wrong, missing=answer.missing)
+    except msgspec.DecodeError:
+        return ConnectFailed("rank 0 died while the ranks met", missing=[0])
 
 
 def _seqpacket() -> socket.socket:

@@ -27,16 +27,25 @@ def judge(report: Report, *, ended: Sequence[int | None], told: Sequence[bool]) 
 
 
 def _misread(seen: Seen, report: Report) -> list[str]:
-    """What is wrong with what one rank saw."""
+    """What is wrong with how one rank ended."""
+    action = report.trial.action
+    if action == "dawdle":
+        expected: tuple[str, ...] = ("",)
+    elif seen.rank == report.trial.victim:  # was stopped, and has found the others gone
+        expected = ("PeerLost", "CollectiveTimeout")
+    else:
+        expected = ("PeerLost",) if action == "kill" else ("CollectiveTimeout",)
+    if seen.error not in expected:
+        ended = f"{seen.error}: {seen.message}" if seen.error else "nothing"
+        return [f"rank {seen.rank} ended with {ended}, expected {expected[0]}"]
+    if seen.rank == report.trial.victim or not seen.error:
+        return []
+    return _misnamed(seen, report)
+
+
+def _misnamed(seen: Seen, report: Report) -> list[str]:
+    """What is wrong with whom and what a survivor's error names."""
     trial, wrong = report.trial, []
-    if trial.action == "dawdle":
-        return [f"rank {seen.rank} ended with {_short(seen)}"] * bool(seen.error)
-    if seen.rank == trial.victim:  # was stopped, and has found the others gone
-        fine = ("PeerLost", "CollectiveTimeout")
-        return [] if seen.error in fine else [f"the victim ended with {_short(seen)}"]
-    expected = "PeerLost" if trial.action == "kill" else "CollectiveTimeout"
-    if seen.error != expected:
-        return [f"rank {seen.rank} ended with {_short(seen)}, expected {expected}"]
     named = [seen.members[r] for r in seen.ranks]
     if named != [trial.victim]:
         wrong.append(f"rank {seen.rank} names ranks {named}: {seen.message}")
@@ -50,7 +59,3 @@ def _misread(seen: Seen, report: Report) -> list[str]:
     if seen.seq < 1 and seen.collective not in ("send", "recv"):
         wrong.append(f"rank {seen.rank} names the sequence number {seen.seq}")
     return wrong
-
-
-def _short(seen: Seen) -> str:
-    return f"{seen.error}: {seen.message}" if seen.error else "nothing"

@@ -104,10 +104,11 @@ def _observed(
 def _arm(trial: Trial, rank: int) -> None:
     if trial.action == "dawdle":
         chance = random.Random(trial.seed * 101 + rank)
-        points = chance.choices(_native.failpoint_names(), k=20)
-        _native.arm_failpoints(
-            ",".join(f"{p}:{chance.randint(1, 60)}:sleep=3" for p in points)
-        )
+        moments = [
+            f"{point}:{chance.randint(1, 100)}:sleep={chance.choice((1, 5, 20))}"
+            for point in chance.choices(_native.failpoint_names(), k=24)
+        ]
+        _native.arm_failpoints(",".join(moments))
     elif trial.failpoint and rank == trial.victim:
         action = "stop" if trial.hold else trial.action
         _native.arm_failpoints(f"{trial.failpoint}:{trial.hit}:{action}")

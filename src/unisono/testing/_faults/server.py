@@ -165,7 +165,8 @@ def _passes_failpoint(scene: _Scene) -> bool:
         if _has_ended(scene.victim) or _is_stopped(scene.victim):
             return True
         _hear(scene, 0.002)
-    return _has_ended(scene.victim)
+    # If all have told already, it is dying: its sockets end before its process does.
+    return not scene.awaited(with_victim=False) and _has_ended(scene.victim, 0.5)
 
 
 def _listen(scene: _Scene, *, with_victim: bool) -> None:
@@ -188,13 +189,16 @@ def _hear(scene: _Scene, seconds: float) -> None:
             child.ended = _status(child, os.WEXITED)
 
 
-def _has_ended(child: _Child) -> bool:
-    return bool(select.select([child.handle], [], [], 0)[0])
+def _has_ended(child: _Child, within_s: float = 0.0) -> bool:
+    return bool(select.select([child.handle], [], [], within_s)[0])
 
 
 def _is_stopped(child: _Child) -> bool:
-    how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, child.pid, how) is not None
+    try:
+        how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, child.pid, how) is not None
+    except ChildProcessError:  # has ended just now
+        return False
 
 
 def _status(child: _Child, how: int) -> int | None:

@@ -1,0 +1,57 @@
+"""Kill a rank at work, many times over: who notices, what do they say, and how soon?
+
+    python benchmarks/kill_trials.py [trials] [seed]
+
+Real processes, two to five of them, run collectives; one is killed, at a failpoint of
+the native core or at any time. Every survivor must raise PeerLost that names it. Then
+as many trials by a tenth with nobody killed, but ranks that are slow here and there:
+all results must be right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+import time
+
+from unisono.testing.faults import Lab, Report, draw, draw_jitter, summary
+
+LIMIT_MS = 100.0
+"""What 99 of 100 survivors must keep to."""
+
+
+def main() -> int:
+    """Run, print, and fail if anything was not as promised."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32)
+    print(f"seed        {seed}")
+    began = time.monotonic()
+    killed: list[Report] = []
+    slow: list[Report] = []
+    with Lab() as lab:
+        trials = itertools.chain(draw(seed, count), draw_jitter(seed, count // 10))
+        for number, trial in enumerate(trials):
+            report = lab.run(trial)
+            (killed if trial.action == "kill" else slow).append(report)
+            if report.problems:
+                _tell(number, report)
+            if sys.stderr.isatty():
+                print(f"\r{number + 1}", end="", file=sys.stderr)
+    told = summary(killed)
+    print(told.text)
+    wrong = sum(bool(r.problems) for r in slow)
+    print(f"slow ranks  {len(slow)} trials, {wrong} failures")
+    print(f"took        {time.monotonic() - began:.0f} s")
+    return int(bool(told.failures or wrong or told.p99_ms > LIMIT_MS))
+
+
+def _tell(number: int, report: Report) -> None:
+    print(f"trial {number}: {report.trial}")
+    for problem in report.problems:
+        print(f"  {problem}")
+    print(report.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Trials of failure: real processes, one of which is killed or stopped at work.
+
+    with Lab() as lab:
+        report = lab.run(Trial(n=3, victim=1, program="all_reduce", after_s=0.01))
+        assert not report.problems
+
+Every survivor must raise PeerLost (CollectiveTimeout, if the victim was only stopped)
+that names the victim and nobody else, soon, and no result that a call has returned may
+be wrong. The victim is struck at a failpoint of the native core, or at any time from
+outside.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from unisono import _native
+from unisono.errors import UnisonoError
+from unisono.testing._faults.programs import (
+    COLLECTIVE_PROGRAMS,
+    PROGRAMS,
+    SIZES,
+    offered,
+)
+from unisono.testing._faults.records import Report, Seen, Trial
+
+__all__ = [
+    "PROGRAMS",
+    "Lab",
+    "Report",
+    "Seen",
+    "Summary",
+    "Trial",
+    "draw",
+    "draw_jitter",
+    "failpoints_of",
+    "summary",
+]
+
+_MESSAGES = ("send.header", "send.part", "recv.part")
+_SEGMENTS = ("segment.make", "segment.announce")
+_LENT_FROM = 32 << 10
+"""From this many bytes on, buffers in shared memory are read in place."""
+
+
+def failpoints_of(trial: Trial) -> list[str]:
+    """The failpoints that the victim of such a trial may pass."""
+    if trial.program == "star":
+        return [*_MESSAGES, *_SEGMENTS]
+    found = [f for f in _native.failpoint_names() if f not in _MESSAGES + _SEGMENTS]
+    if trial.program in ("medley", "split"):
+        found += _SEGMENTS
+    elif trial.program == "send_recv":
+        found += [*_MESSAGES, *_SEGMENTS]
+    lends = trial.shared and 4 * trial.count >= _LENT_FROM
+    if not lends or trial.program in ("barrier", "send_recv", "objects"):
+        found.remove("exit.wait")
+    elif trial.program in COLLECTIVE_PROGRAMS:
+        found.remove("lead.done")
+    return found
+
+
+class Lab:
+    """A place for trials: a server that forks ranks, for as long as it is open."""
+
+    def __enter__(self) -> Lab:
+        """Start the server."""
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "unisono.testing._faults.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let the server end."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        try:
+            self._server.wait(10)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        self._server.stdout.close()
+
+    def run(self, trial: Trial) -> Report:
+        """Run one trial and judge it."""
+        send, receive = self._server.stdin, self._server.stdout
+        assert send is not None
+        assert receive is not None
+        send.write(msgspec.json.encode(trial) + b"\n")
+        send.flush()
+        patience = 3 * trial.limit_s + 20
+        if not select.select([receive], [], [], patience)[0]:
+            self._server.kill()
+            raise UnisonoError(f"the server of trials hangs in {trial}")
+        line = receive.readline()
+        if not line:
+            raise UnisonoError(f"the server of trials died in {trial}")
+        return msgspec.json.decode(line, type=Report)
+
+
+def draw(seed: int, count: int) -> Iterator[Trial]:
+    """Random trials of every kind, the same for the same seed."""
+    chance = random.Random(seed)
+    names = [*COLLECTIVE_PROGRAMS, *PROGRAMS]  # single collectives twice as often
+    for _ in range(count):
+        program = chance.choice(names)
+        n = chance.choice((2, 2, 3, 3, 4, 5))
+        plain = Trial(
+            n=n,
+            victim=chance.randrange(n),
+            program=program,
+            count=chance.choice(SIZES),
+            algorithm=chance.choice(offered(program, n)),
+            shared=chance.random() < 0.3,
+            after_s=chance.random() * 0.02,
+            hold=chance.random() < 0.5,
+            seed=chance.randrange(1 << 30),
+            leave_at_once=program in COLLECTIVE_PROGRAMS and chance.random() < 0.5,
+        )
+        failpoint = chance.choice(("", "", "", *failpoints_of(plain)))
+        once = failpoint in _SEGMENTS and program != "split"
+        hit = 1 if once else chance.choice((1, 1, 2, 3, 5, 8, 20))
+        yield msgspec.structs.replace(plain, failpoint=failpoint, hit=hit)
+
+
+def draw_jitter(seed: int, count: int, *, rounds: int = 40) -> Iterator[Trial]:
+    """Random trials in which nobody dies, but ranks dawdle here and there."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        n = chance.choice((2, 3, 3, 4, 5))
+        yield Trial(
+            n=n,
+            victim=0,
+            program="medley",
+            count=chance.choice(SIZES[3:]),
+            shared=chance.random() < 0.3,
+            action="dawdle",
+            seed=chance.randrange(1 << 30),
+            rounds=rounds,
+            limit_s=30.0,
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Many trials in numbers: times from a known death to an error, in milliseconds."""
+
+    trials: int
+    failures: int
+    at_failpoints: int
+    survivors: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    bound_ms: float
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"trials      {self.trials}, {self.at_failpoints} of them at failpoints\n"
+            f"failures    {self.failures}\n"
+            f"detection   p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms, "
+            f"max {self.max_ms:.1f} ms ({self.survivors} survivors)\n"
+            f"            in trials whose moment of death is known; in all, at most "
+            f"{self.bound_ms:.0f} ms after the last sign of life"
+        )
+
+
+def summary(reports: Sequence[Report]) -> Summary:
+    """Counts and times of many trials."""
+    exact = [t for r in reports if r.exact for t in r.detection_s]
+    p50, p99, most = 1e3 * np.percentile(exact or [np.nan], [50, 99, 100])
+    return Summary(
+        trials=len(reports),
+        failures=sum(bool(r.problems) for r in reports),
+        at_failpoints=sum(r.passed_failpoint for r in reports),
+        survivors=len(exact),
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+        max_ms=float(most),
+        bound_ms=1e3 * max((t for r in reports for t in r.detection_s), default=0.0),
+    )

@@ -1,0 +1,300 @@
+"""Lowered programs carried out by hand: slowly, in any order, and watched.
+
+`play` does what the native executor does with programs: ranks publish what others read
+first, meet, run their actions piece by piece through the two halves of their windows,
+wait at their exits, and then use their buffers for something else. Ranks take turns in
+an order that a seed decides, and nothing but the programs' own waits holds any of them
+back.
+
+Every cell of memory (a piece of a chunk in a buffer, a place in half a window) keeps
+who wrote and who read it, and every rank keeps how much it can know of the others: what
+it has waited for, and what those had waited for before (a vector clock). Reading what
+is not known to be written, and writing what is not known to be read, are faults even
+where this once all went well. So one run in any order answers for all orders.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from unisono.schedule.lower import Action, Home, Lowered, Program, Source
+
+Slot = tuple[int, int]
+Values = Mapping[Slot, Sequence[Any]]
+"""For (rank, chunk), a value for each piece."""
+
+Combine = Callable[[Sequence[Any], bool], Any]
+"""Reduces values, in their order; the flag tells whether this completes the sum."""
+
+
+class ProgramFault(AssertionError):
+    """Programs that can read what is not there, overwrite what is needed, or hang."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective: its programs, what each rank holds, and where buffers lie.
+
+    `pieces` is the number of values of every chunk. `in_place` are the ranks whose
+    output is their input.
+    """
+
+    lowered: Lowered
+    inputs: Values
+    pieces: int = 3
+    in_place: frozenset[int] = frozenset()
+    input_shared: bool = False
+    output_shared: bool = False
+
+
+def play(calls: Sequence[Call], combine: Combine, *, seed: int = 0) -> list[Values]:
+    """The outputs of the calls, made one after the other on one communicator.
+
+    ProgramFault if any order of the ranks could lead to another result, or to none.
+    """
+    return _Machine(calls, combine, Random(seed)).run()
+
+
+Key = tuple[int, ...]
+"""A cell: call, home, rank, chunk, piece; or -1, rank, half and place of a window."""
+
+Clock = list[int]
+Word = tuple[int, int]
+"""A generation, and the number of actions done in it."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A place in memory: its value, who wrote it when, and who has read it since."""
+
+    value: Any
+    writer: int
+    written: int
+    readers: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What a rank has told the others, and what it knows of them."""
+
+    clock: Clock
+    words: list[Word] = field(default_factory=list)
+    clocks: list[Clock] = field(default_factory=list)  # as they were with each word
+    arrivals: list[Clock] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a rank waits for: another's arrival at a call, or its progress."""
+
+    rank: int
+    arrival: int = -1
+    word: Word = (0, 0)
+
+
+class _Machine:
+    def __init__(self, calls: Sequence[Call], combine: Combine, random: Random) -> None:
+        self.calls = calls
+        self.combine = combine
+        self.random = random
+        self.n = len(calls[0].lowered.programs)
+        self.ranks = [_Rank([0] * self.n) for _ in range(self.n)]
+        self.cells: dict[Key, _Cell] = {}
+        self.buffers: dict[tuple[int, int], list[Key]] = {}  # by call and rank
+        self.outputs: list[dict[Slot, list[Any]]] = [{} for _ in calls]
+        # By rank and half of its window: who reads what was put there last.
+        self.window_readers: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def run(self) -> list[Values]:
+        """Let the ranks take turns until all are done."""
+        running = {r: self._rank(r) for r in range(self.n)}
+        needs: dict[int, _Need | None] = dict.fromkeys(running)
+        while running:
+            ready = [r for r in running if self._met(needs[r])]
+            if not ready:
+                raise ProgramFault(f"all ranks wait for ever: {needs}")
+            r = self.random.choice(ready)
+            self._learn(r, needs[r])
+            try:
+                needs[r] = next(running[r])
+            except StopIteration:
+                del running[r], needs[r]
+        return list(self.outputs)
+
+    # --- what a rank does
+
+    def _rank(self, r: int) -> Iterator[_Need | None]:
+        generation = 1
+        for number, call in enumerate(self.calls):
+            self._fill(number, r)
+            program = call.lowered.programs[r]
+            done, free = 0, False
+            # Whoever does not lend its input publishes it before the others have come.
+            if not call.input_shared and self.random.random() < 0.5:
+                yield from self._window_free(program, generation)
+                done, free = program.lead[r], True
+                for action in program.actions[:done]:
+                    self._perform(number, r, action, generation, 0)
+                self._report(r, (generation, done))
+            self.ranks[r].arrivals.append(list(self.ranks[r].clock))
+            for q in range(self.n):
+                yield _Need(q, arrival=number)
+            for piece in range(call.pieces):
+                if not free:
+                    yield from self._window_free(program, generation)
+                yield from self._generation(number, r, generation, piece, done)
+                generation += 1
+                done, free = 0, False
+            for wait in program.exits:
+                yield _Need(wait.rank, word=(generation - 1, wait.count))
+            self._reuse(number, r)
+
+    def _generation(
+        self, number: int, r: int, generation: int, piece: int, done: int
+    ) -> Iterator[_Need | None]:
+        program = self.calls[number].lowered.programs[r]
+        told = len(program.actions) - program.tail
+        for count, action in enumerate(program.actions[done:], done + 1):
+            for wait in action.waits:
+                yield _Need(wait.rank, word=(generation, wait.count))
+            self._perform(number, r, action, generation, piece)
+            if count <= told:
+                self._report(r, (generation, count))
+            yield None
+        self._report(r, (generation + 1, 0))
+
+    def _window_free(self, program: Program, generation: int) -> Iterator[_Need]:
+        """Wait until this half's last content has been read by all who read it."""
+        half = program.rank, generation % 2
+        for q in self.window_readers.get(half, ()):
+            yield _Need(q, word=(generation - 1, 0))
+        self.window_readers[half] = program.readers
+
+    def _perform(
+        self, number: int, r: int, action: Action, generation: int, piece: int
+    ) -> None:
+        values, keys = [], []
+        for source in action.sources:
+            self._refuse_foreign(number, r, source)
+            keys.append(self._key(number, source, generation, piece))
+            values.append(self._read(r, keys[-1]))
+        made = values[0] if len(values) == 1 else self.combine(values, action.completes)
+        if action.window is not None:
+            if action.window >= self.calls[number].lowered.places:
+                raise ProgramFault(f"rank {r} has no place {action.window}")
+            into = Source(Home.WINDOW, r, action.window)
+            self._write(r, self._key(number, into, generation, piece), made)
+        if action.output is not None:
+            into = Source(Home.OUTPUT, r, action.output)
+            key = self._key(number, into, generation, piece)
+            if keys != [key]:  # what is there already is not written
+                self._write(r, key, made)
+            found = self.outputs[number].setdefault((r, action.output), [])
+            if len(found) == piece:
+                found.append(made)
+            found[piece] = made
+
+    def _fill(self, number: int, r: int) -> None:
+        """Put the input into its buffer."""
+        for (rank, chunk), values in self.calls[number].inputs.items():
+            if rank == r:
+                for piece, value in enumerate(values):
+                    self._write(r, (number, Home.INPUT, r, chunk, piece), value)
+
+    def _reuse(self, number: int, r: int) -> None:
+        """The call has returned: the caller writes to all its buffers."""
+        for key in self.buffers.pop((number, r), ()):
+            self._write(r, key, None)
+
+    # --- memory
+
+    def _key(self, number: int, source: Source, generation: int, piece: int) -> Key:
+        if source.home is Home.WINDOW:
+            return -1, source.rank, generation % 2, source.index
+        call, home = self.calls[number], source.home
+        slot = source.rank, source.index
+        if source.rank in call.in_place and slot in call.inputs:
+            home = Home.INPUT
+        return number, home, *slot, piece
+
+    def _read(self, r: int, key: Key) -> Any:
+        cell = self.cells.get(key)
+        clock = self.ranks[r].clock
+        if cell is None:
+            raise ProgramFault(f"rank {r} reads {_told(key)}, which nobody has written")
+        if clock[cell.writer] < cell.written:
+            raise ProgramFault(
+                f"rank {r} reads {_told(key)} while {cell.writer} may write it"
+            )
+        clock[r] += 1
+        cell.readers[r] = clock[r]
+        return cell.value
+
+    def _write(self, r: int, key: Key, value: Any) -> None:
+        cell = self.cells.get(key)
+        clock = self.ranks[r].clock
+        clock[r] += 1
+        if cell is not None:
+            if clock[cell.writer] < cell.written:
+                raise ProgramFault(
+                    f"ranks {r} and {cell.writer} both write {_told(key)}"
+                )
+            for q, when in cell.readers.items():
+                if clock[q] < when:
+                    raise ProgramFault(
+                        f"rank {r} writes {_told(key)} while {q} may read it"
+                    )
+        elif key[0] >= 0:
+            self.buffers.setdefault((key[0], r), []).append(key)
+        self.cells[key] = _Cell(value, r, clock[r])
+
+    def _refuse_foreign(self, number: int, r: int, source: Source) -> None:
+        """Others' buffers can be read only where they are shared."""
+        call = self.calls[number]
+        shared = {
+            Home.INPUT: call.input_shared,
+            Home.OUTPUT: call.output_shared,
+            Home.WINDOW: True,
+        }
+        if source.rank != r and not shared[source.home]:
+            raise ProgramFault(f"rank {r} cannot reach {source}")
+
+    # --- waiting
+
+    def _report(self, r: int, word: Word) -> None:
+        rank = self.ranks[r]
+        rank.words.append(word)
+        rank.clocks.append(list(rank.clock))
+
+    def _met(self, need: _Need | None) -> bool:
+        if need is None:
+            return True
+        rank = self.ranks[need.rank]
+        if need.arrival >= 0:
+            return len(rank.arrivals) > need.arrival
+        return bool(rank.words) and rank.words[-1] >= need.word
+
+    def _learn(self, r: int, need: _Need | None) -> None:
+        """Take over what the awaited rank knew when it said what was awaited."""
+        if need is None:
+            return
+        other = self.ranks[need.rank]
+        if need.arrival >= 0:
+            told = other.arrivals[need.arrival]
+        else:
+            told = other.clocks[bisect_left(other.words, need.word)]
+        mine = self.ranks[r].clock
+        self.ranks[r].clock = [max(a, b) for a, b in zip(mine, told, strict=True)]
+
+
+def _told(key: Key) -> str:
+    """A cell in words."""
+    if key[0] < 0:
+        return f"place {key[3]} of rank {key[1]}'s window"
+    call, home, rank, chunk, piece = key
+    where = Home(home).name.lower()
+    return f"chunk {chunk} of rank {rank}'s {where} (call {call}, piece {piece})"

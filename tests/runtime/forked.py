@@ -1,0 +1,208 @@
+"""Functions on real ranks, quickly: forked from a process that has all imported.
+
+    with Forks() as forks:
+        ends = forks.run(3, some_function, 1, "two")
+
+calls some_function(rank, 1, "two") in three processes at once, where `rank` can meet
+the others, and tells how each ended. The function must stand in a file by its name; its
+arguments and its value travel as JSON. Whoever hangs is shown with its stack.
+"""
+
+import atexit
+import faulthandler
+import functools
+import importlib.util
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+LIMIT_S = 30.0
+ATTRIBUTES = ("ranks", "pids", "host", "collective", "seq", "calls", "missing")
+
+
+@dataclass
+class Rank:
+    """What a function is given: who it is, and where to meet the others."""
+
+    number: int
+    n: int
+    job: str
+
+    def init(self, **options):
+        import unisono
+
+        return unisono.init(self.number, self.n, job=self.job, **options)
+
+
+@dataclass
+class End:
+    """How a rank ended: its value or its error, what it wrote, its exit status."""
+
+    rank: int
+    pid: int
+    value: object = None
+    error: str = ""
+    message: str = ""
+    status: int | None = None
+    stderr: str = ""
+    hung: bool = False
+    attributes: dict = field(default_factory=dict)
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["attributes"][name]
+        except KeyError:
+            raise AttributeError(f"{name} of {self}") from None
+
+
+def told(error):
+    """An error as it travels."""
+    found = {a: getattr(error, a) for a in ATTRIBUTES if hasattr(error, a)}
+    found = {a: list(v) if isinstance(v, tuple) else v for a, v in found.items()}
+    return {"error": type(error).__name__, "message": str(error), "attributes": found}
+
+
+def attempt(call, *args, **options):
+    """What a call raises, as it travels; None if it raises nothing."""
+    try:
+        call(*args, **options)
+    except BaseException as error:
+        return told(error)
+    return None
+
+
+def interrupt_after(seconds, number=signal.SIGINT):
+    """Have the kernel send this process a signal in a while."""
+    import threading
+
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+
+class Forks:
+    """The process that forks, as seen from a test."""
+
+    def __enter__(self):
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        return self
+
+    def __exit__(self, *error):
+        self._server.stdin.close()
+        self._server.wait(LIMIT_S)
+        self._server.stdout.close()
+
+    def run(self, n, function, *args):
+        """Run function(rank, *args) as n processes; their ends by rank."""
+        code = function.__code__
+        order = {"n": n, "file": code.co_filename, "name": function.__name__}
+        line = json.dumps(order | {"args": args}).encode() + b"\n"
+        self._server.stdin.write(line)
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        assert answer, "the forking process died"
+        ends = [End(**end) for end in json.loads(answer)]
+        hung = [end for end in ends if end.hung]
+        assert not hung, f"{function.__name__} hangs:\n" + "\n".join(
+            f"rank {end.rank}:\n{end.stderr}" for end in ends
+        )
+        return ends
+
+
+# --- the forking process
+
+
+@functools.cache
+def module_of(file):
+    spec = importlib.util.spec_from_file_location(f"forked_{abs(hash(file))}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(file))
+    spec.loader.exec_module(module)
+    return module
+
+
+def child(order, rank, job, tell, stderr):
+    os.dup2(stderr, 2)
+    os.dup2(stderr, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    faulthandler.enable(file=2)
+    function = getattr(module_of(order["file"]), order["name"])
+    status = 0
+    try:
+        end = {"value": function(Rank(rank, order["n"], job), *order["args"])}
+    except BaseException as error:
+        traceback.print_exc()
+        end, status = told(error), 1
+    os.write(tell, json.dumps(end).encode())
+    os.close(tell)
+    sys.stderr.flush()
+    atexit._run_exitfuncs()
+    os._exit(status)
+
+
+def run(order):
+    job = secrets.token_hex(8)
+    ranks = []
+    for rank in range(order["n"]):
+        hear, tell = os.pipe()
+        stderr = os.memfd_create("stderr")
+        pid = os.fork()
+        if pid == 0:
+            child(order, rank, job, tell, stderr)
+        os.close(tell)
+        ranks.append(
+            SimpleNamespace(
+                pid=pid, hear=hear, stderr=stderr, handle=os.pidfd_open(pid)
+            )
+        )
+    deadline = time.monotonic() + LIMIT_S
+    return [finish(number, rank, deadline) for number, rank in enumerate(ranks)]
+
+
+def finish(number, rank, deadline):
+    text = b""
+    while select.select([rank.hear], [], [], max(0, deadline - time.monotonic()))[0]:
+        data = os.read(rank.hear, 1 << 16)
+        if not data:
+            break
+        text += data
+    left = max(0, deadline - time.monotonic())
+    hung = not select.select([rank.handle], [], [], left)[0]
+    if hung:
+        os.kill(rank.pid, signal.SIGUSR1)
+        time.sleep(0.3)
+        os.kill(rank.pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
+    with os.fdopen(rank.stderr, "rb") as file:
+        file.seek(0)
+        stderr = file.read().decode(errors="replace")
+    os.close(rank.hear)
+    os.close(rank.handle)
+    end = json.loads(text) if text else {}
+    common = {"rank": number, "pid": rank.pid, "status": status, "stderr": stderr}
+    return common | {"hung": hung} | end
+
+
+if __name__ == "__main__":
+    import numpy  # noqa: F401
+
+    import unisono.runtime.start
+    import unisono.testing  # noqa: F401
+
+    for line in sys.stdin.buffer:
+        answer = json.dumps(run(json.loads(line))).encode() + b"\n"
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()

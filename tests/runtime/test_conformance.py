@@ -1,0 +1,63 @@
+"""Every algorithm on threads and on processes: what the schedule says, to the bit."""
+
+import pytest
+from conformance import (
+    WORLDS,
+    check,
+    every_algorithm,
+    every_reduction,
+    every_type,
+    perform,
+    prepare,
+)
+from variants import VARIANTS
+
+import unisono
+from unisono.algorithms import library
+from unisono.testing import world
+
+A_FEW = [
+    *(("all_reduce", name) for name in ("direct", "naive", "ring", "rabenseifner")),
+    *(("reduce_scatter", name) for name in ("direct", "halving_doubling")),
+    *(("all_gather", name) for name in ("direct", "circulant")),
+    *(("broadcast", name) for name in ("naive", "tree", "chain")),
+    *(("reduce", name) for name in ("naive", "tree")),
+    *(("all_to_all", name) for name in ("direct", "bruck")),
+    *(("scatter", "tree"), ("gather", "tree"), ("barrier", "dissemination")),
+]
+SPECIAL = [v for v in VARIANTS if v not in library()]
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_every_algorithm_on_threads(n):
+    """Sizes from nothing to many pieces, and to what is read in place."""
+    cases = every_algorithm(n, [0, 1, n - 1, n, 311, 2777, 9001])
+    prepare(cases)
+    with world(n, window=2048) as w:
+        check(cases, w.run(perform, cases))
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_algorithms_with_parameters_on_threads(n):
+    cases = every_algorithm(n, [3 * n + 1, 1999], SPECIAL)
+    prepare(cases)
+    with world(n, window=2048) as w:
+        check(cases, w.run(perform, cases))
+
+
+@pytest.mark.parametrize("n", WORLDS)
+def test_every_algorithm_on_processes(n):
+    every = n in (2, 3, 5, 8)
+    cases = every_algorithm(n, [n + 1, 7001], list(library()) if every else A_FEW)
+    check(cases, unisono.spawn(perform, n, (cases,)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_every_type_and_operation_on_threads(worlds, n):
+    cases = [*every_reduction(n), *every_type(n)]
+    check(cases, worlds(n, 1024).run(perform, cases))
+
+
+def test_every_type_and_operation_on_processes():
+    cases = [*every_reduction(4, 700), *every_type(4, 700)]
+    check(cases, unisono.spawn(perform, 4, (cases,)))

@@ -1,0 +1,823 @@
+"""What goes wrong is told on every rank, by name, and soon: never a hang.
+
+Functions named like what a rank does run on threads or in forked processes.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forked import Forks, attempt, interrupt_after, told
+
+from unisono.errors import (
+    BadArgument,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerLost,
+    UsageError,
+)
+from unisono.testing import world
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as made:
+        yield made
+
+
+def ones(count=10, dtype="float32"):
+    return np.ones(count, dtype)
+
+
+# --- mismatched calls
+
+
+def calls_by_name(name):
+    """A few calls; each differs from all others in something ranks must agree on."""
+    return {
+        "sum": lambda c: c.all_reduce(ones()),
+        "max": lambda c: c.all_reduce(ones(), op="max"),
+        "mean": lambda c: c.all_reduce(ones(), op="mean"),
+        "float64": lambda c: c.all_reduce(ones(dtype="float64")),
+        "int32": lambda c: c.all_reduce(ones(dtype="int32")),
+        "eleven": lambda c: c.all_reduce(ones(11)),
+        "many": lambda c: c.all_reduce(ones(300_000)),
+        "ring": lambda c: c.all_reduce(ones(), algorithm="ring"),
+        "in flight": lambda c: c.all_reduce(ones(12), async_op=True).wait(),
+        "from 0": lambda c: c.broadcast(ones(), root=0),
+        "from 1": lambda c: c.broadcast(ones(), root=1),
+        "to 0": lambda c: c.reduce(ones(), root=0),
+        "to 1": lambda c: c.reduce(ones(), root=1),
+        "gather to 0": lambda c: c.gather(ones(), root=0),
+        "gather to 1": lambda c: c.gather(ones(), root=1),
+        "rows": lambda c: c.all_gather(ones()),
+        "more rows": lambda c: c.all_gather(ones(12)),
+        "parts": lambda c: c.reduce_scatter(ones(12)),
+        "exchange": lambda c: c.all_to_all(ones(12)),
+        "barrier": lambda c: c.barrier(),
+        "objects": lambda c: c.all_gather_object(["a", 1]),
+        "split": lambda c: c.split(0),
+    }[name]
+
+
+CALLS = [
+    *("sum", "max", "mean", "float64", "int32", "eleven", "many", "ring", "in flight"),
+    *("from 0", "from 1", "to 0", "to 1", "gather to 0", "gather to 1"),
+    *("rows", "more rows", "parts", "exchange", "barrier", "objects", "split"),
+]
+
+
+def differ(comm, usual, odd, who):
+    """All ranks but one call the usual."""
+    return attempt(calls_by_name(odd if comm.rank == who else usual), comm)
+
+
+def check_mismatch(ends, who):
+    """All ranks say the same: both sides, and whose they are."""
+    for end in ends:
+        assert end["error"] == "CollectiveMismatch", end
+        calls = {int(r): call for r, call in end["attributes"]["calls"].items()}
+        assert len(calls) == 2
+        assert who in calls
+        first, second = calls.values()
+        assert first != second
+        for call in calls.values():
+            assert call in end["message"]
+            assert "something else" not in call
+
+
+@pytest.mark.parametrize("usual", CALLS)
+def test_threads_that_call_different_things_are_all_told(usual):
+    for number, odd in enumerate(CALLS):
+        if odd != usual:
+            who = number % 3
+            with world(3, timeout_s=20) as w:
+                check_mismatch(w.run(differ, usual, odd, who), who)
+
+
+def differ_as_processes(rank, pairs):
+    found = []
+    for number, (usual, odd) in enumerate(pairs):
+        with rank.init(timeout_s=20) as comm:
+            found.append(differ(comm, usual, odd, number % rank.n))
+    return found
+
+
+def test_processes_that_call_different_things_are_all_told(forks):
+    pairs = [(CALLS[i], CALLS[(i + s) % len(CALLS)]) for i in range(22) for s in (1, 5)]
+    for n in (2, 3):
+        ends = forks.run(n, differ_as_processes, pairs)
+        by_pair = zip(*[end.value for end in ends], strict=True)
+        for number, told_by_all in enumerate(by_pair):
+            check_mismatch(told_by_all, number % n)
+
+
+def one_ahead(comm):
+    """Rank 1 leaves out the second of three calls."""
+    done = []
+    error = None
+    for number, size in enumerate((5, 6, 7)):
+        if comm.rank != 1 or number != 1:
+            error = error or attempt(comm.all_reduce, ones(size))
+            done.append(error is None)
+    return done, error
+
+
+def test_a_rank_that_is_one_call_ahead():
+    with world(3) as w:
+        for done, error in w.run(one_ahead):
+            assert done[0]
+            assert not any(done[1:])
+            assert error["attributes"]["calls"].keys() >= {1}
+            assert error["attributes"]["seq"] == 2
+            assert "× 6" in error["message"]
+            assert "× 7" in error["message"]
+
+
+def test_calls_after_a_mismatch_say_so_again():
+    def go_on(comm):
+        errors = [attempt(comm.all_reduce, ones(5 + comm.rank)) for _ in range(3)]
+        return [error["error"] for error in errors]
+
+    assert world(2).run(go_on) == [["CollectiveMismatch"] * 3] * 2
+
+
+def test_a_rank_that_comes_late_is_told_before_it_calls():
+    def rank(comm):
+        if comm.rank == 2:
+            time.sleep(0.3)
+            return attempt(comm.barrier)
+        return attempt(comm.all_reduce, ones(5 + comm.rank))
+
+    ends = world(3).run(rank)
+    assert {e["error"] for e in ends} == {"CollectiveMismatch"}
+    assert len({e["message"] for e in ends}) == 1
+
+
+# --- deadlines
+
+
+def is_late(comm, call, late, seconds):
+    """One rank comes too late to a call."""
+    comm.barrier()
+    if comm.rank == late:
+        time.sleep(seconds)
+    return attempt(calls_by_name(call), comm)
+
+
+def test_a_deadline_names_who_is_late_and_where_it_was_seen():
+    with world(3, timeout_s=0.4) as w:
+        errors = w.run(is_late, "sum", 1, 0.8)
+    for error in errors:
+        assert error["error"] == "CollectiveTimeout"
+        assert error["attributes"]["ranks"] == [1]
+        assert error["attributes"]["collective"] == "all_reduce"
+        assert error["attributes"]["seq"] == 2
+        assert "rank 1 (" in error["message"]
+    assert "all_reduce(float32 × 10, sum)" in errors[0]["message"]
+    assert "0.4 s" in errors[0]["message"]
+    assert "last seen at seq 1 in barrier()" in errors[0]["message"]
+
+
+def with_deadline_of_one_call(comm):
+    comm.all_reduce(ones())
+    if comm.rank == 1:
+        return "not there"
+    began = time.monotonic()
+    error = attempt(comm.all_reduce, ones(), timeout_s=0.3)
+    return error, time.monotonic() - began
+
+
+def test_a_deadline_of_one_call():
+    error, took = world(2, timeout_s=50).run(with_deadline_of_one_call)[0]
+    assert error["error"] == "CollectiveTimeout"
+    assert error["attributes"]["ranks"] == [1]
+    assert "within 0.3 s" in error["message"]
+    assert 0.29 < took < 20
+
+
+def with_deadline_from(rank, where):
+    options = {}
+    if where == "environment":
+        os.environ["UNISONO_TIMEOUT_S"] = "0.3"
+    else:
+        options["timeout_s"] = 0.3
+    comm = rank.init(**options)
+    comm.barrier()
+    if rank.number == 0:
+        found = comm.timeout_s, attempt(comm.recv, ones(), 1)
+        comm.send(ones(1), 1, tag=1)
+        return found
+    comm.recv(ones(1), 0, tag=1, timeout_s=20)
+    return None
+
+
+@pytest.mark.parametrize("where", ["argument", "environment"])
+def test_a_deadline_of_all_calls(where, forks):
+    ends = forks.run(2, with_deadline_from, where)
+    seconds, error = ends[0].value
+    assert seconds == 0.3
+    assert error["error"] == "CollectiveTimeout"
+    assert error["attributes"]["ranks"] == [1]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan"])
+def test_deadlines_that_are_none(seconds, monkeypatch):
+    import unisono
+
+    monkeypatch.setenv("UNISONO_TIMEOUT_S", seconds)
+    with pytest.raises(BadArgument, match="UNISONO_TIMEOUT_S"):
+        unisono.init()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_deadlines_by_argument_that_are_none(seconds):
+    import unisono
+
+    with pytest.raises(BadArgument, match="timeout_s"):
+        unisono.init(timeout_s=seconds)
+    with world(1) as w, pytest.raises(BadArgument, match="timeout_s"):
+        w.comms[0].all_reduce(ones(), timeout_s=seconds)
+
+
+def test_a_deadline_that_never_comes():
+    import unisono
+
+    with unisono.init(timeout_s=float("inf")) as comm:
+        comm.all_reduce(ones(), timeout_s=float("inf"))
+
+
+def waits_for_work(comm):
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.5)
+        comm.all_reduce(ones())
+        return None
+    work = comm.all_reduce(ones(), async_op=True)
+    first = attempt(work.wait, timeout_s=0.1)
+    return first, work.done(), work.wait(timeout_s=20).tolist(), work.done()
+
+
+def test_waiting_for_work_can_end_before_the_work():
+    first, done, value, done_then = world(2).run(waits_for_work)[0]
+    assert first["error"] == "CollectiveTimeout"
+    assert first["attributes"]["ranks"] == [1]
+    assert first["attributes"]["collective"] == "all_reduce"
+    assert not done
+    assert value == [2.0] * 10
+    assert done_then
+
+
+def work_with_deadline(comm):
+    comm.barrier()
+    if comm.rank == 1:
+        return None
+    work = comm.all_reduce(ones(), async_op=True, timeout_s=0.2)
+    error = attempt(work.wait)
+    return error, work.done(), told(work.exception())
+
+
+def test_work_that_is_late_knows_for_whom():
+    error, done, exception = world(2).run(work_with_deadline)[0]
+    assert done
+    assert error == exception
+    assert error["error"] == "CollectiveTimeout"
+    assert error["attributes"]["ranks"] == [1]
+    assert error["attributes"]["seq"] == 2
+
+
+def late_message(comm, direction):
+    comm.barrier()
+    if comm.rank == 0:
+        how = {"timeout_s": 0.2}
+        if direction == "send":
+            return attempt(comm.send, ones(1_000_000), 1, **how)
+        return attempt(comm.recv, ones(), 1, **how)
+    comm.barrier(timeout_s=20)
+    return None
+
+
+@pytest.mark.parametrize("direction", ["send", "recv"])
+def test_messages_have_deadlines(direction):
+    with world(2) as w:
+
+        def rank(comm):
+            error = late_message(comm, direction) if comm.rank == 0 else None
+            if comm.rank == 1:
+                comm.barrier()
+            comm.barrier()  # a message that was late spoils nothing else
+            return error
+
+        error = w.run(rank)[0]
+    assert error["error"] == "CollectiveTimeout"
+    assert error["attributes"]["ranks"] == [1]
+    assert error["attributes"]["collective"] == direction
+
+
+def test_a_message_given_up_halfway_does_not_spoil_the_next():
+    """What is received is one of the messages that were sent, or an error."""
+
+    def rank(comm):
+        if comm.rank == 0:
+            late = attempt(comm.send, np.full(500_000, 1.0), 1, timeout_s=0.2)
+            comm.barrier()
+            second = attempt(comm.send, np.full(500_000, 2.0), 1, timeout_s=5)
+            return late["error"], second and second["error"]
+        comm.barrier()
+        got = np.zeros(500_000)
+        error = attempt(comm.recv, got, 0, timeout_s=5)
+        return (error and error["error"]), sorted(set(got.tolist()))
+
+    with world(2) as w:
+        (late, _), (error, values) = w.run(rank)
+    assert late == "CollectiveTimeout"
+    assert error or values in ([1.0], [2.0]), f"a mixture of messages: {values}"
+
+
+def warns(rank):
+    comm = rank.init(timeout_s=20)
+    comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
+    comm.barrier()
+    if rank.number == 2:
+        time.sleep(0.7)
+    comm.all_reduce(ones())
+    if rank.number == 1:
+        time.sleep(0.7)
+    if rank.number == 0:
+        comm.recv(ones(), 1)
+    elif rank.number == 1:
+        comm.send(ones(), 0)
+    if rank.number == 2:
+        time.sleep(1.4)
+    comm.all_reduce(ones(), async_op=True).wait()
+
+
+def test_who_is_late_is_warned_about(forks):
+    ends = forks.run(3, warns)
+    assert [end.error for end in ends] == [""] * 3
+    first = "unisono: rank 0 has waited 0 s in all_reduce (seq 2) for rank 2"
+    second = "unisono: rank 0 has waited 0 s in recv"
+    third = "unisono: rank 0 has waited 0 s in all_reduce (seq 3) for rank 2"
+    lines = ends[0].stderr.splitlines()
+    assert lines[0] == first
+    assert lines[1].startswith(second)
+    assert lines[1].endswith("for rank 1")
+    assert lines[2] == third
+    assert len(lines) == 3
+    assert ends[2].stderr == ""
+
+
+# --- signals
+
+
+def blocked(name):
+    """A call that rank 0 makes and nobody answers."""
+    return {
+        "all_reduce": lambda c: c.all_reduce(ones()),
+        "many": lambda c: c.all_reduce(ones(300_000)),
+        "broadcast": lambda c: c.broadcast(ones(), root=1),
+        "barrier": lambda c: c.barrier(),
+        "send": lambda c: c.send(ones(1_000_000), 1),
+        "recv": lambda c: c.recv(ones(), 1),
+        "recv any": lambda c: c.recv(ones()),
+        "work": lambda c: c.all_reduce(ones(), async_op=True).wait(),
+        "work with limit": lambda c: c.barrier(async_op=True).wait(timeout_s=20),
+        "queued": lambda c: (c.barrier(async_op=True), c.all_reduce(ones())),
+        "split": lambda c: c.split(0),
+        "objects": lambda c: c.all_gather_object(1),
+    }[name]
+
+
+BLOCKED = [
+    *("all_reduce", "many", "broadcast", "barrier", "send", "recv", "recv any"),
+    *("work", "work with limit", "queued", "split", "objects"),
+]
+BREAKS = ("all_reduce", "many", "broadcast", "barrier", "split", "objects")
+
+
+def is_interrupted(rank, name):
+    comm = rank.init(timeout_s=25)
+    comm.barrier()
+    if rank.number == 0:
+        interrupt_after(0.15)
+        began = time.monotonic()
+        error = attempt(blocked(name), comm)
+        took = time.monotonic() - began
+        if name in BREAKS:
+            time.sleep(0.5)  # the others know already
+        return error, took
+    time.sleep(0.3)
+    return attempt(
+        comm.barrier if name in BREAKS else lambda: comm.recv(ones(), 0, tag=9)
+    )
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_ctrl_c_ends_any_call(name, forks):
+    ends = forks.run(2, is_interrupted, name)
+    error, took = ends[0].value
+    assert error["error"] == "KeyboardInterrupt", error
+    assert took < 10
+    lost = ends[1].value
+    assert lost["error"] == "PeerLost"
+    assert lost["attributes"]["ranks"] == [0]
+    assert lost["attributes"]["pids"] == [ends[0].pid]
+    if name in BREAKS:
+        assert "was interrupted" in lost["message"]
+
+
+def is_interrupted_while_it_starts(rank):
+    if rank.number == 1:
+        return "does not come"
+    interrupt_after(0.15)
+    return attempt(rank.init)
+
+
+def test_ctrl_c_ends_init(forks):
+    ends = forks.run(2, is_interrupted_while_it_starts)
+    assert ends[0].value["error"] == "KeyboardInterrupt"
+
+
+def is_interrupted_as_a_guest(rank):
+    if rank.number == 0:
+        return "does not come"
+    interrupt_after(0.15)
+    return attempt(rank.init)
+
+
+def test_ctrl_c_ends_init_of_a_guest(forks):
+    ends = forks.run(2, is_interrupted_as_a_guest)
+    assert ends[1].value["error"] == "KeyboardInterrupt"
+
+
+def handles_signals(rank):
+    """A handler that returns disturbs nothing."""
+    seen = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    comm = rank.init(timeout_s=20)
+    if rank.number == 0:
+        interrupt_after(0.1, signal.SIGUSR2)
+        interrupt_after(0.2, signal.SIGUSR2)
+    else:
+        time.sleep(0.5)
+    return comm.all_reduce(ones())[0].item(), len(seen)
+
+
+def test_a_handler_that_returns_disturbs_no_call(forks):
+    ends = forks.run(2, handles_signals)
+    assert [end.value for end in ends] == [[2.0, 2], [2.0, 0]]
+
+
+def gives_up_its_array(rank):
+    """Interrupted in a call that stands behind one in flight; then the other comes."""
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    if rank.number == 1:
+        time.sleep(0.5)
+        first = attempt(comm.all_reduce, ones())
+        return first, attempt(comm.all_reduce, np.full(50_000, 7.0, np.float32))
+    work = comm.all_reduce(ones(), async_op=True)
+    interrupt_after(0.15)
+    given = np.full(50_000, 7.0, np.float32)
+    at = given.ctypes.data
+    error = attempt(comm.all_reduce, given)
+    del given
+    others = [np.full(50_000, 3.0, np.float32) for _ in range(20)]
+    time.sleep(0.8)
+    attempt(work.wait, timeout_s=5)
+    spoilt = [float(x.max()) for x in others if (x != 3.0).any()]
+    return error["error"], at in [x.ctypes.data for x in others], spoilt
+
+
+def test_an_interrupted_call_writes_nothing_afterwards(forks):
+    error, reused, spoilt = forks.run(2, gives_up_its_array)[0].value
+    assert error == "KeyboardInterrupt"
+    assert spoilt == [], f"memory that was given back was written to; reused: {reused}"
+
+
+def is_terminated(rank):
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    if rank.number == 1:
+        interrupt_after(0.1, signal.SIGTERM)
+    return attempt(comm.recv, ones(), 1 - rank.number)
+
+
+def test_sigterm_ends_a_rank_and_the_others_know(forks):
+    ends = forks.run(2, is_terminated)
+    assert ends[1].status == -signal.SIGTERM
+    assert ends[0].value["error"] == "PeerLost"
+    assert ends[0].value["attributes"]["pids"] == [ends[1].pid]
+    assert "died" in ends[0].value["message"]
+
+
+def is_interrupted_among_threads(rank):
+    with world(2, timeout_s=50) as w:
+        interrupt_after(0.2)
+        began = time.monotonic()
+        error = attempt(w.run, lambda c: c.rank == 0 or c.recv(ones(), 0))
+        left = [t for t in threading.enumerate() if t is not threading.main_thread()]
+        for thread in left:
+            thread.join(10)
+        return error["error"], time.monotonic() - began
+
+
+def test_ctrl_c_ends_a_world_of_threads(forks):
+    error, took = forks.run(1, is_interrupted_among_threads)[0].value
+    assert error == "KeyboardInterrupt"
+    assert took < 8
+
+
+# --- forks
+
+
+def forks_itself(rank, what):
+    comm = rank.init(timeout_s=20)
+    comm.all_reduce(ones())
+    shared = comm.empty(10_000)
+    work = comm.barrier(async_op=True) if what == "work" else None
+    hear, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        calls = {
+            "call": lambda: comm.all_reduce(ones()),
+            "new call": lambda: comm.all_reduce(ones(17), op="max"),
+            "send": lambda: comm.send(ones(), 1 - rank.number),
+            "split": lambda: comm.split(0),
+            "empty": lambda: comm.empty(3),
+            "work": lambda: work.wait(timeout_s=2),
+            "close": comm.close,
+        }
+        error = attempt(calls[what])
+        os.write(tell, json.dumps(error).encode())
+        del shared
+        os._exit(0) if what == "split" else exit_as_python_does()
+    os.close(tell)
+    with os.fdopen(hear) as file:
+        error = json.load(file)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if work is not None:
+        work.wait()
+    shared[:] = 1
+    total = comm.all_reduce(shared)[0].item()
+    sent = comm.send(ones(), 1 - rank.number, async_op=True)
+    comm.recv(ones(), 1 - rank.number)
+    sent.wait()
+    return error, status, total
+
+
+def exit_as_python_does():
+    import atexit
+
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    "what", ["call", "new call", "send", "split", "empty", "work", "close"]
+)
+def test_a_fork_is_no_rank_and_disturbs_none(what, forks):
+    for end in forks.run(2, forks_itself, what):
+        assert not end.error, end.stderr
+        error, status, total = end.value
+        assert status == 0
+        assert total == 2.0
+        if what == "close":
+            assert error is None
+        else:
+            assert error["error"] == "UsageError", error
+            assert "fork" in error["message"]
+
+
+def loses_its_fork(rank):
+    """A fork that outlives its parent does not hide the parent's death."""
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    if rank.number == 1:
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    return attempt(comm.recv, ones(), 1), time.monotonic() - began
+
+
+def test_a_fork_that_lives_on_does_not_hide_a_death(forks):
+    error, took = forks.run(2, loses_its_fork)[0].value
+    assert error["error"] == "PeerLost"
+    assert took < 2.5
+
+
+# --- ranks that leave
+
+
+def closes_early(comm, call):
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.1)
+        comm.close()
+        return attempt(comm.barrier)
+    return attempt(blocked(call), comm)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
+def test_closing_ends_the_waiting_of_others(call):
+    with world(2, timeout_s=20) as w:
+        lost, own = w.run(closes_early, call)
+    assert lost["error"] == "PeerLost", lost
+    assert "closed its communicator" in lost["message"]
+    assert lost["attributes"]["ranks"] == [1]
+    assert own["error"] == "UsageError"
+    assert "closed" in own["message"]
+
+
+def closes_early_as_process(rank, call):
+    return closes_early(rank.init(timeout_s=20), call)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
+def test_closing_ends_the_waiting_of_other_processes(call, forks):
+    lost, own = [end.value for end in forks.run(2, closes_early_as_process, call)]
+    assert lost["error"] == "PeerLost"
+    assert lost["attributes"]["ranks"] == [1]
+    assert own["error"] == "UsageError"
+
+
+@pytest.mark.parametrize("call", ["recv", "all_reduce", "work"])
+def test_closing_ends_the_waiting_of_ones_own_threads(call):
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.6)
+            return None
+        ends = []
+        waiting = threading.Thread(
+            target=lambda: ends.append(attempt(blocked(call), comm))
+        )
+        waiting.start()
+        time.sleep(0.2)
+        comm.close()
+        waiting.join(10)
+        return ends
+
+    with world(2, timeout_s=20) as w:
+        ends = w.run(rank)[0]
+    assert ends, "the thread still waits"
+    assert ends[0]["error"] in ("PeerLost", "UsageError")
+
+
+def needs_nobody(rank):
+    """Rank 2 leaves early; the others go on without it, as long as they can."""
+    comm = rank.init(timeout_s=20)
+    pair = comm.split(0 if rank.number < 2 else 1)
+    comm.barrier()
+    if rank.number == 2:
+        comm.send(ones(), 0, tag=5)
+        return None
+    time.sleep(0.3)
+    total = pair.all_reduce(ones())[0].item()
+    if rank.number == 0:
+        last = comm.recv(np.zeros(10, np.float32), 2, tag=5)[0].item()
+        pair.send(ones(), 1)
+        return total, last, attempt(comm.barrier)
+    pair.recv(ones(), 0)
+    return total, 1.0, attempt(comm.barrier)
+
+
+def test_a_rank_that_is_not_needed_may_leave(forks):
+    ends = forks.run(3, needs_nobody)
+    assert [end.status for end in ends] == [0, 0, 0], ends
+    for end in ends[:2]:
+        total, last, error = end.value
+        assert (total, last) == (2.0, 1.0)
+        assert error["error"] == "PeerLost"
+        assert error["attributes"]["ranks"] == [2]
+        assert error["attributes"]["pids"] == [ends[2].pid]
+
+
+def outlives_the_world(rank, closing, then):
+    """A part is used when the communicator it came from has been closed."""
+    comm = rank.init(timeout_s=6)
+    part = comm.duplicate()
+    comm.barrier()
+    if rank.number in closing:
+        comm.close()
+    time.sleep(0.2)
+    if rank.number == 1:
+        time.sleep(0.3)
+        if then == "dies":
+            os._exit(0)
+    return attempt(part.all_reduce, ones())
+
+
+@pytest.mark.parametrize("closing", [[0, 1], [0], [1]])
+def test_a_part_lives_or_is_refused_when_the_whole_is_closed(closing, forks):
+    errors = [end.value for end in forks.run(2, outlives_the_world, closing, "lives")]
+    if errors != [None, None]:
+        found = {errors[r]["error"] for r in closing}
+        assert found == {"UsageError"}, errors
+
+
+def test_a_death_is_noticed_when_the_whole_is_closed(forks):
+    ends = forks.run(2, outlives_the_world, [0, 1], "dies")
+    assert ends[0].value["error"] in ("PeerLost", "UsageError")
+
+
+def test_an_error_of_one_rank_ends_a_world_of_threads():
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 2:
+            raise ZeroDivisionError("of rank 2")
+        comm.all_reduce(ones())
+
+    with pytest.raises(ZeroDivisionError, match="of rank 2") as caught:
+        world(4, timeout_s=20).run(rank)
+    assert caught.value.__notes__ == ["raised on rank 2 of 4"]
+
+
+def test_the_others_of_a_world_of_threads_lose_a_peer():
+    seen = []
+
+    def rank(comm):
+        if comm.rank == 1:
+            raise ZeroDivisionError
+        try:
+            comm.barrier()
+        except PeerLost as error:
+            seen.append((comm.rank, error.ranks, error.collective))
+            raise
+
+    with pytest.raises(ZeroDivisionError):
+        world(3, timeout_s=20).run(rank)
+    assert sorted(seen) == [(0, (1,), "barrier"), (2, (1,), "barrier")]
+
+
+def test_errors_are_of_one_tree():
+    assert issubclass(CollectiveMismatch, UsageError)
+    assert issubclass(CollectiveTimeout, TimeoutError)
+
+
+# --- the flight recorder
+
+
+def leaves_a_dump(rank, folder):
+    os.environ["UNISONO_DUMP_DIR"] = folder
+    comm = rank.init(timeout_s=20)
+    comm.all_reduce(ones())
+    comm.broadcast(ones(5), root=1)
+    if rank.number == 1:
+        return None
+    try:
+        comm.all_reduce(ones(7), op="max", algorithm="ring")
+    except PeerLost as error:
+        return error.__notes__
+    return "no error"
+
+
+def test_the_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
+    folder = tmp_path / "not yet there"
+    ends = forks.run(2, leaves_a_dump, str(folder))
+    file = folder / f"unisono-rank0-{ends[0].pid}.json"
+    assert ends[0].value == [f"the last calls of this rank are in {file}"]
+    assert list(folder.iterdir()) == [file]
+    dump = json.loads(file.read_text())
+    assert (dump["rank"], dump["pid"]) == (0, ends[0].pid)
+    assert "PeerLost" in dump["reason"]
+    entries = dump["entries"]
+    assert [e["profiling_name"] for e in entries] == [
+        *("all_reduce", "broadcast", "all_reduce")
+    ]
+    assert [e["collective_seq_id"] for e in entries] == [1, 2, 3]
+    assert [e["state"] for e in entries] == ["completed", "completed", "failed"]
+    assert entries[2]["op"] == "max"
+    assert entries[2]["algorithm"] == "ring"
+    assert entries[2]["input_sizes"] == [[7]]
+    times = [e["time_created_ns"] for e in entries]
+    assert times == sorted(times)
+
+
+def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
+    file = tmp_path / "a file"
+    file.write_text("")
+    monkeypatch.setenv("UNISONO_DUMP_DIR", str(file))
+
+    def rank(comm):
+        if comm.rank == 0:
+            with pytest.raises(PeerLost) as caught:
+                comm.barrier()
+            return caught.value.__notes__
+        return None
+
+    def leaves(comm):
+        return rank(comm) if comm.rank == 0 else comm.close()
+
+    (note,) = world(2).run(leaves)[0]
+    assert "could not be written" in note
+    assert Path(file).read_text() == ""

@@ -1,0 +1,157 @@
+"""Ranks that are killed, stopped or slow, at every step of the protocol: `make trials`
+runs many more of these."""
+
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from unisono import _native
+from unisono.testing.faults import Lab, Trial, draw, draw_jitter
+
+NATIVE = Path(__file__).parents[2] / "native"
+
+SMALL, PIECES = 10, 200_000
+AT = {
+    "segment.make": [
+        Trial(3, 0, "split", SMALL),
+        Trial(2, 1, "send_recv", SMALL),
+        Trial(3, 2, "in_flight", SMALL, shared=True),
+    ],
+    "segment.announce": [
+        Trial(4, 1, "split", PIECES),
+        Trial(3, 0, "star", SMALL),
+        Trial(2, 0, "send_recv", PIECES),
+    ],
+    "call.begin": [
+        Trial(2, 0, "all_reduce", SMALL, hit=7),
+        Trial(4, 3, "broadcast", PIECES, hit=2),
+        Trial(3, 1, "in_flight", PIECES, hit=3),
+        Trial(5, 2, "objects", SMALL, hit=4),
+    ],
+    "lead.done": [
+        Trial(2, 1, "all_reduce", 5_000, hit=3, leave_at_once=True),
+        Trial(3, 0, "gather", PIECES, hit=2),
+        Trial(4, 2, "reduce_scatter", SMALL, hit=5),
+    ],
+    "arrive.posted": [
+        Trial(2, 0, "all_reduce", PIECES, hit=2, shared=True),
+        Trial(5, 4, "all_to_all", SMALL, hit=6),
+        Trial(3, 1, "scatter", PIECES, hit=3),
+    ],
+    "arrive.seen": [
+        Trial(3, 2, "all_gather", PIECES, hit=2, shared=True),
+        Trial(2, 1, "barrier", hit=9),
+        Trial(4, 0, "split", SMALL, hit=4),
+    ],
+    "action.begin": [
+        Trial(4, 2, "all_reduce", PIECES, algorithm="ring", hit=5),
+        Trial(3, 0, "reduce", PIECES, hit=3),
+        Trial(5, 1, "broadcast", PIECES, algorithm="chain", hit=4),
+        Trial(2, 0, "medley", PIECES, hit=20),
+    ],
+    "action.done": [
+        Trial(4, 1, "all_reduce", PIECES, algorithm="recursive_doubling", hit=2),
+        Trial(3, 2, "all_gather", 5_000, algorithm="ring", hit=3),
+        Trial(2, 1, "in_flight", SMALL, hit=4),
+    ],
+    "generation.done": [
+        Trial(3, 0, "all_reduce", PIECES, hit=3, leave_at_once=True),
+        Trial(4, 3, "gather", PIECES, hit=2),
+        Trial(5, 0, "barrier", hit=3),
+    ],
+    "exit.wait": [
+        Trial(2, 0, "all_reduce", PIECES, shared=True, hit=2),
+        Trial(3, 1, "broadcast", PIECES, shared=True),
+        Trial(4, 2, "scatter", PIECES, shared=True),
+    ],
+    "call.end": [
+        Trial(2, 1, "all_reduce", SMALL, hit=5),
+        Trial(3, 0, "all_gather", PIECES, shared=True, hit=2),
+        Trial(4, 1, "in_flight", 5_000, hit=3),
+    ],
+    "send.header": [
+        Trial(2, 0, "send_recv", SMALL, hit=3),
+        Trial(3, 1, "star", PIECES, hit=2),
+        Trial(4, 2, "send_recv", PIECES),
+    ],
+    "send.part": [
+        Trial(2, 1, "send_recv", PIECES, hit=4),
+        Trial(3, 0, "star", PIECES, hit=3),
+        Trial(4, 3, "send_recv", PIECES, hit=2),
+    ],
+    "recv.part": [
+        Trial(2, 0, "star", PIECES, hit=2),
+        Trial(3, 2, "send_recv", PIECES, hit=5),
+        Trial(4, 1, "star", SMALL, hit=3),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab() as made:
+        yield made
+
+
+def check(report):
+    problems = "\n".join(report.problems)
+    assert not problems, f"{report.trial}\n{problems}\n{report.stderr}"
+
+
+def test_every_failpoint_of_the_sources_is_listed_and_tried():
+    text = "".join(file.read_text() for file in sorted(NATIVE.glob("*.[ch]pp")))
+    placed = set(re.findall(r'\bfailpoint\("([^"]*)"\)', text))
+    assert placed == set(_native.failpoint_names())
+    assert placed == set(AT)
+
+
+@pytest.mark.parametrize("name", AT)
+def test_survivors_name_a_rank_killed_at(name, lab):
+    for trial in AT[name]:
+        for hold in (False, True):
+            report = lab.run(msgspec.structs.replace(trial, failpoint=name, hold=hold))
+            check(report)
+            assert report.passed_failpoint, f"{name} was not passed in {report.trial}"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_survivors_name_a_rank_killed_at_any_time(part, lab):
+    seed = secrets.randbits(32)
+    for trial in draw(seed, 12):
+        report = lab.run(trial)
+        assert not report.problems, (seed, report.trial, report.problems, report.stderr)
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        Trial(2, 1, "all_reduce", SMALL),
+        Trial(4, 0, "all_reduce", PIECES),
+        Trial(3, 2, "barrier", failpoint="arrive.posted", hit=5),
+        Trial(3, 1, "in_flight", SMALL),
+        Trial(3, 2, "star", PIECES),
+        Trial(4, 2, "all_reduce", PIECES, algorithm="ring", failpoint="action.begin"),
+        Trial(4, 1, "broadcast", PIECES, algorithm="chain", failpoint="action.begin"),
+    ],
+    ids=lambda trial: f"{trial.program}-{trial.algorithm}-{trial.count}",
+)
+def test_a_stopped_rank_is_warned_about_and_named(trial, lab):
+    stopped = msgspec.structs.replace(trial, action="stop", late_s=0.2, timeout_s=0.6)
+    report = lab.run(stopped)
+    check(report)
+    warned = re.findall(
+        r"unisono: rank (\d) has waited .* for rank (.*)", report.stderr
+    )
+    late = {named for rank, named in warned if int(rank) != trial.victim}
+    assert late == {str(trial.victim)}, report.stderr
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_results_are_right_when_ranks_dawdle(part, lab):
+    seed = secrets.randbits(32)
+    for trial in draw_jitter(seed, 2, rounds=25):
+        report = lab.run(trial)
+        assert not report.problems, (seed, report.trial, report.problems, report.stderr)

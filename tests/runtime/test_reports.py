@@ -1,0 +1,158 @@
+"""What a communicator tells of its calls: `explain` before them, records after."""
+
+import time
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono.errors import BadArgument, CollectiveTimeout
+from unisono.runtime.select import choose
+from unisono.schedule.collective import COLLECTIVES
+from unisono.testing import world
+
+
+def test_explain_says_what_would_run(worlds):
+    def explained(comm):
+        x = np.zeros(1 << 18, np.float32)
+        return [
+            comm.explain("all_reduce", x),
+            comm.explain("all_reduce", x[:4]),
+            comm.explain("all_reduce", x, algorithm="ring"),
+            comm.explain("all_gather", x),
+            comm.explain("broadcast", x, root=2),
+            comm.explain("barrier"),
+        ]
+
+    told = worlds(3).run(explained)
+    large, small, named, gathered, cast, barrier = told[0]
+    assert large.startswith("all_reduce of 1 MiB on 3 ranks by direct")
+    assert "by naive" in small
+    assert "runner-up  ring" in large
+    assert "one pass in rank order" in large
+    assert "the caller named it" in named
+    assert "as the schedule adds" in named
+    assert gathered.startswith("all_gather of 3 MiB")
+    assert "root's data" in cast
+    assert barrier.startswith("barrier of 0 B")
+
+
+@pytest.mark.parametrize("what", COLLECTIVES)
+def test_what_is_chosen_and_what_comes_next_exist(what):
+    for n in (1, 2, 3, 5):
+        for nbytes in (0, 8, 1 << 12, 1 << 20):
+            found = choose(what, nbytes, n, named=None, reproducible=False)
+            unisono.schedule(what, found.algorithm, n)
+            unisono.schedule(what, found.runner_up, n)
+
+
+def test_explain_measures_what_has_run(worlds):
+    def measured(comm):
+        x = np.zeros(3333, np.float32)
+        before = comm.explain("all_reduce", x)
+        for _ in range(3):
+            comm.all_reduce(x)
+        return before, comm.explain("all_reduce", x)
+
+    before, after = worlds(2).run(measured)[0]
+    assert "not yet" in before
+    assert "the median of 3 calls" in after
+
+
+def test_explain_refuses_what_cannot_be(worlds):
+    def refused(comm):
+        for wrong in (
+            lambda: comm.explain("all_reduse", np.ones(2)),
+            lambda: comm.explain("all_reduce"),
+            lambda: comm.explain("all_reduce", np.ones(2), algorithm="rong"),
+        ):
+            with pytest.raises(BadArgument):
+                wrong()
+
+    worlds(1).run(refused)
+
+
+def test_the_environment_names_algorithms(monkeypatch):
+    monkeypatch.setenv("UNISONO_ALGORITHM", "all_reduce=ring;broadcast=tree")
+
+    def run(comm):
+        comm.all_reduce(np.ones(3))
+        comm.broadcast(np.ones(3))
+        comm.all_gather(np.ones(3))
+        return [r["algorithm"] for r in comm.records()]
+
+    with world(3) as w:
+        assert w.run(run) == [["ring", "tree", "direct"]] * 3
+
+
+FIELDS = {
+    *("record_id", "pg_id", "collective_seq_id", "profiling_name", "algorithm", "op"),
+    *("root", "input_dtypes", "input_sizes", "peer", "tag", "state"),
+    *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),
+}
+
+
+def test_every_call_is_recorded():
+    def recorded(comm):
+        comm.all_reduce(np.ones(5, np.int32), op="max", algorithm="ring")
+        comm.broadcast(np.ones(7), root=1)
+        comm.all_reduce(np.ones(2), async_op=True).wait()
+        if comm.rank == 0:
+            comm.send(np.ones(3), 1, tag=4)
+        else:
+            comm.recv(np.ones(3), 0, tag=4)
+        other = comm.duplicate()
+        other.barrier()
+        return comm.records()
+
+    with world(2) as w:
+        found = w.run(recorded)
+    for rank, records in enumerate(found):
+        assert all(set(r) == FIELDS for r in records)
+        assert {r["state"] for r in records} == {"completed"}
+        reduced, cast, later, message = records[:4]
+        assert reduced["profiling_name"] == "all_reduce"
+        assert (reduced["op"], reduced["algorithm"]) == ("max", "ring")
+        assert reduced["input_dtypes"] == ["int32"]
+        assert reduced["input_sizes"] == [[5]]
+        assert reduced["collective_seq_id"] == 1
+        assert (cast["profiling_name"], cast["root"]) == ("broadcast", 1)
+        assert later["collective_seq_id"] == 3
+        assert message["profiling_name"] == ("send", "recv")[rank]
+        assert (message["peer"], message["tag"]) == (1 - rank, 4)
+        assert records[-1]["profiling_name"] == "barrier"
+        assert records[-1]["pg_id"] != reduced["pg_id"]
+        ids = [r["record_id"] for r in records]
+        assert ids == sorted(set(ids))
+        for r in records:
+            assert (
+                r["time_created_ns"]
+                <= r["time_discovered_started_ns"]
+                <= r["time_discovered_completed_ns"]
+            )
+
+
+def test_the_last_2000_calls_are_kept():
+    def recorded(comm):
+        x = np.ones(1)
+        for _ in range(2100):
+            comm.all_reduce(x)
+        return comm.records()
+
+    with world(1) as w:
+        (records,) = w.run(recorded)
+    assert len(records) == 2000
+    assert records[-1]["collective_seq_id"] == 2100
+
+
+def test_calls_that_fail_are_recorded_so():
+    def failed(comm):
+        if comm.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                comm.all_reduce(np.ones(1), timeout_s=0.05)
+            return comm.records()[-1]["state"]
+        time.sleep(0.2)
+        return None
+
+    with world(2) as w:
+        assert w.run(failed)[0] == "failed"

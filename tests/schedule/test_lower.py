@@ -1,0 +1,162 @@
+"""Lowered programs: every order of the ranks leads to what the schedule says."""
+
+from random import Random
+
+import pytest
+from lowering import (
+    MODES,
+    call,
+    expected,
+    mean,
+    rounded_sum,
+    schedules,
+)
+from variants import VARIANTS
+
+from unisono import copy, reduce, schedule
+from unisono.algorithms import library
+from unisono.errors import ScheduleError, UnsupportedWorld
+from unisono.schedule.collective import ALL_REDUCE, BROADCAST
+from unisono.schedule.lower import Home, lower
+from unisono.schedule.schedule import from_steps
+from unisono.testing.programs import play
+
+PLAIN = list(library())
+SPECIAL = [v for v in VARIANTS if v not in PLAIN]
+REDUCING = [v for v in PLAIN if v[0] in ("reduce", "reduce_scatter", "all_reduce")]
+
+
+def check(made, mode, seed):
+    one = call(made, mode, seed)
+    found = play([one], mean(made.n), seed=seed)[0]
+    assert found == expected(made, one.inputs)
+    check_form(made, one.lowered, mode)
+
+
+@pytest.mark.parametrize(("what", "name"), PLAIN)
+def test_programs_do_what_their_schedule_says_in_any_order(what, name):
+    for made in schedules(what, name):
+        for number, mode in enumerate(MODES):
+            check(made, mode, seed=number + made.n)
+
+
+@pytest.mark.parametrize(("what", "name"), SPECIAL)
+def test_so_do_those_of_algorithms_with_parameters(what, name):
+    for made in schedules(what, name, [2, 3, 5, 8]):
+        check(made, MODES[made.n % 4], seed=made.n)
+        check(made, MODES[3 - made.n % 4], seed=made.n + 1)
+
+
+def test_calls_follow_each_other_through_the_same_windows():
+    """Each has other readers, and begins before the last has ended everywhere."""
+    for seed in range(150):
+        random = Random(seed)
+        n = random.randint(2, 6)
+        made = [schedule(*random.choice(PLAIN), n) for _ in range(4)]
+        made = [s.rooted_at(random.randrange(n)) for s in made]
+        calls = [call(s, random.choice(MODES), seed + i) for i, s in enumerate(made)]
+        found = play(calls, mean(n), seed=seed)
+        assert found == [
+            expected(s, c.inputs) for s, c in zip(made, calls, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(("what", "name"), REDUCING)
+def test_canonical_is_what_is_rounded_once_in_rank_order(what, name):
+    for made in schedules(what, name, [1, 2, 3, 4, 5, 8, 9]):
+        one = call(made, MODES[made.n % 4], made.n, lanes=64, dtype="bfloat16")
+        found = play([one], rounded_sum)[0]
+        in_order = {}
+        for chunk in range(made.num_chunks):
+            of_ranks = [one.inputs[r, chunk] for r in range(made.n)]
+            in_order[chunk] = [
+                rounded_sum(list(piece), True) for piece in zip(*of_ranks, strict=True)
+            ]
+        same = all(
+            (piece == in_order[c][i]).all()
+            for (_, c), pieces in found.items()
+            for i, piece in enumerate(pieces)
+        )
+        assert same == one.lowered.canonical
+
+
+@pytest.mark.parametrize(("what", "name"), [v for v in PLAIN if v not in REDUCING])
+def test_what_only_copies_is_canonical(what, name):
+    assert all(lower(s).canonical for s in schedules(what, name, [1, 2, 5]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_alone_there_is_nothing_to_do_but_to_keep(mode):
+    for what, name in PLAIN:
+        one = call(schedule(what, name, 1), mode, 1)
+        (program,) = one.lowered.programs
+        assert one.lowered.places == one.lowered.depth == 0
+        assert program.tail == len(program.actions)
+
+
+def test_with_shared_buffers_direct_copies_nothing():
+    for what in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        lowered = lower(
+            schedule(what, "direct", 5), input_shared=True, output_shared=True
+        )
+        assert lowered.places == 0
+
+
+def test_programs_wait_no_more_often_than_steps_need():
+    """A direct all_reduce: each rank waits once for every other in either half."""
+    lowered = lower(schedule("all_reduce", "direct", 4))
+    for p in lowered.programs:
+        waited = [w for a in p.actions for w in a.waits]
+        assert len(waited) == len(set(waited)) == 2 * 3
+
+
+def test_ranks_that_are_not_there_are_refused():
+    steps = [copy([0], src=[0], dst=[2])]
+    with pytest.raises(ScheduleError):
+        lower(from_steps(BROADCAST, 2, steps, num_chunks=1))
+
+
+def test_sums_of_chunks_with_different_names_are_refused():
+    steps = [reduce([0], src=[1], dst=[0], into=[1])]
+    with pytest.raises(UnsupportedWorld, match="different names"):
+        lower(from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1))
+
+
+def check_form(made, lowered, mode):
+    """What executors and plans rely on, beyond the waits."""
+    programs = lowered.programs
+    done = [len(p.actions) - p.tail for p in programs]
+    for p in programs:
+        sources = [s for a in p.actions for s in a.sources]
+        places = [a.window for a in p.actions if a.window is not None]
+        assert len(set(places)) == len(places) <= lowered.places
+        for w in [*p.exits, *(w for a in p.actions for w in a.waits)]:
+            assert w.rank != p.rank
+            assert 0 < w.count <= done[w.rank]
+        for a in p.actions[: p.lead[p.rank]]:
+            assert a.waits == ()
+            assert [(s.home, s.rank) for s in a.sources] == [(Home.INPUT, p.rank)]
+        for a in p.actions[done[p.rank] :]:
+            assert a.window is None
+            assert a.waits == ()
+        foreign = [s for s in sources if s.rank != p.rank]
+        assert all(s.home is Home.WINDOW or mode[s.home] for s in foreign)
+    check_lending(programs, lowered)
+
+
+def check_lending(programs, lowered):
+    """Who reads whose window and buffers, told by the sources themselves."""
+    reads = {(s.home, s.rank, p.rank) for p in programs for s in all_sources(p)}
+    for p in programs:
+        others = [q.rank for q in programs if q.rank != p.rank]
+        read = {
+            home: [q for q in others if (home, p.rank, q) in reads] for home in Home
+        }
+        assert list(p.readers) == read[Home.WINDOW]
+        assert p.lends_input == bool(read[Home.INPUT])
+        assert p.lends_output == bool(read[Home.OUTPUT])
+        assert p.lead == programs[0].lead
+
+
+def all_sources(program):
+    return [s for a in program.actions for s in a.sources]
