@@ -1,5 +1,7 @@
 """Types of the native core; see native/module.cpp."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,6 +59,9 @@ class PresenceRunner:
 
 def learn_arrays(type: type, probe: object, data: int, shape: list[int]) -> bool: ...
 def array_address(x: object) -> int: ...
+def quick_of(
+    comm: Comm,
+) -> Callable[[int, object, object, object, object], int]: ...
 def arm_failpoints(spec: str) -> None: ...
 def failpoint_names() -> list[str]: ...
 
@@ -145,9 +150,6 @@ class Comm:
     def set_patience(
         self, spins: int, yields: int, late_after: int, timeout: int
     ) -> None: ...
-    def quick(
-        self, kind: int, x: object, out: object, op: object, root: object
-    ) -> int: ...
     def remember(
         self, kind: int, x: object, out: object, op: object, root: object, plan: Plan
     ) -> None: ...

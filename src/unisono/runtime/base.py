@@ -78,7 +78,7 @@ class Base:
         native.set_patience(
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
-        self._quick = native.quick
+        self._quick = _native.quick_of(native)
         transport.users.add(self)
 
     @property
@@ -108,7 +108,7 @@ class Base:
         timeout = self._nanoseconds(how.timeout_s)
         if how.async_op:
             native = self._native.submit(plan, input_at, output_at, timeout)
-            return self._work(native, call)
+            return self._work(native, call, how.timeout_s)
         if self._native.run(plan, input_at, output_at, timeout):
             if quick is not None and call.finish is None and how == _PLAIN:
                 self._native.remember(*quick, plan)
@@ -156,15 +156,11 @@ class Base:
                 "reproducible=True needs one pass in rank order, as direct and naive do"
             )
 
-    def _work(
-        self,
-        native: _native.Work,
-        call: Call,
-    ) -> Work:
+    def _work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
         work = Work(
             native,
             call.result,
-            explain=self._explained,
+            explain=lambda failed: self._explained(failed, timeout_s),
             finish=call.finish,
             keep=(call.input, call.output),
             call=call.collective,
@@ -210,7 +206,7 @@ class Base:
             how.async_op,
         )
         call = Call(name, buffer.count, buffer, buffer, result, finish)
-        work = self._work(native, call)
+        work = self._work(native, call, how.timeout_s)
         return work if how.async_op else work.wait()
 
     # --- failure
@@ -225,7 +221,7 @@ class Base:
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
-    def _explained(self, work: _native.Work) -> UnisonoError:
+    def _explained(self, work: _native.Work, timeout_s: float | None) -> UnisonoError:
         """What went wrong with a call in flight."""
         verdict = work.verdict()
         call = describe(work.note())
@@ -235,7 +231,7 @@ class Base:
                 f"{call}: the message of {self.peers[source]} has {sent} bytes or "
                 "another element type; receive it into an array that fits"
             )
-        return self._told(verdict, call, work.seq(), None, work.awaited())
+        return self._told(verdict, call, work.seq(), timeout_s, work.awaited())
 
     def _told(
         self,

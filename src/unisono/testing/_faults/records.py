@@ -9,11 +9,11 @@ class Trial(msgspec.Struct, frozen=True):
     """One experiment: ranks run a program until something befalls the victim.
 
     With a `failpoint` that happens inside the victim's native core, at its `hit`-th
-    passage; if the program does not pass there, or if none is given, it comes from
-    outside, `after_s` seconds after all ranks have begun. `action` is "kill" or "stop";
-    who is stopped goes on when the others have told what they saw. With `hold` the
-    victim is stopped at its failpoint and killed there from outside, so that the time
-    of its death is known.
+    passage; if the program does not pass there for `patience_s` seconds, or if none is
+    given, it comes from outside, `after_s` seconds after all ranks have begun. `action`
+    is "kill" or "stop"; who is stopped goes on when the others have told what they saw.
+    With `hold` the victim is stopped at its failpoint and killed there from outside, so
+    that the time of its death is known.
 
     With the action "dawdle" nobody is struck: all ranks run `rounds` rounds, and sleep
     for moments at failpoints that `seed` decides, so that they get out of step.
@@ -27,6 +27,7 @@ class Trial(msgspec.Struct, frozen=True):
     shared: bool = False
     failpoint: str = ""
     hit: int = 1
+    patience_s: float = 0.25
     after_s: float = 0.005
     action: str = "kill"
     hold: bool = False

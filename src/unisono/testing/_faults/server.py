@@ -27,9 +27,6 @@ from unisono.testing._faults.programs import COLLECTIVE_PROGRAMS
 from unisono.testing._faults.ranks import Life, Post, run_rank
 from unisono.testing._faults.records import Report, Seen, Trial
 
-_PATIENCE_S = 0.25
-"""How long a victim may take to pass its failpoint before it is struck from outside."""
-
 
 @dataclass
 class _Child:
@@ -160,7 +157,7 @@ def _strike(scene: _Scene) -> bool:
 
 
 def _passes_failpoint(scene: _Scene) -> bool:
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + scene.trial.patience_s
     while time.monotonic() < until and scene.awaited(with_victim=False):
         if _has_ended(scene.victim) or _is_stopped(scene.victim):
             return True
