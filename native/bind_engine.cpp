@@ -71,6 +71,7 @@ struct Handle : Comm {
 struct Work {
   std::shared_ptr<Comm> comm;
   std::shared_ptr<Task> op;
+  std::vector<std::size_t> late; // who was awaited when a wait for it ran out
 
   // 0: still at it, 1: done, 2: failed.
   int wait(std::int64_t timeout) {
@@ -99,8 +100,10 @@ private:
       if (!backoff.pause([&] { return !op->pending_now(); }))
         continue;
       const std::int64_t now = now_ns();
-      if (timeout >= 0 && now - begun >= timeout)
+      if (timeout >= 0 && now - begun >= timeout) {
+        late = comm->missing(*op);
         return true;
+      }
       if (now - asked > 30'000'000) {
         asked = now;
         if (signalled())
@@ -138,7 +141,7 @@ bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t
   Collective *op = comm->begin_inline(*plan, reinterpret_cast<const void *>(input),
                                       reinterpret_cast<void *>(output), timeout);
   if (op == nullptr) { // others come first
-    Work work{comm, begin_async(*comm, plan, input, output, timeout)};
+    Work work{comm, begin_async(*comm, plan, input, output, timeout), {}};
     return work.wait(-1) == Task::succeeded;
   }
   struct End {
@@ -365,7 +368,7 @@ void bind_comms(nb::module_ &m) {
       .def("wait", &Work::wait, nb::arg("timeout"))
       .def("state", [](const Work &w) { return int(w.op->state.load(std::memory_order_acquire)); })
       .def("seq", [](const Work &w) { return w.op->seq; })
-      .def("awaited", [](const Work &w) { return w.op->missed; })
+      .def("awaited", [](const Work &w) { return w.op->pending_now() ? w.late : w.op->missed; })
       .def("note", [](const Work &w) { return told(w.op->record->note); })
       .def("verdict", [](const Work &w) { return facts(w.op->verdict); })
       .def("source",
@@ -410,7 +413,7 @@ void bind_comms(nb::module_ &m) {
       .def("submit",
            [](std::shared_ptr<Handle> c, std::shared_ptr<Plan> plan, std::uint64_t input,
               std::uint64_t output, std::int64_t timeout) {
-             return Work{c, begin_async(*c, plan, input, output, timeout)};
+             return Work{c, begin_async(*c, plan, input, output, timeout), {}};
            },
            nb::arg("plan"), nb::arg("input"), nb::arg("output"), nb::arg("timeout"))
       .def("transfer",
@@ -424,7 +427,7 @@ void bind_comms(nb::module_ &m) {
                c->submit(op);
              else
                drive(*c, *op, bytes);
-             return Work{c, op};
+             return Work{c, op, {}};
            },
            nb::arg("sends"), nb::arg("peer"), nb::arg("tag"), nb::arg("data"),
            nb::arg("bytes"), nb::arg("type"), nb::arg("collective"), nb::arg("dtype"),

@@ -79,9 +79,14 @@ void Post::enter(const std::shared_ptr<Transfer> &transfer) {
     posted_.push_back(transfer);
 }
 
-// For one that ends without success. A message half received is read to its end and lost.
+// For one that ends without success. A message half received is read to its end and lost;
+// after one half sent nothing else can be sent that way.
 void Post::withdraw(Transfer &transfer) {
   std::lock_guard lock(mutex_);
+  if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {
+    outboxes_[transfer.peer_].ring->cut.store(1, std::memory_order_release);
+    ring(comm_.layout(), comm_.size());
+  }
   for (Outbox &box : outboxes_)
     std::erase(box.waiting, &transfer);
   std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
@@ -108,12 +113,24 @@ bool Post::drained(std::size_t source) {
          ring->taken.load(std::memory_order_relaxed);
 }
 
+void Post::close() {
+  std::lock_guard lock(mutex_);
+  if (outbox_ == 0)
+    return;
+  for (const Outbox &box : outboxes_)
+    if (box.ring->sent.load(std::memory_order_relaxed) !=
+        box.ring->taken.load(std::memory_order_acquire))
+      return; // somebody may still want it; it goes with this process
+  comm_.layout().block(comm_.rank()).outbox.store(0, std::memory_order_release);
+  comm_.mesh().drop(outbox_);
+}
+
 bool Post::open_outbox() {
   RankBlock &mine = comm_.layout().block(comm_.rank());
   if (outboxes_[comm_.rank()].ring != nullptr)
     return true;
   const std::size_t stride = sizeof(Ring) + capacity_;
-  const std::uint64_t id = comm_.mesh().create(stride * comm_.size());
+  const std::uint64_t id = outbox_ = comm_.mesh().create(stride * comm_.size());
   const auto memory = comm_.mesh().find(comm_.mesh().rank(), id);
   for (std::size_t q = 0; q < comm_.size(); ++q)
     outboxes_[q].ring = reinterpret_cast<Ring *>(memory->data() + q * stride);
@@ -145,6 +162,11 @@ Status Post::send(Transfer &transfer) {
     return Status::blocked;
   open_outbox();
   Ring *ring = box.ring;
+  if (ring->cut.load(std::memory_order_relaxed) != 0) {
+    transfer.verdict = {Trouble::cut, std::uint32_t(comm_.rank()),
+                        std::uint32_t(comm_.rank()), 0};
+    return Status::failed;
+  }
   std::byte *bytes = bytes_of(ring);
   std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
   const std::uint64_t before = sent;
@@ -277,6 +299,12 @@ Status Post::receive(Transfer &transfer) {
       if (!transfer.claimed_ && from_aside(transfer, q))
         break;
     }
+  }
+  const bool given_up = !anyone && !transfer.complete_ && inboxes_[from].ring != nullptr &&
+                        inboxes_[from].ring->cut.load(std::memory_order_acquire) != 0;
+  if (given_up && !pump(from) && !transfer.complete_) {
+    transfer.verdict = {Trouble::cut, std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
+    return Status::failed;
   }
   if (transfer.misfit_) {
     transfer.verdict = {Trouble::misfit, std::uint32_t(transfer.source_),

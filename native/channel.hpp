@@ -30,6 +30,7 @@ struct MessageHead {
 // One direction between two ranks. `sent` and `taken` count bytes since the beginning.
 struct Ring {
   alignas(line_size) Word sent;
+  Word cut; // 1: a message was given up half sent, and nothing can follow it
   alignas(line_size) Word taken;
 };
 
@@ -45,6 +46,8 @@ public:
   void withdraw(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
+  // Gives the outbox back if all that was sent has been taken.
+  void close();
 
 private:
   friend class Transfer;
@@ -83,6 +86,7 @@ private:
   Comm &comm_;
   std::mutex mutex_;
   std::size_t capacity_;
+  std::uint64_t outbox_ = 0; // its segment
   std::vector<Inbox> inboxes_;
   std::vector<Outbox> outboxes_;
   std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of their calls

@@ -238,10 +238,12 @@ bool Collective::window_free() {
   if (free_)
     return true;
   const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
-  const auto &readers = program_->readers;
+  // Those who read what was put there last, which may have been another program's.
+  auto &readers = comm_.window_readers[generation & 1];
   for (; wait_ < readers.size(); ++wait_)
-    if (generation > 1 && !reached(readers[wait_], progress_word(generation - 1, 0)))
+    if (!reached(readers[wait_], progress_word(generation - 1, 0)))
       return false;
+  readers = program_->readers;
   wait_ = 0;
   free_ = true;
   return true;

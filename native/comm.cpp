@@ -34,6 +34,7 @@ void Comm::close() {
   engine_.progress->remove(this);
   if (mesh().forked())
     return;
+  post_.close();
   layout_.block(rank_).left.store(1, std::memory_order_release);
   ring(layout_, size());
   std::lock_guard lock(mutex_);
@@ -117,18 +118,53 @@ void Comm::warn(const Task &op, std::int64_t waited) const {
     (void)!::write(2, text, std::min(std::size_t(length), sizeof text - 1));
 }
 
+// Advances a task; what it could not get is its failure, not this process's end.
+Status Comm::step(Task &op) {
+  try {
+    return op.advance();
+  } catch (const std::exception &) {
+    const Verdict starved{Trouble::starved, std::uint32_t(rank_), std::uint32_t(rank_),
+                          std::uint32_t(op.seq)};
+    op.verdict = op.breaks_all ? condemn(starved) : starved;
+    return Status::failed;
+  }
+}
+
+// Whom work in flight waits for; only whoever advances the collectives may ask them.
+std::vector<std::size_t> Comm::missing(Task &op) {
+  if (dynamic_cast<Transfer *>(&op) != nullptr)
+    return op.awaited();
+  for (int tries = 0; tries < 1000; ++tries) {
+    bool idle = false;
+    if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire)) {
+      ::sched_yield();
+      continue;
+    }
+    std::shared_ptr<Task> first; // those behind it wait for whom it waits for
+    {
+      std::lock_guard lock(mutex_);
+      if (!queue_.empty())
+        first = queue_.front();
+    }
+    const auto late = first ? first->awaited() : std::vector<std::size_t>{};
+    busy_.store(false, std::memory_order_release);
+    return late;
+  }
+  return {};
+}
+
 Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
   Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep, crowded);
   Status status = Status::blocked;
   std::int64_t asked = 0;
   std::uint64_t moved = op.moved;
-  while ((status = op.advance()) == Status::blocked) {
+  while ((status = step(op)) == Status::blocked) {
     if (op.moved != moved) { // this is another wait
       moved = op.moved;
       op.waiting_since = 0;
       backoff.reset();
     }
-    const bool look = backoff.pause([&] { return (status = op.advance()) != Status::blocked; });
+    const bool look = backoff.pause([&] { return (status = step(op)) != Status::blocked; });
     if (status != Status::blocked)
       break;
     if (!look)
@@ -164,7 +200,7 @@ void Comm::wake_waiters() {
 
 bool Comm::try_drive(Task &op, std::uint32_t spins) {
   for (std::uint32_t i = 0; i <= spins; ++i) {
-    const Status status = op.advance();
+    const Status status = step(op);
     if (status != Status::blocked) {
       settle(op, status);
       return true;
@@ -267,7 +303,7 @@ bool Comm::advance_queue(bool *left) {
       op->record->note.seq = seq + 1;
       op->record->state.store(Record::started, std::memory_order_relaxed);
     }
-    Status status = op->advance();
+    Status status = step(*op);
     if (status == Status::blocked && doomed(*op))
       status = Status::failed;
     if (status == Status::blocked) {
@@ -298,7 +334,7 @@ bool Comm::advance_transfers(bool *left) {
   }
   bool moved = false;
   for (auto &op : now) {
-    Status status = op->advance();
+    Status status = step(*op);
     if (status == Status::blocked && doomed(*op))
       status = Status::failed;
     if (status == Status::blocked) {

@@ -73,6 +73,7 @@ public:
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
   void record(Task &op, const Note &note, std::int64_t now);
+  std::vector<std::size_t> missing(Task &op);
   // Whom the last call on its caller's thread was waiting for when its time was up.
   const std::vector<std::size_t> &awaited() const { return inline_.missed; }
   void close();
@@ -83,12 +84,14 @@ public:
   // The state of the collective in progress; one at a time touches it.
   std::uint64_t seq = 0;
   std::uint64_t generation = 1;
+  std::vector<std::int32_t> window_readers[2]; // of each half, who reads what is in it
   std::vector<std::uint64_t> seen; // of each rank's progress, what was read last
 
 private:
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
   void settle(Task &op, Status status);
+  Status step(Task &op);
   void wake_waiters();
   void warn(const Task &op, std::int64_t waited) const;
 

@@ -120,11 +120,8 @@ bool Mesh::forked() const { return fork_epoch_ != unisono::fork_epoch(); }
 void Mesh::close() {
   if (closed_.exchange(true))
     return;
-  if (between_threads()) {
-    std::lock_guard lock(hub_->mutex);
-    hub_->segments[rank_].clear();
-    return;
-  }
+  if (between_threads())
+    return; // what it has lent or sent lives as long as the others
   if (forked()) {
     watcher_.detach(); // it belongs to the parent
   } else {

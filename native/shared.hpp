@@ -110,7 +110,7 @@ private:
 
 // Why a communicator is broken, in one word, so that the first to say it is believed.
 enum class Trouble : std::uint8_t {
-  none, peer_lost, left, interrupted, timeout, mismatch, misfit
+  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut
 };
 
 struct Verdict {

@@ -244,6 +244,16 @@ def _copied(case, given, rank):
     return np.concatenate(parts)
 
 
+def differing(found: np.ndarray, wanted: np.ndarray) -> str:
+    """Where two arrays differ, in few words."""
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return f"{found.dtype}{found.shape} is not {wanted.dtype}{wanted.shape}"
+    raw = [bits(a).reshape(a.size, a.itemsize) for a in (found, wanted)]
+    where = np.flatnonzero((raw[0] != raw[1]).any(axis=1))
+    first = where[0]
+    return f"{where.size} elements differ, first {found[first]} at {first}"
+
+
 def check(cases, results) -> None:
     """Compare what all ranks returned with what they should have."""
     for number, case in enumerate(cases):
@@ -255,7 +265,9 @@ def check(cases, results) -> None:
             if wanted[rank] is None:
                 assert found is None, where
             else:
-                assert same(found, wanted[rank]), f"{where}: {found} != {wanted[rank]}"
+                assert same(found, wanted[rank]), (
+                    f"{where}: {differing(found, wanted[rank])}"
+                )
 
 
 # --- lists of cases

@@ -187,8 +187,8 @@ def torch_everywhere(comm, torch):
 
 def bits_of_sums(comm, torch):
     """Sums of real numbers, to be compared between threads and processes."""
-    torch.manual_seed(comm.rank)
-    x = torch.randn(3000).to(torch.bfloat16)
+    seeded = torch.Generator().manual_seed(comm.rank)
+    x = torch.randn(3000, generator=seeded).to(torch.bfloat16)
     return comm.all_reduce(x).view(torch.uint8).numpy().tobytes()
 
 

@@ -6,6 +6,8 @@ Functions named like what a rank does run on threads or in forked processes.
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from forked import Forks, attempt, interrupt_after, told
 
+from unisono import _native
 from unisono.errors import (
     BadArgument,
     CollectiveMismatch,
@@ -341,6 +344,52 @@ def test_a_message_given_up_halfway_does_not_spoil_the_next():
     assert error or values in ([1.0], [2.0]), f"a mixture of messages: {values}"
 
 
+def exchanges(rank, rounds, count):
+    comm = rank.init(timeout_s=5)
+    others = [q for q in range(rank.n) if q != rank.number]
+    got = np.zeros((rank.n, count), np.float32)
+    for turn in range(rounds):
+        given = np.full(count, turn, np.float32)
+        works = [comm.send(given, q, tag=turn, async_op=True) for q in others]
+        works += [comm.recv(got[q], q, tag=turn, async_op=True) for q in others]
+        for work in works:
+            work.wait()
+        assert (got[others] == turn).all()
+    comm.barrier()
+
+
+def test_many_messages_in_flight(forks):
+    """They are advanced by whoever waits and by the progress thread, at once."""
+    for end in forks.run(3, exchanges, 800, 50_000):
+        assert (end.status, end.error) == (0, ""), end
+
+
+def is_a_slow_reader(rank, collective):
+    """Others are in the next call, with another root, while one still reads."""
+    comm, count = rank.init(timeout_s=20), 400_000
+    moments = [f"action.begin:{hit}:sleep=30" for hit in range(5, 100, 7)]
+    if rank.number < 2:
+        _native.arm_failpoints(",".join(moments))
+    wrong = []
+    for turn in range(15):
+        x = np.full(count, 10.0 * turn + rank.number, np.float32)
+        if collective == "gather":
+            found = comm.gather(x, root=turn % 3)
+            if found is not None:
+                wanted = np.repeat(10.0 * turn + np.arange(3), count)
+                wrong += [turn] * int((found != wanted).any())
+        else:
+            found = comm.broadcast(x, root=turn % 3)
+            wrong += [turn] * int((found != 10.0 * turn + turn % 3).any())
+    return wrong
+
+
+@pytest.mark.parametrize("collective", ["gather", "broadcast"])
+def test_a_slow_reader_gets_this_call_and_not_the_next(collective, forks):
+    for end in forks.run(3, is_a_slow_reader, collective):
+        assert end.value == [], end
+
+
 def warns(rank):
     comm = rank.init(timeout_s=20)
     comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
@@ -533,6 +582,24 @@ def test_ctrl_c_ends_a_world_of_threads(forks):
     error, took = forks.run(1, is_interrupted_among_threads)[0].value
     assert error == "KeyboardInterrupt"
     assert took < 8
+
+
+ENDS_EARLY = """
+import threading, time
+import numpy as np
+from unisono.testing import world
+
+w = world(2)
+threading.Thread(target=lambda: w.comms[0].recv(np.ones(3), 1), daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_thread_in_a_call_does_not_break_the_exit():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_EARLY], capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 # --- forks

@@ -112,7 +112,8 @@ def test_every_failpoint_of_the_sources_is_listed_and_tried():
 def test_survivors_name_a_rank_killed_at(name, lab):
     for trial in AT[name]:
         for hold in (False, True):
-            report = lab.run(msgspec.structs.replace(trial, failpoint=name, hold=hold))
+            how = {"failpoint": name, "hold": hold, "patience_s": 5.0}
+            report = lab.run(msgspec.structs.replace(trial, **how))
             check(report)
             assert report.passed_failpoint, f"{name} was not passed in {report.trial}"
 

@@ -149,7 +149,7 @@ class Base:
         return make_plan(kind, self.world_size, self.rank, window=window)
 
     def _refuse_other_orders(self, kind: Kind) -> None:
-        made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root)
+        made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
         if not made.canonical:
             raise BadArgument(
                 f"{kind.collective}: {kind.algorithm} adds in an order of its own; "
@@ -168,7 +168,8 @@ class Base:
         with self._lock:  # the arrays must live until it is done, whoever drops it
             while self._inflight and self._inflight[0].done():
                 self._inflight.popleft()
-            self._inflight.append(work)
+            if not work.done():
+                self._inflight.append(work)
         return work
 
     def _transfer(
@@ -273,6 +274,7 @@ class Base:
             return
         self._closed = True
         self._native.close()
+        self._inflight.clear()  # none is in flight any longer; they refer to this
         if self._on_close is not None:
             self._on_close()
         self._transport.users.discard(self)
@@ -287,8 +289,8 @@ _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 
 def nanoseconds(timeout_s: float) -> int:
     """A deadline as the native core counts it; more than 30 years is for ever."""
-    if not timeout_s > 0:
-        raise BadArgument(f"timeout_s = {timeout_s}: expected a positive number")
+    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise BadArgument(f"timeout_s = {timeout_s!r}: expected a positive number")
     return int(min(timeout_s, 1e9) * 1e9)
 
 

@@ -157,7 +157,7 @@ def _refuse_others(x: Any, where: str) -> None:
             raise BadArgument(
                 f"{where}: the tensor is {x.layout}, expected a dense one"
             )
-    elif not isinstance(x, np.ndarray) or isinstance(x, np.matrix):
+    elif not isinstance(x, np.ndarray) or isinstance(x, np.matrix | np.ma.MaskedArray):
         raise BadArgument(
             f"{where}: expected a NumPy array or a torch tensor, "
             f"got a {type(x).__name__}"

@@ -41,6 +41,7 @@ class Trouble(enum.IntEnum):
     MISMATCH = 5
     MISFIT = 6
     STARVED = 7
+    CUT = 8
 
 
 def describe(note: Note) -> str:
@@ -79,6 +80,11 @@ def failure(
         )
     if trouble is Trouble.MISFIT:
         return BadArgument(f"{where}: the message of {who} does not fit the buffer")
+    if trouble is Trouble.CUT:
+        return TransportError(
+            f"{where}: {who} gave up a message when it was half sent, and can send "
+            "nothing more this way; use another communicator"
+        )
     if trouble is Trouble.STARVED:
         return TransportError(
             f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"

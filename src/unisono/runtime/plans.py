@@ -9,6 +9,7 @@ in one word what those arguments were.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,9 @@ LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
 STREAMS_FROM = 4 << 20
 """From this many bytes of output on, it is written past the caches."""
+
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,13 @@ def _native_program(
 
 def make_plan(kind: Kind, n: int, rank: int, *, window: int) -> _native.Plan:
     """The plan of one rank for one kind of call."""
+    with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+        return _make_plan(kind, n, rank, window)
+
+
+def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
     key = kind.collective, kind.algorithm, n, kind.root
-    staged = lowered(*key)
+    staged = lowered(*key, 0)
     contract = verified(*key).contract
     sizes = contract.chunk_sizes(kind.counts)
     input_at, output_at = _offsets(contract, sizes)

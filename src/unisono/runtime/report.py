@@ -39,7 +39,7 @@ def explain(
     choice = choose(collective, nbytes, n, named=algorithm, reproducible=reproducible)
     schedule = verified(collective, choice.algorithm, n, root if what.rooted else 0)
     cost = schedule.cost(nbytes)
-    programs = lowered(collective, choice.algorithm, n, schedule.root)
+    programs = lowered(collective, choice.algorithm, n, schedule.root, 0)
     lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  why        {choice.why}",

@@ -2,6 +2,7 @@
 
 world        ranks as threads of this process
 reference    what a schedule makes of given inputs, step by step, in NumPy
+programs     what lowering made of it, run in any order and watched for races
 """
 
 from unisono.testing.reference import reference

@@ -15,6 +15,8 @@ def judge(report: Report, *, ended: Sequence[int | None], told: Sequence[bool]) 
     trial = report.trial
     for seen, status, spoke in zip(report.seen, ended, told, strict=True):
         if seen.rank == trial.victim and trial.action == "kill":
+            if seen.error:
+                report.problems.append(f"the victim failed before: {seen.message}")
             if status != -signal.SIGKILL:
                 report.problems.append(f"the victim was not killed, but: {status}")
             continue
@@ -35,6 +37,8 @@ def _misread(seen: Seen, report: Report) -> list[str]:
         expected = ("PeerLost", "CollectiveTimeout")
     else:
         expected = ("PeerLost",) if action == "kill" else ("CollectiveTimeout",)
+    if seen.error == "ConnectFailed" and seen.ranks == [report.trial.victim]:
+        return []  # it was still on its way when the victim was lost
     if seen.error not in expected:
         ended = f"{seen.error}: {seen.message}" if seen.error else "nothing"
         return [f"rank {seen.rank} ended with {ended}, expected {expected[0]}"]

@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from unisono import _native
-from unisono.errors import CollectiveTimeout, PeerLost
+from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import init
 from unisono.testing._faults.programs import PROGRAMS, Desk
@@ -125,7 +125,9 @@ def _describe(error: Exception, seen: Seen) -> None:
     seen.error, seen.message = type(error).__name__, str(error)
     if isinstance(error, PeerLost):
         seen.pids, seen.host = list(error.pids), error.host
-    if isinstance(error, PeerLost | CollectiveTimeout):
+    if isinstance(error, ConnectFailed):
+        seen.ranks = list(error.missing)
+    elif isinstance(error, PeerLost | CollectiveTimeout):
         seen.ranks = list(error.ranks)
         seen.collective, seen.seq = error.collective, error.seq
     else:
