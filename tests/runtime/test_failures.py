@@ -475,6 +475,9 @@ def test_ctrl_c_ends_any_call(name, forks):
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 10
     lost = ends[1].value
+    if name == "send":  # and so has given up a message halfway
+        assert lost["error"] in ("PeerLost", "TransportError")
+        return
     assert lost["error"] == "PeerLost"
     assert lost["attributes"]["ranks"] == [0]
     assert lost["attributes"]["pids"] == [ends[0].pid]

@@ -34,7 +34,7 @@ def _misread(seen: Seen, report: Report) -> list[str]:
     if action == "dawdle":
         expected: tuple[str, ...] = ("",)
     elif seen.rank == report.trial.victim:  # was stopped, and has found the others gone
-        expected = ("PeerLost", "CollectiveTimeout")
+        expected = ("PeerLost", "CollectiveTimeout", "TransportError")
     else:
         expected = ("PeerLost",) if action == "kill" else ("CollectiveTimeout",)
     if seen.error == "ConnectFailed" and seen.ranks == [report.trial.victim]:
