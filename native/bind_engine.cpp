@@ -44,8 +44,42 @@ std::vector<std::int64_t> values(const Column &column) {
   return {column.data(), column.data() + column.shape(0)};
 }
 
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+// Without the interpreter lock. A thread that wants it back while the interpreter ends is
+// ended by it, which no destructor survives; so it waits for the end instead. A
+// communicator that is closed while it is waited for is a sign that the end may be near.
+class Unlocked {
+public:
+  explicit Unlocked(const Comm &comm) : comm_(comm), state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    for (int i = 0; comm_.closed() && i < 20; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (finalizing())
+        break;
+    }
+    while (finalizing())
+      ::pause();
+    PyEval_RestoreThread(state_);
+  }
+  Unlocked(const Unlocked &) = delete;
+  Unlocked &operator=(const Unlocked &) = delete;
+
+private:
+  const Comm &comm_;
+  PyThreadState *state_;
+};
+
 // Whether a signal's handler has raised; asks the interpreter, so it takes its lock.
 bool signalled() {
+  if (finalizing())
+    return false;
   nb::gil_scoped_acquire locked;
   return PyErr_CheckSignals() != 0;
 }
@@ -78,7 +112,7 @@ struct Work {
     if (op->pending_now()) {
       bool interrupted = false;
       {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked(*comm);
         interrupted = !wait_unlocked(timeout);
       }
       if (interrupted)
@@ -124,7 +158,7 @@ bool drive(Comm &comm, Task &op, std::size_t bytes) {
   if (brief && comm.try_drive(op, spins))
     return outcome(op);
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked(comm);
     comm.drive(op, comm.patience, signalled);
   }
   return outcome(op);
@@ -142,7 +176,14 @@ bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t
                                       reinterpret_cast<void *>(output), timeout);
   if (op == nullptr) { // others come first
     Work work{comm, begin_async(*comm, plan, input, output, timeout), {}};
-    return work.wait(-1) == Task::succeeded;
+    try {
+      return work.wait(-1) == Task::succeeded;
+    } catch (nb::python_error &) { // interrupted, and the buffers are the caller's again
+      const auto me = std::uint32_t(comm->rank());
+      comm->condemn({Trouble::interrupted, me, me, std::uint32_t(work.op->seq)});
+      comm->cancel(work.op);
+      throw;
+    }
   }
   struct End {
     Comm &comm;
@@ -357,6 +398,7 @@ void bind_meshes(nb::module_ &m) {
       .def("bury", [](Engine &e, std::size_t rank) { e.mesh->bury(rank); }, nb::arg("rank"))
       .def("dead", [](Engine &e, std::size_t rank) { return e.mesh->dead(rank); },
            nb::arg("rank"))
+      .def("starved", [](Engine &e) { return e.mesh->starved(); })
       .def("forked", [](Engine &e) { return e.mesh->forked(); })
       .def("records", &records)
       .def("close", [](Engine &e) { e.mesh->close(); },

@@ -52,7 +52,7 @@ bool Transfer::hindered_by(std::size_t rank) const {
   if (peer_ != Post::any)
     return rank == peer_ && comm_.post().drained(rank);
   for (std::size_t q = 0; q < comm_.size(); ++q) // any other may still send
-    if (q != comm_.rank() && !comm_.mesh().dead(comm_.world_rank(q)))
+    if (q != comm_.rank() && !comm_.gone(q))
       return false;
   return true;
 }

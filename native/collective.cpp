@@ -367,7 +367,6 @@ bool Collective::hindered_by(std::size_t rank) const {
 
 std::vector<std::size_t> Collective::awaited() const {
   std::vector<std::size_t> late;
-  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
   for (std::size_t q = 0; q < comm_.size(); ++q) {
     if (q == comm_.rank())
       continue;
@@ -375,19 +374,17 @@ std::vector<std::size_t> Collective::awaited() const {
     if (phase_ == Phase::arrive && block.headers[seq & 1].seq.load() != seq)
       late.push_back(q);
   }
-  if (phase_ == Phase::generations && action_ < program_->actions.size()) {
-    const Program::Action &action = program_->actions[action_];
-    for (auto w = action.first_wait; w < action.end_wait; ++w) {
-      const auto &wait = program_->waits[std::size_t(w)];
-      if (comm_.layout().block(std::size_t(wait.rank)).progress.load() <
-          progress_word(generation, std::uint64_t(wait.count)))
-        late.push_back(std::size_t(wait.rank));
-    }
-  }
-  if (late.empty())
-    for (std::size_t q = 0; q < comm_.size(); ++q)
-      if (q != comm_.rank() && hindered_by(q))
-        late.push_back(q);
+  if (!late.empty())
+    return late;
+  // All have arrived, so whoever has done the least keeps the others, who may keep us.
+  std::uint64_t least = ~std::uint64_t(0);
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (q != comm_.rank() && hindered_by(q))
+      least = std::min(least, comm_.layout().block(q).progress.load());
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (q != comm_.rank() && hindered_by(q) &&
+        comm_.layout().block(q).progress.load() == least)
+      late.push_back(q);
   return late;
 }
 

@@ -75,6 +75,10 @@ bool Comm::doomed(Task &op) {
     return fails(broken, false);
   const auto seq32 = std::uint32_t(op.seq);
   const auto me = std::uint32_t(rank_);
+  if (closed()) // by another thread
+    return fails({Trouble::left, me, me, seq32}, false);
+  if (mesh().starved())
+    return fails({Trouble::starved, me, me, seq32}, op.breaks_all);
   for (std::size_t q = 0; q < size(); ++q) {
     if (q == rank_)
       continue;
@@ -270,6 +274,22 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
   }
   engine_.progress->wake();
   return transfer;
+}
+
+// Takes back what was queued and will not be waited for: its buffers may be gone.
+void Comm::cancel(const std::shared_ptr<Task> &op) {
+  bool idle = false;
+  while (!busy_.compare_exchange_weak(idle, true, std::memory_order_acquire)) {
+    idle = false;
+    ::sched_yield();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    queued_.fetch_sub(std::uint32_t(std::erase(queue_, op)), std::memory_order_release);
+  }
+  if (op->pending_now())
+    op->finish(Task::broken);
+  busy_.store(false, std::memory_order_release);
 }
 
 bool Comm::progress(bool *left) {

@@ -61,6 +61,7 @@ public:
   std::shared_ptr<Task> submit(std::shared_ptr<const Plan> plan, const void *input,
                              void *output, std::int64_t timeout);
   std::shared_ptr<Task> submit(std::shared_ptr<Transfer> transfer);
+  void cancel(const std::shared_ptr<Task> &op);
   // Advances what is queued; whether anything moved, and whether anything is left.
   bool progress(bool *left);
 
@@ -72,6 +73,10 @@ public:
   Verdict condemn(Verdict verdict);
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
+  bool gone(std::size_t rank) const {
+    return mesh().dead(world_rank(rank)) ||
+           layout_.block(rank).left.load(std::memory_order_acquire) != 0;
+  }
   void record(Task &op, const Note &note, std::int64_t now);
   std::vector<std::size_t> missing(Task &op);
   // Whom the last call on its caller's thread was waiting for when its time was up.

@@ -266,12 +266,14 @@ bool Mesh::receive(std::size_t from) {
   cmsghdr *rights = CMSG_FIRSTHDR(&packet);
   if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS)
     std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+  if (message.kind == Message::segment && fd < 0)
+    starved_.store(true, std::memory_order_release);
   if (message.kind == Message::segment && fd >= 0) {
     std::shared_ptr<Memory> memory;
     try {
       memory = Memory::from(fd, message.bytes);
     } catch (const std::system_error &) {
-      // Not mapped is not found; whoever needs it says so when its time is up.
+      starved_.store(true, std::memory_order_release);
     }
     std::lock_guard lock(hub_->mutex);
     if (memory)

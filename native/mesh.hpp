@@ -77,6 +77,8 @@ public:
   bool dead(std::size_t rank) const {
     return hub_->dead[rank].load(std::memory_order_acquire);
   }
+  // Whether another rank's memory could not be taken in, for want of memory or descriptors.
+  bool starved() const { return starved_.load(std::memory_order_acquire); }
   void bury(std::size_t rank) { hub_->dead[rank].store(true, std::memory_order_release); }
 
   // In a child after fork: the watching thread is not here, and nothing may be waited for.
@@ -100,6 +102,7 @@ private:
   std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>> own_; // address: size, id
   std::atomic<bool> owns_ = false;
   std::atomic<bool> closed_ = false;
+  std::atomic<bool> starved_ = false;
   std::thread watcher_;
 };
 

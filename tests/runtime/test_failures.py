@@ -364,6 +364,54 @@ def test_many_messages_in_flight(forks):
         assert (end.status, end.error) == (0, ""), end
 
 
+def test_messages_of_one_tag_keep_their_order():
+    """Several threads take in each other's messages and put them aside."""
+
+    def rank(comm):
+        wrong = []
+
+        def talk(tag):
+            for turn in range(300):
+                comm.send(np.array([turn]), 1 - comm.rank, tag=tag)
+                got = comm.recv(np.empty(1, int), 1 - comm.rank, tag=tag, timeout_s=5)
+                if got[0] != turn:
+                    wrong.append((tag, turn, int(got[0])))
+                    return
+
+        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return wrong
+
+    with world(2) as w:
+        assert w.run(rank) == [[], []]
+
+
+def test_receives_keep_their_order():
+    """A plain one does not overtake one in flight that was called before it."""
+
+    def rank(comm):
+        found = set()
+        for _ in range(150):
+            if comm.rank == 0:
+                for value, tag in ((1.0, 1), (2.0, 1), (0.0, 9)):
+                    comm.send(np.array([value]), 1, tag=tag)
+            else:
+                comm.recv(np.empty(1), 0, tag=9)
+                first, second = np.empty(1), np.empty(1)
+                work = comm.recv(first, 0, tag=1, async_op=True)
+                comm.recv(second, 0, tag=1)
+                work.wait()
+                found.add((first.item(), second.item()))
+            comm.barrier()
+        return found
+
+    with world(2) as w:
+        assert w.run(rank)[1] == {(1.0, 2.0)}
+
+
 def is_a_slow_reader(rank, collective):
     """Others are in the next call, with another root, while one still reads."""
     comm, count = rank.init(timeout_s=20), 400_000

@@ -224,6 +224,15 @@ def test_rank_0_that_dies_making_the_memory_is_named(failpoint, forks):
         assert took < 10
 
 
+def leaves_at_once(rank):
+    return attempt(rank.init, meeting_s=10)
+
+
+def test_a_rank_that_leaves_at_once_has_been_met(forks):
+    for _ in range(8):
+        assert [end.value for end in forks.run(3, leaves_at_once)] == [None] * 3
+
+
 def test_half_an_environment_is_an_error(bare):
     bare.setenv("RANK", "1")
     with pytest.raises(BadArgument, match="WORLD_SIZE"):

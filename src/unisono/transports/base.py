@@ -6,6 +6,7 @@ the other ranks, and runs programs. A transport only says how it came about.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -103,6 +104,12 @@ class Transport:
                 raise ConnectFailed(
                     f"{self.peers[owner]} died before its memory arrived",
                     missing=[owner],
+                )
+            if self.engine.starved():
+                raise OSError(
+                    errno.EMFILE,
+                    f"the memory of {self.peers[owner]} cannot be taken in: there are "
+                    "too few file descriptors (ulimit -n) or too little memory",
                 )
             if time.monotonic() > deadline:
                 raise ConnectFailed(
