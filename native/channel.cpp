@@ -216,7 +216,11 @@ bool Post::pump(std::size_t source) {
     there -= sizeof box.head;
     box.open = true;
     box.filled = 0;
-    Transfer *taker = wanted(source, box.head.tag, &box.into);
+    // Behind another of its tag that was put aside, it is put aside too.
+    const bool behind = std::any_of(box.aside.begin(), box.aside.end(), [&](const Aside &a) {
+      return !a.lost && a.head.tag == box.head.tag;
+    });
+    Transfer *taker = behind ? nullptr : wanted(source, box.head.tag, &box.into);
     if (taker != nullptr) {
       taker->claimed_ = true;
       deliver(*taker, source, box.head);
@@ -269,6 +273,12 @@ void Post::deliver(Transfer &transfer, std::size_t source, const MessageHead &he
 
 bool Post::from_aside(Transfer &transfer, std::size_t source) {
   Inbox &box = inboxes_[source];
+  for (const auto &p : posted_) { // whoever asked first is served first
+    if (p.get() == &transfer)
+      break;
+    if (!p->claimed_ && p->tag_ == transfer.tag_ && (p->peer_ == source || p->peer_ == any))
+      return false;
+  }
   for (auto at = box.aside.begin(); at != box.aside.end(); ++at) {
     if (at->lost || at->head.tag != transfer.tag_)
       continue;
