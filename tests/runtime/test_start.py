@@ -114,10 +114,18 @@ def finds_its_place_taken(rank):
         with shm._seqpacket() as stranger:
             stranger.bind(address)
             stranger.listen()
-            time.sleep(1.2)
+            time.sleep(2.5)
         return None
-    time.sleep(0.2)
+    await_name(address)
     return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=0.4)
+
+
+def await_name(address):
+    """Wait until somebody listens there."""
+    name, until = address.replace("\0", "@"), time.monotonic() + 20
+    while name not in Path("/proc/net/unix").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def _hello(rank):
@@ -139,9 +147,9 @@ def meets_another_user(rank):
         with shm._seqpacket() as stranger:
             stranger.bind(address)
             stranger.listen()
-            time.sleep(1.2)
+            time.sleep(2.5)
         return None
-    time.sleep(0.2)
+    await_name(address)
     return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=0.4)
 
 
