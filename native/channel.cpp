@@ -57,13 +57,11 @@ bool Transfer::hindered_by(std::size_t rank) const {
   return true;
 }
 
-std::vector<std::size_t> Transfer::awaited() const {
-  if (peer_ != Post::any)
-    return {peer_};
-  std::vector<std::size_t> all;
+std::vector<Need> Transfer::needs() const {
+  std::vector<Need> all;
   for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (q != comm_.rank())
-      all.push_back(q);
+    if (q == peer_ || (peer_ == Post::any && q != comm_.rank()))
+      all.push_back({q, true, 0});
   return all;
 }
 
@@ -81,8 +79,10 @@ void Post::enter(const std::shared_ptr<Transfer> &transfer) {
 
 // For one that ends without success. A message half received is read to its end and lost;
 // after one half sent nothing else can be sent that way.
-void Post::withdraw(Transfer &transfer) {
+bool Post::withdraw(Transfer &transfer) {
   std::lock_guard lock(mutex_);
+  if (transfer.complete_ && !transfer.misfit_)
+    return false;
   if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {
     outboxes_[transfer.peer_].ring->cut.store(1, std::memory_order_release);
     ring(comm_.layout(), comm_.size());
@@ -95,6 +95,7 @@ void Post::withdraw(Transfer &transfer) {
       box.into = nullptr;
       box.aside.push_back({box.head, std::make_unique<std::byte[]>(box.head.bytes), 0, true});
     }
+  return true;
 }
 
 Status Post::advance(Transfer &transfer) {
@@ -158,7 +159,9 @@ bool Post::open_inbox(std::size_t source) {
 
 Status Post::send(Transfer &transfer) {
   Outbox &box = outboxes_[transfer.peer_];
-  if (box.waiting.front() != &transfer)
+  if (transfer.complete_)
+    return Status::done; // by another thread
+  if (box.waiting.empty() || box.waiting.front() != &transfer)
     return Status::blocked;
   open_outbox();
   Ring *ring = box.ring;
@@ -196,6 +199,7 @@ Status Post::send(Transfer &transfer) {
   if (transfer.done_ < transfer.bytes_)
     return Status::blocked;
   box.waiting.pop_front();
+  transfer.complete_ = true;
   return Status::done;
 }
 
@@ -210,27 +214,29 @@ bool Post::pump(std::size_t source) {
   if (there == 0)
     return false;
   if (!box.open) {
-    copy_out(reinterpret_cast<std::byte *>(&box.head), bytes, capacity_, taken,
-             sizeof box.head);
-    taken += sizeof box.head;
-    there -= sizeof box.head;
-    box.open = true;
-    box.filled = 0;
+    MessageHead head;
+    copy_out(reinterpret_cast<std::byte *>(&head), bytes, capacity_, taken, sizeof head);
     // Behind another of its tag that was put aside, it is put aside too.
     const bool behind = std::any_of(box.aside.begin(), box.aside.end(), [&](const Aside &a) {
-      return !a.lost && a.head.tag == box.head.tag;
+      return !a.lost && a.head.tag == head.tag;
     });
-    Transfer *taker = behind ? nullptr : wanted(source, box.head.tag, &box.into);
-    if (taker != nullptr) {
+    std::shared_ptr<Transfer> taker = behind ? nullptr : wanted(source, head.tag);
+    if (taker)
+      deliver(*taker, source, head);
+    if (!taker || taker->misfit_) {
+      // May fail for want of memory, so before anything is changed.
+      box.aside.push_back({head, std::make_unique<std::byte[]>(head.bytes), 0});
+      std::erase(posted_, taker);
+      taker = nullptr;
+    } else {
       taker->claimed_ = true;
-      deliver(*taker, source, box.head);
     }
-    if (taker == nullptr || taker->misfit_) {
-      box.into = nullptr;
-      box.aside.push_back({box.head, std::make_unique<std::byte[]>(box.head.bytes), 0});
-      if (taker != nullptr)
-        std::erase_if(posted_, [&](const auto &p) { return p.get() == taker; });
-    }
+    taken += sizeof head;
+    there -= sizeof head;
+    box.head = head;
+    box.into = std::move(taker);
+    box.open = true;
+    box.filled = 0;
   }
   const std::size_t some = std::min<std::size_t>(there, box.head.bytes - box.filled);
   std::byte *to = box.into ? box.into->data_ : box.aside.back().data.get();
@@ -255,13 +261,10 @@ bool Post::pump(std::size_t source) {
 }
 
 // The first receive that a message of this tag is for.
-Transfer *Post::wanted(std::size_t source, std::int64_t tag,
-                       std::shared_ptr<Transfer> *keep) {
+std::shared_ptr<Transfer> Post::wanted(std::size_t source, std::int64_t tag) const {
   for (const auto &p : posted_)
-    if (!p->claimed_ && (p->peer_ == source || p->peer_ == any) && p->tag_ == tag) {
-      *keep = p;
-      return p.get();
-    }
+    if (!p->claimed_ && (p->peer_ == source || p->peer_ == any) && p->tag_ == tag)
+      return p;
   return nullptr;
 }
 

@@ -43,7 +43,8 @@ public:
   static constexpr std::size_t any = ~std::size_t(0);
 
   void enter(const std::shared_ptr<Transfer> &transfer);
-  void withdraw(Transfer &transfer);
+  // False if it is complete after all, by another thread.
+  bool withdraw(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
   // Gives the outbox back if all that was sent has been taken.
@@ -76,7 +77,7 @@ private:
   bool pump(std::size_t source);
   bool open_outbox();
   bool open_inbox(std::size_t source);
-  Transfer *wanted(std::size_t source, std::int64_t tag, std::shared_ptr<Transfer> *keep);
+  std::shared_ptr<Transfer> wanted(std::size_t source, std::int64_t tag) const;
   bool from_aside(Transfer &transfer, std::size_t source);
   void deliver(Transfer &transfer, std::size_t source, const MessageHead &head);
   std::byte *bytes_of(Ring *ring) const {
@@ -100,7 +101,7 @@ public:
            std::size_t bytes, std::uint64_t type);
   Status advance() override;
   bool hindered_by(std::size_t rank) const override;
-  std::vector<std::size_t> awaited() const override;
+  std::vector<Need> needs() const override;
 
   std::size_t source() const { return source_; }
   std::uint64_t message_bytes() const { return message_bytes_; }

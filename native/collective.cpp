@@ -365,27 +365,49 @@ bool Collective::hindered_by(std::size_t rank) const {
              progress_word(end, 0);
 }
 
-std::vector<std::size_t> Collective::awaited() const {
-  std::vector<std::size_t> late;
-  for (std::size_t q = 0; q < comm_.size(); ++q) {
-    if (q == comm_.rank())
-      continue;
-    const RankBlock &block = comm_.layout().block(q);
-    if (phase_ == Phase::arrive && block.headers[seq & 1].seq.load() != seq)
-      late.push_back(q);
+std::vector<Need> Collective::needs() const {
+  std::vector<Need> open;
+  const auto progress = [&](std::size_t q, std::uint64_t word) {
+    if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word)
+      open.push_back({q, false, word});
+  };
+  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+  switch (phase_) {
+  case Phase::lead:
+    for (const std::int32_t q : comm_.window_readers[first_generation_ & 1])
+      progress(std::size_t(q), progress_word(first_generation_ - 1, 0));
+    break;
+  case Phase::arrive:
+    for (std::size_t q = 0; q < comm_.size(); ++q)
+      if (comm_.layout().block(q).headers[seq & 1].seq.load() != seq)
+        open.push_back({q, true, seq});
+    break;
+  case Phase::generations:
+    if (!free_) {
+      for (const std::int32_t q : comm_.window_readers[generation & 1])
+        progress(std::size_t(q), progress_word(generation - 1, 0));
+    } else if (action_ < program_->actions.size()) {
+      const Program::Action &action = program_->actions[action_];
+      for (auto w = action.first_wait; w < action.end_wait; ++w) {
+        const auto &wait = program_->waits[std::size_t(w)];
+        progress(std::size_t(wait.rank), progress_word(generation, std::uint64_t(wait.count)));
+      }
+    }
+    break;
+  case Phase::exit:
+    for (const auto &wait : program_->exits)
+      progress(std::size_t(wait.rank),
+               progress_word(first_generation_ + std::uint64_t(plan_->pieces) - 1,
+                             std::uint64_t(wait.count)));
+    break;
+  default:
+    break;
   }
-  if (!late.empty())
-    return late;
-  // All have arrived, so whoever has done the least keeps the others, who may keep us.
-  std::uint64_t least = ~std::uint64_t(0);
-  for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (q != comm_.rank() && hindered_by(q))
-      least = std::min(least, comm_.layout().block(q).progress.load());
-  for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (q != comm_.rank() && hindered_by(q) &&
-        comm_.layout().block(q).progress.load() == least)
-      late.push_back(q);
-  return late;
+  if (open.empty()) // a descriptor that is on the way
+    for (std::size_t q = 0; q < comm_.size(); ++q)
+      if (q != comm_.rank() && hindered_by(q))
+        open.push_back({q, true, seq});
+  return open;
 }
 
 } // namespace unisono

@@ -23,7 +23,7 @@ public:
 
   Status advance() override;
   bool hindered_by(std::size_t rank) const override;
-  std::vector<std::size_t> awaited() const override;
+  std::vector<Need> needs() const override;
 
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };

@@ -1,5 +1,6 @@
 #include "comm.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -10,6 +11,8 @@
 namespace unisono {
 
 void Task::finish(State how) {
+  if (!pending_now())
+    return; // another thread was faster
   if (record != nullptr && record->id == record_id) {
     record->ended = now_ns();
     record->state.store(how == succeeded ? Record::completed : Record::failed,
@@ -88,12 +91,20 @@ bool Comm::doomed(Task &op) {
       return fails({left ? Trouble::left : Trouble::peer_lost, std::uint32_t(q), me, seq32},
                    op.breaks_all);
   }
+  if (op.breaks_all) {
+    const auto open = op.needs();
+    RankBlock &mine = layout_.block(rank_);
+    mine.needs.store(open.empty() ? 0 : open[0].word, std::memory_order_relaxed);
+    mine.waits_for.store(open.empty() ? 0
+                                      : (open[0].rank + 1) | std::uint64_t(open[0].arrival) << 32,
+                         std::memory_order_relaxed);
+  }
   const std::int64_t now = now_ns();
   if (op.waiting_since == 0)
     op.waiting_since = now;
   const std::int64_t waited = now - op.waiting_since;
   if (op.timeout > 0 && waited >= op.timeout) {
-    const auto late = op.missed = op.awaited();
+    const auto late = op.missed = culprits(op);
     return fails({Trouble::timeout, std::uint32_t(late.empty() ? rank_ : late[0]), me, seq32},
                  op.breaks_all);
   }
@@ -104,13 +115,46 @@ bool Comm::doomed(Task &op) {
   return false;
 }
 
+// Follows who waits for whom to one that could go on, but does not.
+std::size_t Comm::culprit(std::size_t rank) const {
+  for (std::size_t steps = 0; steps < size(); ++steps) {
+    const RankBlock &block = layout_.block(rank);
+    const std::uint64_t waits_for = block.waits_for.load(std::memory_order_relaxed);
+    if (waits_for == 0)
+      return rank;
+    const auto next = std::size_t(waits_for & 0xffffffff) - 1;
+    if (next >= size() || next == rank_)
+      return rank;
+    const std::uint64_t needs = block.needs.load(std::memory_order_relaxed);
+    const RankBlock &other = layout_.block(next);
+    const bool came = waits_for >> 32 ? std::max(other.headers[0].seq.load(),
+                                                 other.headers[1].seq.load()) >= needs
+                                      : other.progress.load() >= needs;
+    if (came)
+      return rank;
+    rank = next;
+  }
+  return rank;
+}
+
+std::vector<std::size_t> Comm::culprits(const Task &op) const {
+  std::vector<std::size_t> found;
+  for (const Need &need : op.needs()) {
+    const std::size_t q = op.breaks_all ? culprit(need.rank) : need.rank;
+    if (std::find(found.begin(), found.end(), q) == found.end())
+      found.push_back(q);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 // One write, so that lines of several ranks do not mix.
 void Comm::warn(const Task &op, std::int64_t waited) const {
   static const char *const names[] = {"broadcast", "scatter", "gather", "reduce",
                                       "all_gather", "reduce_scatter", "all_reduce",
                                       "all_to_all", "barrier", "send", "recv"};
   std::string who;
-  for (std::size_t q : op.awaited())
+  for (std::size_t q : culprits(op))
     who += (who.empty() ? "" : ", ") + std::to_string(q);
   const std::size_t kind = op.record ? op.record->note.collective : 0;
   char text[512];
@@ -137,7 +181,7 @@ Status Comm::step(Task &op) {
 // Whom work in flight waits for; only whoever advances the collectives may ask them.
 std::vector<std::size_t> Comm::missing(Task &op) {
   if (dynamic_cast<Transfer *>(&op) != nullptr)
-    return op.awaited();
+    return culprits(op);
   for (int tries = 0; tries < 1000; ++tries) {
     bool idle = false;
     if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire)) {
@@ -150,7 +194,7 @@ std::vector<std::size_t> Comm::missing(Task &op) {
       if (!queue_.empty())
         first = queue_.front();
     }
-    const auto late = first ? first->awaited() : std::vector<std::size_t>{};
+    const auto late = first ? culprits(*first) : std::vector<std::size_t>{};
     busy_.store(false, std::memory_order_release);
     return late;
   }
@@ -221,9 +265,9 @@ void Comm::settle(Task &op, Status status) {
   }
   if (op.verdict.trouble == Trouble::mismatch)
     op.verdict = condemn(op.verdict);
-  if (auto *transfer = dynamic_cast<Transfer *>(&op))
-    post_.withdraw(*transfer);
-  op.finish(Task::broken);
+  auto *transfer = dynamic_cast<Transfer *>(&op);
+  const bool failed = transfer == nullptr || post_.withdraw(*transfer);
+  op.finish(failed ? Task::broken : Task::succeeded);
 }
 
 Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output,
@@ -354,6 +398,8 @@ bool Comm::advance_transfers(bool *left) {
   }
   bool moved = false;
   for (auto &op : now) {
+    if (!op->pending_now())
+      continue; // another thread was faster
     Status status = step(*op);
     if (status == Status::blocked && doomed(*op))
       status = Status::failed;

@@ -79,6 +79,8 @@ public:
   }
   void record(Task &op, const Note &note, std::int64_t now);
   std::vector<std::size_t> missing(Task &op);
+  // Who holds `op` up: those it waits for, or those that they in turn wait for.
+  std::vector<std::size_t> culprits(const Task &op) const;
   // Whom the last call on its caller's thread was waiting for when its time was up.
   const std::vector<std::size_t> &awaited() const { return inline_.missed; }
   void close();
@@ -93,6 +95,7 @@ public:
   std::vector<std::uint64_t> seen; // of each rank's progress, what was read last
 
 private:
+  std::size_t culprit(std::size_t rank) const;
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
   void settle(Task &op, Status status);

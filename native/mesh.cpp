@@ -99,8 +99,7 @@ Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
       ::fcntl(sockets_[r], F_SETFL, ::fcntl(sockets_[r], F_GETFL) | O_NONBLOCK);
     pidfds_.push_back(r == rank_ || pids[r] <= 0 ? -1 : open_pidfd(pids[r]));
     // Gone before we could watch it; where pidfds are unknown, the socket's end tells.
-    if (r != rank_ && pids[r] > 0 && pidfds_.back() < 0 && errno == ESRCH)
-      bury(r);
+    gone_.push_back(r != rank_ && pids[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
   }
   stop_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0)
@@ -292,8 +291,21 @@ bool Mesh::receive(std::size_t from) {
   return true;
 }
 
+// Takes in all that has come from one rank; false when its socket has ended.
+bool Mesh::drain(std::size_t from) {
+  for (pollfd more{sockets_[from], POLLIN, 0}; ::poll(&more, 1, 0) > 0;)
+    if (!receive(from))
+      return false;
+  return true;
+}
+
 void Mesh::watch() {
   const std::size_t n = sockets_.size();
+  for (std::size_t r = 0; r < n; ++r)
+    if (gone_[r]) {
+      drain(r);
+      bury(r);
+    }
   std::vector<pollfd> polled(2 * n + 1);
   for (std::size_t r = 0; r < n; ++r) {
     polled[2 * r] = {sockets_[r], POLLIN, 0};
@@ -307,20 +319,15 @@ void Mesh::watch() {
       return;
     for (std::size_t r = 0; r < n; ++r) {
       // What it sent before it died comes first, then the news of its death.
-      while (polled[2 * r].fd >= 0 && polled[2 * r].revents != 0) {
-        if (!receive(r)) {
-          polled[2 * r].fd = -1;
-          bury(r);
-          break;
-        }
-        pollfd more{polled[2 * r].fd, POLLIN, 0};
-        if (::poll(&more, 1, 0) <= 0)
-          break;
-      }
-      if (polled[2 * r + 1].revents != 0) {
+      const bool died = polled[2 * r + 1].revents != 0;
+      const bool speaks = polled[2 * r].fd >= 0 && (died || polled[2 * r].revents != 0);
+      const bool ended = speaks && !drain(r);
+      if (ended)
+        polled[2 * r].fd = -1;
+      if (died)
         polled[2 * r + 1].fd = -1;
+      if (ended || died)
         bury(r);
-      }
     }
   }
 }

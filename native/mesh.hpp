@@ -89,12 +89,14 @@ private:
   struct Message;
   void watch();
   bool receive(std::size_t from);
+  bool drain(std::size_t from);
   void announce(const Message &message, int fd);
 
   static constexpr std::uint64_t anywhere = ~std::uint64_t(0);
   std::size_t rank_;
   std::shared_ptr<Hub> hub_;
   std::vector<int> sockets_, pidfds_;
+  std::vector<bool> gone_; // before it could be watched
   int stop_ = -1;
   std::uint64_t fork_epoch_;
   std::uint64_t next_id_ = 1;

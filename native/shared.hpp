@@ -67,6 +67,10 @@ struct RankBlock {
   alignas(line_size) std::atomic<std::uint32_t> asleep; // the futex a rank sleeps on
   alignas(line_size) Word left;                         // 1: closed its communicator
   Word outbox;                                          // its segment for send, or 0
+  // For naming who holds everybody up: what a rank said it waits for when it last looked
+  // up from waiting. Old news is harmless, for whether it has come can be seen.
+  alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
+  Word needs;
 };
 
 struct Control {

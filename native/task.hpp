@@ -13,6 +13,13 @@ namespace unisono {
 
 enum class Status { done, blocked, failed };
 
+// What a task waits for: that `rank` arrives at call `word`, or that its progress gets there.
+struct Need {
+  std::size_t rank;
+  bool arrival;
+  std::uint64_t word;
+};
+
 class Task {
 public:
   enum State : std::uint32_t { pending, succeeded, broken };
@@ -22,8 +29,8 @@ public:
   virtual Status advance() = 0;
   // Whether it cannot end because this rank is gone.
   virtual bool hindered_by(std::size_t rank) const = 0;
-  // The ranks it is waiting for just now.
-  virtual std::vector<std::size_t> awaited() const = 0;
+  // What it is waiting for just now.
+  virtual std::vector<Need> needs() const = 0;
 
   void finish(State how);
   bool pending_now() const { return state.load(std::memory_order_acquire) == pending; }

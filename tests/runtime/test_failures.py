@@ -350,9 +350,9 @@ def exchanges(rank, rounds, count):
     got = np.zeros((rank.n, count), np.float32)
     for turn in range(rounds):
         given = np.full(count, turn, np.float32)
-        works = [comm.send(given, q, tag=turn, async_op=True) for q in others]
-        works += [comm.recv(got[q], q, tag=turn, async_op=True) for q in others]
-        for work in works:
+        sent = [comm.send(given, q, tag=turn, async_op=True) for q in others]
+        received = [comm.recv(got[q], q, tag=turn, async_op=True) for q in others]
+        for work in received + sent:
             work.wait()
         assert (got[others] == turn).all()
     comm.barrier()
@@ -360,7 +360,7 @@ def exchanges(rank, rounds, count):
 
 def test_many_messages_in_flight(forks):
     """They are advanced by whoever waits and by the progress thread, at once."""
-    for end in forks.run(3, exchanges, 800, 50_000):
+    for end in forks.run(3, exchanges, 1500, 50_000):
         assert (end.status, end.error) == (0, ""), end
 
 

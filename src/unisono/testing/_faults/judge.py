@@ -51,10 +51,7 @@ def _misnamed(seen: Seen, report: Report) -> list[str]:
     """What is wrong with whom and what a survivor's error names."""
     trial, wrong = report.trial, []
     named = [seen.members[r] for r in seen.ranks]
-    # Of ranks that are merely late, those who wait for it may be named beside it.
-    if named != [trial.victim] and (
-        trial.action == "kill" or trial.victim not in named
-    ):
+    if named != [trial.victim]:
         wrong.append(f"rank {seen.rank} names ranks {named}: {seen.message}")
     if trial.action == "kill":
         if seen.pids != [report.pids[trial.victim]]:
