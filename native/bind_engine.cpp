@@ -324,31 +324,34 @@ void bind_programs(nb::module_ &m) {
           "__init__",
           [](Program *self, const Table &actions, const Table &sources, const Table &waits,
              const Table &exits, std::vector<std::int32_t> lead,
-             std::vector<std::int32_t> readers, std::int32_t tail) {
+             std::vector<std::int32_t> readers, std::vector<std::int32_t> deliveries,
+             std::int32_t tail) {
             new (self) Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
                                rows<Program::Wait>(waits), rows<Program::Wait>(exits),
-                               std::move(lead), std::move(readers), tail};
+                               std::move(lead), std::move(readers),
+                               std::move(deliveries), tail};
           },
           nb::arg("actions"), nb::arg("sources"), nb::arg("waits"), nb::arg("exits"),
-          nb::arg("lead"), nb::arg("readers"), nb::arg("tail"));
+          nb::arg("lead"), nb::arg("readers"), nb::arg("deliveries"), nb::arg("tail"));
   nb::class_<Plan>(m, "Plan")
       .def(
           "__init__",
           [](Plan *self, std::vector<std::shared_ptr<Program>> programs, const Column &input_at,
-             const Column &output_at, const Column &size, std::int64_t piece,
-             std::int64_t pieces, std::size_t input_bytes, std::size_t output_bytes,
-             std::uint32_t divisor, bool in_header, bool may_lend, bool streams,
-             std::uint64_t fingerprint,
-             int collective, int dtype, int op, int root, std::uint64_t count,
+             const Column &output_at, const Column &size,
+             const std::vector<std::int64_t> &piece, const std::vector<std::int64_t> &pieces,
+             std::size_t input_bytes, std::size_t output_bytes, std::uint32_t divisor,
+             bool in_header, bool may_lend, bool may_reach, bool streams,
+             std::uint64_t fingerprint, int collective, int dtype, int op, int root, std::uint64_t count,
              const std::string &algorithm) {
             auto *plan = new (self) Plan;
-            for (std::size_t i = 0; i < programs.size() && i < 4; ++i)
+            for (std::size_t i = 0; i < programs.size() && i < 4; ++i) {
               plan->programs[i] = programs[i];
+              plan->piece[i] = piece.at(i);
+              plan->pieces[i] = pieces.at(i);
+            }
             plan->input_at = values(input_at);
             plan->output_at = values(output_at);
             plan->size = values(size);
-            plan->piece = piece;
-            plan->pieces = pieces;
             plan->itemsize = item_size(DType(dtype));
             plan->input_bytes = input_bytes;
             plan->output_bytes = output_bytes;
@@ -356,6 +359,7 @@ void bind_programs(nb::module_ &m) {
             plan->divisor = divisor;
             plan->in_header = in_header;
             plan->may_lend = may_lend;
+            plan->may_reach = may_reach;
             plan->streams = streams;
             plan->fingerprint = fingerprint;
             set_note(plan->note, collective, dtype, op, root, count, algorithm);
@@ -363,7 +367,7 @@ void bind_programs(nb::module_ &m) {
           nb::arg("programs"), nb::arg("input_at"), nb::arg("output_at"), nb::arg("size"),
           nb::arg("piece"), nb::arg("pieces"), nb::arg("input_bytes"),
           nb::arg("output_bytes"), nb::arg("divisor"), nb::arg("in_header"),
-          nb::arg("may_lend"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
+          nb::arg("may_lend"), nb::arg("may_reach"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
           nb::arg("algorithm"));
 }
@@ -477,6 +481,8 @@ void bind_comms(nb::module_ &m) {
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
+      .def("reach", [](Handle &c) { return int(c.lending().tried()); })
+      .def("touched", [](Handle &c) { return c.lending().touched(); })
       .def("states", [](const Handle &c) { return states(c); })
       .def("close", [](Handle &c) { c.close(); }, nb::call_guard<nb::gil_scoped_release>());
 }

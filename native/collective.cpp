@@ -4,26 +4,14 @@
 #include <cstring>
 
 #include "comm.hpp"
-#include "copy.hpp"
 #include "failpoint.hpp"
 #include "mesh.hpp"
 #include "wait.hpp"
 
 namespace unisono {
 
-namespace {
-
-// A result that goes to two places is made in blocks of this size, so that the second
-// write finds it in the first cache.
-constexpr std::size_t block_bytes = 8192;
-
-void plain_copy(std::byte *to, const std::byte *from, std::size_t bytes) {
-  std::memcpy(to, from, bytes);
-}
-
-} // namespace
-
-Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()) {}
+Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()),
+      reached_(comm.size()) {}
 
 void Collective::prepare(const Plan &plan, const void *input, void *output,
                          std::shared_ptr<const Plan> keep) {
@@ -39,6 +27,18 @@ void Collective::prepare(const Plan &plan, const void *input, void *output,
 }
 
 Status Collective::advance() {
+  const Status status = go_on();
+  if (status == Status::done && lent_ != 0 && comm_.verdict().trouble != Trouble::none) {
+    // Somebody gave up, and may have used a buffer for something else while we read it.
+    verdict = comm_.verdict();
+    return Status::failed;
+  }
+  return status;
+}
+
+Status Collective::go_on() {
+  if (lost_ != nobody)
+    return give_up();
   switch (phase_) {
   case Phase::begin:
     begin();
@@ -58,7 +58,7 @@ Status Collective::advance() {
   }
   case Phase::generations:
     if (!generations())
-      return Status::blocked;
+      return lost_ == nobody ? Status::blocked : give_up();
     phase_ = Phase::exit;
     wait_ = 0;
     [[fallthrough]];
@@ -66,7 +66,7 @@ Status Collective::advance() {
     for (; wait_ < program_->exits.size(); ++wait_) {
       failpoint("exit.wait");
       const auto &w = program_->exits[wait_];
-      const std::uint64_t last = first_generation_ + std::uint64_t(plan_->pieces) - 1;
+      const std::uint64_t last = comm_.generation - 1;
       if (!reached(w.rank, progress_word(last, std::uint64_t(w.count))))
         return Status::blocked;
     }
@@ -84,10 +84,10 @@ void Collective::begin() {
   failpoint("call.begin");
   seq = ++comm_.seq;
   first_generation_ = comm_.generation;
-  comm_.generation += std::uint64_t(plan_->pieces);
   piece_ = 0;
   action_ = arriving_ = wait_ = 0;
   lent_ = 0;
+  lost_ = nobody;
   free_ = plan_->in_header;
   flags_ = 0;
   program_ = plan_->programs[0].get();
@@ -98,19 +98,26 @@ void Collective::begin() {
     return;
   // A buffer of no bytes, which nobody reads, may as well be lent.
   Lent lent[2] = {};
-  if (lends(input_, plan_->input_bytes, lent[0]))
+  if (lends(input_, plan_->input_bytes, false, lent[0]))
     flags_ |= Header::lends_input;
-  if (lends(output_, plan_->output_bytes, lent[1]))
+  if (lends(output_, plan_->output_bytes, true, lent[1]))
     flags_ |= Header::lends_output;
   std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, lent, sizeof lent);
 }
 
-bool Collective::lends(const void *data, std::size_t bytes, Lent &lent) const {
+bool Collective::lends(const std::byte *data, std::size_t bytes, bool for_writing,
+                       Lent &lent) {
   if (bytes == 0)
     return true;
   const auto found = comm_.mesh().locate(data, bytes);
-  lent = found.value_or(Lent{});
-  return found.has_value();
+  if (found)
+    lent = *found;
+  else if (plan_->may_reach && comm_.lending().reach() == Lending::reaches &&
+           comm_.lending().reachable(data, bytes, for_writing))
+    lent = {Lent::own, reinterpret_cast<std::uintptr_t>(data)};
+  else
+    return false;
+  return true;
 }
 
 // Where the input is not lent, what others read of it can be published before anybody has
@@ -121,7 +128,7 @@ bool Collective::lead() {
     if (count > 0 && !window_free())
       return false;
     for (; action_ < count; ++action_)
-      perform(program_->actions[action_]);
+      (void)perform(program_->actions[action_]); // of our own memory
     failpoint("lead.done");
     if (count > 0 && !plan_->in_header)
       comm_.layout().block(comm_.rank()).progress.store(
@@ -167,6 +174,13 @@ Status Collective::arrive() {
 
 // All have arrived, so all know which buffers everybody lends.
 Status Collective::settle() {
+  const Status status = agree();
+  if (status == Status::done)
+    comm_.generation = first_generation_ + std::uint64_t(plan_->pieces[lent_]);
+  return status;
+}
+
+Status Collective::agree() {
   if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
     return Status::done;
   const std::size_t n = comm_.size();
@@ -179,36 +193,53 @@ Status Collective::settle() {
   if (lent_ == 0)
     return Status::done;
   const Program &program = *plan_->programs[lent_];
-  inputs_.assign(n, nullptr);
-  outputs_.assign(n, nullptr);
+  inputs_.assign(n, {});
+  outputs_.assign(n, {});
   hold_.clear();
-  // Only those that are read: their ranks do not end this call, nor let go of them, before
-  // they have been. Whoever is not read may be gone already.
-  for (const Program::Source &source : program.sources) {
-    const auto q = std::size_t(source.rank);
-    if (q == comm_.rank() || source.home == Program::window)
-      continue;
-    const bool input = source.home == Program::input;
-    const std::byte *&found = (input ? inputs_ : outputs_)[q];
-    if (found != nullptr)
-      continue;
-    Lent lent[2];
-    std::memcpy(lent, comm_.layout().block(q).headers[seq & 1].payload, sizeof lent);
-    const Lent &from = lent[input ? 0 : 1];
-    if (from.segment == 0)
-      continue; // a buffer of no bytes
-    found = comm_.mesh().resolve(comm_.world_rank(q), from, hold_);
-    if (found == nullptr)
-      return Status::blocked; // its descriptor is still on the way
-  }
+  // Only those that are used: their ranks do not end this call, nor let go of them, before
+  // they have been. Whoever is not used may be gone already.
+  for (const Program::Source &source : program.sources)
+    if (source.home != Program::window &&
+        !resolve(std::size_t(source.rank), source.home == Program::input))
+      return Status::blocked;
+  for (const std::int32_t q : program.deliveries)
+    if (!resolve(std::size_t(q), false))
+      return Status::blocked;
   program_ = &program;
   return Status::done;
+}
+
+// Finds a buffer of another rank; false if its descriptor is still on the way.
+bool Collective::resolve(std::size_t rank, bool input) {
+  Reach &found = (input ? inputs_ : outputs_)[rank];
+  if (rank == comm_.rank() || found.at != nullptr)
+    return true;
+  Lent lent[2];
+  std::memcpy(lent, comm_.layout().block(rank).headers[seq & 1].payload, sizeof lent);
+  const Lent &from = lent[input ? 0 : 1];
+  if (from.segment == 0)
+    return true; // a buffer of no bytes
+  found = comm_.mesh().resolve(comm_.world_rank(rank), from, hold_);
+  return found.at != nullptr;
+}
+
+// A rank's memory could not be reached. Most likely it has died, or has given the call up:
+// we shall know in a moment. If neither, it cannot be helped.
+Status Collective::give_up() {
+  const std::int64_t now = now_ns();
+  if (lost_since_ == 0)
+    lost_since_ = now;
+  if (now - lost_since_ < 1'000'000'000)
+    return Status::blocked;
+  verdict = comm_.condemn({Trouble::unreachable, std::uint32_t(lost_),
+                           std::uint32_t(comm_.rank()), std::uint32_t(seq)});
+  return Status::failed;
 }
 
 bool Collective::generations() {
   const Program &program = *program_;
   const std::size_t shared_actions = program.actions.size() - std::size_t(program.tail);
-  for (; piece_ < plan_->pieces; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
+  for (; piece_ < plan_->pieces[lent_]; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
     if (!window_free())
       return false;
     for (; action_ < program.actions.size(); ++action_) {
@@ -216,7 +247,11 @@ bool Collective::generations() {
       if (!ready(action))
         return false;
       failpoint("action.begin");
-      perform(action);
+      lost_ = perform(action);
+      if (lost_ != nobody) {
+        lost_since_ = 0;
+        return false;
+      }
       wait_ = 0;
       ++moved;
       if (action_ < shared_actions && action_ + 1 < program.actions.size())
@@ -275,91 +310,12 @@ void Collective::report(std::uint64_t actions) {
   ring(comm_.layout(), comm_.size());
 }
 
-std::byte *Collective::place(std::size_t rank, std::int32_t index) {
-  const std::size_t at = std::size_t(index) * std::size_t(plan_->piece) * plan_->itemsize;
-  if (plan_->in_header)
-    return comm_.layout().block(rank).headers[seq & 1].payload + at;
-  return comm_.layout().window(rank, first_generation_ + std::uint64_t(piece_)) + at;
-}
-
-const std::byte *Collective::address(const Program::Source &source, std::int64_t first) {
-  const auto rank = std::size_t(source.rank), index = std::size_t(source.index);
-  const bool own = rank == comm_.rank();
-  switch (source.home) {
-  case Program::input:
-    return (own ? input_ : inputs_[rank]) +
-           std::size_t(plan_->input_at[index] + first) * plan_->itemsize;
-  case Program::output:
-    return (own ? output_ : outputs_[rank]) +
-           std::size_t(plan_->output_at[index] + first) * plan_->itemsize;
-  default:
-    return place(rank, source.index);
-  }
-}
-
-void Collective::perform(const Program::Action &action) {
-  const std::int64_t size = plan_->size[std::size_t(action.chunk)];
-  const std::int64_t first = std::min(piece_ * plan_->piece, size);
-  const auto count = std::size_t(std::min(plan_->piece, size - first));
-  if (count == 0)
-    return;
-  std::byte *window = action.window < 0 ? nullptr : place(comm_.rank(), action.window);
-  std::byte *output =
-      action.output < 0 ? nullptr
-                        : output_ + std::size_t(plan_->output_at[std::size_t(action.output)] +
-                                                first) * plan_->itemsize;
-  const auto sources = std::size_t(action.end_source - action.first_source);
-  const auto *source = &program_->sources[std::size_t(action.first_source)];
-  const std::size_t bytes = count * plan_->itemsize;
-  const bool streams = output != nullptr && plan_->streams && !warm(action, sources);
-  if (sources == 1) {
-    const std::byte *from = address(*source, first);
-    if (window != nullptr)
-      std::memcpy(window, from, bytes);
-    if (output != nullptr && output != from)
-      (streams ? stream_copy : plain_copy)(output, window ? window : from, bytes);
-    return;
-  }
-  for (std::size_t s = 0; s < sources; ++s)
-    operands_[s] = address(source[s], first);
-  const std::uint32_t divisor = action.completes ? plan_->divisor : 1;
-  if (output == nullptr || (window == nullptr && !streams)) {
-    plan_->kernel(window ? window : output, operands_.data(), sources, count, divisor);
-    return;
-  }
-  reduce_twice(window, output, streams, sources, count, divisor);
-}
-
-// A result that goes on to the output from the window, or from a scrap of memory.
-void Collective::reduce_twice(std::byte *window, std::byte *output, bool streams,
-                              std::size_t sources, std::size_t count,
-                              std::uint32_t divisor) {
-  alignas(line_size) std::byte scrap[block_bytes];
-  const std::size_t block = block_bytes / plan_->itemsize;
-  for (std::size_t done = 0; done < count; done += block) {
-    const std::size_t some = std::min(block, count - done);
-    const std::size_t step = some * plan_->itemsize;
-    std::byte *first = window ? window + done * plan_->itemsize : scrap;
-    plan_->kernel(first, operands_.data(), sources, some, divisor);
-    (streams ? stream_copy : plain_copy)(output, first, step);
-    output += step;
-    for (std::size_t s = 0; s < sources; ++s)
-      operands_[s] = static_cast<const std::byte *>(operands_[s]) + step;
-  }
-}
-
-// Whether this piece of the output is in the cache, because it has just been read as input.
-bool Collective::warm(const Program::Action &action, std::size_t sources) const {
-  if (plan_->input_bytes == 0 || (sources == 1 && (lent_ & 1) != 0))
-    return false;
-  const auto chunk = std::size_t(action.output);
-  const auto in = plan_->input_at[chunk], out = plan_->output_at[chunk];
-  return input_ + std::size_t(in) * plan_->itemsize ==
-         output_ + std::size_t(out) * plan_->itemsize;
-}
-
 bool Collective::hindered_by(std::size_t rank) const {
-  const std::uint64_t end = first_generation_ + std::uint64_t(plan_->pieces);
+  if (rank == lost_)
+    return true;
+  // Before all have arrived we do not know how many generations there will be.
+  const bool settled = phase_ != Phase::lead && phase_ != Phase::arrive;
+  const std::uint64_t end = settled ? comm_.generation : first_generation_ + 1;
   return phase_ != Phase::begin &&
          comm_.layout().block(rank).progress.load(std::memory_order_acquire) <
              progress_word(end, 0);
@@ -367,6 +323,8 @@ bool Collective::hindered_by(std::size_t rank) const {
 
 std::vector<Need> Collective::needs() const {
   std::vector<Need> open;
+  if (lost_ != nobody)
+    return {{lost_, true, seq + 1}};
   const auto progress = [&](std::size_t q, std::uint64_t word) {
     if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word)
       open.push_back({q, false, word});
@@ -397,8 +355,7 @@ std::vector<Need> Collective::needs() const {
   case Phase::exit:
     for (const auto &wait : program_->exits)
       progress(std::size_t(wait.rank),
-               progress_word(first_generation_ + std::uint64_t(plan_->pieces) - 1,
-                             std::uint64_t(wait.count)));
+               progress_word(comm_.generation - 1, std::uint64_t(wait.count)));
     break;
   default:
     break;

@@ -9,6 +9,7 @@
 
 #include "task.hpp"
 #include "program.hpp"
+#include "reach.hpp"
 
 namespace unisono {
 
@@ -28,23 +29,37 @@ public:
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
 
+  static constexpr std::size_t nobody = ~std::size_t(0);
+
+  Status go_on();
+  Status give_up();
   void begin();
-  bool lends(const void *data, std::size_t bytes, Lent &lent) const;
+  bool lends(const std::byte *data, std::size_t bytes, bool for_writing, Lent &lent);
   bool lead();
   void post(std::uint64_t flags);
   Status arrive();
   Status settle();
+  Status agree();
+  bool resolve(std::size_t rank, bool input);
   bool generations();
   bool window_free();
   bool reached(std::int32_t rank, std::uint64_t word);
   bool ready(const Program::Action &action);
-  void perform(const Program::Action &action);
-  void reduce_twice(std::byte *window, std::byte *output, bool streams, std::size_t sources,
-                    std::size_t count, std::uint32_t divisor);
-  bool warm(const Program::Action &action, std::size_t sources) const;
-  const std::byte *address(const Program::Source &source, std::int64_t first);
-  std::byte *place(std::size_t rank, std::int32_t index);
   void report(std::uint64_t actions);
+
+  // What one action does with bytes: movement.cpp. Each tells whose memory could not be
+  // reached, or nobody's.
+  struct Movement;
+  std::size_t perform(const Program::Action &action);
+  std::size_t copy(const Movement &movement);
+  std::size_t reduce(const Movement &movement);
+  std::size_t reduce_in_blocks(const Movement &movement);
+  std::size_t first_served(const Movement &movement) const;
+  std::size_t deliver(const Movement &movement, std::size_t at, const std::byte *from,
+                      std::size_t bytes);
+  bool warm(const Program::Action &action, std::size_t sources) const;
+  Reach address(const Program::Source &source, std::int64_t first);
+  std::byte *place(std::size_t rank, std::int32_t index);
 
   Comm &comm_;
   const Plan *plan_ = nullptr;
@@ -61,9 +76,12 @@ private:
   std::uint64_t flags_ = 0;
   unsigned lent_ = 0; // bit 0: inputs, bit 1: outputs are read in place
   bool free_ = false; // this generation's half of the window may be written
-  std::vector<const std::byte *> inputs_, outputs_; // of all ranks, where lent
+  std::size_t lost_ = nobody; // whose memory could not be reached
+  std::int64_t lost_since_ = 0;
+  std::vector<Reach> inputs_, outputs_; // of all ranks, where lent
   std::vector<std::shared_ptr<class Memory>> hold_;
   std::vector<const void *> operands_;
+  std::vector<Reach> reached_; // where the sources of an action lie
 };
 
 } // namespace unisono

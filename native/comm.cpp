@@ -25,7 +25,8 @@ Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
            std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id)
     : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
       rank_(rank), memory_(std::move(memory)),
-      layout_(memory_->data(), ranks_.size(), half), id_(id), inline_(*this), post_(*this) {
+      layout_(memory_->data(), ranks_.size(), half), id_(id),
+      lending_(engine_.mesh, layout_, ranks_, rank_, id), inline_(*this), post_(*this) {
   engine_.progress->add(this);
 }
 
@@ -41,6 +42,10 @@ void Comm::close() {
   layout_.block(rank_).left.store(1, std::memory_order_release);
   ring(layout_, size());
   std::lock_guard lock(mutex_);
+  if (!queue_.empty()) {
+    condemn({Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0});
+    lending_.hands_off();
+  }
   for (auto &op : queue_) {
     op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
     op->finish(Task::broken);
@@ -79,7 +84,7 @@ bool Comm::doomed(Task &op) {
   const auto seq32 = std::uint32_t(op.seq);
   const auto me = std::uint32_t(rank_);
   if (closed()) // by another thread
-    return fails({Trouble::left, me, me, seq32}, false);
+    return fails({Trouble::left, me, me, seq32}, op.breaks_all);
   if (mesh().starved())
     return fails({Trouble::starved, me, me, seq32}, op.breaks_all);
   for (std::size_t q = 0; q < size(); ++q) {
@@ -265,6 +270,8 @@ void Comm::settle(Task &op, Status status) {
   }
   if (op.verdict.trouble == Trouble::mismatch)
     op.verdict = condemn(op.verdict);
+  if (op.breaks_all)
+    lending_.hands_off();
   auto *transfer = dynamic_cast<Transfer *>(&op);
   const bool failed = transfer == nullptr || post_.withdraw(*transfer);
   op.finish(failed ? Task::broken : Task::succeeded);
@@ -333,6 +340,7 @@ void Comm::cancel(const std::shared_ptr<Task> &op) {
   }
   if (op->pending_now())
     op->finish(Task::broken);
+  lending_.hands_off();
   busy_.store(false, std::memory_order_release);
 }
 

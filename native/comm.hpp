@@ -17,6 +17,7 @@
 
 #include "channel.hpp"
 #include "collective.hpp"
+#include "lending.hpp"
 #include "mesh.hpp"
 #include "task.hpp"
 #include "wait.hpp"
@@ -87,6 +88,7 @@ public:
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
   Post &post() { return post_; }
+  Lending &lending() { return lending_; }
 
   // The state of the collective in progress; one at a time touches it.
   std::uint64_t seq = 0;
@@ -109,6 +111,7 @@ private:
   std::shared_ptr<Memory> memory_;
   Layout layout_;
   std::uint64_t id_;
+  Lending lending_;
   Collective inline_;
   std::atomic<bool> busy_ = false; // somebody advances the collectives
   std::atomic<std::uint32_t> queued_ = 0;

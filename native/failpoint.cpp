@@ -36,10 +36,10 @@ void act(const std::string &action) {
 } // namespace
 
 std::vector<std::string> failpoint_names() {
-  return {"segment.make",   "segment.announce", "call.begin",     "lead.done",
-          "arrive.posted",  "arrive.seen",      "action.begin",   "action.done",
-          "generation.done", "exit.wait",       "call.end",       "send.header",
-          "send.part",      "recv.part"};
+  return {"segment.make",  "segment.announce", "call.begin",   "lead.done",
+          "arrive.posted", "arrive.seen",      "action.begin", "action.done",
+          "deliver",       "generation.done",  "exit.wait",    "call.end",
+          "send.header",   "send.part",        "recv.part"};
 }
 
 void arm_failpoints(const std::string &spec) {

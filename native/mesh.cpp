@@ -93,13 +93,14 @@ Mesh::Mesh(std::size_t rank, std::shared_ptr<Hub> hub)
 
 Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
     : rank_(rank), hub_(std::make_shared<Hub>(sockets.size())),
-      sockets_(std::move(sockets)), fork_epoch_(unisono::fork_epoch()) {
+      sockets_(std::move(sockets)), pids_(std::move(pids)),
+      fork_epoch_(unisono::fork_epoch()) {
   for (std::size_t r = 0; r < sockets_.size(); ++r) {
     if (sockets_[r] >= 0)
       ::fcntl(sockets_[r], F_SETFL, ::fcntl(sockets_[r], F_GETFL) | O_NONBLOCK);
-    pidfds_.push_back(r == rank_ || pids[r] <= 0 ? -1 : open_pidfd(pids[r]));
+    pidfds_.push_back(r == rank_ || pids_[r] <= 0 ? -1 : open_pidfd(pids_[r]));
     // Gone before we could watch it; where pidfds are unknown, the socket's end tells.
-    gone_.push_back(r != rank_ && pids[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
+    gone_.push_back(r != rank_ && pids_[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
   }
   stop_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0)
@@ -191,7 +192,7 @@ void Mesh::drop(std::uint64_t id) {
 std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   if (between_threads())
-    return Lent{anywhere, at};
+    return Lent{Lent::anywhere, at};
   if (!owns_.load(std::memory_order_relaxed))
     return std::nullopt;
   std::lock_guard lock(own_mutex_);
@@ -204,16 +205,17 @@ std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {
   return Lent{segment.second, at - start};
 }
 
-const std::byte *Mesh::resolve(std::size_t owner, Lent lent,
-                               std::vector<std::shared_ptr<Memory>> &hold) const {
-  if (lent.segment == anywhere)
-    return reinterpret_cast<const std::byte *>(lent.offset);
+Reach Mesh::resolve(std::size_t owner, Lent lent,
+                    std::vector<std::shared_ptr<Memory>> &hold) const {
+  if (lent.segment == Lent::anywhere || lent.segment == Lent::own)
+    return {reinterpret_cast<std::byte *>(lent.offset),
+            lent.segment == Lent::own ? pids_[owner] : 0};
   auto memory = find(owner, lent.segment);
   if (!memory || lent.offset > memory->size())
-    return nullptr;
-  const std::byte *at = memory->data() + lent.offset;
+    return {};
+  std::byte *at = memory->data() + lent.offset;
   hold.push_back(std::move(memory));
-  return at;
+  return {at};
 }
 
 // Sends one message to every other rank; one that is gone needs it no more.

@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reach.hpp"
 #include "shared.hpp"
 
 namespace unisono {
@@ -70,9 +71,10 @@ public:
 
   // Where in this rank's segments a buffer lies, if it does.
   std::optional<Lent> locate(const void *data, std::size_t bytes) const;
-  // The address of what `owner` has lent; keeps the memory alive in `hold`.
-  const std::byte *resolve(std::size_t owner, Lent lent,
-                           std::vector<std::shared_ptr<Memory>> &hold) const;
+  // How to reach what `owner` has lent; keeps the memory alive in `hold`.
+  Reach resolve(std::size_t owner, Lent lent,
+                std::vector<std::shared_ptr<Memory>> &hold) const;
+  int pid(std::size_t rank) const { return pids_[rank]; }
 
   bool dead(std::size_t rank) const {
     return hub_->dead[rank].load(std::memory_order_acquire);
@@ -92,10 +94,9 @@ private:
   bool drain(std::size_t from);
   void announce(const Message &message, int fd);
 
-  static constexpr std::uint64_t anywhere = ~std::uint64_t(0);
   std::size_t rank_;
   std::shared_ptr<Hub> hub_;
-  std::vector<int> sockets_, pidfds_;
+  std::vector<int> sockets_, pids_, pidfds_;
   std::vector<bool> gone_; // before it could be watched
   int stop_ = -1;
   std::uint64_t fork_epoch_;

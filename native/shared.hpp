@@ -30,8 +30,10 @@ constexpr std::uint64_t progress_word(std::uint64_t generation, std::uint64_t ac
   return generation << action_bits | actions;
 }
 
-// Where a lent buffer begins: in which of its rank's segments, and how far in.
+// Where a lent buffer begins: in which of its rank's segments, and how far in; or at which
+// address, of a memory that threads have in common or that is private to a process.
 struct Lent {
+  static constexpr std::uint64_t anywhere = ~std::uint64_t(0), own = anywhere - 1;
   std::uint64_t segment;
   std::uint64_t offset;
 };
@@ -71,6 +73,11 @@ struct RankBlock {
   // up from waiting. Old news is harmless, for whether it has come can be seen.
   alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
   Word needs;
+  // Whether this rank can reach the private memory of all others: 0 not tried, 1 it can,
+  // 2 it cannot. The probe is a word that they can try it on.
+  alignas(line_size) Word reaches;
+  Word probe_at, probe_value;
+  alignas(line_size) Word touching; // 1: it is writing to others' buffers
 };
 
 struct Control {
@@ -114,7 +121,7 @@ private:
 
 // Why a communicator is broken, in one word, so that the first to say it is believed.
 enum class Trouble : std::uint8_t {
-  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut
+  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable
 };
 
 struct Verdict {

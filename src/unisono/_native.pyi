@@ -98,6 +98,7 @@ class Program:
         exits: NDArray[np.int32],
         lead: list[int],
         readers: list[int],
+        deliveries: list[int],
         tail: int,
     ) -> None: ...
 
@@ -108,13 +109,14 @@ class Plan:
         input_at: NDArray[np.int64],
         output_at: NDArray[np.int64],
         size: NDArray[np.int64],
-        piece: int,
-        pieces: int,
+        piece: list[int],
+        pieces: list[int],
         input_bytes: int,
         output_bytes: int,
         divisor: int,
         in_header: bool,
         may_lend: bool,
+        may_reach: bool,
         streams: bool,
         fingerprint: int,
         collective: int,
@@ -170,6 +172,8 @@ class Comm:
         timeout: int,
         async_op: bool,
     ) -> Work: ...
+    def reach(self) -> int: ...
+    def touched(self) -> bool: ...
     def verdict(self) -> Verdict: ...
     def seq(self) -> int: ...
     def awaited(self) -> list[int]: ...

@@ -33,7 +33,7 @@ AT = {
     ],
     "lead.done": [
         Trial(2, 1, "all_reduce", 5_000, hit=3, leave_at_once=True),
-        Trial(3, 0, "gather", PIECES, hit=2),
+        Trial(3, 0, "gather", 5_000, hit=2),
         Trial(4, 2, "reduce_scatter", SMALL, hit=5),
     ],
     "arrive.posted": [
@@ -56,6 +56,13 @@ AT = {
         Trial(4, 1, "all_reduce", PIECES, algorithm="recursive_doubling", hit=2),
         Trial(3, 2, "all_gather", 5_000, algorithm="ring", hit=3),
         Trial(2, 1, "in_flight", SMALL, hit=4),
+    ],
+    "deliver": [
+        Trial(2, 1, "all_reduce", PIECES, hit=3),
+        Trial(4, 0, "all_reduce", PIECES, hit=5),
+        Trial(3, 2, "gather", PIECES, hit=2),
+        Trial(2, 0, "broadcast", PIECES, hit=2),
+        Trial(3, 1, "all_reduce", PIECES, shared=True, hit=4),
     ],
     "generation.done": [
         Trial(3, 0, "all_reduce", PIECES, hit=3, leave_at_once=True),
@@ -135,6 +142,7 @@ def test_survivors_name_a_rank_killed_at_any_time(part, lab):
         Trial(3, 1, "in_flight", SMALL),
         Trial(3, 2, "star", PIECES),
         Trial(4, 2, "all_reduce", PIECES, algorithm="ring", failpoint="action.begin"),
+        Trial(3, 1, "all_reduce", PIECES, failpoint="deliver"),
         Trial(4, 1, "broadcast", PIECES, algorithm="chain", failpoint="action.begin"),
     ],
     ids=lambda trial: f"{trial.program}-{trial.algorithm}-{trial.count}",

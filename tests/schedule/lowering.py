@@ -9,7 +9,8 @@ from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.dtypes import numpy_dtype
 from unisono.runtime.kernels import reduce
 from unisono.schedule.collective import BARRIER, Place
-from unisono.schedule.lower import Lowered, lower
+from unisono.schedule.lower import lower
+from unisono.schedule.program import Lowered
 from unisono.testing import reference
 from unisono.testing.programs import Call
 

@@ -17,7 +17,8 @@ from unisono import copy, reduce, schedule
 from unisono.algorithms import library
 from unisono.errors import ScheduleError, UnsupportedWorld
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST
-from unisono.schedule.lower import Home, lower
+from unisono.schedule.lower import lower
+from unisono.schedule.program import Home
 from unisono.schedule.schedule import from_steps
 from unisono.testing.programs import play
 

@@ -113,7 +113,7 @@ class Base:
             if quick is not None and call.finish is None and how == _PLAIN:
                 self._native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
-        raise self._failure(how.timeout_s)
+        raise self._failure(how.timeout_s, keep=call)
 
     def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
@@ -160,7 +160,7 @@ class Base:
         work = Work(
             native,
             call.result,
-            explain=lambda failed: self._explained(failed, timeout_s),
+            explain=lambda failed: self._explained(failed, timeout_s, call),
             finish=call.finish,
             keep=(call.input, call.output),
             call=call.collective,
@@ -213,17 +213,29 @@ class Base:
     # --- failure
 
     def _failure(
-        self, timeout_s: float | None = None, refused: str = ""
+        self, timeout_s: float | None = None, refused: str = "", keep: object = None
     ) -> UnisonoError:
-        """What the verdict means, for the latest call or one refused because of it."""
+        """What the verdict means, for the latest call or one refused because of it.
+
+        `keep` are the buffers of a call that others may have been writing to.
+        """
+        self._keep_while_touched(keep)
         seq = self._native.seq() + bool(refused)
         notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
         call = refused or (describe(notes[0]) if notes else "a call")
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
-    def _explained(self, work: _native.Work, timeout_s: float | None) -> UnisonoError:
+    def _keep_while_touched(self, buffers: object) -> None:
+        """Never let go of what a rank was writing to when it was stopped."""
+        if buffers is not None and self._native.touched():
+            _KEPT.append(buffers)
+
+    def _explained(
+        self, work: _native.Work, timeout_s: float | None, made: Call
+    ) -> UnisonoError:
         """What went wrong with a call in flight."""
+        self._keep_while_touched(made)
         verdict = work.verdict()
         call = describe(work.note())
         if verdict[0] == Trouble.MISFIT:
@@ -283,6 +295,7 @@ class Base:
 
 
 _PLAIN = How()
+_KEPT: list[object] = []
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 

@@ -36,7 +36,10 @@ _ALL_GATHER = CODES["all_gather"]
 _ALL_TO_ALL = CODES["all_to_all"]
 _BARRIER = CODES["barrier"]
 _BROADCAST = CODES["broadcast"]
+_GATHER = CODES["gather"]
+_REDUCE = CODES["reduce"]
 _REDUCE_SCATTER = CODES["reduce_scatter"]
+_SCATTER = CODES["scatter"]
 _NOTHING = np.empty(0, dtype=np.uint8)  # what a barrier moves
 _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
@@ -55,7 +58,7 @@ class Communicator(Base):
         if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure()
+            raise self._failure(keep=(x, out))
         reduction = as_reduction(op)
         if reduction.in_python:
             return functions.all_reduce(self, x, out, reduction, How(**how))
@@ -69,7 +72,7 @@ class Communicator(Base):
         if not how and (state := self._quick(_BROADCAST, x, out, None, root)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure()
+            raise self._failure(keep=(x, out))
         call = calls.broadcast(self._at, x, out, root)
         return self._go(call, _COPIES, How(**how), (_BROADCAST, x, out, None, root))
 
@@ -83,11 +86,16 @@ class Communicator(Base):
         **how: Unpack[Options],
     ) -> Any:
         """Reduce every rank's x for the root, in place or in its `out`."""
+        key = _REDUCE, x, out, op, root
+        if not how and (state := self._quick(*key)):
+            if state == 1:
+                return None if root != self.rank else x if out is None else out
+            raise self._failure(keep=(x, out))
         reduction = as_reduction(op)
         if reduction.in_python:
             return functions.reduce(self, x, out, reduction, root, How(**how))
         call = calls.reduce(self._at, x, out, root)
-        return self._go(call, reduction, How(**how))
+        return self._go(call, reduction, How(**how), key)
 
     def all_gather(
         self,
@@ -106,7 +114,7 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
+            raise self._failure(keep=(x, out))
         call = calls.all_gather(self._at, x, out, counts)
         return self._go(call, _COPIES, How(**how), key if even else None)
 
@@ -125,7 +133,7 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
+            raise self._failure(keep=(x, out))
         reduction = as_reduction(op)
         if reduction.in_python:
             return functions.reduce_scatter(self, x, out, reduction, counts, How(**how))
@@ -142,8 +150,15 @@ class Communicator(Base):
         **how: Unpack[Options],
     ) -> Any:
         """Give the root the rows of all, in rank order; others get None."""
+        out = None if root != self.rank else out
+        key = _GATHER, x, out, None, root
+        plain = counts is None and (out is not None or root != self.rank)
+        if plain and not how and (state := self._quick(*key)):
+            if state == 1:
+                return out
+            raise self._failure(keep=(x, out))
         call = calls.gather(self._at, x, out, root, counts)
-        return self._go(call, _COPIES, How(**how))
+        return self._go(call, _COPIES, How(**how), key if plain else None)
 
     def scatter(
         self,
@@ -155,8 +170,15 @@ class Communicator(Base):
         **how: Unpack[Options],
     ) -> Any:
         """Give each rank its rows of the root's x; all but the root give `out`."""
+        at_root = root == self.rank
+        key = _SCATTER, x if at_root else out, out if at_root else None, None, root
+        plain = counts is None and out is not None
+        if plain and not how and (state := self._quick(*key)):
+            if state == 1:
+                return out
+            raise self._failure(keep=(x, out))
         call = calls.scatter(self._at, x, out, root, counts)
-        return self._go(call, _COPIES, How(**how))
+        return self._go(call, _COPIES, How(**how), key if plain else None)
 
     def all_to_all(
         self,
@@ -177,7 +199,7 @@ class Communicator(Base):
         if even and out is not None and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
+            raise self._failure(keep=(x, out))
         matrix = None
         if not even:
             matrix = groups.exchange_counts(self, x, send_counts, recv_counts)

@@ -42,6 +42,7 @@ class Trouble(enum.IntEnum):
     MISFIT = 6
     STARVED = 7
     CUT = 8
+    UNREACHABLE = 9
 
 
 def describe(note: Note) -> str:
@@ -88,6 +89,11 @@ def failure(
     if trouble is Trouble.STARVED:
         return TransportError(
             f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
+        )
+    if trouble is Trouble.UNREACHABLE:
+        return TransportError(
+            f"{where}: the system refuses {peers[reporter]} the memory of {who}; "
+            "UNISONO_SINGLE_COPY=0 goes without it"
         )
     how = {
         Trouble.PEER_LOST: "died",

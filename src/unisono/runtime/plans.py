@@ -9,6 +9,7 @@ in one word what those arguments were.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from unisono.errors import BadArgument
 from unisono.runtime.operations import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
-from unisono.schedule.lower import Lowered, Program, lower
+from unisono.schedule.lower import lower
+from unisono.schedule.program import Lowered, Program
 
 CODES: dict[str, int] = {
     name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
@@ -35,6 +37,12 @@ LINE = 64
 PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
+REACHES_FROM = 16 << 10
+"""The same for buffers that only the kernel can reach, for each pair of ranks."""
+SINGLE_COPY = "UNISONO_SINGLE_COPY"
+"""0: never ask the kernel to copy between processes."""
+LENT_PIECE = 1 << 20
+"""How many bytes of a chunk are done at a time where nothing goes through windows."""
 STREAMS_FROM = 4 << 20
 """From this many bytes of output on, it is written past the caches."""
 
@@ -116,11 +124,17 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
     itemsize = kind.dtype.itemsize
     input_count, output_count = _held(contract, sizes, rank)
     largest = int(sizes.max(initial=0))
+    total = int(sizes.sum()) * itemsize
     header = staged.depth <= 1 and staged.places * largest * itemsize <= HEADER_BYTES
-    piece = largest if header else _piece(window, staged.places, itemsize, largest)
-    pieces = max(1, -(-largest // piece)) if piece else 1
-    lends = not header and int(sizes.sum()) * itemsize >= LENDS_FROM
+    lends = not header and total >= LENDS_FROM
     modes = range(4) if lends else range(1)
+    piece = [largest] * len(modes)
+    if not header:
+        # Whoever does not lend its input may have published it before it knows whether
+        # outputs are lent: so those pieces are the same.
+        places = [lowered(*key, mode if mode & 1 else 0).places for mode in modes]
+        piece = [_piece(window, p, itemsize, largest) for p in places]
+    pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
     return _native.Plan(
         programs=[_native_program(*key, mode, rank) for mode in modes],
         input_at=input_at,
@@ -133,6 +147,7 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
         divisor=n if kind.reduction.op == "mean" else 1,
         in_header=header,
         may_lend=lends,
+        may_reach=lends and _reaches(kind.collective, total, n),
         streams=output_count * itemsize >= STREAMS_FROM,
         fingerprint=kind.fingerprint(),
         collective=CODES[kind.collective],
@@ -144,9 +159,21 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
     )
 
 
+def _reaches(collective: str, total: int, n: int) -> bool:
+    """Whether having the kernel copy once beats copying twice, through a window.
+
+    What is written to a window once and read by three and more is as well off there.
+    """
+    if os.environ.get(SINGLE_COPY, "1") == "0":
+        return False
+    if n > 3 and collective in ("all_gather", "broadcast"):
+        return False
+    return total >= REACHES_FROM * n * (n - 1)
+
+
 def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
     """How many elements of a chunk go through the window at a time."""
-    room = window // max(places, 1)
+    room = window // places if places else LENT_PIECE
     if room < itemsize:
         raise BadArgument(
             f"this schedule keeps {places} values in flight, too many for a window of "
@@ -206,6 +233,7 @@ def _tables(program: Program) -> _native.Program:
     actions: list[tuple[int, ...]] = []
     sources: list[tuple[int, ...]] = []
     waits: list[tuple[int, ...]] = []
+    deliveries: list[int] = []
     for a in program.actions:
         starts = len(sources), len(waits)
         sources += [(int(s.home), s.rank, s.index) for s in a.sources]
@@ -213,15 +241,18 @@ def _tables(program: Program) -> _native.Program:
         window = -1 if a.window is None else a.window
         output = -1 if a.output is None else a.output
         ends = len(sources), len(waits)
-        runs = starts[0], ends[0], starts[1], ends[1]
+        brought = len(deliveries), len(deliveries) + len(a.delivers)
+        deliveries += a.delivers
+        runs = starts[0], ends[0], starts[1], ends[1], *brought
         actions.append((a.chunk, window, output, int(a.completes), *runs))
     return _native.Program(
-        actions=_table(actions, 8),
+        actions=_table(actions, 10),
         sources=_table(sources, 3),
         waits=_table(waits, 2),
         exits=_table([(w.rank, w.count) for w in program.exits], 2),
         lead=list(program.lead),
         readers=list(program.readers),
+        deliveries=deliveries,
         tail=program.tail,
     )
 

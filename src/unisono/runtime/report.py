@@ -50,6 +50,8 @@ def explain(
         f"  memory     {programs.places} places in a window of "
         f"{format_bytes(comm._transport.window)}",
     ]
+    if n > 1:
+        lines.append(f"  buffers    {_reaching(comm)}")
     if choice.runner_up:
         lines.append(f"  runner-up  {choice.runner_up}")
     lines.append(f"  measured   {_measured(comm, collective, choice.algorithm, x)}")
@@ -59,6 +61,14 @@ def explain(
 def _size(x: Any) -> int:
     count = x.numel() if hasattr(x, "numel") else x.size
     return int(count) * dtype_of(x).itemsize
+
+
+def _reaching(comm: Communicator) -> str:
+    return (
+        "large ones are staged until the ranks have tried to reach each other's memory",
+        "large ones are copied once, from process to process",
+        "staged: the system does not let the ranks reach each other's memory",
+    )[comm._native.reach()]
 
 
 def _order(canonical: bool) -> str:

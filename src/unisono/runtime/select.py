@@ -57,6 +57,9 @@ def choose(
         return Choice("direct", why, "ring")
     if collective == "reduce" and nbytes > 8 * limit:
         return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
+    if collective == "broadcast" and n <= 3 and nbytes > 8 * limit:
+        why = f"{size} among {n}: the root brings a part, the others come for the rest"
+        return Choice("direct+direct", why, "naive")
     if collective in ("reduce", "broadcast"):
         return Choice("naive", "each rank reads the others' memory itself", "tree")
     runner_up = _RUNNER_UP.get(collective, "ring")

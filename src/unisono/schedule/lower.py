@@ -14,7 +14,9 @@ Every value that a slot ever has is a *version* of it, with a home of its own. A
 that others read lies in a place of its own in its rank's window, so it is never
 overwritten while somebody reads it, even where two ranks exchange a slot in one step.
 Where inputs or outputs are themselves in shared memory, a version can stay there, and
-nothing is copied; then whoever overwrites it waits for its readers first.
+nothing is copied; then whoever overwrites it waits for its readers first. There, too, a
+value of which others only want a copy can be *delivered*: whoever has it writes it to
+their outputs, and they need not come for it.
 
 Programs do not depend on byte counts. An executor cuts the chunks into pieces and runs
 the program on each piece in turn.
@@ -22,8 +24,7 @@ the program on each piece in turn.
 
 from __future__ import annotations
 
-import enum
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,84 +32,9 @@ import numpy as np
 
 from unisono.errors import UnsupportedWorld
 from unisono.schedule.oracle import sound
+from unisono.schedule.program import Action, Home, Lowered, Program, Source, Wait
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
-
-
-class Home(enum.IntEnum):
-    """Where a source lies: a rank's input, its output, or its window."""
-
-    INPUT = 0
-    OUTPUT = 1
-    WINDOW = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A value to read: chunk `index` of a buffer, or place `index` of a window."""
-
-    home: Home
-    rank: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Go on when `rank` has done `count` of its actions."""
-
-    rank: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Reduce the sources, in their order, into the window, the output, or both.
-
-    `chunk` tells the size. `completes` marks the reduction after which the value holds
-    every rank's contribution, which is where a mean is divided.
-    """
-
-    chunk: int
-    sources: tuple[Source, ...]
-    window: int | None
-    output: int | None
-    waits: tuple[Wait, ...]
-    completes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What one rank does. `tail` actions at the end are nobody else's business.
-
-    The first `lead[r]` actions of rank r only publish its input and wait for nobody.
-    `readers` are the ranks that read this rank's window. `exits` are waited for at the
-    very end, so that the buffers may be used again. `lends_input` and `lends_output`
-    tell whether others read this rank's buffers themselves.
-    """
-
-    rank: int
-    actions: tuple[Action, ...]
-    tail: int
-    lead: tuple[int, ...]
-    readers: tuple[int, ...]
-    exits: tuple[Wait, ...]
-    lends_input: bool
-    lends_output: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Lowered:
-    """All programs of a schedule, made together because they wait for each other.
-
-    `places` is how many a window must have; `depth` counts the steps. `canonical` tells
-    whether every sum is made in one pass over all ranks' inputs, in rank order, so that
-    its bits depend on nothing but the inputs.
-    """
-
-    programs: tuple[Program, ...]
-    places: int
-    depth: int
-    canonical: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -127,7 +53,14 @@ class _Version:
     final: bool = False
     window: int | None = None
     output: bool = False
+    delivers: list[_Version] = field(default_factory=list)
+    delivered: bool = False  # to its slot, by the rank that made its only source
     action: int = -1
+
+    @property
+    def origin(self) -> _Version:
+        """The input or the sum that this is a copy of."""
+        return self.sources[0].origin if len(self.sources) == 1 else self
 
     @property
     def given(self) -> bool:
@@ -149,11 +82,16 @@ def lower(
     has_output = _has_output(schedule)
     versions = _versions(schedule, has_output)
     _settle(versions, has_output, input_shared, output_shared)
+    if output_shared:
+        _deliver(versions, schedule.n, input_shared)
     by_rank: list[list[_Version]] = [[] for _ in range(schedule.n)]
     for v in versions:
         by_rank[v.rank].append(v)
+    for mine in by_rank:
+        for place, v in enumerate(v for v in mine if v.window is not None):
+            v.window = place
     acts = [_numbered(mine, schedule.n) for mine in by_rank]
-    lead = tuple(sum(v.given for v in mine) for mine in acts)
+    lead = tuple(sum(v.given and not v.delivers for v in mine) for mine in acts)
     sums = [v for v in versions if len(v.sources) > 1]
     return Lowered(
         tuple(
@@ -193,7 +131,11 @@ def _versions(
             now[r, c] = _Version(r, c, -1, [], 1, c)
     versions = list(now.values())
     for number, step in enumerate(sound(schedule)):
-        made = [_made(schedule, number, *slot, now) for slot in _gathered(step)]
+        made = [
+            _made(schedule, number, *slot, now)
+            for slot in _gathered(step)
+            if not _is_there(*slot, now)
+        ]
         for v in made:
             if (v.rank, v.slot) in now:
                 now[v.rank, v.slot].next_step = number
@@ -213,6 +155,16 @@ def _gathered(step: Step) -> Iterable[tuple[int, int, _Arriving]]:
     for t in step:
         found[t.dst, t.into].append((t.src, t.chunk, t.reduces))
     return ((rank, slot, arriving) for (rank, slot), arriving in found.items())
+
+
+def _is_there(
+    rank: int, slot: int, arriving: _Arriving, now: dict[tuple[int, int], _Version]
+) -> bool:
+    """Whether what arrives is a copy of what the slot holds anyway."""
+    if len(arriving) > 1 or (rank, slot) not in now:
+        return False
+    ((src, chunk, reduces),) = arriving
+    return not reduces and now[src, chunk].origin is now[rank, slot].origin
 
 
 def _made(
@@ -250,7 +202,6 @@ def _settle(
     output_shared: bool,
 ) -> None:
     """Give every version its home: a place in a window, the output, or both."""
-    places: dict[int, int] = defaultdict(int)
     for v in versions:
         outputs = has_output(v.rank, v.slot)
         # Where a slot is read and overwritten in one step, its old value must be kept
@@ -260,11 +211,66 @@ def _settle(
         lent = bool(v.away) and shared and not exchanged
         homeless = v.at_home and not outputs and not v.given
         if homeless or (v.away and not lent):
-            v.window = places[v.rank]
-            places[v.rank] += 1
+            v.window = 0  # numbered when all is settled
         if not v.given:
             kept = v.at_home and v.window is None
             v.output = outputs and (v.final or lent or kept)
+
+
+def _deliver(versions: Sequence[_Version], n: int, input_shared: bool) -> None:
+    """Have copies brought by those who hold the original, where it spreads the work.
+
+    Sums are brought even where it makes no difference, for they are in the cache.
+    """
+    slots: dict[tuple[int, int], list[_Version]] = defaultdict(list)
+    for v in versions:
+        slots[v.rank, v.slot].append(v)
+    found = [v for v in versions if _deliverable(v, slots[v.rank, v.slot])]
+    if not input_shared:
+        found = [v for v in found if not v.sources[0].given]
+    for v in _shared_out(found, n):
+        (made,) = v.sources
+        made.away.remove(v)
+        made.delivers.append(v)
+        v.delivered, v.output = True, False
+        if not made.away and not made.at_home:
+            made.window = None  # nobody comes for it
+
+
+def _shared_out(copies: Sequence[_Version], n: int) -> Sequence[_Version]:
+    """Which of the copies to bring, so that the busiest rank has least to do."""
+    fetched = Counter(v.rank for v in copies)
+    brought = Counter(v.sources[0].rank for v in copies)
+    load = [0] * n
+    some = []
+    for v in copies:
+        holder = v.sources[0].rank
+        brings = load[holder] < load[v.rank]
+        load[holder if brings else v.rank] += 1
+        some += [v] if brings else []
+    sums = all(len(v.sources[0].sources) > 1 for v in copies)
+    ways: list[tuple[int, bool, Sequence[_Version]]] = [
+        (max(fetched.values(), default=0), sums, ()),
+        (max(brought.values(), default=0), not sums, copies),
+        (max(load), True, some),
+    ]
+    return min(ways, key=lambda way: way[:2])[2]
+
+
+def _deliverable(v: _Version, slot: Iterable[_Version]) -> bool:
+    """Whether v only copies what another has, into a slot that nothing else reads."""
+    if len(v.sources) != 1 or not v.output or v.window is not None or v.at_home:
+        return False
+    (made,) = v.sources
+    return (
+        (made.rank != v.rank and made.slot == v.slot)
+        and not v.away
+        and all(u is v or _read_by_nobody_but(made, u) for u in slot)
+    )
+
+
+def _read_by_nobody_but(reader: _Version, v: _Version) -> bool:
+    return not v.at_home and all(w is reader for w in v.away)
 
 
 def _numbered(mine: Iterable[_Version], n: int) -> list[_Version]:
@@ -274,12 +280,12 @@ def _numbered(mine: Iterable[_Version], n: int) -> list[_Version]:
     same one.
     """
 
-    def turn(v: _Version) -> tuple[int, int, int]:
+    def turn(v: _Version) -> tuple[int, bool, int, int]:
         peers = v.away if v.given else v.sources
         others = [(w.rank - v.rank) % n for w in peers if w.rank != v.rank]
-        return v.step, min(others, default=0), v.slot
+        return v.step, bool(v.delivers), min(others, default=0), v.slot
 
-    acts = [v for v in mine if v.window is not None or v.output]
+    acts = [v for v in mine if v.window is not None or v.output or v.delivers]
     acts.sort(key=turn)
     for number, v in enumerate(acts):
         v.action = number
@@ -300,7 +306,7 @@ def _program(
     known: dict[int, int] = {}
     actions = [_action(v, n, lent[v.slot], known) for v in acts]
     # What is given and already the result must only be brought to the output.
-    kept = [v for v in mine if v.given and v.final and v.window is None]
+    kept = [v for v in mine if v.given and v.final and v.action < 0]
     actions += [
         Action(v.chunk, (_source(v, v),), None, v.slot, (), completes=False)
         for v in kept
@@ -313,7 +319,12 @@ def _program(
         tail=len(kept),
         lead=lead,
         readers=tuple(sorted({w.rank for v in windowed for w in v.away} - {rank})),
-        exits=_merged(rank, (w for v in everything_lent for w in v.away), {}),
+        exits=_merged(
+            rank,
+            [w for v in everything_lent for w in v.away]
+            + [v.sources[0] for v in mine if v.delivered],
+            {},
+        ),
         lends_input=any(v.given for v in everything_lent),
         lends_output=any(not v.given for v in everything_lent),
     )
@@ -324,7 +335,8 @@ def _action(
 ) -> Action:
     if v.given:
         output = v.slot if v.final else None
-        return Action(v.chunk, (_source(v, v),), v.window, output, (), completes=False)
+        own, brings = (_source(v, v),), tuple(w.rank for w in v.delivers)
+        return Action(v.chunk, own, v.window, output, (), False, brings)
     awaited = [s for s in v.sources if s.action >= 0]
     if v.output:  # those who read what lies there now must have done so
         awaited += [w for u in lent if u.step < v.step for w in u.away]
@@ -335,6 +347,7 @@ def _action(
         v.slot if v.output else None,
         _merged(v.rank, awaited, known),
         completes=len(v.sources) > 1 and v.contributors == n,
+        delivers=tuple(w.rank for w in v.delivers),
     )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from unisono.schedule.lower import Action, Home, Lowered, Program, Source
+from unisono.schedule.program import Action, Home, Lowered, Program, Source
 
 Slot = tuple[int, int]
 Values = Mapping[Slot, Sequence[Any]]
@@ -188,12 +188,15 @@ class _Machine:
                 raise ProgramFault(f"rank {r} has no place {action.window}")
             into = Source(Home.WINDOW, r, action.window)
             self._write(r, self._key(number, into, generation, piece), made)
-        if action.output is not None:
-            into = Source(Home.OUTPUT, r, action.output)
+        outputs = [] if action.output is None else [(r, action.output)]
+        outputs += [(q, action.chunk) for q in action.delivers]
+        for slot in outputs:
+            into = Source(Home.OUTPUT, *slot)
+            self._refuse_foreign(number, r, into)
             key = self._key(number, into, generation, piece)
             if keys != [key]:  # what is there already is not written
                 self._write(r, key, made)
-            found = self.outputs[number].setdefault((r, action.output), [])
+            found = self.outputs[number].setdefault(slot, [])
             if len(found) == piece:
                 found.append(made)
             found[piece] = made
@@ -249,11 +252,11 @@ class _Machine:
                         f"rank {r} writes {_told(key)} while {q} may read it"
                     )
         elif key[0] >= 0:
-            self.buffers.setdefault((key[0], r), []).append(key)
+            self.buffers.setdefault((key[0], key[2]), []).append(key)
         self.cells[key] = _Cell(value, r, clock[r])
 
     def _refuse_foreign(self, number: int, r: int, source: Source) -> None:
-        """Others' buffers can be read only where they are shared."""
+        """Others' buffers can be reached only where they are shared."""
         call = self.calls[number]
         shared = {
             Home.INPUT: call.input_shared,

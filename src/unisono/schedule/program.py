@@ -1,0 +1,84 @@
+"""Programs: what each rank does, as `lower` makes it of a schedule."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Home(enum.IntEnum):
+    """Where a source lies: a rank's input, its output, or its window."""
+
+    INPUT = 0
+    OUTPUT = 1
+    WINDOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value to read: chunk `index` of a buffer, or place `index` of a window."""
+
+    home: Home
+    rank: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Go on when `rank` has done `count` of its actions."""
+
+    rank: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Reduce the sources, in their order, into the window, the output, or both.
+
+    `chunk` tells the size. `completes` marks the reduction after which the value holds
+    every rank's contribution, which is where a mean is divided. `delivers` are ranks to
+    whose outputs, at the same chunk, the result is written as well.
+    """
+
+    chunk: int
+    sources: tuple[Source, ...]
+    window: int | None
+    output: int | None
+    waits: tuple[Wait, ...]
+    completes: bool
+    delivers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one rank does. `tail` actions at the end are nobody else's business.
+
+    The first `lead[r]` actions of rank r only publish its input and wait for nobody.
+    `readers` are the ranks that read this rank's window. `exits` are waited for at the
+    very end, so that the buffers may be used again. `lends_input` and `lends_output`
+    tell whether others read this rank's buffers themselves.
+    """
+
+    rank: int
+    actions: tuple[Action, ...]
+    tail: int
+    lead: tuple[int, ...]
+    readers: tuple[int, ...]
+    exits: tuple[Wait, ...]
+    lends_input: bool
+    lends_output: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """All programs of a schedule, made together because they wait for each other.
+
+    `places` is how many a window must have; `depth` counts the steps. `canonical` tells
+    whether every sum is made in one pass over all ranks' inputs, in rank order, so that
+    its bits depend on nothing but the inputs.
+    """
+
+    programs: tuple[Program, ...]
+    places: int
+    depth: int
+    canonical: bool
