@@ -1,4 +1,4 @@
-"""Ordinary buffers of other processes, reached through the kernel where it allows it."""
+"""Ordinary buffers of other processes, reached through the kernel if it allows it."""
 
 import ctypes
 import os
