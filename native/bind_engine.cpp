@@ -125,7 +125,7 @@ private:
   // Helps along while it waits; false if a signal's handler has raised.
   bool wait_unlocked(std::int64_t timeout) {
     Backoff backoff(comm->patience, comm->layout().control(),
-                    comm->layout().block(comm->rank()).asleep, comm->crowded);
+                    comm->layout().block(comm->rank()).asleep, comm->crowd);
     const std::int64_t begun = now_ns();
     std::int64_t asked = begun;
     bool left;

@@ -207,7 +207,7 @@ std::vector<std::size_t> Comm::missing(Task &op) {
 }
 
 Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
-  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep, crowded);
+  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep, crowd);
   Status status = Status::blocked;
   std::int64_t asked = 0;
   std::uint64_t moved = op.moved;

@@ -47,7 +47,7 @@ public:
   Engine &engine() { return engine_; }
   std::uint64_t id() const { return id_; }
   Patience patience;
-  Crowded crowded = 0;
+  Crowd crowd;
   std::int64_t late_after = 5'000'000'000; // ns until a late rank is warned about
 
   // Advances `op` on this thread until it ends. `interrupted` is asked now and then.

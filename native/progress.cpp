@@ -81,7 +81,7 @@ void Progress::run() {
         for (Comm *comm : comms) { // a nap that any of its peers can end
           auto &asleep = comm->layout().block(comm->rank()).asleep;
           Backoff nap({0, 0}, comm->layout().control(), asleep,
-                      comm->crowded);
+                      comm->crowd);
           nap.pause([&] { bool more; return comm->progress(&more); });
           break;
         }

@@ -49,14 +49,32 @@ struct Patience {
   std::uint32_t yields = 200;
 };
 
-// Until when the cores are taken to be shared with processes that are not ours.
-using Crowded = std::atomic<std::int64_t>;
+// Whether the cores are shared with processes that are not ours: they are taken to be, for a
+// while, when several yields in short order took long. One alone may have been a rank of
+// ours that was busy with something else.
+class Crowd {
+public:
+  bool here(std::int64_t now) const { return now < until_.load(std::memory_order_relaxed); }
+  void saw_slice(std::int64_t now) {
+    const bool again = now - last_.exchange(now, std::memory_order_relaxed) < soon;
+    const std::uint32_t seen = again ? seen_.load(std::memory_order_relaxed) + 1 : 1;
+    seen_.store(seen, std::memory_order_relaxed);
+    if (seen >= enough)
+      until_.store(now + stays, std::memory_order_relaxed);
+  }
+
+private:
+  static constexpr std::int64_t soon = 70'000'000, stays = 50'000'000;
+  static constexpr std::uint32_t enough = 4;
+  std::atomic<std::int64_t> until_ = 0, last_ = 0;
+  std::atomic<std::uint32_t> seen_ = 0;
+};
 
 class Backoff {
 public:
   Backoff(Patience patience, Control &control, std::atomic<std::uint32_t> &asleep,
-          Crowded &crowded)
-      : patience_(patience), control_(control), asleep_(asleep), crowded_(crowded) {}
+          Crowd &crowd)
+      : patience_(patience), control_(control), asleep_(asleep), crowd_(crowd) {}
 
   // Waits a little; true when it is time to look whether something is wrong. `ready` is
   // asked once more before going to sleep.
@@ -66,9 +84,8 @@ public:
       relax();
       return count_ % 4096 == 0;
     }
-    if (count_ <= patience_.spins + patience_.yields) {
+    if (count_ <= patience_.spins + patience_.yields && !crowd_.here(now_ns()))
       return yield();
-    }
     asleep_.store(1, std::memory_order_relaxed);
     control_.sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!ready())
@@ -89,20 +106,16 @@ private:
     ::sched_yield();
     const std::int64_t now = now_ns();
     if (now - before > foreign_slice)
-      crowded_.store(now + crowd_stays, std::memory_order_relaxed);
-    const std::uint32_t yields = count_ - patience_.spins;
-    if (yields >= few_yields && now < crowded_.load(std::memory_order_relaxed))
-      count_ = patience_.spins + patience_.yields;
-    return yields % 64 == 0;
+      crowd_.saw_slice(now);
+    return (count_ - patience_.spins) % 64 == 0;
   }
 
-  static constexpr std::int64_t foreign_slice = 300'000, crowd_stays = 50'000'000;
-  static constexpr std::uint32_t few_yields = 2;
+  static constexpr std::int64_t foreign_slice = 500'000;
   static constexpr std::int64_t shortest_nap = 100'000, longest_nap = 6'400'000;
   Patience patience_;
   Control &control_;
   std::atomic<std::uint32_t> &asleep_;
-  Crowded &crowded_;
+  Crowd &crowd_;
   std::uint32_t count_ = 0;
   std::int64_t nap_ = shortest_nap;
 };

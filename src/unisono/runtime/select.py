@@ -29,8 +29,10 @@ class Choice:
     runner_up: str = ""
 
 
-ALL_AT_ONCE = {2: 4 << 10, 3: 2 << 10, 4: 2 << 10}
+ALL_AT_ONCE = {2: 16 << 10, 3: 8 << 10, 4: 8 << 10}
 """For few ranks: up to how many bytes each rank had better reduce everything itself."""
+SHARED_OUT_FROM = 32 << 10
+"""From how many bytes on the ranks share the work of the root."""
 
 
 _RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
@@ -47,7 +49,7 @@ def choose(
         found = _told(told, collective)
         if found:
             return Choice(found, f"{VARIABLE}={told}")
-    limit = ALL_AT_ONCE.get(n, 1 << 10)
+    limit = ALL_AT_ONCE.get(n, 4 << 10)
     size = format_bytes(nbytes)
     if collective == "all_reduce":
         if nbytes <= limit:
@@ -55,9 +57,9 @@ def choose(
             return Choice("naive", why, "direct")
         why = f"{size}, above {format_bytes(limit)}: every rank adds its share"
         return Choice("direct", why, "ring")
-    if collective == "reduce" and nbytes > 8 * limit:
+    if collective == "reduce" and nbytes >= SHARED_OUT_FROM:
         return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
-    if collective == "broadcast" and n <= 3 and nbytes > 8 * limit:
+    if collective == "broadcast" and n <= 3 and nbytes >= SHARED_OUT_FROM:
         why = f"{size} among {n}: the root brings a part, the others come for the rest"
         return Choice("direct+direct", why, "naive")
     if collective in ("reduce", "broadcast"):
