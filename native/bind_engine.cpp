@@ -108,12 +108,13 @@ struct Work {
   std::vector<std::size_t> late; // who was awaited when a wait for it ran out
 
   // 0: still at it, 1: done, 2: failed.
-  int wait(std::int64_t timeout) {
+  // One who does not help leaves it to the progress thread, and sleeps.
+  int wait(std::int64_t timeout, bool helps = true) {
     if (op->pending_now()) {
       bool interrupted = false;
       {
         Unlocked unlocked(*comm);
-        interrupted = !wait_unlocked(timeout);
+        interrupted = !wait_unlocked(timeout, helps);
       }
       if (interrupted)
         throw nb::python_error();
@@ -123,14 +124,15 @@ struct Work {
 
 private:
   // Helps along while it waits; false if a signal's handler has raised.
-  bool wait_unlocked(std::int64_t timeout) {
-    Backoff backoff(comm->patience, comm->layout().control(),
+  bool wait_unlocked(std::int64_t timeout, bool helps) {
+    Backoff backoff(helps ? comm->patience : Patience{0, 0}, comm->layout().control(),
                     comm->layout().block(comm->rank()).asleep, comm->crowd);
     const std::int64_t begun = now_ns();
     std::int64_t asked = begun;
     bool left;
     while (op->pending_now()) {
-      comm->progress(&left);
+      if (helps)
+        comm->progress(&left);
       if (!backoff.pause([&] { return !op->pending_now(); }))
         continue;
       const std::int64_t now = now_ns();
@@ -411,7 +413,7 @@ void bind_meshes(nb::module_ &m) {
 
 void bind_comms(nb::module_ &m) {
   nb::class_<Work>(m, "Work")
-      .def("wait", &Work::wait, nb::arg("timeout"))
+      .def("wait", &Work::wait, nb::arg("timeout"), nb::arg("helps") = true)
       .def("state", [](const Work &w) { return int(w.op->state.load(std::memory_order_acquire)); })
       .def("seq", [](const Work &w) { return w.op->seq; })
       .def("awaited", [](const Work &w) { return w.op->pending_now() ? w.late : w.op->missed; })

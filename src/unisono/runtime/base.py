@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from unisono import _native
+from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.failures import Trouble, describe, failure
-from unisono.runtime.operations import Reduction
+from unisono.runtime.operations import Reduction, as_reduction
 from unisono.runtime.plans import CODES, Kind, lowered, make_plan
 from unisono.runtime.recorder import dump_on_error
 from unisono.runtime.select import choose
@@ -114,6 +115,47 @@ class Base:
                 self._native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
         raise self._failure(how.timeout_s, keep=call)
+
+    def start(
+        self,
+        collective: str,
+        dtype: DType,
+        counts: int | tuple[int, ...],
+        input_at: int,
+        output_at: int,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        keep: object = None,
+    ) -> Work | None:
+        """A collective on bare addresses, for those who have checked their arrays.
+
+        `keep` is whatever must live until it is done. A blocking call returns None.
+        """
+        key = collective, dtype.code, counts, op, root
+        plan = self._plans.get(key)
+        if plan is None:
+            self._refuse_unusable(collective)
+            nothing = Buffer(None, 0, (), dtype)
+            call = Call(collective, counts, nothing, nothing, None, None, root)
+            plan = self._plans[key] = self._made_plan(call, as_reduction(op), _PLAIN)
+        if self._closed or self._native.verdict()[0] or self._transport.engine.forked():
+            self._refuse_unusable(collective)
+        timeout = self._nanoseconds(timeout_s)
+        if async_op:
+            native = self._native.submit(plan, input_at, output_at, timeout)
+            return Work(
+                native,
+                None,
+                explain=lambda failed: self._explained(failed, timeout_s, keep),
+                keep=keep,
+                call=collective,
+            )
+        if self._native.run(plan, input_at, output_at, timeout):
+            return None
+        raise self._failure(timeout_s, keep=keep)
 
     def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
@@ -232,7 +274,7 @@ class Base:
             _KEPT.append(buffers)
 
     def _explained(
-        self, work: _native.Work, timeout_s: float | None, made: Call
+        self, work: _native.Work, timeout_s: float | None, made: object
     ) -> UnisonoError:
         """What went wrong with a call in flight."""
         self._keep_while_touched(made)

@@ -71,6 +71,11 @@ class Work:
         self._keep = None
         return self._result
 
+    def rest(self) -> None:
+        """Sleep until it has ended, well or not; others see to it that it does."""
+        if self._native is not None:
+            self._native.wait(-1, False)
+
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.state() != 0

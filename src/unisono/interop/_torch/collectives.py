@@ -1,0 +1,310 @@
+"""What torch calls, said to the engine. Both adapters stand on this.
+
+Every method takes the tensors and options of torch's method of that name and returns
+the work. A blocking call runs on the caller's thread; the others are queued for the
+native progress thread, after everything that was called before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono.errors import BadArgument, UnisonoError
+from unisono.interop._torch import sparse
+from unisono.interop._torch.meeting import Meeting
+from unisono.interop._torch.pending import Completer, Pending, Received, for_torch
+from unisono.interop._torch.running import Run, even
+from unisono.interop._torch.tensors import (
+    Finish,
+    joined_to_read,
+    moved_as,
+    to_read,
+    to_write,
+    type_of,
+)
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+_SMALL = 64
+
+
+class Collectives:
+    """The calls of one group on one rank."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        """Nobody is met yet, unless this is the group of all."""
+        self.meeting = meeting
+        self.rank, self.size = meeting.rank, meeting.size
+        self.timeout_s = meeting.timeout_s
+        self.completer = Completer()
+        # torch may keep only the C++ half of a small work, and ask it again later.
+        self._kept: deque[Pending] = deque(maxlen=_SMALL)
+
+    # --- reducing
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+        """Each tensor, reduced over all ranks, in place."""
+        if len(tensors) == 1 and tensors[0].is_sparse:
+            return self._at_once(tensors, lambda: sparse.all_reduce(self, tensors[0]))
+        run = Run(self, opts, tensors)
+        for tensor in tensors:
+            x, op = run.reduced(tensor, opts.reduceOp, "all_reduce")
+            at = x.data_ptr()
+            run.call("all_reduce", type_of(x), x.numel(), at, at, op)
+        return run.end()
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+        """The same, for the root alone."""
+        run = Run(self, opts, tensors)
+        (tensor,) = tensors
+        if self.rank == opts.rootRank:
+            x, op = run.reduced(tensor, opts.reduceOp, "reduce")
+        else:
+            x, op = run.scaled(to_read(tensor, "reduce"), opts.reduceOp)
+        at, root = x.data_ptr(), opts.rootRank
+        run.call("reduce", type_of(x), x.numel(), at, at, op, root)
+        return run.end()
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> Pending:
+        """One tensor for each rank, reduced over all ranks; uneven ones too."""
+        run = Run(self, opts, outputs)
+        for output, parts in zip(outputs, inputs, strict=True):
+            self._expect("reduce_scatter", parts)
+            x = joined_to_read(parts, "reduce_scatter")
+            counts = tuple(part.numel() for part in parts)
+            run.reduce_scatter(output, x, even(counts), opts.reduceOp)
+        return run.end()
+
+    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
+        """Rows of one tensor, reduced; each rank gets its share."""
+        return self.reduce_scatter_single_coalesced([output], [x], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """The same for several."""
+        run = Run(self, opts, outputs)
+        for output, x in zip(outputs, inputs, strict=True):
+            if x.numel() != output.numel() * self.size:
+                raise BadArgument(
+                    f"reduce_scatter: an input of {x.numel()} elements for an output "
+                    f"of {output.numel()} on each of {self.size} ranks"
+                )
+            x = to_read(x, "reduce_scatter")
+            run.reduce_scatter(output, x, x.numel(), opts.reduceOp)
+        return run.end()
+
+    # --- copying
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+        """The root's tensors on every rank."""
+        run = Run(self, opts, tensors)
+        for tensor in tensors:
+            x = run.written(tensor, "broadcast")
+            kind, times = moved_as(x)
+            at, root = x.data_ptr(), opts.rootRank
+            run.call("broadcast", kind, x.numel() * times, at, at, root=root)
+        return run.end()
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """Everybody's tensor on every rank, one output for each."""
+        run = Run(self, opts, outputs)
+        for into, x in zip(outputs, inputs, strict=True):
+            self._expect("all_gather", into)
+            counts = tuple(part.numel() for part in into)
+            run.all_gather(run.joined(into, "all_gather"), x, counts)
+        return run.end()
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """Several at once: `outputs` has a list for each rank."""
+        self._expect("all_gather", outputs)
+        turned = [[of[i] for of in outputs] for i in range(len(inputs))]
+        return self.allgather(turned, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
+        """Everybody's tensor on every rank, one after the other."""
+        return self.all_gather_single_coalesced([output], [x], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """The same for several."""
+        run = Run(self, opts, outputs)
+        for output, x in zip(outputs, inputs, strict=True):
+            if output.numel() != x.numel() * self.size:
+                raise BadArgument(
+                    f"all_gather: an output of {output.numel()} elements for inputs of "
+                    f"{x.numel()} on each of {self.size} ranks"
+                )
+            counts = (x.numel(),) * self.size
+            run.all_gather(run.written(output, "all_gather"), x, counts)
+        return run.end()
+
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """Everybody's tensor on the root."""
+        run = Run(self, opts, outputs)
+        (tensor,) = inputs
+        x = run.keep(to_read(tensor, "gather"))
+        kind, times = moved_as(x)
+        count, into = x.numel() * times * self.size, 0
+        if self.rank == opts.rootRank:
+            self._expect("gather", outputs[0])
+            _refuse_uneven("gather", outputs[0], x)
+            into = run.joined(outputs[0], "gather").data_ptr()
+        run.call("gather", kind, count, x.data_ptr(), into, root=opts.rootRank)
+        return run.end()
+
+    def scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> Pending:
+        """The root's tensors, one for each rank."""
+        run = Run(self, opts, outputs)
+        (output,) = outputs
+        y = run.written(output, "scatter")
+        kind, times = moved_as(y)
+        count, start = y.numel() * times * self.size, 0
+        if self.rank == opts.rootRank:
+            self._expect("scatter", inputs[0])
+            _refuse_uneven("scatter", inputs[0], y)
+            start = run.keep(joined_to_read(inputs[0], "scatter")).data_ptr()
+        run.call("scatter", kind, count, start, y.data_ptr(), root=opts.rootRank)
+        return run.end()
+
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+    ) -> Pending:
+        """One tensor for each rank, and one from each; any sizes."""
+        run = Run(self, opts, outputs)
+        self._expect("all_to_all", outputs)
+        self._expect("all_to_all", inputs)
+        x = joined_to_read(inputs, "all_to_all")
+        y = run.joined(outputs, "all_to_all")
+        gives, gets = ([t.numel() for t in some] for some in (inputs, outputs))
+        run.all_to_all(y, x, gives, gets, same=False)
+        return run.end()
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        x: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any,
+    ) -> Pending:
+        """Rows of one tensor to all; without splits, as many to each."""
+        run = Run(self, opts, [output])
+        x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
+        same = not output_splits and not input_splits
+        gives = self._elements(x, input_splits)
+        gets = self._elements(y, output_splits)
+        run.all_to_all(y, x, gives, gets, same=same)
+        return run.end()
+
+    def _elements(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        """How many elements each rank's rows have."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not splits:
+            if rows % self.size:
+                raise BadArgument(
+                    f"all_to_all: {rows} rows cannot be divided evenly among "
+                    f"{self.size} ranks; give split sizes"
+                )
+            splits = [rows // self.size] * self.size
+        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
+            raise BadArgument(
+                f"all_to_all: split sizes {list(splits)} for {rows} rows and "
+                f"{self.size} ranks"
+            )
+        row = tensor.numel() // rows if rows else 0
+        return [split * row for split in splits]
+
+    # --- the rest
+
+    def barrier(self, opts: Any) -> Pending:
+        """Wait until every rank has come here."""
+        run = Run(self, opts, [])
+        kind, _ = moved_as(_NOTHING)
+        run.call("barrier", kind, 0, 0, 0)
+        return run.end()
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+        """One message."""
+        (tensor,) = tensors
+        x = to_read(tensor, "send")
+        return self._message(Pending, tensors, None, "send", x, to, tag)
+
+    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> Pending:
+        """One message, from `src` or from anybody."""
+        (tensor,) = tensors
+        y, finish = to_write(tensor, "recv")
+        kind = Received if src is None else Pending
+        return self._message(kind, tensors, finish, "recv", y, src, tag)
+
+    def _message(
+        self,
+        kind: type[Pending],
+        tensors: Sequence[Tensor],
+        finish: Finish | None,
+        name: str,
+        x: Tensor,
+        peer: int | None,
+        tag: int,
+    ) -> Pending:
+        if moved_as(x)[1] != 1:
+            x = x.reshape(-1).view(torch.uint8)
+        try:
+            call = getattr(self.meeting.communicator(), name)
+            part = call(x, peer, tag=tag, async_op=True, timeout_s=self.timeout_s)
+        except UnisonoError as error:
+            raise for_torch(error) from None
+        return self.made(kind(tensors, [part], finish, self.completer), 0)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """A barrier at which rank 0 says who did not come; by way of the store."""
+        self.meeting.monitored_barrier(timeout, wait_all_ranks)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.completer.close()
+        self.meeting.close()
+
+    def _expect(self, what: str, tensors: Sequence[Any]) -> None:
+        if len(tensors) != self.size:
+            raise BadArgument(
+                f"{what}: a list of {self.size} tensors expected, got {len(tensors)}"
+            )
+
+    def _at_once(self, tensors: Any, run: Callable[[], None]) -> Pending:
+        """Something that is not worth a queue."""
+        try:
+            run()
+        except UnisonoError as error:
+            raise for_torch(error) from None
+        return Pending(tensors)
+
+    def made(self, work: Pending, elements: int) -> Pending:
+        if elements <= _SMALL:
+            self._kept.append(work)
+        return work
+
+
+def _refuse_uneven(what: str, tensors: Sequence[Tensor], like: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
+            raise BadArgument(
+                f"{what}: tensors of one type and size expected, got {tensor.dtype} × "
+                f"{tensor.numel()} beside {like.dtype} × {like.numel()}"
+            )

@@ -1,0 +1,183 @@
+"""How the ranks of a torch group find each other: by the store that torch gives them.
+
+The group of all ranks meets as any other world does, at a place whose name rank 0 puts
+into the store. Every other group lies in memory of that world: its first rank makes it
+at once, and says where in the store; whoever needs it looks there when it makes its
+first call. So making a group waits for nobody, and ranks that never use it never do.
+
+Under torchrun a store outlives a group, and the next one finds the old entries. Each
+rank counts how many groups of this name it has made, and reads only entries of its own
+count.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import unisono
+from unisono.errors import UnsupportedWorld
+from unisono.runtime.communicator import Communicator
+from unisono.runtime.start import first_communicator
+from unisono.transports import memory, shm
+from unisono.transports.base import Transport
+
+MEETING_S = 60.0
+_ANSWER_S = 5.0  # for rank 0 to say who is missing
+_world: Transport | None = None
+
+
+class Meeting:
+    """One rank's way to the communicator of one group."""
+
+    def __init__(self, options: Any) -> None:
+        """Put into the store what others need; the world meets at once."""
+        self.rank: int = options.group_rank
+        self.size: int = options.group_size
+        self.timeout_s: float = options.timeout.total_seconds()
+        self.name: str = options.group_id or "world"
+        self._store = options.store
+        self._lock = threading.Lock()
+        self._made: Communicator | None = None
+        self._turn = self._store.add(f"unisono/{self.rank}", 1)
+        ranks: Sequence[int] = list(options.global_ranks_in_group)
+        self._transport = _world_of(ranks)
+        self._ranks = ranks
+        self._segment = 0
+        self._barriers = 0
+        if self._transport is None:
+            self._made = self._meet(is_world=not ranks)
+        elif self.rank == 0:
+            self._segment = self._transport.memory_for(self.size)
+            self._store.set(self._key("segment"), str(self._segment))
+
+    def communicator(self) -> Communicator:
+        """The communicator, made on first use."""
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = self._join()
+        return self._made
+
+    def close(self) -> None:
+        """Leave, if it was ever used."""
+        if self._made is not None:
+            self._made.close()
+        elif self._segment and self._transport is not None:
+            self._transport.engine.drop(self._segment)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """Rank 0 waits for each of the others, and tells them how it went."""
+        limit = timeout.total_seconds()
+        limit = self.timeout_s if limit < 0 else limit
+        self._barriers += 1
+        turn = self._key(f"barrier/{self._barriers}")
+        if self.rank == 0:
+            self._await_all(turn, limit, wait_all_ranks)
+            return
+        self._store.set(f"{turn}/{self.rank}", "")
+        told = "no answer"
+        with suppress(RuntimeError):
+            self._store.wait([f"{turn}/done"], timedelta(seconds=limit + _ANSWER_S))
+            told = self._store.get(f"{turn}/done").decode()
+        if told:
+            raise dist.DistBackendError(
+                f"Rank {self.rank} successfully reached monitoredBarrier, but received "
+                f"errors while waiting for send/recv from rank 0: {told}"
+            )
+
+    def _await_all(self, turn: str, limit: float, wait_all_ranks: bool) -> None:
+        if limit <= 0:
+            raise dist.DistBackendError("Rank 0 timed out in monitoredBarrier")
+        deadline = time.monotonic() + limit
+        missing = []
+        for rank in range(1, self.size):
+            left = max(deadline - time.monotonic(), 1e-3)
+            try:
+                self._store.wait([f"{turn}/{rank}"], timedelta(seconds=left))
+            except RuntimeError:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        told = ""
+        if missing:
+            who = f"Ranks {', '.join(map(str, missing))}"
+            who = who if len(missing) > 1 else f"Rank {missing[0]}"
+            told = f"{who} failed to pass monitoredBarrier in {limit:g} s"
+        self._store.set(f"{turn}/done", told)
+        if told:
+            raise dist.DistBackendError(told)
+
+    def _key(self, what: str) -> str:
+        return f"unisono/{self._turn}/{what}"
+
+    def _meet(self, *, is_world: bool) -> Communicator:
+        global _world
+        if self.size == 1:
+            transport = memory.alone()
+        else:
+            self._refuse_other_hosts()
+            if self.rank == 0:
+                self._store.set(self._key("job"), secrets.token_hex(16))
+            job = self._store.get(self._key("job")).decode()
+            transport = shm.meet(
+                self.rank,
+                self.size,
+                job,
+                version=unisono.__version__,
+                timeout_s=min(self.timeout_s, MEETING_S),
+            )
+        if is_world:
+            _world = transport
+        return first_communicator(transport, timeout_s=self.timeout_s)
+
+    def _refuse_other_hosts(self) -> None:
+        """All ranks see the same, so all raise, and at once."""
+        mine = f"{shm.host_identity()} {socket.gethostname()}"
+        self._store.set(self._key(f"host/{self.rank}"), mine)
+        keys = [self._key(f"host/{r}") for r in range(self.size)]
+        hosts = [self._store.get(key).decode() for key in keys]
+        if len({host.split()[0] for host in hosts}) > 1:
+            names = ", ".join(sorted({host.split()[1] for host in hosts}))
+            raise UnsupportedWorld(
+                f"the ranks of this group run on several hosts ({names}), which the "
+                "unisono backend does not support yet",
+                n=self.size,
+            )
+
+    def _join(self) -> Communicator:
+        transport, ranks = self._transport, self._ranks
+        assert transport is not None
+        if self.rank != 0:
+            self._segment = int(self._store.get(self._key("segment")))
+        segment, owner = self._segment, ranks[0]
+        limit = min(self.timeout_s, MEETING_S)
+        native = transport.communicator(ranks, owner, segment, timeout_s=limit)
+
+        def release() -> None:
+            if owner == transport.rank:
+                transport.engine.drop(segment)
+
+        return Communicator(
+            transport,
+            native,
+            ranks,
+            timeout_s=self.timeout_s,
+            name=self.name,
+            on_close=release,
+        )
+
+
+def _world_of(ranks: Sequence[int]) -> Transport | None:
+    """The world that a group lies in, unless it is the world, or there is none."""
+    if not ranks or _world is None or not _world.users or _world.engine.forked():
+        return None
+    return _world

@@ -1,0 +1,232 @@
+"""One call of torch's, as it becomes calls of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.dtypes import DType
+from unisono.errors import BadArgument, UnisonoError
+from unisono.interop._torch.pending import Pending, for_torch
+from unisono.interop._torch.tensors import (
+    Finish,
+    joined_to_write,
+    moved_as,
+    to_read,
+    to_write,
+    type_of,
+)
+from unisono.runtime.work import Work as Part
+
+if TYPE_CHECKING:
+    from unisono.interop._torch.collectives import Collectives
+
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "mean",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+
+
+class Run:
+    """Gathers the calls, what must live until they are done, and what comes after."""
+
+    def __init__(self, group: Collectives, opts: Any, outputs: Any) -> None:
+        self._group = group
+        self._outputs = outputs
+        limit = opts.timeout.total_seconds()
+        self._timeout_s = limit if limit > 0 else group.timeout_s
+        self._async: bool = opts.asyncOp
+        self._parts: list[Part] = []
+        self._finishes: list[Finish] = []
+        self._holds: list[Tensor] = []
+        self._elements = 0
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Hold on to a tensor until all is done."""
+        self._holds.append(tensor)
+        return tensor
+
+    def written(self, tensor: Tensor, what: str) -> Tensor:
+        """Where a tensor's result is written."""
+        y, finish = to_write(tensor, what)
+        if finish is not None:
+            self._finishes.append(finish)
+        return self.keep(y)
+
+    def joined(self, tensors: Sequence[Tensor], what: str) -> Tensor:
+        """The same for several tensors in a row."""
+        room, finish = joined_to_write(tensors, what)
+        if finish is not None:
+            self._finishes.append(finish)
+        return self.keep(room)
+
+    def reduced(self, tensor: Tensor, op: Any, what: str) -> tuple[Tensor, str]:
+        """A tensor that is reduced in place, and by which operation."""
+        x = self.written(tensor, what)
+        if op.op == dist.ReduceOp.PREMUL_SUM:
+            with torch.no_grad():
+                x.detach().mul_(op.factor)
+            return x, "sum"
+        return x, _OPS[op.op]
+
+    def scaled(self, x: Tensor, op: Any) -> tuple[Tensor, str]:
+        """The same for one that is only read."""
+        if op.op == dist.ReduceOp.PREMUL_SUM:
+            return self.keep((x.detach() * op.factor).to(x.dtype)), "sum"
+        return self.keep(x), _OPS[op.op]
+
+    def all_gather(self, into: Tensor, x: Tensor, counts: tuple[int, ...]) -> None:
+        """One all_gather, of shares in a row."""
+        rank = self._group.rank
+        if into.dtype != x.dtype or counts[rank] != x.numel():
+            raise BadArgument(
+                f"all_gather: {x.dtype} × {x.numel()} for an output of "
+                f"{into.dtype} × {counts[rank]}"
+            )
+        x = self.keep(to_read(x, "all_gather"))
+        kind, times = moved_as(x)
+        own = into.data_ptr() + sum(counts[:rank]) * x.element_size()
+        if x.data_ptr() != own and _overlap(x, into, sum(counts)):
+            x = self.keep(x.clone())
+        told = even(tuple(times * count for count in counts))
+        self.call("all_gather", kind, told, x.data_ptr(), into.data_ptr())
+
+    def reduce_scatter(
+        self, output: Tensor, x: Tensor, counts: int | tuple[int, ...], op: Any
+    ) -> None:
+        """One reduce_scatter, of shares in a row."""
+        if output.dtype != x.dtype:
+            raise BadArgument(f"reduce_scatter: {x.dtype} into {output.dtype}")
+        rank, n = self._group.rank, self._group.size
+        before = counts * rank // n if isinstance(counts, int) else sum(counts[:rank])
+        total = counts if isinstance(counts, int) else sum(counts)
+        mine = counts // n if isinstance(counts, int) else counts[rank]
+        if output.numel() != mine:
+            raise BadArgument(
+                f"reduce_scatter: {mine} elements for an output of {output.numel()}"
+            )
+        x, name = self.scaled(x, op)
+        y = self.written(output, "reduce_scatter")
+        own = x.data_ptr() + before * x.element_size()
+        if y.data_ptr() != own and _overlap(y, x, total):
+            x = self.keep(x.flatten()[:total].clone())
+        at = x.data_ptr()
+        self.call("reduce_scatter", type_of(x), counts, at, y.data_ptr(), name)
+
+    def all_to_all(
+        self, y: Tensor, x: Tensor, gives: list[int], gets: list[int], *, same: bool
+    ) -> None:
+        """One all_to_all; unless all shares are the same, ranks tell each other."""
+        if y.dtype != x.dtype:
+            raise BadArgument(f"all_to_all: {x.dtype} into {y.dtype}")
+        if _overlap(y, x, sum(gives)):
+            x = x.flatten()[: sum(gives)].clone()
+        self.keep(x)
+        kind, times = moved_as(x)
+        told: int | tuple[int, ...] = sum(gives) * times
+        if not same:
+            matrix = self._told_to_all(gives)
+            rank = self._group.rank
+            if [row[rank] for row in matrix] != gets:
+                raise BadArgument(
+                    f"all_to_all: outputs of {gets} elements, but the others send "
+                    f"{[row[rank] for row in matrix]}"
+                )
+            told = tuple(count * times for row in matrix for count in row)
+        self.call("all_to_all", kind, told, x.data_ptr(), y.data_ptr())
+
+    def _told_to_all(self, gives: list[int]) -> list[list[int]]:
+        n = self._group.size
+        mine, all_ranks = torch.tensor(gives), torch.empty(n, n, dtype=torch.int64)
+        self._start(
+            "all_gather", type_of(mine), n * n, mine.data_ptr(), all_ranks.data_ptr()
+        )
+        found: list[list[int]] = all_ranks.tolist()
+        return found
+
+    def call(
+        self,
+        collective: str,
+        kind: DType,
+        counts: int | tuple[int, ...],
+        input_at: int,
+        output_at: int,
+        op: str = "sum",
+        root: int = 0,
+    ) -> None:
+        """Make a call of the engine."""
+        self._elements += counts if isinstance(counts, int) else sum(counts)
+        part = self._start(
+            collective, kind, counts, input_at, output_at, op, root, self._async
+        )
+        if part is not None:
+            self._parts.append(part)
+
+    def _start(
+        self,
+        collective: str,
+        kind: DType,
+        counts: int | tuple[int, ...],
+        input_at: int,
+        output_at: int,
+        op: str = "sum",
+        root: int = 0,
+        async_op: bool = False,
+    ) -> Part | None:
+        try:
+            return self._group.meeting.communicator().start(
+                collective,
+                kind,
+                counts,
+                input_at,
+                output_at,
+                op=op,
+                root=root,
+                async_op=async_op,
+                timeout_s=self._timeout_s,
+                keep=self._holds,
+            )
+        except UnisonoError as error:
+            raise for_torch(error) from None
+
+    def end(self) -> Pending:
+        """The work; what is done at once is brought home at once."""
+        finishes = self._finishes
+        if not self._parts:
+            for finish in finishes:
+                finish()
+            return self._group.made(Pending(self._outputs), self._elements)
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        work = Pending(
+            self._outputs,
+            self._parts,
+            finish_all if finishes else None,
+            self._group.completer,
+        )
+        return self._group.made(work, self._elements)
+
+
+def even(counts: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Their sum if they are all the same, as the engine has it."""
+    return sum(counts) if len(set(counts)) == 1 else counts
+
+
+def _overlap(one: Tensor, other: Tensor, elements: int) -> bool:
+    """Whether one touches the first `elements` elements of another."""
+    begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
+    at = other.data_ptr()
+    return begin < at + elements * other.element_size() and at < end

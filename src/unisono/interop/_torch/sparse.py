@@ -1,0 +1,35 @@
+"""all_reduce of sparse tensors: everybody's entries, gathered and added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch._C._distributed_c10d as c10d
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from unisono.interop._torch.collectives import Collectives
+
+
+def all_reduce(group: Collectives, tensor: Tensor) -> None:
+    """The sum over all ranks, in place."""
+    mine = tensor.coalesce()
+    indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
+    opts = c10d.AllgatherOptions()
+    opts.asyncOp = False
+    count = torch.tensor([len(values)])
+    counts = torch.empty(group.size, dtype=torch.int64)
+    group.all_gather_single(counts, count, opts)
+    sizes = counts.tolist()
+
+    def gathered(part: Tensor) -> Tensor:
+        room = part.new_empty(sum(sizes), *part.shape[1:])
+        group.allgather([list(torch.split(room, sizes))], [part], opts)
+        return room
+
+    total = torch.sparse_coo_tensor(
+        gathered(indices).t(), gathered(values), tensor.shape, dtype=tensor.dtype
+    ).coalesce()
+    with torch.no_grad():
+        tensor.copy_(total)

@@ -1,0 +1,130 @@
+"""Tensors as the engine sees them: an address, a type, and a number of elements.
+
+What does not lie in one piece is copied into something that does. Several tensors in a
+row are one piece if they happen to lie one after the other, as the shards of a flat
+parameter do; then nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from unisono.dtypes import DTYPES, DType
+from unisono.errors import BadArgument
+
+_BYTES = DTYPES["uint8"]
+_KNOWN: dict[torch.dtype, DType] = {
+    found: DTYPES[name]
+    for name in DTYPES
+    if (found := getattr(torch, name, None)) is not None
+}
+
+Finish = Callable[[], None]
+
+
+def type_of(tensor: Tensor) -> DType:
+    """The element type, for a reduction."""
+    found = _KNOWN.get(tensor.dtype)
+    if found is None:
+        raise BadArgument(f"{tensor.dtype} cannot be reduced")
+    return found
+
+
+def moved_as(tensor: Tensor) -> tuple[DType, int]:
+    """A type to copy it as, and how many of these an element has."""
+    found = _KNOWN.get(tensor.dtype)
+    return (found, 1) if found is not None else (_BYTES, tensor.element_size())
+
+
+def check(tensor: Tensor, what: str) -> None:
+    """Refuse what the engine cannot reach."""
+    if tensor.device.type != "cpu":
+        raise BadArgument(f"{what}: the tensor is on {tensor.device}, expected the CPU")
+    if tensor.layout is not torch.strided:
+        raise BadArgument(
+            f"{what}: the tensor is {tensor.layout}, expected a dense one"
+        )
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether its bytes are its values, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def to_read(tensor: Tensor, what: str) -> Tensor:
+    """The tensor, or a copy in one piece."""
+    check(tensor, what)
+    if plain(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def to_write(tensor: Tensor, what: str) -> tuple[Tensor, Finish | None]:
+    """The tensor, or one in one piece and how to bring it back from there."""
+    check(tensor, what)
+    if plain(tensor):
+        return tensor, None
+    stand_in = to_read(tensor, what)
+    if stand_in.data_ptr() == tensor.data_ptr() and tensor.numel():
+        stand_in = stand_in.clone()
+
+    def finish() -> None:
+        with torch.no_grad():
+            tensor.detach().copy_(stand_in)
+
+    return stand_in, finish
+
+
+def _in_a_row(tensors: Sequence[Tensor]) -> bool:
+    """Whether they lie one after the other, as if they were one."""
+    at = tensors[0].data_ptr()
+    for tensor in tensors:
+        if not plain(tensor) or (tensor.numel() and tensor.data_ptr() != at):
+            return False
+        at += tensor.numel() * tensor.element_size()
+    return True
+
+
+def joined_to_read(tensors: Sequence[Tensor], what: str) -> Tensor:
+    """All of them in one piece; its first tensor if they are that already."""
+    for tensor in tensors:
+        check(tensor, what)
+    _same_type(tensors, what)
+    if _in_a_row(tensors):
+        return tensors[0]
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def joined_to_write(
+    tensors: Sequence[Tensor], what: str
+) -> tuple[Tensor, Finish | None]:
+    """Room for all of them in one piece, and how to bring them home from there."""
+    for tensor in tensors:
+        check(tensor, what)
+    _same_type(tensors, what)
+    if _in_a_row(tensors) and not _overlapping(tensors):
+        return tensors[0], None
+    sizes = [tensor.numel() for tensor in tensors]
+    room = torch.empty(sum(sizes), dtype=tensors[0].dtype)
+
+    def finish() -> None:
+        with torch.no_grad():
+            for tensor, part in zip(tensors, torch.split(room, sizes), strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+    return room, finish
+
+
+def _overlapping(tensors: Sequence[Tensor]) -> bool:
+    """Whether empty ones apart, two begin at the same place."""
+    begins = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+    return len(set(begins)) != len(begins)
+
+
+def _same_type(tensors: Sequence[Tensor], what: str) -> None:
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) > 1:
+        raise BadArgument(f"{what}: tensors of one type expected, got {types}")
