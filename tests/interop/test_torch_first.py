@@ -23,7 +23,7 @@ def test_no_import_is_needed(n, tmp_path: Path):
     script.write_text(SCRIPT)
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n)]
     done = subprocess.run(
-        [*run, "--master-port", "0", str(script)],
+        [*run, "--standalone", str(script)],
         capture_output=True,
         text=True,
         timeout=120,

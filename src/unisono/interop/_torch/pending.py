@@ -31,8 +31,9 @@ def for_torch(error: BaseException) -> BaseException:
     if isinstance(error, CollectiveTimeout):
         text = f"{error.collective or 'a call'} Timed out waiting: {text}"
     error.args = (text,)
-    error.__class__ = _both(type(error))
-    return error
+    found: BaseException = error
+    found.__class__ = _both(type(error))
+    return found
 
 
 _BOTH: dict[type[BaseException], type[BaseException]] = {}
