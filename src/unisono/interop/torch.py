@@ -3,14 +3,20 @@
 Nothing need be imported for it. torch finds `autoload` by its entry point and calls it
 at the end of `import torch`; all it does is to leave a name. What makes a group is
 imported when the first is made.
+
+UNISONO_TORCH_REPLACES=gloo makes every group that asks for gloo one of ours, for
+programs that do not let their users choose.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from typing import Any
 
 NAME = "unisono"
+REPLACES = "UNISONO_TORCH_REPLACES"
 _LOG = logging.getLogger("unisono")
 
 
@@ -26,8 +32,11 @@ def register() -> None:
     """Make the name known to torch, if this torch has distributed at all."""
     import torch.distributed as dist
 
-    if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if other := os.environ.get(REPLACES, "").strip().lower():
+        _stand_in_for(other)
 
 
 def _create(options: Any, pg_options: Any = None) -> Any:
@@ -35,3 +44,22 @@ def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.interop._torch.adapters import make
 
     return make(options, pg_options)
+
+
+def _stand_in_for(other: str) -> None:
+    """Whoever asks for the backend `other` on the CPU gets this one."""
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    make_group = c10d._new_process_group_helper
+
+    @functools.wraps(make_group)
+    def replaced(
+        size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        asked = str(backend).lower()
+        if asked in (other, f"cpu:{other}"):
+            backend, kwargs["backend_options"] = c10d.Backend(NAME), None
+        return make_group(size, rank, ranks, backend, *args, **kwargs)
+
+    c10d._new_process_group_helper = replaced
