@@ -41,7 +41,8 @@ _BOTH: dict[type[BaseException], type[BaseException]] = {}
 
 def _both(kind: type[BaseException]) -> type[BaseException]:
     if kind not in _BOTH:
-        _BOTH[kind] = type(kind.__name__, (kind, dist.DistBackendError), {})
+        own = {"__module__": kind.__module__}
+        _BOTH[kind] = type(kind.__name__, (kind, dist.DistBackendError), own)
     return _BOTH[kind]
 
 
