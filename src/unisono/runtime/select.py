@@ -49,7 +49,7 @@ def choose(
         found = _told(told, collective)
         if found:
             return Choice(found, f"{VARIABLE}={told}")
-    limit = ALL_AT_ONCE.get(n, 4 << 10)
+    limit = ALL_AT_ONCE.get(n, 4 << 10 if n <= 8 else 1 << 10)
     size = format_bytes(nbytes)
     if collective == "all_reduce":
         if nbytes <= limit:

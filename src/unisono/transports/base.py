@@ -70,7 +70,8 @@ class Transport:
 
     def __post_init__(self) -> None:
         """Decide how to wait: spin where every rank has a core, yield where not."""
-        self.patience = (4000, 400) if len(self.peers) <= self.cores else (0, 400)
+        # Not for long: another rank may have been put on the same core, and waits.
+        self.patience = (300, 4000) if len(self.peers) <= self.cores else (0, 400)
 
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""
