@@ -69,7 +69,7 @@ def step_of(model: nn.Module) -> Call:
     x = torch.randn(8, 1120)
 
     def step() -> None:
-        model.zero_grad(set_to_none=False)
+        model.zero_grad()
         model(x).sum().backward()
 
     return step
@@ -81,7 +81,9 @@ def training(group: dist.ProcessGroup) -> dict[str, Call]:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    ddp = DistributedDataParallel(mlp(), process_group=group)
+    ddp = DistributedDataParallel(
+        mlp(), process_group=group, gradient_as_bucket_view=True
+    )
     sharded = mlp()
     mesh = DeviceMesh.from_group(group, "cpu")
     for layer in sharded.children():

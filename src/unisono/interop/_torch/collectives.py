@@ -18,12 +18,19 @@ from torch import Tensor
 from unisono.errors import BadArgument, UnisonoError
 from unisono.interop._torch import sparse
 from unisono.interop._torch.meeting import Meeting
-from unisono.interop._torch.pending import Completer, Pending, Received, for_torch
-from unisono.interop._torch.running import Run, even
+from unisono.interop._torch.pending import (
+    Completer,
+    Done,
+    Pending,
+    Received,
+    for_torch,
+)
+from unisono.interop._torch.running import OPS, Run, even, limit_of, overlap
 from unisono.interop._torch.tensors import (
     Finish,
     joined_to_read,
     moved_as,
+    simple,
     to_read,
     to_write,
     type_of,
@@ -49,6 +56,11 @@ class Collectives:
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
         """Each tensor, reduced over all ranks, in place."""
+        if len(tensors) == 1 and not opts.asyncOp and simple(tensors[0]):
+            op = OPS.get(opts.reduceOp.op)
+            if op is not None:
+                (x,) = tensors
+                return self._now("all_reduce", tensors, x, x, x.numel(), opts, op)
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._at_once(tensors, lambda: sparse.all_reduce(self, tensors[0]))
         run = Run(self, opts, tensors)
@@ -84,6 +96,10 @@ class Collectives:
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
         """Rows of one tensor, reduced; each rank gets its share."""
+        op = OPS.get(opts.reduceOp.op)
+        if op is not None and self._fits(opts, x, output, 1, self.size):
+            count = x.numel()
+            return self._now("reduce_scatter", [output], x, output, count, opts, op)
         return self.reduce_scatter_single_coalesced([output], [x], opts)
 
     def reduce_scatter_single_coalesced(
@@ -134,6 +150,8 @@ class Collectives:
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
         """Everybody's tensor on every rank, one after the other."""
+        if self._fits(opts, x, output, self.size, 1):
+            return self._now("all_gather", [output], x, output, output.numel(), opts)
         return self.all_gather_single_coalesced([output], [x], opts)
 
     def all_gather_single_coalesced(
@@ -205,6 +223,9 @@ class Collectives:
         opts: Any,
     ) -> Pending:
         """Rows of one tensor to all; without splits, as many to each."""
+        alike = not output_splits and not input_splits and x.dim() > 0
+        if alike and x.shape[0] % self.size == 0 and self._fits(opts, x, output, 1, 1):
+            return self._now("all_to_all", [output], x, output, x.numel(), opts)
         run = Run(self, opts, [output])
         x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
         same = not output_splits and not input_splits
@@ -281,6 +302,43 @@ class Collectives:
         self.completer.close()
         self.meeting.close()
 
+    def _fits(self, opts: Any, x: Tensor, y: Tensor, more: int, fewer: int) -> bool:
+        """Whether a blocking call can be made at once: y has more/fewer of x."""
+        return (
+            not opts.asyncOp
+            and simple(x)
+            and simple(y)
+            and x.dtype is y.dtype
+            and y.numel() * fewer == x.numel() * more
+            and not overlap(x, y, y.numel())
+        )
+
+    def _now(
+        self,
+        collective: str,
+        outputs: Any,
+        x: Tensor,
+        y: Tensor,
+        counts: int,
+        opts: Any,
+        op: str = "sum",
+    ) -> Pending:
+        """A blocking call on tensors that can be used as they are."""
+        try:
+            self.meeting.communicator().start(
+                collective,
+                type_of(x),
+                counts,
+                x.data_ptr(),
+                y.data_ptr(),
+                op=op,
+                timeout_s=limit_of(opts, self.timeout_s),
+                keep=outputs,
+            )
+        except UnisonoError as error:
+            raise for_torch(error) from None
+        return self.made(Done(outputs), counts)
+
     def _expect(self, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self.size:
             raise BadArgument(
@@ -293,7 +351,7 @@ class Collectives:
             run()
         except UnisonoError as error:
             raise for_torch(error) from None
-        return Pending(tensors)
+        return Done(tensors)
 
     def made(self, work: Pending, elements: int) -> Pending:
         if elements <= _SMALL:

@@ -164,6 +164,23 @@ class Pending(dist.Work):
             raw.set_result(self._outputs)
 
 
+class Done(Pending):
+    """A call that was done when it returned."""
+
+    _parts, _finish, _completer = (), None, None
+    _error = _future = None
+    _lock = threading.Lock()  # held for a moment, to make a future
+
+    def __init__(self, outputs: Any) -> None:
+        """Only the result is its own."""
+        dist.Work.__init__(self)
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Nothing to wait for."""
+        return True
+
+
 class Received(Pending):
     """A message from anybody, who is known when it has come."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError
-from unisono.interop._torch.pending import Pending, for_torch
+from unisono.interop._torch.pending import Done, Pending, for_torch
 from unisono.interop._torch.tensors import (
     Finish,
     joined_to_write,
@@ -25,7 +25,7 @@ from unisono.runtime.work import Work as Part
 if TYPE_CHECKING:
     from unisono.interop._torch.collectives import Collectives
 
-_OPS = {
+OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
     dist.ReduceOp.PRODUCT: "prod",
@@ -43,8 +43,7 @@ class Run:
     def __init__(self, group: Collectives, opts: Any, outputs: Any) -> None:
         self._group = group
         self._outputs = outputs
-        limit = opts.timeout.total_seconds()
-        self._timeout_s = limit if limit > 0 else group.timeout_s
+        self._timeout_s = limit_of(opts, group.timeout_s)
         self._async: bool = opts.asyncOp
         self._parts: list[Part] = []
         self._finishes: list[Finish] = []
@@ -77,13 +76,13 @@ class Run:
             with torch.no_grad():
                 x.detach().mul_(op.factor)
             return x, "sum"
-        return x, _OPS[op.op]
+        return x, OPS[op.op]
 
     def scaled(self, x: Tensor, op: Any) -> tuple[Tensor, str]:
         """The same for one that is only read."""
         if op.op == dist.ReduceOp.PREMUL_SUM:
             return self.keep((x.detach() * op.factor).to(x.dtype)), "sum"
-        return self.keep(x), _OPS[op.op]
+        return self.keep(x), OPS[op.op]
 
     def all_gather(self, into: Tensor, x: Tensor, counts: tuple[int, ...]) -> None:
         """One all_gather, of shares in a row."""
@@ -96,7 +95,7 @@ class Run:
         x = self.keep(to_read(x, "all_gather"))
         kind, times = moved_as(x)
         own = into.data_ptr() + sum(counts[:rank]) * x.element_size()
-        if x.data_ptr() != own and _overlap(x, into, sum(counts)):
+        if x.data_ptr() != own and overlap(x, into, sum(counts)):
             x = self.keep(x.clone())
         told = even(tuple(times * count for count in counts))
         self.call("all_gather", kind, told, x.data_ptr(), into.data_ptr())
@@ -118,7 +117,7 @@ class Run:
         x, name = self.scaled(x, op)
         y = self.written(output, "reduce_scatter")
         own = x.data_ptr() + before * x.element_size()
-        if y.data_ptr() != own and _overlap(y, x, total):
+        if y.data_ptr() != own and overlap(y, x, total):
             x = self.keep(x.flatten()[:total].clone())
         at = x.data_ptr()
         self.call("reduce_scatter", type_of(x), counts, at, y.data_ptr(), name)
@@ -129,7 +128,7 @@ class Run:
         """One all_to_all; unless all shares are the same, ranks tell each other."""
         if y.dtype != x.dtype:
             raise BadArgument(f"all_to_all: {x.dtype} into {y.dtype}")
-        if _overlap(y, x, sum(gives)):
+        if overlap(y, x, sum(gives)):
             x = x.flatten()[: sum(gives)].clone()
         self.keep(x)
         kind, times = moved_as(x)
@@ -205,7 +204,7 @@ class Run:
         if not self._parts:
             for finish in finishes:
                 finish()
-            return self._group.made(Pending(self._outputs), self._elements)
+            return self._group.made(Done(self._outputs), self._elements)
 
         def finish_all() -> None:
             for finish in finishes:
@@ -220,12 +219,18 @@ class Run:
         return self._group.made(work, self._elements)
 
 
+def limit_of(opts: Any, default_s: float) -> float:
+    """The deadline in seconds; one that is not set is less than nothing."""
+    limit = opts.timeout
+    return default_s if limit.days < 0 or not limit else limit.total_seconds()
+
+
 def even(counts: tuple[int, ...]) -> int | tuple[int, ...]:
     """Their sum if they are all the same, as the engine has it."""
     return sum(counts) if len(set(counts)) == 1 else counts
 
 
-def _overlap(one: Tensor, other: Tensor, elements: int) -> bool:
+def overlap(one: Tensor, other: Tensor, elements: int) -> bool:
     """Whether one touches the first `elements` elements of another."""
     begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
     at = other.data_ptr()

@@ -54,6 +54,16 @@ def plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def simple(tensor: Tensor) -> bool:
+    """Whether it can be used as it is: dense, plain, on the CPU, of a known type."""
+    return (
+        tensor.is_cpu
+        and tensor.dtype in _KNOWN
+        and tensor.layout is torch.strided
+        and plain(tensor)
+    )
+
+
 def to_read(tensor: Tensor, what: str) -> Tensor:
     """The tensor, or a copy in one piece."""
     check(tensor, what)
