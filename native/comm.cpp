@@ -41,7 +41,7 @@ void Comm::close() {
   post_.close();
   layout_.block(rank_).left.store(1, std::memory_order_release);
   ring(layout_, size());
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(transferring_, mutex_);
   if (!queue_.empty()) {
     condemn({Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0});
     lending_.hands_off();
@@ -399,6 +399,11 @@ bool Comm::advance_queue(bool *left) {
 }
 
 bool Comm::advance_transfers(bool *left) {
+  const std::unique_lock only(transferring_, std::try_to_lock);
+  if (!only) {
+    *left = true; // somebody is at it
+    return false;
+  }
   std::vector<std::shared_ptr<Task>> now;
   {
     std::lock_guard lock(mutex_);

@@ -115,6 +115,7 @@ private:
   Collective inline_;
   std::atomic<bool> busy_ = false; // somebody advances the collectives
   std::atomic<std::uint32_t> queued_ = 0;
+  std::mutex transferring_; // held by who advances messages that are in flight
   std::mutex mutex_;
   std::deque<std::shared_ptr<Task>> queue_;
   std::vector<std::shared_ptr<Task>> transfers_;

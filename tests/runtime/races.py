@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 
+from unisono.errors import CollectiveTimeout, UnisonoError
 from unisono.testing import world
 
 ROUNDS = 20
@@ -38,6 +39,49 @@ def everything(comm):
     return rank
 
 
+def lent(comm):
+    """Large calls on buffers that all can reach."""
+    n, rank = comm.world_size, comm.rank
+    x, whole = comm.empty(50_000), comm.empty(n * 50_000)
+    for algorithm in (None, "ring", "direct"):
+        x[:] = rank + 1
+        comm.all_gather(x, out=whole, algorithm=algorithm)
+        comm.all_reduce(x, algorithm=algorithm)
+        assert (x == n * (n + 1) / 2).all()
+        assert (whole.reshape(n, -1)[:, -1] == np.arange(1, n + 1)).all()
+
+
+def messages(comm):
+    """Messages that are waited for by two threads, some of them in vain."""
+    n, rank = comm.world_size, comm.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    x = np.full(30_000, rank)
+    for tag in range(5):
+        works = [
+            comm.send(x, right, tag=tag, async_op=True),
+            comm.recv(np.empty_like(x), left, tag=tag, async_op=True),
+            comm.recv(np.empty(1), left, tag=99, async_op=True, timeout_s=0.01),
+        ]
+        beside = threading.Thread(target=ends, args=(works,))
+        beside.start()
+        told = ends(works)
+        beside.join()
+        assert told == [None, None, CollectiveTimeout]
+    comm.barrier()
+
+
+def ends(works):
+    """How each of them ends: with nothing, or with which error."""
+    told = []
+    for work in works:
+        try:
+            work.wait()
+            told.append(None)
+        except UnisonoError as error:
+            told.append(type(error))
+    return told
+
+
 def two_threads(comm):
     """Two threads of every rank, each on a communicator of its own."""
     other = comm.duplicate()
@@ -53,5 +97,7 @@ for n in (2, 3, 4):
         with world(n, window=window) as w:
             for _ in range(ROUNDS // n):
                 w.run(everything)
+                w.run(lent)
+                w.run(messages)
             w.run(two_threads)
 sys.stdout.write("no races seen\n")
