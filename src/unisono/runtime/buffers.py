@@ -7,6 +7,7 @@ contiguous is copied into a contiguous array and, if it is to be written, back a
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -157,8 +158,18 @@ def _refuse_others(x: Any, where: str) -> None:
             raise BadArgument(
                 f"{where}: the tensor is {x.layout}, expected a dense one"
             )
-    elif not isinstance(x, np.ndarray) or isinstance(x, np.matrix | np.ma.MaskedArray):
+    elif not isinstance(x, np.ndarray) or _more_than_an_array(x):
         raise BadArgument(
             f"{where}: expected a NumPy array or a torch tensor, "
             f"got a {type(x).__name__}"
         )
+
+
+def _more_than_an_array(x: NDArray[Any]) -> bool:
+    """Whether it is masked, or a matrix, whose values are not just its elements."""
+    if type(x) is np.ndarray:
+        return False
+    masked = sys.modules.get("numpy.ma")  # to import it takes longer than all the rest
+    return isinstance(x, np.matrix) or (
+        masked is not None and isinstance(x, masked.MaskedArray)
+    )
