@@ -66,7 +66,7 @@ def mlp() -> nn.Module:
 
 def step_of(model: nn.Module) -> Call:
     """One step of training, without the optimizer."""
-    x = torch.randn(8, 1120)
+    x = torch.randn(4, 1120)
 
     def step() -> None:
         model.zero_grad()
