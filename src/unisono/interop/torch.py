@@ -6,6 +6,9 @@ imported when the first is made.
 
 UNISONO_TORCH_REPLACES=gloo makes every group that asks for gloo one of ours, for
 programs that do not let their users choose.
+
+There are two adapters, see `adapter_of`. `python -m unisono.interop.torch build` builds
+the compiled one, which is used from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from typing import Any
 
 NAME = "unisono"
@@ -63,3 +67,16 @@ def _stand_in_for(other: str) -> None:
         return make_group(size, rank, ranks, backend, *args, **kwargs)
 
     c10d._new_process_group_helper = replaced
+
+
+def adapter_of(group: Any = None) -> str:
+    """Which adapter a group, or the default one, has: "python" or "compiled"."""
+    from unisono.interop._torch import adapters
+
+    return adapters.adapter_of(group)
+
+
+if __name__ == "__main__":
+    from unisono.interop._torch.commands import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -140,19 +140,21 @@ class Base:
             self._refuse_unusable(collective)
             nothing = Buffer(None, 0, (), dtype)
             call = Call(collective, counts, nothing, nothing, None, None, root)
-            plan = self._plans[key] = self._made_plan(call, as_reduction(op), _PLAIN)
+            plan = self._made_plan(call, as_reduction(op), _PLAIN)
+            self._remember(key, plan)
         if self._closed or self._native.verdict()[0] or self._transport.engine.forked():
             self._refuse_unusable(collective)
         timeout = self._nanoseconds(timeout_s)
         if async_op:
             native = self._native.submit(plan, input_at, output_at, timeout)
-            return Work(
+            work = Work(
                 native,
                 None,
                 explain=lambda failed: self._explained(failed, timeout_s, keep),
                 keep=keep,
                 call=collective,
             )
+            return self._in_flight(work)
         if self._native.run(plan, input_at, output_at, timeout):
             return None
         raise self._failure(timeout_s, keep=keep)
@@ -167,10 +169,13 @@ class Base:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._made_plan(call, reduction, how)
-            if len(self._plans) > 4096:
-                self._plans.clear()
-            self._plans[key] = plan
+            self._remember(key, plan)
         return plan
+
+    def _remember(self, key: object, plan: _native.Plan) -> None:
+        if len(self._plans) > 4096:
+            self._plans.clear()
+        self._plans[key] = plan
 
     def _made_plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
@@ -207,6 +212,9 @@ class Base:
             keep=(call.input, call.output),
             call=call.collective,
         )
+        return self._in_flight(work)
+
+    def _in_flight(self, work: Work) -> Work:
         with self._lock:  # the arrays must live until it is done, whoever drops it
             while self._inflight and self._inflight[0].done():
                 self._inflight.popleft()

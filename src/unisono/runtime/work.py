@@ -87,6 +87,11 @@ class Work:
         return self._error
 
     @property
+    def native(self) -> _native.Work | None:
+        """What the engine has of it; None if it never got there."""
+        return self._native
+
+    @property
     def source(self) -> int | None:
         """The rank that a message came from."""
         found = -1 if self._native is None else self._native.source()

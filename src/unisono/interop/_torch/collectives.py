@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from unisono.errors import BadArgument, UnisonoError
-from unisono.interop._torch import sparse
+from unisono.interop._torch import profiling, sparse
+from unisono.interop._torch.dynamo import leave_out
 from unisono.interop._torch.meeting import Meeting
 from unisono.interop._torch.pending import (
     Completer,
@@ -25,19 +27,22 @@ from unisono.interop._torch.pending import (
     Received,
     for_torch,
 )
-from unisono.interop._torch.running import OPS, Run, even, limit_of, overlap
+from unisono.interop._torch.running import OPS, Run, even, limit_of, overlap, shares
 from unisono.interop._torch.tensors import (
     Finish,
     joined_to_read,
+    known,
     moved_as,
     simple,
     to_read,
     to_write,
     type_of,
 )
+from unisono.runtime.work import Work as Part
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _SMALL = 64
+_LEAVING_S = 10.0
 
 
 class Collectives:
@@ -49,8 +54,11 @@ class Collectives:
         self.rank, self.size = meeting.rank, meeting.size
         self.timeout_s = meeting.timeout_s
         self.completer = Completer()
+        self.records = True  # for torch's profiler
+        self.latest: Part | None = None  # of the calls in flight, which end in order
         # torch may keep only the C++ half of a small work, and ask it again later.
         self._kept: deque[Pending] = deque(maxlen=_SMALL)
+        self._together: list[Pending] | None = None
 
     # --- reducing
 
@@ -62,7 +70,10 @@ class Collectives:
                 (x,) = tensors
                 return self._now("all_reduce", tensors, x, x, x.numel(), opts, op)
         if len(tensors) == 1 and tensors[0].is_sparse:
-            return self._at_once(tensors, lambda: sparse.all_reduce(self, tensors[0]))
+            op = opts.reduceOp.op
+            return self._at_once(
+                tensors, lambda: sparse.all_reduce(self, tensors[0], op)
+            )
         run = Run(self, opts, tensors)
         for tensor in tensors:
             x, op = run.reduced(tensor, opts.reduceOp, "all_reduce")
@@ -229,28 +240,10 @@ class Collectives:
         run = Run(self, opts, [output])
         x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
         same = not output_splits and not input_splits
-        gives = self._elements(x, input_splits)
-        gets = self._elements(y, output_splits)
+        gives = shares(x, input_splits, self.size)
+        gets = shares(y, output_splits, self.size)
         run.all_to_all(y, x, gives, gets, same=same)
         return run.end()
-
-    def _elements(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """How many elements each rank's rows have."""
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if not splits:
-            if rows % self.size:
-                raise BadArgument(
-                    f"all_to_all: {rows} rows cannot be divided evenly among "
-                    f"{self.size} ranks; give split sizes"
-                )
-            splits = [rows // self.size] * self.size
-        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
-            raise BadArgument(
-                f"all_to_all: split sizes {list(splits)} for {rows} rows and "
-                f"{self.size} ranks"
-            )
-        row = tensor.numel() // rows if rows else 0
-        return [split * row for split in splits]
 
     # --- the rest
 
@@ -284,8 +277,7 @@ class Collectives:
         peer: int | None,
         tag: int,
     ) -> Pending:
-        if moved_as(x)[1] != 1:
-            x = x.reshape(-1).view(torch.uint8)
+        x = known(x)
         try:
             call = getattr(self.meeting.communicator(), name)
             part = call(x, peer, tag=tag, async_op=True, timeout_s=self.timeout_s)
@@ -297,8 +289,34 @@ class Collectives:
         """A barrier at which rank 0 says who did not come; by way of the store."""
         self.meeting.monitored_barrier(timeout, wait_all_ranks)
 
+    def start_together(self) -> None:
+        """Whatever is called from now on is one work in the end."""
+        self._together = []
+
+    def end_together(self) -> Pending:
+        """That work."""
+        works, self._together = self._together or [], None
+        parts = [part for work in works for part in work.parts]
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        return Pending([], parts, finish if parts else None, self.completer)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of calls that have none of their own."""
+        self.timeout_s = timeout.total_seconds()
+
+    def leave(self) -> None:
+        """Leave the group when what was called has ended; the others count on it."""
+        if self.latest is not None and not self.latest.done():
+            with suppress(UnisonoError):
+                self.latest.wait(_LEAVING_S)
+        self.close()
+
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group at once."""
         self.completer.close()
         self.meeting.close()
 
@@ -324,6 +342,7 @@ class Collectives:
         op: str = "sum",
     ) -> Pending:
         """A blocking call on tensors that can be used as they are."""
+        record = profiling.begun(collective)
         try:
             self.meeting.communicator().start(
                 collective,
@@ -337,6 +356,8 @@ class Collectives:
             )
         except UnisonoError as error:
             raise for_torch(error) from None
+        if record is not None:
+            profiling.end_of(record, elsewhere=False)()
         return self.made(Done(outputs), counts)
 
     def _expect(self, what: str, tensors: Sequence[Any]) -> None:
@@ -354,6 +375,9 @@ class Collectives:
         return Done(tensors)
 
     def made(self, work: Pending, elements: int) -> Pending:
+        """Remember it as long as somebody may ask for it."""
+        if self._together is not None:
+            self._together.append(work)
         if elements <= _SMALL:
             self._kept.append(work)
         return work
@@ -366,3 +390,6 @@ def _refuse_uneven(what: str, tensors: Sequence[Tensor], like: Tensor) -> None:
                 f"{what}: tensors of one type and size expected, got {tensor.dtype} × "
                 f"{tensor.numel()} beside {like.dtype} × {like.numel()}"
             )
+
+
+leave_out(Collectives)

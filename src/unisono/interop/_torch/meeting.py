@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 import unisono
-from unisono.errors import UnsupportedWorld
+from unisono.errors import ConnectFailed, UnsupportedWorld
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import first_communicator
 from unisono.transports import memory, shm
@@ -119,6 +119,23 @@ class Meeting:
     def _key(self, what: str) -> str:
         return f"unisono/{self._turn}/{what}"
 
+    def _read(self, entries: Sequence[str]) -> list[str]:
+        """What others put into the store, or will before the group's time is up."""
+        keys = [self._key(entry) for entry in entries]
+        try:
+            self._store.wait(keys, timedelta(seconds=self.timeout_s))
+        except RuntimeError:  # what each store raises differs
+            lacking = [entry for entry in entries if not self._has(entry)]
+            raise ConnectFailed(
+                f"group {self.name!r}: rank {self.rank} waited {self.timeout_s:g} s; "
+                f"not in the store: {', '.join(lacking)}",
+                missing=[int(e.partition("/")[2] or 0) for e in lacking],
+            ) from None
+        return [self._store.get(key).decode() for key in keys]
+
+    def _has(self, entry: str) -> bool:
+        return bool(self._store.check([self._key(entry)]))
+
     def _meet(self, *, is_world: bool) -> Communicator:
         global _world
         if self.size == 1:
@@ -127,7 +144,7 @@ class Meeting:
             self._refuse_other_hosts()
             if self.rank == 0:
                 self._store.set(self._key("job"), secrets.token_hex(16))
-            job = self._store.get(self._key("job")).decode()
+            (job,) = self._read(["job"])
             transport = shm.meet(
                 self.rank,
                 self.size,
@@ -143,8 +160,7 @@ class Meeting:
         """All ranks see the same, so all raise, and at once."""
         mine = f"{shm.host_identity()} {socket.gethostname()}"
         self._store.set(self._key(f"host/{self.rank}"), mine)
-        keys = [self._key(f"host/{r}") for r in range(self.size)]
-        hosts = [self._store.get(key).decode() for key in keys]
+        hosts = self._read([f"host/{r}" for r in range(self.size)])
         if len({host.split()[0] for host in hosts}) > 1:
             names = ", ".join(sorted({host.split()[1] for host in hosts}))
             raise UnsupportedWorld(
@@ -157,7 +173,7 @@ class Meeting:
         transport, ranks = self._transport, self._ranks
         assert transport is not None
         if self.rank != 0:
-            self._segment = int(self._store.get(self._key("segment")))
+            self._segment = int(self._read(["segment"])[0])
         segment, owner = self._segment, ranks[0]
         limit = min(self.timeout_s, MEETING_S)
         native = transport.communicator(ranks, owner, segment, timeout_s=limit)

@@ -7,8 +7,11 @@ wait for them, and nothing else may be held up by that.
 
 from __future__ import annotations
 
+import atexit
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -18,9 +21,11 @@ import torch
 import torch.distributed as dist
 
 from unisono.errors import CollectiveTimeout, UnisonoError
+from unisono.interop._torch.dynamo import leave_out
 from unisono.runtime.work import Work as Part
 
 _NO_LIMIT = timedelta(0)
+_AT_END_S = 1.0
 
 
 def for_torch(error: BaseException) -> BaseException:
@@ -64,25 +69,60 @@ class Pending(dist.Work):
         self._completer = completer
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        self._settled = not parts and finish is None
         self._future: Any = None
+
+    def __del__(self) -> None:
+        """A call goes on without its handle: its tensors stay until it is done."""
+        if self._completer is None or self.is_completed() or sys.is_finalizing():
+            return
+        twin = Pending(self._outputs, self._parts, self._finish)
+        self._completer.add(twin, None)
 
     def settle(self) -> None:
         """After all parts have ended: bring results home, once; note what failed."""
-        with self._lock:
-            parts, self._parts = self._parts, ()
-            finish, self._finish = self._finish, None
+        with self._lock:  # who comes second returns when all is home
+            if self._settled:
+                return
             try:
-                for part in parts:
+                for part in self._parts:
                     part.wait()
-                if finish is not None:
-                    finish()
+                self._noted()
+                if self._finish is not None:
+                    self._finish()
             except BaseException as error:
                 self._error = for_torch(error)
+            self._parts, self._finish, self._settled = (), None, True
+
+    def _noted(self) -> None:
+        """Remember what the parts know."""
 
     def rest(self) -> None:
         """Sleep until all parts have ended."""
         for part in self._parts:
             part.rest()
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Calls of the engine that may be in flight."""
+        return self._parts
+
+    # --- what the adapter in C++ asks
+
+    def native_parts(self) -> list[Any]:
+        """What is, or was, in flight; nothing if it was done at once or is settled."""
+        return [part.native for part in self._parts if part.native is not None]
+
+    def plain(self) -> bool:
+        """Whether nothing is left to do once its parts have ended well."""
+        return bool(self._parts) and self._finish is None
+
+    def failure(self) -> str | None:
+        """After all parts have ended: what went wrong, with the name of the error."""
+        if self._parts or self._finish is not None:
+            self.settle()
+        error = self._error
+        return None if error is None else f"{type(error).__name__}: {error}"
 
     # --- what torch asks
 
@@ -97,15 +137,19 @@ class Pending(dist.Work):
                 raise for_torch(error) from None
         except UnisonoError:
             pass  # settled below
-        if self._parts or self._finish is not None:
+        if not self._settled:
             self.settle()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return all(part.done() for part in self._parts)
+        """Whether it has ended, well or not; then its results are home."""
+        if not all(part.done() for part in self._parts):
+            return False
+        if self._finish is not None:
+            self.settle()
+        return True
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
@@ -155,9 +199,11 @@ class Pending(dist.Work):
         return self._future
 
     def complete(self, raw: Any) -> None:
-        """Give the future its value, or its error."""
-        if self._parts or self._finish is not None:
+        """Give the future, if there is one, its value or its error."""
+        if not self._settled:
             self.settle()
+        if raw is None:
+            return
         if self._error is not None:
             raw.set_exception(self._error)
         else:
@@ -168,7 +214,7 @@ class Done(Pending):
     """A call that was done when it returned."""
 
     _parts, _finish, _completer = (), None, None
-    _error = _future = None
+    _error, _future, _settled = None, None, True
     _lock = threading.Lock()  # held for a moment, to make a future
 
     def __init__(self, outputs: Any) -> None:
@@ -184,11 +230,9 @@ class Done(Pending):
 class Received(Pending):
     """A message from anybody, who is known when it has come."""
 
-    def settle(self) -> None:
+    def _noted(self) -> None:
         """Remember the sender."""
-        parts = self._parts
-        super().settle()
-        self._source = parts[0].source if parts else -1
+        self._source = self._parts[0].source
 
 
 class Completer:
@@ -217,10 +261,18 @@ class Completer:
         self._waiting.put(None)
 
     def _run(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            work, raw = item
-            work.rest()
-            _CALLBACKS.run(partial(work.complete, raw))
+        while self._completed_one():
+            pass
+
+    def _completed_one(self) -> bool:
+        # A function of its own: who sleeps holds no tensors.
+        item = self._waiting.get()
+        if item is None:
+            return False
+        work, raw = item
+        work.rest()
+        _CALLBACKS.run(partial(work.complete, raw))
+        return True
 
 
 class _Callbacks:
@@ -229,10 +281,13 @@ class _Callbacks:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = 0
+        self._busy = 0
         self._lock = threading.Lock()
+        atexit.register(self._end)
 
     def run(self, job: Callable[[], None]) -> None:
         with self._lock:
+            self._busy += 1
             if self._idle > 0:
                 self._idle -= 1
             else:
@@ -246,6 +301,15 @@ class _Callbacks:
             self._jobs.get()()
             with self._lock:
                 self._idle += 1
+                self._busy -= 1
+
+    def _end(self) -> None:
+        """A thread that is within torch when the interpreter ends would crash."""
+        deadline = time.monotonic() + _AT_END_S
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(1e-3)
 
 
 _CALLBACKS = _Callbacks()
+
+leave_out(Pending, Done, Received)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.interop._torch.collectives import Collectives
+from unisono.interop._torch.dynamo import leave_out
 from unisono.interop._torch.meeting import Meeting
 from unisono.interop._torch.pending import Pending
 
@@ -106,15 +107,21 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         self._sequence = 0
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._calls.start_together()
+
+    def _end_coalescing(self, device: torch.device) -> Pending:
+        return self._calls.end_together()
+
     # --- its end
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of calls that have none of their own."""
-        self._calls.timeout_s = timeout.total_seconds()
+        self._calls.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Leave the group."""
-        self._calls.close()
+        self._calls.leave()
 
     def abort(self) -> None:
         """Leave the group; what is in flight fails, here and on the others."""
@@ -290,17 +297,4 @@ def _rooted(kind: Callable[[], Any], root: Any, timeout: Any) -> Any:
     return made
 
 
-def _skip_in_dynamo() -> None:
-    """torch.compile must not look into what compiled DDP calls back."""
-    try:
-        frames = torch._C._dynamo.eval_frame
-        skip = frames._FrameAction.SKIP
-        strategy = frames._FrameExecStrategy(skip, skip)
-        for method in vars(UnisonoProcessGroup).values():
-            if hasattr(method, "__code__"):
-                frames.set_code_exec_strategy(method.__code__, strategy)
-    except AttributeError:  # a torch without them
-        return
-
-
-_skip_in_dynamo()
+leave_out(UnisonoProcessGroup)

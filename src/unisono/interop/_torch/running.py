@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError
+from unisono.interop._torch import profiling
 from unisono.interop._torch.pending import Done, Pending, for_torch
 from unisono.interop._torch.tensors import (
     Finish,
@@ -49,6 +50,7 @@ class Run:
         self._finishes: list[Finish] = []
         self._holds: list[Tensor] = []
         self._elements = 0
+        self._record: Any = None
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold on to a tensor until all is done."""
@@ -164,12 +166,15 @@ class Run:
         root: int = 0,
     ) -> None:
         """Make a call of the engine."""
+        if self._record is None and self._group.records:
+            self._record = profiling.begun(collective)
         self._elements += counts if isinstance(counts, int) else sum(counts)
         part = self._start(
             collective, kind, counts, input_at, output_at, op, root, self._async
         )
         if part is not None:
             self._parts.append(part)
+            self._group.latest = part
 
     def _start(
         self,
@@ -201,6 +206,9 @@ class Run:
     def end(self) -> Pending:
         """The work; what is done at once is brought home at once."""
         finishes = self._finishes
+        if self._record is not None:
+            end = profiling.end_of(self._record, elsewhere=self._async)
+            finishes.append(end)
         if not self._parts:
             for finish in finishes:
                 finish()
@@ -223,6 +231,24 @@ def limit_of(opts: Any, default_s: float) -> float:
     """The deadline in seconds; one that is not set is less than nothing."""
     limit = opts.timeout
     return default_s if limit.days < 0 or not limit else limit.total_seconds()
+
+
+def shares(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """How many elements each rank's rows have."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % size:
+            raise BadArgument(
+                f"all_to_all: {rows} rows cannot be divided evenly among "
+                f"{size} ranks; give split sizes"
+            )
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
+        raise BadArgument(
+            f"all_to_all: split sizes {list(splits)} for {rows} rows and {size} ranks"
+        )
+    row = tensor.numel() // rows if rows else 0
+    return [split * row for split in splits]
 
 
 def even(counts: tuple[int, ...]) -> int | tuple[int, ...]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 from torch import Tensor
+
+from unisono.errors import BadArgument
 
 if TYPE_CHECKING:
     from unisono.interop._torch.collectives import Collectives
 
 
-def all_reduce(group: Collectives, tensor: Tensor) -> None:
+def all_reduce(group: Collectives, tensor: Tensor, op: Any) -> None:
     """The sum over all ranks, in place."""
+    if op != dist.ReduceOp.SUM:
+        raise BadArgument("all_reduce: a sparse tensor can only be summed")
     mine = tensor.coalesce()
     indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
     opts = c10d.AllgatherOptions()

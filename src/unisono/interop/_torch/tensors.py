@@ -39,6 +39,13 @@ def moved_as(tensor: Tensor) -> tuple[DType, int]:
     return (found, 1) if found is not None else (_BYTES, tensor.element_size())
 
 
+def known(tensor: Tensor) -> Tensor:
+    """The tensor, or its bytes if its type is not ours."""
+    if tensor.dtype in _KNOWN:
+        return tensor
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def check(tensor: Tensor, what: str) -> None:
     """Refuse what the engine cannot reach."""
     if tensor.device.type != "cpu":

@@ -1,0 +1,201 @@
+// The adapter in C++: a `c10d::Backend` around the same Python object as the other one.
+//
+// Each call takes Python's lock and says what torch wants to `Collectives`. What comes back
+// is a `Pending`; the work around it has a future that needs no Python to be completed.
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "work.hpp"
+
+namespace unisono {
+
+using c10d::OpType;
+using Tensor = at::Tensor;
+using Tensors = std::vector<at::Tensor>;
+using Lists = std::vector<Tensors>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+Tensors flat(const Lists &lists) {
+  Tensors all;
+  for (const Tensors &some : lists)
+    all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
+class UnisonoBackend : public c10d::Backend {
+public:
+  UnisonoBackend(py::object calls, int rank, int size, std::chrono::milliseconds timeout)
+      : Backend(rank, size), calls_(std::move(calls)),
+        options_(c10::make_intrusive<Options>("unisono", timeout)) {}
+
+  const std::string getBackendName() const override { return "unisono"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setSequenceNumberForGroup() override { sequence_ = 0; }
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
+
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+    tell("set_timeout", timeout);
+  }
+  void shutdown() override { tell("leave"); }
+  void abort() override { tell("close"); }
+  void monitoredBarrier(const c10d::BarrierOptions &opts, bool all) override {
+    tell("monitored_barrier", opts.timeout, all);
+  }
+  void startCoalescing() override { tell("start_together"); }
+  WorkPtr endCoalescing() override {
+    return call({OpType::COALESCED, "unisono:coalesced", "end_together"}, {}, {});
+  }
+
+  WorkPtr allreduce(Tensors &x, const c10d::AllreduceOptions &opts) override {
+    return call({OpType::ALLREDUCE, "unisono:all_reduce", "allreduce"}, x, x, x, opts);
+  }
+  WorkPtr allreduce_sparse(Tensors &x, const c10d::AllreduceOptions &opts) override {
+    return allreduce(x, opts);
+  }
+  WorkPtr allreduce_coalesced(Tensors &x,
+                              const c10d::AllreduceCoalescedOptions &opts) override {
+    return call({OpType::ALLREDUCE_COALESCED, "unisono:all_reduce", "allreduce"}, x, x, x,
+                opts);
+  }
+  WorkPtr reduce(Tensors &x, const c10d::ReduceOptions &opts) override {
+    return call({OpType::REDUCE, "unisono:reduce", "reduce"}, x, x, x, opts);
+  }
+  WorkPtr broadcast(Tensors &x, const c10d::BroadcastOptions &opts) override {
+    return call({OpType::BROADCAST, "unisono:broadcast", "broadcast"}, x, x, x, opts);
+  }
+  WorkPtr allgather(Lists &y, Tensors &x, const c10d::AllgatherOptions &opts) override {
+    return call({OpType::ALLGATHER, "unisono:all_gather", "allgather"}, x, flat(y), y, x,
+                opts);
+  }
+  WorkPtr _allgather_base(Tensor &y, Tensor &x, const c10d::AllgatherOptions &opts) override {
+    return call({OpType::_ALLGATHER_BASE, "unisono:_all_gather_base", "all_gather_single"},
+                {x}, {y}, y, x, opts);
+  }
+  WorkPtr allgather_coalesced(Lists &y, Tensors &x,
+                              const c10d::AllgatherOptions &opts) override {
+    return call({OpType::ALLGATHER_COALESCED, "unisono:all_gather", "allgather_coalesced"}, x,
+                flat(y), y, x, opts);
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors &y, Tensors &x,
+                                          const c10d::AllgatherOptions &opts) override {
+    return call({OpType::ALLGATHER_COALESCED, "unisono:all_gather",
+                 "all_gather_single_coalesced"},
+                x, y, y, x, opts);
+  }
+  WorkPtr gather(Lists &y, Tensors &x, const c10d::GatherOptions &opts) override {
+    return call({OpType::GATHER, "unisono:gather", "gather"}, x, flat(y), y, x, opts);
+  }
+  WorkPtr scatter(Tensors &y, Lists &x, const c10d::ScatterOptions &opts) override {
+    return call({OpType::SCATTER, "unisono:scatter", "scatter"}, flat(x), y, y, x, opts);
+  }
+  WorkPtr reduce_scatter(Tensors &y, Lists &x,
+                         const c10d::ReduceScatterOptions &opts) override {
+    return call({OpType::REDUCE_SCATTER, "unisono:reduce_scatter", "reduce_scatter"}, flat(x),
+                y, y, x, opts);
+  }
+  WorkPtr _reduce_scatter_base(Tensor &y, Tensor &x,
+                               const c10d::ReduceScatterOptions &opts) override {
+    return call({OpType::_REDUCE_SCATTER_BASE, "unisono:_reduce_scatter_base",
+                 "reduce_scatter_single"},
+                {x}, {y}, y, x, opts);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors &y, Tensors &x,
+                                          const c10d::ReduceScatterOptions &opts) override {
+    return call({OpType::REDUCE_SCATTER_TENSOR_COALESCED, "unisono:reduce_scatter",
+                 "reduce_scatter_single_coalesced"},
+                x, y, y, x, opts);
+  }
+  WorkPtr alltoall(Tensors &y, Tensors &x, const c10d::AllToAllOptions &opts) override {
+    return call({OpType::ALLTOALL, "unisono:all_to_all", "alltoall"}, x, y, y, x, opts);
+  }
+  WorkPtr alltoall_base(Tensor &y, Tensor &x, std::vector<std::int64_t> &gets,
+                        std::vector<std::int64_t> &gives,
+                        const c10d::AllToAllOptions &opts) override {
+    return call({OpType::ALLTOALL_BASE, "unisono:all_to_all", "all_to_all_single"}, {x}, {y},
+                y, x, gets, gives, opts);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions &opts) override {
+    return call({OpType::BARRIER, "unisono:barrier", "barrier"}, {}, {}, opts);
+  }
+  WorkPtr send(Tensors &x, int to, int tag) override {
+    return call({OpType::SEND, "unisono:send", "send"}, x, x, x, to, tag);
+  }
+  WorkPtr recv(Tensors &y, int from, int tag) override {
+    return call({OpType::RECV, "unisono:recv", "recv"}, y, y, y, from, tag);
+  }
+  WorkPtr recvAnysource(Tensors &y, int tag) override {
+    return call({OpType::RECVANYSOURCE, "unisono:recvAnySource", "recv"}, y, y, y,
+                std::optional<int>(), tag);
+  }
+
+private:
+  struct Call {
+    OpType type;
+    const char *title; // to the profiler
+    const char *method;
+  };
+
+  template <class... Args> void tell(const char *method, const Args &...args) {
+    py::gil_scoped_acquire locked;
+    (*calls_).attr(method)(args...);
+  }
+
+  template <class... Args>
+  WorkPtr call(Call what, const Tensors &inputs, const Tensors &outputs,
+               const Args &...args) {
+    ++sequence_;
+    auto work = c10::make_intrusive<UnisonoWork>(rank_, what.type, what.title, inputs, outputs);
+    py::gil_scoped_acquire locked;
+    try {
+      work->begin((*calls_).attr(what.method)(args...));
+    } catch (...) {
+      work->stop();
+      throw;
+    }
+    return work;
+  }
+
+  Kept calls_;
+  c10::intrusive_ptr<Options> options_;
+  std::atomic<std::uint64_t> sequence_ = 0;
+};
+
+c10::intrusive_ptr<c10d::Backend> make_backend(py::object calls, int rank, int size,
+                                               std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<UnisonoBackend>(std::move(calls), rank, size, timeout);
+}
+
+// torch calls every group of a backend that it does not know "custom".
+class UnisonoGroup : public c10d::ProcessGroup {
+public:
+  using ProcessGroup::ProcessGroup;
+  const std::string getBackendName() const override { return "unisono"; }
+};
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store> &store,
+                                                  int rank, int size,
+                                                  const c10::intrusive_ptr<c10d::Backend> &b) {
+  constexpr auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group = c10::make_intrusive<UnisonoGroup>(store, rank, size);
+  group->setBackend(at::kCPU, type, b);
+  group->setDefaultBackend(type);
+  return group;
+}
+
+} // namespace unisono
+
+PYBIND11_MODULE(_unisono_torch, m) {
+  py::module_::import("torch._C._distributed_c10d");
+  const py::object found = py::module_::import("unisono._native").attr("work_hooks")();
+  unisono::hooks = static_cast<const unisono::WorkHooks *>(
+      PyCapsule_GetPointer(found.ptr(), "unisono.work_hooks.1"));
+  if (unisono::hooks == nullptr)
+    throw py::error_already_set();
+  m.def("make_backend", &unisono::make_backend);
+  m.def("make_group", &unisono::make_group);
+  // Before the interpreter ends; afterwards no thread of ours asks for its lock.
+  m.def("end", [] { unisono::Pool::get().end(); }, py::call_guard<py::gil_scoped_release>());
+}

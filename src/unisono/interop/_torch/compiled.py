@@ -1,0 +1,190 @@
+"""The adapter in C++, built for the torch, the Python and the sources that are there.
+
+Nobody ships a binary for every torch, and the headers are in its wheel: one call of the
+compiler makes the module, in about half a minute. It is kept in the user's cache folder
+under a name that tells what it was made from, so that another torch gets another one.
+Ranks that build at once wait for the first of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import unisono
+from unisono.errors import UsageError
+
+_LOG = logging.getLogger("unisono")
+_MODULE = "_unisono_torch"
+_HERE = Path(__file__).parent
+_SOURCE = _HERE / "backend.cpp"
+_LINES = 30  # of the compiler's, in an error
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+def path() -> Path:
+    """Where the module is, or would be."""
+    return _cache() / _key() / f"{_MODULE}.so"
+
+
+def is_built() -> bool:
+    """Whether it is there, for this torch."""
+    try:
+        return path().exists()
+    except (UsageError, OSError):
+        return False
+
+
+def compiler() -> str | None:
+    """The C++ compiler: what CXX says, or the first of the usual names."""
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def build() -> Path:
+    """Make the module unless it is there; where it is."""
+    target = path()
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(target.parent):
+            if not target.exists():  # nobody was faster
+                _compile(target)
+    except OSError as error:
+        raise UsageError(
+            f"the compiled torch adapter cannot be kept in {target.parent}: {error}; "
+            "set XDG_CACHE_HOME to a folder that can be written to"
+        ) from None
+    return target
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The module, built if need be."""
+    built = build()
+    loader = ExtensionFileLoader(_MODULE, str(built))
+    spec = importlib.util.spec_from_loader(_MODULE, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    # Its threads must not ask for the interpreter once that has begun to end.
+    atexit.register(module.end)
+    return module
+
+
+def make_backend(calls: Any, timeout: Any) -> Any:
+    """A `c10d::Backend` of this rank, to be registered for the CPU."""
+    return load().make_backend(calls, calls.rank, calls.size, timeout)
+
+
+def make_group(calls: Any, timeout: Any, store: Any) -> Any:
+    """A whole process group around it, which has our name."""
+    backend = make_backend(calls, timeout)
+    return load().make_group(store, calls.rank, calls.size, backend)
+
+
+def _cache() -> Path:
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise UsageError(
+            "there is no home folder to keep the compiled torch adapter in; "
+            "set XDG_CACHE_HOME"
+        ) from None
+    return Path(base) / "unisono" / "torch"
+
+
+@functools.cache
+def _key() -> str:
+    digest = hashlib.sha256()
+    for source in (_SOURCE, _HERE / "work.hpp", _HERE / "pool.hpp"):
+        digest.update(source.read_bytes())
+    return "-".join(
+        (
+            f"torch{torch.__version__}",
+            str(sys.implementation.cache_tag),
+            platform.machine(),
+            f"unisono{unisono.__version__}",
+            digest.hexdigest()[:16],
+        )
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(target: Path) -> None:
+    found = compiler()
+    if found is None:
+        raise UsageError(
+            "the compiled torch adapter needs a C++20 compiler, and none of "
+            f"{os.environ.get('CXX') or ', '.join(_COMPILERS)} is there"
+        )
+    _LOG.info("building the compiled torch adapter, about half a minute")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        done = subprocess.run(
+            [found, *_arguments(), str(_SOURCE), "-o", str(made), *_libraries()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode != 0:
+            said = "\n".join(done.stdout.splitlines()[:_LINES])
+            raise UsageError(
+                f"{found} could not build the torch adapter for torch "
+                f"{torch.__version__} (exit code {done.returncode}):\n{said}"
+            )
+        made.replace(target)
+
+
+def _torch_folder() -> Path:
+    return Path(torch.__file__).parent
+
+
+def _arguments() -> list[str]:
+    include = _torch_folder() / "include"
+    folders = (
+        include,
+        include / "torch" / "csrc" / "api" / "include",
+        sysconfig.get_path("include"),
+        sysconfig.get_path("platinclude"),
+    )
+    abi = int(torch.compiled_with_cxx11_abi())
+    return [
+        *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+        *(f"-isystem{folder}" for folder in folders),
+    ]
+
+
+def _libraries() -> list[str]:
+    names = ("torch_python", "torch_cpu", "torch", "c10")
+    return [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in names)]

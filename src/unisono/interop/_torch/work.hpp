@@ -1,0 +1,198 @@
+// Work in flight as torch's C++ sees it, around a `Pending` of Python's.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <pybind11/chrono.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "pool.hpp"
+
+namespace unisono {
+
+// What `_native.work_hooks` gives; its name there changes with this struct.
+struct WorkHooks {
+  int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
+};
+inline const WorkHooks *hooks = nullptr;
+
+// Calls `then` on a thread of the pool when all parts of a `Pending` have ended, and says
+// whether all ended well. Nothing of this takes Python's lock later on.
+class Watch {
+public:
+  using Then = std::function<void(bool)>;
+
+  static void begin(py::handle pending, Then then) {
+    const py::list parts = pending.attr("native_parts")();
+    auto *watch = new Watch(std::move(then), int(parts.size()) + 1);
+    for (py::handle part : parts)
+      if (hooks->when_done(part.ptr(), &Watch::ended, watch) != 0)
+        throw py::error_already_set(); // it is never called, then
+    watch->release();
+  }
+
+private:
+  Watch(Then then, int left) : left_(left), then_(std::move(then)) {}
+
+  static void ended(void *arg, int state) {
+    auto *watch = static_cast<Watch *>(arg);
+    if (state != 1)
+      watch->failed_ = true;
+    watch->release();
+  }
+
+  void release() {
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      Pool::get().run([watch = std::shared_ptr<Watch>(this)] { watch->then_(!watch->failed_); });
+  }
+
+  std::atomic<int> left_; // one for each part, and one while they are gone through
+  std::atomic<bool> failed_ = false;
+  Then then_;
+};
+
+class UnisonoWork : public c10d::Work {
+public:
+  using Tensors = std::vector<at::Tensor>;
+
+  UnisonoWork(int rank, c10d::OpType type, const char *title, const Tensors &inputs,
+              Tensors outputs)
+      : Work(rank, type, title, inputs), outputs_(std::move(outputs)) {}
+
+  // The call goes on without its handle: its tensors must stay, and its result come home.
+  ~UnisonoWork() override {
+    if (over_ || !pending_ || Pool::get().ended())
+      return;
+    py::gil_scoped_acquire locked;
+    try {
+      const py::handle pending = *pending_;
+      if (py::bool_(pending.attr("is_completed")()) && plain(pending))
+        return;
+      auto kept = std::make_shared<Kept>(std::move(pending_));
+      Watch::begin(pending, [kept](bool) {
+        py::gil_scoped_acquire locked_too;
+        (**kept).attr("settle")();
+      });
+    } catch (py::error_already_set &raised) {
+      raised.discard_as_unraisable("unisono: work that was dropped");
+    }
+  }
+
+  // With Python's lock: what the call has returned.
+  void begin(py::object pending) {
+    const bool done = py::len(pending.attr("native_parts")()) == 0;
+    pending_ = Kept(std::move(pending));
+    if (done)
+      end();
+    else if (recordFunctionEndCallback_)
+      Watch::begin(*pending_, [self = self()](bool) { self->finish(); });
+  }
+  // What was profiled has ended.
+  void stop() { finish(); }
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    if (over_)
+      return true;
+    py::gil_scoped_acquire locked;
+    try {
+      (*pending_).attr("wait")(timeout);
+    } catch (py::error_already_set &) {
+      if (isCompleted())
+        finish();
+      throw;
+    }
+    end();
+    return true;
+  }
+
+  void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }
+
+  bool isCompleted() override { return over_ || ask("is_completed"); }
+  bool isSuccess() const override { return over_ || ask("is_success"); }
+
+  std::exception_ptr exception() const override {
+    if (over_ || !ask("is_completed"))
+      return nullptr;
+    py::gil_scoped_acquire locked;
+    return failure();
+  }
+
+  int sourceRank() const override {
+    py::gil_scoped_acquire locked;
+    return (*pending_).attr("source_rank")().cast<int>();
+  }
+
+  Tensors result() override { return outputs_; }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    py::gil_scoped_acquire locked; // also keeps two from making one each
+    if (future_)
+      return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+    if (isCompleted()) // and nobody waits for the future yet
+      complete(!over_);
+    else
+      Watch::begin(*pending_, [self = self(), asks = !plain(*pending_)](bool well) {
+        self->complete(asks || !well);
+      });
+    return future_;
+  }
+
+private:
+  c10::intrusive_ptr<UnisonoWork> self() {
+    return c10::intrusive_ptr<UnisonoWork>::unsafe_reclaim_from_nonowning(this);
+  }
+
+  // Whether nothing is left to do once its parts have ended well.
+  static bool plain(py::handle pending) { return pending.attr("plain")().cast<bool>(); }
+
+  bool ask(const char *what) const {
+    py::gil_scoped_acquire locked;
+    return (*pending_).attr(what)().cast<bool>();
+  }
+
+  void end() {
+    over_ = true;
+    finish();
+  }
+
+  // With Python's lock, after all parts have ended: brings results home, if they are not.
+  std::exception_ptr failure() const {
+    const py::object text = (*pending_).attr("failure")();
+    if (text.is_none())
+      return nullptr;
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, text.cast<std::string>()));
+  }
+
+  void complete(bool asks) {
+    std::exception_ptr error;
+    if (asks) {
+      py::gil_scoped_acquire locked;
+      try {
+        error = failure();
+      } catch (py::error_already_set &raised) {
+        error = std::make_exception_ptr(std::runtime_error(raised.what()));
+      }
+    }
+    if (error) {
+      finish(error);
+      future_->setError(error);
+    } else {
+      end();
+      future_->markCompleted(outputs_);
+    }
+  }
+
+  Tensors outputs_;
+  Kept pending_;
+  std::atomic<bool> over_ = false; // it has ended well
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+} // namespace unisono

@@ -1,0 +1,29 @@
+"""Ranks with torch: forked from one process, which has imported it."""
+
+import pytest
+from forked import Forks
+
+LIMIT_S = 45.0
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """The forking process; ranks put their stores into a folder of the session."""
+    where = tmp_path_factory.mktemp("stores")
+    with Forks(LIMIT_S, UNISONO_TEST_STORES=str(where)) as made:
+        yield made
+
+
+@pytest.fixture
+def ranks(forks):
+    """ranks(n, function, *args): what n ranks returned, all of which ended well."""
+
+    def run(n, function, *args):
+        ends = forks.run(n, function, *args)
+        bad = [end for end in ends if end.status != 0]
+        assert not bad, "\n".join(
+            f"rank {end.rank} ended with {end.status}:\n{end.stderr}" for end in bad
+        )
+        return [end.value for end in ends]
+
+    return run

@@ -1,0 +1,184 @@
+"""What torch's users see when a rank dies, or calls something else."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import attempt
+from ranks import expect, group
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono.errors import PeerLost
+
+
+class Dies(torch.autograd.Function):
+    """A rank that is killed in the middle of its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, armed):
+        ctx.armed = armed
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.armed[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return grad, None
+
+
+def model(armed=None):
+    first, last = nn.Linear(50, 400), nn.Linear(400, 50)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = first, last
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(x if armed is None else Dies.apply(x, armed))
+
+    torch.manual_seed(1)
+    return Two()
+
+
+def killed_in_backward(rank, hook):
+    armed = [False]
+    with group(rank):
+        ddp = DistributedDataParallel(model(armed), bucket_cap_mb=0.05)
+        if hook:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        for _ in range(2):
+            ddp(torch.ones(4, 50)).sum().backward()
+        armed[0] = rank.number == 1
+        began = time.monotonic()
+        told = attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
+        return [told, time.monotonic() - began]
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_rank_is_killed_in_backward(forks, hook):
+    ends = forks.run(3, killed_in_backward, hook)
+    assert ends[1].status == -signal.SIGKILL
+    for end in (ends[0], ends[2]):
+        assert end.status == 0, end.stderr
+        told, seconds = end.value
+        assert "PeerLost" in told["message"] + told["error"], told
+        assert "rank 1" in told["message"]
+        assert seconds < 10
+
+
+def killed_in(rank, what):
+    with group(rank):
+        dist.barrier()
+        if rank.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = torch.ones(1000)
+        told = attempt(CALLS[what], x)
+        later = attempt(dist.all_reduce, x)
+        return [told, later]
+
+
+CALLS = {
+    "all_reduce": lambda x: dist.all_reduce(x),
+    "async": lambda x: dist.all_reduce(x, async_op=True).wait(),
+    "future": lambda x: dist.all_reduce(x, async_op=True).get_future().wait(),
+    "recv": lambda x: dist.recv(x, 1),
+    "barrier": lambda x: dist.barrier(),
+    "objects": lambda x: dist.all_gather_object([None] * 3, "x"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_rank_is_killed(forks, what):
+    ends = forks.run(3, killed_in, what)
+    for end in (ends[0], ends[2]):
+        assert end.status == 0, end.stderr
+        for told in end.value:
+            assert "PeerLost" in told["message"] + told["error"], told
+            assert "rank 1" in told["message"]
+
+
+def errors_have_both_types(rank):
+    with group(rank):
+        dist.barrier()
+        if rank.number == 1:
+            os._exit(0)
+        with pytest.raises(dist.DistBackendError) as told:
+            dist.all_reduce(torch.ones(3))
+        assert isinstance(told.value, PeerLost)
+        assert told.value.ranks == (1,)
+        return True
+
+
+def test_errors_are_torchs_and_ours(forks):
+    assert forks.run(2, errors_have_both_types)[0].value is True
+
+
+def mismatched(rank, what):
+    """What every rank is told when rank 1 calls something else."""
+    with group(rank):
+        odd = rank.number == 1
+        x = torch.ones(5)
+        if what == "size":
+            return attempt(dist.all_reduce, torch.ones(6 if odd else 5))
+        if what == "type":
+            return attempt(dist.all_reduce, x.double() if odd else x)
+        if what == "operation":
+            op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+            return attempt(dist.all_reduce, x, op)
+        if what == "root":
+            return attempt(dist.broadcast, x, 1 if odd else 0)
+        assert what == "collective"
+        return attempt(dist.broadcast if odd else dist.reduce, x, 0)
+
+
+@pytest.mark.parametrize("what", ["size", "type", "operation", "root", "collective"])
+def test_ranks_that_call_different_things(ranks, what):
+    for told in ranks(3, mismatched, what):
+        assert told["error"] == "CollectiveMismatch"
+        assert "rank 1" in told["message"]
+
+
+def uneven_models(rank):
+    with group(rank):
+        ddp = DistributedDataParallel(model())
+        ddp(torch.ones(4, 50)).sum().backward()
+        # One rank's gradients are all-reduced, the other calls something of its own.
+        began = time.monotonic()
+        if rank.number == 1:
+            told = attempt(dist.all_reduce, torch.ones(3))
+        else:
+            told = attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
+        return [told, time.monotonic() - began]
+
+
+def test_a_mismatch_in_backward(ranks):
+    for told, seconds in ranks(2, uneven_models):
+        assert "CollectiveMismatch" in told["message"] + told["error"]
+        assert seconds < 10
+
+
+def in_detail(rank):
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    with group(rank):
+        ddp = DistributedDataParallel(model())
+        ddp(torch.full((4, 50), float(rank.number))).sum().backward()
+        first = [p.grad.clone() for p in ddp.parameters()]
+        for mine in first:
+            other = mine.clone()
+            dist.broadcast(other, 0)
+            expect(mine, other)
+        outs = [torch.empty(3) for _ in range(rank.n)]
+        dist.all_gather(outs, torch.ones(3))
+
+
+def test_torchs_debug_level_detail(ranks):
+    ranks(2, in_detail)

@@ -1,0 +1,258 @@
+"""torch's own tests of its process groups and of DDP, on our backend.
+
+    python tests/interop/torch_suite.py -n 3
+    python tests/interop/torch_suite.py -n 3 --as-gpu --only all_reduce --json out.json
+
+The tests come with torch, in `torch.testing._internal.distributed.distributed_test`.
+Which of them run is settled while that module is imported, by comparing the name of the
+backend with those that torch knows. So it is given a name that is ours and yet equal to
+gloo and to mpi: what those two can do, we can. With --as-gpu the tests that ask for a
+GPU run as well, on CPU tensors: most are tests of DDP that only say `.cuda()`.
+
+Exit status 0 if none fails.
+"""
+
+import argparse
+import collections
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+OURS = "unisono"
+LIMIT_S = 60
+# What only a real GPU can do, with whatever backend.
+NEED_A_GPU = re.compile(
+    "SyncBatchNorm|sync_bn_logged|stop_iteration_sync_bn|apply_optim_in_backward"
+    "|native_mixed_precision_(no_)?grad_as"
+    "|test_ddp_device$|test_ddp_inference$|test_ddp_logging_data_gpu$"
+    "|test_average_parameters$|monitored_barrier_allreduce_hang"
+)
+# Too heavy for ranks that share a few cores.
+HEAVY = re.compile("test_ddp_uneven_inputs$")
+
+
+class Name(str):
+    """Our name, which is equal to others' names as well."""
+
+    others = ("gloo", "mpi")
+
+    def __eq__(self, other):
+        return str(self) == other or other in self.others
+
+    def __ne__(self, other):
+        return not self == other
+
+    def __hash__(self):
+        return hash(self.others[0])  # by which sets of names find it
+
+    def __str__(self):
+        return "".join(self)
+
+
+def suite(n, *, as_gpu=False):
+    """The class of all tests, for n ranks."""
+    os.environ.update(
+        BACKEND=OURS,
+        WORLD_SIZE=str(n),
+        INIT_METHOD="file://",  # one test asks; each is given its own later
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(LIMIT_S),
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="1",  # one test prints it
+    )
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+
+    import ranks  # noqa: F401  (so that the ranks need not)
+    import torch
+    from torch.testing._internal import common_distributed as common
+
+    torch.set_num_threads(1)
+    common.TIMEOUT_OVERRIDE.clear()
+    common.DistTestCases.backend_feature["plugin"].add(OURS)
+    _gates(common, n, as_gpu)
+    named = collections.ChainMap({"BACKEND": Name(OURS)}, os.environ)
+    with mock.patch.object(os, "environ", named):
+        from torch.testing._internal.distributed import distributed_test as module
+    _open_monitored_barrier()
+    return _test_case(module, n, as_gpu)
+
+
+def _gates(common, n, as_gpu):
+    """Say what is skipped before ranks are started for it, not by them."""
+
+    def gpu(test):
+        return test if as_gpu else unittest.skip("needs a GPU")(test)
+
+    counted = common.skip_if_lt_x_gpu
+
+    def gpus(count, *, allow_cpu=False):
+        return counted(count, allow_cpu=True) if allow_cpu else gpu
+
+    common.skip_if_no_gpu, common.skip_if_lt_x_gpu = gpu, gpus
+    if as_gpu:
+        common.init_multigpu_helper = lambda n, _: {rank: [rank] for rank in range(n)}
+    if n < 8:
+        common.skip_if_small_worldsize = unittest.skip("needs 8 ranks")
+
+
+def _open_monitored_barrier():
+    """dist.monitored_barrier refuses all names but gloo's; ours has the method."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+        if c10d._rank_not_in_group(group):
+            return
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        found = c10d._get_default_group() if group is None else group
+        found.monitored_barrier(timeout or c10d.default_pg_timeout, wait_all_ranks)
+
+    dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier
+
+
+def _test_case(module, n, as_gpu):
+    import torch
+
+    class TorchSuite(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            module.INIT_METHOD = os.environ["INIT_METHOD"]
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        @classmethod
+        def _run(cls, rank, *args, **options):
+            if as_gpu:
+                cpu_as_gpu(rank, n)
+            super()._run(rank, *args, **options)
+
+    for name in unittest.TestLoader().getTestCaseNames(TorchSuite):
+        if as_gpu and NEED_A_GPU.search(name):
+            skipped = unittest.skip("needs a real GPU")(getattr(TorchSuite, name))
+            setattr(TorchSuite, name, skipped)
+    return TorchSuite
+
+
+def cpu_as_gpu(rank, n):
+    """From here on this process takes the CPU for a GPU."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as Ddp
+    from torch.overrides import TorchFunctionMode
+
+    cpu = torch.device("cpu")
+
+    def device(value):
+        named = isinstance(value, str | torch.device) and "cuda" in str(value)
+        return cpu if named or type(value) is int else value
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
+            if function is torch.Tensor.cuda:
+                return args[0]
+            if function is torch.Tensor.to:
+                args = (args[0], *map(device, args[1:]))
+            if kwargs.get("device") is not None:
+                kwargs["device"] = device(kwargs["device"])
+            return function(*args, **kwargs)
+
+    made, moved = Ddp.__init__, torch.nn.Module.to
+
+    def init(self, net, device_ids=None, output_device=None, *args, **kwargs):
+        made(self, net, None, None, *args, **kwargs)
+
+    def to(self, *args, **kwargs):
+        kwargs = {key: device(value) for key, value in kwargs.items()}
+        return moved(self, *map(device, args), **kwargs)
+
+    Ddp.__init__, torch.nn.Module.to = init, to
+    torch.nn.Module.cuda = lambda self, *_: self
+    for name in ("set_device", "synchronize", "manual_seed", "manual_seed_all"):
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+    torch.cuda.current_device = lambda: rank
+    torch.cuda.device_count = lambda: n
+    OnCpu().__enter__()
+
+
+class Results(unittest.TestResult):
+    """How each test ended, and how long it took."""
+
+    def __init__(self):
+        super().__init__()
+        self.ends = {}
+
+    def startTest(self, test):  # noqa: N802
+        super().startTest(test)
+        self._began = time.monotonic()
+
+    def _end(self, test, how, why=""):
+        seconds = round(time.monotonic() - getattr(self, "_began", 0), 2)
+        name = test.id().rpartition(".")[2]
+        self.ends[name] = {"how": how, "why": why, "seconds": seconds}
+
+    def addSuccess(self, test):  # noqa: N802
+        self._end(test, "passed")
+
+    def addSkip(self, test, why):  # noqa: N802
+        self._end(test, "skipped", why)
+
+    def addError(self, test, error):  # noqa: N802
+        self._end(test, "failed", self._exc_info_to_string(error, test))
+
+    addFailure = addError  # noqa: N815
+
+
+def run(cases, names, log):
+    """Run these tests; whatever they and their ranks say goes to a file."""
+    results = Results()
+    logging.disable(logging.ERROR)
+    sys.stdout.flush()
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        for name in names:
+            unittest.TestSuite([cases(name)]).run(results)
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+    return results.ends
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-n", type=int, default=3, help="how many ranks")
+    parser.add_argument("--as-gpu", action="store_true", help="the GPU tests, too")
+    parser.add_argument("--only", action="append", help="a regular expression")
+    parser.add_argument("--json", help="where to write how each test ended")
+    told = parser.parse_args()
+    cases = suite(told.n, as_gpu=told.as_gpu)
+    names = unittest.TestLoader().getTestCaseNames(cases)
+    wanted = re.compile("|".join(told.only or [""]))
+    names = [x for x in names if wanted.search(x) and not HEAVY.search(x)]
+    with tempfile.TemporaryFile("w+") as log:
+        ends = run(cases, names, log)
+    for name, end in ends.items():
+        if end["how"] == "failed":
+            sys.stdout.write(f"--- {name}\n{end['why']}\n")
+    count = collections.Counter(end["how"] for end in ends.values())
+    figures = ", ".join(
+        f"{count[how]} {how}" for how in ("passed", "failed", "skipped")
+    )
+    how = ", the CPU as GPU" if told.as_gpu else ""
+    sys.stdout.write(f"torch's suite on {told.n} ranks{how}: {figures}\n")
+    if told.json:
+        with open(told.json, "w") as file:
+            json.dump(ends, file)
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
