@@ -46,9 +46,10 @@ trials: $(VENV)/.test
 
 # torch's own tests of its backends, on ours; the tests run a few of these.
 torch-suite: $(VENV)/.test
-	@set -e; for n in 2 3 4 8; do \
-	  $(BIN)/python tests/interop/torch_suite.py -n $$n; done
-	@$(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu
+	@set -e; for adapter in python compiled; do \
+	  export UNISONO_TORCH_ADAPTER=$$adapter; echo "adapter: $$adapter"; \
+	  for n in 2 3 4 8; do $(BIN)/python tests/interop/torch_suite.py -n $$n; done; \
+	  $(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu; done
 
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/make_pages.py
