@@ -8,6 +8,8 @@ wait for them, and nothing else may be held up by that.
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import queue
 import sys
 import threading
@@ -24,6 +26,7 @@ from unisono.errors import CollectiveTimeout, UnisonoError
 from unisono.interop._torch.dynamo import leave_out
 from unisono.runtime.work import Work as Part
 
+_LOG = logging.getLogger("unisono")
 _NO_LIMIT = timedelta(0)
 _AT_END_S = 1.0
 
@@ -279,14 +282,21 @@ class _Callbacks:
     """Threads for what waits for futures: a new one whenever none is idle."""
 
     def __init__(self) -> None:
+        self._begin()
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = 0
         self._busy = 0
+        self._ended = False
         self._lock = threading.Lock()
-        atexit.register(self._end)
 
     def run(self, job: Callable[[], None]) -> None:
         with self._lock:
+            if self._ended:
+                return
             self._busy += 1
             if self._idle > 0:
                 self._idle -= 1
@@ -298,13 +308,23 @@ class _Callbacks:
 
     def _work(self) -> None:
         while True:
-            self._jobs.get()()
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception:
+                _LOG.exception("what waits for a future has failed")
+            del job  # an idle thread holds no tensors
             with self._lock:
                 self._idle += 1
                 self._busy -= 1
 
     def _end(self) -> None:
-        """A thread that is within torch when the interpreter ends would crash."""
+        """A thread that is within torch when the interpreter ends would crash.
+
+        Groups are closed after this, and what was in flight ends then: nobody is told.
+        """
+        with self._lock:
+            self._ended = True
         deadline = time.monotonic() + _AT_END_S
         while self._busy and time.monotonic() < deadline:
             time.sleep(1e-3)
