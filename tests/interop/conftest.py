@@ -8,9 +8,14 @@ LIMIT_S = 45.0
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
-    """The forking process; ranks put their stores into a folder of the session."""
+    """The forking process; ranks put their stores into a folder of the session.
+
+    They have the adapter in Python, whatever is built on this machine: the other has
+    tests of its own, and torch does some things for it before it is called.
+    """
     where = tmp_path_factory.mktemp("stores")
-    with Forks(LIMIT_S, UNISONO_TEST_STORES=str(where)) as made:
+    told = {"UNISONO_TEST_STORES": str(where), "UNISONO_TORCH_ADAPTER": "python"}
+    with Forks(LIMIT_S, **told) as made:
         yield made
 
 
