@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
@@ -82,6 +82,34 @@ class Base:
         self._quick = _native.quick_of(native)
         transport.users.add(self)
 
+    @classmethod
+    def joined(
+        cls,
+        transport: Transport,
+        ranks: Sequence[int],
+        segment: int,
+        *,
+        timeout_s: float,
+        meeting_s: float,
+        name: str,
+    ) -> Self:
+        """The communicator of these ranks, in memory that the first of them made."""
+        owner = ranks[0]
+        native = transport.communicator(ranks, owner, segment, timeout_s=meeting_s)
+
+        def release() -> None:
+            if owner == transport.rank:
+                transport.engine.drop(segment)
+
+        return cls(
+            transport,
+            native,
+            ranks,
+            timeout_s=timeout_s,
+            name=name,
+            on_close=release,
+        )
+
     @property
     def peers(self) -> list[Peer]:
         """Who the ranks are: process and host, by rank here."""
@@ -134,16 +162,14 @@ class Base:
 
         `keep` is whatever must live until it is done. A blocking call returns None.
         """
+        self._refuse_unusable(collective)
         key = collective, dtype.code, counts, op, root
         plan = self._plans.get(key)
         if plan is None:
-            self._refuse_unusable(collective)
             nothing = Buffer(None, 0, (), dtype)
             call = Call(collective, counts, nothing, nothing, None, None, root)
             plan = self._made_plan(call, as_reduction(op), _PLAIN)
             self._remember(key, plan)
-        if self._closed or self._native.verdict()[0] or self._transport.engine.forked():
-            self._refuse_unusable(collective)
         timeout = self._nanoseconds(timeout_s)
         if async_op:
             native = self._native.submit(plan, input_at, output_at, timeout)

@@ -32,7 +32,14 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
     if not members:
         return None
     number = int(segments[members[0]])
-    made = _group(comm, world, number, f"{comm.name}/{mine}")
+    made = comm.joined(
+        comm._transport,
+        world,
+        number,
+        timeout_s=comm.timeout_s,
+        meeting_s=comm.timeout_s,
+        name=f"{comm.name}/{mine}",
+    )
     try:
         made.barrier()  # nobody may close it before all have found its memory
     except PeerLost as error:  # by the ranks that the caller knows
@@ -47,28 +54,6 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
             seq=error.seq,
         ) from error
     return made
-
-
-def _group(
-    comm: Communicator, world: list[int], number: int, name: str
-) -> Communicator:
-    """The communicator of these ranks of the world, in memory that the first made."""
-    native = comm._transport.communicator(
-        world, world[0], number, timeout_s=comm.timeout_s
-    )
-
-    def release() -> None:
-        if world[0] == comm._transport.rank:
-            comm._transport.engine.drop(number)
-
-    return type(comm)(
-        comm._transport,
-        native,
-        world,
-        timeout_s=comm.timeout_s,
-        name=name,
-        on_close=release,
-    )
 
 
 def broadcast_object(

@@ -27,7 +27,7 @@ from unisono.interop._torch.pending import (
     Received,
     for_torch,
 )
-from unisono.interop._torch.running import OPS, Run, even, limit_of, overlap, shares
+from unisono.interop._torch.running import OPS, Run, limit_of, overlap, shares
 from unisono.interop._torch.tensors import (
     Finish,
     joined_to_read,
@@ -102,7 +102,7 @@ class Collectives:
             self._expect("reduce_scatter", parts)
             x = joined_to_read(parts, "reduce_scatter")
             counts = tuple(part.numel() for part in parts)
-            run.reduce_scatter(output, x, even(counts), opts.reduceOp)
+            run.reduce_scatter(output, x, counts, opts.reduceOp)
         return run.end()
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
@@ -124,8 +124,9 @@ class Collectives:
                     f"reduce_scatter: an input of {x.numel()} elements for an output "
                     f"of {output.numel()} on each of {self.size} ranks"
                 )
+            counts = (output.numel(),) * self.size
             x = to_read(x, "reduce_scatter")
-            run.reduce_scatter(output, x, x.numel(), opts.reduceOp)
+            run.reduce_scatter(output, x, counts, opts.reduceOp)
         return run.end()
 
     # --- copying
@@ -234,12 +235,12 @@ class Collectives:
         opts: Any,
     ) -> Pending:
         """Rows of one tensor to all; without splits, as many to each."""
-        alike = not output_splits and not input_splits and x.dim() > 0
-        if alike and x.shape[0] % self.size == 0 and self._fits(opts, x, output, 1, 1):
+        same = not output_splits and not input_splits
+        alike = same and x.dim() > 0 and x.shape[0] % self.size == 0
+        if alike and self._fits(opts, x, output, 1, 1):
             return self._now("all_to_all", [output], x, output, x.numel(), opts)
         run = Run(self, opts, [output])
         x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
-        same = not output_splits and not input_splits
         gives = shares(x, input_splits, self.size)
         gets = shares(y, output_splits, self.size)
         run.all_to_all(y, x, gives, gets, same=same)
@@ -342,23 +343,27 @@ class Collectives:
         op: str = "sum",
     ) -> Pending:
         """A blocking call on tensors that can be used as they are."""
-        record = profiling.begun(collective)
-        try:
-            self.meeting.communicator().start(
-                collective,
-                type_of(x),
-                counts,
-                x.data_ptr(),
-                y.data_ptr(),
-                op=op,
-                timeout_s=limit_of(opts, self.timeout_s),
-                keep=outputs,
-            )
-        except UnisonoError as error:
-            raise for_torch(error) from None
+        record = self.begun(collective)
+        self.start(
+            *(collective, type_of(x), counts, x.data_ptr(), y.data_ptr()),
+            op=op,
+            timeout_s=limit_of(opts, self.timeout_s),
+            keep=outputs,
+        )
         if record is not None:
             profiling.end_of(record, elsewhere=False)()
         return self.made(Done(outputs), counts)
+
+    def begun(self, collective: str) -> Any:
+        """The profiler's record of a call that begins, unless the adapter has one."""
+        return profiling.begun(collective) if self.records else None
+
+    def start(self, *call: Any, **how: Any) -> Part | None:
+        """`Communicator.start`, whose errors are torch's as well."""
+        try:
+            return self.meeting.communicator().start(*call, **how)
+        except UnisonoError as error:
+            raise for_torch(error) from None
 
     def _expect(self, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self.size:

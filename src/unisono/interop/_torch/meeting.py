@@ -174,21 +174,13 @@ class Meeting:
         assert transport is not None
         if self.rank != 0:
             self._segment = int(self._read(["segment"])[0])
-        segment, owner = self._segment, ranks[0]
-        limit = min(self.timeout_s, MEETING_S)
-        native = transport.communicator(ranks, owner, segment, timeout_s=limit)
-
-        def release() -> None:
-            if owner == transport.rank:
-                transport.engine.drop(segment)
-
-        return Communicator(
+        return Communicator.joined(
             transport,
-            native,
             ranks,
+            self._segment,
             timeout_s=self.timeout_s,
+            meeting_s=min(self.timeout_s, MEETING_S),
             name=self.name,
-            on_close=release,
         )
 
 

@@ -76,8 +76,13 @@ class Pending(dist.Work):
         self._future: Any = None
 
     def __del__(self) -> None:
-        """A call goes on without its handle: its tensors stay until it is done."""
-        if self._completer is None or self.is_completed() or sys.is_finalizing():
+        """A call goes on without its handle: its results still come home.
+
+        Its tensors are kept by the communicator, so without that nothing is to be done.
+        """
+        if self._finish is None or self._completer is None:
+            return
+        if self.is_completed() or sys.is_finalizing():
             return
         twin = Pending(self._outputs, self._parts, self._finish)
         self._completer.add(twin, None)
@@ -122,8 +127,7 @@ class Pending(dist.Work):
 
     def failure(self) -> str | None:
         """After all parts have ended: what went wrong, with the name of the error."""
-        if self._parts or self._finish is not None:
-            self.settle()
+        self.settle()
         error = self._error
         return None if error is None else f"{type(error).__name__}: {error}"
 

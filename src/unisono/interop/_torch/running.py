@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.dtypes import DType
-from unisono.errors import BadArgument, UnisonoError
+from unisono.errors import BadArgument
 from unisono.interop._torch import profiling
-from unisono.interop._torch.pending import Done, Pending, for_torch
+from unisono.interop._torch.pending import Done, Pending
 from unisono.interop._torch.tensors import (
     Finish,
     joined_to_write,
@@ -103,26 +103,24 @@ class Run:
         self.call("all_gather", kind, told, x.data_ptr(), into.data_ptr())
 
     def reduce_scatter(
-        self, output: Tensor, x: Tensor, counts: int | tuple[int, ...], op: Any
+        self, output: Tensor, x: Tensor, counts: tuple[int, ...], op: Any
     ) -> None:
         """One reduce_scatter, of shares in a row."""
         if output.dtype != x.dtype:
             raise BadArgument(f"reduce_scatter: {x.dtype} into {output.dtype}")
-        rank, n = self._group.rank, self._group.size
-        before = counts * rank // n if isinstance(counts, int) else sum(counts[:rank])
-        total = counts if isinstance(counts, int) else sum(counts)
-        mine = counts // n if isinstance(counts, int) else counts[rank]
-        if output.numel() != mine:
+        rank, total = self._group.rank, sum(counts)
+        if output.numel() != counts[rank]:
             raise BadArgument(
-                f"reduce_scatter: {mine} elements for an output of {output.numel()}"
+                f"reduce_scatter: {counts[rank]} elements for an output of "
+                f"{output.numel()}"
             )
         x, name = self.scaled(x, op)
         y = self.written(output, "reduce_scatter")
-        own = x.data_ptr() + before * x.element_size()
+        own = x.data_ptr() + sum(counts[:rank]) * x.element_size()
         if y.data_ptr() != own and overlap(y, x, total):
             x = self.keep(x.flatten()[:total].clone())
         at = x.data_ptr()
-        self.call("reduce_scatter", type_of(x), counts, at, y.data_ptr(), name)
+        self.call("reduce_scatter", type_of(x), even(counts), at, y.data_ptr(), name)
 
     def all_to_all(
         self, y: Tensor, x: Tensor, gives: list[int], gets: list[int], *, same: bool
@@ -149,8 +147,11 @@ class Run:
     def _told_to_all(self, gives: list[int]) -> list[list[int]]:
         n = self._group.size
         mine, all_ranks = torch.tensor(gives), torch.empty(n, n, dtype=torch.int64)
-        self._start(
-            "all_gather", type_of(mine), n * n, mine.data_ptr(), all_ranks.data_ptr()
+        self._group.start(
+            *("all_gather", type_of(mine), n * n),
+            *(mine.data_ptr(), all_ranks.data_ptr()),
+            timeout_s=self._timeout_s,
+            keep=self._holds,
         )
         found: list[list[int]] = all_ranks.tolist()
         return found
@@ -166,42 +167,20 @@ class Run:
         root: int = 0,
     ) -> None:
         """Make a call of the engine."""
-        if self._record is None and self._group.records:
-            self._record = profiling.begun(collective)
+        if self._record is None:
+            self._record = self._group.begun(collective)
         self._elements += counts if isinstance(counts, int) else sum(counts)
-        part = self._start(
-            collective, kind, counts, input_at, output_at, op, root, self._async
+        part = self._group.start(
+            *(collective, kind, counts, input_at, output_at),
+            op=op,
+            root=root,
+            async_op=self._async,
+            timeout_s=self._timeout_s,
+            keep=self._holds,
         )
         if part is not None:
             self._parts.append(part)
             self._group.latest = part
-
-    def _start(
-        self,
-        collective: str,
-        kind: DType,
-        counts: int | tuple[int, ...],
-        input_at: int,
-        output_at: int,
-        op: str = "sum",
-        root: int = 0,
-        async_op: bool = False,
-    ) -> Part | None:
-        try:
-            return self._group.meeting.communicator().start(
-                collective,
-                kind,
-                counts,
-                input_at,
-                output_at,
-                op=op,
-                root=root,
-                async_op=async_op,
-                timeout_s=self._timeout_s,
-                keep=self._holds,
-            )
-        except UnisonoError as error:
-            raise for_torch(error) from None
 
     def end(self) -> Pending:
         """The work; what is done at once is brought home at once."""
