@@ -51,16 +51,20 @@ def inputs_of(made: Schedule, seed: int, lanes: int = 0, dtype="float64"):
     return {slot: list(some) for slot, some in zip(slots, values, strict=True)}
 
 
-def call(made: Schedule, mode, seed: int, lowered: Lowered | None = None, **more):
+def call(
+    made: Schedule, mode, seed: int, lowered: Lowered | None = None, hosts=(), **more
+):
     """One call of a schedule, with each rank's buffers apart or in place by chance."""
     input_shared, output_shared = mode
     if lowered is None:
-        lowered = lower(made, input_shared=input_shared, output_shared=output_shared)
+        lowered = lower(
+            made, input_shared=input_shared, output_shared=output_shared, hosts=hosts
+        )
     random = Random(seed)
     some = frozenset(r for r in range(made.n) if random.random() < 0.5)
     in_place = random.choice([frozenset(), frozenset(range(made.n)), some])
     inputs = inputs_of(made, seed, **more)
-    return Call(lowered, inputs, PIECES, in_place, input_shared, output_shared)
+    return Call(lowered, inputs, PIECES, in_place, input_shared, output_shared, hosts)
 
 
 def mean(n: int):

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 
 class Home(enum.IntEnum):
-    """Where a source lies: a rank's input, its output, or its window."""
+    """Where a source lies: a rank's input, its output, its window; or it is sent."""
 
     INPUT = 0
     OUTPUT = 1
     WINDOW = 2
+    STREAM = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A value to read: chunk `index` of a buffer, or place `index` of a window."""
+    """A value to read: chunk `index` of a buffer, or place `index` of a window.
+
+    Or message `index` of those that `rank`, on another host, sends here.
+    """
 
     home: Home
     rank: int
@@ -25,7 +29,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Go on when `rank` has done `count` of its actions."""
+    """Go on when `rank` has done `count` of its actions.
+
+    If it is on another host: when `count` of the messages to it have left.
+    """
 
     rank: int
     count: int
@@ -50,13 +57,24 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """A value sent to another host, once `after` actions are done; `chunk` its size."""
+
+    to: int
+    chunk: int
+    source: Source
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """What one rank does. `tail` actions at the end are nobody else's business.
 
     The first `lead[r]` actions of rank r only publish its input and wait for nobody.
     `readers` are the ranks that read this rank's window. `exits` are waited for at the
     very end, so that the buffers may be used again. `lends_input` and `lends_output`
-    tell whether others read this rank's buffers themselves.
+    tell whether others read this rank's buffers themselves. `messages` leave in their
+    order for each rank they go to, beside the actions.
     """
 
     rank: int
@@ -67,6 +85,7 @@ class Program:
     exits: tuple[Wait, ...]
     lends_input: bool
     lends_output: bool
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from unisono.schedule.program import Action, Home, Lowered, Program, Source
+from unisono.schedule.program import Action, Home, Lowered, Program, Source, Wait
 
 Slot = tuple[int, int]
 Values = Mapping[Slot, Sequence[Any]]
@@ -40,7 +40,7 @@ class Call:
     """One collective: its programs, what each rank holds, and where buffers lie.
 
     `pieces` is the number of values of every chunk. `in_place` are the ranks whose
-    output is their input.
+    output is their input. `hosts` are the numbers of the ranks' hosts.
     """
 
     lowered: Lowered
@@ -49,6 +49,11 @@ class Call:
     in_place: frozenset[int] = frozenset()
     input_shared: bool = False
     output_shared: bool = False
+    hosts: tuple[int, ...] = ()
+
+    def apart(self, one: int, other: int) -> bool:
+        """Whether two ranks are on different hosts."""
+        return bool(self.hosts) and self.hosts[one] != self.hosts[other]
 
 
 def play(calls: Sequence[Call], combine: Combine, *, seed: int = 0) -> list[Values]:
@@ -85,15 +90,33 @@ class _Rank:
     words: list[Word] = field(default_factory=list)
     clocks: list[Clock] = field(default_factory=list)  # as they were with each word
     arrivals: list[Clock] = field(default_factory=list)
+    begun: list[Clock] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one rank sends to another; it leaves by a thread of its own.
+
+    If it has no room, a message leaves only when it is taken.
+    """
+
+    thread: int
+    room: bool
+    sent: list[tuple[int, Any, Clock]] = field(default_factory=list)
+    taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a rank waits for: another's arrival at a call, or its progress."""
+    """Another's arrival at a call, its progress, its beginning; or some messages."""
 
-    rank: int
+    rank: int = -1
     arrival: int = -1
     word: Word = (0, 0)
+    begun: int = -1
+    stream: _Stream | None = None
+    sent: int = 0
+    taken: int = 0
 
 
 class _Machine:
@@ -102,9 +125,21 @@ class _Machine:
         self.combine = combine
         self.random = random
         self.n = len(calls[0].lowered.programs)
-        self.ranks = [_Rank([0] * self.n) for _ in range(self.n)]
+        pairs = {
+            (p.rank, m.to)
+            for c in calls
+            for p in c.lowered.programs
+            for m in p.messages
+        }
+        self.streams = {
+            pair: _Stream(thread, random.random() < 0.5)
+            for thread, pair in enumerate(sorted(pairs), self.n)
+        }
+        everybody = self.n + len(self.streams)
+        self.ranks = [_Rank([0] * everybody) for _ in range(everybody)]
         self.cells: dict[Key, _Cell] = {}
         self.buffers: dict[tuple[int, int], list[Key]] = {}  # by call and rank
+        self.taken: list[list[Any]] = [[] for _ in range(self.n)]
         self.outputs: list[dict[Slot, list[Any]]] = [{} for _ in calls]
         # By rank and half of its window: who reads what was put there last.
         self.window_readers: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -112,6 +147,7 @@ class _Machine:
     def run(self) -> list[Values]:
         """Let the ranks take turns until all are done."""
         running = {r: self._rank(r) for r in range(self.n)}
+        running |= {s.thread: self._leaving(r, q) for (r, q), s in self.streams.items()}
         needs: dict[int, _Need | None] = dict.fromkeys(running)
         while running:
             ready = [r for r in running if self._met(needs[r])]
@@ -131,6 +167,7 @@ class _Machine:
         generation = 1
         for number, call in enumerate(self.calls):
             self._fill(number, r)
+            self.ranks[r].begun.append(list(self.ranks[r].clock))
             program = call.lowered.programs[r]
             done, free = 0, False
             # Whoever does not lend its input publishes it before the others have come.
@@ -142,7 +179,8 @@ class _Machine:
                 self._report(r, (generation, done))
             self.ranks[r].arrivals.append(list(self.ranks[r].clock))
             for q in range(self.n):
-                yield _Need(q, arrival=number)
+                if not call.apart(r, q):
+                    yield _Need(q, arrival=number)
             for piece in range(call.pieces):
                 if not free:
                     yield from self._window_free(program, generation)
@@ -150,7 +188,7 @@ class _Machine:
                 generation += 1
                 done, free = 0, False
             for wait in program.exits:
-                yield _Need(wait.rank, word=(generation - 1, wait.count))
+                yield self._awaited(number, r, wait, generation - 1)
             self._reuse(number, r)
 
     def _generation(
@@ -160,7 +198,12 @@ class _Machine:
         told = len(program.actions) - program.tail
         for count, action in enumerate(program.actions[done:], done + 1):
             for wait in action.waits:
-                yield _Need(wait.rank, word=(generation, wait.count))
+                yield self._awaited(number, r, wait, generation)
+            for source in action.sources:
+                if source.home is Home.STREAM:
+                    stream = self.streams[source.rank, r]
+                    yield _Need(stream=stream, sent=stream.taken + 1)
+                    self._take(stream, r, source)
             self._perform(number, r, action, generation, piece)
             if count <= told:
                 self._report(r, (generation, count))
@@ -169,16 +212,60 @@ class _Machine:
 
     def _window_free(self, program: Program, generation: int) -> Iterator[_Need]:
         """Wait until this half's last content has been read by all who read it."""
-        half = program.rank, generation % 2
-        for q in self.window_readers.get(half, ()):
-            yield _Need(q, word=(generation - 1, 0))
-        self.window_readers[half] = program.readers
+        r, half = program.rank, generation % 2
+        for q in self.window_readers.get((r, half), ()):
+            yield self._awaited(0, r, Wait(q, 0), generation - 1)
+        self.window_readers[r, half] = program.readers
+
+    def _awaited(self, number: int, r: int, wait: Wait, generation: int) -> _Need:
+        """A rank's progress; for one on another host, that of what leaves for it."""
+        apart = self.calls[number].apart(r, wait.rank)
+        who = self.streams[r, wait.rank].thread if apart else wait.rank
+        return _Need(who, word=(generation, wait.count))
+
+    def _leaving(self, r: int, q: int) -> Iterator[_Need | None]:
+        """What rank r sends to rank q, beside everything else that it does."""
+        stream = self.streams[r, q]
+        generation = 1
+        for number, call in enumerate(self.calls):
+            program = call.lowered.programs[r]
+            messages = [m for m in program.messages if m.to == q]
+            yield _Need(r, begun=number)
+            for piece in range(call.pieces):
+                for count, message in enumerate(messages, 1):
+                    if message.after:
+                        yield _Need(r, word=(generation, message.after))
+                    key = self._key(number, message.source, generation, piece)
+                    value = self._read(stream.thread, key)
+                    clock = list(self.ranks[stream.thread].clock)
+                    stream.sent.append((count - 1, value, clock))
+                    if not stream.room:
+                        yield _Need(stream=stream, taken=len(stream.sent))
+                    self._report(stream.thread, (generation, count))
+                generation += 1
+                self._report(stream.thread, (generation, 0))
+
+    def _take(self, stream: _Stream, r: int, source: Source) -> None:
+        """The next message, which must be the one that is expected."""
+        index, value, clock = stream.sent[stream.taken]
+        if index != source.index:
+            raise ProgramFault(
+                f"rank {r} expects message {source.index} of rank {source.rank}, "
+                f"which sends {index}"
+            )
+        stream.taken += 1
+        self._know(r, clock)
+        self.taken[r].append(value)
 
     def _perform(
         self, number: int, r: int, action: Action, generation: int, piece: int
     ) -> None:
-        values, keys = [], []
+        values: list[Any] = []
+        keys: list[Key] = []
         for source in action.sources:
+            if source.home is Home.STREAM:
+                values.append(self.taken[r].pop(0))
+                continue
             self._refuse_foreign(number, r, source)
             keys.append(self._key(number, source, generation, piece))
             values.append(self._read(r, keys[-1]))
@@ -194,7 +281,7 @@ class _Machine:
             into = Source(Home.OUTPUT, *slot)
             self._refuse_foreign(number, r, into)
             key = self._key(number, into, generation, piece)
-            if keys != [key]:  # what is there already is not written
+            if len(values) > 1 or keys != [key]:  # what is there is not written again
                 self._write(r, key, made)
             found = self.outputs[number].setdefault(slot, [])
             if len(found) == piece:
@@ -263,7 +350,7 @@ class _Machine:
             Home.OUTPUT: call.output_shared,
             Home.WINDOW: True,
         }
-        if source.rank != r and not shared[source.home]:
+        if source.rank != r and (not shared[source.home] or call.apart(r, source.rank)):
             raise ProgramFault(f"rank {r} cannot reach {source}")
 
     # --- waiting
@@ -276,20 +363,30 @@ class _Machine:
     def _met(self, need: _Need | None) -> bool:
         if need is None:
             return True
+        if need.stream is not None:
+            found = len(need.stream.sent), need.stream.taken
+            return found[0] >= need.sent and found[1] >= need.taken
         rank = self.ranks[need.rank]
+        if need.begun >= 0:
+            return len(rank.begun) > need.begun
         if need.arrival >= 0:
             return len(rank.arrivals) > need.arrival
         return bool(rank.words) and rank.words[-1] >= need.word
 
     def _learn(self, r: int, need: _Need | None) -> None:
         """Take over what the awaited rank knew when it said what was awaited."""
-        if need is None:
+        if need is None or need.stream is not None:
             return
         other = self.ranks[need.rank]
-        if need.arrival >= 0:
+        if need.begun >= 0:
+            told = other.begun[need.begun]
+        elif need.arrival >= 0:
             told = other.arrivals[need.arrival]
         else:
             told = other.clocks[bisect_left(other.words, need.word)]
+        self._know(r, told)
+
+    def _know(self, r: int, told: Clock) -> None:
         mine = self.ranks[r].clock
         self.ranks[r].clock = [max(a, b) for a, b in zip(mine, told, strict=True)]
 

@@ -1,0 +1,149 @@
+"""Every value that every slot ever has: what lowering gives a home to.
+
+A *version* is one value of one slot (rank, chunk), made by a step out of other
+versions, or given from the beginning. Readers are either the rank itself, other ranks
+of its host, which can read its memory, or ranks of other hosts, to which it must be
+sent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unisono.errors import UnsupportedWorld
+from unisono.schedule.oracle import sound
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step
+
+
+@dataclass(eq=False, slots=True)
+class Version:
+    """One value of one slot, who reads it, and where it lives."""
+
+    rank: int
+    slot: int
+    step: int  # -1 for what is there from the beginning
+    sources: list[Version]
+    contributors: int
+    chunk: int
+    at_home: bool = False  # read by its own rank, into the same slot
+    away: list[Version] = field(default_factory=list)  # all others who read it here
+    afar: list[Version] = field(default_factory=list)  # and those on other hosts
+    next_step: int | None = None
+    final: bool = False
+    window: int | None = None
+    output: bool = False
+    delivers: list[Version] = field(default_factory=list)
+    delivered: bool = False  # to its slot, by the rank that made its only source
+    action: int = -1
+    messages: dict[int, int] = field(default_factory=dict)  # by rank: its last number
+
+    @property
+    def origin(self) -> Version:
+        """The input or the sum that this is a copy of."""
+        return self.sources[0].origin if len(self.sources) == 1 else self
+
+    @property
+    def given(self) -> bool:
+        """Whether it is the input, and not made by any step."""
+        return self.step < 0
+
+    def read_by(self, reader: Version, *, here: bool) -> None:
+        """Note who reads it, on its own host or on another."""
+        if (reader.rank, reader.slot) == (self.rank, self.slot):
+            self.at_home = True
+        else:
+            (self.away if here else self.afar).append(reader)
+
+
+def has_output(schedule: Schedule) -> Callable[[int, int], bool]:
+    """Whether a slot (rank, chunk) has a place in that rank's output."""
+    chunks = np.arange(schedule.num_chunks)
+    wanted = schedule.contract.holder(schedule.collective.after, chunks)
+    owner = None if wanted is None else wanted.tolist()
+
+    def has(rank: int, slot: int) -> bool:
+        return slot < schedule.num_chunks and (owner is None or owner[slot] == rank)
+
+    return has
+
+
+def versions(
+    schedule: Schedule, has_output: Callable[[int, int], bool], hosts: Sequence[int]
+) -> list[Version]:
+    """Every value that every slot has, in the order of the steps."""
+    chunks = np.arange(schedule.num_chunks)
+    before = schedule.contract.holder(schedule.collective.before, chunks)
+    now: dict[tuple[int, int], Version] = {}
+    for c in chunks.tolist():
+        for r in range(schedule.n) if before is None else [int(before[c])]:
+            now[r, c] = Version(r, c, -1, [], 1, c)
+    versions = list(now.values())
+    for number, step in enumerate(sound(schedule)):
+        made = [
+            _made(schedule, number, *slot, now, hosts)
+            for slot in _gathered(step)
+            if not _is_there(*slot, now)
+        ]
+        for v in made:
+            if (v.rank, v.slot) in now:
+                now[v.rank, v.slot].next_step = number
+            now[v.rank, v.slot] = v
+        versions += made
+    for v in now.values():
+        v.final = has_output(v.rank, v.slot)
+    return versions
+
+
+_Arriving = list[tuple[int, int, bool]]
+
+
+def _gathered(step: Step) -> Iterable[tuple[int, int, _Arriving]]:
+    """Each slot (dst, into) of a step, and what arrives: (src, chunk, reduces)."""
+    found: dict[tuple[int, int], _Arriving] = defaultdict(list)
+    for t in step:
+        found[t.dst, t.into].append((t.src, t.chunk, t.reduces))
+    return ((rank, slot, arriving) for (rank, slot), arriving in found.items())
+
+
+def _is_there(
+    rank: int, slot: int, arriving: _Arriving, now: dict[tuple[int, int], Version]
+) -> bool:
+    """Whether what arrives is a copy of what the slot holds anyway."""
+    if len(arriving) > 1 or (rank, slot) not in now:
+        return False
+    ((src, chunk, reduces),) = arriving
+    return not reduces and now[src, chunk].origin is now[rank, slot].origin
+
+
+def _made(
+    schedule: Schedule,
+    step: int,
+    rank: int,
+    slot: int,
+    arriving: _Arriving,
+    now: dict[tuple[int, int], Version],
+    hosts: Sequence[int],
+) -> Version:
+    """The version that a slot gets from what arrives and, perhaps, its own value."""
+    operands = [(src, now[src, chunk]) for src, chunk, _ in arriving]
+    if (rank, slot) in now and all(reduces for *_, reduces in arriving):
+        operands.append((rank, now[rank, slot]))
+    operands.sort(key=lambda pair: pair[0])
+    sources = [v for _, v in operands]
+    chunk = slot if slot < schedule.num_chunks else sources[0].chunk
+    if any(v.chunk != chunk for v in sources):
+        raise UnsupportedWorld(
+            f"{schedule.title}: it adds chunks of different names, "
+            "which need not have one size; such a schedule cannot be run",
+            n=schedule.n,
+        )
+    count = sum(v.contributors for v in sources)
+    made = Version(rank, slot, step, sources, count, chunk)
+    for v in sources:
+        v.read_by(made, here=hosts[v.rank] == hosts[rank])
+    return made

@@ -1,0 +1,109 @@
+"""Programs across hosts: messages between them, and everything else as within one."""
+
+from random import Random
+
+import pytest
+from lowering import MODES, call, expected, mean, schedules
+from variants import VARIANTS
+
+from unisono import schedule
+from unisono.algorithms import library
+from unisono.schedule.lower import lower
+from unisono.schedule.program import Home
+from unisono.testing.programs import ProgramFault, play
+
+PLAIN = list(library())
+SPECIAL = [v for v in VARIANTS if v not in PLAIN]
+
+
+def placed(n: int, random: Random) -> tuple[int, ...]:
+    """Ranks on hosts in any order: one each, or any number."""
+    if random.random() < 0.3:
+        return tuple(range(n))
+    count = random.randint(2, max(2, n - 1))
+    return tuple(random.randrange(count) for _ in range(n))
+
+
+def check(made, mode, hosts, seed):
+    one = call(made, mode, seed, hosts=hosts)
+    assert play([one], mean(made.n), seed=seed)[0] == expected(made, one.inputs)
+
+
+@pytest.mark.parametrize(("what", "name"), PLAIN)
+def test_programs_do_what_their_schedule_says_on_any_hosts(what, name):
+    random = Random(f"{what} {name}")
+    for made in schedules(what, name, [2, 3, 4, 5, 7, 8, 13]):
+        check(made, (True, True), tuple(range(made.n)), seed=made.n)
+        for mode in MODES:
+            check(made, mode, placed(made.n, random), seed=made.n)
+
+
+@pytest.mark.parametrize(("what", "name"), SPECIAL)
+def test_so_do_those_of_algorithms_with_parameters(what, name):
+    random = Random(f"{what} {name}")
+    for made in schedules(what, name, [2, 3, 5, 8]):
+        for mode in (MODES[0], MODES[3]):
+            check(made, mode, placed(made.n, random), seed=made.n)
+
+
+def test_calls_follow_each_other_on_the_same_streams_and_windows():
+    for seed in range(150):
+        random = Random(seed)
+        n = random.randint(2, 6)
+        hosts = placed(n, random)
+        made = [schedule(*random.choice(PLAIN), n) for _ in range(4)]
+        made = [s.rooted_at(random.randrange(n)) for s in made]
+        calls = [
+            call(s, random.choice(MODES), seed + i, hosts=hosts)
+            for i, s in enumerate(made)
+        ]
+        found = play(calls, mean(n), seed=seed)
+        assert found == [
+            expected(s, c.inputs) for s, c in zip(made, calls, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "direct", "hierarchical"])
+def test_nothing_of_another_host_is_read_and_modes_agree_on_the_messages(name):
+    """Each host decides by itself which buffers are lent; the streams stay the same."""
+    hosts = (0, 0, 1, 1, 2, 0, 1)
+    made = schedule("all_reduce", name, len(hosts))
+    sent, read = set(), set()
+    for input_shared, output_shared in MODES:
+        programs = lower(
+            made, input_shared=input_shared, output_shared=output_shared, hosts=hosts
+        ).programs
+        for program in programs:
+            sources = [s for a in program.actions for s in a.sources]
+            for s in sources:
+                assert (s.home is Home.STREAM) == (hosts[s.rank] != hosts[program.rank])
+            assert all(hosts[m.to] != hosts[program.rank] for m in program.messages)
+        sent.add(tuple(tuple((m.to, m.chunk) for m in p.messages) for p in programs))
+        read.add(
+            tuple(
+                tuple(s for a in p.actions for s in a.sources if s.home is Home.STREAM)
+                for p in programs
+            )
+        )
+    assert len(sent) == len(read) == 1
+
+
+def test_one_rank_on_each_host_keeps_nothing_in_windows_unless_it_is_exchanged():
+    for name in ("ring", "direct", "halving_doubling"):
+        made = schedule("all_reduce", name, 8)
+        lowered = lower(
+            made, input_shared=True, output_shared=True, hosts=tuple(range(8))
+        )
+        assert lowered.places == 0
+
+
+def test_a_buffer_that_is_used_again_before_its_messages_left_is_found():
+    """The machine that plays programs is not blind to what leaves."""
+    made = schedule("broadcast", "naive", 4)
+    one = call(made, (True, True), 1, hosts=(0, 1, 2, 3))
+    play([one], mean(4))
+    for program in one.lowered.programs:
+        object.__setattr__(program, "exits", ())
+    with pytest.raises(ProgramFault, match="while"):
+        for seed in range(20):
+            play([one], mean(4), seed=seed)
