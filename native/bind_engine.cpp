@@ -257,6 +257,21 @@ nb::object quick_of(nb::handle comm) {
   return nb::steal(PyCFunction_New(&quick_method, comm.ptr()));
 }
 
+// Gives a stream one of its sockets, which is its own from here on.
+void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
+            int fd, nb::bytes key, std::uint32_t epoch, bool messages) {
+  Key bytes;
+  if (key.size() != bytes.size() || rank >= comm.size() || !comm.far(rank) || lane >= lanes)
+    throw nb::value_error("attach: expected a key of 16 bytes, and a rank of another host");
+  std::memcpy(bytes.data(), key.c_str(), bytes.size());
+  if (sends)
+    (messages ? comm.post().outlet(rank) : comm.outlet(rank))
+        .attach(lane, lanes, fd, bytes, epoch);
+  else
+    (messages ? comm.post().inlet(rank) : comm.inlet(rank))
+        .attach(lane, lanes, fd, bytes, epoch);
+}
+
 std::shared_ptr<Transfer> transfer(Comm &comm, bool sends, std::int64_t peer,
                                    std::int64_t tag, std::uint64_t data, std::size_t bytes,
                                    std::uint64_t type, const Note &note,
@@ -294,6 +309,12 @@ nb::tuple told(const Note &note) {
 nb::list states(const Comm &comm) {
   nb::list all;
   for (std::size_t q = 0; q < comm.size(); ++q) {
+    if (comm.far(q)) { // what its frames told us
+      const Note &note = comm.inlet(q).note();
+      all.append(nb::make_tuple(note.seq, told(note), told(note), 0, false,
+                                comm.mesh().dead(comm.world_rank(q))));
+      continue;
+    }
     const RankBlock &block = comm.layout().block(q);
     const std::uint64_t a = block.headers[0].seq.load(), b = block.headers[1].seq.load();
     all.append(nb::make_tuple(std::max(a, b), told(block.notes[0]), told(block.notes[1]),
@@ -347,14 +368,17 @@ void bind_programs(nb::module_ &m) {
           [](Program *self, const Table &actions, const Table &sources, const Table &waits,
              const Table &exits, std::vector<std::int32_t> lead,
              std::vector<std::int32_t> readers, std::vector<std::int32_t> deliveries,
-             std::int32_t tail) {
-            new (self) Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
-                               rows<Program::Wait>(waits), rows<Program::Wait>(exits),
-                               std::move(lead), std::move(readers),
-                               std::move(deliveries), tail};
+             std::int32_t tail, const Table &messages) {
+            auto *program = new (self)
+                Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
+                        rows<Program::Wait>(waits), rows<Program::Wait>(exits),
+                        std::move(lead), std::move(readers), std::move(deliveries), tail,
+                        {}, {}};
+            program->cross(rows<Program::Message>(messages));
           },
           nb::arg("actions"), nb::arg("sources"), nb::arg("waits"), nb::arg("exits"),
-          nb::arg("lead"), nb::arg("readers"), nb::arg("deliveries"), nb::arg("tail"));
+          nb::arg("lead"), nb::arg("readers"), nb::arg("deliveries"), nb::arg("tail"),
+          nb::arg("messages"));
   nb::class_<Plan>(m, "Plan")
       .def(
           "__init__",
@@ -362,7 +386,7 @@ void bind_programs(nb::module_ &m) {
              const Column &output_at, const Column &size,
              const std::vector<std::int64_t> &piece, const std::vector<std::int64_t> &pieces,
              std::size_t input_bytes, std::size_t output_bytes, std::uint32_t divisor,
-             bool in_header, bool may_lend, bool may_reach, bool streams,
+             bool in_header, bool may_lend, bool may_reach, int lent_always, bool streams,
              std::uint64_t fingerprint, int collective, int dtype, int op, int root, std::uint64_t count,
              const std::string &algorithm) {
             auto *plan = new (self) Plan;
@@ -382,6 +406,12 @@ void bind_programs(nb::module_ &m) {
             plan->in_header = in_header;
             plan->may_lend = may_lend;
             plan->may_reach = may_reach;
+            plan->lent_always = lent_always;
+            if (lent_always > 0) { // there is but this one
+              plan->programs[std::size_t(lent_always)] = plan->programs[0];
+              plan->piece[std::size_t(lent_always)] = plan->piece[0];
+              plan->pieces[std::size_t(lent_always)] = plan->pieces[0];
+            }
             plan->streams = streams;
             plan->fingerprint = fingerprint;
             set_note(plan->note, collective, dtype, op, root, count, algorithm);
@@ -389,7 +419,7 @@ void bind_programs(nb::module_ &m) {
           nb::arg("programs"), nb::arg("input_at"), nb::arg("output_at"), nb::arg("size"),
           nb::arg("piece"), nb::arg("pieces"), nb::arg("input_bytes"),
           nb::arg("output_bytes"), nb::arg("divisor"), nb::arg("in_header"),
-          nb::arg("may_lend"), nb::arg("may_reach"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
+          nb::arg("may_lend"), nb::arg("may_reach"), nb::arg("lent_always"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
           nb::arg("algorithm"));
 }
@@ -452,14 +482,26 @@ void bind_comms(nb::module_ &m) {
       .def(
           "__init__",
           [](Handle *self, Engine &engine, std::vector<std::size_t> ranks, std::size_t rank,
-             std::size_t owner, std::uint64_t segment, std::size_t half, std::uint64_t id) {
+             std::vector<std::size_t> here, std::size_t owner, std::uint64_t segment,
+             std::size_t half, std::uint64_t id, std::uint64_t agreed) {
             auto memory = engine.mesh->find(owner, segment);
             if (!memory || memory->size() < Layout::bytes(ranks.size(), half))
               throw nb::value_error("the communicator's memory is missing or too small");
-            new (self) Handle(engine, std::move(ranks), rank, std::move(memory), half, id);
+            new (self) Handle(engine, std::move(ranks), rank, std::move(here),
+                              std::move(memory), half, id, agreed);
           },
-          nb::arg("engine"), nb::arg("ranks"), nb::arg("rank"), nb::arg("owner"),
-          nb::arg("segment"), nb::arg("half"), nb::arg("id"))
+          nb::arg("engine"), nb::arg("ranks"), nb::arg("rank"), nb::arg("here"),
+          nb::arg("owner"), nb::arg("segment"), nb::arg("half"), nb::arg("id"),
+          nb::arg("agreed"))
+      .def("attach", &attach, nb::arg("sends"), nb::arg("rank"), nb::arg("lane"),
+           nb::arg("lanes"), nb::arg("fd"), nb::arg("key"), nb::arg("epoch"),
+           nb::arg("messages"))
+      .def("leads_to",
+           [](Handle &c, std::size_t rank, bool messages) {
+             return !c.far(rank) ||
+                    (messages ? c.post().outlet(rank) : c.outlet(rank)).open();
+           },
+           nb::arg("rank"), nb::arg("messages"))
       .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("half"))
       .def("set_patience",
            [](Handle &c, std::uint32_t spins, std::uint32_t yields, std::int64_t late,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "comm.hpp"
 #include "failpoint.hpp"
@@ -34,6 +35,8 @@ void copy_out(std::byte *to, const std::byte *ring, std::size_t capacity, std::u
   std::memcpy(to, ring + at % capacity, first);
   std::memcpy(to + first, ring, bytes - first);
 }
+
+constexpr std::size_t largest_frame = 64 << 10;
 
 } // namespace
 
@@ -68,6 +71,77 @@ std::vector<Need> Transfer::needs() const {
 Post::Post(Comm &comm)
     : comm_(comm), capacity_(ring_capacity(comm.size())), inboxes_(comm.size()),
       outboxes_(comm.size()) {}
+
+void Post::part() {
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (comm_.far(q)) {
+      outboxes_[q].outlet = std::make_unique<Outlet>();
+      inboxes_[q].inlet = std::make_unique<Inlet>();
+    }
+}
+
+// Sends what is in the ring to another host, as far as it goes; false if nobody is there.
+bool Post::ship(std::size_t to) {
+  Outbox &box = outboxes_[to];
+  if (!outlet(to).open())
+    return true;
+  Ring *ring = box.ring;
+  const std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
+  for (;;) {
+    const Io io = box.outlet->idle() ? Io::done : box.outlet->pump();
+    if (io == Io::lost)
+      return false;
+    ring->taken.store(box.outlet->left(box.shipped), std::memory_order_release);
+    const std::size_t at = box.shipped % capacity_;
+    const std::size_t some = std::min({largest_frame, std::size_t(sent - box.shipped),
+                                       capacity_ - at});
+    if (some == 0 ||
+        !box.outlet->offer({box.shipped}, nullptr, bytes_of(ring) + at, some, box.shipped))
+      return true;
+    box.shipped += some;
+  }
+}
+
+// Puts what has come from another host into its ring, as far as there is room.
+void Post::haul(std::size_t source) {
+  Inbox &box = inboxes_[source];
+  if (!inlet(source).open() || !open_inbox(source))
+    return;
+  box.frame.resize(largest_frame);
+  while (box.ended == Io::blocked) {
+    if (box.framed == 0) {
+      const Io io = box.inlet->take_any(box.frame.data(), largest_frame, &box.framed);
+      if (io != Io::done) {
+        box.framed = 0;
+        box.ended = io;
+        return;
+      }
+    }
+    const std::uint64_t sent = box.ring->sent.load(std::memory_order_relaxed);
+    if (capacity_ - (sent - box.ring->taken.load(std::memory_order_acquire)) < box.framed)
+      return;
+    copy_in(bytes_of(box.ring), capacity_, sent, box.frame.data(), box.framed);
+    box.ring->sent.store(sent + box.framed, std::memory_order_release);
+    box.framed = 0;
+  }
+}
+
+void Post::interests(const Transfer &transfer, std::vector<pollfd> &into) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t q = 0; q < comm_.size(); ++q) {
+    if (!comm_.far(q) || (transfer.peer_ != any && transfer.peer_ != q))
+      continue;
+    if (transfer.direction_ == Transfer::Direction::send)
+      outlet(q).interests(into);
+    else if (inlet(q).open() && inboxes_[q].framed == 0)
+      inlet(q).interests(into);
+  }
+}
+
+bool Transfer::interests(std::vector<pollfd> &into) const {
+  comm_.post().interests(*this, into);
+  return peer_ != Post::any && comm_.far(peer_) && !into.empty();
+}
 
 void Post::enter(const std::shared_ptr<Transfer> &transfer) {
   std::lock_guard lock(mutex_);
@@ -107,6 +181,10 @@ Status Post::advance(Transfer &transfer) {
 // Whether everything that rank ever sent has been taken.
 bool Post::drained(std::size_t source) {
   std::lock_guard lock(mutex_);
+  if (comm_.far(source))
+    haul(source);
+  if (comm_.far(source) && inboxes_[source].ended == Io::blocked)
+    return !inlet(source).open();
   if (!open_inbox(source))
     return comm_.layout().block(source).outbox.load(std::memory_order_acquire) == 0;
   Ring *ring = inboxes_[source].ring;
@@ -118,6 +196,9 @@ void Post::close() {
   std::lock_guard lock(mutex_);
   if (outbox_ == 0)
     return;
+  for (Outbox &box : outboxes_)
+    if (box.outlet)
+      box.outlet->leave();
   for (const Outbox &box : outboxes_)
     if (box.ring->sent.load(std::memory_order_relaxed) !=
         box.ring->taken.load(std::memory_order_acquire))
@@ -145,6 +226,12 @@ bool Post::open_inbox(std::size_t source) {
   Inbox &box = inboxes_[source];
   if (box.ring != nullptr)
     return true;
+  if (comm_.far(source)) {
+    box.own.resize(sizeof(Ring) + capacity_ + line_size);
+    const auto at = reinterpret_cast<std::uintptr_t>(box.own.data());
+    box.ring = new (box.own.data() + (line_size - at % line_size) % line_size) Ring{};
+    return true;
+  }
   const std::uint64_t id =
       comm_.layout().block(source).outbox.load(std::memory_order_acquire);
   if (id == 0)
@@ -161,6 +248,12 @@ Status Post::send(Transfer &transfer) {
   Outbox &box = outboxes_[transfer.peer_];
   if (transfer.complete_)
     return Status::done; // by another thread
+  const bool far = comm_.far(transfer.peer_);
+  if (far && box.ring != nullptr && !ship(transfer.peer_)) {
+    transfer.verdict = {Trouble::left, std::uint32_t(transfer.peer_),
+                        std::uint32_t(comm_.rank()), 0};
+    return Status::failed;
+  }
   if (box.waiting.empty() || box.waiting.front() != &transfer)
     return Status::blocked;
   open_outbox();
@@ -196,8 +289,17 @@ Status Post::send(Transfer &transfer) {
     ++transfer.moved;
     unisono::ring(comm_.layout(), comm_.size());
   }
-  if (transfer.done_ < transfer.bytes_)
+  if (transfer.done_ < transfer.bytes_) {
+    if (far)
+      (void)ship(transfer.peer_);
     return Status::blocked;
+  }
+  if (far) {
+    transfer.end_ = sent;
+    (void)ship(transfer.peer_);
+    if (ring->taken.load(std::memory_order_relaxed) < transfer.end_)
+      return Status::blocked;
+  }
   box.waiting.pop_front();
   transfer.complete_ = true;
   return Status::done;
@@ -208,6 +310,8 @@ bool Post::pump(std::size_t source) {
   Inbox &box = inboxes_[source];
   if (!open_inbox(source))
     return false;
+  if (comm_.far(source))
+    haul(source);
   const std::byte *bytes = bytes_of(box.ring);
   std::uint64_t taken = box.ring->taken.load(std::memory_order_relaxed);
   std::size_t there = box.ring->sent.load(std::memory_order_acquire) - taken;
@@ -315,6 +419,12 @@ Status Post::receive(Transfer &transfer) {
   }
   const bool given_up = !anyone && !transfer.complete_ && inboxes_[from].ring != nullptr &&
                         inboxes_[from].ring->cut.load(std::memory_order_acquire) != 0;
+  const Io ended = anyone ? Io::blocked : inboxes_[from].ended;
+  if ((ended == Io::left || ended == Io::corrupt) && !transfer.complete_) {
+    transfer.verdict = {ended == Io::left ? Trouble::left : Trouble::corrupted,
+                        std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
+    return Status::failed;
+  }
   if (given_up && !pump(from) && !transfer.complete_) {
     transfer.verdict = {Trouble::cut, std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
     return Status::failed;

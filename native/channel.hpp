@@ -4,6 +4,9 @@
 // a short header and its bytes, streamed through the ring, so its size is not limited, and
 // a small one leaves its sender at once. The receiver takes messages in the order they
 // were sent; one that nobody has asked for yet is put aside until somebody does.
+//
+// Between hosts each end has a ring of its own, and what is put into the one is shipped to
+// the other over a stream. A send ends there when all of it has left.
 
 #pragma once
 
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "mesh.hpp"
+#include "stream.hpp"
 #include "task.hpp"
 
 namespace unisono {
@@ -49,6 +53,11 @@ public:
   bool drained(std::size_t source);
   // Gives the outbox back if all that was sent has been taken.
   void close();
+  // Makes room for the streams to and from other hosts.
+  void part();
+  Outlet &outlet(std::size_t rank) { return *outboxes_[rank].outlet; }
+  Inlet &inlet(std::size_t rank) { return *inboxes_[rank].inlet; }
+  void interests(const Transfer &transfer, std::vector<pollfd> &into);
 
 private:
   friend class Transfer;
@@ -66,15 +75,24 @@ private:
     std::size_t filled = 0;
     std::shared_ptr<Transfer> into; // who gets it, or null: put aside
     std::list<Aside> aside;
+    std::unique_ptr<Inlet> inlet; // from another host
+    std::vector<std::byte> own;   // then the ring is in here,
+    std::vector<std::byte> frame; // and filled from here
+    std::size_t framed = 0;
+    Io ended = Io::blocked; // why nothing more will come
   };
   struct Outbox {
     Ring *ring = nullptr;
     std::deque<Transfer *> waiting;
+    std::unique_ptr<Outlet> outlet; // to another host
+    std::uint64_t shipped = 0;      // how much of the ring was given to it
   };
 
   Status send(Transfer &transfer);
   Status receive(Transfer &transfer);
   bool pump(std::size_t source);
+  bool ship(std::size_t to);
+  void haul(std::size_t source);
   bool open_outbox();
   bool open_inbox(std::size_t source);
   std::shared_ptr<Transfer> wanted(std::size_t source, std::int64_t tag) const;
@@ -102,6 +120,7 @@ public:
   Status advance() override;
   bool hindered_by(std::size_t rank) const override;
   std::vector<Need> needs() const override;
+  bool interests(std::vector<pollfd> &into) const override;
 
   std::size_t source() const { return source_; }
   std::uint64_t message_bytes() const { return message_bytes_; }
@@ -118,6 +137,7 @@ private:
   std::size_t bytes_;
   std::uint64_t type_;
   std::size_t done_ = 0;
+  std::uint64_t end_ = 0; // where in the ring it ends, once it is there
   bool head_sent_ = false;
   bool claimed_ = false;  // a message is being put into it
   bool complete_ = false;

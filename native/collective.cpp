@@ -39,10 +39,13 @@ Status Collective::advance() {
 Status Collective::go_on() {
   if (lost_ != nobody)
     return give_up();
+  if (phase_ != Phase::begin)
+    depart();
   switch (phase_) {
   case Phase::begin:
     begin();
     phase_ = Phase::lead;
+    depart();
     [[fallthrough]];
   case Phase::lead:
     if (!lead())
@@ -56,18 +59,20 @@ Status Collective::go_on() {
     phase_ = Phase::generations;
     [[fallthrough]];
   }
-  case Phase::generations:
-    if (!generations())
-      return lost_ == nobody ? Status::blocked : give_up();
+  case Phase::generations: {
+    const Status status = generations();
+    if (lost_ != nobody)
+      return give_up();
+    if (status != Status::done)
+      return status;
     phase_ = Phase::exit;
     wait_ = 0;
     [[fallthrough]];
+  }
   case Phase::exit:
     for (; wait_ < program_->exits.size(); ++wait_) {
       failpoint("exit.wait");
-      const auto &w = program_->exits[wait_];
-      const std::uint64_t last = comm_.generation - 1;
-      if (!reached(w.rank, progress_word(last, std::uint64_t(w.count))))
+      if (!passed(program_->exits[wait_], comm_.generation - 1))
         return Status::blocked;
     }
     phase_ = Phase::end;
@@ -90,11 +95,18 @@ void Collective::begin() {
   lost_ = nobody;
   free_ = plan_->in_header;
   flags_ = 0;
-  program_ = plan_->programs[0].get();
+  if (plan_->lent_always >= 0)
+    lent_ = unsigned(plan_->lent_always);
+  program_ = plan_->programs[lent_].get();
+  cursors_.assign(program_->courses.size(), {});
+  if (!program_->courses.empty() || !program_->incoming.empty())
+    came_.assign(comm_.size(), 0);
+  at_ = arrived_ = 0;
+  awaited_ = nobody;
   Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
   note = plan_->note;
   note.seq = seq;
-  if (!plan_->may_lend)
+  if (!plan_->may_lend || (lent_ != 0 && comm_.here().size() == 1))
     return;
   // A buffer of no bytes, which nobody reads, may as well be lent.
   Lent lent[2] = {};
@@ -112,8 +124,9 @@ bool Collective::lends(const std::byte *data, std::size_t bytes, bool for_writin
   const auto found = comm_.mesh().locate(data, bytes);
   if (found)
     lent = *found;
-  else if (plan_->may_reach && comm_.lending().reach() == Lending::reaches &&
-           comm_.lending().reachable(data, bytes, for_writing))
+  else if (lent_ != 0 ||
+           (plan_->may_reach && comm_.lending().reach() == Lending::reaches &&
+            comm_.lending().reachable(data, bytes, for_writing)))
     lent = {Lent::own, reinterpret_cast<std::uintptr_t>(data)};
   else
     return false;
@@ -123,7 +136,7 @@ bool Collective::lends(const std::byte *data, std::size_t bytes, bool for_writin
 // Where the input is not lent, what others read of it can be published before anybody has
 // arrived; the header then says that it is there.
 bool Collective::lead() {
-  if ((flags_ & Header::lends_input) == 0) {
+  if ((flags_ & Header::lends_input) == 0 && lent_ == 0) {
     const std::size_t count = std::size_t(program_->lead[comm_.rank()]);
     if (count > 0 && !window_free())
       return false;
@@ -149,11 +162,10 @@ void Collective::post(std::uint64_t flags) {
 }
 
 Status Collective::arrive() {
-  const std::size_t n = comm_.size();
-  for (; arriving_ < n; ++arriving_) {
+  const std::vector<std::size_t> &here = comm_.here();
+  for (; arriving_ < here.size(); ++arriving_) {
     // Each begins with its neighbour, so that they do not all wait for the same line.
-    std::size_t q = comm_.rank() + 1 + arriving_;
-    q = q >= n ? q - n : q;
+    const std::size_t q = here[arriving_];
     const Header &header = comm_.layout().block(q).headers[seq & 1];
     if (header.seq.load(std::memory_order_acquire) != seq)
       return Status::blocked;
@@ -181,15 +193,17 @@ Status Collective::settle() {
 }
 
 Status Collective::agree() {
-  if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
-    return Status::done;
   const std::size_t n = comm_.size();
-  std::uint64_t all = flags_;
-  for (std::size_t q = 0; q < n; ++q)
-    all &= comm_.layout().block(q).headers[seq & 1].flags;
-  lent_ = unsigned(all >> 1 & 3);
-  if (!plan_->programs[lent_])
-    lent_ = 0;
+  if (plan_->lent_always < 0) {
+    if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
+      return Status::done;
+    std::uint64_t all = flags_;
+    for (const std::size_t q : comm_.here())
+      all &= comm_.layout().block(q).headers[seq & 1].flags;
+    lent_ = unsigned(all >> 1 & 3);
+    if (!plan_->programs[lent_])
+      lent_ = 0;
+  }
   if (lent_ == 0)
     return Status::done;
   const Program &program = *plan_->programs[lent_];
@@ -199,7 +213,7 @@ Status Collective::agree() {
   // Only those that are used: their ranks do not end this call, nor let go of them, before
   // they have been. Whoever is not used may be gone already.
   for (const Program::Source &source : program.sources)
-    if (source.home != Program::window &&
+    if (source.home != Program::window && source.home != Program::stream &&
         !resolve(std::size_t(source.rank), source.home == Program::input))
       return Status::blocked;
   for (const std::int32_t q : program.deliveries)
@@ -231,32 +245,46 @@ Status Collective::give_up() {
     lost_since_ = now;
   if (now - lost_since_ < 1'000'000'000)
     return Status::blocked;
-  verdict = comm_.condemn({Trouble::unreachable, std::uint32_t(lost_),
+  const Trouble trouble = comm_.far(lost_) ? Trouble::left : Trouble::unreachable;
+  verdict = comm_.condemn({trouble, std::uint32_t(lost_),
                            std::uint32_t(comm_.rank()), std::uint32_t(seq)});
   return Status::failed;
 }
 
-bool Collective::generations() {
+Status Collective::generations() {
   const Program &program = *program_;
   const std::size_t shared_actions = program.actions.size() - std::size_t(program.tail);
   for (; piece_ < plan_->pieces[lent_]; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
     if (!window_free())
-      return false;
+      return Status::blocked;
     for (; action_ < program.actions.size(); ++action_) {
       const Program::Action &action = program.actions[action_];
       if (!ready(action))
-        return false;
+        return Status::blocked;
       failpoint("action.begin");
-      lost_ = perform(action);
+      if (arrives(action)) {
+        const Status status = receive(action);
+        if (status != Status::done)
+          return status;
+      } else {
+        lost_ = perform(action);
+      }
       if (lost_ != nobody) {
         lost_since_ = 0;
-        return false;
+        return Status::blocked;
       }
       wait_ = 0;
       ++moved;
       if (action_ < shared_actions && action_ + 1 < program.actions.size())
         report(action_ + 1);
       failpoint("action.done");
+      if (!program_->courses.empty()) {
+        ++action_; // what it made may leave
+        depart();
+        --action_;
+        if (lost_ != nobody)
+          return Status::blocked;
+      }
     }
     const std::uint64_t next = first_generation_ + std::uint64_t(piece_) + 1;
     comm_.layout().block(comm_.rank()).progress.store(progress_word(next, 0),
@@ -264,7 +292,7 @@ bool Collective::generations() {
     ring(comm_.layout(), comm_.size());
     failpoint("generation.done");
   }
-  return true;
+  return Status::done;
 }
 
 // This generation's half of the window is free when its readers have ended the generation
@@ -276,7 +304,7 @@ bool Collective::window_free() {
   // Those who read what was put there last, which may have been another program's.
   auto &readers = comm_.window_readers[generation & 1];
   for (; wait_ < readers.size(); ++wait_)
-    if (!reached(readers[wait_], progress_word(generation - 1, 0)))
+    if (!passed({readers[wait_], 0}, generation - 1))
       return false;
   readers = program_->readers;
   wait_ = 0;
@@ -292,12 +320,22 @@ bool Collective::reached(std::int32_t rank, std::uint64_t word) {
   return seen >= word;
 }
 
+// A rank here has done so many actions; or so many messages to one elsewhere have left.
+bool Collective::passed(const Program::Wait &wait, std::uint64_t generation) {
+  if (!comm_.far(std::size_t(wait.rank)))
+    return reached(wait.rank, progress_word(generation, std::uint64_t(wait.count)));
+  if (generation < first_generation_) // an earlier call, which has ended here
+    return true;
+  const std::uint64_t messages = crosses_to(std::size_t(wait.rank));
+  const std::uint64_t before = (generation - first_generation_) * messages;
+  return left(std::size_t(wait.rank)) >= before + std::uint64_t(wait.count);
+}
+
 bool Collective::ready(const Program::Action &action) {
   const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
   const std::size_t count = std::size_t(action.end_wait - action.first_wait);
   for (; wait_ < count; ++wait_) {
-    const auto &w = program_->waits[std::size_t(action.first_wait) + wait_];
-    if (!reached(w.rank, progress_word(generation, std::uint64_t(w.count))))
+    if (!passed(program_->waits[std::size_t(action.first_wait) + wait_], generation))
       return false;
   }
   return true;
@@ -313,6 +351,8 @@ void Collective::report(std::uint64_t actions) {
 bool Collective::hindered_by(std::size_t rank) const {
   if (rank == lost_)
     return true;
+  if (comm_.far(rank))
+    return phase_ != Phase::begin && crosses(rank);
   // Before all have arrived we do not know how many generations there will be.
   const bool settled = phase_ != Phase::lead && phase_ != Phase::arrive;
   const std::uint64_t end = settled ? comm_.generation : first_generation_ + 1;
@@ -336,7 +376,7 @@ std::vector<Need> Collective::needs() const {
       progress(std::size_t(q), progress_word(first_generation_ - 1, 0));
     break;
   case Phase::arrive:
-    for (std::size_t q = 0; q < comm_.size(); ++q)
+    for (const std::size_t q : comm_.here())
       if (comm_.layout().block(q).headers[seq & 1].seq.load() != seq)
         open.push_back({q, true, seq});
     break;
@@ -344,6 +384,8 @@ std::vector<Need> Collective::needs() const {
     if (!free_) {
       for (const std::int32_t q : comm_.window_readers[generation & 1])
         progress(std::size_t(q), progress_word(generation - 1, 0));
+    } else if (awaited_ != nobody) {
+      open.push_back({awaited_, true, seq});
     } else if (action_ < program_->actions.size()) {
       const Program::Action &action = program_->actions[action_];
       for (auto w = action.first_wait; w < action.end_wait; ++w) {

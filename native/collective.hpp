@@ -10,6 +10,7 @@
 #include "task.hpp"
 #include "program.hpp"
 #include "reach.hpp"
+#include "stream.hpp"
 
 namespace unisono {
 
@@ -25,6 +26,7 @@ public:
   Status advance() override;
   bool hindered_by(std::size_t rank) const override;
   std::vector<Need> needs() const override;
+  bool interests(std::vector<pollfd> &into) const override;
 
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
@@ -41,15 +43,39 @@ private:
   Status settle();
   Status agree();
   bool resolve(std::size_t rank, bool input);
-  bool generations();
+  Status generations();
   bool window_free();
   bool reached(std::int32_t rank, std::uint64_t word);
+  bool passed(const Program::Wait &wait, std::uint64_t generation);
   bool ready(const Program::Action &action);
   void report(std::uint64_t actions);
 
+  // What goes between hosts: crossing.cpp.
+  struct Cursor { // how far the messages to one rank have been offered
+    std::int64_t piece = 0;
+    std::size_t message = 0, at = 0;
+  };
+  void depart();
+  void depart(const Program::Course &course, Cursor &cursor);
+  std::uint64_t left(std::size_t rank) const;
+  bool arrives(const Program::Action &action) const;
+  Status receive(const Program::Action &action);
+  Status stopped(std::size_t rank, Io why);
+  std::uint64_t crosses_to(std::size_t rank) const;
+  bool crosses(std::size_t rank) const;
+
   // What one action does with bytes: movement.cpp. Each tells whose memory could not be
   // reached, or nobody's.
-  struct Movement;
+  struct Movement { // one piece of one chunk, on its way
+    const Program::Action &action;
+    std::int64_t first; // element of the chunk
+    std::size_t count, bytes, sources;
+    std::byte *window, *output; // null: not wanted there
+    bool streams;               // the output is written past the caches
+    bool far;                   // some source lies in another process
+    bool delivers;
+  };
+  Movement movement(const Program::Action &action);
   std::size_t perform(const Program::Action &action);
   std::size_t copy(const Movement &movement);
   std::size_t reduce(const Movement &movement);
@@ -59,7 +85,7 @@ private:
                       std::size_t bytes);
   bool warm(const Program::Action &action, std::size_t sources) const;
   Reach address(const Program::Source &source, std::int64_t first);
-  std::byte *place(std::size_t rank, std::int32_t index);
+  std::byte *place(std::size_t rank, std::int32_t index, std::int64_t piece);
 
   Comm &comm_;
   const Plan *plan_ = nullptr;
@@ -82,6 +108,10 @@ private:
   std::vector<std::shared_ptr<class Memory>> hold_;
   std::vector<const void *> operands_;
   std::vector<Reach> reached_; // where the sources of an action lie
+  std::vector<Cursor> cursors_; // of the courses of the program
+  std::vector<std::uint64_t> came_; // messages from each rank
+  std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
+  std::size_t awaited_ = nobody;     // whose message is not there yet
 };
 
 } // namespace unisono

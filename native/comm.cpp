@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "failpoint.hpp"
@@ -10,13 +11,46 @@
 
 namespace unisono {
 
+namespace {
+
+// Those after `rank` first, then from the beginning to it.
+std::vector<std::size_t> turned(std::vector<std::size_t> ranks, std::size_t rank) {
+  const auto at = std::find(ranks.begin(), ranks.end(), rank);
+  if (at == ranks.end())
+    throw std::invalid_argument("a rank must be on its own host");
+  std::rotate(ranks.begin(), at + 1, ranks.end());
+  return ranks;
+}
+
+} // namespace
+
 Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
-           std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id)
+           std::vector<std::size_t> here, std::shared_ptr<Memory> memory, std::size_t half,
+           std::uint64_t id, std::uint64_t agreed)
     : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
       rank_(rank), memory_(std::move(memory)),
-      layout_(memory_->data(), ranks_.size(), half), id_(id),
-      lending_(engine_.mesh, layout_, ranks_, rank_, id), inline_(*this), post_(*this) {
+      layout_(memory_->data(), ranks_.size(), half), id_(id), agreed_(agreed),
+      here_(turned(std::move(here), rank)),
+      lending_(engine_.mesh, layout_, ranks_, here_, rank_, id), inline_(*this),
+      post_(*this) {
+  if (here_.size() < ranks_.size())
+    part();
   engine_.progress->add(this);
+}
+
+// Makes room for the streams to and from the ranks of other hosts.
+void Comm::part() {
+  far_.assign(size(), true);
+  for (const std::size_t q : here_)
+    far_[q] = false;
+  outlets_.resize(size());
+  inlets_.resize(size());
+  for (std::size_t q = 0; q < size(); ++q)
+    if (far_[q]) {
+      outlets_[q] = std::make_unique<Outlet>();
+      inlets_[q] = std::make_unique<Inlet>();
+    }
+  post_.part();
 }
 
 Comm::~Comm() { close(); }
@@ -45,6 +79,9 @@ void Comm::close() {
     op->finish(Task::broken);
   }
   transfers_.clear();
+  for (auto &outlet : outlets_)
+    if (outlet)
+      outlet->leave();
   wake_waiters();
 }
 
@@ -60,6 +97,12 @@ Verdict Comm::condemn(Verdict verdict) {
     found = verdict.word();
   ring(layout_, size());
   return Verdict::of(found);
+}
+
+void Comm::hear(std::uint64_t word) {
+  std::uint64_t none = 0;
+  layout_.control().abort.compare_exchange_strong(none, word, std::memory_order_acq_rel);
+  ring(layout_, size());
 }
 
 bool Comm::doomed(Task &op) {
@@ -206,7 +249,8 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
       op.waiting_since = 0;
       backoff.reset();
     }
-    const bool look = backoff.pause([&] { return (status = step(op)) != Status::blocked; });
+    const bool look = backoff.pause([&] { return (status = step(op)) != Status::blocked; },
+                                    [&](std::int64_t nap) { doze(op, nap); });
     if (status != Status::blocked)
       break;
     if (!look)
@@ -231,6 +275,36 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
   }
   settle(op, status);
   return Task::State(op.state.load(std::memory_order_relaxed));
+}
+
+void Comm::doze(const Task &op, std::int64_t nap) {
+  std::vector<pollfd> sockets;
+  const bool alone = !outlets_.empty() && op.interests(sockets);
+  if (sockets.empty()) {
+    futex_sleep(layout_.block(rank_).asleep, 1, nap);
+    return;
+  }
+  // Those who share our memory cannot wake us here.
+  nap = alone ? nap : std::min<std::int64_t>(nap, 100'000);
+  const timespec limit{nap / 1'000'000'000, nap % 1'000'000'000};
+  ::ppoll(sockets.data(), sockets.size(), &limit, nullptr);
+}
+
+bool Comm::interests(std::vector<pollfd> &into) {
+  if (outlets_.empty())
+    return false;
+  bool idle = false;
+  if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire))
+    return false;
+  bool alone = false;
+  {
+    std::lock_guard lock(mutex_);
+    alone = !queue_.empty() && queue_.front()->interests(into);
+    for (const auto &transfer : transfers_)
+      alone = transfer->interests(into) && alone;
+  }
+  busy_.store(false, std::memory_order_release);
+  return alone;
 }
 
 // Threads of this process that wait for work in flight sleep where the rank does.

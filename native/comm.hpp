@@ -35,8 +35,11 @@ struct Engine {
 
 class Comm {
 public:
+  // `here` are the ranks of this host, as numbered in this communicator. `agreed` is a
+  // number by which all its ranks know it.
   Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
-       std::shared_ptr<Memory> memory, std::size_t half, std::uint64_t id);
+       std::vector<std::size_t> here, std::shared_ptr<Memory> memory, std::size_t half,
+       std::uint64_t id, std::uint64_t agreed);
   ~Comm();
 
   std::size_t rank() const { return rank_; }
@@ -46,6 +49,14 @@ public:
   Mesh &mesh() const { return *engine_.mesh; }
   Engine &engine() { return engine_; }
   std::uint64_t id() const { return id_; }
+  std::uint64_t agreed() const { return agreed_; }
+  // The ranks of this host, beginning with the one after this rank and ending with it.
+  const std::vector<std::size_t> &here() const { return here_; }
+  bool far(std::size_t rank) const { return !far_.empty() && far_[rank]; }
+  Outlet &outlet(std::size_t rank) { return *outlets_[rank]; }
+  const Outlet &outlet(std::size_t rank) const { return *outlets_[rank]; }
+  Inlet &inlet(std::size_t rank) { return *inlets_[rank]; }
+  const Inlet &inlet(std::size_t rank) const { return *inlets_[rank]; }
   Patience patience;
   Crowd crowd;
   std::int64_t late_after = 5'000'000'000; // ns until a late rank is warned about
@@ -66,12 +77,19 @@ public:
   // Advances what is queued; whether anything moved, and whether anything is left.
   bool progress(bool *left);
 
+  // The sockets that what is queued waits for; true if it waits for nothing else.
+  bool interests(std::vector<pollfd> &into);
+  // Sleeps until something may have come for `op`, but not long.
+  void doze(const Task &op, std::int64_t nap);
+
   // What stops this communicator, if anything does.
   Verdict verdict() const {
     return Verdict::of(layout_.control().abort.load(std::memory_order_acquire));
   }
   // Breaks it for all ranks; the first verdict stands.
   Verdict condemn(Verdict verdict);
+  // What a rank of another host has found.
+  void hear(std::uint64_t word);
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
   bool gone(std::size_t rank) const {
@@ -103,6 +121,7 @@ private:
   void settle(Task &op, Status status);
   Status step(Task &op);
   void wake_waiters();
+  void part();
   void warn(const Task &op, std::int64_t waited) const;
 
   Engine engine_;
@@ -110,7 +129,11 @@ private:
   std::size_t rank_;
   std::shared_ptr<Memory> memory_;
   Layout layout_;
-  std::uint64_t id_;
+  std::uint64_t id_, agreed_;
+  std::vector<std::size_t> here_;
+  std::vector<bool> far_; // by rank, whether on another host; empty: none is
+  std::vector<std::unique_ptr<Outlet>> outlets_;
+  std::vector<std::unique_ptr<Inlet>> inlets_;
   Lending lending_;
   Collective inline_;
   std::atomic<bool> busy_ = false; // somebody advances the collectives

@@ -9,8 +9,10 @@
 namespace unisono {
 
 Lending::Lending(std::shared_ptr<Mesh> mesh, const Layout &layout,
-                 std::vector<std::size_t> ranks, std::size_t rank, std::uint64_t id)
-    : mesh_(std::move(mesh)), layout_(layout), ranks_(std::move(ranks)), rank_(rank),
+                 std::vector<std::size_t> ranks, std::vector<std::size_t> here,
+                 std::size_t rank, std::uint64_t id)
+    : mesh_(std::move(mesh)), layout_(layout), ranks_(std::move(ranks)),
+      here_(std::move(here)), rank_(rank),
       probe_(id ^ std::uint64_t(rank) << 48 ^ std::uint64_t(now_ns())) {
   RankBlock &mine = layout_.block(rank_);
   mine.probe_value.store(probe_, std::memory_order_relaxed);
@@ -22,7 +24,9 @@ Lending::Reaching Lending::reach() {
     return reach_;
   Word &mine = layout_.block(rank_).reaches;
   bool all = true;
-  for (std::size_t q = 0; q < ranks_.size() && mine.load() == untried; ++q) {
+  for (const std::size_t q : here_) {
+    if (mine.load() != untried)
+      break;
     const RankBlock &block = layout_.block(q);
     const std::uint64_t at = block.probe_at.load(std::memory_order_acquire);
     if (at == 0)
@@ -36,7 +40,7 @@ Lending::Reaching Lending::reach() {
   if (mine.load() == untried)
     mine.store(all ? reaches : denied, std::memory_order_release);
   Reaching agreed = reaches;
-  for (std::size_t q = 0; q < ranks_.size(); ++q) {
+  for (const std::size_t q : here_) {
     const std::uint64_t said = layout_.block(q).reaches.load(std::memory_order_acquire);
     if (said == untried)
       return untried;
@@ -78,7 +82,7 @@ void Lending::hands_off() const {
 }
 
 bool Lending::touched() const {
-  for (std::size_t q = 0; q < ranks_.size(); ++q)
+  for (const std::size_t q : here_)
     if (q != rank_ && layout_.block(q).touching.load(std::memory_order_seq_cst) != 0 &&
         !mesh_->dead(ranks_[q]))
       return true;

@@ -20,7 +20,7 @@ namespace unisono {
 class Lending {
 public:
   Lending(std::shared_ptr<Mesh> mesh, const Layout &layout, std::vector<std::size_t> ranks,
-          std::size_t rank, std::uint64_t id);
+          std::vector<std::size_t> here, std::size_t rank, std::uint64_t id);
   Lending(const Lending &) = delete; // others know the address of its probe
   Lending &operator=(const Lending &) = delete;
 
@@ -56,7 +56,7 @@ public:
 private:
   std::shared_ptr<Mesh> mesh_;
   Layout layout_;
-  std::vector<std::size_t> ranks_;
+  std::vector<std::size_t> ranks_, here_; // of all, those that share memory
   std::size_t rank_;
   std::uint64_t probe_;
   Reaching reach_ = untried;

@@ -31,23 +31,12 @@ std::size_t far_block(std::size_t blocks) {
 
 } // namespace
 
-// One piece of one chunk, on its way.
-struct Collective::Movement {
-  const Program::Action &action;
-  std::int64_t first; // element of the chunk
-  std::size_t count, bytes, sources;
-  std::byte *window, *output; // null: not wanted there
-  bool streams;               // the output is written past the caches
-  bool far;                   // some source lies in another process
-  bool delivers;
-};
-
-std::byte *Collective::place(std::size_t rank, std::int32_t index) {
+std::byte *Collective::place(std::size_t rank, std::int32_t index, std::int64_t piece) {
   const std::size_t at =
       std::size_t(index) * std::size_t(plan_->piece[lent_]) * plan_->itemsize;
   if (plan_->in_header)
     return comm_.layout().block(rank).headers[seq & 1].payload + at;
-  return comm_.layout().window(rank, first_generation_ + std::uint64_t(piece_)) + at;
+  return comm_.layout().window(rank, first_generation_ + std::uint64_t(piece)) + at;
 }
 
 Reach Collective::address(const Program::Source &source, std::int64_t first) {
@@ -61,34 +50,37 @@ Reach Collective::address(const Program::Source &source, std::int64_t first) {
     return (own ? Reach{output_} : outputs_[rank]) +
            std::size_t(plan_->output_at[index] + first) * plan_->itemsize;
   default:
-    return {place(rank, source.index)};
+    return {place(rank, source.index, piece_)};
   }
 }
 
-std::size_t Collective::perform(const Program::Action &action) {
+Collective::Movement Collective::movement(const Program::Action &action) {
   const std::int64_t size = plan_->size[std::size_t(action.chunk)];
   const std::int64_t piece = plan_->piece[lent_];
   const std::int64_t first = std::min(piece_ * piece, size);
   const auto count = std::size_t(std::min(piece, size - first));
-  if (count == 0)
-    return nobody;
   const auto sources = std::size_t(action.end_source - action.first_source);
-  bool far = false;
-  for (std::size_t s = 0; s < sources; ++s) {
-    reached_[s] = address(program_->sources[std::size_t(action.first_source) + s], first);
-    far = far || reached_[s].pid != 0;
-  }
   std::byte *output =
       action.output < 0 ? nullptr
                         : output_ + std::size_t(plan_->output_at[std::size_t(action.output)] +
                                                 first) * plan_->itemsize;
   const bool streams = output != nullptr && plan_->streams && !warm(action, sources);
-  const Movement movement{action, first,   count,
-                          count * plan_->itemsize, sources,
-                          action.window < 0 ? nullptr : place(comm_.rank(), action.window),
-                          output, streams, far,
-                          action.first_delivery < action.end_delivery};
-  return sources == 1 ? copy(movement) : reduce(movement);
+  return {action, first,   count,
+          count * plan_->itemsize, sources,
+          action.window < 0 ? nullptr : place(comm_.rank(), action.window, piece_),
+          output, streams, false,
+          action.first_delivery < action.end_delivery};
+}
+
+std::size_t Collective::perform(const Program::Action &action) {
+  Movement m = movement(action);
+  if (m.count == 0)
+    return nobody;
+  for (std::size_t s = 0; s < m.sources; ++s) {
+    reached_[s] = address(program_->sources[std::size_t(action.first_source) + s], m.first);
+    m.far = m.far || reached_[s].pid != 0;
+  }
+  return m.sources == 1 ? copy(m) : reduce(m);
 }
 
 std::size_t Collective::copy(const Movement &m) {

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -17,7 +18,7 @@
 namespace unisono {
 
 struct Program {
-  enum Home : std::int32_t { input = 0, output = 1, window = 2 };
+  enum Home : std::int32_t { input = 0, output = 1, window = 2, stream = 3 };
   struct Source {
     std::int32_t home, rank, index;
   };
@@ -29,12 +30,39 @@ struct Program {
     std::int32_t first_source, end_source, first_wait, end_wait;
     std::int32_t first_delivery, end_delivery;
   };
+  struct Message {
+    std::int32_t to, chunk, home, index, after;
+  };
+  // The messages to one rank, in their order.
+  struct Course {
+    std::size_t to;
+    std::vector<Message> messages;
+  };
   std::vector<Action> actions;
   std::vector<Source> sources;
   std::vector<Wait> waits, exits;
   std::vector<std::int32_t> lead, readers;
   std::vector<std::int32_t> deliveries; // ranks that are brought the result
   std::int32_t tail = 0; // actions at the end that nobody waits for
+  std::vector<Course> courses;         // what leaves for other hosts
+  std::vector<std::int32_t> incoming; // how many messages come from each rank, or empty
+
+  // Sorts the messages by where they go, and counts those that come.
+  void cross(const std::vector<Message> &messages) {
+    for (const Message &message : messages) {
+      auto course = std::find_if(courses.begin(), courses.end(), [&](const Course &c) {
+        return c.to == std::size_t(message.to);
+      });
+      if (course == courses.end())
+        course = courses.insert(course, {std::size_t(message.to), {}});
+      course->messages.push_back(message);
+    }
+    for (const Source &source : sources)
+      if (source.home == stream) {
+        incoming.resize(lead.size());
+        ++incoming[std::size_t(source.rank)];
+      }
+  }
 };
 
 struct Plan {
@@ -51,6 +79,9 @@ struct Plan {
   bool streams = false;   // the output is too large to find in the cache afterwards
   bool may_lend = false;  // worth reading buffers in place where they are shared
   bool may_reach = false; // worth reaching for those that are not
+  // Across hosts what is lent does not depend on what turns up, so that all cut alike:
+  // everything or nothing, and there is but this one program. -1: within one host.
+  int lent_always = -1;
   std::uint64_t fingerprint = 0;
   Note note{};
 };

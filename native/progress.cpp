@@ -55,6 +55,18 @@ void Progress::wake() {
   changed_.notify_all();
 }
 
+// A nap that what comes from other hosts can end; false if nothing is awaited from there.
+bool Progress::doze(const std::vector<Comm *> &comms) {
+  std::vector<pollfd> sockets;
+  for (Comm *comm : comms)
+    comm->interests(sockets);
+  if (sockets.empty())
+    return false;
+  const timespec limit{0, 100'000};
+  ::ppoll(sockets.data(), sockets.size(), &limit, nullptr);
+  return true;
+}
+
 void Progress::run() {
   std::unique_lock lock(mutex_);
   std::uint64_t handled = 0;
@@ -77,7 +89,7 @@ void Progress::run() {
         relax();
       else if (idle < 300)
         ::sched_yield();
-      else
+      else if (!doze(comms))
         for (Comm *comm : comms) { // a nap that any of its peers can end
           auto &asleep = comm->layout().block(comm->rank()).asleep;
           Backoff nap({0, 0}, comm->layout().control(), asleep,

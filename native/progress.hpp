@@ -23,6 +23,7 @@ public:
 
 private:
   void run();
+  static bool doze(const std::vector<Comm *> &comms);
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Comm *> comms_;

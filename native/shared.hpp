@@ -121,7 +121,8 @@ private:
 
 // Why a communicator is broken, in one word, so that the first to say it is believed.
 enum class Trouble : std::uint8_t {
-  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable
+  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable,
+  corrupted
 };
 
 struct Verdict {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <poll.h>
+
 #include "recorder.hpp"
 #include "shared.hpp"
 
@@ -39,6 +41,8 @@ public:
   virtual bool hindered_by(std::size_t rank) const = 0;
   // What it is waiting for just now.
   virtual std::vector<Need> needs() const = 0;
+  // The sockets it waits for; true if it waits for nothing else.
+  virtual bool interests(std::vector<pollfd> &) const { return false; }
 
   void finish(State how);
   bool pending_now() const { return state.load(std::memory_order_acquire) == pending; }

@@ -77,8 +77,11 @@ public:
       : patience_(patience), control_(control), asleep_(asleep), crowd_(crowd) {}
 
   // Waits a little; true when it is time to look whether something is wrong. `ready` is
-  // asked once more before going to sleep.
+  // asked once more before going to sleep, which is done by `sleep`.
   template <class Ready> bool pause(Ready ready) {
+    return pause(ready, [this](std::int64_t nap) { futex_sleep(asleep_, 1, nap); });
+  }
+  template <class Ready, class Sleep> bool pause(Ready ready, Sleep sleep) {
     ++count_;
     if (count_ <= patience_.spins) {
       relax();
@@ -89,7 +92,7 @@ public:
     asleep_.store(1, std::memory_order_relaxed);
     control_.sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!ready())
-      futex_sleep(asleep_, 1, nap_);
+      sleep(nap_);
     control_.sleepers.fetch_sub(1, std::memory_order_relaxed);
     asleep_.store(0, std::memory_order_relaxed);
     nap_ = nap_ < longest_nap ? 2 * nap_ : nap_;

@@ -101,6 +101,7 @@ class Program:
         readers: list[int],
         deliveries: list[int],
         tail: int,
+        messages: NDArray[np.int32],
     ) -> None: ...
 
 class Plan:
@@ -118,6 +119,7 @@ class Plan:
         in_header: bool,
         may_lend: bool,
         may_reach: bool,
+        lent_always: int,
         streams: bool,
         fingerprint: int,
         collective: int,
@@ -144,11 +146,25 @@ class Comm:
         engine: Engine,
         ranks: list[int],
         rank: int,
+        here: list[int],
         owner: int,
         segment: int,
         half: int,
         id: int,
+        agreed: int,
     ) -> None: ...
+    def attach(
+        self,
+        sends: bool,
+        rank: int,
+        lane: int,
+        lanes: int,
+        fd: int,
+        key: bytes,
+        epoch: int,
+        messages: bool,
+    ) -> None: ...
+    def leads_to(self, rank: int, messages: bool) -> bool: ...
     @staticmethod
     def memory_needed(n: int, half: int) -> int: ...
     def set_patience(

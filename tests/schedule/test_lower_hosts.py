@@ -104,6 +104,10 @@ def test_a_buffer_that_is_used_again_before_its_messages_left_is_found():
     play([one], mean(4))
     for program in one.lowered.programs:
         object.__setattr__(program, "exits", ())
-    with pytest.raises(ProgramFault, match="while"):
+
+    def often():
         for seed in range(20):
             play([one], mean(4), seed=seed)
+
+    with pytest.raises(ProgramFault, match="while"):
+        often()

@@ -6,6 +6,7 @@ native core keeps the plans of plain calls itself, so that these hardly touch Py
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections import deque
@@ -58,6 +59,7 @@ class Base:
         native: _native.Comm,
         ranks: Sequence[int],
         *,
+        agreed: int,
         timeout_s: float = TIMEOUT_S,
         name: str = "world",
         on_close: Callable[[], None] | None = None,
@@ -66,6 +68,11 @@ class Base:
         self._transport = transport
         self._native = native
         self._ranks = tuple(ranks)
+        self._agreed = agreed
+        self._splits = 0
+        hosts = [transport.hosts[r] for r in ranks]
+        self.hosts = tuple(hosts.index(h) for h in hosts)
+        self._hosts = self.hosts if any(self.hosts) else ()
         self._plans: dict[object, _native.Plan] = {}
         self._inflight: deque[Work] = deque()
         self._lock = threading.Lock()
@@ -89,22 +96,28 @@ class Base:
         ranks: Sequence[int],
         segment: int,
         *,
+        agreed: int,
         timeout_s: float,
         meeting_s: float,
         name: str,
     ) -> Self:
-        """The communicator of these ranks, in memory that the first of them made."""
-        owner = ranks[0]
-        native = transport.communicator(ranks, owner, segment, timeout_s=meeting_s)
+        """The communicator of these ranks, in memory that the first here made.
+
+        `agreed` is a number by which all of them know it, and no other.
+        """
+        native = transport.communicator(
+            ranks, segment, agreed=agreed, timeout_s=meeting_s
+        )
 
         def release() -> None:
-            if owner == transport.rank:
+            if transport.owner(ranks) == transport.rank:
                 transport.engine.drop(segment)
 
         return cls(
             transport,
             native,
             ranks,
+            agreed=agreed,
             timeout_s=timeout_s,
             name=name,
             on_close=release,
@@ -218,8 +231,24 @@ class Base:
         )
         if how.reproducible:
             self._refuse_other_orders(kind)
-        window = self._transport.window
-        return make_plan(kind, self.world_size, self.rank, window=window)
+        transport = self._transport
+        plan, reached = make_plan(
+            kind,
+            self.world_size,
+            self.rank,
+            window=transport.window,
+            hosts=self._hosts,
+            reaches=transport.reaches,
+        )
+        self._reach(reached)
+        return plan
+
+    def _reach(self, ranks: Sequence[int], *, messages: bool = False) -> None:
+        """Open the streams to these ranks, if they are on other hosts."""
+        streams = self._transport.streams
+        for rank in ranks:
+            if streams is not None and self.hosts[rank] != self.hosts[self.rank]:
+                streams.reach(self._agreed, rank, messages=messages)
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
@@ -269,6 +298,8 @@ class Base:
         tag = whole_number("tag", tag)
         if not -(1 << 31) <= tag < 1 << 31:
             raise BadArgument(f"{name}: tag = {tag}: expected a number of 32 bits")
+        if name == "send" and peer is not None and self._hosts:
+            self._reach([peer], messages=True)
         native = self._native.transfer(
             name == "send",
             -1 if peer is None else peer,
@@ -362,6 +393,8 @@ class Base:
             return
         self._closed = True
         self._native.close()
+        if self._transport.streams is not None:
+            self._transport.streams.leave(self._agreed)
         self._inflight.clear()  # none is in flight any longer; they refer to this
         if self._on_close is not None:
             self._on_close()
@@ -374,6 +407,11 @@ _PLAIN = How()
 _KEPT: list[object] = []
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
+
+
+def agreed_number(told: str) -> int:
+    """A number for what all ranks can tell alike."""
+    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
 
 
 def nanoseconds(timeout_s: float) -> int:

@@ -11,6 +11,7 @@ from unisono.errors import (
     BadArgument,
     CollectiveMismatch,
     CollectiveTimeout,
+    Corrupted,
     PeerLost,
     TransportError,
     UnisonoError,
@@ -43,6 +44,7 @@ class Trouble(enum.IntEnum):
     STARVED = 7
     CUT = 8
     UNREACHABLE = 9
+    CORRUPTED = 10
 
 
 def describe(note: Note) -> str:
@@ -89,6 +91,11 @@ def failure(
     if trouble is Trouble.STARVED:
         return TransportError(
             f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
+        )
+    if trouble is Trouble.CORRUPTED:
+        return Corrupted(
+            f"{where}: what {who} sent did not arrive at {peers[reporter]} as it was "
+            "sent: its checksum or its seal is wrong; look at the network between them"
         )
     if trouble is Trouble.UNREACHABLE:
         return TransportError(

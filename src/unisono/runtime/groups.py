@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import BadArgument, PeerLost, whole_number
+from unisono.runtime.base import agreed_number
 from unisono.runtime.buffers import readable
 from unisono.runtime.objects import decode, encode
 
@@ -19,23 +20,26 @@ _NO_COLOR = -(1 << 62)
 
 
 def split(comm: Communicator, color: int | None, key: int) -> Communicator | None:
-    """One communicator for each color: its lowest rank makes the memory for it."""
+    """One communicator for each color: on each host its first makes the memory."""
     mine = _NO_COLOR if color is None else whole_number("color", color)
     told = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
     order = sorted(range(comm.world_size), key=lambda r: (int(told[r, 1]), r))
     members = [r for r in order if color is not None and told[r, 0] == mine]
     world = [comm._ranks[r] for r in members]
     segment = 0
-    if members and members[0] == comm.rank:
+    owner = comm._transport.owner(world) if members else -1
+    if owner == comm._ranks[comm.rank]:
         segment = comm._transport.memory_for(len(members))
     segments = comm.all_gather(np.array([segment], np.int64))
+    comm._splits += 1
     if not members:
         return None
-    number = int(segments[members[0]])
+    number = int(segments[comm._ranks.index(owner)])
     made = comm.joined(
         comm._transport,
         world,
         number,
+        agreed=agreed_number(f"{comm._agreed}/{comm._splits}/{mine}"),
         timeout_s=comm.timeout_s,
         meeting_s=comm.timeout_s,
         name=f"{comm.name}/{mine}",

@@ -91,33 +91,58 @@ def verified(collective: str, algorithm: str, n: int, root: int) -> Schedule:
 
 @lru_cache(maxsize=512)
 def lowered(
-    collective: str, algorithm: str, n: int, root: int, lent: int = 0
+    collective: str,
+    algorithm: str,
+    n: int,
+    root: int,
+    lent: int = 0,
+    hosts: tuple[int, ...] = (),
 ) -> Lowered:
     """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs."""
     return lower(
         verified(collective, algorithm, n, root),
         input_shared=bool(lent & 1),
         output_shared=bool(lent & 2),
+        hosts=hosts,
     )
 
 
 @lru_cache(maxsize=2048)
 def _native_program(
-    collective: str, algorithm: str, n: int, root: int, lent: int, rank: int
+    collective: str,
+    algorithm: str,
+    n: int,
+    root: int,
+    lent: int,
+    hosts: tuple[int, ...],
+    rank: int,
 ) -> _native.Program:
-    programs = lowered(collective, algorithm, n, root, lent).programs
+    programs = lowered(collective, algorithm, n, root, lent, hosts).programs
     return _tables(programs[rank])
 
 
-def make_plan(kind: Kind, n: int, rank: int, *, window: int) -> _native.Plan:
-    """The plan of one rank for one kind of call."""
+def make_plan(
+    kind: Kind,
+    n: int,
+    rank: int,
+    *,
+    window: int,
+    hosts: tuple[int, ...] = (),
+    reaches: bool = False,
+) -> tuple[_native.Plan, list[int]]:
+    """The plan of one rank for one kind of call, and which ranks it sends to.
+
+    `hosts` are the ranks' hosts, if there are several. `reaches` tells whether ranks of
+    a host can read each other's private memory, on all of them.
+    """
     with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
-        return _make_plan(kind, n, rank, window)
+        return _make_plan(kind, n, rank, window, hosts, reaches)
 
 
-def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
+def _make_plan(
+    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...], reaches: bool
+) -> tuple[_native.Plan, list[int]]:
     key = kind.collective, kind.algorithm, n, kind.root
-    staged = lowered(*key, 0)
     contract = verified(*key).contract
     sizes = contract.chunk_sizes(kind.counts)
     input_at, output_at = _offsets(contract, sizes)
@@ -125,18 +150,32 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
     input_count, output_count = _held(contract, sizes, rank)
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
-    header = staged.depth <= 1 and staged.places * largest * itemsize <= HEADER_BYTES
+    staged = lowered(*key, 0, hosts)
+    header = (
+        not hosts
+        and staged.depth <= 1
+        and staged.places * largest * itemsize <= HEADER_BYTES
+    )
     lends = not header and total >= LENDS_FROM
-    modes = range(4) if lends else range(1)
+    modes = list(range(4)) if lends else [0]
+    if hosts:
+        # What is lent must not depend on what turns up on one host alone: everything
+        # is cut as on the others.
+        alone = len(set(hosts)) == n
+        modes = [3] if alone or (lends and reaches) else [0]
     piece = [largest] * len(modes)
     if not header:
         # Whoever does not lend its input may have published it before it knows whether
         # outputs are lent: so those pieces are the same.
-        places = [lowered(*key, mode if mode & 1 else 0).places for mode in modes]
+        places = [
+            lowered(*key, mode if mode & 1 else 0, hosts).places for mode in modes
+        ]
         piece = [_piece(window, p, itemsize, largest) for p in places]
+    programs = lowered(*key, modes[0], hosts).programs
+    reached = sorted({m.to for m in programs[rank].messages})
     pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
-    return _native.Plan(
-        programs=[_native_program(*key, mode, rank) for mode in modes],
+    plan = _native.Plan(
+        programs=[_native_program(*key, mode, hosts, rank) for mode in modes],
         input_at=input_at,
         output_at=output_at,
         size=sizes,
@@ -146,8 +185,9 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
         output_bytes=output_count * itemsize,
         divisor=n if kind.reduction.op == "mean" else 1,
         in_header=header,
-        may_lend=lends,
+        may_lend=modes[-1] == 3,
         may_reach=lends and _reaches(kind.collective, total, n),
+        lent_always=modes[0] if hosts else -1,
         streams=output_count * itemsize >= STREAMS_FROM,
         fingerprint=kind.fingerprint(),
         collective=CODES[kind.collective],
@@ -157,6 +197,7 @@ def _make_plan(kind: Kind, n: int, rank: int, window: int) -> _native.Plan:
         count=int(sizes.sum()),
         algorithm=kind.algorithm,
     )
+    return plan, reached
 
 
 def _reaches(collective: str, total: int, n: int) -> bool:
@@ -254,6 +295,13 @@ def _tables(program: Program) -> _native.Program:
         readers=list(program.readers),
         deliveries=deliveries,
         tail=program.tail,
+        messages=_table(
+            [
+                (m.to, m.chunk, int(m.source.home), m.source.index, m.after)
+                for m in program.messages
+            ],
+            5,
+        ),
     )
 
 

@@ -67,14 +67,14 @@ def _transport(world: World, meeting_s: float) -> Transport:
 def first_communicator(
     transport: Transport, *, timeout_s: float, meeting_s: float = MEETING_S
 ) -> Communicator:
-    """The communicator of all ranks of a transport; rank 0 makes its memory."""
+    """The communicator of all ranks; on each host the first makes its memory."""
     ranks = range(len(transport.peers))
     segment = 1
-    if transport.rank == 0:
+    if transport.rank == transport.owner(ranks):
         segment = transport.memory_for(len(ranks))
-    native = transport.communicator(ranks, 0, segment, timeout_s=meeting_s)
+    native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
     _OPEN.add(transport)
-    return Communicator(transport, native, ranks, timeout_s=timeout_s)
+    return Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
 
 
 def _arm_failpoints() -> None:

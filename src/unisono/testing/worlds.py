@@ -8,7 +8,7 @@ A rank whose function raises is lost to the others, as a process that dies would
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,13 +23,22 @@ class World:
     """n communicators of one world, one for each thread to come."""
 
     def __init__(
-        self, n: int, *, timeout_s: float = 60.0, window: int = WINDOW
+        self,
+        n: int,
+        *,
+        timeout_s: float = 60.0,
+        window: int = WINDOW,
+        hosts: Sequence[int] = (),
     ) -> None:
         """Make the ranks; they meet at once."""
         n = whole_number("n", n)
         if n < 1:
             raise BadArgument(f"n = {n}: a world has at least one rank")
-        transports = threads(n, window=window)
+        if hosts and len(hosts) != n:
+            raise BadArgument(
+                f"hosts = {list(hosts)}: expected one for each of {n} ranks"
+            )
+        transports = threads(n, window=window, hosts=hosts)
         self.comms: list[Communicator] = [
             first_communicator(t, timeout_s=timeout_s) for t in transports
         ]
@@ -93,6 +102,16 @@ class World:
         self.close()
 
 
-def world(n: int, *, timeout_s: float = 60.0, window: int = WINDOW) -> World:
-    """A world of n ranks, each a thread of this process."""
-    return World(n, timeout_s=timeout_s, window=window)
+def world(
+    n: int,
+    *,
+    timeout_s: float = 60.0,
+    window: int = WINDOW,
+    hosts: Sequence[int] = (),
+) -> World:
+    """A world of n ranks, each a thread of this process.
+
+    Given numbers of hosts, ranks with different ones talk as ranks of different hosts
+    do: by messages over sockets, and not through memory.
+    """
+    return World(n, timeout_s=timeout_s, window=window, hosts=hosts)

@@ -32,6 +32,7 @@ except ImportError as why:  # built without a compiler
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Engine
+    from unisono.transports.streams import Streams
 
 WINDOW = 256 << 10
 """Bytes of half a rank's window: the pieces of one generation."""
@@ -57,21 +58,31 @@ class Peer:
 
 @dataclass(eq=False)
 class Transport:
-    """The world as one rank reaches it. `cores` is how many all ranks share."""
+    """The world as one rank reaches it.
+
+    `cores` is how many the ranks of this host share. `hosts` are the numbers of the
+    ranks' hosts, and `streams` what leads to the others, if there is more than one.
+    `reaches` tells whether the ranks of every host can read each other's own memory.
+    """
 
     engine: Engine
     rank: int
     peers: Sequence[Peer]
     cores: int
     window: int = WINDOW
+    hosts: Sequence[int] = ()
+    streams: Streams | None = None
+    reaches: bool = False
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
 
     def __post_init__(self) -> None:
         """Decide how to wait: spin where every rank has a core, yield where not."""
+        self.hosts = tuple(self.hosts) or (0,) * len(self.peers)
         # Not for long: another rank may have been put on the same core, and waits.
-        self.patience = (300, 4000) if len(self.peers) <= self.cores else (0, 400)
+        here = self.hosts.count(self.hosts[self.rank])
+        self.patience = (300, 4000) if here <= self.cores else (0, 400)
 
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""
@@ -86,15 +97,38 @@ class Transport:
             )
         return self.engine.buffer(nbytes)
 
+    def here(self, ranks: Sequence[int]) -> list[int]:
+        """Those of the ranks that are on this host."""
+        return [r for r in ranks if self.hosts[r] == self.hosts[self.rank]]
+
+    def owner(self, ranks: Sequence[int]) -> int:
+        """Who makes the memory of a communicator on this host."""
+        return self.here(ranks)[0]
+
     def communicator(
-        self, ranks: Sequence[int], owner: int, segment: int, *, timeout_s: float
+        self, ranks: Sequence[int], segment: int, *, agreed: int, timeout_s: float
     ) -> Comm:
-        """This rank's end of a communicator whose memory `owner` has made."""
+        """This rank's end of a communicator, whose memory its owner here has made.
+
+        `agreed` is a number by which all its ranks know it.
+        """
+        owner = self.owner(ranks)
         self.await_segment(owner, segment, timeout_s)
-        me = list(ranks).index(self.rank)
-        return _native.Comm(
-            self.engine, list(ranks), me, owner, segment, self.window, next(_NUMBERS)
+        ranks = list(ranks)
+        made = _native.Comm(
+            self.engine,
+            ranks,
+            ranks.index(self.rank),
+            [ranks.index(r) for r in self.here(ranks)],
+            owner,
+            segment,
+            self.window,
+            next(_NUMBERS),
+            agreed,
         )
+        if self.streams is not None and len(self.here(ranks)) < len(ranks):
+            self.streams.join(agreed, made, ranks)
+        return made
 
     def await_segment(self, owner: int, segment: int, timeout_s: float) -> None:
         """Wait until a segment of another rank has arrived here."""

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.errors import ConnectFailed, UnsupportedWorld
+from unisono.runtime.base import agreed_number
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import first_communicator
 from unisono.transports import memory, shm
@@ -178,6 +179,7 @@ class Meeting:
             transport,
             ranks,
             self._segment,
+            agreed=agreed_number(f"{self.name}/{self._turn}"),
             timeout_s=self.timeout_s,
             meeting_s=min(self.timeout_s, MEETING_S),
             name=self.name,

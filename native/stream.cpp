@@ -1,0 +1,271 @@
+#include "stream.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "failpoint.hpp"
+
+namespace unisono {
+
+namespace {
+
+enum Flag : std::uint16_t { noted = 1, leaving = 2 };
+
+constexpr std::size_t read_ahead = 16 << 10;
+
+void make_ready(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+} // namespace
+
+Outlet::~Outlet() {
+  for (Lane &lane : lanes_)
+    if (lane.fd >= 0)
+      ::close(lane.fd);
+}
+
+void Outlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
+                    std::uint32_t epoch) {
+  make_ready(fd);
+  lanes_.resize(std::max(lanes, lanes_.size()));
+  lanes_.at(lane).fd = fd;
+  lanes_[lane].seal = Seal(key, epoch);
+  if (++attached_ == lanes_.size())
+    open_.store(true, std::memory_order_release);
+}
+
+bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
+                   std::size_t bytes, std::uint64_t ordinal) {
+  Lane &lane = lanes_[turn_];
+  if (lane.busy)
+    return false;
+  lane.head = {};
+  lane.head.call = mark.call;
+  lane.head.fingerprint = mark.fingerprint;
+  lane.head.piece = mark.piece;
+  lane.head.message = mark.message;
+  lane.noted = note != nullptr ? sizeof *note : 0;
+  if (note != nullptr) {
+    lane.note = *note;
+    lane.head.flags = Flag::noted;
+  }
+  lane.head.length = std::uint32_t(lane.noted + bytes);
+  lane.data = data;
+  lane.bytes = bytes;
+  lane.sent = 0;
+  lane.ordinal = ordinal;
+  lane.busy = true;
+  lane.seal.seal(lane.head, crc32c(data, bytes, crc32c(&lane.note, lane.noted)));
+  turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1;
+  return true;
+}
+
+Io Outlet::pump() {
+  for (Lane &lane : lanes_)
+    if (lane.busy && pump(lane) == Io::lost)
+      return Io::lost;
+  return idle() ? Io::done : Io::blocked;
+}
+
+Io Outlet::pump(Lane &lane) {
+  const std::size_t total = sizeof lane.head + lane.noted + lane.bytes;
+  while (lane.sent < total) {
+    iovec parts[3] = {{&lane.head, sizeof lane.head},
+                      {&lane.note, lane.noted},
+                      {const_cast<std::byte *>(lane.data), lane.bytes}};
+    std::size_t skip = lane.sent, first = 0;
+    for (; first < 2 && skip >= parts[first].iov_len; ++first)
+      skip -= parts[first].iov_len;
+    parts[first].iov_base = static_cast<std::byte *>(parts[first].iov_base) + skip;
+    parts[first].iov_len -= skip;
+    failpoint("stream.send");
+    msghdr message{};
+    message.msg_iov = parts + first;
+    message.msg_iovlen = 3 - first;
+    const ssize_t count = ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count < 0)
+      return later() ? Io::blocked : Io::lost;
+    lane.sent += std::size_t(count);
+  }
+  lane.busy = false;
+  return Io::done;
+}
+
+bool Outlet::idle() const {
+  return std::none_of(lanes_.begin(), lanes_.end(), [](const Lane &l) { return l.busy; });
+}
+
+std::uint64_t Outlet::left(std::uint64_t next) const {
+  for (const Lane &lane : lanes_)
+    if (lane.busy)
+      next = std::min(next, lane.ordinal);
+  return next;
+}
+
+// After a message that was given up half sent, nothing can be said.
+void Outlet::leave() {
+  if (!open() || lanes_[turn_].busy)
+    return;
+  Lane &lane = lanes_[turn_];
+  lane.head = {};
+  lane.head.flags = Flag::leaving;
+  lane.noted = lane.bytes = lane.sent = 0;
+  lane.seal.seal(lane.head, 0u);
+  lane.busy = true;
+  (void)pump(lane);
+}
+
+void Outlet::interests(std::vector<pollfd> &into) const {
+  for (const Lane &lane : lanes_)
+    if (lane.busy)
+      into.push_back({lane.fd, POLLOUT, 0});
+}
+
+Inlet::~Inlet() {
+  for (Lane &lane : lanes_)
+    if (lane.fd >= 0)
+      ::close(lane.fd);
+}
+
+void Inlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
+                   std::uint32_t epoch) {
+  make_ready(fd);
+  lanes_.resize(std::max(lanes, lanes_.size()));
+  lanes_.at(lane).fd = fd;
+  lanes_[lane].seal = Seal(key, epoch);
+  lanes_[lane].ahead.resize(read_ahead);
+  if (++attached_ == lanes_.size())
+    open_.store(true, std::memory_order_release);
+}
+
+Io Inlet::take(const Mark &mark, std::byte *into, std::size_t bytes) {
+  if (!open())
+    return Io::blocked;
+  Lane &lane = lanes_[turn_];
+  if (!lane.headed) {
+    const Io found = header(lane, frame_bytes);
+    if (found != Io::done)
+      return found;
+    const FrameHeader &head = lane.head;
+    lane.strange = head.call != mark.call || head.fingerprint != mark.fingerprint ||
+                   head.piece != mark.piece || head.message != mark.message ||
+                   head.length != lane.noted + bytes;
+    // Another call than ours: what it was comes next, if this is its first frame.
+    if (lane.strange && lane.noted == 0)
+      return Io::mismatch;
+  }
+  return payload(lane, into);
+}
+
+Io Inlet::take_any(std::byte *into, std::size_t room, std::size_t *bytes) {
+  if (!open())
+    return Io::blocked;
+  Lane &lane = lanes_[turn_];
+  if (!lane.headed) {
+    const Io found = header(lane, room);
+    if (found != Io::done)
+      return found;
+    lane.strange = false;
+  }
+  *bytes = lane.head.length - lane.noted;
+  return payload(lane, into);
+}
+
+Io Inlet::header(Lane &lane, std::size_t room) {
+  while (lane.end - lane.first < sizeof lane.head) {
+    const Io found = fill(lane);
+    if (found != Io::done)
+      return found;
+  }
+  (void)drain(lane, &lane.head, sizeof lane.head);
+  const FrameHeader &head = lane.head;
+  lane.noted = (head.flags & Flag::noted) != 0 ? sizeof(Note) : 0;
+  if (lane.seal.check(head, room + lane.noted) != Flaw::none ||
+      head.kind != FrameKind::data || head.length < lane.noted)
+    return Io::corrupt;
+  if ((head.flags & Flag::leaving) != 0)
+    return Io::left;
+  lane.filled = 0;
+  lane.crc = 0;
+  lane.headed = true;
+  return Io::done;
+}
+
+Io Inlet::payload(Lane &lane, std::byte *into) {
+  const std::size_t total = lane.head.length;
+  while (lane.filled < lane.noted) { // the note is small, and read ahead
+    if (lane.first == lane.end) {
+      const Io found = fill(lane);
+      if (found != Io::done)
+        return found;
+    }
+    auto *to = reinterpret_cast<std::byte *>(&note_) + lane.filled;
+    const std::size_t count = drain(lane, to, lane.noted - lane.filled);
+    lane.crc = crc32c(to, count, lane.crc);
+    lane.filled += count;
+  }
+  if (lane.strange)
+    return Io::mismatch;
+  while (lane.filled < total) {
+    std::byte *to = into + (lane.filled - lane.noted);
+    std::size_t count = drain(lane, to, total - lane.filled);
+    if (count == 0 && total - lane.filled < read_ahead / 2) {
+      const Io found = fill(lane); // a small rest: take more with it
+      if (found != Io::done)
+        return found;
+      continue;
+    }
+    if (count == 0) {
+      failpoint("stream.receive");
+      const ssize_t got = ::recv(lane.fd, to, total - lane.filled, MSG_DONTWAIT);
+      if (got <= 0)
+        return got < 0 && later() ? Io::blocked : Io::lost;
+      count = std::size_t(got);
+    }
+    lane.crc = crc32c(to, count, lane.crc);
+    lane.filled += count;
+  }
+  lane.headed = false;
+  turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1;
+  return lane.crc == lane.head.crc ? Io::done : Io::corrupt;
+}
+
+// Reads what has come into the room ahead.
+Io Inlet::fill(Lane &lane) {
+  if (lane.first == lane.end)
+    lane.first = lane.end = 0;
+  if (lane.first > 0) {
+    std::memmove(lane.ahead.data(), lane.ahead.data() + lane.first, lane.end - lane.first);
+    lane.end -= lane.first;
+    lane.first = 0;
+  }
+  failpoint("stream.receive");
+  const ssize_t got =
+      ::recv(lane.fd, lane.ahead.data() + lane.end, lane.ahead.size() - lane.end, MSG_DONTWAIT);
+  if (got <= 0)
+    return got < 0 && later() ? Io::blocked : Io::lost;
+  lane.end += std::size_t(got);
+  return Io::done;
+}
+
+std::size_t Inlet::drain(Lane &lane, void *into, std::size_t bytes) {
+  const std::size_t count = std::min(bytes, lane.end - lane.first);
+  if (count > 0)
+    std::memcpy(into, lane.ahead.data() + lane.first, count);
+  lane.first += count;
+  return count;
+}
+
+void Inlet::interests(std::vector<pollfd> &into) const {
+  if (open())
+    into.push_back({lanes_[turn_].fd, POLLIN, 0});
+}
+
+} // namespace unisono

@@ -1,0 +1,128 @@
+// One direction between two ranks of different hosts.
+//
+// What travels are frames (frame.hpp): a message is cut at every `frame_bytes`, and the
+// frames go over one or more sockets, the lanes, in turn. So the lanes carry a message
+// together, and whoever receives knows which lane the next frame comes from. Nothing is
+// queued but what is leaving: bytes go from the caller's memory to the kernel and from the
+// kernel to where the caller wants them, as far as the sockets go without waiting. A frame
+// is believed when its checksum is right.
+//
+// Lanes are attached by other threads than those that move bytes.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <poll.h>
+
+#include "frame.hpp"
+#include "shared.hpp"
+
+namespace unisono {
+
+constexpr std::size_t frame_bytes = 128 << 10;
+
+enum class Io { done, blocked, lost, corrupt, mismatch, left };
+
+// Which frame is meant: of which call, with which payload.
+struct Mark {
+  std::uint64_t call = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint32_t piece = 0;
+  std::uint32_t message = 0;
+};
+
+class Outlet {
+public:
+  Outlet() = default;
+  ~Outlet();
+  Outlet(const Outlet &) = delete;
+  Outlet &operator=(const Outlet &) = delete;
+
+  void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
+              std::uint32_t epoch);
+  bool open() const { return open_.load(std::memory_order_acquire); }
+
+  // Takes a frame if the lane whose turn it is has none; it leaves as `pump` is called. The
+  // payload must stay where it is until then. `note` rides along, if there is one.
+  bool offer(const Mark &mark, const Note *note, const std::byte *data, std::size_t bytes,
+             std::uint64_t ordinal);
+  // Moves what can be moved; lost when the other end is gone.
+  Io pump();
+  bool idle() const;
+  // The lowest ordinal of a frame that has not left entirely, or `next` if all have.
+  std::uint64_t left(std::uint64_t next) const;
+  // Says that nothing more will come.
+  void leave();
+  void interests(std::vector<pollfd> &into) const;
+
+private:
+  struct Lane {
+    int fd = -1;
+    Seal seal{Key{}, 0};
+    bool busy = false;
+    FrameHeader head{};
+    Note note{};
+    const std::byte *data = nullptr;
+    std::size_t bytes = 0, noted = 0, sent = 0; // of head, note and data together
+    std::uint64_t ordinal = 0;
+  };
+  static Io pump(Lane &lane);
+  void seal(Lane &lane);
+
+  std::vector<Lane> lanes_;
+  std::size_t turn_ = 0;
+  bool lost_ = false;
+  std::size_t attached_ = 0;
+  std::atomic<bool> open_ = false;
+};
+
+class Inlet {
+public:
+  Inlet() = default;
+  ~Inlet();
+  Inlet(const Inlet &) = delete;
+  Inlet &operator=(const Inlet &) = delete;
+
+  void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
+              std::uint32_t epoch);
+  bool open() const { return open_.load(std::memory_order_acquire); }
+
+  // Takes in what has come of the next frame, to `into`; done when it is there and sound.
+  // To be called again with the same until then.
+  Io take(const Mark &mark, std::byte *into, std::size_t bytes);
+  // The same for one of a size that is not known before, up to `room` bytes.
+  Io take_any(std::byte *into, std::size_t room, std::size_t *bytes);
+  // What the other end said last that it was called with.
+  const Note &note() const { return note_; }
+  void interests(std::vector<pollfd> &into) const;
+
+private:
+  struct Lane {
+    int fd = -1;
+    Seal seal{Key{}, 0};
+    std::vector<std::byte> ahead; // read, but not yet asked for
+    std::size_t first = 0, end = 0;
+    bool headed = false; // `head` is there, and sound
+    bool strange = false; // but of another call than is expected
+    FrameHeader head{};
+    std::size_t noted = 0, filled = 0;
+    std::uint32_t crc = 0;
+  };
+  Io header(Lane &lane, std::size_t room);
+  Io payload(Lane &lane, std::byte *into);
+  static Io fill(Lane &lane);
+  static std::size_t drain(Lane &lane, void *into, std::size_t bytes);
+
+  std::vector<Lane> lanes_;
+  std::size_t turn_ = 0;
+  std::size_t attached_ = 0;
+  Note note_{};
+  std::atomic<bool> open_ = false;
+};
+
+} // namespace unisono

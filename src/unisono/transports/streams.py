@@ -1,0 +1,148 @@
+"""Which sockets go to which communicator: streams between ranks of different hosts.
+
+A stream has one direction. Whoever sends opens it, when a plan first needs it; at the
+other end it is attached to its communicator as it arrives, or kept until there is one
+of that number. So nobody ever waits to be called, and there are no connections but
+those that some schedule uses.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unisono._native import Comm
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a stream is for: its communicator, and which of how many sockets it is."""
+
+    agreed: int
+    lane: int = 0
+    lanes: int = 1
+    messages: bool = False
+    """Whether it is for send and recv, and not for collectives."""
+
+
+@dataclass
+class _Member:
+    native: Comm
+    ranks: Sequence[int]
+
+
+class Streams:
+    """The streams of one rank. `dial` opens one to a rank of the world: socket and key.
+
+    Epochs are numbers of worlds: what belongs to an earlier one is not believed.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[int, Label], tuple[socket.socket, bytes]],
+        *,
+        lanes: int = 1,
+        epoch: int = 0,
+    ) -> None:
+        """Nothing is opened yet."""
+        self._dial = dial
+        self._lanes = lanes
+        self._epoch = epoch
+        self._lock = threading.Lock()
+        self._members: dict[int, _Member] = {}
+        self._waiting: dict[int, list[tuple[int, Label, socket.socket, bytes]]] = {}
+        self._gone: set[int] = set()
+
+    def join(self, agreed: int, native: Comm, ranks: Sequence[int]) -> None:
+        """From now on streams with this number are for this communicator."""
+        with self._lock:
+            self._members[agreed] = member = _Member(native, ranks)
+            self._gone.discard(agreed)
+            waiting = self._waiting.pop(agreed, [])
+        for rank, label, end, key in waiting:
+            self._attach(member, False, rank, label, end, key)
+
+    def leave(self, agreed: int) -> None:
+        """Nothing more is for this communicator."""
+        with self._lock:
+            self._members.pop(agreed, None)
+            self._gone.add(agreed)
+
+    def close(self) -> None:
+        """Let go of what nobody came for."""
+        with self._lock:
+            waiting = [each for some in self._waiting.values() for each in some]
+            self._waiting.clear()
+        for _, _, end, _ in waiting:
+            end.close()
+
+    def arrived(self, rank: int, label: Label, end: socket.socket, key: bytes) -> None:
+        """A rank of the world has opened a stream to this one."""
+        with self._lock:
+            member = self._members.get(label.agreed)
+            if member is None and label.agreed not in self._gone:
+                self._waiting.setdefault(label.agreed, []).append(
+                    (rank, label, end, key)
+                )
+                return
+        if member is None or rank not in member.ranks:
+            end.close()
+            return
+        self._attach(member, False, rank, label, end, key)
+
+    def reach(self, agreed: int, rank: int, *, messages: bool = False) -> None:
+        """Open the stream to a rank of a communicator, if it is not open."""
+        member = self._members[agreed]
+        if member.native.leads_to(rank, messages):
+            return
+        world_rank = member.ranks[rank]
+        lanes = 1 if messages else self._lanes
+        for lane in range(lanes):
+            label = Label(agreed, lane, lanes, messages)
+            end, key = self._dial(world_rank, label)
+            self._attach(member, True, world_rank, label, end, key)
+
+    def _attach(
+        self,
+        member: _Member,
+        sends: bool,
+        world_rank: int,
+        label: Label,
+        end: socket.socket,
+        key: bytes,
+    ) -> None:
+        rank = list(member.ranks).index(world_rank)
+        member.native.attach(
+            sends,
+            rank,
+            label.lane,
+            label.lanes,
+            end.detach(),
+            key,
+            self._epoch,
+            label.messages,
+        )
+
+
+def between_threads(ranks: Sequence[int]) -> list[Streams]:
+    """The streams of ranks that are threads: pairs of sockets, as if across hosts."""
+    made: list[Streams] = []
+
+    def dialer(rank: int) -> Callable[[int, Label], tuple[socket.socket, bytes]]:
+        def dial(to: int, label: Label) -> tuple[socket.socket, bytes]:
+            mine, theirs = socket.socketpair()
+            key = os.urandom(KEY_BYTES)
+            made[to].arrived(rank, label, theirs, key)
+            return mine, key
+
+        return dial
+
+    made += [Streams(dialer(rank)) for rank in ranks]
+    return made
