@@ -19,6 +19,7 @@
 
 #include "comm.hpp"
 #include "failpoint.hpp"
+#include "lifeline.hpp"
 #include "progress.hpp"
 #include "shortcuts.hpp"
 
@@ -257,13 +258,20 @@ nb::object quick_of(nb::handle comm) {
   return nb::steal(PyCFunction_New(&quick_method, comm.ptr()));
 }
 
+Key key_of(const nb::bytes &bytes) {
+  Key key{};
+  if (bytes.size() != key.size())
+    throw nb::value_error("a key has 16 bytes");
+  std::memcpy(key.data(), bytes.c_str(), key.size());
+  return key;
+}
+
 // Gives a stream one of its sockets, which is its own from here on.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
             int fd, nb::bytes key, std::uint32_t epoch, bool messages) {
-  Key bytes;
-  if (key.size() != bytes.size() || rank >= comm.size() || !comm.far(rank) || lane >= lanes)
-    throw nb::value_error("attach: expected a key of 16 bytes, and a rank of another host");
-  std::memcpy(bytes.data(), key.c_str(), bytes.size());
+  if (rank >= comm.size() || !comm.far(rank) || lane >= lanes)
+    throw nb::value_error("attach: expected a rank of another host, and one of its lanes");
+  const Key bytes = key_of(key);
   if (sends)
     (messages ? comm.post().outlet(rank) : comm.outlet(rank))
         .attach(lane, lanes, fd, bytes, epoch);
@@ -356,6 +364,25 @@ nb::object buffer(Engine &engine, std::size_t bytes) {
                                                                     {bytes}, owner));
 }
 
+// Gives an engine its connections to other hosts, by which it hears who lives.
+void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::bytes> &outgoing,
+          const std::vector<nb::bytes> &incoming, std::uint32_t epoch, std::int64_t beat,
+          std::int64_t limit) {
+  std::vector<Lifeline::Connection> connections(fds.size());
+  for (std::size_t q = 0; q < fds.size(); ++q)
+    if (fds[q] >= 0)
+      connections[q] = {fds[q], key_of(outgoing.at(q)), key_of(incoming.at(q))};
+  // Not the engine itself, which holds the lifeline.
+  const auto sink = [mesh = engine.mesh, progress = engine.progress](const Event &event) {
+    if (event.kind == Event::Kind::dead && event.rank < mesh->size())
+      mesh->bury(event.rank);
+    else if (event.kind == Event::Kind::verdict)
+      progress->hear(event.comm, event.word);
+  };
+  engine.lifeline = std::make_shared<Lifeline>(engine.mesh->rank(), connections,
+                                               Lifeline::Options{epoch, beat, limit}, sink);
+}
+
 // Notes also know the mean, which is a sum that is divided.
 unisono::Op kernel_op(int op) {
   return op == int(unisono::Op::count) ? unisono::Op::sum : unisono::Op(op);
@@ -431,14 +458,14 @@ void bind_meshes(nb::module_ &m) {
           "between_threads",
           [](std::shared_ptr<Hub> hub, std::size_t rank) {
             return Engine{std::make_shared<Mesh>(rank, hub), std::make_shared<Recorder>(),
-                          std::make_shared<Progress>()};
+                          std::make_shared<Progress>(), nullptr};
           },
           nb::arg("hub"), nb::arg("rank"))
       .def_static(
           "between_processes",
           [](std::size_t rank, std::vector<int> sockets, std::vector<int> pids) {
             return Engine{std::make_shared<Mesh>(rank, sockets, pids),
-                          std::make_shared<Recorder>(), std::make_shared<Progress>()};
+                          std::make_shared<Recorder>(), std::make_shared<Progress>(), nullptr};
           },
           nb::arg("rank"), nb::arg("sockets"), nb::arg("pids"))
       .def("create", [](Engine &e, std::size_t bytes) { return e.mesh->create(bytes); },
@@ -456,8 +483,19 @@ void bind_meshes(nb::module_ &m) {
            nb::arg("rank"))
       .def("starved", [](Engine &e) { return e.mesh->starved(); })
       .def("forked", [](Engine &e) { return e.mesh->forked(); })
+      .def("live", &live, nb::arg("fds"), nb::arg("outgoing"), nb::arg("incoming"),
+           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
+      .def("silence",
+           [](Engine &e) {
+             return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};
+           })
       .def("records", &records)
-      .def("close", [](Engine &e) { e.mesh->close(); },
+      .def("close",
+           [](Engine &e) {
+             if (e.lifeline)
+               e.lifeline->close();
+             e.mesh->close();
+           },
            nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -546,6 +584,7 @@ void bind_comms(nb::module_ &m) {
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("reach", [](Handle &c) { return int(c.lending().tried()); })
+      .def("try_reach", [](Handle &c) { return int(c.lending().reach()); })
       .def("touched", [](Handle &c) { return c.lending().touched(); })
       .def("states", [](const Handle &c) { return states(c); })
       .def("close", [](Handle &c) { c.close(); }, nb::call_guard<nb::gil_scoped_release>());

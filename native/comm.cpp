@@ -7,6 +7,7 @@
 #include <string>
 
 #include "failpoint.hpp"
+#include "lifeline.hpp"
 #include "progress.hpp"
 
 namespace unisono {
@@ -93,8 +94,11 @@ void Comm::record(Task &op, const Note &note, std::int64_t now) {
 Verdict Comm::condemn(Verdict verdict) {
   std::uint64_t found = 0;
   Word &abort = layout_.control().abort;
-  if (abort.compare_exchange_strong(found, verdict.word(), std::memory_order_acq_rel))
+  if (abort.compare_exchange_strong(found, verdict.word(), std::memory_order_acq_rel)) {
     found = verdict.word();
+    if (!far_.empty() && engine_.lifeline)
+      (void)engine_.lifeline->tell_verdict(agreed_, found);
+  }
   ring(layout_, size());
   return Verdict::of(found);
 }

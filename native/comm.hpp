@@ -24,6 +24,7 @@
 
 namespace unisono {
 
+class Lifeline;
 class Progress;
 
 // What a process has once, beside its mesh.
@@ -31,6 +32,7 @@ struct Engine {
   std::shared_ptr<Mesh> mesh;
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<Progress> progress;
+  std::shared_ptr<Lifeline> lifeline; // to other hosts, if there are any
 };
 
 class Comm {

@@ -29,6 +29,23 @@ Progress::~Progress() {
 void Progress::add(Comm *comm) {
   std::lock_guard lock(mutex_);
   comms_.push_back(comm);
+  const auto told = early_.find(comm->agreed());
+  if (told == early_.end())
+    return;
+  comm->hear(told->second);
+  early_.erase(told);
+}
+
+void Progress::hear(std::uint64_t agreed, std::uint64_t word) {
+  std::lock_guard lock(mutex_);
+  bool known = false;
+  for (Comm *comm : comms_)
+    if (comm->agreed() == agreed) {
+      comm->hear(word);
+      known = true;
+    }
+  if (!known && early_.size() < 1024)
+    early_[agreed] = word;
 }
 
 void Progress::remove(Comm *comm) {

@@ -70,8 +70,9 @@ class Base:
         self._ranks = tuple(ranks)
         self._agreed = agreed
         self._splits = 0
-        hosts = [transport.hosts[r] for r in ranks]
-        self.hosts = tuple(hosts.index(h) for h in hosts)
+        numbers: dict[int, int] = {}
+        places = [transport.hosts[r] for r in ranks]
+        self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
         self._hosts = self.hosts if any(self.hosts) else ()
         self._plans: dict[object, _native.Plan] = {}
         self._inflight: deque[Work] = deque()
@@ -400,7 +401,7 @@ class Base:
             self._on_close()
         self._transport.users.discard(self)
         if not self._transport.users:
-            self._transport.engine.close()
+            self._transport.close()
 
 
 _PLAIN = How()

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 
+import numpy as np
+
 import unisono
 from unisono import _native
-from unisono.errors import UnsupportedWorld
 from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
-from unisono.transports import memory, shm
+from unisono.runtime.plans import SINGLE_COPY
+from unisono.transports import memory, shm, tcp
 from unisono.transports.base import Transport
+from unisono.transports.secret import find_secret
 
 MEETING_S = 60.0
+_UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 _OPEN: weakref.WeakSet[Transport] = weakref.WeakSet()
 
@@ -30,31 +35,43 @@ def init(
     job: str | None = None,
     timeout_s: float | None = None,
     meeting_s: float = MEETING_S,
+    insecure: bool = False,
 ) -> Communicator:
     """The communicator of all ranks of this job.
 
     Rank and world size come from the arguments, or from whoever started this process:
     unisono run, torchrun, mpirun, srun; alone it is a world of one. `timeout_s` is the
     deadline of every call, `meeting_s` how long to wait for the others to appear.
+    Across hosts a job has a secret, or does without by `insecure`.
     """
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refused before anybody is met
-    if world.hosts_several:
-        raise UnsupportedWorld(
-            f"{world.why}: the job runs on several hosts, which is not supported yet",
-            n=world.world_size,
-        )
     _arm_failpoints()
-    transport = _transport(world, meeting_s)
+    transport = _transport(world, meeting_s, insecure)
     return first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
 
 
-def _transport(world: World, meeting_s: float) -> Transport:
+def _transport(world: World, meeting_s: float, insecure: bool) -> Transport:
     if world.world_size == 1:
         return memory.alone()
     # A process may leave and meet again: each time at a place of its own.
-    job = f"{world.job}/{next(_EPOCHS[world.job])}"
+    epoch = next(_EPOCHS[world.job])
+    address = os.environ.get("UNISONO_ADDRESS", "")
+    if world.hosts_several or address:
+        return tcp.meet(
+            world.rank,
+            world.world_size,
+            world.job,
+            address,
+            secret=find_secret(os.environ),
+            version=unisono.__version__,
+            timeout_s=meeting_s,
+            interface=os.environ.get("UNISONO_INTERFACE"),
+            epoch=epoch,
+            insecure=insecure,
+        )
+    job = f"{world.job}/{epoch}"
     return shm.meet(
         world.rank,
         world.world_size,
@@ -74,7 +91,20 @@ def first_communicator(
         segment = transport.memory_for(len(ranks))
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
     _OPEN.add(transport)
-    return Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
+    comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
+    if len(set(transport.hosts)) > 1 and transport.leave is not None:
+        transport.reaches = _all_reach(comm, native, time.monotonic() + meeting_s)
+    return comm
+
+
+def _all_reach(comm: Communicator, native: _native.Comm, deadline: float) -> bool:
+    """Whether on every host the ranks can read each other's memory; asked of all."""
+    found = _UNTRIED
+    while found == _UNTRIED and time.monotonic() < deadline:
+        found = native.try_reach()
+        time.sleep(0.0 if found != _UNTRIED else 0.001)
+    mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
+    return bool(comm.all_reduce(np.array([mine], np.int32), op="min")[0])
 
 
 def _arm_failpoints() -> None:

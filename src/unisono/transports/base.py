@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -63,6 +63,7 @@ class Transport:
     `cores` is how many the ranks of this host share. `hosts` are the numbers of the
     ranks' hosts, and `streams` what leads to the others, if there is more than one.
     `reaches` tells whether the ranks of every host can read each other's own memory.
+    `leave` ends what else there is, and `why` tells how hosts are connected.
     """
 
     engine: Engine
@@ -73,6 +74,8 @@ class Transport:
     hosts: Sequence[int] = ()
     streams: Streams | None = None
     reaches: bool = False
+    leave: Callable[[], None] | None = None
+    why: str = ""
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
@@ -96,6 +99,12 @@ class Transport:
                 f"{nbytes} bytes of shared memory are asked for, {free} are free"
             )
         return self.engine.buffer(nbytes)
+
+    def close(self) -> None:
+        """End everything; nothing can be done with it any longer."""
+        self.engine.close()
+        if self.leave is not None:
+            self.leave()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are on this host."""

@@ -45,7 +45,6 @@ class _Hello(msgspec.Struct):
     world_size: int
     host: str
     identity: str
-    cores: int
 
 
 class _Answer(msgspec.Struct):
@@ -85,21 +84,37 @@ def meet(
     window: int = WINDOW,
 ) -> Transport:
     """Find the other ranks of `job` on this host, or tell who is missing."""
+    sockets, answer = _meet(rank, world_size, job, version, timeout_s, window)
+    pids = [pid for pid, _ in answer.peers]
+    peers = [Peer(r, pid, host) for r, (pid, host) in enumerate(answer.peers)]
+    ends = [sockets[r].detach() if r in sockets else -1 for r in range(world_size)]
+    engine = _native.Engine.between_processes(rank, ends, pids)
+    return Transport(engine, rank, peers, cores_here(), answer.window)
+
+
+def meet_here(
+    rank: int, count: int, job: str, *, version: str, timeout_s: float
+) -> tuple[dict[int, socket.socket], list[int]]:
+    """For those that have met across hosts: sockets and process ids of those here.
+
+    They are numbered 0 to count - 1.
+    """
+    sockets, answer = _meet(rank, count, job, version, timeout_s, WINDOW)
+    return sockets, [pid for pid, _ in answer.peers]
+
+
+def _meet(
+    rank: int, world_size: int, job: str, version: str, timeout_s: float, window: int
+) -> tuple[dict[int, socket.socket], _Answer]:
     hello = _Hello(
         version,
         rank,
         world_size,
         socket.gethostname(),
         host_identity(),
-        cores_here(),
     )
     meeting = _Meeting(hello, job, time.monotonic() + timeout_s, timeout_s)
-    sockets, answer = meeting.host(window) if rank == 0 else meeting.visit()
-    pids = [pid for pid, _ in answer.peers]
-    peers = [Peer(r, pid, host) for r, (pid, host) in enumerate(answer.peers)]
-    ends = [sockets[r].detach() if r in sockets else -1 for r in range(world_size)]
-    engine = _native.Engine.between_processes(rank, ends, pids)
-    return Transport(engine, rank, peers, hello.cores, answer.window)
+    return meeting.host(window) if rank == 0 else meeting.visit()
 
 
 class _Meeting:

@@ -1,0 +1,142 @@
+// Who lives, across hosts.
+//
+// The ranks form a star. Rank 0 is the hub, and every other rank, a leaf, has one
+// connection to it, on which both sides had proven who they are before it came here. Each
+// side says something every `beat`; one of whom nothing was heard for `limit` is dead, and
+// one whose connection ends is dead at once, unless it had said goodbye. Whoever learns
+// something tells the hub, and the hub tells all others. So every death, every goodbye and
+// every verdict on a communicator is heard by all others, once, in the order in which the
+// hub heard it.
+//
+// One thread does all of it. It never touches Python, so a rank that is stuck there is slow,
+// not dead; it never waits for anybody, so a leaf that does not read hurts only itself; and
+// it allocates nothing, so it goes on when memory is short. A process that is stopped is
+// silent: `silence()` shows it before the limit does.
+//
+// A leaf that loses the hub, or is left by it, hears no more from anybody.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "frame.hpp"
+
+namespace unisono {
+
+// How it shows that somebody is dead.
+enum class Cause : std::uint32_t {
+  none,
+  gone,          // its connection ended
+  silent,        // nothing was heard of it for the limit
+  slow,          // it did not take in what it was told
+  corrupted,     // what came from it was damaged
+  not_authentic, // what came in its name was not made with its key
+};
+constexpr std::size_t num_causes = 6;
+const char *cause_name(Cause cause);
+
+// As it travels, too.
+struct Event {
+  enum class Kind : std::uint32_t { beat, dead, left, verdict };
+  Kind kind = Kind::beat;
+  std::uint32_t rank = 0; // who is dead, has left, or speaks the verdict
+  Cause cause = Cause::none;
+  std::uint32_t reporter = 0; // who found out
+  std::uint64_t comm = 0;     // of a verdict: on which communicator
+  std::uint64_t word = 0;     // of a verdict: see Verdict in shared.hpp
+};
+constexpr std::size_t num_event_kinds = 4;
+static_assert(std::has_unique_object_representations_v<Event> && sizeof(Event) <= 64);
+const char *event_name(Event::Kind kind);
+
+class Lifeline {
+public:
+  struct Connection {
+    int fd = -1;
+    Key outgoing{}, incoming{};
+  };
+  struct Options {
+    std::uint32_t epoch = 0;
+    std::int64_t beat = 1'000'000'000, limit = 10'000'000'000; // ns
+  };
+  // Called on the lifeline's thread, for what was heard and not for what was told here. It
+  // must not throw, wait or close the lifeline; it may tell.
+  using Sink = std::function<void(const Event &)>;
+
+  // One connection for each rank: the hub's go to all leaves, a leaf's to rank 0; where
+  // there is none the descriptor is -1. They belong to the lifeline if this does not throw.
+  Lifeline(std::size_t rank, const std::vector<Connection> &connections, Options options,
+           Sink sink);
+  ~Lifeline();
+  Lifeline(const Lifeline &) = delete;
+  Lifeline &operator=(const Lifeline &) = delete;
+
+  // Tells all others that a rank is dead, or a verdict; returns before they hear it. One
+  // that is not dead hears so too, and is alone from then on. False once this is closed.
+  bool tell_dead(std::size_t rank, Cause cause);
+  bool tell_verdict(std::uint64_t comm, std::uint64_t word);
+
+  // For each rank, ms since it was last heard; -1 where there is no connection (any more).
+  std::vector<std::int64_t> silence() const;
+  // In a child after fork all connections are closed: they are the parent's, and must end
+  // when it ends.
+  bool forked() const { return forked_.load(std::memory_order_acquire); }
+  // Says goodbye and ends the thread, within 100 ms.
+  void close();
+
+private:
+  enum class Fate : std::uint8_t { living, left, dead };
+  struct Peer;
+  // What was told, until all have been sent it, each from its own place on.
+  struct Log;
+  struct Watch; // all lifelines of this process, for fork
+
+  void open(const std::vector<Connection> &connections);
+  bool tell(const Event &event);
+  void run();
+  void wait(std::int64_t until);
+  void attend(Peer *peer, std::uint32_t events);
+  void take_inbox();
+  void hear(Peer &peer);
+  bool understand(Peer &peer, std::span<const std::byte> bytes);
+  bool sound(const Peer &peer, const Event &event) const;
+  void learn(const Event &event, std::size_t source, bool is_news);
+  void append(const Event &event, std::size_t source);
+  void bury(const Event &event);
+  void lose(Peer &peer, Cause cause);
+  void dismiss(Peer &peer, const Event &news);
+  void drop(Peer &peer);
+  bool put(Peer &peer, const Event &event);
+  void write(Peer &peer);
+  void want_writable(Peer &peer, bool wanted);
+  void flood();
+  void feed(Peer &peer);
+  void beat();
+  void look();
+  void farewell();
+  bool parted(Peer &peer);
+
+  std::size_t rank_;
+  Options options_;
+  Sink sink_;
+  std::vector<std::unique_ptr<Peer>> peers_; // by rank; null where there is none
+  std::vector<Fate> fates_;
+  std::unique_ptr<Log> log_;
+  int epoll_ = -1, wake_ = -1;
+  std::mutex mutex_;
+  std::vector<Event> inbox_, taken_;
+  std::atomic<bool> closed_ = false, forked_ = false;
+  bool alone_ = false; // declared dead by the others
+  std::thread thread_;
+};
+
+} // namespace unisono

@@ -1,0 +1,276 @@
+"""Where a rank listens, and why there.
+
+Loopback, unless somebody says otherwise. With other hosts in the job, it is the address
+from which this host reaches rank 0 (the kernel is asked for the route; nothing is
+sent), or what `interface` names (UNISONO_INTERFACE): an interface (eth0), a network
+(10.0.0.0/8), or an address of this host. All interfaces at once (0.0.0.0 or ::) only
+if named so. The choice comes with its reason:
+
+    10.0.3.4 on eth0: the route to 10.0.3.1 leaves there
+
+An address that other hosts can reach is refused to a job that has no secret.
+
+IPv4 and IPv6 alike. A link-local address (fe80::1%eth0) means something only with the
+interface it is on, whose name is each host's own; so it travels without, and who gets
+it adds the interface by which it reaches the sender.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.errors import BadArgument, ConnectFailed
+from unisono.transports.secret import SECRET, SECRET_FILE, Secret
+
+INTERFACE = "UNISONO_INTERFACE"
+
+_SIOCGIFCONF = 0x8912
+_IFREQ = 40 if struct.calcsize("P") == 8 else 32
+SocketAddress = tuple[str | int | bytes, ...]
+_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host, by name or number, and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, *, what: str = "address") -> Address:
+        """From "host:port" or "[v6]:port"."""
+        found = re.fullmatch(
+            r"(?:\[([^\[\]]+)\]|([^:\[\]\s]+)):([0-9]{1,5})", text.strip(), re.ASCII
+        )
+        if not found or int(found[3]) > 65535:
+            raise BadArgument(
+                f"{what} = {text!r}: expected host:port, as in 10.0.0.1:29500, "
+                "node1:29500 or [fd00::1]:29500"
+            )
+        return cls(found[1] or found[2], int(found[3]))
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else self.plain
+
+    @property
+    def plain(self) -> str:
+        """Host and port with a colon between."""
+        return f"{self.host}:{self.port}"
+
+    def resolve(self) -> list[tuple[int, SocketAddress]]:
+        """What the system makes of it: families and socket addresses, best first."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as why:
+            raise ConnectFailed(
+                f"{self}: no such host is known here ({why}): check the name, or give "
+                "the number"
+            ) from None
+        return [(family, tuple(where)) for family, _, _, _, where in found]
+
+    def numeric(self) -> Address:
+        """The same with the host as a number."""
+        family, where = self.resolve()[0]
+        return Address(_host_of(family, where), self.port)
+
+    def sent(self) -> Address:
+        """As it travels: a link-local address without its interface."""
+        return Address(self.host.partition("%")[0], self.port)
+
+    def received(self, interface: str) -> Address:
+        """As it came, for use here: link-local on the interface that leads there."""
+        if ":" in self.host and ipaddress.ip_address(self.host).is_link_local:
+            return Address(f"{self.host}%{interface}", self.port)
+        return self
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An address of this host, the interface it is on, and why it was chosen.
+
+    `bind` is where to listen, if not at the address that others are told.
+    """
+
+    host: str
+    interface: str
+    why: str
+    bind: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"{self.host} on {self.interface}: {self.why}"
+
+
+LOOPBACK = Choice("127.0.0.1", "lo", "loopback, for nobody named another")
+
+
+def choose(interface: str | None = None, towards: Address | None = None) -> Choice:
+    """The address at which this rank listens, so that others reach it.
+
+    `interface` is what the user named, if anything; `towards` where rank 0 is.
+    """
+    if interface:
+        return _named(interface.strip(), towards)
+    return _by_route(towards) if towards is not None else LOOPBACK
+
+
+def refuse_open(host: str, secret: Secret) -> None:
+    """Refuse an address that other hosts can reach to a job that has no secret."""
+    if not secret.is_open or secret.anywhere or is_loopback(host):
+        return
+    raise BadArgument(
+        f"{host}: other hosts can connect there, and this job has no secret; make one "
+        f"(openssl rand -hex 32) and give it to all ranks as {SECRET}, or in a file of "
+        f"mode 0600 named by {SECRET_FILE}; insecure=True is for networks where you "
+        "trust everybody"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can connect there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The addresses of this host by interface, link-local ones with their scope."""
+    found: dict[str, list[str]] = {}
+    for name, host in [*_interfaces_v4(), *_interfaces_v6()]:
+        found.setdefault(name, []).append(host)
+    return found
+
+
+def _by_route(towards: Address) -> Choice:
+    failure: OSError | None = None
+    for family, where in towards.resolve():
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(where if where[1] else (where[0], 9, *where[2:]))
+                host = _host_of(family, probe.getsockname())
+        except OSError as why:
+            failure = why
+            continue
+        to = _host_of(family, where)
+        name = _interface_of(host)
+        return Choice(host, name, f"the route to {to} leaves there")
+    raise ConnectFailed(
+        f"there is no route from this host to {towards}: "
+        f"{failure.strerror if failure else 'no address'}"
+    )
+
+
+def _named(told: str, towards: Address | None) -> Choice:
+    here = interfaces()
+    where = f"{INTERFACE}={told}"
+    if told in here:
+        host = _best(here[told], towards)
+        return Choice(host, told, f"{where} names the interface")
+    try:
+        network = ipaddress.ip_network(told.partition("%")[0])
+    except ValueError:
+        network = None
+    if network is None:
+        raise BadArgument(
+            f"{where}: no interface, network or address of this host; {_told(here)}"
+        )
+    if network.network_address.is_unspecified and network.prefixlen in (32, 128):
+        route = _by_route(towards) if towards is not None else LOOPBACK
+        return Choice(
+            route.host, route.interface, f"{where} means all; {route.why}", told
+        )
+    inside = [
+        (name, host)
+        for name, hosts in here.items()
+        for host in hosts
+        if _number(host) in network
+    ]
+    if not inside:
+        raise BadArgument(f"{where}: this host has no address there; {_told(here)}")
+    host = _best([host for _, host in inside], towards)
+    name = next(name for name, other in inside if other == host)
+    return Choice(host, name, f"{where} holds it")
+
+
+def _best(hosts: Sequence[str], towards: Address | None) -> str:
+    """Of the family that leads to rank 0; rather global than link-local; then IPv4."""
+    family = 0
+    if towards is not None:
+        family = 6 if towards.resolve()[0][0] == socket.AF_INET6 else 4
+
+    def rank(host: str) -> tuple[bool, bool, int]:
+        number = _number(host)
+        return (
+            number.version != (family or number.version),
+            number.is_link_local,
+            number.version,
+        )
+
+    return min(hosts, key=rank)
+
+
+def _told(here: dict[str, list[str]]) -> str:
+    listed = (f"{name} ({', '.join(hosts)})" for name, hosts in here.items())
+    return "there are " + ", ".join(listed)
+
+
+def _interface_of(host: str) -> str:
+    for name, hosts in interfaces().items():
+        if host in hosts:
+            return name
+    return "lo" if is_loopback(host) else "?"
+
+
+def _number(host: str) -> _Host:
+    return ipaddress.ip_address(host.partition("%")[0])
+
+
+def _host_of(family: int, where: SocketAddress) -> str:
+    """The host of a socket address, with its scope if it needs one."""
+    host = str(where[0]).partition("%")[0]
+    if family == socket.AF_INET6 and len(where) == 4 and where[3]:
+        return f"{host}%{socket.if_indextoname(int(where[3]))}"
+    return host
+
+
+def _interfaces_v4() -> list[tuple[str, str]]:
+    room = array.array("B", bytes(_IFREQ * 256))
+    address, size = room.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            told = fcntl.ioctl(
+                probe.fileno(), _SIOCGIFCONF, struct.pack("iP", size, address)
+            )
+        except OSError:
+            return []
+    raw = room.tobytes()[: struct.unpack("iP", told)[0]]
+    found = []
+    for at in range(0, len(raw), _IFREQ):
+        name = raw[at : at + 16].partition(b"\0")[0].decode(errors="replace")
+        found.append((name, socket.inet_ntoa(raw[at + 20 : at + 24])))
+    return found
+
+
+def _interfaces_v6() -> list[tuple[str, str]]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        digits, _, _, _, _, name = line.split()
+        host = ipaddress.IPv6Address(bytes.fromhex(digits))
+        scope = f"%{name}" if host.is_link_local else ""
+        found.append((name, f"{host}{scope}"))
+    return found

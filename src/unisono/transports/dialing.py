@@ -1,0 +1,176 @@
+"""Connecting to another rank, and going on trying until the deadline.
+
+A rank may be dialed before it listens, or while another listens in its place: a rank 0
+of the run before that is just ending, or a reception so crowded with strangers that it
+closed on us too. So nothing is final at once. A connection that is refused is tried
+again until the deadline; one that is closed without a word, or by a rank that says it
+is of another job, for a few seconds, since there waiting seldom helps and a wrong
+secret should be known soon. Only a rank that is an epoch behind is waited for to the
+end: it will follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
+from unisono.transports.addresses import Address, SocketAddress, refuse_open
+from unisono.transports.handshake import (
+    HANDSHAKE_S,
+    Label,
+    Member,
+    Refused,
+    Session,
+    Verdict,
+    offer,
+)
+
+DOUBT_S = 5.0
+"""How long one who turns us away is asked again."""
+
+_CONNECT_S = 3.0  # one attempt: lost packets have been sent again twice by then
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A socket to another rank that both have proven to be theirs.
+
+    It blocks and sends at once (TCP_NODELAY). The keys are for this connection alone.
+    """
+
+    peer: int
+    label: Label
+    socket: socket.socket
+    send_key: bytes = field(repr=False)
+    receive_key: bytes = field(repr=False)
+
+    def close(self) -> None:
+        """End it; the other reads the end of it."""
+        self.socket.close()
+
+
+def connection_over(sock: socket.socket, session: Session) -> Connection:
+    """The connection that a handshake has left."""
+    sock.settimeout(None)
+    with contextlib.suppress(OSError):  # gone already: found out by whoever uses it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(
+        session.peer, session.label, sock, session.send_key, session.receive_key
+    )
+
+
+def dial(
+    address: Address,
+    me: Member,
+    peer: int,
+    label: Label,
+    *,
+    timeout_s: float,
+    lost: Callable[[], str] = str,
+) -> Connection:
+    """Connect to `peer` at `address`, trying until the deadline.
+
+    `lost` says why the peer need not be tried any more, or nothing. Raises
+    ConnectFailed, NotAuthentic or PeerLost with the peer, its address and the cause.
+    """
+    return _Dialing(address, me, peer, label, timeout_s, lost).until_done()
+
+
+class _Dialing:
+    """One call, over its attempts."""
+
+    def __init__(
+        self,
+        address: Address,
+        me: Member,
+        peer: int,
+        label: Label,
+        timeout_s: float,
+        lost: Callable[[], str],
+    ) -> None:
+        self.address, self.me, self.peer, self.label = address, me, peer, label
+        self.timeout_s, self.lost = timeout_s, lost
+        self.deadline = self.doubt = time.monotonic() + timeout_s
+        self.doubts = False
+        self.where = f"rank {me.rank} dials rank {peer} at {address}, for {label}"
+
+    def until_done(self) -> Connection:
+        """Attempts with pauses between; the last one's failure is raised."""
+        pause = 0.002
+        while True:
+            try:
+                return self._attempt()
+            except (NotAuthentic, Refused) as why:
+                self._weigh(why)
+            except (OSError, ConnectFailed) as why:
+                if time.monotonic() + pause >= self.deadline:
+                    raise self._failed(why) from why
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S)
+            why_lost = self.lost()
+            if why_lost:
+                raise PeerLost(f"{self.where}: {why_lost}", ranks=[self.peer])
+
+    def _weigh(self, why: TransportError) -> None:
+        """Whether one who turned us away is asked again."""
+        now = time.monotonic()
+        behind = (
+            isinstance(why, Refused)
+            and why.verdict == Verdict.OTHER_EPOCH
+            and why.epoch < self.me.epoch
+        )
+        if not behind and not self.doubts:
+            self.doubts, self.doubt = True, min(self.deadline, now + DOUBT_S)
+        if now < (self.deadline if behind else self.doubt):
+            return
+        told = f"{self.where}: {why}"
+        if isinstance(why, Refused):
+            raise Refused(told, verdict=why.verdict, epoch=why.epoch) from None
+        raise NotAuthentic(told) from None
+
+    def _failed(self, why: Exception) -> ConnectFailed:
+        cause = getattr(why, "strerror", None) or str(why)
+        return ConnectFailed(
+            f"{self.where}: {cause}; tried for {self.timeout_s:g} s: does it run, and "
+            "does a firewall stand between?",
+            missing=[self.peer],
+        )
+
+    def _attempt(self) -> Connection:
+        found = self.address.resolve()
+        for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
+            try:
+                return self._connect(family, where)
+            except (OSError, NotAuthentic, Refused):
+                if left == 1:
+                    raise
+        raise AssertionError("a host has an address or is an error")
+
+    def _connect(self, family: int, where: SocketAddress) -> Connection:
+        refuse_open(str(where[0]), self.me.secret)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self._at_most(_CONNECT_S))
+            sock.connect(where)
+            # Where nobody listens, the kernel may give us the very port we dial.
+            if sock.getsockname() == sock.getpeername():
+                raise ConnectionRefusedError("nobody listens there")
+            session = offer(
+                sock,
+                self.me,
+                self.peer,
+                self.label,
+                timeout_s=self._at_most(HANDSHAKE_S),
+            )
+            return connection_over(sock, session)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _at_most(self, seconds: float) -> float:
+        return max(0.001, min(seconds, self.deadline - time.monotonic()))

@@ -1,0 +1,390 @@
+"""Ranks on several hosts: how they meet, and what they then know of each other.
+
+Rank 0 listens at an address that all were told. Each of the others opens a reception
+of its own, dials rank 0, authenticates, and says hello: its version, the size of its
+world, its host, where its reception is. It dials once more for its lifeline, which
+stays: rank 0 holds one to everybody, everybody one to rank 0, and whose lifeline ends
+has died. When all are there, rank 0 tells everybody the roll:
+
+    roll = meet_across(rank, n, job, "10.0.3.1:29500", secret=..., version=...)
+    roll.hosts                  [0, 0, 1, 1]: the host of each rank, as they come
+    roll.local()                the ranks that share memory with this one
+    roll.lifelines              rank 0: {1: ..., 2: ...}; others: {0: ...}
+    roll.reception.dial(3, data(1))   the first connection to rank 3, when needed
+
+What is said travels sealed (`letters`), after the handshake. If somebody does not fit,
+all are told why, and nobody meets. Rank 0's reception stays open afterwards, like all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from unisono.errors import (
+    BadArgument,
+    ConnectFailed,
+    Corrupted,
+    PeerLost,
+    TransportError,
+)
+from unisono.transports.addresses import Address, Choice, choose
+from unisono.transports.base import cores_here
+from unisono.transports.dialing import Connection, dial
+from unisono.transports.handshake import MEET, Member, life
+from unisono.transports.letters import Letters
+from unisono.transports.reception import Reception
+from unisono.transports.roll import HOST_ID, Entry, Roll, host_identity
+from unisono.transports.secret import Secret, open_secret
+
+_HELLO_LONGEST = 4096
+_HELLO_S = 5.0  # a rank that has authenticated says hello at once
+_TICK_S = 0.5  # how often those who wait are looked at
+_GRACE_S = 5.0  # for rank 0 to tell who is missing
+
+
+class _Hello(msgspec.Struct):
+    """What a rank says of itself; `life` marks the lifeline that it dials next."""
+
+    version: str
+    world_size: int
+    life: int
+    entry: Entry
+
+
+class _Answer(msgspec.Struct):
+    """What rank 0 says: who all are, or why it will not be."""
+
+    entries: list[Entry] = []
+    wrong: str = ""
+    missing: list[int] = []
+
+
+def meet_across(
+    rank: int,
+    world_size: int,
+    job: str,
+    address: str,
+    *,
+    secret: Secret | None,
+    version: str,
+    timeout_s: float = 60.0,
+    interface: str | None = None,
+    epoch: int = 0,
+    insecure: bool = False,
+    announce: Callable[[Address], None] | None = None,
+) -> Roll:
+    """Find the other ranks of `job`, wherever they are, or tell who is missing.
+
+    `address` is where rank 0 listens, as host:port. If the port is 0, rank 0 takes a
+    free one, and `announce` is called with it, to hand it on to the others. `interface`
+    is what choose() takes. Without a secret only loopback addresses will do, unless
+    `insecure`.
+    """
+    if not 0 <= rank < world_size:
+        raise BadArgument(f"rank = {rank}: expected 0 to {world_size - 1}")
+    place = Address.parse(address)
+    if rank > 0 and place.port == 0:
+        raise BadArgument(f"address = {address}: rank {rank} needs the real port")
+    known = secret or open_secret(job, anywhere=insecure)
+    me = Member(known, job, rank, epoch)
+    until = time.monotonic() + timeout_s
+    if rank == 0:
+        choice = _choice_of_rank_0(place, interface)
+        place = Address(choice.bind or choice.host, place.port)
+    else:
+        choice = choose(interface, place)
+    own = place if rank == 0 else Address(choice.bind or choice.host, 0)
+    reception = _open(own, me, until)
+    try:
+        public = Address(choice.host, reception.address.port)
+        hello = _hello(rank, world_size, version, public)
+        if rank == 0:
+            if announce is not None:
+                announce(public)
+            host = _Hosting(reception, hello, until, timeout_s, str(choice))
+            return host.gather()
+        guest = _Visit(reception, hello, until, timeout_s, choice)
+        return guest.pay(place)
+    except BaseException:
+        reception.close()
+        raise
+
+
+def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
+    host = os.environ.get(HOST_ID) or socket.gethostname()
+    entry = Entry(
+        *(rank, os.getpid(), host, host_identity(), cores_here()), str(public.sent())
+    )
+    return _Hello(version, world_size, secrets.randbits(64), entry)
+
+
+def _choice_of_rank_0(place: Address, interface: str | None) -> Choice:
+    if interface:
+        return choose(interface, place)
+    here = choose(None, place.numeric())
+    host = place.numeric().host
+    why = f"{place.host} is where rank 0 was told to listen"
+    return Choice(host, here.interface if here.host == host else "?", why)
+
+
+def _open(address: Address, me: Member, until: float) -> Reception:
+    """Listen; if the job before this one still has the port, as soon as it is free."""
+    while True:
+        try:
+            return Reception(address, me)
+        except ConnectFailed as why:
+            taken = getattr(why.__cause__, "errno", None) == errno.EADDRINUSE
+            if not taken or time.monotonic() >= until:
+                raise
+        time.sleep(0.02)
+
+
+class _Hosting:
+    """Rank 0's part."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        hello: _Hello,
+        until: float,
+        timeout_s: float,
+        why: str,
+    ) -> None:
+        self.reception, self.me, self.why = reception, hello, why
+        self.until, self.timeout_s = until, timeout_s
+        self.guests: dict[int, tuple[Letters, _Hello]] = {}
+        self.lifelines: dict[int, Connection] = {}
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.until - time.monotonic()
+
+    def gather(self) -> Roll:
+        """Wait for all others, and make them known to each other."""
+        try:
+            while len(self.guests) < self.me.world_size - 1:
+                self._await_guests()
+            for rank, (_, hello) in sorted(self.guests.items()):
+                self.lifelines[rank] = self.reception.expect(
+                    rank, life(hello.life), max(self.left, _GRACE_S)
+                )
+            return self._introduce()
+        except BaseException as why:
+            for connection in self.lifelines.values():
+                connection.close()
+            if isinstance(why, ConnectFailed):
+                self._tell(_Answer(wrong=str(why), missing=list(why.missing)))
+            raise
+        finally:
+            for letters, _ in self.guests.values():
+                letters.connection.close()
+
+    def _await_guests(self) -> None:
+        came = self.reception.next_of(MEET, max(0.0, min(self.left, _TICK_S)))
+        for connection in came:
+            self._greet(Letters(connection))
+        for rank, (letters, _) in list(self.guests.items()):
+            if _has_ended(letters.connection):  # it may come again
+                letters.connection.close()
+                del self.guests[rank]
+        if self.left <= 0 and len(self.guests) < self.me.world_size - 1:
+            raise self._missing()
+
+    def _greet(self, letters: Letters) -> None:
+        connection = letters.connection
+        try:
+            hello = letters.receive(
+                _Hello,
+                longest=_HELLO_LONGEST,
+                timeout_s=max(0.1, min(self.left, _HELLO_S)),
+            )
+            Address.parse(hello.entry.address)
+        except OSError:  # gone again: still missing
+            connection.close()
+            return
+        except (Corrupted, BadArgument) as why:  # most likely of another version
+            wrong = f"rank {connection.peer} says what is no hello: {why}"
+            self._send(letters, _Answer(wrong=wrong))
+            connection.close()
+            raise ConnectFailed(wrong) from why
+        wrong = self._objection(connection.peer, hello)
+        if wrong:
+            self._send(letters, _Answer(wrong=wrong))
+            connection.close()
+            raise ConnectFailed(wrong)
+        self.guests[connection.peer] = letters, hello
+
+    def _objection(self, rank: int, hello: _Hello) -> str:
+        mine = self.me
+        if hello.version != mine.version:
+            return (
+                f"rank {rank} runs unisono {hello.version}, rank 0 "
+                f"{mine.version}: install the same version for all"
+            )
+        if hello.entry.rank != rank:
+            return f"rank {rank} says that it is rank {hello.entry.rank}"
+        if hello.world_size != mine.world_size or rank >= mine.world_size:
+            return (
+                f"rank {rank} was told of {hello.world_size} ranks, rank 0 of "
+                f"{mine.world_size}: start all with one world size"
+            )
+        first = self.guests.get(rank)
+        if first is not None and not _has_ended(first[0].connection):
+            one, two = first[1].entry, hello.entry
+            return (
+                f"two processes say that they are rank {rank}: pid {one.pid} on "
+                f"{one.host} and pid {two.pid} on {two.host}"
+            )
+        return ""
+
+    def _missing(self) -> ConnectFailed:
+        n = self.me.world_size
+        missing = [r for r in range(1, n) if r not in self.guests]
+        told = ", ".join(map(str, missing))
+        told = f"ranks {told}" if len(missing) > 1 else f"rank {told}"
+        return ConnectFailed(
+            f"{told} did not appear at {self.reception.address} within "
+            f"{self.timeout_s:g} s; {n - len(missing)} of {n} did"
+            f"{self.reception.complaint()}: has every rank been started, with this "
+            f"address and the same secret? Rank 0 listens at {self.why}",
+            missing=missing,
+        )
+
+    def _introduce(self) -> Roll:
+        entries = [self.me.entry, *(h.entry for _, h in self.guests.values())]
+        entries.sort(key=lambda entry: entry.rank)
+        self._tell(_Answer(entries))
+        self.reception.know(
+            {e.rank: Address.parse(e.address) for e in entries if e.rank}
+        )
+        return Roll(0, tuple(entries), self.reception, self.lifelines, self.why)
+
+    def _tell(self, answer: _Answer) -> None:
+        for letters, _ in self.guests.values():
+            self._send(letters, answer)
+
+    def _send(self, letters: Letters, answer: _Answer) -> None:
+        """Send; one that has died is found out by its lifeline."""
+        try:
+            letters.send(answer, timeout_s=_GRACE_S)
+        except OSError:
+            return
+
+
+class _Visit:
+    """The part of every other rank."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        hello: _Hello,
+        until: float,
+        timeout_s: float,
+        choice: Choice,
+    ) -> None:
+        self.reception, self.hello, self.choice = reception, hello, choice
+        self.until, self.timeout_s = until, timeout_s
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.until - time.monotonic())
+
+    def pay(self, place: Address) -> Roll:
+        """Go to rank 0, say hello, and hear who all are."""
+        me = self.reception.me
+        connection = dial(place, me, 0, MEET, timeout_s=self.left)
+        try:
+            letters = Letters(connection)
+            letters.send(self.hello, timeout_s=max(self.left, 0.1))
+            lifeline = self._lifeline(place, connection)
+            try:
+                return self._roll(place, self._answer(letters), lifeline)
+            except BaseException:
+                if lifeline is not None:
+                    lifeline.close()
+                raise
+        except OSError as why:
+            raise _gone() from why
+        finally:
+            connection.close()
+
+    def _lifeline(self, place: Address, meeting: Connection) -> Connection | None:
+        """The lifeline, or None if rank 0 has answered before: then it refuses."""
+
+        def answered() -> str:
+            return "rank 0 has answered" if _can_be_read(meeting) else ""
+
+        try:
+            return dial(
+                place,
+                self.reception.me,
+                0,
+                life(self.hello.life),
+                timeout_s=max(self.left, 0.1),
+                lost=answered,
+            )
+        except PeerLost:
+            return None
+        except TransportError:
+            if _can_be_read(meeting):
+                return None
+            raise
+
+    def _answer(self, letters: Letters) -> _Answer:
+        n = self.hello.world_size
+        try:
+            answer = letters.receive(
+                _Answer,
+                longest=_HELLO_LONGEST * (n + 1),
+                timeout_s=self.left + _GRACE_S,
+            )
+        except TimeoutError as why:
+            raise ConnectFailed(
+                f"rank 0 did not answer within {self.timeout_s:g} s", missing=[0]
+            ) from why
+        if answer.wrong:
+            raise ConnectFailed(answer.wrong, missing=answer.missing)
+        return answer
+
+    def _roll(
+        self, place: Address, answer: _Answer, lifeline: Connection | None
+    ) -> Roll:
+        if lifeline is None or len(answer.entries) != self.hello.world_size:
+            raise _gone()
+        entries = tuple(answer.entries)
+        interface = self.choice.interface
+        self.reception.know(
+            {e.rank: Address.parse(e.address).received(interface) for e in entries}
+        )
+        self.reception.know({0: place})  # as it was reached, whatever it says itself
+        me = self.hello.entry.rank
+        return Roll(me, entries, self.reception, {0: lifeline}, str(self.choice))
+
+
+def _gone() -> ConnectFailed:
+    return ConnectFailed("rank 0 closed the meeting: it has died", missing=[0])
+
+
+def _can_be_read(connection: Connection) -> bool:
+    return bool(select.select([connection.socket], [], [], 0)[0])
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether the other end is gone; one that waits for an answer says nothing."""
+    try:
+        connection.socket.settimeout(0)
+        return not connection.socket.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,394 @@
+"""Where a rank takes connections: its own port, for as long as it lives.
+
+    reception = Reception(Address("10.0.3.4", 0), Member(secret, job, rank))
+    reception.know(peers)                          once the ranks have met
+    connection = reception.dial(3, data(comm))     one of two ranks dials,
+    connection = reception.expect(2, data(comm))   the other expects
+
+Both are called when a connection is first needed. A thread accepts, and acts out the
+answering half of the handshake with everybody at once, never waiting for one of them:
+strangers that send nothing, or slowly, hold up nobody. Who has authenticated waits
+until it is expected.
+
+A stranger costs little: at most 64 of them are there at once, for 10 seconds each, and
+no more is read of them than a handshake is long. If one more comes, one goes: of the
+sender with most of them, the oldest that has shown nothing. So whoever floods the port
+drives out its own; and a rank that was driven out with them comes again by itself.
+About those turned away there is one line a second in the log, at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
+from unisono.transports.addresses import Address, refuse_open
+from unisono.transports.dialing import Connection, connection_over, dial
+from unisono.transports.handshake import HANDSHAKE_S, Answering, Label, Member
+
+MOST_STRANGERS = 64
+TIMEOUT_S = 60.0
+
+_ACCEPTS = 16  # in a row, before those who are here are heard again
+_BREATHER_S = 0.1  # when the process has no descriptor left for a newcomer
+_LOG = logging.getLogger("unisono")
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """Somebody who has connected and not yet authenticated."""
+
+    socket: socket.socket
+    sender: str
+    rules: Answering
+    deadline: float
+    frame: bytearray = field(default_factory=bytearray)
+
+
+class Reception:
+    """The port of one rank, and the connections made through it.
+
+    `address` is where it is, `turned_away` how many came who did not belong.
+    """
+
+    def __init__(
+        self, address: Address, me: Member, *, handshake_s: float = HANDSHAKE_S
+    ) -> None:
+        """Listen at `address`, any free port if it is 0; ConnectFailed if taken."""
+        self.me = me
+        self._listener = _listen(address, me)
+        port = self._listener.getsockname()[1]
+        self.address = Address(address.host, port)
+        self.turned_away = 0
+        self._handshake_s = handshake_s
+        self._rejects = _Rejects(f"rank {me.rank} at {self.address}")
+        self._peers: dict[int, Address] = {}
+        self._lost: dict[int, str] = {}
+        self._arrived: list[Connection] = []
+        self._handlers: dict[str, Callable[[Connection], None]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._strangers: list[_Stranger] = []
+        self._accepts_from = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ear, self._bell = socket.socketpair()
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._thread = threading.Thread(
+            target=self._serve, name="unisono-reception", daemon=True
+        )
+        self._thread.start()
+        _OPEN.add(self)
+
+    def __repr__(self) -> str:
+        """Who listens where."""
+        state = ", closed" if self._closed else ""
+        return f"Reception(rank {self.me.rank} at {self.address}{state})"
+
+    def __enter__(self) -> Reception:
+        """The same."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close."""
+        self.close()
+
+    def know(self, peers: Mapping[int, Address]) -> None:
+        """Learn where other ranks are."""
+        self._peers.update(peers)
+
+    def lose(self, peer: int, why: str) -> None:
+        """End every wait for this rank, now and later: it is known to be gone."""
+        with self._changed:
+            self._lost[peer] = why
+            self._changed.notify_all()
+
+    def dial(self, peer: int, label: Label, timeout_s: float = TIMEOUT_S) -> Connection:
+        """Connect to a rank that expects it."""
+        if peer not in self._peers:
+            raise BadArgument(f"rank {peer}: its address is not known yet")
+        return dial(
+            self._peers[peer],
+            self.me,
+            peer,
+            label,
+            timeout_s=timeout_s,
+            lost=lambda: self._lost.get(peer, ""),
+        )
+
+    def expect(
+        self, peer: int, label: Label, timeout_s: float = TIMEOUT_S
+    ) -> Connection:
+        """Wait for the connection that a rank makes for this purpose."""
+        where = (
+            f"rank {self.me.rank} expects rank {peer} at {self.address}, for {label}"
+        )
+
+        def fits(one: Connection) -> bool:
+            return one.peer == peer and one.label == label
+
+        found = self._claim(fits, timeout_s, peer)
+        if not found and peer in self._lost:
+            raise PeerLost(f"{where}: {self._lost[peer]}", ranks=[peer])
+        if not found:
+            raise ConnectFailed(
+                f"{where}: it did not connect within {timeout_s:g} s{self.complaint()}",
+                missing=[peer],
+            )
+        for older in found[:-1]:  # attempts that the other has given up
+            older.close()
+        return found[-1]
+
+    def next_of(self, label: Label, timeout_s: float) -> list[Connection]:
+        """Those of any ranks that have come for this purpose, in their order."""
+        return self._claim(lambda one: one.label == label, timeout_s)
+
+    def hand_on(self, purpose: str, handler: Callable[[Connection], None]) -> None:
+        """From now on give connections for a purpose to `handler`, as they come.
+
+        It is called on the thread that accepts, and must not wait.
+        """
+        with self._changed:
+            self._handlers[purpose] = handler
+            early = [one for one in self._arrived if one.label.purpose == purpose]
+            self._arrived = [one for one in self._arrived if one not in early]
+        for one in early:
+            handler(one)
+
+    def complaint(self) -> str:
+        """For errors: who was turned away, in brackets, or nothing."""
+        if not self.turned_away:
+            return ""
+        return f" ({self.turned_away} turned away, the last {self._rejects.last})"
+
+    def close(self) -> None:
+        """Stop listening, and close what nobody has asked for; ends every wait."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        _OPEN.discard(self)
+        self._bell.send(b"!")
+        self._thread.join()
+        self._drop_everything()
+
+    def _claim(
+        self,
+        fits: Callable[[Connection], bool],
+        timeout_s: float,
+        peer: int | None = None,
+    ) -> list[Connection]:
+        """Take out what fits as soon as there is any; nothing at the deadline."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                found = [one for one in self._arrived if fits(one)]
+                left = deadline - time.monotonic()
+                if found or left <= 0 or peer in self._lost:
+                    break
+                if self._closed:
+                    raise ConnectFailed(
+                        f"rank {self.me.rank} has closed its reception at "
+                        f"{self.address}: nobody can come any more"
+                    )
+                self._changed.wait(left)
+            self._arrived = [one for one in self._arrived if one not in found]
+            return found
+
+    # --- the thread
+
+    def _serve(self) -> None:
+        while not self._closed:
+            ready = self._selector.select(self._until_next())
+            for key, _ in ready:
+                if isinstance(key.data, _Stranger):
+                    self._hear(key.data)
+            # After those who are here: newcomers may take their place.
+            if any(key.fileobj is self._listener for key, _ in ready):
+                self._accept()
+            self._expire()
+
+    def _until_next(self) -> float | None:
+        """Seconds until something is due by the clock."""
+        due = [one.deadline for one in self._strangers]
+        if self._accepts_from:
+            due.append(self._accepts_from)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock, where = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue  # gone again already
+            except OSError as why:
+                # Out of descriptors: the listener would be ready again at once.
+                self._turn_away("somebody", f"no room for it: {why.strerror}")
+                self._selector.unregister(self._listener)
+                self._accepts_from = time.monotonic() + _BREATHER_S
+                return
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._make_room()
+            sock.setblocking(False)
+            deadline = time.monotonic() + self._handshake_s
+            one = _Stranger(sock, str(where[0]), Answering(self.me), deadline)
+            self._strangers.append(one)
+            self._selector.register(sock, selectors.EVENT_READ, one)
+
+    def _make_room(self) -> None:
+        senders = Counter(one.sender for one in self._strangers)
+        most = max(senders.values())
+        self._reject(
+            min(
+                (one for one in self._strangers if senders[one.sender] == most),
+                key=lambda one: (one.rules.vouched, one.deadline),
+            ),
+            "too many at once",
+        )
+
+    def _hear(self, one: _Stranger) -> None:
+        rules = one.rules
+        try:
+            more = one.socket.recv(rules.wanted - len(one.frame))
+            one.frame += more
+            if more and len(one.frame) < rules.wanted:
+                return
+            reply = rules.take(bytes(one.frame))
+            one.frame.clear()
+            # Into the empty buffer of a new connection it goes at once, or never.
+            if reply and one.socket.send(reply) < len(reply):
+                raise NotAuthentic("it does not listen")
+        except BlockingIOError:
+            return
+        except (OSError, NotAuthentic) as why:
+            self._reject(one, getattr(why, "strerror", None) or str(why))
+            return
+        if rules.refusal is not None:
+            self._reject(one, str(rules.refusal))
+        elif rules.session is not None:
+            self._forget(one)
+            self._let_in(connection_over(one.socket, rules.session))
+
+    def _let_in(self, connection: Connection) -> None:
+        with self._changed:
+            handler = self._handlers.get(connection.label.purpose)
+            if handler is None:
+                self._arrived.append(connection)
+                self._changed.notify_all()
+        if handler is not None:
+            handler(connection)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for one in [one for one in self._strangers if one.deadline <= now]:
+            self._reject(one, "it took too long")
+        if self._accepts_from and self._accepts_from <= now:
+            self._accepts_from = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _reject(self, one: _Stranger, why: str) -> None:
+        self._forget(one)
+        one.socket.close()
+        self._turn_away(one.sender, why)
+
+    def _turn_away(self, sender: str, why: str) -> None:
+        self.turned_away += 1
+        self._rejects.note(f"from {sender}: {why}")
+
+    def _forget(self, one: _Stranger) -> None:
+        self._selector.unregister(one.socket)
+        self._strangers.remove(one)
+
+    def _drop_everything(self) -> None:
+        """Close what is ours; no more than that, for a fork may have it too."""
+        self._selector.close()
+        held = [one.socket for one in self._strangers]
+        held += [one.socket for one in self._arrived]
+        for sock in [self._listener, self._ear, self._bell, *held]:
+            sock.close()
+        self._strangers.clear()
+        self._arrived.clear()
+
+
+class _Rejects:
+    """What the log says of those turned away: a line a second, with how many."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._unsaid = 0
+        self._next = 0.0
+        self.last = ""
+
+    def note(self, told: str) -> None:
+        """One more."""
+        self.last = told
+        self._unsaid += 1
+        now = time.monotonic()
+        if False:
+            return
+        number = "a connection" if self._unsaid == 1 else f"{self._unsaid} connections"
+        _LOG.warning("%s turned away %s, the last %s", self._where, number, told)
+        self._unsaid, self._next = 0, now + 1.0
+
+
+def _listen(address: Address, me: Member) -> socket.socket:
+    family, where = address.resolve()[0]
+    refuse_open(str(where[0]), me.secret)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(where)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as why:
+        listener.close()
+        raise ConnectFailed(
+            f"rank {me.rank} cannot listen at {address}: {why.strerror}; {_advice(why)}"
+        ) from why
+    return listener
+
+
+def _advice(why: OSError) -> str:
+    if why.errno == errno.EADDRINUSE:
+        return "another program, or another job, has this port: choose another"
+    if why.errno == errno.EADDRNOTAVAIL:
+        return "it is not an address of this host: name one, or an interface"
+    if why.errno == errno.EACCES:
+        return "ports below 1024 are not for everybody: choose another"
+    return "choose another address"
+
+
+_OPEN: weakref.WeakSet[Reception] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child has no part in this: it must not keep the parent's sockets open.
+
+    Else nobody would notice the parent's end while the child lives.
+    """
+    for reception in list(_OPEN):
+        reception._closed = True
+        reception._changed = threading.Condition()  # somebody may have held it
+        with contextlib.suppress(OSError):
+            reception._drop_everything()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

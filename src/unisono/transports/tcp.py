@@ -1,0 +1,169 @@
+"""Ranks on several hosts: shared memory within each, streams over TCP between them.
+
+    transport = meet(rank, n, job, "10.0.3.1:29500", secret=..., version=...)
+
+The ranks meet across hosts first (`meeting`), which tells everybody who is where. Then
+the ranks of each host meet once more among themselves, as those of a single host do
+(`shm`), and from there on have memory in common. Streams are opened when a schedule
+first needs them (`streams`); each is a connection of its own, authenticated as every
+other (`reception`). And every rank but the first has a lifeline to the first, by which
+everybody hears of every death.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from unisono import _native
+from unisono.errors import BadArgument
+from unisono.transports import shm
+from unisono.transports.addresses import Address
+from unisono.transports.base import WINDOW, Transport
+from unisono.transports.dialing import Connection
+from unisono.transports.handshake import Label as Purpose
+from unisono.transports.meeting import meet_across
+from unisono.transports.roll import Roll
+from unisono.transports.secret import Secret
+from unisono.transports.streams import Label, Streams
+
+LANES = "UNISONO_TCP_LANES"
+"""How many sockets carry one stream."""
+LIMIT = "UNISONO_SILENCE_S"
+"""After how many seconds of silence a rank of another host is taken for dead."""
+
+_DATA, _POST = "data", "post"
+_WINDOW = 4 * WINDOW
+"""Where buffers cannot be read in place, pieces that travel should not be tiny."""
+
+
+def meet(
+    rank: int,
+    world_size: int,
+    job: str,
+    address: str,
+    *,
+    secret: Secret | None,
+    version: str,
+    timeout_s: float = 60.0,
+    interface: str | None = None,
+    epoch: int = 0,
+    insecure: bool = False,
+    announce: Callable[[Address], None] | None = None,
+) -> Transport:
+    """Find the other ranks of `job`, on this host and on others."""
+    lanes = _number(LANES, 1, most=64)
+    limit = _number(LIMIT, 10, most=3600)
+    roll = meet_across(
+        rank,
+        world_size,
+        job,
+        address,
+        secret=secret,
+        version=version,
+        timeout_s=timeout_s,
+        interface=interface,
+        epoch=epoch,
+        insecure=insecure,
+        announce=announce,
+    )
+    try:
+        return _transport(roll, job, version, timeout_s, epoch, lanes, limit)
+    except BaseException:
+        roll.close()
+        raise
+
+
+def _transport(
+    roll: Roll,
+    job: str,
+    version: str,
+    timeout_s: float,
+    epoch: int,
+    lanes: int,
+    limit_s: float,
+) -> Transport:
+    rank, n, here = roll.rank, len(roll.entries), roll.local()
+    first = roll.entries[here[0]]
+    found, pids = shm.meet_here(
+        here.index(rank),
+        len(here),
+        f"{job}/{first.identity}/{first.pid}/{epoch}",
+        version=version,
+        timeout_s=timeout_s,
+    )
+    ends, known = [-1] * n, [-1] * n
+    for place, world_rank in enumerate(here):
+        known[world_rank] = pids[place]
+        if place in found:
+            ends[world_rank] = found[place].detach()
+    engine = _native.Engine.between_processes(rank, ends, known)
+    connections = [roll.lifelines.get(r) for r in range(n)]
+    engine.live(
+        [-1 if c is None else c.socket.detach() for c in connections],
+        [b"" if c is None else c.send_key for c in connections],
+        [b"" if c is None else c.receive_key for c in connections],
+        epoch,
+        int(limit_s * 1e8),
+        int(limit_s * 1e9),
+    )
+    streams = Streams(_dialer(roll, timeout_s), lanes=lanes, epoch=epoch)
+
+    def arrived(connection: Connection) -> None:
+        label = _label(connection.label)
+        streams.arrived(
+            connection.peer, label, connection.socket, connection.receive_key
+        )
+
+    for purpose in (_DATA, _POST):
+        roll.reception.hand_on(purpose, arrived)
+
+    def leave() -> None:
+        streams.close()
+        roll.reception.close()
+
+    return Transport(
+        engine,
+        rank,
+        roll.peers,
+        roll.entries[rank].cores,
+        _WINDOW,
+        hosts=roll.hosts,
+        streams=streams,
+        leave=leave,
+        why=roll.why,
+    )
+
+
+def _dialer(
+    roll: Roll, timeout_s: float
+) -> Callable[[int, Label], tuple[socket.socket, bytes]]:
+    def dial(to: int, label: Label) -> tuple[socket.socket, bytes]:
+        purpose = _POST if label.messages else _DATA
+        stream = label.lanes << 16 | label.lane
+        made = roll.reception.dial(
+            to, Purpose(purpose, label.agreed, stream), timeout_s
+        )
+        return made.socket, made.send_key
+
+    return dial
+
+
+def _label(purpose: Purpose) -> Label:
+    """What the other end meant when it dialed."""
+    return Label(
+        purpose.communicator,
+        purpose.stream & 0xFFFF,
+        max(1, purpose.stream >> 16),
+        purpose.purpose == _POST,
+    )
+
+
+def _number(variable: str, usual: int, *, most: int) -> int:
+    told = os.environ.get(variable, "")
+    if not told:
+        return usual
+    if not told.isdecimal() or not 1 <= int(told) <= most:
+        raise BadArgument(f"{variable}={told}: expected a number from 1 to {most}")
+    return int(told)
