@@ -1,7 +1,7 @@
 """Sizes in and out: the only place that knows 1024 from 1000.
 
 People type sizes the way benchmarks do (K, M, G are powers of 1024) and read them back
-with the binary prefix spelled out.
+with the binary prefix spelled out. Rates of links are in bits, and powers of 1000.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from unisono.errors import BadArgument
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)bit(?:/s)?", re.IGNORECASE)
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
 
 
 def parse_bytes(text: str) -> int:
@@ -34,3 +37,22 @@ def format_bytes(nbytes: float) -> str:
             return f"{nbytes:.3g} {prefix}B"
         nbytes /= 1024
     return f"{nbytes:.4g} TiB"
+
+
+def parse_rate(text: str) -> int:
+    """The bits per second that "1gbit", "20mbit" or "2.5 Gbit/s" means."""
+    found = _RATE.fullmatch(text.strip())
+    rate = int(float(found[1]) * 1000 ** _POWERS[found[2].upper()]) if found else 0
+    if rate < 1:
+        raise BadArgument(
+            f"rate {text!r}: expected bits per second above 0, as in 20mbit or 1gbit"
+        )
+    return rate
+
+
+def parse_seconds(text: str) -> float:
+    """The seconds that "5ms", "200us" or "0.5s" means."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise BadArgument(f"duration {text!r}: expected us, ms or s, as in 5ms")
+    return float(found[1]) * _SECONDS[found[2]]

@@ -1,0 +1,264 @@
+"""The proxy's thread: one loop over all connections, asleep while there is nothing.
+
+Others ask for changes by `do`, which has the thread make them between two turns and
+returns when they are made. So nothing here needs a lock, and a rule that was set is in
+force for every byte that comes later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from unisono.errors import UsageError
+from unisono.testing._streams import Rules, Stream
+
+T = TypeVar("T")
+
+_BUFFER = 1 << 18
+_RESET = struct.pack("ii", 1, 0)  # to linger for no time at all: closed by RST
+_CALL_S = 30.0
+_LATER = (BlockingIOError, InterruptedError)
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something that was done: when, to which connection, and at which byte."""
+
+    at_s: float
+    connection: int
+    direction: str
+    what: str
+    offset: int
+
+
+@dataclass
+class Link:
+    """A connection from a dialer, with the one to the target that belongs to it."""
+
+    number: int
+    dialer: socket.socket
+    target: socket.socket
+    streams: dict[str, Stream]
+
+
+class Relay:
+    """Connections, the rules for both directions, and the thread that obeys them."""
+
+    def __init__(self, target: tuple[str, int] | None, seed: int) -> None:
+        """Listen at once."""
+        self.target = target
+        self.refuses = False
+        self.rules = {"forth": Rules(), "back": Rules()}
+        self.links: list[Link] = []
+        self.log: list[Deed] = []
+        self.connections = 0
+        self._seed = seed
+        self._closed = False
+        self._ended = {"forth": 0, "back": 0}  # bytes of connections that are no more
+        self._asked: deque[Callable[[], None]] = deque()
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._door.setblocking(False)
+        self.address: tuple[str, int] = self._door.getsockname()
+        self._awake, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._watched: dict[socket.socket, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._awake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
+        self._thread.start()
+
+    def do(self, what: Callable[[], T]) -> T:
+        """Have the thread do it, and wait until it is done."""
+        told: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                told.set_result(what())
+            except BaseException as error:
+                told.set_exception(error)
+
+        if self._closed:
+            raise UsageError("the proxy is closed; make another one")
+        self._asked.append(answer)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"\0")
+        return told.result(_CALL_S)
+
+    def close(self) -> None:
+        """Reset all connections, and listen no longer."""
+        if not self._closed:
+            self.do(lambda: setattr(self, "_closed", True))
+            self._thread.join()
+            os.close(self._wake)
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes that were passed on in each direction."""
+        return {
+            way: before + sum(link.streams[way].sent for link in self.links)
+            for way, before in self._ended.items()
+        }
+
+    def finish(self, link: Link, why: str = "") -> None:
+        """End a connection: by RST if there is a reason, or else as both ends did."""
+        self.links.remove(link)
+        for way, stream in link.streams.items():
+            self._ended[way] += stream.sent
+            if why:
+                self.note(link.number, way, why, stream.taken)
+        for end in (link.dialer, link.target):
+            self._forget(end)
+            if why:
+                _reset(end)
+            end.close()
+
+    def note(self, number: int, way: str, what: str, offset: int) -> None:
+        """Take down what was done."""
+        self.log.append(Deed(time.monotonic(), number, way, what, offset))
+
+    # The thread
+
+    def _serve(self) -> None:
+        try:
+            while not self._closed:
+                self._turn()
+        finally:
+            for link in list(self.links):
+                self.finish(link, "close")
+            self._door.close()
+            self._selector.close()
+            os.close(self._awake)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._watch(now)
+        for key, events in self._selector.select(self._longest_sleep(now)):
+            if key.fd == self._awake:
+                os.read(self._awake, 4096)
+            elif key.fileobj is self._door:
+                self._welcome()
+            elif key.data in self.links:  # not ended by an earlier event
+                with self._ending(key.data):
+                    self._attend(key.data, key.fileobj, events)
+        while self._asked:
+            self._asked.popleft()()
+        now = time.monotonic()
+        for link in list(self.links):
+            self._send_on(link, now)
+
+    def _send_on(self, link: Link, now: float) -> None:
+        with self._ending(link):
+            for stream in link.streams.values():
+                if stream.waits_until(now) <= now:
+                    stream.leave(now)
+            if all(stream.finished for stream in link.streams.values()):
+                self.finish(link)
+
+    def _watch(self, now: float) -> None:
+        """Tell the kernel what we wait for."""
+        wanted: dict[socket.socket, int] = {}
+        owners: dict[socket.socket, Link] = {}
+        if self.target is not None or self.refuses:
+            wanted[self._door] = selectors.EVENT_READ
+        for link in self.links:
+            for stream in link.streams.values():
+                for end, event in _wishes(stream, now):
+                    wanted[end] = wanted.get(end, 0) | event
+                    owners[end] = link
+        for end in self._watched.keys() - wanted.keys():
+            self._forget(end)
+        for end, events in wanted.items():
+            if end not in self._watched:
+                self._selector.register(end, events, owners.get(end))
+            elif events != self._watched[end]:
+                self._selector.modify(end, events, owners.get(end))
+        self._watched = wanted
+
+    def _forget(self, end: socket.socket) -> None:
+        if self._watched.pop(end, 0):
+            self._selector.unregister(end)
+
+    def _longest_sleep(self, now: float) -> float | None:
+        """Until the next delayed or throttled byte is due."""
+        streams = [s for link in self.links for s in link.streams.values()]
+        untils = [stream.waits_until(now) for stream in streams]
+        return min((u - now for u in untils if now < u < math.inf), default=None)
+
+    def _welcome(self) -> None:
+        """Take a new connection, and begin another one to the target."""
+        try:
+            dialer, _ = self._door.accept()
+        except OSError:  # who knocked is gone already
+            return
+        self.connections += 1
+        number = self.connections
+        if self.refuses or self.target is None:
+            self.note(number, "forth", "refuse", 0)
+            _reset(dialer)
+            dialer.close()
+            return
+        family = socket.AF_INET6 if ":" in self.target[0] else socket.AF_INET
+        target = socket.socket(family, socket.SOCK_STREAM)
+        for end in (dialer, target):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        forth = self._stream(number, "forth", dialer, target)
+        back = self._stream(number, "back", target, dialer)
+        forth.connected = False
+        link = Link(number, dialer, target, {"forth": forth, "back": back})
+        self.links.append(link)
+        with self._ending(link), contextlib.suppress(*_LATER):
+            target.connect(self.target)
+
+    def _stream(
+        self, number: int, way: str, source: socket.socket, sink: socket.socket
+    ) -> Stream:
+        seed = f"{self._seed} {number} {way}"
+        note = partial(self.note, number, way)
+        return Stream(source, sink, self.rules[way], seed, note)
+
+    def _attend(self, link: Link, end: object, events: int) -> None:
+        """Do what one end is ready for."""
+        forth, back = link.streams["forth"], link.streams["back"]
+        if end is link.target and not forth.connected:
+            number = link.target.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if number:
+                raise OSError(number, os.strerror(number))
+            forth.connected = True
+        elif events & selectors.EVENT_READ:
+            stream = forth if end is link.dialer else back
+            if stream.wants_to_read:
+                with contextlib.suppress(*_LATER):
+                    stream.take(self._buffer)
+
+    @contextlib.contextmanager
+    def _ending(self, link: Link) -> Iterator[None]:
+        """If one end is gone, tell the other in the same way."""
+        try:
+            yield
+        except OSError:
+            self.finish(link, "lost")
+
+
+def _wishes(stream: Stream, now: float) -> Iterator[tuple[socket.socket, int]]:
+    if stream.wants_to_read:
+        yield stream.source, selectors.EVENT_READ
+    if not stream.connected or stream.waits_until(now) <= now:
+        yield stream.sink, selectors.EVENT_WRITE
+
+
+def _reset(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

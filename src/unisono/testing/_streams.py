@@ -1,0 +1,271 @@
+"""One direction of one connection through the proxy, and what may be done to it.
+
+Bytes go through three stations: they are *changed* as they come in (cut off, flipped,
+frames doubled or swapped), they *queue* until they are due, and they *leave* as fast as
+is allowed. Where no rule is set, each is a glance, and a piece goes straight on.
+
+What is changed depends on the place of a byte in its stream and on nothing else: not on
+the pieces in which the bytes happen to arrive. So a seed and an offset mean the same in
+every run.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+_MOST_QUEUED = 16 << 20
+"""A stream takes no more in while so many bytes wait to leave it."""
+
+_SLICE_S = 0.005
+"""A throttled stream sends what it may send in so long, and then waits."""
+
+Note = Callable[[str, int], None]
+"""Takes down what was done, at which byte of the stream."""
+
+
+@dataclass
+class Chance:
+    """Where something is done: at these places, and by chance at others."""
+
+    at: frozenset[int] = frozenset()
+    probability: float = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether it is done anywhere."""
+        return bool(self.at) or self.probability > 0
+
+
+@dataclass
+class Rules:
+    """What is done to all streams of one direction; changed while they run."""
+
+    delay_s: float = 0.0
+    nbytes_per_s: float = math.inf
+    frozen: bool = False
+    truncate_at: int | None = None
+    corrupt: Chance = field(default_factory=Chance)
+    corrupt_next: bool = False
+    bit: int = 0
+    frame_nbytes: int = 0
+    first_frame: int = 0
+    duplicate: Chance = field(default_factory=Chance)
+    reorder: Chance = field(default_factory=Chance)
+
+    @property
+    def change_bytes(self) -> bool:
+        """Whether any of them is about the bytes themselves."""
+        return bool(
+            self.truncate_at is not None
+            or self.corrupt
+            or self.corrupt_next
+            or self.frame_nbytes
+        )
+
+
+class Stream:
+    """Bytes from one socket to another."""
+
+    def __init__(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        rules: Rules,
+        seed: str,
+        note: Note,
+    ) -> None:
+        """`seed` decides all that is left to chance."""
+        self.source, self.sink, self.rules = source, sink, rules
+        self.connected = True  # whether the sink can take bytes
+        self.taken = self.sent = 0
+        self.ended = False  # no more will be taken in
+        self.finished = False  # and the sink knows it
+        self._note = note
+        self._queue: deque[tuple[float, memoryview]] = deque()
+        self._queued = 0
+        self._allowed, self._allowed_at = 0.0, time.monotonic()
+        self._flips, self._fates = Random(f"{seed} flips"), Random(f"{seed} frames")
+        self._next_flip: int | None = None
+        self._copy, self._held = bytearray(), bytearray()
+        self._fate = ""
+
+    # What the loop asks
+
+    @property
+    def wants_to_read(self) -> bool:
+        """Whether bytes may be taken in now."""
+        return not (self.ended or self.rules.frozen or self._queued >= _MOST_QUEUED)
+
+    def waits_until(self, now: float) -> float:
+        """When something can leave: now or earlier, at a later time, or never."""
+        if self.rules.frozen or not self.connected or self.finished:
+            return math.inf
+        if not self._queue:
+            return now if self.ended and not self._held else math.inf
+        due = self._queue[0][0]
+        if self.rules.nbytes_per_s < math.inf:
+            short = self._slice() - self._allowance(now)
+            due = max(due, now + short / self.rules.nbytes_per_s)
+        return due
+
+    # Taking in
+
+    def take(self, buffer: memoryview) -> None:
+        """Read once, and queue or pass on what came; OSError if there is no peer."""
+        count = self.source.recv_into(buffer)
+        if not count:
+            self.end()
+            return
+        data = buffer[:count]
+        parts = self._changed(data) if self.rules.change_bytes else [data]
+        self.taken += count
+        due = time.monotonic() + self.rules.delay_s if self.rules.delay_s else 0.0
+        for part in parts:
+            self._put(part, due)
+
+    def end(self) -> None:
+        """Nothing more comes; what was held back goes out."""
+        self.ended = True
+        self.release()
+
+    def release(self) -> None:
+        """Let a frame go that waits for the next one."""
+        if self._held:
+            self._put(memoryview(bytes(self._held)), 0.0)
+            self._held.clear()
+        self._fate = ""
+
+    def _put(self, data: memoryview, due: float) -> None:
+        at_once = not (self._queue or due) and self.connected
+        if at_once and self.rules.nbytes_per_s == math.inf:
+            data = data[self._send(data) :]
+        if data:  # the buffer serves the next one, so this needs a place of its own
+            self._queue.append((due, memoryview(bytes(data))))
+            self._queued += len(data)
+
+    # Leaving
+
+    def leave(self, now: float) -> None:
+        """Send what is due and allowed; OSError if the sink is gone."""
+        while self._queue and self.waits_until(now) <= now:
+            due, data = self._queue.popleft()
+            limited = self.rules.nbytes_per_s < math.inf
+            most = max(int(self._allowance(now)), 1) if limited else len(data)
+            sent = self._send(data[:most])
+            if limited:
+                self._allowed -= sent
+            self._queued -= sent
+            if sent < len(data):
+                self._queue.appendleft((due, data[sent:]))
+            if sent < min(most, len(data)):
+                return
+        if self.ended and not self._queue and not self.finished and self.connected:
+            self.finished = True
+            self.sink.shutdown(socket.SHUT_WR)
+
+    def _send(self, data: memoryview) -> int:
+        try:
+            count = self.sink.send(data)
+        except BlockingIOError:
+            return 0
+        self.sent += count
+        return count
+
+    def _allowance(self, now: float) -> float:
+        rate = self.rules.nbytes_per_s
+        earned = (now - self._allowed_at) * rate
+        self._allowed = min(self._allowed + earned, self._slice())
+        self._allowed_at = now
+        return self._allowed
+
+    def _slice(self) -> float:
+        return max(self.rules.nbytes_per_s * _SLICE_S, 1.0)
+
+    # Changing
+
+    def _changed(self, data: memoryview) -> list[memoryview]:
+        at = self.taken
+        end = self.rules.truncate_at
+        if end is not None and at + len(data) > end:
+            data = data[: max(end - at, 0)]
+            self._note("truncate", max(end, at))
+            self.ended = True
+        self._flip(data, at)
+        if not self.rules.frame_nbytes:
+            return [data]
+        parts = self._framed(data, at)
+        if self.ended:
+            self.release()
+        return parts
+
+    def _flip(self, data: memoryview, at: int) -> None:
+        rules = self.rules
+        places = [k - at for k in rules.corrupt.at if at <= k < at + len(data)]
+        if rules.corrupt_next and data:
+            rules.corrupt_next = False
+            places.append(0)
+        if rules.corrupt.probability:
+            if self._next_flip is None or self._next_flip < at:
+                self._next_flip = at + self._gap()
+            while self._next_flip < at + len(data):
+                places.append(self._next_flip - at)
+                self._next_flip += 1 + self._gap()
+        for place in sorted(set(places)):
+            data[place] ^= 1 << rules.bit
+            self._note("corrupt", at + place)
+
+    def _gap(self) -> int:
+        """How many bytes pass unharmed before the next that does not."""
+        p = self.rules.corrupt.probability
+        if p >= 1.0:
+            return 0
+        return int(math.log(1.0 - self._flips.random()) / math.log(1.0 - p))
+
+    def _framed(self, data: memoryview, at: int) -> list[memoryview]:
+        """With some frames doubled, and some behind the one that follows them."""
+        parts = []
+        while data:
+            index, within = divmod(at - self.rules.first_frame, self.rules.frame_nbytes)
+            left = self.rules.frame_nbytes - within
+            piece, data = data[:left], data[left:]
+            if within == 0 and index >= 0:
+                self._fate = self._decided(index)
+            if self._fate == "reorder":
+                self._held += piece
+            else:
+                parts.append(piece)
+            if self._fate == "duplicate":
+                self._copy += piece
+            at += len(piece)
+            if len(piece) == left:
+                parts += self._frame_done(at - self.rules.frame_nbytes)
+        return parts
+
+    def _decided(self, index: int) -> str:
+        if self._held:  # this is the one that it waits for
+            return ""
+        for fate in ("duplicate", "reorder"):
+            chance: Chance = getattr(self.rules, fate)
+            drawn = chance.probability and self._fates.random() < chance.probability
+            if drawn or index in chance.at:
+                return fate
+        return ""
+
+    def _frame_done(self, at: int) -> list[memoryview]:
+        """What comes after the frame that began at `at`."""
+        extra = []
+        if self._fate == "duplicate":
+            self._note("duplicate", at)
+            extra.append(memoryview(bytes(self._copy)))
+            self._copy.clear()
+        elif self._fate != "reorder" and self._held:
+            self._note("reorder", at)
+            extra.append(memoryview(bytes(self._held)))
+            self._held.clear()
+        self._fate = ""
+        return extra

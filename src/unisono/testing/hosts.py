@@ -1,0 +1,377 @@
+"""Hosts on one machine: network namespaces, with links of a given speed between them.
+
+    with Hosts(3, rate="1gbit") as hosts:
+        process = hosts[1].run([sys.executable, "rank.py"], env={"UNISONO_RANK": "1"})
+        hosts.partition({0}, {1, 2})
+        hosts.heal()
+
+Each host has one link, eth0, to a switch that stands in a namespace of its own; the
+machine's own network is not touched, and nothing here can be reached from it. Hosts
+have IPv4 and IPv6 addresses, a loopback, a host name, and a UNISONO_HOST_ID, so that
+ranks of different hosts do not take each other for neighbours. They share file system,
+processors and clock: what is measured between them is the link's speed only as long as
+the processors keep up.
+
+A rate is a token bucket (tbf) in each direction of a host's link. It counts the bytes
+of Ethernet frames without preamble and gap, so that "1gbit" carries at most 956 Mbit/s
+of data in one TCP stream, where a gigabit card carries 941. A link that was idle lets
+through at once what it carries in 250 µs, at least 4 KiB. What comes too fast queues
+(for 10 ms, at least 256 KiB) and is then lost, as in a switch. Measured on two Arm
+cores: at "1gbit" a stream had 934 to 954 Mbit/s, at "20mbit" 19.1, and a volley of
+datagrams on an idle gigabit link was never more than 30 KiB ahead of its rate.
+
+This needs root. `hosts_available()` tells why it cannot be had, and tests begin with
+`pytestmark = needs_hosts()`, which skips them with that reason.
+
+Nothing is left behind. Namespaces have no names: the kernel removes them with the last
+process that uses them, even after kill -9. The processes of a host are killed when the
+context is left, and by a warden when this process is gone without leaving it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import TracebackType
+from typing import Any, TypeVar
+
+from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
+from unisono.runtime.processes import Warden
+from unisono.testing._namespaces import call_inside, kill_inside, new_network
+from unisono.units import parse_rate, parse_seconds
+
+T = TypeVar("T")
+
+_MOST_HOSTS = 200
+_BURST_S = 250e-6  # a shorter one loses throughput when the kernel's timers are late
+_SMALLEST_BURST = 4 << 10
+_QUEUE_S = 0.01
+_SHORTEST_QUEUE = 256 << 10
+_PATIENCE_S = 5.0
+
+
+class Host:
+    """One host: where processes are started, and at what address they are found."""
+
+    def __init__(
+        self, number: int, network: int, identity: str, warden: Warden
+    ) -> None:
+        """Made by Hosts."""
+        self.number = number
+        self.name = f"host{number}"
+        self.address = f"10.77.0.{number + 1}"
+        self.address6 = f"fd00:77::{number + 1:x}"
+        self.identity = identity
+        self._network, self._warden = network, warden
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start a process on this host; `env` is added to our own environment.
+
+        It leads a process group. `options` are those of subprocess.Popen.
+        """
+        environment = {**os.environ, "UNISONO_HOST_ID": self.identity, **(env or {})}
+
+        def start() -> subprocess.Popen[Any]:
+            with warnings.catch_warnings():
+                # Of code between fork and exec beside threads: ours takes no locks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return subprocess.Popen(
+                    command,
+                    env=environment,
+                    process_group=0,
+                    preexec_fn=self._warden.enrol,
+                    **options,
+                )
+
+        process = self.call(start)
+        self._processes.append(process)
+        return process
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """What function(*args) returns, called here by a thread of this host.
+
+        Sockets that it makes belong to this host for ever.
+        """
+        return call_inside(self._network, self.name, lambda: function(*args))
+
+    def end(self) -> None:
+        """Kill all processes of this host, and wait until they are gone."""
+        until = time.monotonic() + _PATIENCE_S
+        while kill_inside(self._network):
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(until - time.monotonic(), 0.0))
+            if time.monotonic() > until:
+                raise UnisonoError(f"{self.name}: has processes that cannot be killed")
+            time.sleep(0.005)
+        for process in self._processes:
+            process.poll()
+
+    def __repr__(self) -> str:
+        """Name and address."""
+        return f"<{self.name} {self.address}>"
+
+
+class Hosts:
+    """So many hosts and the switch between them, for as long as the context is open."""
+
+    def __init__(
+        self, num_hosts: int, *, rate: str | None = None, latency: str | None = None
+    ) -> None:
+        """Check what is asked for.
+
+        `rate` limits both directions of every host's link ("1gbit", "20mbit").
+        `latency` is added to every packet from host to host ("5ms"), for which the
+        kernel must have netem.
+        """
+        self._num_hosts = whole_number("Hosts: num_hosts", num_hosts)
+        if not 1 <= self._num_hosts <= _MOST_HOSTS:
+            raise BadArgument(f"Hosts({num_hosts}): expected 1 to {_MOST_HOSTS} hosts")
+        self._rate = None if rate is None else parse_rate(rate)
+        self._latency_s = 0.0 if latency is None else parse_seconds(latency)
+        self._hosts: list[Host] = []
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Hosts:
+        """Make the hosts and join them; UsageError tells why that cannot be."""
+        if why := hosts_available():
+            raise UsageError(f"Hosts: {why}")
+        if self._latency_s and (why := _netem_missing()):
+            raise UsageError(f"Hosts: latency: {why}")
+        with self._open as undo:
+            warden = undo.enter_context(Warden())
+            self._switch = _kept(undo)
+            job = secrets.token_hex(8)
+            for number in range(self._num_hosts):
+                identity = f"host{number}-{job}"
+                self._hosts.append(Host(number, _kept(undo), identity, warden))
+            undo.callback(self._end)
+            self._join()
+            self._open = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End all processes, and let the kernel remove the rest."""
+        self._open.close()
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._hosts)
+
+    def __getitem__(self, number: int) -> Host:
+        """One of them."""
+        return self._hosts[number]
+
+    def __iter__(self) -> Iterator[Host]:
+        """All of them."""
+        return iter(self._hosts)
+
+    def partition(self, *groups: Iterable[int]) -> None:
+        """From now on only hosts of one group reach each other; others notice nothing.
+
+        Packets between groups are lost without a word. Hosts that no group names are
+        one group more. A new partition takes the place of an earlier one.
+        """
+        named = [[self._number(i) for i in group] for group in groups]
+        together = [i for group in named for i in group]
+        if len(set(together)) < len(together):
+            raise BadArgument(f"partition: {named}: a host is in one group only")
+        rest = [host.number for host in self if host.number not in together]
+        lines = []
+        for group_number, group in enumerate([*named, rest]):
+            bridge = f"group{group_number}"
+            if not self._has_bridge(bridge):
+                lines += _bridge_lines(bridge)
+            lines += [f"link set port{i} master {bridge}" for i in group]
+        self._at_switch(lines)
+
+    def heal(self) -> None:
+        """All hosts reach each other again, those that had vanished too."""
+        lines = [f"link set port{h.number} up master group0" for h in self]
+        self._at_switch(lines)
+
+    def vanish(self, number: int) -> None:
+        """This host's link goes down: to the others it is silent from now on."""
+        self._at_switch([f"link set port{self._number(number)} down"])
+
+    def limit(self, number: int, rate: str | None) -> None:
+        """Another rate for both directions of a host's link; None for no limit."""
+        host = self._hosts[self._number(number)]
+        self._shape(host, None if rate is None else parse_rate(rate))
+
+    # Building
+
+    def _join(self) -> None:
+        lines = [*_bridge_lines("group0"), "link set lo up"]
+        for host in self:
+            # By the path of our descriptor, since this network has no name.
+            where = f"/proc/{os.getpid()}/fd/{host._network}"
+            port = f"port{host.number}"
+            lines += [
+                f"link add dev {port} type veth peer name eth0 netns {where}",
+                f"link set {port} master group0 up",
+            ]
+        self._at_switch(lines)
+        for host in self:
+            lines = [
+                "link set lo up",
+                f"addr add {host.address}/24 dev eth0",
+                f"addr add {host.address6}/64 dev eth0 nodad",
+                "link set eth0 up",
+            ]
+            host.call(_tell, ["ip", "-batch", "-"], lines)
+            self._shape(host, self._rate)
+
+    def _shape(self, host: Host, rate: int | None) -> None:
+        delay_s = self._latency_s / 2  # once on the way to the switch, once from it
+        host.call(_tell, ["tc", "-batch", "-"], _shaping("eth0", rate, delay_s))
+        host.call(_tell, ["ip", "-batch", "-"], _sizing("eth0", rate))
+        port = f"port{host.number}"
+        self._in_switch(["tc", "-batch", "-"], _shaping(port, rate, delay_s))
+        self._in_switch(["ip", "-batch", "-"], _sizing(port, rate))
+
+    def _at_switch(self, lines: Sequence[str]) -> None:
+        self._in_switch(["ip", "-batch", "-"], lines)
+
+    def _in_switch(self, command: Sequence[str], lines: Sequence[str]) -> None:
+        call_inside(self._switch, "switch", lambda: _tell(command, lines))
+
+    def _has_bridge(self, name: str) -> bool:
+        at = f"/sys/class/net/{name}"
+        return call_inside(self._switch, "switch", lambda: os.path.exists(at))
+
+    def _number(self, number: int) -> int:
+        number = whole_number("host", number)
+        if not 0 <= number < len(self._hosts):
+            raise BadArgument(
+                f"host {number}: expected 0 to {len(self._hosts) - 1}, "
+                "as long as the context is open"
+            )
+        return number
+
+    def _end(self) -> None:
+        for host in self._hosts:
+            host.end()
+        self._hosts.clear()
+
+
+@cache
+def hosts_available() -> str:
+    """Why no hosts can be made here, or "" if they can."""
+    if sys.platform != "linux":
+        return f"needs network namespaces, which {sys.platform} has not"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"needs {' and '.join(missing)}, of the package iproute2"
+    try:
+        return _tried("tbf rate 1gbit burst 16kb limit 256kb", "token buckets (tbf)")
+    except PermissionError as why:
+        return f"needs root: {why.strerror}"
+    except OSError as why:
+        return f"needs namespaces of networks, mounts and host names: {why}"
+
+
+def needs_hosts() -> Any:
+    """A mark of pytest that skips tests where no hosts can be made, with the reason.
+
+    For a test, or for a whole file: `pytestmark = needs_hosts()`.
+    """
+    import pytest
+
+    why = hosts_available()
+    return pytest.mark.skipif(bool(why), reason=why)
+
+
+@cache
+def _netem_missing() -> str:
+    why = _tried("netem delay 1ms", "netem")
+    return why and f"{why}; delay the bytes of a connection with testing.Proxy instead"
+
+
+def _tried(discipline: str, what: str) -> str:
+    """Make a link and this queueing discipline for a moment; what the kernel lacks."""
+    network = new_network()
+    links = [*_bridge_lines("group0"), "link add dev port0 type veth peer name eth0"]
+    try:
+        call_inside(network, "trial", lambda: _tell(["ip", "-batch", "-"], links))
+        discipline = f"qdisc replace dev port0 root {discipline}"
+        call_inside(
+            network, "trial", lambda: _tell(["tc", "-batch", "-"], [discipline])
+        )
+    except UnisonoError as why:
+        return f"needs {what} and veth links, which this kernel refuses: {why}"
+    finally:
+        os.close(network)
+    return ""
+
+
+def _kept(undo: contextlib.ExitStack) -> int:
+    network = new_network()
+    undo.callback(os.close, network)
+    return network
+
+
+def _bridge_lines(name: str) -> list[str]:
+    # Without snooping IPv6 neighbours are found at once.
+    return [
+        f"link add dev {name} type bridge mcast_snooping 0",
+        f"link set {name} up",
+    ]
+
+
+def _shaping(device: str, rate: int | None, delay_s: float) -> list[str]:
+    """What leaves by this device: delayed first, then limited."""
+    lines = [f"qdisc replace dev {device} root handle 9: pfifo limit 1000"]
+    at = "root handle 1:"
+    if delay_s:
+        lines.append(
+            f"qdisc replace dev {device} {at} netem delay {delay_s * 1e6:.0f}us "
+            "limit 100000"
+        )
+        at = "parent 1: handle 2:"
+    if rate is not None:
+        queue = max(_SHORTEST_QUEUE, int(rate / 8 * _QUEUE_S))
+        lines.append(
+            f"qdisc replace dev {device} {at} tbf rate {rate}bit "
+            f"burst {_burst(rate)} limit {queue}"
+        )
+    return lines
+
+
+def _sizing(device: str, rate: int | None) -> list[str]:
+    """Packets that the bucket can let through whole; larger it would cut to pieces."""
+    largest = 65536 if rate is None else min(65536, _burst(rate))
+    return [f"link set dev {device} gso_max_size {largest}"]
+
+
+def _burst(rate: int) -> int:
+    return max(_SMALLEST_BURST, int(rate / 8 * _BURST_S))
+
+
+def _tell(command: Sequence[str], lines: Sequence[str]) -> None:
+    """Have ip or tc carry out these lines."""
+    done = subprocess.run(
+        command, input="\n".join(lines) + "\n", capture_output=True, text=True
+    )
+    if done.returncode:
+        raise UnisonoError(f"{command[0]}: {done.stderr.strip()}")
