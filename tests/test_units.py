@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument
-from unisono.units import format_bytes, parse_bytes
+from unisono.units import format_bytes, parse_bytes, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,30 @@ def test_what_is_printed_is_within_half_a_percent(nbytes):
     number, unit = format_bytes(nbytes).split()
     back = float(number) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert abs(back - nbytes) <= 0.005 * nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1gbit", 10**9), ("20mbit", 2 * 10**7), ("2.5 Gbit/s", 25 * 10**8), ("8bit", 8)],
+)
+def test_rates_are_bits_and_powers_of_1000(text, rate):
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "1", "1gb", "0bit", "-1mbit", "fast", "1e9bit"])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(BadArgument, match="as in 20mbit or 1gbit"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5ms", 0.005), ("200us", 0.0002), ("0.5 s", 0.5), ("0s", 0)]
+)
+def test_durations_have_a_unit(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1h"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(BadArgument, match="as in 5ms"):
+        parse_seconds(text)

@@ -57,8 +57,8 @@ class Link:
 class Relay:
     """Connections, the rules for both directions, and the thread that obeys them."""
 
-    def __init__(self, target: tuple[str, int] | None, seed: int) -> None:
-        """Listen at once."""
+    def __init__(self, target: tuple[str, int] | None, listen: str, seed: int) -> None:
+        """Listen at once, on a free port."""
         self.target = target
         self.refuses = False
         self.rules = {"forth": Rules(), "back": Rules()}
@@ -70,9 +70,10 @@ class Relay:
         self._ended = {"forth": 0, "back": 0}  # bytes of connections that are no more
         self._asked: deque[Callable[[], None]] = deque()
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
+        family = _family(listen)
+        self._door = socket.create_server((listen, 0), family=family, backlog=512)
         self._door.setblocking(False)
-        self.address: tuple[str, int] = self._door.getsockname()
+        self.port: int = self._door.getsockname()[1]
         self._awake, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._watched: dict[socket.socket, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -209,8 +210,7 @@ class Relay:
             _reset(dialer)
             dialer.close()
             return
-        family = socket.AF_INET6 if ":" in self.target[0] else socket.AF_INET
-        target = socket.socket(family, socket.SOCK_STREAM)
+        target = socket.socket(_family(self.target[0]), socket.SOCK_STREAM)
         for end in (dialer, target):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -250,6 +250,10 @@ class Relay:
             yield
         except OSError:
             self.finish(link, "lost")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _wishes(stream: Stream, now: float) -> Iterator[tuple[socket.socket, int]]:

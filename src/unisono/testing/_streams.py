@@ -189,18 +189,16 @@ class Stream:
     # Changing
 
     def _changed(self, data: memoryview) -> list[memoryview]:
-        at = self.taken
-        end = self.rules.truncate_at
-        if end is not None and at + len(data) > end:
-            data = data[: max(end - at, 0)]
-            self._note("truncate", max(end, at))
+        at, last = self.taken, self.rules.truncate_at
+        if last is not None and at + len(data) >= last:
+            data = data[: max(last - at, 0)]
             self.ended = True
         self._flip(data, at)
-        if not self.rules.frame_nbytes:
-            return [data]
-        parts = self._framed(data, at)
+        parts = self._framed(data, at) if self.rules.frame_nbytes else [data]
         if self.ended:
-            self.release()
+            self._note("truncate", at + len(data))
+            parts.append(memoryview(bytes(self._held)))
+            self._held.clear()
         return parts
 
     def _flip(self, data: memoryview, at: int) -> None:

@@ -145,6 +145,8 @@ class Hosts:
         self._rate = None if rate is None else parse_rate(rate)
         self._latency_s = 0.0 if latency is None else parse_seconds(latency)
         self._hosts: list[Host] = []
+        self._vanished: set[int] = set()
+        self._num_bridges = 1
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Hosts:
@@ -190,7 +192,8 @@ class Hosts:
         """From now on only hosts of one group reach each other; others notice nothing.
 
         Packets between groups are lost without a word. Hosts that no group names are
-        one group more. A new partition takes the place of an earlier one.
+        one group more. A new partition takes the place of an earlier one, and those
+        who have vanished remain so.
         """
         named = [[self._number(i) for i in group] for group in groups]
         together = [i for group in named for i in group]
@@ -198,21 +201,28 @@ class Hosts:
             raise BadArgument(f"partition: {named}: a host is in one group only")
         rest = [host.number for host in self if host.number not in together]
         lines = []
-        for group_number, group in enumerate([*named, rest]):
-            bridge = f"group{group_number}"
-            if not self._has_bridge(bridge):
-                lines += _bridge_lines(bridge)
-            lines += [f"link set port{i} master {bridge}" for i in group]
+        for number, group in enumerate([*named, rest]):
+            if number >= self._num_bridges:
+                lines += _bridge_lines(f"group{number}")
+            present = [i for i in group if i not in self._vanished]
+            lines += [f"link set port{i} master group{number}" for i in present]
         self._at_switch(lines)
+        self._num_bridges = max(self._num_bridges, len(named) + 1)
 
     def heal(self) -> None:
         """All hosts reach each other again, those that had vanished too."""
-        lines = [f"link set port{h.number} up master group0" for h in self]
-        self._at_switch(lines)
+        self._vanished.clear()
+        self._at_switch([f"link set port{h.number} master group0" for h in self])
 
     def vanish(self, number: int) -> None:
-        """This host's link goes down: to the others it is silent from now on."""
-        self._at_switch([f"link set port{self._number(number)} down"])
+        """This host is cut off, until `heal`: nobody hears of it, nor it of anybody.
+
+        Its link stays up. A link that goes down is seen by the kernel at its other end,
+        which is more than a host learns of another one that has lost its power.
+        """
+        number = self._number(number)
+        self._vanished.add(number)
+        self._at_switch([f"link set port{number} nomaster"])
 
     def limit(self, number: int, rate: str | None) -> None:
         """Another rate for both directions of a host's link; None for no limit."""
@@ -256,10 +266,6 @@ class Hosts:
     def _in_switch(self, command: Sequence[str], lines: Sequence[str]) -> None:
         call_inside(self._switch, "switch", lambda: _tell(command, lines))
 
-    def _has_bridge(self, name: str) -> bool:
-        at = f"/sys/class/net/{name}"
-        return call_inside(self._switch, "switch", lambda: os.path.exists(at))
-
     def _number(self, number: int) -> int:
         number = whole_number("host", number)
         if not 0 <= number < len(self._hosts):
@@ -284,7 +290,7 @@ def hosts_available() -> str:
     if missing:
         return f"needs {' and '.join(missing)}, of the package iproute2"
     try:
-        return _tried("tbf rate 1gbit burst 16kb limit 256kb", "token buckets (tbf)")
+        return _tried("tbf rate 1gbit burst 16kb limit 256kb", "veth links and tbf")
     except PermissionError as why:
         return f"needs root: {why.strerror}"
     except OSError as why:
@@ -319,7 +325,7 @@ def _tried(discipline: str, what: str) -> str:
             network, "trial", lambda: _tell(["tc", "-batch", "-"], [discipline])
         )
     except UnisonoError as why:
-        return f"needs {what} and veth links, which this kernel refuses: {why}"
+        return f"needs {what}, which this kernel refuses: {why}"
     finally:
         os.close(network)
     return ""
@@ -374,4 +380,4 @@ def _tell(command: Sequence[str], lines: Sequence[str]) -> None:
         command, input="\n".join(lines) + "\n", capture_output=True, text=True
     )
     if done.returncode:
-        raise UnisonoError(f"{command[0]}: {done.stderr.strip()}")
+        raise UnisonoError(f"{command[0]}: {' '.join(done.stderr.split())}")

@@ -18,7 +18,9 @@ give that rank `UNISONO_ADVERTISE=proxy.address`, and set `proxy.target` to wher
 really listens once that is known; till then those who dial wait. For rank 0 nothing is
 needed but the address by which the others are started, UNISONO_ADDRESS=proxy.address.
 
-Without rules it carries over 1 GB/s on one core [XXX], in a thread of its own.
+Without rules one stream had 1.2 to 1.6 GB/s through it, on two Arm cores where it has
+2.7 without it. The proxy is a thread of its own, on the host where it is made: for one
+of `testing.Hosts` that is `host.call(lambda: Proxy(target, listen=host.address))`.
 """
 
 from __future__ import annotations
@@ -43,19 +45,23 @@ _WAYS = {"forth": ("forth",), "back": ("back",), "both": ("forth", "back")}
 class Proxy:
     """Passes connections on to `target`, and does to them what it is told."""
 
-    def __init__(self, target: Address | None = None, *, seed: int = 0) -> None:
-        """Listen at once on a free port of 127.0.0.1.
+    def __init__(
+        self,
+        target: Address | None = None,
+        *,
+        listen: str = "127.0.0.1",
+        seed: int = 0,
+    ) -> None:
+        """Listen at once, on a free port.
 
-        `target` is "host:port" or a pair, and may be set later; `seed` decides what is
-        left to chance, the same for the same connections.
+        `target` is "host:port" or a pair, and may be set later. `seed` decides what is
+        left to chance: the same for connections that come in the same order.
         """
         found = None if target is None else _address(target)
-        self._relay = Relay(found, whole_number("Proxy: seed", seed))
-
-    @property
-    def address(self) -> str:
-        """Where to dial instead of the target: host:port."""
-        return "{}:{}".format(*self._relay.address)
+        self._relay = Relay(found, listen, whole_number("Proxy: seed", seed))
+        host = f"[{listen}]" if ":" in listen else listen
+        self.address = f"{host}:{self._relay.port}"
+        """Where to dial instead of the target."""
 
     @property
     def target(self) -> tuple[str, int] | None:

@@ -1,0 +1,121 @@
+"""One rank of a world across hosts, seen from its parent: a process and four files.
+
+Files rather than pipes: nobody has to read while ranks run, none of them ever waits for
+a reader, and what a rank had written when it was killed is there to the last byte. They
+have no names, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from unisono.errors import BadArgument
+from unisono.runtime.lines import last_words
+from unisono.runtime.outcome import RankEnd
+from unisono.runtime.spawn import _Report
+
+
+@dataclass(frozen=True)
+class Ended(RankEnd):
+    """How a rank ended, what it returned or raised, and all that it wrote.
+
+    `ended_by_launcher` means that it was stuck; its stacks are then in `stderr`.
+    """
+
+    host: int = 0
+    result: Any = None
+    error: BaseException | None = None
+    stdout: str = field(default="", repr=False)
+    stderr: str = field(default="", repr=False)
+
+
+class Member:
+    """One process, seen from its parent."""
+
+    def __init__(self, number: int, host: int) -> None:
+        self.number, self.host = number, host
+        self.order, self.report, self.out, self.err = (_file() for _ in range(4))
+        self.process: subprocess.Popen[Any] | None = None
+        self.ended_s: float | None = None
+        self.status = 0
+        self.stuck = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which must have been started."""
+        assert self.process is not None
+        return self.process.pid
+
+    def look(self, now: float) -> None:
+        """See whether it has ended, but leave it a zombie: its number stays its own."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        seen = os.waitid(os.P_PID, self.pid, how)
+        if seen is not None and self.ended_s is None:
+            exited = seen.si_code == os.CLD_EXITED
+            self.status = seen.si_status if exited else -seen.si_status
+            self.ended_s = now
+
+    def show_stacks(self) -> None:
+        """Have it write where all its threads are, and end."""
+        self.stuck = True
+        # One byte: no core, neither to a file nor to a program that collects them.
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(self.pid, resource.RLIMIT_CORE, (1, 1))
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            os.kill(self.pid, number)
+
+    def end(self) -> Ended:
+        """All that is known, once it has ended."""
+        told = self._told()
+        stderr = contents(self.err)
+        return Ended(
+            rank=self.number,
+            pid=self.pid,
+            status=self.status,
+            seconds=self.ended_s or 0.0,
+            ended_by_launcher=self.stuck,
+            words=last_words(stderr.splitlines()) if self.status else "",
+            host=self.host,
+            result=told.result,
+            error=told.error,
+            stdout=contents(self.out).decode(errors="replace"),
+            stderr=stderr.decode(errors="replace"),
+        )
+
+    def _told(self) -> _Report:
+        """Its report; an empty one if it died before."""
+        data = contents(self.report)
+        if not data:
+            return _Report()
+        try:
+            found: _Report = pickle.loads(data)
+        except Exception as why:
+            said = f"what rank {self.number} returned cannot be read here: {why}"
+            return _Report(failed=True, error=BadArgument(f"world_across: {said}"))
+        return found
+
+    def close(self) -> None:
+        """Kill what is left of its group, and keep nothing."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait()
+        for file in (self.order, self.report, self.out, self.err):
+            file.close()
+
+
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()
+
+
+def contents(file: IO[bytes]) -> bytes:
+    """All that is in the file, wherever its writer stands."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
