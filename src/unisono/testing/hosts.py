@@ -16,9 +16,12 @@ A rate is a token bucket (tbf) in each direction of a host's link. It counts the
 of Ethernet frames without preamble and gap, so that "1gbit" carries at most 956 Mbit/s
 of data in one TCP stream, where a gigabit card carries 941. A link that was idle lets
 through at once what it carries in 250 µs, at least 4 KiB. What comes too fast queues
-(for 10 ms, at least 256 KiB) and is then lost, as in a switch. Measured on two Arm
-cores: at "1gbit" a stream had 934 to 954 Mbit/s, at "20mbit" 19.1, and a volley of
-datagrams on an idle gigabit link was never more than 30 KiB ahead of its rate.
+(for 10 ms, at least 256 KiB) and is then lost, as in a switch.
+
+Measured on two Arm cores (benchmarks/links.py): at "1gbit" a stream had 929 to 954
+Mbit/s, at "20mbit" 19.1, and volleys of datagrams on an idle gigabit link were never
+more than 31 KiB ahead of its rate. With a dozen other processes on those cores a
+gigabit fell to 680 to 820 Mbit/s.
 
 This needs root. `hosts_available()` tells why it cannot be had, and tests begin with
 `pytestmark = needs_hosts()`, which skips them with that reason.
