@@ -139,7 +139,7 @@ def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) ->
         sent = np.bincount(src[apart], size[apart], minlength=n)
         received = np.bincount(dst[apart], size[apart], minlength=n)
         reduced = np.bincount(dst[mask], size[mask], minlength=n)
-        out, in_ = _peers(src[apart], dst[apart], n)
+        out, in_ = peers(src[apart], dst[apart], n)
         steps += 1
         busiest = max(int(out.max()), int(in_.max()))
         rounds += busiest
@@ -183,7 +183,7 @@ def _weights(
     return np.resize(sizes, schedule.num_slots), unit
 
 
-def _peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
+def peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
     """For every rank, to how many it sends and from how many it receives."""
     code = src * n + dst
     if code.size > n * n // 8:

@@ -1,0 +1,113 @@
+"""Traffic: what a schedule sends from host to host, counted from its steps.
+
+Ranks of one host share its link to the others, so what counts between hosts is not what
+passes through the busiest rank but what leaves and enters the busiest host. `traffic`
+counts it for any schedule and any placement of its ranks, step by step.
+
+The least that must enter the busiest of H hosts is 2(H-1)/H of a buffer in an
+all_reduce, one whole buffer in a broadcast, and in an all_gather the shares of
+everybody elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import BadArgument
+from unisono.schedule.collective import BARRIER, Ints
+from unisono.schedule.cost import peers
+from unisono.schedule.oracle import sound
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step, whole_numbers
+
+Floats = NDArray[np.float64]
+
+ROWS = "leaves", "enters", "taken", "added", "peers"
+"""What is counted of each step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """One row per step, in whole chunks, of which `unit` make up a rank's buffer.
+
+    `leaves` and `enters` have a column per host. The others have one per rank: what it
+    takes in, from its own host or another; how much of that it adds; and with how many
+    ranks of other hosts it speaks, the more of sending and receiving.
+
+    Whole numbers are the same on every machine, to the last bit; so ranks may decide by
+    them, each for itself.
+    """
+
+    unit: float
+    leaves: Ints
+    enters: Ints
+    taken: Ints
+    added: Ints
+    peers: Ints
+
+    @property
+    def leaving(self) -> Floats:
+        """What leaves each host in all, in buffers."""
+        return np.asarray(self.leaves.sum(axis=0) / self.unit)
+
+    @property
+    def entering(self) -> Floats:
+        """What enters each host in all, in buffers."""
+        return np.asarray(self.enters.sum(axis=0) / self.unit)
+
+    def split(self, segments: int) -> Traffic:
+        """The traffic of the schedule split into so many segments.
+
+        In each step there, as many steps of here go on at once, each with one segment.
+        A peer counts for each of them.
+        """
+        return Traffic(
+            self.unit * segments,
+            *(_windows(getattr(self, field), segments) for field in ROWS),
+        )
+
+
+def _windows(rows: Ints, width: int) -> Ints:
+    """The sums of `width` rows one after the other, the ends included."""
+    if not len(rows):
+        return rows
+    padded = np.pad(rows, ((width, width - 1), (0, 0)))
+    upto = np.cumsum(padded, axis=0)
+    return np.asarray(upto[width:] - upto[:-width])
+
+
+def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
+    """Count what crosses between hosts; `hosts` is the host of every rank, from 0."""
+    n, host = schedule.n, whole_numbers(hosts)
+    if host.shape != (n,) or (host < 0).any():
+        raise BadArgument(
+            f"hosts: expected the number of the host of each of {n} ranks, got {hosts}"
+        )
+    width = int(host.max()) + 1
+    rows = [_counts(step, host) for step in sound(schedule)]
+    columns = (
+        np.array([row[i] for row in rows], dtype=np.int64).reshape(len(rows), across)
+        for i, across in enumerate((width, width, n, n, n))
+    )
+    silent = schedule.collective is BARRIER
+    unit = math.inf if silent else schedule.contract.chunks_per_rank
+    return Traffic(unit, *columns)
+
+
+def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """The row of one step, in chunks."""
+    src, dst, _, mask, _ = step.flat()
+    n, num_hosts = host.size, int(host.max()) + 1
+    away = host[src] != host[dst]
+    return (
+        np.bincount(host[src[away]], minlength=num_hosts),
+        np.bincount(host[dst[away]], minlength=num_hosts),
+        np.bincount(dst[src != dst], minlength=n),
+        np.bincount(dst[mask], minlength=n),
+        np.maximum(*peers(src[away], dst[away], n)),
+    )

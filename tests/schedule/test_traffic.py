@@ -1,0 +1,79 @@
+"""What crosses between hosts is counted as one would count it by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono import Schedule, schedule
+from unisono.algorithms import library
+from unisono.errors import BadArgument
+from unisono.schedule.traffic import ROWS, traffic
+
+law = settings(deadline=None, max_examples=60)
+KEYS = [key for key in library() if key[0] != "barrier"]
+
+
+def by_hand(made: Schedule, hosts: list[int]) -> tuple[list[float], list[float]]:
+    """What leaves and what enters each host, transfer by transfer."""
+    leaving, entering = [0.0] * (max(hosts) + 1), [0.0] * (max(hosts) + 1)
+    for step in made:
+        for t in step:
+            if hosts[t.src] != hosts[t.dst]:
+                leaving[hosts[t.src]] += 1 / made.contract.chunks_per_rank
+                entering[hosts[t.dst]] += 1 / made.contract.chunks_per_rank
+    return leaving, entering
+
+
+@law
+@given(st.sampled_from(KEYS), st.lists(st.integers(0, 3), min_size=1, max_size=9))
+def test_it_is_what_the_transfers_add_up_to(key, hosts):
+    made = schedule(*key, len(hosts))
+    counted = traffic(made, hosts)
+    leaving, entering = by_hand(made, hosts)
+    assert counted.leaving == pytest.approx(leaving)
+    assert counted.entering == pytest.approx(entering)
+    cost = made.cost()
+    assert counted.taken.sum(axis=0) / counted.unit == pytest.approx(cost.received)
+    assert counted.added.sum(axis=0) / counted.unit == pytest.approx(cost.reduced)
+
+
+@law
+@given(
+    st.sampled_from(["ring", "direct", "tree", "rabenseifner"]),
+    st.lists(st.integers(0, 2), min_size=1, max_size=9),
+    st.integers(1, 6),
+)
+def test_a_split_schedule_has_the_traffic_of_the_whole_split(name, hosts, segments):
+    made = schedule("all_reduce", name, len(hosts))
+    foretold = traffic(made, hosts).split(segments)
+    found = traffic(made.split(segments), hosts)
+    assert foretold.unit == found.unit
+    for rows in ROWS[:-1]:
+        assert np.array_equal(getattr(foretold, rows), getattr(found, rows)), rows
+    assert (foretold.peers >= found.peers).all()
+
+
+def test_where_every_rank_has_its_own_host_everything_crosses():
+    made = schedule("all_reduce", "ring", 5)
+    counted = traffic(made, range(5))
+    assert counted.leaving == pytest.approx(made.cost().sent)
+    assert (counted.peers == 1).all()
+
+
+def test_on_one_host_nothing_crosses():
+    counted = traffic(schedule("all_reduce", "ring", 5), [0] * 5)
+    assert not counted.leaving.any()
+    assert not counted.peers.any()
+
+
+def test_a_barrier_speaks_but_sends_no_bytes():
+    counted = traffic(schedule("barrier", "direct", 4), [0, 0, 1, 1])
+    assert not counted.entering.any()
+    assert (counted.peers == 2).all()
+
+
+@pytest.mark.parametrize("hosts", [[0], [0] * 5, [0, 0, 0, -1], [0.5] * 4])
+def test_another_number_of_hosts_or_none_is_refused(hosts):
+    with pytest.raises(BadArgument):
+        traffic(schedule("all_reduce", "ring", 4), hosts)
