@@ -83,6 +83,22 @@ def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
     assert places[2] == [0, 0, 1, 2, 0, 1, 0, 1, 2]
 
 
+def test_pieces_of_one_share_are_carried_by_many():
+    groups = Groups(np.array([4, 1]))
+    last, part = np.full(4, 4), np.arange(4)
+    assert groups.times_larger == 4
+    assert groups.carrier(last, np.zeros(4, int), part, 4).tolist() == [0, 1, 2, 3]
+    assert groups.carrier(np.arange(4), np.ones(4, int), part, 4).tolist() == [0] * 4
+    own = groups.carrier(np.arange(4), np.zeros(4, int), part, 4)
+    assert own.tolist() == [0, 1, 2, 3]
+
+
+def test_equal_groups_are_cut_no_finer():
+    inside = [unisono.schedule("all_gather", "direct", 3)] * 2
+    across = unisono.schedule("all_gather", "direct", 2)
+    assert product(inside, across).num_chunks == 6
+
+
 def test_groups_of_another_number_than_ranks_across_are_refused():
     inside = [unisono.schedule("all_gather", "ring", 2)] * 3
     with pytest.raises(BadArgument, match="3 groups, but 4 ranks"):

@@ -2,7 +2,9 @@
 
 Ranks are numbered group by group. Across the groups a chunk is carried by one rank of
 each group, its *carrier* there, so that all ranks of a group share the work: with equal
-groups these are the ranks of the same place; with unequal ones the places are scaled.
+groups these are the ranks of the same place; with unequal ones the places are scaled,
+and if some are twice as large as others shares are cut finer, so that many ranks take
+turns with what comes from few.
 
     all_gather      across the groups, each carrier for its chunks; then inside
     reduce_scatter  the mirror of that
@@ -46,6 +48,9 @@ from unisono.schedule.transform import (
     refuse_temporaries,
 )
 
+FINEST = 8
+"""Into how many pieces a share is cut at most, for unequal groups."""
+
 PlaceIn = Callable[[Ints], Ints]
 """For every chunk, the place in a group that carries it there."""
 
@@ -66,10 +71,22 @@ class Groups:
         """The group that each rank belongs to."""
         return np.repeat(np.arange(self.sizes.size), self.sizes)
 
-    def carrier(self, rank: Ints, group: Ints) -> Ints:
-        """The place in `group` that corresponds to `rank`'s place in its own."""
+    def carrier(
+        self, rank: Ints, group: Ints, part: Ints | int = 0, pieces: int = 1
+    ) -> Ints:
+        """The place in `group` that corresponds to `rank`'s place in its own.
+
+        If what is carried is cut into `pieces`, it is `part`'s place among the pieces
+        of all ranks there.
+        """
         own = self.of_rank[rank]
-        return (rank - self.first[own]) * self.sizes[group] // self.sizes[own]
+        place = (rank - self.first[own]) * pieces + part
+        return place * self.sizes[group] // (self.sizes[own] * pieces)
+
+    @property
+    def times_larger(self) -> int:
+        """How many whole times the smallest group fits into the largest."""
+        return int(self.sizes.max()) // int(self.sizes.min())
 
 
 def product(
@@ -174,17 +191,20 @@ def _all_gather(
     groups: Groups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
     pieces = _pieces(inside, across)
+    if across.collective is not BARRIER:
+        pieces *= min(groups.times_larger, FINEST)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
     chunk = np.arange(n * pieces)
-    home = chunk // pieces
+    home, part = chunk // pieces, chunk % pieces
     finer = across.num_chunks // hosts
-    local = groups.of_rank[home] * finer + chunk % pieces * finer // pieces
+    local = groups.of_rank[home] * finer + part * finer // pieces
 
     def place_in(group: Ints) -> Ints:
-        return groups.carrier(home, group)
+        return groups.carrier(home, group, part, pieces)
 
     def carriers(chunk: Ints, group: Ints) -> Ints:
-        return groups.first[group] + groups.carrier(home[chunk], group)
+        place = groups.carrier(home[chunk], group, part[chunk], pieces)
+        return groups.first[group] + place
 
     def make() -> Iterator[Step]:
         word = across.collective.name
@@ -263,7 +283,7 @@ def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterato
 def _all_to_all(
     groups: Groups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
-    pieces = _pieces(inside, across)
+    pieces = _pieces(inside, across) * min(groups.times_larger, FINEST)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
     chunk = np.arange(n * n * pieces)
     source, target = chunk // pieces // n, chunk // pieces % n
@@ -275,13 +295,14 @@ def _all_to_all(
         return (place * size + to) * finer + part * finer // pieces
 
     def carriers(chunk: Ints, group: Ints) -> Ints:
-        return groups.first[group] + groups.carrier(target[chunk], group)
+        place = groups.carrier(target[chunk], group, part[chunk], pieces)
+        return groups.first[group] + place
 
     def make() -> Iterator[Step]:
         runs = []
         for schedule, alike in _alike(inside):
             size = schedule.n
-            to = groups.carrier(target, here)
+            to = groups.carrier(target, here, part, pieces)
             chosen = local(source - groups.first[here], to, size, schedule)
             chosen = np.where(np.isin(here, alike), chosen, -1)
             runs.append(embed(schedule, chosen, lambda c, p: groups.first[here[c]] + p))
