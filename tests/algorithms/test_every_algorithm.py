@@ -1,5 +1,6 @@
 """Every algorithm, in every variant, keeps its contract among 1 to 64 ranks."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from unisono.schedule import COLLECTIVES
 WORLDS = range(1, 65)
 SMALL_WORLDS = [*range(1, 10), 13, 16]
 ROOTED = [v for v in VARIANTS if COLLECTIVES[v[0]].rooted]
-SHAPED = [v for v in VARIANTS if "levels=" in v[1] or "shape=" in v[1]]
+SHAPED = [v for v in VARIANTS if re.search("levels=|hosts=|shape=", v[1])]
 UNSHAPED = [v for v in VARIANTS if v not in SHAPED]
 
 every_variant = pytest.mark.parametrize(("what", "name"), VARIANTS)

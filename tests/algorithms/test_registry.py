@@ -5,6 +5,7 @@ import pytest
 
 from unisono import BadArgument, UnsupportedWorld, copy, schedule
 from unisono.algorithms import algorithm, find, library, power_of_two
+from unisono.algorithms.library import offers
 from unisono.schedule import collective
 
 
@@ -12,6 +13,19 @@ from unisono.schedule import collective
 def broadcast(n, both: bool = False, radix: int = 2, order: str = "up"):
     """A broadcast that refuses most worlds."""
     yield copy(0, src=0, dst=np.arange(1, n))
+
+
+@algorithm
+def scatter(n, root: int = 0, last: bool = False):
+    """A scatter that is told its root, and serves the ranks in order."""
+    c = np.delete(np.arange(n), root)
+    yield copy(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
+
+
+@algorithm
+def gather(n, root: int = 0):
+    """A gather that is told its root and does not listen."""
+    return schedule("gather", "direct", n)
 
 
 NAMES = {
@@ -26,6 +40,8 @@ NAMES = {
     "ring+recursive_doubling": "ring+recursive_doubling",
     "ring:both+direct:rotate": "ring:both+direct:rotate",
     "hierarchical:levels=5+4+3": "hierarchical:levels=5+4+3",
+    "hierarchical:hosts=0-2x4,segments=1": "hierarchical:hosts=0-2x4",
+    "hierarchical:hosts=0-2x4,segments=2": "hierarchical:hosts=0-2x4,segments=2",
 }
 
 
@@ -192,14 +208,47 @@ def test_a_number_of_ranks_may_be_numpys():
 
 
 @pytest.mark.parametrize("root", [-1, 4])
-def test_a_root_is_one_of_the_ranks(root):
+@pytest.mark.parametrize("name", ["tree", "hierarchical", "tree+ring"])
+def test_a_root_is_one_of_the_ranks(name, root):
     with pytest.raises(BadArgument, match=r"0\.\.3"):
-        schedule("broadcast", "tree", 4, root=root)
+        schedule("broadcast", name, 4, root=root)
 
 
-def test_a_collective_without_a_root_refuses_one():
+@pytest.mark.parametrize("made_by", [scatter, gather])
+def test_an_algorithm_may_be_told_the_root_and_is_turned_if_it_does_not_listen(made_by):
+    assert made_by.takes_root
+    assert not broadcast.takes_root
+    assert "root" not in made_by.params
+    for root in range(5):
+        made = made_by.rooted_at(root, 5, {})
+        assert made.verify().schedule.root == root
+        assert made.name == "test_registry"
+
+
+def test_the_root_is_no_parameter_of_the_name():
+    with pytest.raises(BadArgument, match="nearest: last"):
+        scatter(4, root=2)
+
+
+def test_a_pair_is_made_for_the_root_half_by_half():
+    for root in range(6):
+        pair = schedule(
+            "reduce", "hierarchical:levels=3x2+hierarchical:levels=3x2", 6, root=root
+        )
+        assert pair.verify().schedule.root == root
+
+
+@pytest.mark.parametrize("name", ["ring", "ring+ring"])
+def test_a_collective_without_a_root_refuses_one(name):
     with pytest.raises(BadArgument, match="all_reduce has no root"):
-        schedule("all_reduce", "ring", 4, root=1)
+        schedule("all_reduce", name, 4, root=1)
+
+
+def test_what_is_offered_is_known_without_looking_for_it_everywhere():
+    assert offers("direct", "reduce_scatter")
+    assert not offers("naive", "reduce_scatter")
+    assert not offers("nobody", "reduce_scatter")
+    assert not offers("registry", "reduce_scatter")
 
 
 def test_the_library_is_a_mapping_in_the_order_of_collectives():

@@ -28,6 +28,11 @@ PARAMETERS = {
         "levels=1+6+2",
         "levels=2x5+4+4",
         "levels=2x2x2x2x2x2",
+        "hosts=0-2x4",
+        "hosts=0x4.1",
+        "hosts=0.1x2.0x2.2",
+        "segments=3",
+        "segments=2,levels=4+1",
     ],
 }
 

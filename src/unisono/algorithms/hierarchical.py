@@ -12,10 +12,16 @@ collective is put together.
 
 `levels` tells the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
 has a level below that; unequal groups are written out, 5+4+4. Without it, groups are
-about as many as each has ranks, uneven if need be. `by` names the algorithm of each
-level, from the inside out, as in direct/ring; the last one serves all levels above. If
-that of the inner level has no reduce_scatter, as a tree, all_reduce goes through the
-groups' first ranks.
+about as many as each has ranks, uneven if need be. Where the ranks of a host do not
+follow each other, `hosts` tells the host of each rank instead: 0.1.0.1, or in short
+0-1x2 (see `schedule/placement.py`). Where there is a root, its group leads on every
+level, so whatever crosses into another group crosses once.
+
+`by` names the algorithm of each level, from the inside out, as in direct/ring; the last
+one serves all levels above. If that of the inner level has no reduce_scatter, as a
+tree, all_reduce goes through the groups' first ranks. With `segments` the data are cut,
+each part a step behind the one before it: while one is on its way between the hosts,
+the next is shared out inside and the last collected.
 
 Cho et al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
 network hierarchy", MLSys 2019.
@@ -23,84 +29,164 @@ network hierarchy", MLSys 2019.
 
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.algorithms.library import library
+from unisono.algorithms.library import offers
 from unisono.algorithms.library import schedule as plain
 from unisono.algorithms.registry import algorithm
 from unisono.errors import BadArgument, UnsupportedWorld
-from unisono.schedule import Schedule, product
+from unisono.schedule import COLLECTIVES, Schedule, product
+from unisono.schedule.collective import Ints
+from unisono.schedule.placement import numbered, parse_hosts, written
 
 USUAL = {"all_to_all": "direct", "barrier": "dissemination"}
 USUAL |= dict.fromkeys(("broadcast", "reduce", "scatter", "gather"), "tree")
 USUAL |= dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), "ring")
 
 
-@algorithm
-def broadcast(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def broadcast(
+    n: int,
+    root: int = 0,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Between the groups' first ranks, then inside every group."""
-    return stack("broadcast", n, levels, by)
+    return stack("broadcast", n, (levels, hosts), by, segments, root)
 
 
-@algorithm
-def scatter(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def scatter(
+    n: int,
+    root: int = 0,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """To every group's first rank what is for the group, then inside."""
-    return stack("scatter", n, levels, by)
+    return stack("scatter", n, (levels, hosts), by, segments, root)
 
 
-@algorithm
-def gather(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def gather(
+    n: int,
+    root: int = 0,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Inside every group, then from the groups' first ranks."""
-    return stack("gather", n, levels, by)
+    return stack("gather", n, (levels, hosts), by, segments, root)
 
 
-@algorithm
-def reduce(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def reduce(
+    n: int,
+    root: int = 0,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Inside every group, then between the groups' first ranks."""
-    return stack("reduce", n, levels, by)
+    return stack("reduce", n, (levels, hosts), by, segments, root)
 
 
-@algorithm
-def all_gather(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def all_gather(
+    n: int,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Across, every rank for its own share; then inside."""
-    return stack("all_gather", n, levels, by)
+    return stack("all_gather", n, (levels, hosts), by, segments)
 
 
-@algorithm
-def reduce_scatter(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def reduce_scatter(
+    n: int,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Inside, to shares of the sum; then across, every rank for its own."""
-    return stack("reduce_scatter", n, levels, by)
+    return stack("reduce_scatter", n, (levels, hosts), by, segments)
 
 
-@algorithm
-def all_reduce(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def all_reduce(
+    n: int,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Reduce-scatter inside, all-reduce across, all-gather inside."""
-    return stack("all_reduce", n, levels, by)
+    return stack("all_reduce", n, (levels, hosts), by, segments)
 
 
-@algorithm
-def all_to_all(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def all_to_all(
+    n: int,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Inside, to the rank that speaks to the target's place; then across."""
-    return stack("all_to_all", n, levels, by)
+    return stack("all_to_all", n, (levels, hosts), by, segments)
 
 
-@algorithm
-def barrier(n: int, levels: str = "", by: str = "") -> Schedule:
+@algorithm(least={"segments": 1})
+def barrier(
+    n: int,
+    levels: str = "",
+    hosts: str = "",
+    by: str = "",
+    segments: int = 1,
+) -> Schedule:
     """Across and then inside."""
-    return stack("barrier", n, levels, by)
+    return stack("barrier", n, (levels, hosts), by, segments)
 
 
-def stack(what: str, n: int, levels: str, by: str) -> Schedule:
+def stack(
+    what: str,
+    n: int,
+    told: tuple[str, str],
+    by: str,
+    segments: int,
+    root: int = 0,
+) -> Schedule:
+    """The product of all levels, its parts played by the ranks where they live."""
+    shape, ranks = placed(n, *told)
+    if COLLECTIVES[what].rooted:
+        shape, order = led_by(n, shape, int(np.flatnonzero(ranks == root)[0]))
+        ranks = ranks[order]
+    made = _levels(what, n, shape, (by or USUAL[what]).split("/"))
+    if not np.array_equal(ranks, np.arange(n)):
+        made = made.relabel(ranks)
+    return made.split(segments)
+
+
+def _levels(what: str, n: int, shape: list[list[int]], names: list[str]) -> Schedule:
     """The schedule of the innermost level, with the rest of the levels across it."""
-    names = (by or USUAL[what]).split("/")
-    sizes, above = groups(n, levels)
-    across = _level(what, len(sizes), above, names[1:] or names)
-    inner = names[0]
+    if not shape:
+        return plain(what, names[0], n)
+    sizes, inner = shape[0], names[0]
+    across = _levels(what, len(sizes), shape[1:], names[1:] or names)
     if what != "all_reduce":
         return product(_each(what, inner, sizes), across)
     first, last = "reduce_scatter", "all_gather"
-    if (first, inner.partition(":")[0]) not in library():
+    if not offers(inner.partition(":")[0], first):
         first, last = "reduce", "broadcast"
     return product(_each(first, inner, sizes), across, _each(last, inner, sizes))
 
@@ -111,37 +197,84 @@ def _each(what: str, name: str, sizes: list[int]) -> list[Schedule]:
     return [of_size[size] for size in sizes]
 
 
-def _level(what: str, n: int, levels: str, names: list[str]) -> Schedule:
-    if levels.isdecimal() and int(levels) != n:
-        raise UnsupportedWorld(
-            f"hierarchical: {n} groups on the outermost level, told were {levels}", n=n
+def placed(n: int, levels: str, hosts: str) -> tuple[list[list[int]], Ints]:
+    """The sizes of the groups on each level, and the ranks in the order of groups."""
+    if not hosts:
+        return groups(n, levels), np.arange(n)
+    if levels:
+        raise BadArgument(
+            f"hierarchical: levels={levels} and hosts={hosts}: tell one of them"
         )
-    if not levels or levels.isdecimal():
-        return plain(what, names[0], n)
-    return stack(what, n, levels, "/".join(names))
+    of_rank = parse_hosts(hosts, n)
+    _, sizes = np.unique(of_rank, return_counts=True)
+    return [sizes.tolist()], np.argsort(of_rank, kind="stable")
 
 
-def groups(n: int, levels: str) -> tuple[list[int], str]:
-    """The sizes of the innermost groups, and what is told of the levels above."""
+def led_by(n: int, shape: list[list[int]], leader: int) -> tuple[list[list[int]], Ints]:
+    """The same groups with `leader`'s first on every level, and it the first of all.
+
+    Returned are the sizes in the new order, and who stands where.
+    """
+    order = np.arange(n)
+    if shape:
+        sizes = np.array(shape[0])
+        ends = np.cumsum(sizes)
+        own = int(np.searchsorted(ends, leader, side="right"))
+        above, following = led_by(sizes.size, shape[1:], own)
+        order = np.concatenate(
+            [np.arange(ends[g] - sizes[g], ends[g]) for g in following]
+        )
+        shape = [sizes[following].tolist(), *above]
+    return shape, np.concatenate([[leader], order[order != leader]])
+
+
+def groups(n: int, levels: str) -> list[list[int]]:
+    """The sizes of the groups on each level, from the inside out."""
     if not levels:
         hosts = max(1, round(math.sqrt(n)))
-        return [part.size for part in np.array_split(np.arange(n), hosts)], ""
+        return [[part.size for part in np.array_split(np.arange(n), hosts)]]
     if not re.fullmatch(r"[0-9]+([x+][0-9]+)*", levels):
         raise BadArgument(
             f"hierarchical: levels {levels!r}: expected 4x3, or 5+4+4 if uneven"
         )
-    lowest, _, above = levels.partition("x")
-    sizes = [int(size) for size in lowest.split("+")]
+    shape: list[list[int]] = []
+    *below, outermost = levels.split("x")
+    for told in below or [outermost]:
+        shape.append(_sizes(n, told))
+        n = len(shape[-1])
+    if below and "+" in outermost:
+        shape.append(_sizes(n, outermost))
+    elif below and int(outermost) != n:
+        raise UnsupportedWorld(
+            f"hierarchical: {n} groups on the outermost level, told were {outermost}",
+            n=n,
+        )
+    return shape
+
+
+def _sizes(n: int, told: str) -> list[int]:
+    sizes = [int(size) for size in told.split("+")]
     if min(sizes) < 1:
         raise BadArgument(
-            f"hierarchical: levels {levels!r}: groups have at least one rank"
+            f"hierarchical: levels {told!r}: groups have at least one rank"
         )
     if len(sizes) == 1 and n % sizes[0] == 0:
         sizes *= n // sizes[0]
     if sum(sizes) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} ranks do not make up groups of {lowest} (write unequal "
+            f"hierarchical: {n} ranks do not make up groups of {told} (write unequal "
             "groups out, as in 5+4+4)",
             n=n,
         )
-    return sizes, above
+    return sizes
+
+
+def telling(hosts: Sequence[int]) -> str:
+    """The parameter that tells a placement, as short as can be."""
+    hosts = numbered(hosts)
+    if list(hosts) != sorted(hosts):
+        return f"hosts={written(hosts)}"
+    sizes = np.bincount(hosts).tolist()
+    if len(set(sizes)) == 1:
+        return f"levels={sizes[0]}x{len(sizes)}"
+    return f"levels={'+'.join(map(str, sizes))}"

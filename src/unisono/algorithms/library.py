@@ -78,14 +78,23 @@ def _ours(what: Collective, name: str) -> Algorithm | None:
     To look through the whole folder and all that is installed takes a tenth of a
     second, which the first call of a program need not.
     """
-    if not name.isidentifier() or name in _OURS:
-        return None
-    try:
-        module = importlib.import_module(f"{__package__}.{name}")
-    except ModuleNotFoundError:
-        return None
-    found = (a for a in algorithms_in(module) if a.collective is what)
+    found = (a for a in _in_our_file(name) if a.collective is what)
     return next((a for a in found if a.name == name), None)
+
+
+def _in_our_file(name: str) -> list[Algorithm]:
+    if not name.isidentifier() or name in _OURS:
+        return []
+    try:
+        return algorithms_in(importlib.import_module(f"{__package__}.{name}"))
+    except ModuleNotFoundError:
+        return []
+
+
+def offers(name: str, collective_name: str) -> bool:
+    """Whether the algorithm called `name` has that collective."""
+    ours = [a.collective.name for a in _in_our_file(name)]
+    return collective_name in ours if ours else (collective_name, name) in library()
 
 
 @cache
@@ -171,14 +180,11 @@ def schedule(
                 f"{name!r}: expected the name of a collective or algorithm"
             )
     what = collective(collective_name)
-    made = _resolve(what, algorithm, n, params)
-    if root and not what.rooted:
-        raise BadArgument(f"{what.name} has no root")
-    return made.rooted_at(root)
+    return _resolve(what, algorithm, n, root, params)
 
 
 def _resolve(
-    what: Collective, spec: str, n: int, params: Mapping[str, Param]
+    what: Collective, spec: str, n: int, root: int, params: Mapping[str, Param]
 ) -> Schedule:
     file = _FILE.fullmatch(spec)
     alone = (
@@ -186,11 +192,11 @@ def _resolve(
     )
     parts = [spec] if alone else _PAIR.split(spec)
     if len(parts) == 2:
-        return _pair(what, parts[0], parts[1], n, params)
+        return _pair(what, parts[0], parts[1], n, root, params)
     if len(parts) > 2:
         raise BadArgument(f"algorithm {spec!r}: at most two can be joined by +")
     found = find(what, spec)
-    return found[0](n, **{**found[1], **params})
+    return found[0].rooted_at(root, n, {**found[1], **params})
 
 
 def find(what: Collective, spec: str) -> tuple[Algorithm, dict[str, Param]]:
@@ -228,7 +234,12 @@ _HALVES = {
 
 
 def _pair(
-    what: Collective, first: str, second: str, n: int, params: Mapping[str, Param]
+    what: Collective,
+    first: str,
+    second: str,
+    n: int,
+    root: int,
+    params: Mapping[str, Param],
 ) -> Schedule:
     if params:
         raise BadArgument(
@@ -239,7 +250,12 @@ def _pair(
         raise NotOffered(
             f"{what.name} is not made of two halves; pairs exist for {known}"
         )
+    if root and not what.rooted:
+        raise BadArgument(f"{what.name} has no root")
     one, two = (collective(half) for half in _HALVES[what.name])
-    a, b = _resolve(one, first, n, {}), _resolve(two, second, n, {})
+    a, b = (
+        _resolve(half, name, n, root if half.rooted else 0, {})
+        for half, name in ((one, first), (two, second))
+    )
     about = f"{one.name} by {a.name}, then {two.name} by {b.name}."
     return then(a, b).but(name=f"{a.name}+{b.name}", about=about)

@@ -3,8 +3,8 @@
 An algorithm is a function decorated with `@algorithm`. Its file is its name, the
 function is the collective: `ring.all_reduce` in ring.py. It takes the number of ranks
 and keyword parameters with defaults, and either yields steps or returns a schedule made
-of others. The root, where there is one, is rank 0; the library turns schedules to other
-roots.
+of others. The root, where there is one, is rank 0, and schedules are turned to other
+roots; unless the function takes `root`, and so finds the way from there itself.
 
 Nothing is registered. The library looks into every module of this folder, into packages
 that announce themselves by the entry point group `unisono.algorithms`, and into files
@@ -96,7 +96,8 @@ class Algorithm:
                     f"{self.where}: parameter {p.name!r} needs a default: a number, a "
                     "truth value or a text"
                 )
-        object.__setattr__(self, "params", {p.name: p.default for p in taken[1:]})
+        params = {p.name: p.default for p in taken[1:] if p.name != "root"}
+        object.__setattr__(self, "params", params)
         told = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
         for some in told:
             if not isinstance(some, Mapping) or not set(some) <= set(self.params):
@@ -167,11 +168,28 @@ class Algorithm:
         ]
         return ":".join([self.name, ",".join(told)]) if told else self.name
 
+    @cached_property
+    def takes_root(self) -> bool:
+        """Whether its function is told the root, instead of being turned to it."""
+        return "root" in inspect.signature(self.body).parameters
+
     def __call__(self, n: int, **params: Param) -> Schedule:
         """The schedule for n ranks; its root, if it has one, is rank 0."""
-        n = whole_number("n", n)
+        return self.rooted_at(0, n, params)
+
+    def rooted_at(self, root: int, n: int, params: Mapping[str, Param]) -> Schedule:
+        """The schedule for n ranks and that root."""
+        n, root = whole_number("n", n), whole_number("root", root)
         if n < 1:
             raise BadArgument(f"n = {n}: a world has at least one rank")
+        if not 0 <= root < n:
+            raise BadArgument(f"root = {root}: ranks are 0..{n - 1}")
+        if root and not self.collective.rooted:
+            raise BadArgument(f"{self.collective.name} has no root")
+        made = self._made(n, params, root if self.takes_root else 0)
+        return made.rooted_at(root)
+
+    def _made(self, n: int, params: Mapping[str, Param], root: int) -> Schedule:
         params = self._checked(params)
         full = {**self.params, **params}
         with _blame(self):
@@ -185,8 +203,9 @@ class Algorithm:
                 n=n,
             )
         name = self.spelled(**params)
+        told = {**full, "root": root} if self.takes_root else full
         if not inspect.isgeneratorfunction(self.body):
-            return self._adopted(n, name, full)
+            return self._adopted(n, name, told)
         default = self.collective.default_chunks(n)
         with _blame(self):
             chunks = default if self.chunks is None else _count(self.chunks, n, full)
@@ -195,8 +214,9 @@ class Algorithm:
                 self.collective,
                 n,
                 chunks,
-                lambda: self._steps(lambda: self.body(n, **full)),
+                lambda: self._steps(lambda: self.body(n, **told)),
                 name=name,
+                root=root,
                 num_temporaries=temporaries,
                 about=self.about,
                 paper=self.paper,
