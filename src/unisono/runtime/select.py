@@ -1,20 +1,34 @@
 """Which algorithm a call gets, if its caller does not say.
 
 The choice is a pure function of what all ranks know alike: the collective, its bytes,
-and how many ranks share how many cores. So all ranks always choose the same. Inside one
-host every rank can read every other's memory at once, and the fewest passes over memory
-win: all at once while it is small, then everybody its share.
+and which rank lives on which host. So all ranks always choose the same.
+
+- Inside one host every rank can read every other's memory at once, and the fewest
+  passes over memory win: all at once while it is small, then everybody its share.
+- Where every rank has a host of its own, the candidates below are compared by what
+  `predict.py` expects of them.
+- Where hosts have several ranks, so are hierarchical ones, made for the placement: what
+  has to cross crosses once, and large calls are cut into segments, so that the ranks of
+  a host share out and collect while the network is busy with another.
+
+Reproducible calls add in rank order in one pass, and so choose as inside one host,
+whatever the placement.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import schedule as make_schedule
-from unisono.errors import BadArgument, NotOffered
+from unisono.algorithms.hierarchical import telling
+from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
+from unisono.runtime.predict import lines, predicted
 from unisono.schedule.collective import COLLECTIVES
+from unisono.schedule.placement import numbered
 from unisono.units import format_bytes
 
 VARIABLE = "UNISONO_ALGORITHM"
@@ -38,17 +52,78 @@ SHARED_OUT_FROM = 32 << 10
 _RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
 
 
+FLAT = {
+    "broadcast": ("naive", "tree", "direct+direct", "chain"),
+    "reduce": ("naive", "tree", "direct+direct", "chain"),
+    "scatter": ("direct", "tree"),
+    "gather": ("direct", "tree"),
+    "all_gather": ("direct", "recursive_doubling", "ring"),
+    "reduce_scatter": ("direct", "halving_doubling", "ring"),
+    "all_reduce": ("naive", "recursive_doubling", "direct", "rabenseifner", "ring"),
+    "all_to_all": ("direct", "direct:rotate", "bruck"),
+    "barrier": ("direct", "dissemination"),
+}
+"""What is compared where every rank has a host of its own."""
+
+ON_TWO_LEVELS = {
+    "broadcast": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
+    "reduce": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
+    "scatter": ("direct/direct", "direct/tree"),
+    "gather": ("direct/direct", "direct/tree"),
+    "all_gather": ("direct/direct", "direct/recursive_doubling", "direct/ring"),
+    "reduce_scatter": ("direct/direct", "direct/halving_doubling", "direct/ring"),
+    "all_reduce": (
+        "naive/naive",
+        "naive/recursive_doubling",
+        "direct/direct",
+        "direct/rabenseifner",
+        "direct/ring",
+    ),
+    "all_to_all": ("direct/direct", "direct/direct:rotate"),
+    "barrier": ("direct/direct", "direct/dissemination"),
+}
+"""What is compared where hosts have several ranks: inside them, and across."""
+
+_INSIDE_FIRST = ("reduce", "gather", "reduce_scatter", "all_to_all")
+
+AS_QUICK = 0.02
+"""A difference in predicted time that says nothing: then fewer steps are better."""
+
+SEGMENTS = 1, 2, 4, 8
+"""Into how many parts a call across hosts may be cut; all_to_all and barrier are not:
+they have parts enough, and none."""
+
+
 def choose(
-    collective: str, nbytes: int, n: int, *, named: str | None, reproducible: bool
+    collective: str,
+    nbytes: int,
+    n: int,
+    *,
+    named: str | None,
+    reproducible: bool,
+    hosts: Sequence[int] | None = None,
 ) -> Choice:
-    """The algorithm for a call of `nbytes` in all (of one rank's whole buffer)."""
+    """The algorithm for a call of `nbytes` in all (of one rank's whole buffer).
+
+    `hosts` is the host of every rank, in rank order; None if they share one.
+    """
+    if hosts is not None and len(hosts) != n:
+        raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
     if named:
         return Choice(named, "the caller named it")
     told = os.environ.get(VARIABLE, "")
-    if told and not reproducible:
-        found = _told(told, collective)
-        if found:
-            return Choice(found, f"{VARIABLE}={told}")
+    found = _told(told, collective) if told and not reproducible else ""
+    if found:
+        return Choice(found, f"{VARIABLE}={told}")
+    if hosts is None or len(set(hosts)) == 1:
+        return _on_one_host(collective, nbytes, n)
+    if reproducible:
+        found = _on_one_host(collective, nbytes, n).algorithm
+        return Choice(found, "reproducible: one pass in rank order, on any hosts")
+    return _across_hosts(collective, nbytes, numbered(hosts))
+
+
+def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
     limit = ALL_AT_ONCE.get(n, 4 << 10 if n <= 8 else 1 << 10)
     size = format_bytes(nbytes)
     if collective == "all_reduce":
@@ -66,6 +141,69 @@ def choose(
         return Choice("naive", "each rank reads the others' memory itself", "tree")
     runner_up = _RUNNER_UP.get(collective, "ring")
     return Choice("direct", "each rank reads what it needs where it lies", runner_up)
+
+
+@lru_cache(maxsize=1024)
+def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choice:
+    """The quickest candidate, as predicted; or one as quick that has fewer steps."""
+    candidates = list(_candidates(collective, hosts))
+    times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
+    as_quick = (1 + AS_QUICK) * min(times.values())
+    chosen = min(
+        (c for c in candidates if times[c] <= as_quick),
+        key=lambda c: len(lines(collective, *c, hosts)),
+    )
+    others = [c for c in candidates if c[0] != chosen[0]]
+    why = (
+        f"{_words(hosts)}, {format_bytes(nbytes)}: {_manner(collective, *chosen)}; "
+        f"expected to take {times[chosen] * 1e6:.0f} µs"
+    )
+    return Choice(_spelled(*chosen), why, _spelled(*min(others, key=times.__getitem__)))
+
+
+def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+    """Algorithms, and into how many segments they are cut."""
+    if len(set(hosts)) == len(hosts):
+        yield from ((algorithm, 1) for algorithm in FLAT[collective])
+        return
+    where = telling(hosts)
+    cuts = (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
+    for by in ON_TWO_LEVELS[collective]:
+        yield from ((f"hierarchical:{where},by={by}", segments) for segments in cuts)
+    if collective in ("all_to_all", "scatter", "gather"):
+        yield "direct", 1
+
+
+def _spelled(algorithm: str, segments: int) -> str:
+    return algorithm if segments == 1 else f"{algorithm},segments={segments}"
+
+
+def _words(hosts: tuple[int, ...]) -> str:
+    """As in "2 hosts of 4 ranks" or "3 hosts of 5, 4 and 4 ranks"."""
+    sizes = list(Counter(hosts).values())
+    if len(set(sizes)) == 1:
+        return f"{len(sizes)} hosts of {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
+    if len(sizes) > 4:
+        return f"{len(sizes)} hosts of {min(sizes)} to {max(sizes)} ranks"
+    *most, last = map(str, sizes)
+    return f"{len(sizes)} hosts of {', '.join(most)} and {last} ranks"
+
+
+def _manner(collective: str, algorithm: str, segments: int) -> str:
+    """What the algorithm does, in words."""
+    if not algorithm.startswith("hierarchical"):
+        return f"{algorithm}, straight from rank to rank"
+    inside, _, across = algorithm.rpartition("by=")[2].partition("/")
+    across = across.partition(":")[0]
+    if collective == "all_reduce" and inside == "direct":
+        done = f"share out inside, {across} across, collect inside"
+    elif collective == "all_reduce":
+        done = f"add up inside, {across} across, hand out inside"
+    elif collective in _INSIDE_FIRST:
+        done = f"{inside} inside, then {across} across"
+    else:
+        done = f"{across} across, then {inside} inside"
+    return done if segments == 1 else f"{done}, in {segments} segments that overlap"
 
 
 def _told(variable: str, collective: str) -> str:
@@ -92,6 +230,8 @@ def _offered(algorithm: str, collective: str) -> bool:
             make_schedule(name, algorithm, 2)
         except NotOffered:
             continue
+        except UnsupportedWorld:  # there is one, only not for two ranks
+            pass
         return name == collective
     raise BadArgument(
         f"{VARIABLE}={algorithm}: no collective has such an algorithm; "
