@@ -17,14 +17,13 @@ import numpy as np
 
 from unisono import _native
 from unisono.dtypes import DType
-from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
+from unisono.errors import BadArgument, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
-from unisono.runtime.failures import Trouble, describe, failure
 from unisono.runtime.operations import Reduction, as_reduction
 from unisono.runtime.plans import CODES, Kind, lowered, make_plan
-from unisono.runtime.recorder import dump_on_error
 from unisono.runtime.select import choose
+from unisono.runtime.verdicts import Verdicts
 from unisono.runtime.work import Work
 from unisono.transports.base import Peer, Transport
 
@@ -50,7 +49,7 @@ class How(NamedTuple):
     reproducible: bool = False
 
 
-class Base:
+class Base(Verdicts):
     """The state of a communicator, and how a call is carried out."""
 
     def __init__(
@@ -226,6 +225,7 @@ class Base:
             self.world_size,
             named=how.algorithm,
             reproducible=how.reproducible,
+            hosts=self._hosts or None,
         )
         kind = Kind(
             call.collective, dtype, reduction, call.root, call.counts, choice.algorithm
@@ -318,73 +318,6 @@ class Base:
         work = self._work(native, call, how.timeout_s)
         return work if how.async_op else work.wait()
 
-    # --- failure
-
-    def _failure(
-        self, timeout_s: float | None = None, refused: str = "", keep: object = None
-    ) -> UnisonoError:
-        """What the verdict means, for the latest call or one refused because of it.
-
-        `keep` are the buffers of a call that others may have been writing to.
-        """
-        self._keep_while_touched(keep)
-        seq = self._native.seq() + bool(refused)
-        notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
-        call = refused or (describe(notes[0]) if notes else "a call")
-        verdict = self._native.verdict()
-        return self._told(verdict, call, seq, timeout_s, self._native.awaited())
-
-    def _keep_while_touched(self, buffers: object) -> None:
-        """Never let go of what a rank was writing to when it was stopped."""
-        if buffers is not None and self._native.touched():
-            _KEPT.append(buffers)
-
-    def _explained(
-        self, work: _native.Work, timeout_s: float | None, made: object
-    ) -> UnisonoError:
-        """What went wrong with a call in flight."""
-        self._keep_while_touched(made)
-        verdict = work.verdict()
-        call = describe(work.note())
-        if verdict[0] == Trouble.MISFIT:
-            sent, source = work.message_bytes(), work.source()
-            return BadArgument(
-                f"{call}: the message of {self.peers[source]} has {sent} bytes or "
-                "another element type; receive it into an array that fits"
-            )
-        return self._told(verdict, call, work.seq(), timeout_s, work.awaited())
-
-    def _told(
-        self,
-        verdict: tuple[int, int, int, int],
-        call: str,
-        seq: int,
-        timeout_s: float | None,
-        awaited: Sequence[int],
-    ) -> UnisonoError:
-        error = failure(
-            self._native,
-            self.peers,
-            verdict,
-            call=call,
-            seq=seq,
-            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
-            awaited=awaited,
-        )
-        dump_on_error(self._transport, self.name, error)
-        return error
-
-    def _refuse_unusable(self, what: str) -> None:
-        if self._transport.engine.forked():
-            raise UsageError(
-                f"{what}: this process is a fork of rank {self.rank} and not itself a "
-                "rank; start ranks with unisono.spawn or unisono run"
-            )
-        if self._closed:
-            raise UsageError(f"{what}: the communicator {self.name!r} is closed")
-        if self._native.verdict()[0] != Trouble.NONE:
-            raise self._failure(refused=what)
-
     def _nanoseconds(self, timeout_s: float | None) -> int:
         return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
 
@@ -405,7 +338,6 @@ class Base:
 
 
 _PLAIN = How()
-_KEPT: list[object] = []
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 

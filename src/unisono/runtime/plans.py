@@ -34,6 +34,7 @@ CODES: dict[str, int] = {
 
 HEADER_BYTES = 40
 LINE = 64
+NOTE_LETTERS = 39
 PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
@@ -195,9 +196,16 @@ def _make_plan(
         op=OPS.index(kind.reduction.op),
         root=kind.root,
         count=int(sizes.sum()),
-        algorithm=kind.algorithm,
+        algorithm=_in_short(kind.algorithm),
     )
     return plan, reached
+
+
+def _in_short(algorithm: str) -> str:
+    """As much of a name as a note has room for."""
+    if len(algorithm) <= NOTE_LETTERS:
+        return algorithm
+    return algorithm[: NOTE_LETTERS - 2] + ".."
 
 
 def _reaches(collective: str, total: int, n: int) -> bool:

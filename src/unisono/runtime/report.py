@@ -36,10 +36,17 @@ def explain(
     nbytes = 0 if x is None else _size(x)
     if collective in ("all_gather", "gather"):
         nbytes *= n
-    choice = choose(collective, nbytes, n, named=algorithm, reproducible=reproducible)
+    choice = choose(
+        collective,
+        nbytes,
+        n,
+        named=algorithm,
+        reproducible=reproducible,
+        hosts=comm._hosts or None,
+    )
     schedule = verified(collective, choice.algorithm, n, root if what.rooted else 0)
     cost = schedule.cost(nbytes)
-    programs = lowered(collective, choice.algorithm, n, schedule.root, 0)
+    programs = lowered(collective, choice.algorithm, n, schedule.root, 0, comm._hosts)
     lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  why        {choice.why}",

@@ -1,0 +1,102 @@
+"""What a communicator says when a call has failed, or will not be made.
+
+The engine's verdict is one word; here it becomes an error that names ranks, and the
+buffers that others may still be writing to are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unisono.errors import BadArgument, UnisonoError, UsageError
+from unisono.runtime.failures import Trouble, describe, failure
+from unisono.runtime.recorder import dump_on_error
+
+if TYPE_CHECKING:
+    from unisono._native import Comm
+    from unisono._native import Work as NativeWork
+    from unisono.transports.base import Peer, Transport
+
+_KEPT: list[object] = []
+
+
+class Verdicts:
+    """The part of a communicator that knows what went wrong."""
+
+    rank: int
+    name: str
+    timeout_s: float
+    _native: Comm
+    _transport: Transport
+    _closed: bool
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Who the ranks are."""
+        raise NotImplementedError
+
+    def _failure(
+        self, timeout_s: float | None = None, refused: str = "", keep: object = None
+    ) -> UnisonoError:
+        """What the verdict means, for the latest call or one refused because of it.
+
+        `keep` are the buffers of a call that others may have been writing to.
+        """
+        self._keep_while_touched(keep)
+        seq = self._native.seq() + bool(refused)
+        notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
+        call = refused or (describe(notes[0]) if notes else "a call")
+        verdict = self._native.verdict()
+        return self._told(verdict, call, seq, timeout_s, self._native.awaited())
+
+    def _keep_while_touched(self, buffers: object) -> None:
+        """Never let go of what a rank was writing to when it was stopped."""
+        if buffers is not None and self._native.touched():
+            _KEPT.append(buffers)
+
+    def _explained(
+        self, work: NativeWork, timeout_s: float | None, made: object
+    ) -> UnisonoError:
+        """What went wrong with a call in flight."""
+        self._keep_while_touched(made)
+        verdict = work.verdict()
+        call = describe(work.note())
+        if verdict[0] == Trouble.MISFIT:
+            sent, source = work.message_bytes(), work.source()
+            return BadArgument(
+                f"{call}: the message of {self.peers[source]} has {sent} bytes or "
+                "another element type; receive it into an array that fits"
+            )
+        return self._told(verdict, call, work.seq(), timeout_s, work.awaited())
+
+    def _told(
+        self,
+        verdict: tuple[int, int, int, int],
+        call: str,
+        seq: int,
+        timeout_s: float | None,
+        awaited: Sequence[int],
+    ) -> UnisonoError:
+        error = failure(
+            self._native,
+            self.peers,
+            verdict,
+            call=call,
+            seq=seq,
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            awaited=awaited,
+        )
+        dump_on_error(self._transport, self.name, error)
+        return error
+
+    def _refuse_unusable(self, what: str) -> None:
+        if self._transport.engine.forked():
+            raise UsageError(
+                f"{what}: this process is a fork of rank {self.rank} and not itself a "
+                "rank; start ranks with unisono.spawn or unisono run"
+            )
+        if self._closed:
+            raise UsageError(f"{what}: the communicator {self.name!r} is closed")
+        if self._native.verdict()[0] != Trouble.NONE:
+            raise self._failure(refused=what)
