@@ -50,6 +50,7 @@ def bench(
     root: Annotated[str, Parameter(name=["-r", "--root"])] = "0",
     algorithm: str = "",
     vs: str = "",
+    per_host: str = "",
     shared: bool = False,
     json: bool = False,
     csv_: Annotated[bool, Parameter(name="--csv")] = False,
@@ -94,6 +95,9 @@ def bench(
         One, several with commas between, or "all"; otherwise what unisono chooses.
     vs
         Peers to measure in the same run: gloo, openmpi, mpich (see make peers).
+    per_host
+        Let unisono's ranks behave as if so many were on each host: between hosts they
+        talk over TCP, on this machine's loopback.
     shared
         Measure on buffers from comm.empty, which live in shared memory.
     json
@@ -113,6 +117,7 @@ def bench(
     task = _Task.of(
         collective, parse_world(n), (dtype, op, parse_rank(root)), algorithm, vs
     )
+    task.per_host = parse_world(per_host) if per_host else 0
     least, most = parse_bytes(begin), parse_bytes(end)
     sizes = cases.sizes_between(least, most, factor=factor, step=parse_bytes(step))
     plan = _plan(rounds, iterations, warmup, check, shared=shared)
@@ -144,6 +149,7 @@ class _Task:
     dtype: str
     op: str
     root: int
+    per_host: int = 0
 
     @classmethod
     def of(
@@ -253,7 +259,8 @@ def _run(task: _Task, sizes: list[int], report: Report, *, quiet: bool) -> None:
     progress = Progress()
     tell(report.preamble())
     try:
-        with groups.running(["unisono", *task.peers], task.n) as started:
+        systems = ["unisono", *task.peers]
+        with groups.running(systems, task.n, task.per_host) as started:
             report.add_devices(started[0])
             tell(report.device_lines())
             for collective in task.collectives:

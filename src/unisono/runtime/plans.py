@@ -196,12 +196,12 @@ def _make_plan(
         op=OPS.index(kind.reduction.op),
         root=kind.root,
         count=int(sizes.sum()),
-        algorithm=_in_short(kind.algorithm),
+        algorithm=in_short(kind.algorithm),
     )
     return plan, reached
 
 
-def _in_short(algorithm: str) -> str:
+def in_short(algorithm: str) -> str:
     """As much of a name as a note has room for."""
     if len(algorithm) <= NOTE_LETTERS:
         return algorithm

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
 from unisono.runtime import recorder
-from unisono.runtime.plans import lowered, verified
+from unisono.runtime.plans import in_short, lowered, verified
 from unisono.runtime.select import choose
 from unisono.schedule.collective import collective as find_collective
 from unisono.units import format_bytes
@@ -93,7 +93,7 @@ def _measured(comm: Communicator, collective: str, algorithm: str, x: Any) -> st
         r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
         for r in recorder.records(comm._transport)
         if r["profiling_name"] == collective
-        and r["algorithm"] == algorithm[:39]
+        and r["algorithm"] == in_short(algorithm)
         and r["input_sizes"] == [[count]]
         and r["state"] == "completed"
     ]

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 from unisono import _native
 from unisono.errors import BadArgument
@@ -32,6 +34,12 @@ LANES = "UNISONO_TCP_LANES"
 """How many sockets carry one stream."""
 LIMIT = "UNISONO_SILENCE_S"
 """After how many seconds of silence a rank of another host is taken for dead."""
+
+_INFO_BYTES = 72  # of tcp_info, which end with the round trip in microseconds
+_NEAR_S = 1e-3
+_NEAR_BUFFER = 1 << 20
+"""Within a millisecond this much in flight is plenty; and what waits in the kernel is
+still in a cache when it is copied on. The kernel by itself would let more pile up."""
 
 _DATA, _POST = "data", "post"
 _WINDOW = 4 * WINDOW
@@ -112,6 +120,7 @@ def _transport(
 
     def arrived(connection: Connection) -> None:
         label = _label(connection.label)
+        _suit(connection.socket)
         streams.arrived(
             connection.peer, label, connection.socket, connection.receive_key
         )
@@ -145,9 +154,20 @@ def _dialer(
         made = roll.reception.dial(
             to, Purpose(purpose, label.agreed, stream), timeout_s
         )
+        _suit(made.socket)
         return made.socket, made.send_key
 
     return dial
+
+
+def _suit(sock: socket.socket) -> None:
+    """Choose how much may be on its way, by how far it is; far away the kernel does."""
+    with suppress(OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        (round_trip_us,) = struct.unpack_from("I", info, _INFO_BYTES - 4)
+        if round_trip_us < _NEAR_S * 1e6:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BUFFER)
 
 
 def _label(purpose: Purpose) -> Label:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -66,8 +66,8 @@ class Group(Protocol):
 class Workers:
     """A group of processes."""
 
-    def __init__(self, name: str, n: int) -> None:
-        """Start all ranks; `join` waits for them."""
+    def __init__(self, name: str, n: int, per_host: int = 0) -> None:
+        """Start all ranks; `join` waits for them. `per_host` makes them look apart."""
         self.name = name
         self.n = n
         self.pids = [0] * n
@@ -80,19 +80,23 @@ class Workers:
         self._listener.listen(n)
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            for command in commands(name, n, self._folder.name):
-                self._processes.append(self._start(command))
+            started = commands(name, n, self._folder.name)
+            apart = pretended_hosts(name, n, per_host)
+            for command, more in zip(started, apart, strict=False):
+                self._processes.append(self._start(command, more))
         except BaseException:
             self.close(at_once=True)
             raise
 
-    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: Sequence[str], more: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
-            env=environment(self.name, Path(command[0]).parent),
+            env=environment(self.name, Path(command[0]).parent) | more,
             start_new_session=True,
         )
 
@@ -246,12 +250,27 @@ def environment(name: str, programs: Path) -> dict[str, str]:
     return ours
 
 
-def start(names: Sequence[str], n: int) -> Sequence[Group]:
+def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
+    """What makes ranks of unisono believe that they are on several hosts."""
+    if name != "unisono" or not per_host:
+        return [{} for _ in range(n)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "UNISONO_ADDRESS": f"127.0.0.1:{port}",
+        "UNISONO_SECRET": secrets.token_hex(32),
+    }
+    return [common | {"UNISONO_HOST_ID": str(rank // per_host)} for rank in range(n)]
+
+
+def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[Group]:
     """All systems at the same time, ready to be asked."""
     groups: list[Workers] = []
     try:
         for name in names:
-            groups.append(Workers(name, n))  # noqa: PERF401  (the rest must be ended)
+            made = Workers(name, n, per_host)
+            groups.append(made)  # one at a time: if one fails, the rest must be ended
         for group in groups:
             group.join()
     except BaseException:
@@ -262,9 +281,11 @@ def start(names: Sequence[str], n: int) -> Sequence[Group]:
 
 
 @contextmanager
-def running(names: Sequence[str], n: int) -> Iterator[Sequence[Group]]:
+def running(
+    names: Sequence[str], n: int, per_host: int = 0
+) -> Iterator[Sequence[Group]]:
     """The same, for as long as the block takes; their processes end in any case."""
-    groups = start(names, n)
+    groups = start(names, n, per_host)
     at_once = True
     try:
         yield groups
