@@ -32,7 +32,7 @@ def main() -> None:
     (PAGES / "index.md").write_text(index(), encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     (DOCS / "index.md").write_text(relinked(readme), encoding="utf-8")
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         text = (DOCS.parent / name).read_text(encoding="utf-8")
         (DOCS / name).write_text(relinked(text), encoding="utf-8")
 

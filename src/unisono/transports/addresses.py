@@ -18,6 +18,7 @@ it adds the interface by which it reaches the sender.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import ipaddress
 import re
@@ -60,12 +61,8 @@ class Address:
 
     def __str__(self) -> str:
         """As `parse` reads it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else self.plain
-
-    @property
-    def plain(self) -> str:
-        """Host and port with a colon between."""
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     def resolve(self) -> list[tuple[int, SocketAddress]]:
         """What the system makes of it: families and socket addresses, best first."""
@@ -77,11 +74,6 @@ class Address:
                 "the number"
             ) from None
         return [(family, tuple(where)) for family, _, _, _, where in found]
-
-    def numeric(self) -> Address:
-        """The same with the host as a number."""
-        family, where = self.resolve()[0]
-        return Address(_host_of(family, where), self.port)
 
     def sent(self) -> Address:
         """As it travels: a link-local address without its interface."""
@@ -124,6 +116,19 @@ def choose(interface: str | None = None, towards: Address | None = None) -> Choi
     return _by_route(towards) if towards is not None else LOOPBACK
 
 
+def stay(told: Address) -> Choice:
+    """The address of this host that was told: where rank 0 listens.
+
+    Of those that a name stands for, the first that this host has.
+    """
+    hosts = [_host_of(family, where) for family, where in told.resolve()]
+    host = next(filter(_is_own, hosts), hosts[0])
+    why = f"{told.host} is where rank 0 was told to listen"
+    if is_loopback(host) and told.host != "localhost" and not is_loopback(told.host):
+        why += "; on this host that name is a loopback address, out of others' reach"
+    return Choice(host, _interface_of(host), why)
+
+
 def refuse_open(host: str, secret: Secret) -> None:
     """Refuse an address that other hosts can reach to a job that has no secret."""
     if not secret.is_open or secret.anywhere or is_loopback(host):
@@ -134,6 +139,36 @@ def refuse_open(host: str, secret: Secret) -> None:
         f"mode 0600 named by {SECRET_FILE}; insecure=True is for networks where you "
         "trust everybody"
     )
+
+
+def listen(address: Address, secret: Secret, *, who: str) -> socket.socket:
+    """A socket that listens there; ConnectFailed tells why `who` cannot."""
+    family, where = address.resolve()[0]
+    refuse_open(str(where[0]), secret)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(where)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as why:
+        listener.close()
+        raise ConnectFailed(
+            f"{who} cannot listen at {address}: {why.strerror}; {_advice(why)}"
+        ) from why
+    return listener
+
+
+def _advice(why: OSError) -> str:
+    if why.errno == errno.EADDRINUSE:
+        return "another program, or another job, has this port: choose another"
+    if why.errno == errno.EADDRNOTAVAIL:
+        return "it is not an address of this host: name one, or an interface"
+    if why.errno == errno.EACCES:
+        return "ports below 1024 are not for everybody: choose another"
+    return "choose another address"
 
 
 def is_loopback(host: str) -> bool:
@@ -230,6 +265,16 @@ def _interface_of(host: str) -> str:
         if host in hosts:
             return name
     return "lo" if is_loopback(host) else "?"
+
+
+def _is_own(host: str) -> bool:
+    family, where = Address(host, 0).resolve()[0]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(where)
+            return True
+    except OSError:
+        return False
 
 
 def _number(host: str) -> _Host:

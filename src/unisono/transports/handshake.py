@@ -220,7 +220,7 @@ class Answering:
 
     def __init__(self, me: Member) -> None:
         """Wait for an offer."""
-        self._me = me
+        self.me = me
         self._transcript = b""
         self._offered: Session | None = None
         self.wanted = OFFER_SIZE
@@ -238,7 +238,7 @@ class Answering:
         return self._answer(frame)
 
     def _answer(self, offer: bytes) -> bytes:
-        me = self._me
+        me = self.me
         if not _holds(me.secret, b"offer", offer):
             raise NotAuthentic("an offer without the secret of this job")
         self.vouched = True
@@ -252,7 +252,7 @@ class Answering:
         return self._transcript[len(offer) :]
 
     def _weigh(self, offer: bytes) -> tuple[Verdict, str]:
-        me = self._me
+        me = self.me
         name, version, job, epoch, src, dst, *what, _ = _OFFER.unpack(offer[:-_CHECK])
         if name != _NAME or version != VERSION:
             why = f"somebody speaks version {version} of the handshake"
@@ -274,7 +274,7 @@ class Answering:
         return Verdict.WELCOME, ""
 
     def _confirmed(self, confirm: bytes) -> None:
-        secret, transcript = self._me.secret, self._transcript + confirm
+        secret, transcript = self.me.secret, self._transcript + confirm
         offered = self._offered
         if offered is None or not _holds(secret, b"confirm", transcript):
             raise NotAuthentic("an offer that was not confirmed: a recorded one?")

@@ -35,7 +35,7 @@ from unisono.errors import (
     PeerLost,
     TransportError,
 )
-from unisono.transports.addresses import Address, Choice, choose
+from unisono.transports.addresses import Address, Choice, choose, stay
 from unisono.transports.base import cores_here
 from unisono.transports.dialing import Connection, dial
 from unisono.transports.handshake import MEET, Member, life
@@ -46,7 +46,6 @@ from unisono.transports.secret import Secret, open_secret
 
 _HELLO_LONGEST = 4096
 _HELLO_S = 5.0  # a rank that has authenticated says hello at once
-_TICK_S = 0.5  # how often those who wait are looked at
 _GRACE_S = 5.0  # for rank 0 to tell who is missing
 
 
@@ -97,7 +96,7 @@ def meet_across(
     me = Member(known, job, rank, epoch)
     until = time.monotonic() + timeout_s
     if rank == 0:
-        choice = _choice_of_rank_0(place, interface)
+        choice = choose(interface, place) if interface else stay(place)
         place = Address(choice.bind or choice.host, place.port)
     else:
         choice = choose(interface, place)
@@ -126,15 +125,6 @@ def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
     return _Hello(version, world_size, secrets.randbits(64), entry)
 
 
-def _choice_of_rank_0(place: Address, interface: str | None) -> Choice:
-    if interface:
-        return choose(interface, place)
-    here = choose(None, place.numeric())
-    host = place.numeric().host
-    why = f"{place.host} is where rank 0 was told to listen"
-    return Choice(host, here.interface if here.host == host else "?", why)
-
-
 def _open(address: Address, me: Member, until: float) -> Reception:
     """Listen; if the job before this one still has the port, as soon as it is free."""
     while True:
@@ -161,7 +151,8 @@ class _Hosting:
         self.reception, self.me, self.why = reception, hello, why
         self.until, self.timeout_s = until, timeout_s
         self.guests: dict[int, tuple[Letters, _Hello]] = {}
-        self.lifelines: dict[int, Connection] = {}
+        self.lives: dict[tuple[int, int], Connection] = {}
+        self.queue: list[Connection] = []
 
     @property
     def left(self) -> float:
@@ -171,33 +162,43 @@ class _Hosting:
     def gather(self) -> Roll:
         """Wait for all others, and make them known to each other."""
         try:
-            while len(self.guests) < self.me.world_size - 1:
+            while self._absent():
+                if self.left <= 0:
+                    raise self._missing()
                 self._await_guests()
-            for rank, (_, hello) in sorted(self.guests.items()):
-                self.lifelines[rank] = self.reception.expect(
-                    rank, life(hello.life), max(self.left, _GRACE_S)
-                )
             return self._introduce()
-        except BaseException as why:
-            for connection in self.lifelines.values():
-                connection.close()
-            if isinstance(why, ConnectFailed):
-                self._tell(_Answer(wrong=str(why), missing=list(why.missing)))
+        except ConnectFailed as why:
+            answer = _Answer(wrong=str(why), missing=list(why.missing))
+            self._tell(answer)
+            self.queue += self.reception.next_of("meet", timeout_s=0.0)
+            for connection in self.queue:
+                self._send(Letters(connection), answer)
             raise
         finally:
-            for letters, _ in self.guests.values():
-                letters.connection.close()
+            guests = [letters.connection for letters, _ in self.guests.values()]
+            for connection in [*guests, *self.lives.values(), *self.queue]:
+                connection.close()  # lifelines that are in the roll are not here
+
+    def _absent(self) -> list[int]:
+        """The ranks that have not come, or not with a lifeline, or are gone again."""
+        absent = [r for r in range(1, self.me.world_size) if not self._is_here(r)]
+        if absent and self.left > 0:
+            return absent
+        for rank in [r for r, (one, _) in self.guests.items() if _has_ended(one)]:
+            self.guests.pop(rank)[0].connection.close()  # it may come again
+        return [r for r in range(1, self.me.world_size) if not self._is_here(r)]
+
+    def _is_here(self, rank: int) -> bool:
+        return rank in self.guests and (rank, self.guests[rank][1].life) in self.lives
 
     def _await_guests(self) -> None:
-        came = self.reception.next_of(MEET, max(0.0, min(self.left, _TICK_S)))
-        for connection in came:
-            self._greet(Letters(connection))
-        for rank, (letters, _) in list(self.guests.items()):
-            if _has_ended(letters.connection):  # it may come again
-                letters.connection.close()
-                del self.guests[rank]
-        if self.left <= 0 and len(self.guests) < self.me.world_size - 1:
-            raise self._missing()
+        self.queue += self.reception.next_of("meet", "life", timeout_s=self.left)
+        while self.queue:
+            one = self.queue.pop(0)
+            if one.label == MEET:
+                self._greet(Letters(one))
+            else:
+                self.lives[one.peer, one.label.communicator] = one
 
     def _greet(self, letters: Letters) -> None:
         connection = letters.connection
@@ -221,6 +222,8 @@ class _Hosting:
             self._send(letters, _Answer(wrong=wrong))
             connection.close()
             raise ConnectFailed(wrong)
+        if connection.peer in self.guests:  # one that has ended
+            self.guests[connection.peer][0].connection.close()
         self.guests[connection.peer] = letters, hello
 
     def _objection(self, rank: int, hello: _Hello) -> str:
@@ -238,7 +241,7 @@ class _Hosting:
                 f"{mine.world_size}: start all with one world size"
             )
         first = self.guests.get(rank)
-        if first is not None and not _has_ended(first[0].connection):
+        if first is not None and not _has_ended(first[0]):
             one, two = first[1].entry, hello.entry
             return (
                 f"two processes say that they are rank {rank}: pid {one.pid} on "
@@ -248,7 +251,7 @@ class _Hosting:
 
     def _missing(self) -> ConnectFailed:
         n = self.me.world_size
-        missing = [r for r in range(1, n) if r not in self.guests]
+        missing = self._absent()
         told = ", ".join(map(str, missing))
         told = f"ranks {told}" if len(missing) > 1 else f"rank {told}"
         return ConnectFailed(
@@ -263,10 +266,14 @@ class _Hosting:
         entries = [self.me.entry, *(h.entry for _, h in self.guests.values())]
         entries.sort(key=lambda entry: entry.rank)
         self._tell(_Answer(entries))
+        lifelines = {
+            rank: self.lives.pop((rank, hello.life))
+            for rank, (_, hello) in self.guests.items()
+        }
         self.reception.know(
             {e.rank: Address.parse(e.address) for e in entries if e.rank}
         )
-        return Roll(0, tuple(entries), self.reception, self.lifelines, self.why)
+        return Roll(0, tuple(entries), self.reception, lifelines, self.why)
 
     def _tell(self, answer: _Answer) -> None:
         for letters, _ in self.guests.values():
@@ -376,14 +383,17 @@ def _gone() -> ConnectFailed:
 
 
 def _can_be_read(connection: Connection) -> bool:
-    return bool(select.select([connection.socket], [], [], 0)[0])
+    poll = select.poll()  # unlike select(), whatever the number of the descriptor
+    poll.register(connection.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
-def _has_ended(connection: Connection) -> bool:
-    """Whether the other end is gone; one that waits for an answer says nothing."""
+def _has_ended(guest: Letters) -> bool:
+    """Whether it is gone; one that waits for an answer says nothing."""
+    sock = guest.connection.socket
     try:
-        connection.socket.settimeout(0)
-        return not connection.socket.recv(1, socket.MSG_PEEK)
+        sock.settimeout(0)
+        return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:

@@ -12,15 +12,16 @@ until it is expected.
 
 A stranger costs little: at most 64 of them are there at once, for 10 seconds each, and
 no more is read of them than a handshake is long. If one more comes, one goes: of the
-sender with most of them, the oldest that has shown nothing. So whoever floods the port
-drives out its own; and a rank that was driven out with them comes again by itself.
-About those turned away there is one line a second in the log, at most.
+sender with most of them, the oldest that has shown nothing, as soon as it has had time
+for a word; until then the newcomer waits at the door. So a whole cluster can come at
+once, whoever floods the port drives out its own, and a rank that was driven out with
+them comes again by itself. About those turned away there is one line a second in the
+log, at most.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import selectors
@@ -30,10 +31,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
-from unisono.transports.addresses import Address, refuse_open
+from unisono.transports.addresses import Address, listen
 from unisono.transports.dialing import Connection, connection_over, dial
 from unisono.transports.handshake import HANDSHAKE_S, Answering, Label, Member
 
@@ -41,6 +42,7 @@ MOST_STRANGERS = 64
 TIMEOUT_S = 60.0
 
 _ACCEPTS = 16  # in a row, before those who are here are heard again
+_A_WORD_S = 0.05  # what everybody has before it must make room for a newcomer
 _BREATHER_S = 0.1  # when the process has no descriptor left for a newcomer
 _LOG = logging.getLogger("unisono")
 
@@ -52,7 +54,7 @@ class _Stranger:
     socket: socket.socket
     sender: str
     rules: Answering
-    deadline: float
+    came: float
     frame: bytearray = field(default_factory=bytearray)
 
 
@@ -67,7 +69,7 @@ class Reception:
     ) -> None:
         """Listen at `address`, any free port if it is 0; ConnectFailed if taken."""
         self.me = me
-        self._listener = _listen(address, me)
+        self._listener = listen(address, me.secret, who=f"rank {me.rank}")
         port = self._listener.getsockname()[1]
         self.address = Address(address.host, port)
         self.turned_away = 0
@@ -80,7 +82,8 @@ class Reception:
         self._changed = threading.Condition()
         self._closed = False
         self._strangers: list[_Stranger] = []
-        self._accepts_from = 0.0
+        self._pause_until = 0.0
+        self._pause_for_room = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._ear, self._bell = socket.socketpair()
@@ -114,6 +117,14 @@ class Reception:
         with self._changed:
             self._lost[peer] = why
             self._changed.notify_all()
+
+    def enter(self, epoch: int) -> None:
+        """Go on in another epoch of the job: who is in the one before is refused."""
+        with self._changed:
+            self.me = replace(self.me, epoch=epoch)
+            for connection in self._arrived:
+                connection.close()
+            self._arrived.clear()
 
     def dial(self, peer: int, label: Label, timeout_s: float = TIMEOUT_S) -> Connection:
         """Connect to a rank that expects it."""
@@ -151,9 +162,9 @@ class Reception:
             older.close()
         return found[-1]
 
-    def next_of(self, label: Label, timeout_s: float) -> list[Connection]:
-        """Those of any ranks that have come for this purpose, in their order."""
-        return self._claim(lambda one: one.label == label, timeout_s)
+    def next_of(self, *purposes: str, timeout_s: float) -> list[Connection]:
+        """Those of any ranks that have come for these purposes, in their order."""
+        return self._claim(lambda one: one.label.purpose in purposes, timeout_s)
 
     def hand_on(self, purpose: str, handler: Callable[[Connection], None]) -> None:
         """From now on give connections for a purpose to `handler`, as they come.
@@ -205,7 +216,7 @@ class Reception:
                         f"{self.address}: nobody can come any more"
                     )
                 self._changed.wait(left)
-            self._arrived = [one for one in self._arrived if one not in found]
+            self._arrived = [one for one in self._arrived if not fits(one)]
             return found
 
     # --- the thread
@@ -223,13 +234,15 @@ class Reception:
 
     def _until_next(self) -> float | None:
         """Seconds until something is due by the clock."""
-        due = [one.deadline for one in self._strangers]
-        if self._accepts_from:
-            due.append(self._accepts_from)
+        due = [one.came + self._handshake_s for one in self._strangers]
+        if self._pause_until:
+            due.append(self._pause_until)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
+            if len(self._strangers) >= MOST_STRANGERS and not self._made_room():
+                return
             try:
                 sock, where = self._listener.accept()
             except BlockingIOError:
@@ -239,27 +252,36 @@ class Reception:
             except OSError as why:
                 # Out of descriptors: the listener would be ready again at once.
                 self._turn_away("somebody", f"no room for it: {why.strerror}")
-                self._selector.unregister(self._listener)
-                self._accepts_from = time.monotonic() + _BREATHER_S
+                self._pause(time.monotonic() + _BREATHER_S, for_room=False)
                 return
-            if len(self._strangers) >= MOST_STRANGERS:
-                self._make_room()
             sock.setblocking(False)
-            deadline = time.monotonic() + self._handshake_s
-            one = _Stranger(sock, str(where[0]), Answering(self.me), deadline)
+            now = time.monotonic()
+            one = _Stranger(sock, str(where[0]), Answering(self.me), now)
             self._strangers.append(one)
             self._selector.register(sock, selectors.EVENT_READ, one)
 
-    def _make_room(self) -> None:
+    def _made_room(self) -> bool:
+        """Turn one away, or if even that one has just come, pause."""
         senders = Counter(one.sender for one in self._strangers)
         most = max(senders.values())
-        self._reject(
-            min(
-                (one for one in self._strangers if senders[one.sender] == most),
-                key=lambda one: (one.rules.vouched, one.deadline),
-            ),
-            "too many at once",
+        goes = min(
+            (one for one in self._strangers if senders[one.sender] == most),
+            key=lambda one: (one.rules.vouched, one.came),
         )
+        if goes.came + _A_WORD_S > time.monotonic():
+            self._pause(goes.came + _A_WORD_S, for_room=True)
+            return False
+        self._reject(goes, "too many at once")
+        return True
+
+    def _pause(self, until: float, *, for_room: bool) -> None:
+        """Leave newcomers to the kernel for a while: it holds them in its queue."""
+        self._selector.unregister(self._listener)
+        self._pause_until, self._pause_for_room = until, for_room
+
+    def _resume(self) -> None:
+        self._pause_until = 0.0
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _hear(self, one: _Stranger) -> None:
         rules = one.rules
@@ -282,10 +304,13 @@ class Reception:
             self._reject(one, str(rules.refusal))
         elif rules.session is not None:
             self._forget(one)
-            self._let_in(connection_over(one.socket, rules.session))
+            self._let_in(connection_over(one.socket, rules.session), rules.me)
 
-    def _let_in(self, connection: Connection) -> None:
+    def _let_in(self, connection: Connection, welcomed_by: Member) -> None:
         with self._changed:
+            if welcomed_by is not self.me:  # the epoch has changed meanwhile
+                connection.close()
+                return
             handler = self._handlers.get(connection.label.purpose)
             if handler is None:
                 self._arrived.append(connection)
@@ -295,16 +320,17 @@ class Reception:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for one in [one for one in self._strangers if one.deadline <= now]:
+        oldest = now - self._handshake_s
+        for one in [one for one in self._strangers if one.came <= oldest]:
             self._reject(one, "it took too long")
-        if self._accepts_from and self._accepts_from <= now:
-            self._accepts_from = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ)
+        room = self._pause_for_room and len(self._strangers) < MOST_STRANGERS
+        if self._pause_until and (room or self._pause_until <= now):
+            self._resume()
 
     def _reject(self, one: _Stranger, why: str) -> None:
         self._forget(one)
-        one.socket.close()
         self._turn_away(one.sender, why)
+        one.socket.close()
 
     def _turn_away(self, sender: str, why: str) -> None:
         self.turned_away += 1
@@ -339,40 +365,11 @@ class _Rejects:
         self.last = told
         self._unsaid += 1
         now = time.monotonic()
-        if False:
+        if now < self._next:
             return
         number = "a connection" if self._unsaid == 1 else f"{self._unsaid} connections"
         _LOG.warning("%s turned away %s, the last %s", self._where, number, told)
         self._unsaid, self._next = 0, now + 1.0
-
-
-def _listen(address: Address, me: Member) -> socket.socket:
-    family, where = address.resolve()[0]
-    refuse_open(str(where[0]), me.secret)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(where)
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError as why:
-        listener.close()
-        raise ConnectFailed(
-            f"rank {me.rank} cannot listen at {address}: {why.strerror}; {_advice(why)}"
-        ) from why
-    return listener
-
-
-def _advice(why: OSError) -> str:
-    if why.errno == errno.EADDRINUSE:
-        return "another program, or another job, has this port: choose another"
-    if why.errno == errno.EADDRNOTAVAIL:
-        return "it is not an address of this host: name one, or an interface"
-    if why.errno == errno.EACCES:
-        return "ports below 1024 are not for everybody: choose another"
-    return "choose another address"
 
 
 _OPEN: weakref.WeakSet[Reception] = weakref.WeakSet()

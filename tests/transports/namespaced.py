@@ -1,0 +1,68 @@
+"""One rank, or one stranger, in a network namespace: run by test_namespaces.
+
+Arguments as JSON; what was found as JSON on the last line.
+"""
+
+import json
+import sys
+import time
+
+import strangers
+
+from unisono.errors import UnisonoError
+from unisono.transports.addresses import Address
+from unisono.transports.handshake import data
+from unisono.transports.meeting import meet_across
+from unisono.transports.secret import Secret
+
+
+def rank(number, n, where, secret, interface):
+    known = Secret(bytes.fromhex(secret)) if secret else None
+    roll = meet_across(
+        *(number, n, "job", where),
+        secret=known,
+        version="1",
+        timeout_s=30,
+        interface=interface,
+    )
+    for one in range(n):
+        for two in range(one):
+            if number == one:
+                roll.reception.dial(two, data(1), 20).close()
+            elif number == two:
+                roll.reception.expect(one, data(1), 20).close()
+    found = {"hosts": roll.hosts, "why": roll.why}
+    found["addresses"] = [entry.address for entry in roll.entries]
+    found["turned_away"] = roll.reception.turned_away
+    # Rank 0 ends last, for its port is what strangers are after.
+    if number > 0:
+        roll.lifelines[0].socket.recv(1)
+    else:
+        time.sleep(0.2)
+    roll.close()
+    return found
+
+
+def stranger(where):
+    address, until = Address.parse(where), time.monotonic() + 20
+    said = b""
+    for number in range(64):
+        try:
+            with strangers.connect(address) as sock:
+                kinds = strangers.TALKATIVE
+                kinds[number % len(kinds)](sock)
+                said += strangers.everything_said_to(sock)
+        except OSError:
+            if number or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+    return {"said": len(said), "tried": number}
+
+
+if __name__ == "__main__":
+    what, *rest = json.loads(sys.argv[1])
+    try:
+        end = {"rank": rank, "stranger": stranger}[what](*rest)
+    except UnisonoError as error:
+        end = {"error": type(error).__name__, "message": str(error)}
+    sys.stdout.write(json.dumps(end) + "\n")

@@ -1,0 +1,167 @@
+"""Where a rank listens: by route, by name, by network; and what is refused."""
+
+import ipaddress
+import socket
+
+import pytest
+
+from unisono.errors import BadArgument, ConnectFailed
+from unisono.transports import addresses
+from unisono.transports.addresses import (
+    Address,
+    choose,
+    interfaces,
+    is_loopback,
+    refuse_open,
+    stay,
+)
+from unisono.transports.secret import make_secret, open_secret
+
+HERE = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["10.0.3.4", "fd00::4", "fe80::4%eth0"],
+    "ib0": ["fe80::9%ib0", "192.168.7.4"],
+}
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A host with two networks."""
+    monkeypatch.setattr(addresses, "interfaces", lambda: HERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("10.0.0.1:29500", "10.0.0.1", 29500),
+        ("node-1.cluster:0", "node-1.cluster", 0),
+        ("[fd00::1]:65535", "fd00::1", 65535),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0", 80),
+        (" localhost:1 ", "localhost", 1),
+    ],
+)
+def test_addresses_are_read_and_written(text, host, port):
+    found = Address.parse(text)
+    assert found == Address(host, port)
+    assert str(found) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", ":80", "host:", "::1:80", "[::1]", "h:65536", "a b:1", "h:-1", "h:٣"],
+)
+def test_what_is_no_address(text):
+    with pytest.raises(BadArgument, match="expected host:port"):
+        Address.parse(text)
+
+
+def test_a_host_that_nobody_knows():
+    with pytest.raises(ConnectFailed, match="no such host"):
+        Address("no.such.host.invalid", 1).resolve()
+
+
+def test_loopback_by_default():
+    choice = choose()
+    assert choice.host == "127.0.0.1"
+    assert str(choice) == "127.0.0.1 on lo: loopback, for nobody named another"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_by_route(host):
+    choice = choose(None, Address(host, 0))
+    assert choice.host == host
+    assert str(choice) == f"{host} on lo: the route to {host} leaves there"
+
+
+def test_no_route(monkeypatch):
+    def unreachable(self, where):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    with pytest.raises(ConnectFailed, match=r"no route .* 10\.9\.9\.9:1: Network is"):
+        choose(None, Address("10.9.9.9", 1))
+
+
+@pytest.mark.parametrize(
+    ("told", "towards", "host", "interface"),
+    [
+        ("eth0", None, "10.0.3.4", "eth0"),
+        ("eth0", "10.0.3.1", "10.0.3.4", "eth0"),
+        ("eth0", "fd00::1", "fd00::4", "eth0"),
+        ("ib0", None, "192.168.7.4", "ib0"),
+        ("ib0", "fd00::1", "fe80::9%ib0", "ib0"),
+        ("10.0.0.0/8", None, "10.0.3.4", "eth0"),
+        ("192.168.0.0/16", None, "192.168.7.4", "ib0"),
+        ("fd00::/16", None, "fd00::4", "eth0"),
+        ("10.0.3.4", None, "10.0.3.4", "eth0"),
+        (" lo ", None, "127.0.0.1", "lo"),
+    ],
+)
+def test_by_name(here, told, towards, host, interface):
+    choice = choose(told, Address(towards, 1) if towards else None)
+    assert (choice.host, choice.interface, choice.bind) == (host, interface, "")
+    assert f"UNISONO_INTERFACE={told.strip()}" in choice.why
+
+
+@pytest.mark.parametrize(
+    "told", ["eth7", "10.9.0.0/16", "10.0.3.5", "fd01::/16", "1/2"]
+)
+def test_names_that_lead_nowhere(here, told):
+    with pytest.raises(BadArgument, match=r"there are lo \(127.0.0.1, ::1\), eth0"):
+        choose(told)
+
+
+@pytest.mark.parametrize(("told", "to"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
+def test_all_interfaces_only_by_name(told, to):
+    choice = choose(told, Address(to, 1))
+    assert (choice.host, choice.bind) == (to, told)
+    assert "means all" in choice.why
+
+
+def test_a_name_for_several_addresses(monkeypatch):
+    """Of those that it stands for, one that this host has."""
+    both = [(socket.AF_INET, (host, 1)) for host in ("203.0.113.7", "127.0.1.1")]
+
+    def resolve(self):
+        number = [(socket.AF_INET, (self.host, self.port))]
+        return both if self.host == "node1" else number
+
+    monkeypatch.setattr(Address, "resolve", resolve)
+    choice = stay(Address("node1", 1))
+    assert choice.host == "127.0.1.1"
+    assert "out of others' reach" in choice.why
+    assert "reach" not in stay(Address("127.0.0.1", 1)).why
+    assert stay(Address("203.0.113.7", 1)).host == "203.0.113.7"
+
+
+def test_link_local_addresses_travel_without_their_interface():
+    mine = Address("fe80::4%eth0", 80)
+    assert mine.sent() == Address("fe80::4", 80)
+    assert mine.sent().received("enp3") == Address("fe80::4%enp3", 80)
+    for other in (Address("fd00::4", 80), Address("10.0.3.4", 80)):
+        assert other.sent().received("enp3") == other
+
+
+def test_the_interfaces_of_this_host():
+    found = interfaces()
+    assert "127.0.0.1" in found["lo"]
+    for hosts in found.values():
+        for host in hosts:
+            ipaddress.ip_address(host)
+
+
+def test_loopback():
+    assert is_loopback("127.8.8.8")
+    assert is_loopback("::1")
+    for host in ("10.0.0.1", "0.0.0.0", "::", "localhost", "fe80::1%lo"):
+        assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.3.4", "0.0.0.0", "::", "fd00::4"])
+def test_no_secret_means_loopback(host):
+    with pytest.raises(BadArgument, match=r"openssl rand -hex 32.*insecure=True"):
+        refuse_open(host, open_secret("job"))
+    refuse_open(host, open_secret("job", anywhere=True))
+    refuse_open(host, make_secret())
+    refuse_open("127.0.0.1", open_secret("job"))
+    refuse_open("::1", open_secret("job"))

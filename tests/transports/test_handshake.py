@@ -1,0 +1,433 @@
+"""The handshake: who gets through, and that nothing else does, bit by bit."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.errors import BadArgument, Corrupted, NotAuthentic
+from unisono.transports import handshake
+from unisono.transports.dialing import connection_over
+from unisono.transports.handshake import (
+    ANSWER_SIZE,
+    MEET,
+    OFFER_SIZE,
+    Answering,
+    Label,
+    Member,
+    Offering,
+    Refused,
+    Verdict,
+    answer,
+    data,
+    life,
+    offer,
+)
+from unisono.transports.letters import Letters
+from unisono.transports.secret import make_secret, open_secret
+
+pytestmark = pytest.mark.timeout(60)
+
+SECRET = make_secret()
+ONE = Member(SECRET, "job", 1)
+TWO = Member(SECRET, "job", 2)
+
+
+def shake(one=ONE, two=TWO, label=MEET):
+    """The three frames, and both sessions."""
+    dialer, answerer = Offering(one, two.rank, label), Answering(two)
+    frames = [dialer.opening]
+    frames.append(answerer.take(frames[0]))
+    frames.append(dialer.take(frames[1]))
+    assert answerer.take(frames[2]) == b""
+    return frames, dialer.session, answerer.session
+
+
+# --- those who belong
+
+
+@given(
+    job=st.text(max_size=40),
+    ranks=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2, unique=True),
+    epoch=st.integers(0, 2**64 - 1),
+    purpose=st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=8),
+    communicator=st.integers(0, 2**64 - 1),
+    stream=st.integers(0, 2**32 - 1),
+)
+def test_both_agree_on_all(job, ranks, epoch, purpose, communicator, stream):
+    label = Label(purpose, communicator, stream)
+    one, two = (Member(SECRET, job, rank, epoch) for rank in ranks)
+    frames, dialed, answered = shake(one, two, label)
+    assert [len(frame) for frame in frames] == [OFFER_SIZE, ANSWER_SIZE, 32]
+    assert (dialed.peer, answered.peer) == (two.rank, one.rank)
+    assert dialed.label == answered.label == label
+    assert dialed.send_key == answered.receive_key
+    assert dialed.receive_key == answered.send_key
+    assert len({dialed.send_key, dialed.receive_key}) == 2
+    assert len(dialed.send_key) == 16
+
+
+def test_every_connection_has_keys_of_its_own():
+    sessions = [shake(label=data(1, stream))[1] for stream in (0, 0, 1)]
+    keys = {key for s in sessions for key in (s.send_key, s.receive_key)}
+    assert len(keys) == 6
+
+
+def test_over_sockets():
+    here, there = socket.socketpair()
+    with here, there:
+        found = []
+        thread = threading.Thread(target=lambda: found.append(answer(there, TWO)))
+        thread.start()
+        mine = offer(here, ONE, 2, data(7, 3))
+        thread.join()
+        assert found[0].send_key == mine.receive_key
+        assert found[0].label == data(7, 3)
+        assert here.gettimeout() is None
+
+
+def test_keys_and_secrets_are_in_no_repr():
+    frames, mine, _ = shake()
+    assert frames
+    told = f"{mine!r} {ONE!r}"
+    for hidden in (mine.send_key, mine.receive_key, ONE.job_id):
+        assert repr(hidden) not in told
+    assert SECRET.hex() not in told
+
+
+def test_labels():
+    assert str(data(3, 1)) == "data of communicator 3, stream 1"
+    assert str(MEET) == "meet"
+    assert life(5).purpose == "life"
+    for wrong in (
+        {"purpose": ""},
+        {"purpose": "ninechars"},
+        {"purpose": "ä"},
+        {"purpose": "x", "communicator": 1 << 64},
+        {"purpose": "x", "stream": -1},
+    ):
+        with pytest.raises(BadArgument):
+            Label(**wrong)
+    for wrong in ({"rank": -1}, {"rank": 1 << 32}, {"rank": 0, "epoch": 1 << 64}):
+        with pytest.raises(BadArgument, match="32 and 64 bits"):
+            Member(SECRET, "job", **wrong)
+
+
+# --- those who do not
+
+
+def flips(frame):
+    """The frame with each of its bits flipped in turn."""
+    for at in range(len(frame)):
+        for bit in range(8):
+            yield frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
+
+
+def test_any_flipped_bit_fails():
+    tried = 0
+    dialer = Offering(ONE, 2, data(1))
+    for wrong in flips(dialer.opening):
+        answerer = Answering(TWO)
+        with pytest.raises(NotAuthentic):
+            answerer.take(wrong)
+        assert not answerer.vouched
+        tried += 1
+    answerer = Answering(TWO)
+    reply = answerer.take(dialer.opening)
+    for wrong in flips(reply):
+        with pytest.raises(NotAuthentic):
+            dialer.take(wrong)
+        assert dialer.session is None
+        tried += 1
+    for wrong in flips(dialer.take(reply)):
+        with pytest.raises(NotAuthentic):
+            answerer.take(wrong)
+        assert answerer.session is None
+        tried += 1
+    assert tried == 8 * (128 + 96 + 32)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=OFFER_SIZE + 8), st.integers(0, 2))
+def test_garbage_is_turned_away_at_each_frame(garbage, stage):
+    dialer, answerer = Offering(ONE, 2, MEET), Answering(TWO)
+    if stage == 0:
+        with pytest.raises(NotAuthentic):
+            answerer.take(garbage)
+        return
+    reply = answerer.take(dialer.opening)
+    taker = dialer if stage == 1 else answerer
+    assert garbage != reply
+    with pytest.raises(NotAuthentic):
+        taker.take(garbage)
+    assert taker.session is None
+
+
+def test_another_secret():
+    stranger = Member(make_secret(), "job", 1)
+    with pytest.raises(NotAuthentic):
+        Answering(TWO).take(Offering(stranger, 2, MEET).opening)
+    with pytest.raises(NotAuthentic):
+        Answering(Member(make_secret(), "job", 2)).take(Offering(ONE, 2, MEET).opening)
+
+
+def test_open_secrets_keep_jobs_apart():
+    one, two = (Member(open_secret(job), job, 1) for job in "ab")
+    with pytest.raises(NotAuthentic):
+        Answering(two).take(Offering(one, 2, MEET).opening)
+
+
+def test_a_recorded_handshake_cannot_be_played_again():
+    (recorded, _, confirmed), _, _ = shake()
+    answerer = Answering(TWO)
+    answerer.take(recorded)  # whoever held the secret once has made it
+    with pytest.raises(NotAuthentic):
+        answerer.take(confirmed)
+    assert answerer.session is None
+
+
+def test_a_recorded_answer_cannot_be_played_again():
+    (_, recorded, _), _, _ = shake()
+    with pytest.raises(NotAuthentic):
+        Offering(ONE, 2, MEET).take(recorded)
+
+
+def test_our_own_words_sent_back():
+    dialer, answerer = Offering(ONE, 2, MEET), Answering(TWO)
+    with pytest.raises(NotAuthentic):
+        dialer.take(dialer.opening[:ANSWER_SIZE])
+    with pytest.raises(NotAuthentic):
+        dialer.take(dialer.opening[-ANSWER_SIZE:])
+    reply = answerer.take(dialer.opening)
+    for part in (reply[:32], reply[-32:], dialer.opening[-32:]):
+        with pytest.raises(NotAuthentic):
+            answerer.take(part)
+    # And our own offer, brought before ourselves: it was meant for another.
+    ourselves = Answering(ONE)
+    ourselves.take(dialer.opening)
+    assert ourselves.refusal.verdict == Verdict.OTHER_RANK
+    assert ourselves.session is None
+
+
+def test_answers_of_two_handshakes_cannot_be_exchanged():
+    one, two = Offering(ONE, 2, MEET), Offering(ONE, 2, MEET)
+    first, second = Answering(TWO), Answering(TWO)
+    for_one, for_two = first.take(one.opening), second.take(two.opening)
+    with pytest.raises(NotAuthentic):
+        one.take(for_two)
+    confirm = one.take(for_one)
+    with pytest.raises(NotAuthentic):
+        second.take(confirm)
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict", "says"),
+    [
+        (Member(SECRET, "another", 2), Verdict.OTHER_JOB, "another job than 'job'"),
+        (Member(SECRET, "job", 3), Verdict.OTHER_RANK, "says that it is rank 3"),
+        (Member(SECRET, "job", 2, 4), Verdict.OTHER_EPOCH, "in epoch 4 of the job"),
+    ],
+)
+def test_who_holds_the_secret_is_told_why_not(other, verdict, says):
+    dialer, answerer = Offering(ONE, 2, MEET), Answering(other)
+    reply = answerer.take(dialer.opening)
+    assert answerer.refusal.verdict == verdict
+    with pytest.raises(Refused, match=says) as caught:
+        dialer.take(reply)
+    assert caught.value.verdict == verdict
+    assert caught.value.epoch == other.epoch
+    for wrong in (reply[:32], reply[-32:]):
+        with pytest.raises(NotAuthentic):
+            answerer.take(wrong)
+    assert dialer.session is answerer.session is None
+
+
+def test_even_a_right_confirmation_does_not_follow_a_refusal():
+    dialer, answerer = Offering(ONE, 2, MEET), Answering(Member(SECRET, "other", 2))
+    transcript = dialer.opening + answerer.take(dialer.opening)
+    with pytest.raises(NotAuthentic):
+        answerer.take(handshake._check(SECRET, b"confirm", transcript))
+    assert answerer.session is None
+
+
+def test_another_version(monkeypatch):
+    monkeypatch.setattr(handshake, "VERSION", 9)
+    dialer = Offering(ONE, 2, MEET)
+    monkeypatch.undo()
+    answerer = Answering(TWO)
+    reply = answerer.take(dialer.opening)
+    assert answerer.refusal.verdict == Verdict.OTHER_VERSION
+    with pytest.raises(Refused, match="install the same unisono for all"):
+        dialer.take(reply)
+
+
+def test_a_label_that_no_rank_makes():
+    opening = Offering(ONE, 2, MEET).opening
+    for purpose in (b"\xff" * 8, bytes(8)):
+        body = opening[:40] + purpose + opening[48:-32]
+        with pytest.raises(NotAuthentic, match="no rank makes"):
+            Answering(TWO).take(body + handshake._check(SECRET, b"offer", body))
+
+
+# --- on the wire
+
+
+def test_one_who_closes_without_a_word():
+    here, there = socket.socketpair()
+    there.close()
+    with here, pytest.raises(NotAuthentic, match="UNISONO_SECRET"):
+        offer(here, ONE, 2, MEET)
+
+
+def test_one_who_only_connects():
+    here, there = socket.socketpair()
+    with here:
+        there.close()
+        with pytest.raises(NotAuthentic, match="ended before"):
+            answer(here, TWO)
+
+
+@pytest.mark.parametrize(
+    "shaking",
+    [
+        lambda sock: offer(sock, ONE, 2, MEET, timeout_s=0.3),
+        lambda sock: answer(sock, TWO, timeout_s=0.3),
+    ],
+    ids=["offer", "answer"],
+)
+def test_a_byte_now_and_then_gains_nothing(shaking):
+    here, there = socket.socketpair()
+    stop = threading.Event()
+
+    def drip():
+        with contextlib.suppress(OSError):
+            while not stop.wait(0.02):
+                there.send(b"u")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with here, there:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            shaking(here)
+        assert time.monotonic() - began < 20
+        stop.set()
+        thread.join()
+
+
+def test_a_refusal_over_sockets():
+    here, there = socket.socketpair()
+    with here, there:
+        found = []
+
+        def serve():
+            try:
+                answer(there, Member(SECRET, "other", 2))
+            except Refused as why:
+                found.append(why.verdict)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(Refused, match="another job"):
+            offer(here, ONE, 2, MEET)
+        thread.join()
+        assert found == [Verdict.OTHER_JOB]
+
+
+# --- letters
+
+
+class Note(msgspec.Struct):
+    text: str
+
+
+@pytest.fixture
+def letters():
+    _, mine, theirs = shake()
+    here, there = socket.socketpair()
+    with here, there:
+        yield (
+            Letters(connection_over(here, mine)),
+            Letters(connection_over(there, theirs)),
+        )
+
+
+def take(letters):
+    return letters.receive(Note, longest=1000, timeout_s=5)
+
+
+def test_letters_arrive_in_order(letters):
+    one, two = letters
+    for text in "abc":
+        one.send(Note(text), timeout_s=5)
+    two.send(Note("d"), timeout_s=5)
+    assert [take(two).text for _ in range(3)] == list("abc")
+    assert take(one).text == "d"
+
+
+def raw_of(letters, note):
+    """The bytes of a letter, taken off the wire."""
+    one, two = letters
+    one.send(note, timeout_s=5)
+    return two.connection.socket.recv(1 << 16)
+
+
+def test_letters_cannot_be_changed(letters):
+    one, two = letters
+    raw = raw_of(letters, Note("pay 1"))
+    for at in range(4, len(raw)):
+        wrong = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+        one.connection.socket.send(wrong)
+        with pytest.raises(Corrupted, match="was changed"):
+            take(two)
+    one.connection.socket.send(raw)
+    assert take(two).text == "pay 1"
+
+
+def test_letters_cannot_be_repeated_left_out_or_returned(letters):
+    one, two = letters
+    first, second = (raw_of(letters, Note(text)) for text in "ab")
+    one.connection.socket.send(second)  # the first is left out
+    with pytest.raises(Corrupted):
+        take(two)
+    one.connection.socket.send(first + first)
+    assert take(two).text == "a"
+    with pytest.raises(Corrupted):
+        take(two)
+    two.connection.socket.send(first)  # back to its sender
+    with pytest.raises(Corrupted):
+        take(one)
+
+
+def test_long_and_wrong_letters(letters):
+    one, two = letters
+    one.connection.socket.send(struct.pack("!I", 2**32 - 1) + os.urandom(64))
+    with pytest.raises(Corrupted, match="expected 1000 at most"):
+        take(two)
+
+
+class Other(msgspec.Struct):
+    number: int
+
+
+def test_letters_of_another_kind(letters):
+    one, two = letters
+    one.send(Other(1), timeout_s=5)
+    with pytest.raises(Corrupted, match=r"is no note.*same version"):
+        take(two)
+
+
+def test_letters_that_do_not_come(letters):
+    one, two = letters
+    with pytest.raises(TimeoutError):
+        two.receive(Note, longest=10, timeout_s=0.05)
+    one.connection.close()
+    with pytest.raises(ConnectionError):
+        take(two)

@@ -1,0 +1,506 @@
+"""Ranks on several hosts meet, or all are told why not."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import msgspec
+import pytest
+import strangers
+from forked import Forks, attempt
+
+from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
+from unisono.transports import dialing, meeting
+from unisono.transports.addresses import Address
+from unisono.transports.dialing import dial
+from unisono.transports.handshake import MEET, Member, Refused, data
+from unisono.transports.letters import Letters
+from unisono.transports.meeting import meet_across
+from unisono.transports.roll import host_identity
+from unisono.transports.secret import Secret, make_secret
+
+pytestmark = pytest.mark.timeout(120)
+
+SECRET = make_secret()
+GENEROUS_S = 20.0
+
+
+class Meeting:
+    """Ranks as threads: each is told where rank 0 listens once it does."""
+
+    def __init__(self, host="127.0.0.1"):
+        self.host = host
+        self.address = None
+        self.announced = threading.Event()
+
+    def announce(self, address):
+        self.address = address
+        self.announced.set()
+
+    def come(self, rank, n, **options):
+        options = {"secret": SECRET, "version": "1", "timeout_s": GENEROUS_S} | options
+        job = options.pop("job", "job")
+        where = str(Address(self.host, 0))
+        if rank > 0:
+            assert self.announced.wait(GENEROUS_S)
+            where = str(self.address)
+        else:
+            options["announce"] = self.announce
+        return meet_across(rank, n, job, where, **options)
+
+    def run(self, *calls, during=None):
+        """The value or the error of each call (rank, n, options)."""
+        with ThreadPoolExecutor(len(calls)) as pool:
+            futures = [pool.submit(self.come, r, n, **o) for r, n, o in calls]
+            if during is not None:
+                during()
+            wait(futures)
+        ends = [f.exception() or f.result() for f in futures]
+        errors = [end for end in ends if isinstance(end, Exception)]
+        if errors:
+            for end in ends:
+                if not isinstance(end, Exception):
+                    end.close()
+        return ends
+
+
+def all_of(n, **options):
+    return [(rank, n, options) for rank in range(n)]
+
+
+@contextlib.contextmanager
+def met(n, host="127.0.0.1", **options):
+    rolls = Meeting(host).run(*all_of(n, **options))
+    assert not [r for r in rolls if isinstance(r, Exception)], rolls
+    try:
+        yield rolls
+    finally:
+        for roll in rolls:
+            roll.close()
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as made:
+        yield made
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+    monkeypatch.setattr(meeting, "_GRACE_S", 0.5)
+
+
+# --- those who meet
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 13])
+def test_all_know_the_same(n):
+    with met(n) as rolls:
+        for rank, roll in enumerate(rolls):
+            assert roll.rank == rank
+            assert roll.entries == rolls[0].entries
+            assert [e.rank for e in roll.entries] == list(range(n))
+            assert {e.pid for e in roll.entries} == {os.getpid()}
+            assert roll.hosts == [0] * n
+            assert roll.local() == list(range(n))
+            others = range(1, n) if rank == 0 else [0]
+            assert sorted(roll.lifelines) == list(others)
+            assert str(roll.peers[0]).startswith("rank 0 (pid ")
+
+
+def test_lifelines_are_those_of_their_ranks():
+    with met(4) as rolls:
+        for rank in range(1, 4):
+            here, there = rolls[0].lifelines[rank], rolls[rank].lifelines[0]
+            assert here.send_key == there.receive_key
+            assert here.label.purpose == "life"
+            here.socket.sendall(bytes([rank]))
+            assert there.socket.recv(1) == bytes([rank])
+
+
+def test_every_two_ranks_can_connect_afterwards():
+    with met(3) as rolls:
+        for one in range(3):
+            for two in range(one):
+                there = rolls[one].reception.dial(two, data(1), GENEROUS_S)
+                here = rolls[two].reception.expect(one, data(1), GENEROUS_S)
+                assert here.send_key == there.receive_key
+                here.close()
+                there.close()
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_other_ways_to_say_where(host):
+    with met(2, host) as rolls:
+        assert "told to listen" in rolls[0].why
+        assert "on lo: the route to" in rolls[1].why
+
+
+def test_an_interface_by_name():
+    with met(2, interface="lo") as rolls:
+        for roll in rolls:
+            assert "UNISONO_INTERFACE=lo names the interface" in roll.why
+
+
+def test_all_interfaces_if_told():
+    with met(3, interface="0.0.0.0") as rolls:
+        assert rolls[1].reception.address.host == "0.0.0.0"
+        assert rolls[1].entries[2].address.startswith("127.0.0.1:")
+        rolls[1].reception.dial(2, data(1), GENEROUS_S).close()
+
+
+def test_without_a_secret_on_loopback():
+    with met(2, secret=None) as rolls:
+        assert rolls[0].reception.me.secret.is_open
+
+
+def is_on(rank, folder, hosts, secret):
+    os.environ["UNISONO_HOST_ID"] = hosts[rank.number]
+    roll = comes_from_a_process(rank, folder, secret)
+    found = [roll.hosts, [roll.local(r) for r in range(rank.n)]]
+    found.append([str(peer) for peer in roll.peers])
+    roll.close()
+    return found
+
+
+def comes_from_a_process(rank, folder, secret, **options):
+    """Meet by a file that tells rank 0's port."""
+    options = {"version": "1", "timeout_s": GENEROUS_S} | options
+    path = f"{folder}/address"
+    where = "127.0.0.1:0"
+
+    def announce(address):
+        with open(path + ".new", "w") as file:
+            file.write(str(address))
+        os.rename(path + ".new", path)
+
+    if rank.number > 0:
+        until = time.monotonic() + GENEROUS_S
+        while not os.path.exists(path):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        with open(path) as file:
+            where = file.read()
+    return meet_across(
+        *(rank.number, rank.n, rank.job, where),
+        secret=Secret(bytes.fromhex(secret)),
+        announce=announce,
+        **options,
+    )
+
+
+def test_hosts_are_told_apart(forks, tmp_path):
+    hosts = ["b", "a", "b", "c", "a"]
+    ends = forks.run(5, is_on, str(tmp_path), hosts, SECRET.hex())
+    for end in ends:
+        assert end.value is not None, end.stderr
+        numbers, local, peers = end.value
+        assert numbers == [0, 1, 0, 2, 1]
+        assert local == [[0, 2], [1, 4], [0, 2], [3], [1, 4]]
+        for r, other in enumerate(ends):
+            assert peers[r] == f"rank {r} (pid {other.pid} on {hosts[r]})"
+
+
+def test_a_host_can_be_parted_but_not_joined(monkeypatch):
+    monkeypatch.delenv("UNISONO_HOST_ID", raising=False)
+    mine = host_identity()
+    monkeypatch.setenv("UNISONO_HOST_ID", "pretended")
+    assert host_identity() == "pretended" + mine
+    assert "pid:[" in mine
+    assert "net:[" in mine
+
+
+# --- those who do not
+
+
+@pytest.mark.parametrize("absent", [[2], [1, 2]])
+def test_who_is_missing_is_named_to_all(absent, hasty):
+    calls = [call for call in all_of(4, timeout_s=0.4) if call[0] not in absent]
+    for end in Meeting().run(*calls):
+        assert isinstance(end, ConnectFailed), end
+        assert end.missing == tuple(absent)
+        assert "did not appear at 127.0.0.1:" in str(end)
+        assert "within 0.4 s; " + f"{4 - len(absent)} of 4 did" in str(end)
+
+
+def test_no_rank_0(hasty):
+    with socket.create_server(("127.0.0.1", 0)) as keeper:
+        address = Address(*keeper.getsockname())
+    with pytest.raises(ConnectFailed, match="Connection refused") as caught:
+        meet_across(
+            1, 2, "job", str(address), secret=SECRET, version="1", timeout_s=0.3
+        )
+    assert caught.value.missing == (0,)
+    assert str(address) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rank", "n", "options", "says"),
+    [
+        (1, 5, {}, "rank 1 was told of 5 ranks, rank 0 of 3"),
+        (4, 5, {}, "rank 4 was told of 5 ranks, rank 0 of 3"),
+        (1, 3, {"version": "0.7"}, "rank 1 runs unisono 0.7, rank 0 1: install the"),
+        (2, 3, {}, f"two processes say that they are rank 2: pid {os.getpid()} on "),
+    ],
+)
+def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypatch):
+    gathering = Meeting()
+    greet, greeted = meeting._Hosting._greet, threading.Event()
+
+    def greet_and_tell(self, letters):
+        greet(self, letters)
+        greeted.set()
+
+    def comes_last():
+        assert greeted.wait(GENEROUS_S)
+        with pytest.raises(ConnectFailed) as caught:
+            gathering.come(rank, n, **options)
+        ends.append(caught.value)
+
+    monkeypatch.setattr(meeting._Hosting, "_greet", greet_and_tell)
+    ends = []
+    ends += gathering.run((0, 3, {}), (2, 3, {}), during=comes_last)
+    assert len(ends) == 3
+    for end in ends:
+        assert isinstance(end, ConnectFailed), end
+        assert says in str(end)
+
+
+def test_a_rank_of_another_job_is_told_and_the_others_meet(hasty):
+    ends = Meeting().run(*all_of(2), (1, 2, {"job": "other"}))
+    assert isinstance(ends[2], Refused)
+    assert "serves another job than 'other'" in str(ends[2])
+    assert [e for e in ends[:2] if isinstance(e, Exception)] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"secret": make_secret()}, NotAuthentic, "give all ranks the same UNISONO_SE"),
+        ({"secret": None}, NotAuthentic, "give all ranks the same UNISONO_SECRET"),
+        ({"epoch": 3}, Refused, "rank 0 is in epoch 0 of the job, rank 1 in 3"),
+        ({"job": "other"}, Refused, "serves another job"),
+    ],
+)
+def test_who_does_not_belong_is_told_and_rank_0_waits_on(options, error, says, hasty):
+    calls = [(0, 2, {"timeout_s": 1.5}), (1, 2, {"timeout_s": 0.5} | options)]
+    host, guest = Meeting().run(*calls)
+    assert isinstance(guest, error), guest
+    assert says in str(guest)
+    assert isinstance(host, ConnectFailed)
+    assert host.missing == (1,)
+    assert "turned away, the last from 127.0.0.1" in str(host)
+
+
+def test_a_rank_0_left_over_from_before_is_outlived():
+    """The run before ends while the next begins, at the same place."""
+    before = Meeting()
+    (stale,) = before.run((0, 1, {"job": "before"}))
+    where = str(stale.reception.address)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(
+                *(meet_across, r, 2, "job", where),
+                secret=SECRET,
+                version="1",
+                timeout_s=GENEROUS_S,
+            )
+            for r in range(2)
+        ]
+        time.sleep(0.2)
+        stale.close()
+        for end in ends:
+            end.result().close()
+
+
+def test_the_port_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = str(Address(*other.getsockname()))
+        with pytest.raises(ConnectFailed, match="another program, or another job"):
+            meet_across(0, 2, "job", where, secret=SECRET, version="1", timeout_s=0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_secret_no_network(rank):
+    with pytest.raises(BadArgument, match="has no secret"):
+        meet_across(
+            *(rank, 2, "job", "192.0.2.1:29500"),
+            secret=None,
+            version="1",
+            timeout_s=0.1,
+            interface="0.0.0.0",
+        )
+
+
+@pytest.mark.parametrize(
+    ("rank", "where", "says"),
+    [
+        (2, "127.0.0.1:1", "rank = 2: expected 0 to 1"),
+        (-1, "127.0.0.1:1", "rank = -1"),
+        (1, "127.0.0.1:0", "needs the real port"),
+        (0, "127.0.0.1", "expected host:port"),
+    ],
+)
+def test_bad_arguments(rank, where, says):
+    with pytest.raises(BadArgument, match=says):
+        meet_across(rank, 2, "job", where, secret=SECRET, version="1")
+
+
+# --- those who die, lie or only look
+
+
+def test_a_rank_that_died_while_it_waited_may_come_again():
+    gathering = Meeting()
+
+    def dies():
+        assert gathering.announced.wait(GENEROUS_S)
+        for _ in range(2):
+            one = says_hello(gathering, 1, 3)
+            one.close()
+        gathering.come_again.set()
+
+    gathering.come_again = threading.Event()
+
+    def later(rank, n, **options):
+        if rank == 1:
+            assert gathering.come_again.wait(GENEROUS_S)
+        return Meeting.come(gathering, rank, n, **options)
+
+    gathering.come = later
+    rolls = gathering.run(*all_of(3), during=dies)
+    for roll in rolls:
+        assert not isinstance(roll, Exception), roll
+        roll.close()
+
+
+def says_hello(gathering, rank, n, **changes):
+    """A rank that comes no further than its hello."""
+    me = Member(SECRET, "job", rank)
+    connection = dial(gathering.address, me, 0, MEET, timeout_s=GENEROUS_S)
+    hello = meeting._hello(rank, n, "1", Address("127.0.0.1", 1))
+    for name, value in changes.items():
+        if name != "address":
+            setattr(hello, name, value)
+        else:
+            hello.entry = msgspec.structs.replace(hello.entry, address=value)
+    Letters(connection).send(hello, timeout_s=GENEROUS_S)
+    return connection
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"address": "nonsense"},
+        {"version": None},
+        {"world_size": "many"},
+        {"version": "x" * 5000},
+        {"entry": [1, 2]},
+    ],
+)
+def test_nonsense_from_one_who_holds_the_secret(changes, hasty):
+    gathering = Meeting()
+    opened = []
+
+    def lies():
+        assert gathering.announced.wait(GENEROUS_S)
+        opened.append(says_hello(gathering, 1, 2, **changes))
+
+    (end,) = gathering.run((0, 2, {}), during=lies)
+    assert isinstance(end, ConnectFailed)
+    assert "rank 1 says what is no hello" in str(end)
+    opened[0].close()
+
+
+def test_one_who_says_that_it_is_another(hasty):
+    gathering = Meeting()
+
+    def lies():
+        assert gathering.announced.wait(GENEROUS_S)
+        entry = meeting._hello(2, 3, "1", Address("127.0.0.1", 1)).entry
+        says_hello(gathering, 1, 3, entry=entry).close()
+
+    (end,) = gathering.run((0, 3, {}), during=lies)
+    assert "rank 1 says that it is rank 2" in str(end)
+
+
+def test_no_lifeline(monkeypatch, hasty):
+    """A rank that stops between its hello and its lifeline is named."""
+    gathering = Meeting()
+    opened = []
+
+    def stops():
+        assert gathering.announced.wait(GENEROUS_S)
+        opened.append(says_hello(gathering, 1, 2))
+
+    (end,) = gathering.run((0, 2, {"timeout_s": 0.5}), during=stops)
+    assert isinstance(end, ConnectFailed)
+    assert end.missing == (1,)
+    assert "rank 1 did not appear" in str(end)
+    opened[0].close()
+
+
+def test_strangers_at_the_meeting_change_nothing():
+    gathering = Meeting()
+
+    def crowd():
+        assert gathering.announced.wait(GENEROUS_S)
+        with contextlib.ExitStack() as stack:
+            for number in range(100):
+                sock = stack.enter_context(strangers.connect(gathering.address))
+                strangers.ALL[number % len(strangers.ALL)](sock)
+
+    rolls = gathering.run(*all_of(4), during=crowd)
+    for roll in rolls:
+        assert not isinstance(roll, Exception), roll
+        assert roll.hosts == [0] * 4
+        roll.close()
+
+
+def is_killed(rank, folder, victim, secret):
+    """All meet, one is killed, and whose lifeline leads to it reads its end."""
+    roll = comes_from_a_process(rank, folder, secret)
+    if rank.number == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    watched = roll.lifelines.get(victim)
+    if watched is None:
+        return "not watching"
+    watched.socket.settimeout(GENEROUS_S)
+    try:
+        ended = watched.socket.recv(1) == b""
+    except ConnectionError:
+        ended = True
+    roll.close()
+    return ended
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
+    ends = forks.run(3, is_killed, str(tmp_path), victim, SECRET.hex())
+    assert ends[victim].status == -signal.SIGKILL
+    watching = {0: [1, 2], 2: [0]}[victim]
+    for end in ends:
+        if end.rank in watching:
+            assert end.value is True, end
+        elif end.rank != victim:
+            assert end.value == "not watching"
+
+
+def rank_0_dies(rank, folder, secret):
+    if rank.number == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if rank.number == 2:
+        return None
+    return attempt(comes_from_a_process, rank, folder, secret)
+
+
+def test_rank_0_dies_while_others_wait(forks, tmp_path):
+    ends = forks.run(3, rank_0_dies, str(tmp_path), SECRET.hex())
+    error = ends[1].value
+    assert error["error"] == "ConnectFailed"
+    assert error["message"] == "rank 0 closed the meeting: it has died"
+    assert error["attributes"]["missing"] == [0]

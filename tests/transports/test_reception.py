@@ -1,0 +1,544 @@
+"""A rank's port: ranks find each other through it, and strangers change nothing."""
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import strangers
+from forked import Forks
+
+from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
+from unisono.transports import dialing
+from unisono.transports.addresses import Address
+from unisono.transports.dialing import dial
+from unisono.transports.handshake import MEET, Member, Offering, Refused, Verdict, data
+from unisono.transports.reception import MOST_STRANGERS, Reception
+from unisono.transports.secret import Secret, make_secret, open_secret
+
+pytestmark = pytest.mark.timeout(120)
+
+SECRET = make_secret()
+LOOPBACK = Address("127.0.0.1", 0)
+GENEROUS_S = 20.0
+
+
+def receptions(n, host="127.0.0.1", secret=SECRET, job="job"):
+    made = [Reception(Address(host, 0), Member(secret, job, r)) for r in range(n)]
+    for one in made:
+        one.know({r: other.address for r, other in enumerate(made)})
+    return made
+
+
+@contextlib.contextmanager
+def closing(things):
+    try:
+        yield things
+    finally:
+        for thing in things:
+            thing.close()
+
+
+@pytest.fixture
+def pair():
+    with closing(receptions(2)) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Doubts do not last."""
+    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as made:
+        yield made
+
+
+def await_that(true):
+    until = time.monotonic() + GENEROUS_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def talk(one, two, label=MEET):
+    """Rank 1 dials rank 0, and a word goes each way."""
+    there = two.dial(0, label, GENEROUS_S)
+    here = one.expect(1, label, GENEROUS_S)
+    with closing([here, there]):
+        there.socket.sendall(b"ping")
+        assert here.socket.recv(4) == b"ping"
+        here.socket.sendall(b"pong")
+        assert there.socket.recv(4) == b"pong"
+        assert here.send_key == there.receive_key
+        assert here.receive_key == there.send_key
+        assert (here.peer, there.peer) == (1, 0)
+
+
+# --- ranks
+
+
+def test_two_ranks(pair):
+    talk(*pair)
+    assert pair[0].turned_away == 0
+
+
+def test_ipv6():
+    with closing(receptions(2, "::1")) as pair:
+        assert str(pair[0].address).startswith("[::1]:")
+        talk(*pair)
+
+
+def test_many_labels_at_once_find_their_own(pair):
+    labels = [data(c, s) for c in range(5) for s in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        here = [pool.submit(pair[0].expect, 1, label, GENEROUS_S) for label in labels]
+        there = [pair[1].dial(0, label, GENEROUS_S) for label in reversed(labels)]
+        for label, one, two in zip(labels, here, reversed(there), strict=True):
+            with closing([one.result(), two]):
+                assert one.result().label == two.label == label
+                assert one.result().send_key == two.receive_key
+
+
+def test_who_comes_early_waits(pair):
+    there = pair[1].dial(0, MEET, GENEROUS_S)
+    await_that(lambda: pair[0]._arrived)
+    here = pair[0].expect(1, MEET, 0.0)
+    with closing([here, there]):
+        assert here.send_key == there.receive_key
+
+
+def test_of_several_attempts_the_last_counts(pair):
+    with closing([pair[1].dial(0, MEET, GENEROUS_S) for _ in range(3)]) as tries:
+        await_that(lambda: len(pair[0]._arrived) == 3)
+        here = pair[0].expect(1, MEET)
+        with closing([here]):
+            last = [t for t in tries if t.receive_key == here.send_key]
+            assert last == tries[-1:]
+            assert tries[0].socket.recv(1) == b""
+
+
+def test_sockets_block_and_send_at_once(pair):
+    there = pair[1].dial(0, MEET)
+    here = pair[0].expect(1, MEET)
+    with closing([here, there]):
+        for sock in (here.socket, there.socket):
+            assert sock.gettimeout() is None
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert not os.get_inheritable(sock.fileno())
+
+
+def test_a_whole_cluster_at_once(pair):
+    """More than there is room for: they wait their turn."""
+    labels = [data(number) for number in range(3 * MOST_STRANGERS)]
+    with ThreadPoolExecutor(len(labels)) as pool:
+        there = list(pool.map(lambda label: pair[1].dial(0, label), labels))
+    here = [pair[0].expect(1, label, GENEROUS_S) for label in labels]
+    for one, two in zip(here, there, strict=True):
+        assert one.send_key == two.receive_key
+        one.close()
+        two.close()
+
+
+def test_dialing_before_anybody_listens():
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        address = Address(*keeper.getsockname())
+    with ThreadPoolExecutor(1) as pool:
+        dialed = pool.submit(
+            dial, address, Member(SECRET, "job", 1), 0, MEET, timeout_s=GENEROUS_S
+        )
+        time.sleep(0.1)
+        with Reception(address, Member(SECRET, "job", 0)) as reception:
+            here = reception.expect(1, MEET, GENEROUS_S)
+            with closing([here, dialed.result()]) as (one, two):
+                assert one.send_key == two.receive_key
+
+
+def test_the_next_epoch(pair, hasty):
+    early = pair[1].dial(0, MEET, GENEROUS_S)
+    await_that(lambda: pair[0]._arrived)
+    pair[0].enter(1)
+    assert early.socket.recv(1) == b""
+    early.close()
+    with pytest.raises(Refused, match="in epoch 1 of the job, rank 1 in 0"):
+        pair[1].dial(0, MEET, GENEROUS_S)
+    pair[1].enter(1)
+    talk(*pair)
+
+
+def test_one_who_was_welcomed_in_the_epoch_before(pair):
+    rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+    with strangers.connect(pair[0].address) as sock:
+        sock.sendall(rules.opening)
+        confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
+        pair[0].enter(1)
+        sock.sendall(confirm)
+        assert strangers.everything_said_to(sock) == b""
+    assert not pair[0]._arrived
+
+
+def test_a_purpose_that_is_handed_on(pair):
+    """Those who came before as well as those who come."""
+    handed = []
+    with closing([pair[1].dial(0, data(1)), pair[1].dial(0, MEET)]) as there:
+        await_that(lambda: len(pair[0]._arrived) == 2)
+        pair[0].hand_on("data", handed.append)
+        there.append(pair[1].dial(0, data(2)))
+        await_that(lambda: len(handed) == 2)
+        assert [one.label for one in handed] == [data(1), data(2)]
+        with closing([pair[0].expect(1, MEET), *handed]) as here:
+            assert here[0].send_key == there[1].receive_key
+
+
+# --- what fails, and what it says
+
+
+def test_nobody_there(pair):
+    address = pair[0].address
+    pair[0].close()
+    with pytest.raises(ConnectFailed, match="Connection refused") as caught:
+        pair[1].dial(0, data(3), 0.2)
+    assert caught.value.missing == (0,)
+    assert f"rank 1 dials rank 0 at {address}, for data of comm" in str(caught.value)
+    assert "tried for 0.2 s" in str(caught.value)
+
+
+def test_nobody_there_but_ourselves(monkeypatch, hasty):
+    """Where nobody listens, the kernel may connect a socket to itself."""
+    connect = socket.socket.connect
+
+    def to_itself(self, where):
+        self.bind(where)
+        connect(self, self.getsockname())
+
+    monkeypatch.setattr(socket.socket, "connect", to_itself)
+    with pytest.raises(ConnectFailed, match="nobody listens there"):
+        dial(LOOPBACK, Member(SECRET, "job", 1), 0, MEET, timeout_s=0.1)
+
+
+def test_nobody_comes(pair):
+    with pytest.raises(ConnectFailed, match=r"did not connect within 0\.1 s") as caught:
+        pair[0].expect(1, MEET, 0.1)
+    assert caught.value.missing == (1,)
+
+
+def test_a_rank_whose_address_is_not_known(pair):
+    with pytest.raises(BadArgument, match="rank 7: its address is not known"):
+        pair[0].dial(7, MEET)
+
+
+def test_one_who_takes_the_connection_and_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = Address(*mute.getsockname())
+        with pytest.raises(ConnectFailed, match=r"not done in time|timed out"):
+            dial(address, Member(SECRET, "job", 1), 0, MEET, timeout_s=0.3)
+
+
+def test_the_port_is_taken(pair):
+    with pytest.raises(ConnectFailed, match=r"rank 5 cannot listen .* choose another"):
+        Reception(pair[0].address, Member(SECRET, "job", 5))
+
+
+def test_an_address_of_another_host():
+    with pytest.raises(ConnectFailed, match="not an address of this host"):
+        Reception(Address("203.0.113.7", 0), Member(SECRET, "job", 0))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_no_secret_no_network(host):
+    with pytest.raises(BadArgument, match="has no secret"):
+        Reception(Address(host, 0), Member(open_secret("job"), "job", 0))
+    me = Member(open_secret("job"), "job", 1)
+    with pytest.raises(BadArgument, match="has no secret"):
+        dial(Address("203.0.113.7", 1), me, 0, MEET, timeout_s=0.1)
+
+
+def test_no_secret_is_enough_on_loopback():
+    with closing(receptions(2, secret=open_secret("job"))) as pair:
+        talk(*pair)
+
+
+def test_waits_end_when_a_rank_is_lost(pair):
+    pair[0].close()
+    for wait in (pair[1].dial, pair[1].expect):
+        timer = threading.Timer(0.1, pair[1].lose, (0, "its lifeline has ended"))
+        timer.start()
+        with pytest.raises(PeerLost, match="its lifeline has ended") as caught:
+            wait(0, MEET, GENEROUS_S)
+        assert caught.value.ranks == (0,)
+        timer.join()
+        pair[1]._lost.clear()
+
+
+def test_waits_end_when_the_reception_closes(pair):
+    timer = threading.Timer(0.1, pair[0].close)
+    timer.start()
+    with pytest.raises(ConnectFailed, match="has closed its reception"):
+        pair[0].expect(1, MEET, GENEROUS_S)
+    timer.join()
+
+
+def test_another_secret(pair, hasty):
+    me = Member(make_secret(), "job", 1)
+    with pytest.raises(NotAuthentic, match="UNISONO_SECRET_FILE") as caught:
+        dial(pair[0].address, me, 0, MEET, timeout_s=GENEROUS_S)
+    assert str(pair[0].address) in str(caught.value)
+    with pytest.raises(ConnectFailed, match=r"turned away, the last from 127\.0\.0\.1"):
+        pair[0].expect(1, MEET, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("me", "verdict"),
+    [
+        (Member(SECRET, "other", 1), Verdict.OTHER_JOB),
+        (Member(SECRET, "job", 0), Verdict.OTHER_RANK),
+    ],
+)
+def test_refusals(me, verdict, pair, hasty):
+    with pytest.raises(Refused) as caught:
+        dial(pair[0].address, me, 0, MEET, timeout_s=GENEROUS_S)
+    assert caught.value.verdict == verdict
+    assert not pair[0]._arrived
+
+
+def test_an_epoch_behind_is_not_waited_for():
+    with Reception(LOOPBACK, Member(SECRET, "job", 0, epoch=2)) as ahead:
+        me = Member(SECRET, "job", 1, epoch=1)
+        with pytest.raises(Refused, match="in epoch 2 of the job, rank 1 in 1"):
+            dial(ahead.address, me, 0, MEET, timeout_s=0.3)
+
+
+def test_a_rank_that_is_an_epoch_behind_is_waited_for(hasty):
+    me = Member(SECRET, "job", 1, epoch=2)
+    behind = Reception(LOOPBACK, Member(SECRET, "job", 0, epoch=1))
+    with ThreadPoolExecutor(1) as pool:
+        dialed = pool.submit(dial, behind.address, me, 0, MEET, timeout_s=GENEROUS_S)
+        await_that(lambda: behind.turned_away > 3)
+        time.sleep(2 * dialing.DOUBT_S)
+        behind.close()
+        with Reception(behind.address, Member(SECRET, "job", 0, epoch=2)) as now:
+            here = now.expect(1, MEET, GENEROUS_S)
+            assert here.send_key == dialed.result().receive_key
+            here.close()
+            dialed.result().close()
+
+
+# --- strangers
+
+
+@pytest.mark.parametrize("says", strangers.TALKATIVE)
+def test_a_stranger_is_not_told_a_byte(says, pair):
+    with strangers.connect(pair[0].address) as sock:
+        says(sock)
+        assert strangers.everything_said_to(sock) == b""
+    await_that(lambda: pair[0].turned_away == 1)
+    talk(*pair)
+
+
+def test_a_silent_stranger_is_not_told_a_byte_and_has_to_go():
+    me = Member(SECRET, "job", 0)
+    with Reception(LOOPBACK, me, handshake_s=0.2) as reception:
+        for says in (strangers.silent, strangers.half_offer):
+            with strangers.connect(reception.address) as sock:
+                says(sock)
+                assert strangers.everything_said_to(sock) == b""
+        assert reception.turned_away == 2
+        assert "took too long" in reception.complaint()
+
+
+def test_200_at_once_hold_up_nobody(pair):
+    with contextlib.ExitStack() as stack:
+        for number in range(200):
+            sock = stack.enter_context(strangers.connect(pair[0].address))
+            strangers.ALL[number % len(strangers.ALL)](sock)
+            assert len(pair[0]._strangers) <= MOST_STRANGERS
+        talk(*pair)
+        for _ in range(200):
+            stack.enter_context(strangers.connect(pair[0].address))
+        await_that(lambda: len(pair[0]._strangers) == MOST_STRANGERS)
+        talk(*pair)
+    await_that(lambda: not pair[0]._strangers)
+    assert not pair[0]._arrived
+
+
+def test_who_floods_drives_out_its_own(pair):
+    """A rank from elsewhere, slow in its handshake, outlasts a crowd from one place."""
+    address = pair[0].address
+    slow = socket.socket()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(slow)
+        slow.bind(("127.0.0.2", 0))
+        slow.connect((address.host, address.port))
+        await_that(lambda: len(pair[0]._strangers) == 1)
+        for _ in range(3 * MOST_STRANGERS):
+            stack.enter_context(strangers.connect(address))
+        await_that(lambda: pair[0].turned_away > MOST_STRANGERS)
+        slow.settimeout(GENEROUS_S)
+        rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+        slow.sendall(rules.opening)
+        slow.sendall(rules.take(slow.recv(rules.wanted, socket.MSG_WAITALL)))
+        with closing([pair[0].expect(1, MEET, GENEROUS_S)]) as (here,):
+            assert here.send_key == rules.session.receive_key
+
+
+def test_a_recorded_handshake_is_worth_nothing(pair):
+    rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+    with strangers.connect(pair[0].address) as sock:
+        sock.sendall(rules.opening)
+        confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
+        sock.sendall(confirm)
+        pair[0].expect(1, MEET, GENEROUS_S).close()
+    for _ in range(3):
+        with strangers.connect(pair[0].address) as sock:
+            sock.sendall(rules.opening + confirm)
+            assert len(strangers.everything_said_to(sock)) <= rules.wanted
+    await_that(lambda: pair[0].turned_away == 3)
+    assert not pair[0]._arrived
+
+
+def test_a_mirror_in_the_place_of_a_rank(hasty):
+    """It sends back whatever we say, to us who dial and to us who listen."""
+    me = Member(SECRET, "job", 1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mirror,
+        Reception(LOOPBACK, me) as us,
+    ):
+        mirror.settimeout(0.1)
+        heard = []
+
+        def reflect():
+            while not stop.is_set():
+                with contextlib.suppress(OSError):
+                    sock, _ = mirror.accept()
+                    with sock:
+                        heard.append(sock.recv(128, socket.MSG_WAITALL))
+                        sock.sendall(heard[-1])
+
+        stop = threading.Event()
+        thread = threading.Thread(target=reflect)
+        thread.start()
+        address = Address(*mirror.getsockname())
+        with pytest.raises(NotAuthentic, match="does not hold the secret"):
+            dial(address, me, 0, MEET, timeout_s=GENEROUS_S)
+        stop.set()
+        thread.join()
+        with strangers.connect(us.address) as sock:
+            sock.sendall(heard[0])
+            reply = strangers.everything_said_to(sock)
+            assert len(reply) == 96
+        await_that(lambda: us.turned_away == 1)
+        assert not us._arrived
+
+
+def test_the_log_is_not_flooded(pair, caplog):
+    with caplog.at_level(logging.WARNING, "unisono"):
+        began = time.monotonic()
+        for _ in range(100):
+            with strangers.connect(pair[0].address) as sock:
+                strangers.garbage(sock)
+                strangers.everything_said_to(sock)
+        took = time.monotonic() - began
+    assert 1 <= len(caplog.messages) <= took + 1
+    assert "rank 0 at 127.0.0.1" in caplog.messages[0]
+    assert SECRET.hex() not in caplog.text
+
+
+# --- processes
+
+
+def without_descriptors(rank):
+    """The reception outlives a time without descriptors."""
+    one, two = receptions(2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    crowd = [socket.socket() for _ in range(3)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
+    for sock in crowd:
+        sock.settimeout(10)
+        sock.connect((one.address.host, one.address.port))
+    time.sleep(0.5)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for sock in crowd:
+        sock.close()
+    talk(one, two)
+    one.close()
+    two.close()
+    return one.turned_away
+
+
+def test_no_descriptors_left(forks):
+    (end,) = forks.run(1, without_descriptors)
+    assert end.value, end.stderr
+
+
+def a_child_of_ones_own(rank):
+    """What a forked child holds after its parent has left."""
+    (one,) = receptions(1)
+    hear, tell = os.pipe()
+    is_there, says_so = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        os.write(says_so, b"!")
+        os.read(hear, 1)  # until the parent has tried
+        os._exit(0)
+    os.read(is_there, 1)
+    one.close()
+    try:
+        strangers.connect(one.address).close()
+        refused = False
+    except ConnectionRefusedError:
+        refused = True
+    os.close(tell)
+    os.waitpid(child, 0)
+    return refused
+
+
+def test_a_forked_child_does_not_keep_the_port(forks):
+    (end,) = forks.run(1, a_child_of_ones_own)
+    assert end.value is True, end.stderr
+
+
+def another_user(rank, path, secret):
+    """Rank 1 is another user's process, who knows all but the secret."""
+    me = Member(Secret(bytes.fromhex(secret)), "job", 0)
+    if rank.number == 0:
+        with Reception(LOOPBACK, me) as reception:
+            with open(path, "w") as file:
+                file.write(str(reception.address))
+            os.chmod(path, 0o644)
+            os.rename(path, path + ".ready")
+            await_that(lambda: reception.turned_away >= 20)
+            with Reception(LOOPBACK, Member(me.secret, "job", 1)) as peer:
+                peer.know({0: reception.address})
+                talk(reception, peer)
+        return None
+    await_that(lambda: os.path.exists(path + ".ready"))
+    with open(path + ".ready") as file:
+        address = Address.parse(file.read())
+    address.resolve()  # imports what the other user may not read
+    os.setuid(65534)
+    said = b""
+    for number in range(20):
+        with strangers.connect(address) as sock:
+            kinds = strangers.TALKATIVE
+            kinds[number % len(kinds)](sock)
+            said += strangers.everything_said_to(sock)
+    return len(said)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_nowhere(forks, tmp_path):
+    ends = forks.run(2, another_user, str(tmp_path / "address"), SECRET.hex())
+    assert [end.status for end in ends] == [0, 0], ends
+    assert ends[1].value == 0
