@@ -18,6 +18,7 @@ namespace {
 enum Flag : std::uint16_t { noted = 1, leaving = 2 };
 
 constexpr std::size_t read_ahead = 16 << 10;
+constexpr std::size_t most_awaited = 64 << 10;
 
 void make_ready(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
@@ -263,9 +264,19 @@ std::size_t Inlet::drain(Lane &lane, void *into, std::size_t bytes) {
   return count;
 }
 
-void Inlet::interests(std::vector<pollfd> &into) const {
-  if (open())
-    into.push_back({lanes_[turn_].fd, POLLIN, 0});
+// Of a large frame a good part is waited for: to be woken for every packet takes longer
+// than to copy it.
+void Inlet::interests(std::vector<pollfd> &into) {
+  if (!open())
+    return;
+  Lane &lane = lanes_[turn_];
+  const std::size_t rest = lane.headed ? lane.head.length - lane.filled : 1;
+  const int lowest = int(std::clamp(rest, std::size_t(1), most_awaited));
+  if (lowest != lane.lowest) {
+    ::setsockopt(lane.fd, SOL_SOCKET, SO_RCVLOWAT, &lowest, sizeof lowest);
+    lane.lowest = lowest;
+  }
+  into.push_back({lane.fd, POLLIN, 0});
 }
 
 } // namespace unisono

@@ -99,7 +99,7 @@ public:
   Io take_any(std::byte *into, std::size_t room, std::size_t *bytes);
   // What the other end said last that it was called with.
   const Note &note() const { return note_; }
-  void interests(std::vector<pollfd> &into) const;
+  void interests(std::vector<pollfd> &into);
 
 private:
   struct Lane {
@@ -112,6 +112,7 @@ private:
     FrameHeader head{};
     std::size_t noted = 0, filled = 0;
     std::uint32_t crc = 0;
+    int lowest = 1; // bytes that must have come before the socket counts as readable
   };
   Io header(Lane &lane, std::size_t room);
   Io payload(Lane &lane, std::byte *into);

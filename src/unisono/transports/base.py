@@ -86,6 +86,8 @@ class Transport:
         # Not for long: another rank may have been put on the same core, and waits.
         here = self.hosts.count(self.hosts[self.rank])
         self.patience = (300, 4000) if here <= self.cores else (0, 400)
+        if here < len(self.peers):  # what comes from afar ends a sleep by itself
+            self.patience = (100, 20) if here <= self.cores else (0, 20)
 
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""

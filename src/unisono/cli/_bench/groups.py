@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -89,7 +89,7 @@ class Workers:
             raise
 
     def _start(
-        self, command: Sequence[str], more: Mapping[str, str]
+        self, command: Sequence[str], more: dict[str, str]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
