@@ -199,6 +199,7 @@ UNISONO_FOLDS std::uint32_t by_folding(const unsigned char *p, std::size_t bytes
     sum[k] = fold(sum[k - 1], over_one, sum[k]);
   unsigned char rest[64];
   _mm512_storeu_si512(rest, sum[3]);
+  _mm256_zeroupper(); // what follows was not compiled for registers as wide as these
   return by_instruction(p, bytes, by_instruction(rest, sizeof rest, 0));
 }
 

@@ -313,6 +313,7 @@ void Lifeline::run() {
       next_look = now + pause;
     }
   }
+  wait(0); // what has come by now is still heard
   take_inbox();
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, wake_, nullptr);
   farewell();
