@@ -5,3 +5,4 @@
 #include <nanobind/nanobind.h>
 
 void bind_engine(nanobind::module_ &m);
+void bind_wire(nanobind::module_ &m);

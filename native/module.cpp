@@ -108,8 +108,9 @@ NB_MODULE(_native, m) {
   // A thread that the interpreter's end stops in its tracks keeps what it holds; nobody
   // need be told.
   nb::set_leak_warnings(false);
-  m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine";
+  m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
   bind_engine(m);
+  bind_wire(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
