@@ -29,6 +29,7 @@ check: $(VENV)/.test
 bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py
 	@$(BIN)/python benchmarks/reductions.py
+	@$(BIN)/python benchmarks/wire.py
 	@$(BIN)/python benchmarks/engine.py
 
 # The MPIs that `unisono bench --vs` measures; they cannot share one environment.
@@ -63,10 +64,12 @@ sanitize: .venv-asan/.ready .venv-tsan/.ready
 	@LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  .venv-asan/bin/python -m pytest --durations=5 $(UNSANITIZED:%=--deselect %) \
-	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime
-	@LD_PRELOAD=$(call library,libtsan.so) \
+	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime \
+	  tests/transports
+	@for script in runtime/races.py transports/lifeline_races.py; do \
+	  LD_PRELOAD=$(call library,libtsan.so) \
 	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/native/tsan.supp" \
-	  .venv-tsan/bin/python tests/runtime/races.py
+	  .venv-tsan/bin/python tests/$$script || exit 1; done
 
 library = $$($${CXX:-c++} -print-file-name=$(1))
 
