@@ -1,4 +1,4 @@
-"""`unisono run`: a script as n ranks on this host.
+"""`unisono run`: a script as n ranks on this host, or on others by ssh.
 
 What stands before the script is for us, and what stands behind it is for the script,
 whatever it looks like. A parser that sorts options by name cannot know this border. So
@@ -18,17 +18,22 @@ from typing import Annotated, BinaryIO, TextIO
 
 from cyclopts import App, Parameter
 
+from unisono.cli import _hosts
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument
+from unisono.runtime.fleet import launch_on_hosts
 from unisono.runtime.launch import launch
 from unisono.runtime.lines import Stage
 
-_TAKE_A_VALUE = ("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s")
+_TAKE_A_VALUE = (
+    *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),
+    *("--hostfile", "--ssh", "--python", "--chdir", "--address", "--env", "-x"),
+)
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 run = App(
     name="run",
-    help="Run a script as so many ranks on this host.",
+    help="Run a script as so many ranks, on this host or on others.",
     help_flags=(),
     version_flags=(),
     end_of_options_delimiter="\0",  # none: no word contains it
@@ -74,9 +79,16 @@ def _run(
     log_dir: Path | None = None,
     grace: str = "5",
     timeout_s: str = "",
+    hosts: str = "",
+    hostfile: Path | None = None,
+    ssh: str = "",
+    python: str = "",
+    chdir: str = "",
+    address: str = "",
+    env: Annotated[list[str] | None, Parameter(name=["--env", "-x"])] = None,
     json: bool = False,
 ) -> int:
-    """Run a script as so many ranks on this host, and keep its exit code.
+    """Run a script as so many ranks, and keep its exit code.
 
     When a rank fails, the others may report for a while and are then ended; the
     first failure is printed last.
@@ -88,7 +100,7 @@ def _run(
     command
         A Python file or a program, and then its own options and arguments.
     n
-        Number of ranks; as many as there are cores if not given.
+        Number of ranks (on each host); as many as there are cores if not given.
     module
         A module to run instead of a file, as python does it.
     only
@@ -99,19 +111,47 @@ def _run(
         Seconds that the others have to report after the first failure.
     timeout_s
         Seconds after which a collective gives up, unless the script says otherwise.
+    hosts
+        Where to run it, by ssh: names, with a number of ranks or without, as a,b:4,c.
+    hostfile
+        The same from a file with one host a line, as node1 slots=4.
+    ssh
+        The command that reaches a host, if it is not ssh.
+    python
+        The path of Python on the hosts, if it is not the same as here.
+    chdir
+        The folder to run in on the hosts, if it is not the same as here.
+    address
+        Where rank 0 listens, as host:port, if not at the first host's name.
+    env
+        A variable for all ranks, NAME or NAME=value; may be given several times. The
+        hosts are told those that begin with UNISONO_, PYTHON or OMP_ anyway.
     json
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
-    world = _world(n)
     grace_s = _seconds("--grace", grace)
-    environment = {}
+    environment = _hosts.variables(env or [])
     if timeout_s:
         seconds = _seconds("--timeout-s", timeout_s, zero=False)
         environment["UNISONO_TIMEOUT_S"] = str(seconds)
-    line = _command(module, command)
+    places = _hosts.places(hosts, hostfile, _ranks(n))
+    world = _hosts.world(places) if places else _ranks(n) or _cores()
     out, err = _bytes_of(sys.stdout), _bytes_of(sys.stderr)
-    stage = Stage(err if json else out, err, only=_only(only, world), log_dir=log_dir)
-    outcome = launch(line, world, stage, environment=environment, grace_s=grace_s)
+    if json:
+        out = err
+    stage = Stage(out, err, only=_only(only, world), log_dir=log_dir)
+    if places:
+        way = _hosts.way(ssh, python, chdir, address)
+        line = _hosts.command(way.python, module, command)
+        environment = _hosts.told() | environment
+        outcome = launch_on_hosts(
+            line, places, stage, way, environment=environment, grace_s=grace_s
+        )
+    else:
+        _hosts.refuse_without_hosts(ssh, python, chdir, address)
+        line = _command(module, command)
+        n_ranks = world or 1
+        outcome = launch(line, n_ranks, stage, environment=environment, grace_s=grace_s)
     if report := outcome.report():
         print(f"unisono: {report}", file=sys.stderr, flush=True)
     if json:
@@ -119,11 +159,17 @@ def _run(
     return outcome.exit_code
 
 
-def _world(text: str) -> int:
-    world = parse_world(text) if text else len(os.sched_getaffinity(0))
+def _ranks(text: str) -> int | None:
+    if not text:
+        return None
+    world = parse_world(text)
     if world < 1:
         raise BadArgument(f"-n {text}: a world has at least one rank")
     return world
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _seconds(option: str, text: str, *, zero: bool = True) -> float:
@@ -136,8 +182,8 @@ def _seconds(option: str, text: str, *, zero: bool = True) -> float:
     return seconds
 
 
-def _only(text: str, world: int) -> frozenset[int] | None:
-    """The ranks to show; None is all of them."""
+def _only(text: str, world: int | None) -> frozenset[int] | None:
+    """The ranks to show; None is all of them. The world may not be known yet."""
     if not text:
         return None
     shown = set()
@@ -145,7 +191,7 @@ def _only(text: str, world: int) -> frozenset[int] | None:
         if not (part.strip().isascii() and part.strip().isdigit()):
             raise BadArgument(f"--only {text}: expected ranks, as in 0 or 0,2")
         shown.add(int(part))
-    if max(shown) >= world:
+    if world is not None and max(shown) >= world:
         raise BadArgument(f"--only {text}: ranks are 0..{world - 1}")
     return frozenset(shown)
 

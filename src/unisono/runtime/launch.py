@@ -24,22 +24,20 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import selectors
 import signal
 import subprocess
 import threading
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from unisono.errors import BadArgument
-from unisono.runtime.lines import Speaker, Stage, last_words
-from unisono.runtime.outcome import Outcome, RankEnd
+from unisono.runtime.lines import Speaker, Stage
+from unisono.runtime.outcome import Outcome
+from unisono.runtime.overseer import Overseen, Overseer
 from unisono.runtime.processes import (
     Warden,
     group_is_alive,
@@ -47,7 +45,6 @@ from unisono.runtime.processes import (
     pump_terminal,
 )
 
-_PATIENCE_S = 1.5  # from SIGTERM to SIGKILL
 _LINGER_S = 1.0  # for what ranks leave running to end by itself
 _POLL_S = 0.02  # where the kernel cannot tell of an end
 
@@ -65,22 +62,19 @@ def launch(
     `environment` is added to our own. In the main thread, SIGINT, SIGTERM and SIGHUP
     are passed on while it runs, and Ctrl-Z pauses the ranks as well.
     """
-    return _Job(command, n, stage, environment or {}, grace_s).run()
+    return Job(command, n, stage, environment or {}, grace_s).run()
 
 
-@dataclass
-class _Rank:
-    number: int
+@dataclass(kw_only=True)
+class Child(Overseen):
+    """A rank that is a process of this host."""
+
     process: subprocess.Popen[bytes]
-    stderr: Speaker
     handle: int | None = None  # by which the kernel tells of its end
-    ended: float | None = None
-    status: int = 0  # an exit code, or a signal's number with a minus
-    pressed: bool = False  # whether we asked it to end
 
 
-class _Job:
-    """The ranks while they run."""
+class Job(Overseer):
+    """The ranks of this host while they run: all of a job's, or an agent's share."""
 
     def __init__(
         self,
@@ -90,7 +84,9 @@ class _Job:
         environment: Mapping[str, str],
         grace_s: float,
     ) -> None:
-        self._command, self._n, self._stage, self._grace_s = command, n, stage, grace_s
+        """Ready to run; `environment` is added to our own."""
+        super().__init__(grace_s)
+        self._command, self._n, self._stage = command, n, stage
         self._environment = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,
@@ -99,15 +95,15 @@ class _Job:
             "UNISONO_WORLD_SIZE": str(n),
             "UNISONO_LOCAL_WORLD_SIZE": str(n),
         }
-        self._ranks: list[_Rank] = []
+        self._numbers = range(n)
+        self._ranks: list[Child] = []
         self._groups: set[int] = set()  # those that may be sent a signal
         self._pipes: dict[IO[bytes], Speaker] = {}
-        self._selector = selectors.DefaultSelector()
-        self._pressure: deque[tuple[float, signal.Signals]] = deque()
-        self._asked: tuple[float, signal.Signals] | None = None  # from outside, to end
-        self._began = time.monotonic()
         self._linger_until = float("inf")
         self._polls = False
+
+    def _everyone(self) -> Sequence[Child]:
+        return self._ranks
 
     def run(self) -> Outcome:
         """Start, listen, end."""
@@ -131,7 +127,7 @@ class _Job:
     # Starting
 
     def _start(self, warden: Warden) -> None:
-        for number in range(self._n):
+        for number in self._numbers:
             if self._asked:
                 return
             out, err = self._stage.speakers(number)
@@ -142,9 +138,10 @@ class _Job:
                     f"rank {number} of {self._n} cannot be started: {why.strerror} "
                     f"({self._command[0]})"
                 ) from why
-            rank = _Rank(number, process, err)
+            rank = Child(number=number, process=process, pid=process.pid, stderr=err)
             self._ranks.append(rank)
             self._groups.add(process.pid)
+            self._note_start(rank)
             if self._asked:  # it came too late to be passed on by the handler
                 self._signal(self._asked[1])
             for pipe, speaker in ((process.stdout, out), (process.stderr, err)):
@@ -153,12 +150,21 @@ class _Job:
                 self._watch(pipe, partial(self._hear, pipe))
             self._watch_end(rank)
             if process.stdin:
-                threading.Thread(
-                    target=pump_terminal, args=(process.stdin,), daemon=True
-                ).start()
+                self._feed(process.stdin)
+
+    def _note_start(self, rank: Child) -> None:
+        """For whoever wants to know."""
+
+    def _feed(self, pipe: IO[bytes]) -> None:
+        """See to it that rank 0 is given what it is to read."""
+        threading.Thread(target=pump_terminal, args=(pipe,), daemon=True).start()
+
+    def _input(self) -> int | None:
+        return input_of_rank_0()
 
     def _process(self, number: int, warden: Warden) -> subprocess.Popen[bytes]:
-        place = {"UNISONO_RANK": str(number), "UNISONO_LOCAL_RANK": str(number)}
+        local = number - self._numbers.start
+        place = {"UNISONO_RANK": str(number), "UNISONO_LOCAL_RANK": str(local)}
         with warnings.catch_warnings():
             # Newer Pythons warn of code between fork and exec if there are threads:
             # it might wait for a lock that one of them held. Ours takes none.
@@ -166,7 +172,7 @@ class _Job:
             return subprocess.Popen(
                 self._command,
                 bufsize=0,
-                stdin=subprocess.DEVNULL if number else input_of_rank_0(),
+                stdin=subprocess.DEVNULL if number else self._input(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment | place,
@@ -174,10 +180,7 @@ class _Job:
                 preexec_fn=warden.enrol,
             )
 
-    def _watch(self, source: IO[bytes] | int, react: Callable[[], object]) -> None:
-        self._selector.register(source, selectors.EVENT_READ, react)
-
-    def _watch_end(self, rank: _Rank) -> None:
+    def _watch_end(self, rank: Child) -> None:
         try:
             rank.handle = os.pidfd_open(rank.process.pid)
         except (AttributeError, OSError):  # a system without
@@ -192,22 +195,12 @@ class _Job:
         while self._running() or self._pipes:
             if time.monotonic() >= self._linger_until:
                 return
-            for key, _ in self._selector.select(self._longest_sleep()):
-                key.data()
+            poll = time.monotonic() + _POLL_S if self._polls else float("inf")
+            self._turn(min(self._linger_until, poll))
             if self._polls:
-                for rank in self._running():
-                    self._see_end(rank)
-            self._press()
-
-    def _running(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.ended is None]
-
-    def _longest_sleep(self) -> float | None:
-        due = self._pressure[0][0] if self._pressure else float("inf")
-        left = min(due, self._linger_until) - time.monotonic()
-        if self._polls:
-            left = min(left, _POLL_S)
-        return None if left == float("inf") else max(left, 0.0)
+                for rank in self._ranks:
+                    if rank.ended is None:
+                        self._see_end(rank)
 
     def _hear(self, pipe: IO[bytes]) -> bool:
         """Read once; whether there may be more."""
@@ -223,7 +216,7 @@ class _Job:
         pipe.close()
         return False
 
-    def _see_end(self, rank: _Rank) -> None:
+    def _see_end(self, rank: Child) -> None:
         """Take note of how a rank ended, but leave it a zombie."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         seen = os.waitid(os.P_PID, rank.process.pid, how)
@@ -243,22 +236,8 @@ class _Job:
 
     # Ending
 
-    def _begin_grace(self) -> None:
-        if not self._pressure and not any(rank.pressed for rank in self._ranks):
-            due = time.monotonic() + self._grace_s
-            self._pressure.append((due, signal.SIGTERM))
-            self._pressure.append((due + _PATIENCE_S, signal.SIGKILL))
-
-    def _press(self) -> None:
-        """End the ranks whose grace is over."""
-        while self._pressure and time.monotonic() >= self._pressure[0][0]:
-            _, number = self._pressure.popleft()
-            for rank in self._running():
-                rank.pressed = True
-            self._signal(number)
-
     def _signal(self, number: signal.Signals) -> None:
-        for group in self._groups:
+        for group in list(self._groups):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
 
@@ -286,65 +265,3 @@ class _Job:
                 reads += 1
             if pipe in self._pipes:
                 self._pipes[pipe].finish()
-
-    # Signals to the launcher
-
-    @contextlib.contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
-        """Handlers, and a pipe that wakes the loop; what is ignored remains so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        awake, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._watch(awake, partial(os.read, awake, 64))
-        wanted: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {
-            signal.SIGINT: self._pass_on,
-            signal.SIGTERM: self._pass_on,
-            signal.SIGHUP: self._pass_on,
-            signal.SIGTSTP: self._pause,
-        }
-        before = {
-            number: signal.signal(number, handler)
-            for number, handler in wanted.items()
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(awake)
-            os.close(self._wake)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """At once, in the handler: the loop may be waiting for a slow terminal."""
-        again = self._asked is not None and number == signal.SIGINT
-        if self._asked is None:
-            self._asked = time.monotonic(), signal.Signals(number)
-        self._signal(signal.SIGKILL if again else signal.Signals(number))
-        if again:
-            for rank in self._running():
-                rank.pressed = True
-        self._begin_grace()
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"\0")
-
-    def _pause(self, number: int, frame: FrameType | None) -> None:
-        self._signal(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._signal(signal.SIGCONT)
-
-    def _outcome(self) -> Outcome:
-        ends = [
-            RankEnd(
-                rank=rank.number,
-                pid=rank.process.pid,
-                status=rank.status,
-                seconds=(rank.ended or self._began) - self._began,
-                ended_by_launcher=rank.pressed,
-                words=last_words(rank.stderr.last) if rank.status else "",
-            )
-            for rank in self._ranks
-        ]
-        asked = self._asked and (self._asked[0] - self._began, self._asked[1])
-        return Outcome(ends, time.monotonic() - self._began, asked)

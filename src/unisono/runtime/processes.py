@@ -125,3 +125,20 @@ def pump_terminal(pipe: IO[bytes]) -> None:
 
 def _in_foreground() -> bool:
     return os.tcgetpgrp(0) == os.getpgrp()
+
+
+def read_input() -> Iterator[bytes]:
+    """Our own standard input in pieces, for a rank elsewhere; see `input_of_rank_0`."""
+    kind = input_of_rank_0()
+    if kind == subprocess.DEVNULL:
+        return
+    with contextlib.suppress(OSError):
+        while True:
+            if kind == subprocess.PIPE:
+                select.select([0], [], [])
+                if not _in_foreground():
+                    return
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+            yield data

@@ -1,0 +1,93 @@
+"""The options of verbs that start ranks on hosts by name, put into words of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from unisono.errors import BadArgument
+from unisono.runtime.fleet import Way
+from unisono.runtime.hosts import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.runtime.links import SSH
+
+_TOLD = re.compile(r"UNISONO_|PYTHON|OMP_")
+_NOT_TOLD = re.compile(r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)")
+_PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
+
+
+def places(hosts: str, hostfile: Path | None, n: int | None) -> list[Host]:
+    """The hosts with their ranks; none if none are named."""
+    if hosts and hostfile is not None:
+        raise BadArgument("--hosts and --hostfile: give one of them")
+    if hosts:
+        return with_ranks(parse_hosts(hosts), n)
+    if hostfile is not None:
+        return with_ranks(read_hostfile(hostfile), n)
+    return []
+
+
+def world(hosts: Iterable[Host]) -> int | None:
+    """The number of ranks, if it does not hang on what the hosts say."""
+    ranks = [host.ranks for host in hosts]
+    return None if None in ranks else sum(number or 0 for number in ranks)
+
+
+def way(ssh: str, python: str, chdir: str, address: str) -> Way:
+    """How hosts are reached, with what is the same there as here."""
+    if address and not re.fullmatch(r"(\[[^\]]+\]|[^:\s]+):[0-9]{1,5}", address):
+        raise BadArgument(f"--address {address}: expected host:port, as in node1:29400")
+    try:
+        command = shlex.split(ssh or SSH)
+    except ValueError as why:
+        raise BadArgument(f"--ssh {ssh}: {why}") from why
+    if not command:
+        raise BadArgument("--ssh: expected a command")
+    return Way(python or sys.executable, chdir or os.getcwd(), command, address)
+
+
+def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:
+    """These say nothing about ranks of this host."""
+    given = {"--ssh": ssh, "--python": python, "--chdir": chdir, "--address": address}
+    for option, value in given.items():
+        if value:
+            raise BadArgument(
+                f"{option} {value}: this is for other hosts; name them with --hosts"
+            )
+
+
+def command(python: str, module: str, words: Sequence[str]) -> list[str]:
+    """The command line of a rank elsewhere; whether all is there, is seen there."""
+    if module:
+        return [python, "-m", module, *words]
+    if not words:
+        raise BadArgument("nothing to run: name a script, or a module behind -m")
+    path = Path(words[0])
+    if path.suffix in _PYTHON_FILES or (path / "__main__.py").exists():
+        return [python, *words]
+    return [str(path.absolute()) if path.exists() else words[0], *words[1:]]
+
+
+def variables(given: Iterable[str]) -> dict[str, str]:
+    """What `--env` says: NAME=value, or NAME as it is here."""
+    told = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+            raise BadArgument(f"--env {text}: expected NAME or NAME=value")
+        if not equals and name not in os.environ:
+            raise BadArgument(f"--env {name}: is not set here; give {name}=value")
+        told[name] = value if equals else os.environ[name]
+    return told
+
+
+def told() -> dict[str, str]:
+    """Variables of ours that ranks elsewhere get unasked."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _TOLD.match(name) and not _NOT_TOLD.fullmatch(name)
+    }
