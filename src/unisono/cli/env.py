@@ -12,6 +12,7 @@ import unisono
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
 from unisono.runtime.environment import find_world
+from unisono.runtime.place import meeting_place
 
 _LIBRARIES = (
     "numpy",
@@ -47,10 +48,13 @@ def env(*, json: bool = False) -> int:
             else os.cpu_count()
         ),
         "world": _world(),
+        "meeting": _meeting(),
         **{name: _installed(name) for name in _LIBRARIES},
     }
     variables = {
-        k: v for k, v in sorted(os.environ.items()) if k.startswith("UNISONO_")
+        name: value if name != "UNISONO_SECRET" else "(is set)"
+        for name, value in sorted(os.environ.items())
+        if name.startswith("UNISONO_")
     }
     facts |= variables
     if json:
@@ -67,6 +71,18 @@ def _world() -> str:
         return find_world().why
     except BadArgument as error:
         return f"none: {error}"
+
+
+def _meeting() -> str:
+    """Where the ranks of that world would meet."""
+    try:
+        world = find_world()
+        if not world.hosts_several:
+            return "on this host, without a port"
+        place = meeting_place(world)
+    except BadArgument as error:
+        return f"none: {error}"
+    return f"{place.address} ({place.why})"
 
 
 def _installed(name: str) -> str:

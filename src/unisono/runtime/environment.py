@@ -119,7 +119,7 @@ def _by_environment(environ: Environ, job: str | None) -> World:
     job = job or environ.get("UNISONO_JOB")
     for rule in _RULES:
         if rule.launcher == "Slurm":
-            if not _inside_a_step(environ):
+            if not inside_a_step(environ):
                 continue
         elif not _first(environ, rule.rank + rule.size):
             continue
@@ -232,18 +232,31 @@ def _torchrun_job(environ: Environ) -> str | None:
 
 def _openmpi_job(environ: Environ) -> str:
     name = _first(environ, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"))
-    told = environ[name] if name else _starter("OMPI_COMM_WORLD_RANK")
-    return f"openmpi-{told}"
+    if name:
+        return f"openmpi-{environ[name]}"
+    sizes = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
+    return f"openmpi-{_in_common(environ, *sizes, 'OMPI_COMM_WORLD_RANK')}"
 
 
 def _pmi_job(environ: Environ) -> str:
     """Slurm's and Cray's PMI name the job, and so does Intel; MPICH's hydra does not.
 
-    Its ranks on one host have in common the process that started them.
+    Its ranks on one host have in common the process that started them; on several
+    they have only the address at which they are told to meet.
     """
     name = _first(environ, ("PMI_JOBID", "I_MPI_HYDRA_UUID"))
+    if name:
+        return f"pmi-{environ[name]}"
+    local = _first(environ, _PMI_LOCAL_SIZE) or ""
+    size = _first(environ, _PMI_SIZE) or ""
     rank = _first(environ, _PMI_RANK) or _PMI_RANK[0]
-    return f"pmi-{environ[name] if name else _starter(rank)}"
+    return f"pmi-{_in_common(environ, local, size, rank)}"
+
+
+def _in_common(environ: Environ, local_size: str, size: str, rank: str) -> str:
+    """What a nameless job's ranks share: where they meet, or who started them."""
+    several = environ.get(local_size, environ.get(size)) != environ.get(size)
+    return (several and environ.get("UNISONO_ADDRESS")) or _starter(rank)
 
 
 def _slurm_job(environ: Environ) -> str | None:
@@ -254,7 +267,7 @@ def _slurm_job(environ: Environ) -> str | None:
     return f"slurm-{environ[name]}.{environ['SLURM_STEP_ID']}-{again}"
 
 
-def _inside_a_step(environ: Environ) -> bool:
+def inside_a_step(environ: Environ) -> bool:
     """Whether srun started this process: a shell in an allocation has variables too."""
     step = environ.get("SLURM_STEP_ID", "").strip()
     if not (step.isdecimal() and environ.get("SLURM_PROCID")):
@@ -315,6 +328,8 @@ def _process(pid: int) -> tuple[str, int, str]:
 
 
 _PMI_RANK = ("PMI_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK")
+_PMI_SIZE = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_PMI_LOCAL_SIZE = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 _RULES = (
     _Rule(
         "unisono run",
@@ -345,9 +360,9 @@ _RULES = (
     _Rule(
         "MPICH (PMI)",
         rank=_PMI_RANK,
-        size=("PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+        size=_PMI_SIZE,
         local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-        local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        local_size=_PMI_LOCAL_SIZE,
         job=_pmi_job,
     ),
     _Rule(
