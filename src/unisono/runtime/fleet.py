@@ -13,13 +13,12 @@ gets neither address nor secret: there is no port at all then.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
@@ -264,6 +263,6 @@ def refuse_loopback(hosts: Sequence[Host], address: str) -> None:
         return
     other = next(host.name for host in hosts if not host.is_loopback)
     raise BadArgument(
-        f"--hosts: rank 0's host is called {hosts[0].name}, by which {other} would reach "
-        "itself; name it as the others know it, or give --address host:port"
+        f"--hosts: rank 0's host is called {hosts[0].name}, by which {other} would "
+        "reach itself; name it as the others know it, or give --address host:port"
     )

@@ -24,7 +24,7 @@ _LENGTH = struct.Struct(">I")
 _LONGEST = 1 << 26  # more than any environment that a kernel would take
 
 
-class Message(msgspec.Struct, tag=True, frozen=True):
+class Message(msgspec.Struct, tag=True):
     """One of those below."""
 
 
@@ -125,7 +125,9 @@ class Inbox:
         while len(self._heard) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._heard)
             if length > _LONGEST:
-                raise Corrupted(f"a message of {length} bytes between agent and launcher")
+                raise Corrupted(
+                    f"a message of {length} bytes between agent and launcher"
+                )
             end = _LENGTH.size + length
             if len(self._heard) < end:
                 return

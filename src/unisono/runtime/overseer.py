@@ -95,9 +95,13 @@ class Overseer(ABC):
 
     # Signals to the launcher
 
+    def _hearing_signals(self) -> contextlib.AbstractContextManager[None]:
+        """Handlers for as long as it lasts; what is ignored remains so."""
+        return self._handlers()
+
     @contextlib.contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
-        """Handlers, and a pipe that wakes the loop; what is ignored remains so."""
+    def _handlers(self) -> Iterator[None]:
+        """Those, and a pipe by which they wake the loop."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

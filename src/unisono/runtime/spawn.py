@@ -30,7 +30,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from unisono.errors import BadArgument, PeerLost, UnisonoError, unknown, whole_number
+from unisono.runtime.parcels import Report, pickled_error
 from unisono.runtime.processes import group_is_alive, signal_name
 
 _GRACE_S = 5.0  # for the others to report
@@ -74,18 +74,6 @@ def spawn(
 
 
 @dataclass
-class _Report:
-    """What a rank has to say: a result, or why there is none."""
-
-    result: Any = None
-    failed: bool = False
-    error: BaseException | None = None  # itself, if it could be sent
-    told: str = ""
-    traceback: str = ""
-    lost_a_peer: bool = False
-
-
-@dataclass
 class _Member:
     """One rank, seen from its parent."""
 
@@ -95,7 +83,7 @@ class _Member:
     pid: int
     handle: int | None = None  # by which the kernel tells of its end
     heard: bool = False
-    report: _Report | None = None
+    report: Report | None = None
     at: float = 0.0  # when it reported, or else ended
     running: bool = True
     pressed: bool = False  # whether we asked it to end
@@ -112,7 +100,7 @@ class _Member:
             self.report = pickle.loads(data)
         except Exception as why:
             said = f"spawn: what {self} returned cannot be read here: {why}"
-            self.report = _Report(failed=True, error=BadArgument(said))
+            self.report = Report(failed=True, error=BadArgument(said))
 
     def see_end(self) -> None:
         """Take note that the process is gone; without a report, that is a failure."""
@@ -131,11 +119,11 @@ class _Member:
         if code > 0:
             said += "; what it printed may tell why (is the call to spawn guarded by "
             said += "if __name__ == '__main__'?)"
-        self.report = _Report(failed=True, error=self._lost(said))
+        self.report = Report(failed=True, error=self._lost(said))
 
     def failure(self) -> BaseException:
         """The error to raise for it."""
-        report = self.report or _Report()
+        report = self.report or Report()
         error = report.error
         if error is None:
             error = UnisonoError(f"spawn: {self} raised {report.told}")
@@ -295,7 +283,7 @@ def _rank(
         comm.close()
         report = _pickled_result(rank, result)
     except BaseException as error:
-        report = _pickled_error(error)
+        report = pickled_error(error)
     with contextlib.suppress(BrokenPipeError):
         pipe.send_bytes(report)
 
@@ -315,49 +303,9 @@ def _end_with_parent() -> None:
 
 def _pickled_result(rank: int, result: Any) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps(_Report(result)))
+        return bytes(ForkingPickler.dumps(Report(result)))
     except Exception as why:
         raise BadArgument(
             f"spawn: what rank {rank} returned, a {type(result).__name__}, cannot be "
             f"sent: {why}"
         ) from why
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    """The report of an error, with the error itself if it survives the journey."""
-    report = _Report(
-        failed=True,
-        told=f"{type(error).__name__}: {error}",
-        traceback="".join(traceback.format_exception(error)),
-        lost_a_peer=isinstance(error, PeerLost),
-    )
-    for carried in (error, _Parts(error)):
-        report.error = carried  # type: ignore[assignment]
-        try:
-            data = pickle.dumps(report)
-            if type(pickle.loads(data).error) is type(error):
-                return data
-        except Exception:  # of whatever kind: its author did not think of pickle
-            continue
-    report.error = None
-    return pickle.dumps(report)
-
-
-class _Parts:
-    """An exception as its parts, for those whose constructor takes more than args."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        error = self._error
-        return _from_parts, (type(error), error.args, error.__dict__)
-
-
-def _from_parts(
-    kind: type[BaseException], args: tuple[Any, ...], values: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args  # some kinds leave them to the constructor
-    error.__dict__.update(values)
-    return error

@@ -1,0 +1,108 @@
+"""unisono inside Ray: a world of actors, and a backend of `ray.util.collective`.
+
+    import unisono.interop.ray as unisono_ray
+
+    def train(comm, rate):
+        ...
+        return comm.all_reduce(gradients)
+
+    results = unisono_ray.run(train, 0.1, num_ranks=8, resources={"CPU": 4})
+
+Every rank is an actor of its own, in a placement group. Rank 0's actor finds the
+address and a free port on its node; the driver makes the job's secret; both reach the
+ranks as arguments of a call, by Ray's own means and no other. Whoever can read what
+actors are sent can read the secret: Ray's cluster is the border of trust.
+
+When a rank fails, the others have a moment to report and are then ended. The failure
+that came first is raised here, as the exception that it was, with its rank and node
+in a note; an actor that died is a PeerLost which names them.
+
+    register()    # once in the driver and in each actor
+    ray.util.collective.init_collective_group(n, rank, backend="unisono")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unisono.errors import BadArgument, MissingExtra, unknown, whole_number
+
+try:
+    import ray as _ray  # noqa: F401
+except ModuleNotFoundError as missing:
+    if missing.name != "ray":
+        raise
+    raise MissingExtra("ray", "unisono.interop.ray") from missing
+
+from unisono.interop._ray.collective import register
+from unisono.interop._ray.gang import Plan, play
+
+__all__ = ["register", "run"]
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    num_ranks: int,
+    resources: Mapping[str, float] | None = None,
+    strategy: str = "PACK",
+    restarts: int = 0,
+    min_ranks: int | None = None,
+    timeout_s: float | None = None,
+    placement_s: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Run `fn(comm, *args)` on so many actors and return the results by rank.
+
+    `resources` are what each rank takes, {"CPU": 1} if not said; `strategy` is the
+    placement group's. After a failure all is started again, up to `restarts` times:
+    with as many ranks as before, or, if `min_ranks` allows it, with those that are
+    left when some have died. `timeout_s` is the deadline of every collective, and
+    `placement_s` how long to wait for the resources. `environment` is set before
+    `fn` runs, `runtime_env` is Ray's.
+    """
+    ranks = _at_least_one("num_ranks", num_ranks)
+    if strategy not in _STRATEGIES:
+        raise unknown("strategy of a placement group", str(strategy), _STRATEGIES)
+    again = whole_number("run: restarts", restarts)
+    least = ranks if min_ranks is None else _at_least_one("min_ranks", min_ranks)
+    if again < 0 or least > ranks:
+        raise BadArgument(
+            f"run: restarts = {again}, min_ranks = {least}: expected 0 or more, and "
+            f"at most num_ranks = {ranks}"
+        )
+    plan = Plan(
+        fn=fn,
+        args=args,
+        resources=_resources(resources),
+        strategy=strategy,
+        timeout_s=timeout_s,
+        placement_s=placement_s,
+        environment=dict(environment or {}),
+        runtime_env=dict(runtime_env or {}),
+    )
+    return play(plan, ranks, restarts=again, least=least)
+
+
+def _at_least_one(name: str, value: object) -> int:
+    number = whole_number(f"run: {name}", value)
+    if number < 1:
+        raise BadArgument(f"run: {name} = {number}: a world has at least one rank")
+    return number
+
+
+def _resources(told: Mapping[str, float] | None) -> dict[str, float]:
+    resources = {"CPU": 1.0} if told is None else dict(told)
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not amount > 0:
+            raise BadArgument(
+                f"run: resources = {resources}: expected amounts above 0 by name, as "
+                'in {"CPU": 2, "GPU": 1}'
+            )
+    if not resources:
+        raise BadArgument("run: resources = {}: a rank takes something, as {'CPU': 1}")
+    return resources
