@@ -5,7 +5,7 @@ secret come over standard input, which only the launcher holds the other end of.
 the launcher's own job (`launch.Job`) with three differences: what ranks say is passed
 on unchanged, to be cut into lines where all hosts come together; nobody here decides
 when a grace is over; and when standard input ends, so do the ranks. The connection may
-break in any way: whether ssh is killed or its host, what is left here is an end of file.
+break in any way: whether ssh is killed or its host, what is left is an end of file.
 
 Orders are read on a thread of their own. So a signal arrives even while the main one
 waits for a terminal, at the other end, that takes no more lines.
@@ -158,7 +158,6 @@ def main() -> int:
     line, messages = _Line(os.dup(1)), orders.listen(os.dup(0))
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     line.raw(b"\n%s%s\n" % (orders.GREETING, unisono.__version__.encode()))
     line.send(Hello(len(os.sched_getaffinity(0)), free_port()))
     order = next(messages, None)

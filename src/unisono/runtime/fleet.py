@@ -106,7 +106,10 @@ class _Fleet(Overseer):
                     self._turn(float("inf"))
             finally:
                 for link in self._links:
-                    link.end(_FAREWELL_S)
+                    link.close()
+                until = time.monotonic() + _FAREWELL_S
+                for link in self._links:
+                    link.end(until)
                 self._stage.close()
         return self._outcome()
 

@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -136,13 +137,17 @@ class Link:
             finally:
                 self._writing.release()
 
-    def end(self, patience_s: float) -> None:
-        """Close it: the agent ends its ranks, and if it does not, its process does."""
+    def close(self) -> None:
+        """Say no more: the agent takes it as the end, and ends its ranks."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+
+    def end(self, until: float) -> None:
+        """See it gone, by force if it is not by then, or never greeted."""
+        left = until - time.monotonic() if self.hello is not None else 0.0
         try:
-            self.process.wait(patience_s)
+            self.process.wait(max(left, 0.0))
         except subprocess.TimeoutExpired:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,0 +1,229 @@
+"""One host: does it have what ranks need? Each question is one function.
+
+An answer is a finding: what was seen, whether that will do, and if not, the command
+that mends it. `python -m unisono.cli._doctor.host` prints them for another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+import unisono
+from unisono.runtime.agent import free_port
+from unisono.units import format_bytes
+
+MARK = "unisono doctor: "
+_FEW_DESCRIPTORS = 4096
+_SMALL_SHM = 1 << 28
+_TRIAL_MEMORY = 1 << 26
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
+
+
+class Finding(msgspec.Struct):
+    """One line of the doctor's: `fix` is the command to run if it is not `ok`."""
+
+    what: str
+    ok: bool
+    told: str
+    fix: str = ""
+    where: str = ""
+
+
+def examine(several: bool) -> list[Finding]:
+    """All that can be asked of this host alone; `several` are in the job."""
+    found = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
+    found += _limits()
+    found += [_interfaces(several), _port()]
+    if several:
+        found.append(_own_name())
+    return found
+
+
+def _versions() -> Finding:
+    python = f"unisono {unisono.__version__}, Python {platform.python_version()}"
+    if importlib.util.find_spec("unisono._native") is None:
+        return Finding(
+            *("version", False, f"{python}, without the native core"),
+            f"{sys.executable} -m pip install --force-reinstall unisono",
+        )
+    return Finding("version", True, f"{python} ({sys.executable})")
+
+
+def _cores() -> Finding:
+    allowed, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    quota = _quota()
+    told = f"{allowed} of {all_}"
+    if quota is not None and quota < allowed:
+        return Finding(
+            *("cores", False, f"{told}, but time for {quota:g} of them (cgroup)"),
+            f"start at most {max(int(quota), 1)} ranks here, or raise the quota: "
+            f"docker run --cpus={allowed} ...",
+        )
+    return Finding("cores", True, told)
+
+
+def _quota() -> float | None:
+    """How many cores' time the container is given, if that is limited."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _memory() -> Finding:
+    """Ranks of one host share memory without a name, allocated in full."""
+    size = format_bytes(_TRIAL_MEMORY)
+    try:
+        descriptor = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as why:
+        return Finding(
+            *("shared memory", False, f"memfd_create fails: {why}"),
+            "run on Linux 3.17 or newer, and allow memfd_create in seccomp's profile",
+        )
+    try:
+        os.posix_fallocate(descriptor, 0, _TRIAL_MEMORY)
+    except OSError as why:
+        return Finding(
+            *("shared memory", False, f"{size} cannot be had: {why.strerror}"),
+            "raise the memory limit: docker run --memory=..., sbatch --mem=...",
+        )
+    finally:
+        os.close(descriptor)
+    return Finding("shared memory", True, f"{size} were had at once (memfd)")
+
+
+def _shm() -> Finding:
+    """Not for us; but torch's data loaders die without, and that looks like us."""
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        size = 0
+    told = f"{format_bytes(size)}; only for others, as torch's data loaders"
+    fix = "docker run --shm-size=2g ..., or mount -o remount,size=2G /dev/shm"
+    return Finding("/dev/shm", size >= _SMALL_SHM, told, fix)
+
+
+def _reach() -> Finding:
+    """Whether the kernel copies large buffers from process to process."""
+    try:
+        scope = int(_YAMA.read_text())
+    except (OSError, ValueError):
+        return Finding("single copy", True, "no ptrace_scope forbids it")
+    told = f"ptrace_scope is {scope}"
+    if scope == 0 or (os.geteuid() == 0 and scope < 3):
+        return Finding("single copy", True, f"{told}: allowed")
+    return Finding(
+        *("single copy", False, f"{told}: large buffers are copied twice"),
+        "sudo sysctl -w kernel.yama.ptrace_scope=0",
+    )
+
+
+def _clock() -> Finding:
+    try:
+        source = _CLOCK.read_text().strip()
+    except OSError:
+        return Finding("clock source", True, "not told by this system")
+    fix = "boot with clocksource=tsc: reading this one is slow"
+    return Finding("clock source", source in _GOOD_CLOCKS, source, fix)
+
+
+def _limits() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < _FEW_DESCRIPTORS
+    told = f"{_amount(soft)} open files at most"
+    enough = hard == resource.RLIM_INFINITY or hard >= _FEW_DESCRIPTORS
+    fix = f"ulimit -n {1 << 16 if hard < 0 else min(hard, 1 << 16)}"
+    if not enough:
+        fix = "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf"
+    yield Finding("descriptors", not few, told, fix)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    told = "unlimited" if soft < 0 else format_bytes(soft)
+    yield Finding("locked memory", True, f"{told}; needed by no transport of today")
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    told = "unlimited" if soft < 0 else format_bytes(soft)
+    yield Finding("address space", soft < 0, told, "ulimit -v unlimited")
+
+
+def _amount(limit: int) -> str:
+    return "any number of" if limit < 0 else str(limit)
+
+
+def _interfaces(several: bool) -> Finding:
+    up = [name for _, name in socket.if_nameindex() if _is_up(name)]
+    told = ", ".join(f"{name}{_speed(name)}" for name in up) or "none is up"
+    wanted = os.environ.get("UNISONO_INTERFACE", "")
+    names = [name for _, name in socket.if_nameindex()]
+    if wanted in names and wanted not in up:
+        return Finding(
+            *("interfaces", False, f"UNISONO_INTERFACE={wanted} is down ({told})"),
+            f"sudo ip link set {wanted} up",
+        )
+    beyond = [name for name in up if name != "lo"]
+    return Finding(
+        *("interfaces", bool(beyond) or not several, told),
+        "sudo ip link set eth0 up, for the one that leads to the other hosts",
+    )
+
+
+def _is_up(name: str) -> bool:
+    try:
+        flags = int(Path(f"/sys/class/net/{name}/flags").read_text(), 16)
+    except (OSError, ValueError):
+        return True
+    return bool(flags & 1)
+
+
+def _speed(name: str) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
+        if megabits > 0:
+            return f" ({megabits / 1000:g} Gbit/s)"
+    return ""
+
+
+def _port() -> Finding:
+    port = free_port()
+    fix = "see what listens: ss -ltn; or name a port with UNISONO_ADDRESS=host:port"
+    return Finding(
+        "ports", port > 0, f"{port or 'none of 20000 to 32000'} is free", fix
+    )
+
+
+def _own_name() -> Finding:
+    """A host that takes its own name for loopback tells others a useless address."""
+    name = socket.gethostname()
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(name, None)}
+    except OSError as why:
+        return Finding(
+            *("own name", False, f"{name} cannot be resolved here: {why}"),
+            f"echo '<address of this host> {name}' | sudo tee -a /etc/hosts",
+        )
+    told = f"{name} is {', '.join(sorted(map(str, found)))}"
+    loopback = all(str(host).startswith("127.") or host == "::1" for host in found)
+    fix = f"put the address that others reach beside {name} in /etc/hosts"
+    return Finding("own name", not loopback, told, fix)
+
+
+def main(run: Callable[[bool], list[Finding]] = examine) -> int:
+    """Print the findings of this host for the doctor elsewhere."""
+    sys.stdout.write(MARK + msgspec.json.encode(run(True)).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Findings as lines that begin with OK or FIX, and matrices as small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from unisono.cli._doctor.host import Finding
+from unisono.cli._doctor.rank import Findings
+
+_CLOCKS_APART_S = 0.5
+
+
+_APART = (
+    "open the ports between the hosts in the firewall; if they have several networks, "
+    "name the one to use: UNISONO_INTERFACE=eth0 unisono doctor --hosts ..."
+)
+_TOGETHER = "unisono env, and report what it prints"
+
+
+def of_world(found: Findings, *, several: bool) -> list[Finding]:
+    """What a world has found, as lines."""
+    if found.failed:
+        fix = _APART if several else _TOGETHER
+        return [Finding("world", False, found.failed, fix)]
+    ranks = len(found.hosts)
+    hosts = len(set(found.hosts))
+    told = f"{ranks} ranks met, {hosts} host{'s' if hosts > 1 else ''}"
+    lines = [Finding("world", True, told)]
+    wrong = {name: count for name, count in found.wrong.items() if count}
+    if wrong:
+        told = "; ".join(f"{name}: {count} wrong" for name, count in wrong.items())
+        fix = "take this host out and test its memory; please report it: unisono env"
+        lines.append(Finding("answers", False, told, fix))
+    else:
+        told = f"{len(found.wrong)} collectives, every element as NumPy has it"
+        lines.append(Finding("answers", True, told))
+    for host, offset in found.offsets_s.items():
+        told = f"{offset * 1e3:+.3f} ms from rank 0's"
+        ok = abs(offset) < _CLOCKS_APART_S
+        fix = "sudo timedatectl set-ntp true"
+        lines.append(Finding("clock", ok, told, fix, where=host))
+    return lines
+
+
+def show(findings: Iterable[Finding]) -> None:
+    """One line each; the command to run stands under what it mends."""
+    for found in findings:
+        where = f"{found.where}: " if found.where else ""
+        told = " ".join(found.told.split())
+        print(f"{'OK ' if found.ok else 'FIX'}  {found.what:<14} {where}{told}")
+        if not found.ok and found.fix:
+            print(f"       run: {found.fix}")
+
+
+def show_matrices(found: Findings) -> None:
+    """Latency and bandwidth between every two ranks that were measured."""
+    if len(found.measured) < 2:
+        return
+    print()
+    print("latency of 8 bytes, one way (µs)")
+    _show_matrix(found.measured, found.latency_us)
+    print()
+    print("bandwidth of 4 MiB, one way (GB/s)")
+    _show_matrix(found.measured, found.bandwidth_gbs)
+
+
+def _show_matrix(ranks: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
+    print("  rank" + "".join(f"{rank:>8}" for rank in ranks))
+    for rank, row in zip(ranks, rows, strict=True):
+        cells = ("-" if value is None else f"{value:.3g}" for value in row)
+        print(f"{rank:>6}" + "".join(f"{cell:>8}" for cell in cells))

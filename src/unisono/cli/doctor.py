@@ -1,0 +1,171 @@
+"""`unisono doctor`: is this host, are these hosts, fit to run ranks?
+
+First every host is asked by itself, all at once, so that one which cannot be reached
+does not hide what ails the others. Then those that can be reached form one small world,
+started and met exactly as `unisono run` does it: what works here works there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from cyclopts import Parameter
+
+from unisono.cli import _hosts
+from unisono.cli._doctor.host import MARK, Finding, examine
+from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.report import of_world, show, show_matrices
+from unisono.cli.output import parse_world, print_json
+from unisono.errors import BadArgument, UnisonoError
+from unisono.runtime.fleet import Way, launch_on_hosts
+from unisono.runtime.hosts import Host
+from unisono.runtime.launch import launch
+from unisono.runtime.lines import Stage
+from unisono.runtime.outcome import Outcome
+
+_AT_ONCE = 16
+_PATIENCE_S = "60"
+_Kind = TypeVar("_Kind")
+
+
+def doctor(
+    *,
+    hosts: str = "",
+    hostfile: Path | None = None,
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    ssh: str = "",
+    python: str = "",
+    chdir: str = "",
+    address: str = "",
+    json: bool = False,
+) -> int:
+    """Examine this host or others, and a small world on them: OK or FIX, and how.
+
+    The exit code is 1 if anything is to be mended.
+
+    Example: unisono doctor --hosts a,b
+
+    Parameters
+    ----------
+    hosts
+        Hosts to examine, by ssh, as a,b,c; this one if none are named.
+    hostfile
+        The same from a file with one host a line.
+    n
+        Ranks on each host: 2 if not given, or 1 on each of several hosts.
+    ssh
+        The command that reaches a host, if it is not ssh.
+    python
+        The path of Python on the hosts, if it is not the same as here.
+    chdir
+        The folder to run in on the hosts, if it is not the same as here.
+    address
+        Where rank 0 listens, as host:port, if not at the first host's name.
+    json
+        Print a JSON object.
+    """
+    ranks = _ranks(n)
+    places = _hosts.places(hosts, hostfile, ranks)
+    if places:
+        way = _hosts.way(ssh, python, chdir, address)
+        findings, reached = _each(places, way)
+        world = _world_on(reached, way, ranks) if reached else None
+    else:
+        _hosts.refuse_without_hosts(ssh, python, chdir, address)
+        findings = examine(False)
+        world = _world_here(ranks or 2)
+    if world is not None:
+        findings += of_world(world, several=len(places) > 1)
+    if json:
+        print_json({"findings": findings, "world": world})
+    else:
+        show(findings)
+        if world is not None and not world.failed:
+            show_matrices(world)
+    return 0 if all(found.ok for found in findings) else 1
+
+
+def _ranks(text: str) -> int | None:
+    if not text:
+        return None
+    ranks = parse_world(text)
+    if ranks < 1:
+        raise BadArgument(f"-n {text}: a world has at least one rank")
+    return ranks
+
+
+def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
+    """What every host says of itself, and those that said anything."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        told = list(pool.map(partial(_one, way), hosts))
+    reached = [host for host, (ok, _) in zip(hosts, told, strict=True) if ok]
+    return [found for _, findings in told for found in findings], reached
+
+
+def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
+    command = [way.python, "-m", "unisono.cli._doctor.host"]
+    said = io.BytesIO()
+    stage, alone = Stage(said, io.BytesIO()), replace(host, ranks=1)
+    try:
+        outcome = launch_on_hosts(
+            command, [alone], stage, way, environment=_hosts.told()
+        )
+    except UnisonoError as error:
+        return False, [Finding("ssh", False, str(error), where=host.name)]
+    findings = _marked(said, list[Finding])
+    if not findings:
+        told = f"the examination failed: {outcome.report()}"
+        return False, [Finding("host", False, told, where=host.name)]
+    for found in findings[0]:
+        found.where = host.name
+    reached = Finding("ssh", True, "reached, the same version", where=host.name)
+    return True, [reached, *findings[0]]
+
+
+def _world_here(ranks: int) -> Findings:
+    said, err = io.BytesIO(), io.BytesIO()
+    command = [sys.executable, "-m", "unisono.cli._doctor.rank"]
+    environment = {
+        "UNISONO_TIMEOUT_S": os.environ.get("UNISONO_TIMEOUT_S", _PATIENCE_S)
+    }
+    outcome = launch(command, ranks, Stage(said, err), environment=environment)
+    return _world(said, outcome)
+
+
+def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
+    each = ranks or (1 if len(hosts) > 1 else 2)
+    places = [replace(host, ranks=host.ranks or each) for host in hosts]
+    command = [way.python, "-m", "unisono.cli._doctor.rank"]
+    said, err = io.BytesIO(), io.BytesIO()
+    environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.told()}
+    try:
+        outcome = launch_on_hosts(
+            command, places, Stage(said, err), way, environment=environment
+        )
+    except UnisonoError as error:
+        return Findings([], {}, {}, [], [], [], failed=str(error))
+    return _world(said, outcome)
+
+
+def _world(said: io.BytesIO, outcome: Outcome) -> Findings:
+    found = _marked(said, Findings)
+    if found:
+        return next((one for one in found if not one.failed), found[0])
+    told = outcome.report() or "the ranks said nothing"
+    return Findings([], {}, {}, [], [], [], failed=told)
+
+
+def _marked(said: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:
+    """What was printed for us, among whatever else was."""
+    lines = said.getvalue().decode(errors="replace").splitlines()
+    texts = [line.partition(MARK)[2] for line in lines if MARK in line]
+    return [msgspec.json.decode(text, type=kind) for text in texts]
