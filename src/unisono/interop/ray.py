@@ -24,7 +24,8 @@ in a note; an actor that died is a PeerLost which names them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Required, TypedDict, Unpack
 
 from unisono.errors import BadArgument, MissingExtra, unknown, whole_number
 
@@ -37,15 +38,54 @@ except ModuleNotFoundError as missing:
 
 from unisono.interop._ray.collective import register
 from unisono.interop._ray.gang import Plan, play
+from unisono.interop._ray.member import play_script
 
-__all__ = ["register", "run"]
+__all__ = ["register", "run", "run_script"]
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-def run(
+class Options(TypedDict, total=False):
+    """How a world of actors is made; all but the first have defaults."""
+
+    num_ranks: Required[int]
+    resources: Mapping[str, float] | None  # of each rank; {"CPU": 1}
+    strategy: str  # of the placement group; PACK
+    restarts: int  # after a failure; 0
+    min_ranks: int | None  # with as few as these if some died; as before
+    timeout_s: float | None  # of every collective
+    placement_s: float  # until the resources must be there; 60
+    environment: Mapping[str, str] | None  # set before anything runs
+    runtime_env: Mapping[str, Any] | None  # Ray's
+
+
+def run(fn: Callable[..., Any], *args: Any, **options: Unpack[Options]) -> list[Any]:
+    """Run `fn(comm, *args)` on `num_ranks` actors and return the results by rank.
+
+    `resources` are what each rank takes, {"CPU": 1} if not said; `strategy` is the
+    placement group's, PACK or SPREAD. After a failure all is started again, up to
+    `restarts` times: with as many ranks as before, or, if `min_ranks` allows it, with
+    those that are left when some have died. `timeout_s` is the deadline of every
+    collective, `placement_s` how long to wait for the resources. `environment` is set
+    before `fn` runs; `runtime_env` is Ray's.
+    """
+    return _play(fn, args, True, **options)
+
+
+def run_script(path: str | Path, *argv: str, **options: Unpack[Options]) -> None:
+    """Run a script as `num_ranks` actors: one that calls `unisono.init()` itself.
+
+    It is the same script that `unisono run` and the other engines start. The file must
+    be there on every node; what it prints goes where Ray's actors print.
+    """
+    _play(play_script, (str(path), argv), False, **options)
+
+
+def _play(
     fn: Callable[..., Any],
-    *args: Any,
+    args: tuple[Any, ...],
+    meets: bool,
+    *,
     num_ranks: int,
     resources: Mapping[str, float] | None = None,
     strategy: str = "PACK",
@@ -56,15 +96,6 @@ def run(
     environment: Mapping[str, str] | None = None,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Run `fn(comm, *args)` on so many actors and return the results by rank.
-
-    `resources` are what each rank takes, {"CPU": 1} if not said; `strategy` is the
-    placement group's. After a failure all is started again, up to `restarts` times:
-    with as many ranks as before, or, if `min_ranks` allows it, with those that are
-    left when some have died. `timeout_s` is the deadline of every collective, and
-    `placement_s` how long to wait for the resources. `environment` is set before
-    `fn` runs, `runtime_env` is Ray's.
-    """
     ranks = _at_least_one("num_ranks", num_ranks)
     if strategy not in _STRATEGIES:
         raise unknown("strategy of a placement group", str(strategy), _STRATEGIES)
@@ -75,14 +106,17 @@ def run(
             f"run: restarts = {again}, min_ranks = {least}: expected 0 or more, and "
             f"at most num_ranks = {ranks}"
         )
+    told = dict(environment or {})
+    if timeout_s is not None:
+        told["UNISONO_TIMEOUT_S"] = str(float(timeout_s))
     plan = Plan(
         fn=fn,
         args=args,
+        meets=meets,
         resources=_resources(resources),
         strategy=strategy,
-        timeout_s=timeout_s,
         placement_s=placement_s,
-        environment=dict(environment or {}),
+        environment=told,
         runtime_env=dict(runtime_env or {}),
     )
     return play(plan, ranks, restarts=again, least=least)

@@ -186,7 +186,7 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         self, tensor_list: list[Any], tensor: list[Any], allgather_options: Any = None
     ) -> None:
         """Every rank's tensor into its place in the list."""
-        places, mine = self._list(tensor_list), _one(tensor)
+        places, mine = list(_one(tensor_list)), _one(tensor)
         rows = self._comm.all_gather(mine.reshape(1, -1))
         for place, row in zip(places, rows, strict=True):
             place[...] = row.reshape(place.shape)
@@ -198,7 +198,7 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         reducescatter_options: Any = None,
     ) -> None:
         """The sum of everybody's tensor for this rank; the list stays as it is."""
-        shares, mine = self._list(tensor_list), _one(tensor)
+        shares, mine = list(_one(tensor_list)), _one(tensor)
         joined = _empty(mine, (self._world_size, *shares[0].shape))
         for row, share in zip(joined, shares, strict=True):
             row[...] = share
@@ -212,16 +212,6 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
         """From one rank."""
         self._comm.recv(_one(tensor), recv_options.src_rank)
-
-    def _list(self, wrapped: list[Any]) -> list[Any]:
-        """As many tensors as ranks."""
-        found = list(_one(wrapped))
-        if len(found) != self._world_size:
-            raise BadArgument(
-                f"a list of {len(found)} tensors: expected one for each of the "
-                f"{self._world_size} ranks of group {self._group_name!r}"
-            )
-        return found
 
 
 def _one(wrapped: list[Any]) -> Any:

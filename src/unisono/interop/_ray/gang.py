@@ -32,13 +32,13 @@ _LOG = logging.getLogger("unisono")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, on what, and for how long."""
+    """What to run, and on what."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
+    meets: bool  # whether `fn` is given a communicator
     resources: dict[str, float]
     strategy: str
-    timeout_s: float | None
     placement_s: float
     environment: dict[str, str]
     runtime_env: dict[str, Any]
@@ -178,7 +178,7 @@ class _Gang:
         plan = self._plan
         work = ray.put((plan.fn, plan.args))  # once, however many ranks there are
         waiting = {
-            rank.actor.play.remote(told, plan.timeout_s, work): rank
+            rank.actor.play.remote(told, plan.meets, work): rank
             for rank, told in zip(self._ranks, self._told(), strict=True)
         }
         until: float | None = None

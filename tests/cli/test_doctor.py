@@ -1,0 +1,182 @@
+"""`unisono doctor`: what it finds here, and what it says when something is amiss."""
+
+import errno
+import importlib.util
+import json
+import resource
+
+import pytest
+from standins import stand_in
+
+from unisono.cli import main
+from unisono.cli._doctor import host
+from unisono.cli._doctor.host import Finding, examine
+from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.report import of_world
+
+pytestmark = pytest.mark.timeout(120)
+
+WORLD = Findings(
+    hosts=["a", "a", "b"],
+    wrong={"all_reduce of 1 int64": 0, "broadcast of 1 int64": 0},
+    offsets_s={"b (rank 2)": 0.01},
+    measured=[0, 1, 2],
+    latency_us=[[None, 1.0, 50.0], [1.0, None, 50.0], [50.0, 50.0, None]],
+    bandwidth_gbs=[[None, 5.0, 0.1], [5.0, None, 0.1], [0.1, 0.1, None]],
+)
+
+
+def test_this_host(capfd):
+    code = main(["doctor"])
+    out = capfd.readouterr().out
+    assert code == (1 if "FIX" in out else 0)
+    lines = [line for line in out.splitlines() if line[:3] in ("OK ", "FIX")]
+    asked = {line[5:19].strip() for line in lines}
+    assert asked >= {"version", "shared memory", "single copy", "descriptors", "ports"}
+    assert "OK   world          2 ranks met, 1 host" in out
+    assert "every element as NumPy has it" in out
+    assert "latency of 8 bytes, one way (µs)" in out
+    assert "bandwidth of 4 MiB, one way (GB/s)" in out
+
+
+def test_json_has_the_matrices(capfd):
+    main(["doctor", "--json", "-n", "3"])
+    told = json.loads(capfd.readouterr().out)
+    world = told["world"]
+    assert world["measured"] == [0, 1, 2]
+    assert not any(world["wrong"].values())
+    assert len(world["wrong"]) == 18
+    for matrix in (world["latency_us"], world["bandwidth_gbs"]):
+        for i, row in enumerate(matrix):
+            for j, value in enumerate(row):
+                assert (value is None) == (i == j)
+                assert value == matrix[j][i]
+                assert value is None or value > 0
+    assert {"what", "ok", "told", "fix", "where"} <= told["findings"][0].keys()
+
+
+def test_hosts_are_asked_by_themselves(capfd, tmp_path):
+    ssh, _ = stand_in(tmp_path)
+    code = main(["doctor", "--ssh", ssh, "--hosts", "a,down,bare", "--json"])
+    told = json.loads(capfd.readouterr().out)
+    assert code == 1
+    of = {name: [f for f in told["findings"] if f["where"] == name] for name in "a"}
+    assert {f["what"] for f in of["a"]} >= {"ssh", "cores", "ports", "own name"}
+    ssh_of = {f["where"]: f for f in told["findings"] if f["what"] == "ssh"}
+    assert ssh_of["a"]["ok"]
+    assert "cannot be reached" in ssh_of["down"]["told"]
+    assert "give the path of Python" in ssh_of["bare"]["told"]
+    # One host is left, and its ranks are a world.
+    assert len(told["world"]["hosts"]) == 2
+    assert not told["world"]["failed"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("unisono.transports.tcp") is None,
+    reason="ranks of several hosts need the TCP transport",
+)
+def test_a_world_across_hosts(capfd, tmp_path):
+    ssh, _ = stand_in(tmp_path)
+    where = ["--hosts", "a,b", "--address", "127.0.0.1:29437", "--json"]
+    main(["doctor", "--ssh", ssh, *where])
+    world = json.loads(capfd.readouterr().out)["world"]
+    assert (world["failed"], world["hosts"]) == ("", ["a", "b"])
+
+
+def test_no_host_can_be_reached(capfd, tmp_path):
+    ssh, _ = stand_in(tmp_path)
+    assert main(["doctor", "--ssh", ssh, "--hosts", "down"]) == 1
+    out = capfd.readouterr().out
+    assert out.startswith("FIX  ssh            down: host down: cannot be reached")
+
+
+def named(findings, what):
+    return next(found for found in findings if found.what == what)
+
+
+def test_too_few_descriptors_are_found():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        found = named(examine(False), "descriptors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not found.ok
+    assert "300 open files" in found.told
+    assert found.fix
+
+
+def test_a_kernel_that_forbids_single_copy_is_found(monkeypatch, tmp_path):
+    scope = tmp_path / "ptrace_scope"
+    monkeypatch.setattr(host, "_YAMA", scope)
+    assert named(examine(False), "single copy").ok
+    scope.write_text("0\n")
+    assert named(examine(False), "single copy").ok
+    scope.write_text("3\n")
+    found = named(examine(False), "single copy")
+    assert not found.ok
+    assert "sysctl -w kernel.yama.ptrace_scope=0" in found.fix
+
+
+def test_a_host_without_a_name_is_found(monkeypatch):
+    monkeypatch.setattr(host.socket, "gethostname", lambda: "no-such-host.invalid")
+    found = named(examine(True), "own name")
+    assert not found.ok
+    assert "/etc/hosts" in found.fix
+
+
+def test_an_interface_that_is_down_is_found(monkeypatch):
+    monkeypatch.setattr(host, "_is_up", lambda name: name != "lo")
+    monkeypatch.setenv("UNISONO_INTERFACE", "lo")
+    found = named(examine(False), "interfaces")
+    assert (found.ok, found.fix) == (False, "sudo ip link set lo up")
+
+
+def no_memory(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
+    clock = tmp_path / "clock"
+    clock.write_text("hpet\n")
+    monkeypatch.setattr(host, "_CLOCK", clock)
+    monkeypatch.setattr(host, "_quota", lambda: 0.5)
+    monkeypatch.setattr(host.os, "posix_fallocate", no_memory)
+    monkeypatch.setattr(host, "_SMALL_SHM", 1 << 60)
+    monkeypatch.setattr(host, "free_port", lambda: 0)
+    found = examine(False)
+    bad = {one.what for one in found if not one.ok}
+    assert bad == {"clock source", "cores", "shared memory", "/dev/shm", "ports"}
+    assert all(one.fix for one in found if not one.ok)
+
+
+def test_a_world_s_findings_as_lines():
+    assert all(found.ok for found in of_world(WORLD, several=True))
+    wrong = of_world(
+        Findings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]), several=False
+    )
+    assert named(wrong, "answers") == Finding(
+        "answers", False, "all_reduce: 3 wrong", named(wrong, "answers").fix
+    )
+    late = of_world(
+        Findings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
+    )
+    assert named(late, "clock").fix == "sudo timedatectl set-ntp true"
+    assert "-2000.000 ms" in named(late, "clock").told
+    failed = Findings([], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing")
+    [line] = of_world(failed, several=True)
+    assert not line.ok
+    assert "firewall" in line.fix
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-n", "0"], "-n 0: a world has at least one rank"),
+        (["--python", "x"], "this is for other hosts"),
+        (["--hosts", "a b"], "is no host"),
+    ],
+)
+def test_options_that_cannot_be(capfd, options, said):
+    assert main(["doctor", *options]) == 2
+    assert said in capfd.readouterr().err
