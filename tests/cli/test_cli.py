@@ -317,8 +317,13 @@ def test_bad_input_is_one_line_and_exit_code_2(run, command, said):
     assert "Traceback" not in err
 
 
+VERBS = (
+    *("explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"),
+)
+
+
 def test_every_verb_has_an_example_and_json(run):
-    for verb in ("explain", "verify", "algorithms", "env", "bench", "run"):
+    for verb in VERBS:
         code, out, _ = run(verb, "--help")
         assert code == 0
         assert f"Example: unisono {verb}" in out
@@ -327,7 +332,7 @@ def test_every_verb_has_an_example_and_json(run):
 
 def test_options_are_frozen(run):
     told = {}
-    for verb in ("explain", "verify", "algorithms", "env", "bench", "run"):
+    for verb in VERBS:
         _, out, _ = run(verb, "--help")
         words = {w.strip("│ ,") for w in out.split()}
         told[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
@@ -337,9 +342,15 @@ def test_options_are_frozen(run):
         "algorithms": ["--csv", "--json", "--ranks", "--verify"],
         "env": ["--json"],
         "run": [
-            *("--grace", "--json", "--log-dir", "--only", "--ranks", "--timeout-s"),
-            "-m",
+            *("--address", "--chdir", "--env", "--grace", "--hostfile", "--hosts"),
+            *("--json", "--log-dir", "--only", "--python", "--ranks", "--ssh"),
+            *("--timeout-s", "-m", "-x"),
         ],
+        "doctor": [
+            *("--address", "--chdir", "--hostfile", "--hosts", "--json", "--python"),
+            *("--ranks", "--ssh"),
+        ],
+        "secret": ["--file", "--json"],
         "bench": [
             *("--algorithm", "--check", "--csv", "--datatype", "--iters", "--json"),
             *("--maxbytes", "--minbytes", "--op", "--output-file", "--plot"),

@@ -13,10 +13,11 @@ from unisono.errors import BadArgument
 def secret(*, file: Path | None = None, json: bool = False) -> int:
     """Make the secret by which the ranks of one job know each other.
 
-    `unisono run --hosts` makes one by itself; elsewhere, export it before the job is
-    started. With a file, the ranks are given its name in UNISONO_SECRET_FILE.
+    `unisono run --hosts` makes one by itself; elsewhere, before the job is started:
+    export UNISONO_SECRET=$(unisono secret). With a file, the ranks are given its name
+    in UNISONO_SECRET_FILE.
 
-    Example: export UNISONO_SECRET=$(unisono secret)
+    Example: unisono secret --file ~/.unisono-secret
 
     Parameters
     ----------
