@@ -317,9 +317,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run, command, said):
     assert "Traceback" not in err
 
 
-VERBS = (
-    *("explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"),
-)
+VERBS = ["explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"]
 
 
 def test_every_verb_has_an_example_and_json(run):

@@ -13,7 +13,7 @@ from unisono.errors import BadArgument
 def secret(*, file: Path | None = None, json: bool = False) -> int:
     """Make the secret by which the ranks of one job know each other.
 
-    `unisono run --hosts` makes one by itself; elsewhere, before the job is started:
+    `unisono run` makes one by itself; elsewhere, before the job is started:
     export UNISONO_SECRET=$(unisono secret). With a file, the ranks are given its name
     in UNISONO_SECRET_FILE.
 

@@ -20,8 +20,8 @@ class RankEnd:
     """How one rank ended, so many seconds after the job began.
 
     `status` is an exit code, or a signal's number with a minus sign. `words` are the
-    last of its stderr: the traceback if there is one. `host` is where it ran, if the
-    job was started on hosts by name.
+    last of its stderr: the traceback if there is one. `where` is the host it ran
+    on, if the job was started on hosts by name.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class RankEnd:
     seconds: float
     ended_by_launcher: bool = False
     words: str = field(default="", repr=False)
-    host: str = ""
+    where: str = ""
 
     @property
     def code(self) -> int:
@@ -59,7 +59,7 @@ class RankEnd:
         """For JSON."""
         return {
             "rank": self.rank,
-            **({"host": self.host} if self.host else {}),
+            **({"host": self.where} if self.where else {}),
             "pid": self.pid,
             "exit_code": self.status if self.status >= 0 else None,
             "signal": self.signal,
@@ -112,7 +112,7 @@ class Outcome:
         first = self.first_failure
         if first is None:
             return f"ended by {self.asked[1].name}" if self.asked else ""
-        where = f" on host {first.host}" if first.host else ""
+        where = f" on host {first.where}" if first.where else ""
         lines = [
             f"rank {first.rank}{where} (pid {first.pid}) failed first, after "
             f"{first.seconds:.1f} s: {first.how}"

@@ -153,7 +153,7 @@ class Overseer(ABC):
                 seconds=(rank.ended or self._began) - self._began,
                 ended_by_launcher=rank.pressed,
                 words=rank.words or last_words(rank.stderr.last) if rank.status else "",
-                host=rank.host,
+                where=rank.host,
             )
             for rank in self._everyone()
         ]

@@ -17,8 +17,10 @@ from unisono import _native
 from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
+from unisono.runtime.place import ADDRESS, meeting_place, no_secret
 from unisono.runtime.plans import SINGLE_COPY
 from unisono.transports import memory, shm, tcp
+from unisono.transports.addresses import Address, is_loopback
 from unisono.transports.base import Transport
 from unisono.transports.secret import find_secret
 
@@ -57,14 +59,17 @@ def _transport(world: World, meeting_s: float, insecure: bool) -> Transport:
         return memory.alone()
     # A process may leave and meet again: each time at a place of its own.
     epoch = next(_EPOCHS[world.job])
-    address = os.environ.get("UNISONO_ADDRESS", "")
-    if world.hosts_several or address:
+    if world.hosts_several or os.environ.get(ADDRESS):
+        place = meeting_place(world).address
+        secret = find_secret(os.environ)
+        if secret is None and not insecure and not _only_here(place):
+            raise no_secret(world)
         return tcp.meet(
             world.rank,
             world.world_size,
             world.job,
-            address,
-            secret=find_secret(os.environ),
+            place,
+            secret=secret,
             version=unisono.__version__,
             timeout_s=meeting_s,
             interface=os.environ.get("UNISONO_INTERFACE"),
@@ -79,6 +84,11 @@ def _transport(world: World, meeting_s: float, insecure: bool) -> Transport:
         version=unisono.__version__,
         timeout_s=meeting_s,
     )
+
+
+def _only_here(address: str) -> bool:
+    """Whether nobody on another host can connect there."""
+    return is_loopback(Address.parse(address).numeric().host)
 
 
 def first_communicator(

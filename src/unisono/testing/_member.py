@@ -20,7 +20,7 @@ from typing import IO, Any
 from unisono.errors import BadArgument
 from unisono.runtime.lines import last_words
 from unisono.runtime.outcome import RankEnd
-from unisono.runtime.spawn import _Report
+from unisono.runtime.parcels import Report
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Member:
             stderr=stderr.decode(errors="replace"),
         )
 
-    def _told(self) -> _Report:
+    def _told(self) -> Report:
         """Its report; an empty one if it died before."""
         data = contents(self.report)
         if not data:
-            return _Report()
+            return Report()
         try:
-            found: _Report = pickle.loads(data)
+            found: Report = pickle.loads(data)
         except Exception as why:
             said = f"what rank {self.number} returned cannot be read here: {why}"
-            return _Report(failed=True, error=BadArgument(f"world_across: {said}"))
+            return Report(failed=True, error=BadArgument(f"world_across: {said}"))
         return found
 
     def close(self) -> None:

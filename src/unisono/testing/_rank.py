@@ -14,7 +14,7 @@ from typing import Any
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.spawn import _pickled_error, _Report
+from unisono.runtime.parcels import Report, pickled_error
 
 
 def main(order: int, report: int) -> None:
@@ -25,7 +25,7 @@ def main(order: int, report: int) -> None:
         data, failed = _pickled(_result(function, args, meets)), False
     except BaseException as error:
         traceback.print_exc()
-        data, failed = _pickled_error(error), True
+        data, failed = pickled_error(error), True
     with os.fdopen(report, "wb") as file:
         file.write(data)
     if failed:
@@ -43,7 +43,7 @@ def _result(function: Any, args: tuple[Any, ...], meets: bool) -> Any:
 
 def _pickled(result: Any) -> bytes:
     try:
-        return pickle.dumps(_Report(result))
+        return pickle.dumps(Report(result))
     except Exception as why:
         raise BadArgument(
             f"world_across: what this rank returned, a {type(result).__name__}, cannot "

@@ -2,8 +2,8 @@
 
 Two ranks share a host, in our sense, if they can reach each other's memory and Unix
 sockets. Ray's nodes are something else: two of them may be on one machine, and two
-containers of one machine may be one node each. So the kernel is asked: the boot it
-has been running since, and the namespaces of network and processes.
+containers of one machine may be one node each. So the kernel is asked, as it is when
+ranks meet.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ray import cloudpickle
 import unisono
 from unisono.runtime.agent import free_port
 from unisono.runtime.parcels import Report, pickled_error
+from unisono.transports.roll import host_identity
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,13 @@ class Whereabouts:
 def whereabouts() -> Whereabouts:
     """Of this process."""
     return Whereabouts(
-        host=os.environ.get("UNISONO_HOST_ID") or _kernel(),
+        host=host_identity(),
         node=ray.get_runtime_context().get_node_id(),
         address=ray.util.get_node_ip_address(),
         port=free_port(),
         pid=os.getpid(),
         version=unisono.__version__,
     )
-
-
-def _kernel() -> str:
-    parts = [os.uname().nodename]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts += [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-    return "/".join(parts)
 
 
 @contextlib.contextmanager
