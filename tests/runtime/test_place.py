@@ -2,6 +2,7 @@
 
 import pytest
 
+import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.environment import find_world
 from unisono.runtime.place import meeting_place, no_secret, nodes
@@ -165,3 +166,19 @@ def test_a_nameless_job_on_several_hosts_is_named_by_its_address():
     assert "a:29400" not in find_world(one_host).job
     nameless = {k: v for k, v in OPENMPI.items() if k != "PMIX_NAMESPACE"}
     assert find_world(nameless | {"UNISONO_ADDRESS": "a:1"}).job == "openmpi-a:1"
+
+
+def test_init_says_what_is_missing(monkeypatch):
+    """Before anybody is met; the address is one that no host has."""
+    monkeypatch.setattr("unisono.transports.secret._KEPT", [])
+    for name in ("UNISONO_SECRET", "UNISONO_SECRET_FILE", "UNISONO_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in OPENMPI.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadArgument, match="does not say where rank 0 is"):
+        unisono.init()
+    monkeypatch.setenv("UNISONO_ADDRESS", "192.0.2.77:29400")
+    with pytest.raises(
+        BadArgument, match=r"export UNISONO_SECRET=\$\(unisono secret\)"
+    ):
+        unisono.init()
