@@ -88,7 +88,8 @@ def _transport(world: World, meeting_s: float, insecure: bool) -> Transport:
 
 def _only_here(address: str) -> bool:
     """Whether nobody on another host can connect there."""
-    return is_loopback(Address.parse(address).numeric().host)
+    found = Address.parse(address).resolve()
+    return all(is_loopback(str(where[0])) for _, where in found)
 
 
 def first_communicator(
