@@ -198,7 +198,7 @@ void Post::close() {
     return;
   for (Outbox &box : outboxes_)
     if (box.outlet)
-      box.outlet->leave();
+      box.outlet->leave(0);
   for (const Outbox &box : outboxes_)
     if (box.ring->sent.load(std::memory_order_relaxed) !=
         box.ring->taken.load(std::memory_order_acquire))

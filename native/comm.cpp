@@ -82,7 +82,7 @@ void Comm::close() {
   transfers_.clear();
   for (auto &outlet : outlets_)
     if (outlet)
-      outlet->leave();
+      outlet->leave(layout_.control().abort.load(std::memory_order_acquire));
   wake_waiters();
 }
 

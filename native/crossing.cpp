@@ -171,7 +171,11 @@ Status Collective::stopped(std::size_t rank, Io why) {
     return fails(Trouble::corrupted);
   case Io::mismatch:
     return fails(Trouble::mismatch);
-  case Io::left:
+  case Io::left: // it may have left because of somebody else
+    if (const std::uint64_t word = comm_.inlet(rank).verdict(); word != 0) {
+      verdict = comm_.condemn(Verdict::of(word));
+      return Status::failed;
+    }
     return fails(Trouble::left);
   case Io::lost:
     lost_ = rank;

@@ -111,12 +111,13 @@ std::uint64_t Outlet::left(std::uint64_t next) const {
 }
 
 // After a message that was given up half sent, nothing can be said.
-void Outlet::leave() {
+void Outlet::leave(std::uint64_t verdict) {
   if (!open() || lanes_[turn_].busy)
     return;
   Lane &lane = lanes_[turn_];
   lane.head = {};
   lane.head.flags = Flag::leaving;
+  lane.head.fingerprint = verdict;
   lane.noted = lane.bytes = lane.sent = 0;
   lane.seal.seal(lane.head, 0u);
   lane.busy = true;

@@ -56,8 +56,8 @@ public:
   bool idle() const;
   // The lowest ordinal of a frame that has not left entirely, or `next` if all have.
   std::uint64_t left(std::uint64_t next) const;
-  // Says that nothing more will come.
-  void leave();
+  // Says that nothing more will come, and by what verdict, if there is one.
+  void leave(std::uint64_t verdict);
   void interests(std::vector<pollfd> &into) const;
 
 private:
@@ -99,6 +99,8 @@ public:
   Io take_any(std::byte *into, std::size_t room, std::size_t *bytes);
   // What the other end said last that it was called with.
   const Note &note() const { return note_; }
+  // When it has left: by what verdict, or 0.
+  std::uint64_t verdict() const { return lanes_[turn_].head.fingerprint; }
   void interests(std::vector<pollfd> &into);
 
 private:

@@ -37,7 +37,7 @@ LIMIT = "UNISONO_SILENCE_S"
 
 _INFO_BYTES = 72  # of tcp_info, which end with the round trip in microseconds
 _NEAR_S = 1e-3
-_NEAR_BUFFER = 1 << 20
+_NEAR_BUFFER = 2 << 20
 """Within a millisecond this much in flight is plenty; and what waits in the kernel is
 still in a cache when it is copied on. The kernel by itself would let more pile up."""
 
