@@ -37,7 +37,7 @@ class Model:
     crowding: float = 0.02
     start_inside: float = 2e-6
     byte_inside: float = 1e-10
-    added_byte: float = 2e-10
+    added_byte: float = 1e-10
 
 
 MODEL = Model()
