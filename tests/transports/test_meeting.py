@@ -247,6 +247,7 @@ def test_no_rank_0(hasty):
         (1, 3, {"version": "0.7"}, "rank 1 runs unisono 0.7, rank 0 1: install the"),
         (2, 3, {}, f"two processes say that they are rank 2: pid {os.getpid()} on "),
     ],
+    ids=["another size", "too high a rank", "another version", "the same rank"],
 )
 def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypatch):
     gathering = Meeting()
