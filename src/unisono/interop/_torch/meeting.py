@@ -1,9 +1,13 @@
 """How the ranks of a torch group find each other: by the store that torch gives them.
 
 The group of all ranks meets as any other world does, at a place whose name rank 0 puts
-into the store. Every other group lies in memory of that world: its first rank makes it
-at once, and says where in the store; whoever needs it looks there when it makes its
-first call. So making a group waits for nobody, and ranks that never use it never do.
+into the store: that of a job on one host, or an address if there are several. The store
+is open to everybody who can reach it, so nothing else goes through it: who is trusted
+follows from the job's secret alone.
+
+Every other group lies in memory of that world: on each host its first rank makes it at
+once, and says where in the store; whoever needs it looks there when it makes its first
+call. So making a group waits for nobody, and ranks that never use it never do.
 
 Under torchrun a store outlives a group, and the next one finds the old entries. Each
 rank counts how many groups of this name it has made, and reads only entries of its own
@@ -12,8 +16,8 @@ count.
 
 from __future__ import annotations
 
+import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -24,12 +28,15 @@ from typing import Any
 import torch.distributed as dist
 
 import unisono
-from unisono.errors import ConnectFailed, UnsupportedWorld
+from unisono.errors import ConnectFailed
 from unisono.runtime.base import agreed_number
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import first_communicator
-from unisono.transports import memory, shm
+from unisono.transports import memory, shm, tcp
+from unisono.transports.addresses import Address
 from unisono.transports.base import Transport
+from unisono.transports.roll import host_identity
+from unisono.transports.secret import find_secret
 
 MEETING_S = 60.0
 _ANSWER_S = 5.0  # for rank 0 to say who is missing
@@ -56,9 +63,9 @@ class Meeting:
         self._barriers = 0
         if self._transport is None:
             self._made = self._meet(is_world=not ranks)
-        elif self.rank == 0:
+        elif self._transport.owner(ranks) == self._transport.rank:
             self._segment = self._transport.memory_for(self.size)
-            self._store.set(self._key("segment"), str(self._segment))
+            self._store.set(self._key(self._segment_entry()), str(self._segment))
 
     def communicator(self) -> Communicator:
         """The communicator, made on first use."""
@@ -142,39 +149,54 @@ class Meeting:
         if self.size == 1:
             transport = memory.alone()
         else:
-            self._refuse_other_hosts()
             if self.rank == 0:
                 self._store.set(self._key("job"), secrets.token_hex(16))
             (job,) = self._read(["job"])
-            transport = shm.meet(
-                self.rank,
-                self.size,
-                job,
-                version=unisono.__version__,
-                timeout_s=min(self.timeout_s, MEETING_S),
-            )
+            transport = self._meet_all(job, min(self.timeout_s, MEETING_S))
         if is_world:
             _world = transport
         return first_communicator(transport, timeout_s=self.timeout_s)
 
-    def _refuse_other_hosts(self) -> None:
-        """All ranks see the same, so all raise, and at once."""
-        mine = f"{shm.host_identity()} {socket.gethostname()}"
-        self._store.set(self._key(f"host/{self.rank}"), mine)
+    def _meet_all(self, job: str, limit_s: float) -> Transport:
+        """On one host or on several, as all ranks see alike from the store."""
+        self._store.set(self._key(f"host/{self.rank}"), host_identity())
         hosts = self._read([f"host/{r}" for r in range(self.size)])
-        if len({host.split()[0] for host in hosts}) > 1:
-            names = ", ".join(sorted({host.split()[1] for host in hosts}))
-            raise UnsupportedWorld(
-                f"the ranks of this group run on several hosts ({names}), which the "
-                "unisono backend does not support yet",
-                n=self.size,
+        version = unisono.__version__
+        if len(set(hosts)) == 1:
+            return shm.meet(
+                self.rank, self.size, job, version=version, timeout_s=limit_s
             )
+
+        def announce(address: Address) -> None:
+            self._store.set(self._key("address"), str(address))
+
+        # Where torch's own store is, ranks of other hosts can come.
+        at = f"{_bracketed(os.environ.get('MASTER_ADDR') or 'localhost')}:0"
+        if self.rank != 0:
+            (at,) = self._read(["address"])
+        secret = find_secret(os.environ)
+        return tcp.meet(
+            self.rank,
+            self.size,
+            job,
+            at,
+            secret=secret,
+            version=version,
+            timeout_s=limit_s,
+            interface=os.environ.get("UNISONO_INTERFACE"),
+            announce=announce,
+        )
+
+    def _segment_entry(self) -> str:
+        """The name in the store for this host's memory of the group."""
+        assert self._transport is not None
+        return f"segment/{self._transport.owner(self._ranks)}"
 
     def _join(self) -> Communicator:
         transport, ranks = self._transport, self._ranks
         assert transport is not None
-        if self.rank != 0:
-            self._segment = int(self._read(["segment"])[0])
+        if transport.owner(ranks) != transport.rank:
+            self._segment = int(self._read([self._segment_entry()])[0])
         return Communicator.joined(
             transport,
             ranks,
@@ -184,6 +206,10 @@ class Meeting:
             meeting_s=min(self.timeout_s, MEETING_S),
             name=self.name,
         )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _world_of(ranks: Sequence[int]) -> Transport | None:
