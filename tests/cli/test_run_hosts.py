@@ -314,6 +314,23 @@ def test_a_second_ctrl_c_kills(started, script):
     assert process.wait(20) == 130
 
 
+def test_ctrl_z_pauses_the_ranks_elsewhere(started, script):
+    file = script("print(os.getpid(), flush=True); time.sleep(60)")
+    process = started("--hosts", "a:1,b:1", file)
+    pids = [int(line) for line in lines(process, 2)]
+
+    def states():
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: states() == {"T"})
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: "T" not in states())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+
+
 def test_ctrl_c_while_hosts_are_still_being_reached(started, script, tmp_path):
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\necho waiting >> $0.log\nexec sleep 60\n")

@@ -212,7 +212,7 @@ class _Gang:
             rank.report = Report(failed=True, error=error)
         else:
             if isinstance(rank.report.error, PeerLost):
-                self.dead.update(rank.report.error.ranks)
+                self.dead.update({*rank.report.error.ranks} & {*range(self._n)})
 
 
 def _order(rank: _Rank) -> tuple[bool, float]:
