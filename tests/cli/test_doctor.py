@@ -126,6 +126,10 @@ def test_an_interface_that_is_down_is_found(monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "lo")
     found = named(examine(False), "interfaces")
     assert (found.ok, found.fix) == (False, "sudo ip link set lo up")
+    monkeypatch.setenv("UNISONO_INTERFACE", "nope7")
+    found = named(examine(False), "interfaces")
+    assert not found.ok
+    assert "UNISONO_INTERFACE=nope7" in found.told
 
 
 def no_memory(*_):

@@ -428,6 +428,19 @@ def test_options_for_hosts_without_hosts(capfdbinary, script, option):
     )
 
 
+def test_a_host_that_takes_its_name_for_loopback(run, script, monkeypatch):
+    """As many systems are installed; the other hosts would knock in vain."""
+    name = socket.gethostname()
+    if not socket.gethostbyname(name).startswith("127."):
+        pytest.skip(f"{name} is known here by its real address")
+    code, out, err = run("--hosts", f"{name}:1,b:1", script("print('ran')"))
+    assert (code, out) == (2, "")
+    assert f"host {name}: it takes its own name for 127." in err
+    assert (
+        run("--hosts", f"{name}:1,b:1", "--address", "c:9", script("print(1)"))[0] == 0
+    )
+
+
 def test_a_program_that_is_not_there(run):
     code, _, err = run("--hosts", "a:1", "no-such-program")
     assert code == 2

@@ -102,3 +102,8 @@ def test_which_hosts_need_no_ssh():
     assert not Host("me@localhost").is_here
     assert not Host("elsewhere").is_here
     assert Host("me@node").address == "node"
+
+
+def test_ssh_takes_addresses_without_brackets():
+    assert Host("me@[fe80::1]").login == "me@fe80::1"
+    assert Host("me@[fe80::1]").address == "[fe80::1]"

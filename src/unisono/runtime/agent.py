@@ -32,6 +32,7 @@ from unisono.runtime import orders
 from unisono.runtime.launch import Child, Job
 from unisono.runtime.lines import Speaker, Stage
 from unisono.runtime.orders import Done, Ended, Hello, Order, Refused, Said, Started
+from unisono.transports.addresses import Address, is_loopback
 
 _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 _PAUSES = (signal.SIGSTOP, signal.SIGCONT)
@@ -101,15 +102,19 @@ class Agent(Job):
 
         The warden hears of our end and kills the ranks.
         """
-        for message in messages:
-            if isinstance(message, orders.Signal):
-                number = signal.Signals(message.number)
-                if self._asked is None and number not in _PAUSES:
-                    self._asked = time.monotonic(), number  # no more ranks are started
-                self._signal(number)
-            elif isinstance(message, orders.Input):
-                self._given.put(message.data)
-        os._exit(_CONNECTION_ENDED)
+        try:
+            for message in messages:
+                if isinstance(message, orders.Signal):
+                    self._receive(signal.Signals(message.number))
+                elif isinstance(message, orders.Input):
+                    self._given.put(message.data)
+        finally:  # whatever it was: without orders there is nothing to do here
+            os._exit(_CONNECTION_ENDED)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self._asked is None and number not in _PAUSES:
+            self._asked = time.monotonic(), number  # no more ranks are started
+        self._signal(number)
 
     def _input(self) -> int:
         return subprocess.PIPE
@@ -152,6 +157,39 @@ def free_port() -> int:
     return 0
 
 
+def _what_is_wrong(order: Order) -> str:
+    """Why the order cannot be carried out here, if so."""
+    told = order.environment
+    # Where an interface is named, that is where rank 0 listens, whatever its name.
+    address = "" if told.get("UNISONO_INTERFACE") else told.get("UNISONO_ADDRESS", "")
+    if address and order.first == 0 and (own := _own_loopback(address)):
+        return (
+            f"it takes its own name for {own}, where the other hosts cannot reach it; "
+            "put its real address beside the name in /etc/hosts there, or give "
+            "--address host:port"
+        )
+    try:
+        os.chdir(order.folder)
+    except OSError as why:
+        return (
+            f"the folder {order.folder} cannot be entered there: {why.strerror}; share "
+            "it between the hosts, or name another with --chdir"
+        )
+    return ""
+
+
+def _own_loopback(address: str) -> str:
+    """The loopback address that a host's name stands for here, if it is a name."""
+    place = Address.parse(address)
+    if is_loopback(place.host) or place.host == "localhost":
+        return ""  # meant so
+    try:
+        found = [str(where[0]) for _, where in place.resolve()]
+    except UnisonoError:  # the rank that listens will say so
+        return ""
+    return found[0] if all(map(is_loopback, found)) else ""
+
+
 def main() -> int:
     """Greet, take the order, carry it out."""
     # Both are moved out of reach: nothing that prints or reads may come in between.
@@ -163,15 +201,8 @@ def main() -> int:
     order = next(messages, None)
     if not isinstance(order, Order):
         return _CONNECTION_ENDED
-    try:
-        os.chdir(order.folder)
-    except OSError as why:
-        line.send(
-            Refused(
-                f"the folder {order.folder} cannot be entered there: {why.strerror}; "
-                "share it between the hosts, or name another with --chdir"
-            )
-        )
+    if wrong := _what_is_wrong(order):
+        line.send(Refused(wrong))
         return 2
     agent = Agent(order, line)
     threading.Thread(target=agent.obey, args=(messages,), daemon=True).start()

@@ -50,7 +50,14 @@ class Host:
         """Whether it needs no ssh: the machine that this process runs on."""
         if "@" in self.name:
             return False
-        return self.is_loopback or self.name in (socket.gethostname(), socket.getfqdn())
+        if self.is_loopback or self.name == socket.gethostname():
+            return True
+        return "." in self.name and self.name == socket.getfqdn()  # which may be slow
+
+    @property
+    def login(self) -> str:
+        """The name as ssh takes it: an IPv6 address without brackets."""
+        return self.name.replace("[", "").replace("]", "")
 
 
 def parse_hosts(text: str) -> list[Host]:

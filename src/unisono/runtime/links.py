@@ -69,7 +69,7 @@ class Link:
             return [self._python, "-m", _AGENT]
         # ssh hands one line to a shell there, which makes way for Python.
         line = f"exec {shlex.quote(self._python)} -m {_AGENT}"
-        return [*self._ssh, self.host.name, line]
+        return [*self._ssh, self.host.login, line]
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
@@ -195,7 +195,7 @@ class Link:
     def _by_hand(self, command: str) -> str:
         if self.host.is_here:
             return command
-        return f"{shlex.join(self._ssh)} {self.host.name} {shlex.quote(command)}"
+        return f"{shlex.join(self._ssh)} {self.host.login} {shlex.quote(command)}"
 
 
 def _in_one_line(text: str) -> str:

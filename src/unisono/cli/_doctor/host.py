@@ -20,7 +20,9 @@ from pathlib import Path
 import msgspec
 
 import unisono
+from unisono.errors import UnisonoError
 from unisono.runtime.agent import free_port
+from unisono.transports.addresses import choose, interfaces
 from unisono.units import format_bytes
 
 MARK = "unisono doctor: "
@@ -163,18 +165,23 @@ def _amount(limit: int) -> str:
 
 
 def _interfaces(several: bool) -> Finding:
-    up = [name for _, name in socket.if_nameindex() if _is_up(name)]
-    told = ", ".join(f"{name}{_speed(name)}" for name in up) or "none is up"
+    here = {name: hosts for name, hosts in interfaces().items() if _is_up(name)}
+    told = "; ".join(
+        f"{name} {', '.join(hosts)}{_speed(name)}" for name, hosts in here.items()
+    )
     wanted = os.environ.get("UNISONO_INTERFACE", "")
-    names = [name for _, name in socket.if_nameindex()]
-    if wanted in names and wanted not in up:
+    try:
+        choose(wanted or None)
+    except UnisonoError as error:
+        return Finding("interfaces", False, str(error), "unset UNISONO_INTERFACE")
+    if wanted in interfaces() and wanted not in here:
         return Finding(
             *("interfaces", False, f"UNISONO_INTERFACE={wanted} is down ({told})"),
             f"sudo ip link set {wanted} up",
         )
-    beyond = [name for name in up if name != "lo"]
+    beyond = [name for name in here if name != "lo"]
     return Finding(
-        *("interfaces", bool(beyond) or not several, told),
+        *("interfaces", bool(beyond) or not several, told or "none is up"),
         "sudo ip link set eth0 up, for the one that leads to the other hosts",
     )
 
