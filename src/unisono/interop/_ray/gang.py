@@ -68,6 +68,7 @@ class _Rank:
     where: Whereabouts | None = None
     report: Report | None = None
     at: float = 0.0
+    died: bool = False
     number: int = -1
 
     def __str__(self) -> str:
@@ -85,7 +86,17 @@ class _Gang:
     def __init__(self, plan: Plan, n: int) -> None:
         self._plan, self._n = plan, n
         self._ranks: list[_Rank] = []
-        self.dead: set[int] = set()
+        self._named: set[int] = set()  # as lost, by others
+
+    @property
+    def dead(self) -> set[int]:
+        """Ranks whose actor died, or of which others say so and nothing was heard.
+
+        Who leaves because another died may be named by a third; but it has reported.
+        """
+        died = {rank.number for rank in self._ranks if rank.died}
+        silent = {rank.number for rank in self._ranks if rank.report is None}
+        return died | (self._named & silent)
 
     def run(self) -> list[Any]:
         """Place, meet, listen, end."""
@@ -198,7 +209,7 @@ class _Gang:
         try:
             rank.report = pickle.loads(ray.get(reference))
         except ray.exceptions.RayActorError as why:
-            self.dead.add(rank.number)
+            rank.died = True
             where = self._where(rank)
             lost = PeerLost(
                 f"run: {rank} died before it returned: {_first_line(why)}",
@@ -212,7 +223,7 @@ class _Gang:
             rank.report = Report(failed=True, error=error)
         else:
             if isinstance(rank.report.error, PeerLost):
-                self.dead.update({*rank.report.error.ranks} & {*range(self._n)})
+                self._named.update(rank.report.error.ranks)
 
 
 def _order(rank: _Rank) -> tuple[bool, float]:

@@ -97,9 +97,8 @@ class Member:
         os.environ.update(told)
         try:
             if meets:
-                comm = unisono.init()
-                result = fn(comm, *args)
-                comm.close()
+                with unisono.init() as comm:  # left in any case: the others wait
+                    result = fn(comm, *args)
             else:
                 result = fn(*args)
             return bytes(cloudpickle.dumps(Report(result)))
