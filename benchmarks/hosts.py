@@ -13,10 +13,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from unisono import Communicator
 from unisono.schedule.placement import written
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.units import format_bytes, parse_bytes
@@ -26,7 +29,9 @@ PAYLOAD = 1448 / 1514
 """Of a full packet on a link with frames of 1,514 bytes, what is ours."""
 
 
-def timed(comm, names: list[str], nbytes: int, calls: int) -> dict[str, float]:
+def timed(
+    comm: Communicator, names: list[str], nbytes: int, calls: int
+) -> dict[str, Any]:
     """Seconds of one all_reduce by each algorithm, the best of some."""
     x = np.ones(nbytes // 4, np.float32)
     best: dict[str, float] = {}
@@ -42,7 +47,9 @@ def timed(comm, names: list[str], nbytes: int, calls: int) -> dict[str, float]:
     return {"chosen": chosen, "best": best}
 
 
-def main(hosts: int = 2, per_host: int = 4, rate: str = "1gbit", size: str = "16M"):
+def main(
+    hosts: int = 2, per_host: int = 4, rate: str = "1gbit", size: str = "16M"
+) -> None:
     """Measure, print a table, and keep it."""
     if why := hosts_available():
         sys.exit(f"benchmarks/hosts.py: {why}")
@@ -57,7 +64,7 @@ def main(hosts: int = 2, per_host: int = 4, rate: str = "1gbit", size: str = "16
     print(f"all_reduce of {format_bytes(nbytes)} on {hosts} hosts of {per_host} ranks")
     print(f"limit of the link ({rate}): {limit * 1e3:.1f} ms")
     for name, seconds in sorted(told["best"].items(), key=lambda pair: pair[1]):
-        label = f"chosen: {told['chosen']}" if not name else name
+        label = name or f"chosen: {told['chosen']}"
         print(f"{seconds * 1e3:9.1f} ms {seconds / limit:6.2f} of the limit  {label}")
     kept = {"hosts": hosts, "per_host": per_host, "rate": rate, "bytes": nbytes}
     kept |= {"limit_s": limit, "seconds": told["best"], "chosen": told["chosen"]}
@@ -65,16 +72,16 @@ def main(hosts: int = 2, per_host: int = 4, rate: str = "1gbit", size: str = "16
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def in_bad_order(comm, nbytes: int, calls: int) -> float:
+def in_bad_order(comm: Communicator, nbytes: int, calls: int) -> float:
     """A flat ring whose neighbours are all on other hosts."""
     hosts = len(set(comm.hosts))
     place = [r for r, h in enumerate(comm.hosts) if h == comm.hosts[comm.rank]]
-    turned = comm.split(0, place.index(comm.rank) * hosts + comm.hosts[comm.rank])
-    return timed(turned, ["ring"], nbytes, calls)["best"]["ring"]
+    turned = comm.split(0, key=place.index(comm.rank) * hosts + comm.hosts[comm.rank])
+    best = timed(turned, ["ring"], nbytes, calls)["best"]["ring"]
+    return float(best)
 
 
 if __name__ == "__main__":
-    import hosts as by_name  # so that ranks find its functions
-
     given = sys.argv[1:]
-    by_name.main(*map(int, given[:2]), *given[2:])
+    # By its name, so that ranks find its functions.
+    import_module("hosts").main(*map(int, given[:2]), *given[2:])

@@ -581,6 +581,11 @@ void bind_comms(nb::module_ &m) {
            nb::arg("bytes"), nb::arg("type"), nb::arg("collective"), nb::arg("dtype"),
            nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"))
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
+      .def("condemn",
+           [](Handle &c, int trouble, std::uint32_t culprit, std::uint32_t seq) {
+             return facts(c.condemn({Trouble(trouble), culprit, std::uint32_t(c.rank()), seq}));
+           },
+           nb::arg("trouble"), nb::arg("culprit"), nb::arg("seq"))
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("reach", [](Handle &c) { return int(c.lending().tried()); })

@@ -351,7 +351,8 @@ def test_options_are_frozen(run):
         "secret": ["--file", "--json"],
         "bench": [
             *("--algorithm", "--check", "--csv", "--datatype", "--iters", "--json"),
-            *("--maxbytes", "--minbytes", "--op", "--output-file", "--plot"),
+            *("--maxbytes", "--minbytes", "--op", "--output-file", "--per-host"),
+            "--plot",
             *("--ranks", "--root", "--rounds", "--shared", "--stepbytes"),
             *("--stepfactor", "--vs", "--warmup-iters"),
             *("-J", "-b", "-c", "-d", "-e", "-f", "-i", "-o", "-r", "-w"),

@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.dtypes import DType
-from unisono.errors import BadArgument, whole_number
+from unisono.errors import BadArgument, PeerLost, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.operations import Reduction, as_reduction
@@ -241,15 +241,23 @@ class Base(Verdicts):
             hosts=self._hosts,
             reaches=transport.reaches,
         )
-        self._reach(reached)
+        self._reach(reached, call.collective)
         return plan
 
-    def _reach(self, ranks: Sequence[int], *, messages: bool = False) -> None:
+    def _reach(
+        self, ranks: Sequence[int], what: str, *, messages: bool = False
+    ) -> None:
         """Open the streams to these ranks, if they are on other hosts."""
         streams = self._transport.streams
         for rank in ranks:
-            if streams is not None and self.hosts[rank] != self.hosts[self.rank]:
-                streams.reach(self._agreed, rank, messages=messages)
+            if streams is None or self.hosts[rank] == self.hosts[self.rank]:
+                continue
+            try:
+                streams.reach(
+                    self._agreed, rank, timeout_s=self.timeout_s, messages=messages
+                )
+            except PeerLost:
+                raise self._died(rank, what) from None
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
@@ -300,7 +308,7 @@ class Base(Verdicts):
         if not -(1 << 31) <= tag < 1 << 31:
             raise BadArgument(f"{name}: tag = {tag}: expected a number of 32 bits")
         if name == "send" and peer is not None and self._hosts:
-            self._reach([peer], messages=True)
+            self._reach([peer], name, messages=True)
         native = self._native.transfer(
             name == "send",
             -1 if peer is None else peer,

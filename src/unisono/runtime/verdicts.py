@@ -50,6 +50,12 @@ class Verdicts:
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
+    def _died(self, rank: int, what: str) -> UnisonoError:
+        """A rank was found dead before a call could begin: that breaks it for all."""
+        seq = self._native.seq() + 1
+        verdict = self._native.condemn(Trouble.PEER_LOST, rank, seq)
+        return self._told(verdict, what, seq, None, ())
+
     def _keep_while_touched(self, buffers: object) -> None:
         """Never let go of what a rank was writing to when it was stopped."""
         if buffers is not None and self._native.touched():

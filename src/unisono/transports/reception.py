@@ -77,6 +77,7 @@ class Reception:
         self._rejects = _Rejects(f"rank {me.rank} at {self.address}")
         self._peers: dict[int, Address] = {}
         self._lost: dict[int, str] = {}
+        self._gone: Callable[[int], str] = lambda peer: ""
         self._arrived: list[Connection] = []
         self._handlers: dict[str, Callable[[Connection], None]] = {}
         self._changed = threading.Condition()
@@ -126,6 +127,10 @@ class Reception:
                 connection.close()
             self._arrived.clear()
 
+    def believe(self, gone: Callable[[int], str]) -> None:
+        """Ask `gone` why a rank need not be tried any more; nothing while it lives."""
+        self._gone = gone
+
     def dial(self, peer: int, label: Label, timeout_s: float = TIMEOUT_S) -> Connection:
         """Connect to a rank that expects it."""
         if peer not in self._peers:
@@ -136,7 +141,7 @@ class Reception:
             peer,
             label,
             timeout_s=timeout_s,
-            lost=lambda: self._lost.get(peer, ""),
+            lost=lambda: self._lost.get(peer, "") or self._gone(peer),
         )
 
     def expect(

@@ -237,7 +237,7 @@ class _Meeting:
         if hello.identity != mine.identity:
             return (
                 f"rank {hello.rank} is on another host ({hello.host}); "
-                "ranks on several hosts are not supported yet"
+                "ranks on several hosts must be told where to meet, by UNISONO_ADDRESS"
             )
         return ""
 

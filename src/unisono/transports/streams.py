@@ -32,6 +32,10 @@ class Label:
     """Whether it is for send and recv, and not for collectives."""
 
 
+Dial = Callable[[int, Label, float], tuple[socket.socket, bytes]]
+"""Opens a connection to a rank of the world, within some seconds: socket and key."""
+
+
 @dataclass
 class _Member:
     native: Comm
@@ -39,14 +43,14 @@ class _Member:
 
 
 class Streams:
-    """The streams of one rank. `dial` opens one to a rank of the world: socket and key.
+    """The streams of one rank, each opened by `dial`.
 
     Epochs are numbers of worlds: what belongs to an earlier one is not believed.
     """
 
     def __init__(
         self,
-        dial: Callable[[int, Label], tuple[socket.socket, bytes]],
+        dial: Dial,
         *,
         lanes: int = 1,
         epoch: int = 0,
@@ -97,7 +101,9 @@ class Streams:
             return
         self._attach(member, False, rank, label, end, key)
 
-    def reach(self, agreed: int, rank: int, *, messages: bool = False) -> None:
+    def reach(
+        self, agreed: int, rank: int, *, timeout_s: float, messages: bool = False
+    ) -> None:
         """Open the stream to a rank of a communicator, if it is not open."""
         member = self._members[agreed]
         if member.native.leads_to(rank, messages):
@@ -106,7 +112,7 @@ class Streams:
         lanes = 1 if messages else self._lanes
         for lane in range(lanes):
             label = Label(agreed, lane, lanes, messages)
-            end, key = self._dial(world_rank, label)
+            end, key = self._dial(world_rank, label, timeout_s)
             self._attach(member, True, world_rank, label, end, key)
 
     def _attach(
@@ -135,8 +141,8 @@ def between_threads(ranks: Sequence[int]) -> list[Streams]:
     """The streams of ranks that are threads: pairs of sockets, as if across hosts."""
     made: list[Streams] = []
 
-    def dialer(rank: int) -> Callable[[int, Label], tuple[socket.socket, bytes]]:
-        def dial(to: int, label: Label) -> tuple[socket.socket, bytes]:
+    def dialer(rank: int) -> Dial:
+        def dial(to: int, label: Label, _: float) -> tuple[socket.socket, bytes]:
             mine, theirs = socket.socketpair()
             key = os.urandom(KEY_BYTES)
             made[to].arrived(rank, label, theirs, key)

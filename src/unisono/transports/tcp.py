@@ -28,7 +28,7 @@ from unisono.transports.handshake import Label as Purpose
 from unisono.transports.meeting import meet_across
 from unisono.transports.roll import Roll
 from unisono.transports.secret import Secret
-from unisono.transports.streams import Label, Streams
+from unisono.transports.streams import Dial, Label, Streams
 
 LANES = "UNISONO_TCP_LANES"
 """How many sockets carry one stream."""
@@ -116,7 +116,8 @@ def _transport(
         int(limit_s * 1e8),
         int(limit_s * 1e9),
     )
-    streams = Streams(_dialer(roll, timeout_s), lanes=lanes, epoch=epoch)
+    roll.reception.believe(lambda peer: "it has died" if engine.dead(peer) else "")
+    streams = Streams(_dialer(roll), lanes=lanes, epoch=epoch)
 
     def arrived(connection: Connection) -> None:
         label = _label(connection.label)
@@ -145,10 +146,8 @@ def _transport(
     )
 
 
-def _dialer(
-    roll: Roll, timeout_s: float
-) -> Callable[[int, Label], tuple[socket.socket, bytes]]:
-    def dial(to: int, label: Label) -> tuple[socket.socket, bytes]:
+def _dialer(roll: Roll) -> Dial:
+    def dial(to: int, label: Label, timeout_s: float) -> tuple[socket.socket, bytes]:
         purpose = _POST if label.messages else _DATA
         stream = label.lanes << 16 | label.lane
         made = roll.reception.dial(
