@@ -202,22 +202,28 @@ def same(found: np.ndarray, wanted: np.ndarray) -> bool:
     return np.array_equal(*wide, equal_nan=True) and not (wide[0] == 0).any()
 
 
-def expected(case: Case) -> list[np.ndarray | None]:
+def expected(case: Case, hosts=()) -> list[np.ndarray | None]:
     """The results by rank: sums by the schedule's steps, copies as they must be."""
     given = [case.given(r) for r in range(case.n)]
     if case.what in REDUCING:
-        return reference(_schedule(case), given, case.counts, op=case.op)
+        return reference(_schedule(case, hosts), given, case.counts, op=case.op)
     return [_copied(case, given, r) for r in range(case.n)]
 
 
-def _schedule(case):
+def _schedule(case, hosts):
     name = case.algorithm
     if name is None:
         total = case.counts if isinstance(case.counts, int) else sum(case.counts)
         nbytes = total * DTYPES[case.dtype].itemsize
         told = case.more.get("reproducible", False)
-        name = choose(case.what, nbytes, case.n, named=None, reproducible=told)
-        name = name.algorithm
+        name = choose(
+            case.what,
+            nbytes,
+            case.n,
+            named=None,
+            reproducible=told,
+            hosts=hosts or None,
+        ).algorithm
     return _found(case.what, name, case.n, case.root)
 
 
@@ -254,10 +260,10 @@ def differing(found: np.ndarray, wanted: np.ndarray) -> str:
     return f"{where.size} elements differ, first {found[first]} at {first}"
 
 
-def check(cases, results) -> None:
+def check(cases, results, hosts=()) -> None:
     """Compare what all ranks returned with what they should have."""
     for number, case in enumerate(cases):
-        wanted = expected(case)
+        wanted = expected(case, hosts)
         for rank in range(case.n):
             found, kept = results[rank][number]
             where = f"{case}, rank {rank}"

@@ -33,7 +33,7 @@ def test_every_algorithm_on_any_hosts(hosts):
     elements = [0, 1, n - 1, n, 2777, 9001] if n < 6 else [1, 2777, 9001]
     cases = every_algorithm(n, elements)
     with world(n, window=2048, hosts=hosts) as w:
-        check(cases, w.run(perform, cases))
+        check(cases, w.run(perform, cases), hosts)
 
 
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 0, 1, 2)], ids=str)
@@ -41,7 +41,7 @@ def test_algorithms_with_parameters_on_any_hosts(hosts):
     n = len(hosts)
     cases = every_algorithm(n, [3 * n + 1, 1999], SPECIAL)
     with world(n, window=2048, hosts=hosts) as w:
-        check(cases, w.run(perform, cases))
+        check(cases, w.run(perform, cases), hosts)
 
 
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1), (0, 1, 2)], ids=str)
@@ -49,7 +49,7 @@ def test_every_type_and_operation_on_any_hosts(hosts):
     n = len(hosts)
     cases = [*every_reduction(n), *every_type(n)]
     with world(n, window=1024, hosts=hosts) as w:
-        check(cases, w.run(perform, cases))
+        check(cases, w.run(perform, cases), hosts)
 
 
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
@@ -65,4 +65,4 @@ def test_messages_of_many_frames(hosts):
     ]
     cases = every_algorithm(n, [1_500_001], by)
     with world(n, hosts=hosts) as w:
-        check(cases, w.run(perform, cases))
+        check(cases, w.run(perform, cases), hosts)
