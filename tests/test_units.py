@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument
-from unisono.units import format_bytes, parse_bytes, parse_rate, parse_seconds
+from unisono.units import (
+    format_bandwidth,
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +62,26 @@ def test_durations_have_a_unit(text, seconds):
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(BadArgument, match="as in 5ms"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("25GB/s", 25e9), ("100 Gb/s", 12.5e9), ("8kbit/s", 1e3)]
+)
+def test_bandwidths_are_bytes_unless_they_say_bits(text, rate):
+    assert parse_bandwidth(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "25", "25GB", "GB/s", "-1GB/s"])
+def test_what_is_no_bandwidth_is_refused(text):
+    with pytest.raises(BadArgument, match="as in 25GB/s"):
+        parse_bandwidth(text)
+
+
+def test_times_and_bandwidths_read_well():
+    assert [format_seconds(t) for t in (2, 1.5e-3, 2e-6, 3e-9, 0)] == [
+        *("2 s", "1.5 ms", "2 µs", "3 ns", "0 ns")
+    ]
+    assert [format_bandwidth(r) for r in (12.5e9, 1e3, 5, 2e12)] == [
+        *("12.5 GB/s", "1 kB/s", "5 B/s", "2 TB/s")
+    ]
+    assert parse_seconds("800ns") == pytest.approx(8e-7)

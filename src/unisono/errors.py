@@ -3,7 +3,8 @@
     UnisonoError
     ├─ UsageError      the caller asked for something that cannot be
     │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
-    │  │  └─ NotOffered       no such algorithm for this collective
+    │  │  ├─ NotOffered       no such algorithm for this collective
+    │  │  └─ BadTopology      links or ranks that cannot be so
     │  ├─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
     │  └─ CollectiveMismatch  ranks called different things
     ├─ ScheduleError   a schedule that does not keep its collective's promise
@@ -40,6 +41,10 @@ class BadArgument(UsageError, ValueError):
 
 class NotOffered(BadArgument):
     """No such algorithm for this collective, though perhaps for others."""
+
+
+class BadTopology(BadArgument):
+    """Ranks that cannot reach each other, links without bandwidth, a wrong shape."""
 
 
 class UnsupportedWorld(UsageError):

@@ -1,7 +1,8 @@
 """Sizes in and out: the only place that knows 1024 from 1000.
 
 People type sizes the way benchmarks do (K, M, G are powers of 1024) and read them back
-with the binary prefix spelled out. Rates of links are in bits, and powers of 1000.
+with the binary prefix spelled out. Rates of links are in bits, and powers of 1000; what
+programs reach is in bytes, and powers of 1000 too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from unisono.errors import BadArgument
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)bit(?:/s)?", re.IGNORECASE)
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms|s)")
 
 
 def parse_bytes(text: str) -> int:
@@ -54,5 +55,35 @@ def parse_seconds(text: str) -> float:
     """The seconds that "5ms", "200us" or "0.5s" means."""
     found = _DURATION.fullmatch(text.strip())
     if not found:
-        raise BadArgument(f"duration {text!r}: expected us, ms or s, as in 5ms")
+        raise BadArgument(f"duration {text!r}: expected ns, us, ms or s, as in 5ms")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+_BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(B|b|bit)/s")
+
+
+def parse_bandwidth(text: str) -> float:
+    """The bytes per second that "25 GB/s", or in bits "100Gb/s", means."""
+    found = _BANDWIDTH.fullmatch(text.strip())
+    if not found:
+        raise BadArgument(
+            f"bandwidth {text!r}: expected as in 25GB/s, or 100Gb/s for bits"
+        )
+    rate = float(found[1]) * 1000.0 ** _POWERS[found[2].upper()]
+    return rate if found[3] == "B" else rate / 8
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """Bytes per second with four digits and a decimal prefix: "12.5 GB/s"."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(bytes_per_second) >= size:
+            return f"{bytes_per_second / size:.4g} {prefix}B/s"
+    return f"{bytes_per_second:.4g} B/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` with four digits, in the unit that suits: 0.00153 is "1.53 ms"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"

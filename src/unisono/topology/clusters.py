@@ -1,0 +1,201 @@
+"""Machines: hosts with fast links inside and slower ones between.
+
+    dgx-h100:128          eight GPUs on an NVLink switch, a network card for each GPU
+    dgx-h100:128,nics=1   the same with one card for all eight
+    dgx-a100:16           the same machine one generation before
+    cloud:16x8            16 virtual machines of 8 ranks that share one card, over TCP
+    wan:3                 3 sites with long thin links between each two (wan:3x8)
+
+Bandwidths are what programs reach, not what data sheets say; docs/simulation.md names
+the sources.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.errors import BadTopology
+from unisono.schedule.collective import Ints
+from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+
+GPUS = 8
+NVLINK_LATENCY = 1.2e-6
+"""Twice that and a microsecond for the sender: NCCL's 3.4 us for a step of a ring."""
+EFFICIENCY = 0.82
+"""What NCCL reaches of NVLink's line rate, by its maintainers: 370 of 450 GB/s."""
+
+
+def dgx_h100(
+    hosts: int,
+    nics: int = GPUS,
+    nvlink: float = 450e9 * EFFICIENCY,
+    network: float = 48e9,
+    latency: float = 8e-6,
+) -> Topology:
+    """Eight H100 on NVLink 4 (450 GB/s a way) with cards of 400 Gb/s."""
+    made = _dgx(hosts, nics, nvlink, network, latency)
+    options = {"nvlink": nvlink, "network": network, "latency": latency}
+    return made.but(
+        name=f"dgx-h100:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
+        grown=lambda k: dgx_h100(k, nics, **options),
+        about=f"8 H100 and {nics} x 400 Gb/s in each host",
+    )
+
+
+def dgx_a100(
+    hosts: int,
+    nics: int = GPUS,
+    nvlink: float = 300e9 * EFFICIENCY,
+    network: float = 24e9,
+    latency: float = 8e-6,
+) -> Topology:
+    """Eight A100 on NVLink 3 (300 GB/s a way) with cards of 200 Gb/s."""
+    made = _dgx(hosts, nics, nvlink, network, latency)
+    options = {"nvlink": nvlink, "network": network, "latency": latency}
+    return made.but(
+        name=f"dgx-a100:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
+        grown=lambda k: dgx_a100(k, nics, **options),
+        about=f"8 A100 and {nics} x 200 Gb/s in each host",
+    )
+
+
+def _dgx(
+    hosts: int, nics: int, nvlink: float, network: float, latency: float
+) -> Topology:
+    if not 1 <= nics <= GPUS or GPUS % nics:
+        raise BadTopology(f"nics = {nics}: expected 1, 2, 4 or 8 cards for 8 GPUs")
+    n, cards = hosts * GPUS, hosts * nics if hosts > 1 else 0
+
+    def card(rank: Ints) -> Ints:
+        return rank // GPUS * nics + rank % GPUS * nics // GPUS
+
+    def route(src: Ints, dst: Ints) -> Ints:
+        near = src // GPUS == dst // GPUS
+        table = padded(
+            [
+                np.where(near, src, 2 * n + src),
+                np.where(near, -1, 4 * n + card(src)),
+                np.where(near, -1, 4 * n + cards + card(dst)),
+                np.where(near, n + dst, 3 * n + dst),
+            ]
+        )
+        return np.where((src == dst)[..., None], -1, table)
+
+    def wire() -> Wiring:
+        rank, each = np.arange(n), np.arange(cards)
+        hub, nic = n + rank // GPUS, n + hosts + card(rank)
+        inside = [
+            Cable("nvlink", rank, hub, NVLINK_LATENCY, nvlink),
+            Cable("nvlink", hub, rank, NVLINK_LATENCY, nvlink),
+        ]
+        if hosts == 1:  # a card that leads nowhere would count as a way out
+            return Wiring(n, lay(inside), route, (("nvswitch", 1),))
+        fabric = np.full(cards, n + hosts + cards)
+        cables = [
+            Cable("pcie", rank, nic, 0.3e-6, 55e9),
+            Cable("pcie", nic, rank, 0.3e-6, 55e9),
+            Cable("network", n + hosts + each, fabric, latency / 2, network),
+            Cable("network", fabric, n + hosts + each, latency / 2, network),
+        ]
+        host = np.concatenate([rank // GPUS, np.arange(hosts), each // nics, [-1]])
+        parts = (("nvswitch", hosts), ("nic", cards), ("fabric", 1))
+        return Wiring(n, lay(inside + cables), route, parts, (("host", host),))
+
+    # The sum is made while the bytes pass through the GPU, so it costs nothing apart.
+    return Topology("dgx", n, wire, 1e-6, per_host=GPUS, scale=hosts)
+
+
+def cloud(
+    shape: tuple[int, int],
+    memory: float = 10e9,
+    network: float = 12.5e9,
+    latency: float = 25e-6,
+) -> Topology:
+    """Virtual machines with 100 Gb/s: ranks share memory inside and a card to talk."""
+    hosts, ranks = shape
+    n = hosts * ranks
+
+    def route(src: Ints, dst: Ints) -> Ints:
+        near = src // ranks == dst // ranks
+        table = padded(
+            [
+                src,
+                np.where(near, -1, 2 * n + src // ranks),
+                np.where(near, -1, 2 * n + hosts + dst // ranks),
+                n + dst,
+            ]
+        )
+        return np.where((src == dst)[..., None], -1, table)
+
+    def wire() -> Wiring:
+        rank, each = np.arange(n), np.arange(hosts)
+        own, fabric = n + rank // ranks, np.full(hosts, n + hosts)
+        cables = [
+            Cable("memory", rank, own, 0.5e-6, memory),
+            Cable("memory", own, rank, 0.5e-6, memory),
+            Cable("network", n + each, fabric, latency / 2, network),
+            Cable("network", fabric, n + each, latency / 2, network),
+        ]
+        host = np.concatenate([rank // ranks, each, [-1]])
+        parts = (("host", hosts), ("fabric", 1))
+        return Wiring(n, lay(cables), route, parts, (("host", host),))
+
+    def grown(k: int) -> Topology:
+        return cloud((k, ranks), memory=memory, network=network, latency=latency)
+
+    return Topology(
+        f"cloud:{hosts}x{ranks}",
+        n,
+        wire,
+        2e-6,
+        1 / 20e9,
+        per_host=ranks,
+        scale=hosts,
+        grown=grown,
+        about="virtual machines with 100 Gb/s, TCP between them",
+    )
+
+
+def wan(
+    shape: tuple[int, int],
+    network: float = 12.5e9,
+    between: float = 1.25e9,
+    latency: float = 30e-3,
+) -> Topology:
+    """Sites of some ranks on a switch; each two sites share a line of 10 Gb/s."""
+    sites, ranks = shape
+    n = sites * ranks
+
+    def route(src: Ints, dst: Ints) -> Ints:
+        a, b = src // ranks, dst // ranks
+        far = np.where(a == b, -1, 2 * n + a * (sites - 1) + b - (b > a))
+        return np.where((src == dst)[..., None], -1, padded([src, far, n + dst]))
+
+    def wire() -> Wiring:
+        rank = np.arange(n)
+        hub = n + rank // ranks
+        a = np.repeat(np.arange(sites), sites - 1)
+        place = np.tile(np.arange(sites - 1), sites)
+        b = place + (place >= a)
+        cables = [
+            Cable("network", rank, hub, 10e-6, network),
+            Cable("network", hub, rank, 10e-6, network),
+            Cable("line", n + a, n + b, latency, between),
+        ]
+        site = np.concatenate([rank // ranks, np.arange(sites)])
+        return Wiring(n, lay(cables), route, (("site", sites),), (("host", site),))
+
+    def grown(k: int) -> Topology:
+        return wan((k, ranks), network=network, between=between, latency=latency)
+
+    return Topology(
+        f"wan:{sites}x{ranks}" if ranks > 1 else f"wan:{sites}",
+        n,
+        wire,
+        2e-6,
+        1 / 20e9,
+        per_host=ranks,
+        scale=sites,
+        grown=grown,
+        about="sites with 10 Gb/s and 30 ms between each two",
+    )

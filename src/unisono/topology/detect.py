@@ -1,0 +1,185 @@
+"""This machine, read from what the kernel tells: cores, caches, NUMA, cards, GPUs.
+
+Nothing is measured here. Bandwidths of the topology that follows are rough defaults by
+kind of link (memory inside a NUMA node, memory across, what a card claims); `unisono
+tune` is there to measure them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unisono.schedule.collective import Ints
+from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+
+MEMORY = 10e9
+ACROSS = 6e9
+
+
+@dataclass(frozen=True)
+class Card:
+    """A network card: its name, what it claims, and the NUMA node it hangs on."""
+
+    name: str
+    megabits: int
+    numa: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its name, and how many NVLinks are up with how many bytes per second."""
+
+    name: str
+    nvlinks: int
+    nvlink_bandwidth: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is: cores by NUMA node, caches by level, cards and GPUs."""
+
+    model: str
+    numa: list[list[int]]
+    caches: dict[str, str]
+    cards: list[Card]
+    gpus: list[Gpu]
+
+    @property
+    def cores(self) -> int:
+        """How many cores this process may use."""
+        return sum(len(cores) for cores in self.numa)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data, for JSON."""
+        return asdict(self) | {"cores": self.cores}
+
+    def topology(self) -> Topology:
+        """A rank on each core; memory of a NUMA node is a switch, linked to others."""
+        n, nodes = self.cores, len(self.numa)
+        home = np.repeat(np.arange(nodes), [len(cores) for cores in self.numa])
+
+        def route(src: Ints, dst: Ints) -> Ints:
+            a, b = home[src], home[dst]
+            far = np.where(a == b, -1, 2 * n + a * (nodes - 1) + b - (b > a))
+            return np.where((src == dst)[..., None], -1, padded([src, far, n + dst]))
+
+        def wire() -> Wiring:
+            rank, hub = np.arange(n), n + home
+            a = np.repeat(np.arange(nodes), nodes - 1)
+            place = np.tile(np.arange(nodes - 1), nodes)
+            b = place + (place >= a)
+            cables = [
+                Cable("memory", rank, hub, 0.1e-6, MEMORY),
+                Cable("memory", hub, rank, 0.1e-6, MEMORY),
+                Cable("numa", n + a, n + b, 0.2e-6, ACROSS),
+            ]
+            level = np.concatenate([home, np.arange(nodes)])
+            parts = (("numa", nodes),)
+            return Wiring(n, lay(cables), route, parts, (("numa", level),))
+
+        about = f"{self.model}; bandwidths are defaults, not measured"
+        return Topology("this", n, wire, 0.5e-6, 1 / 20e9, about=about)
+
+
+def detect(root: Path = Path("/")) -> Machine:
+    """Read this machine, or the files of another below `root`."""
+    return Machine(_model(root), _numa(root), _caches(root), _cards(root), _gpus(root))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _model(root: Path) -> str:
+    found = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
+    return found[1] if found else "unknown processor"
+
+
+def _numa(root: Path) -> list[list[int]]:
+    """The cores of each NUMA node; of this machine, those we may use."""
+    ours = root == Path("/")
+    allowed = os.sched_getaffinity(0) if ours else None
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+    nodes = [_ranges(_text(folder / "cpulist")) for folder in folders]
+    if allowed is not None:
+        nodes = [[core for core in node if core in allowed] for node in nodes]
+    nodes = [node for node in nodes if node]
+    if nodes:
+        return nodes
+    online = _ranges(_text(root / "sys/devices/system/cpu/online"))
+    return [sorted(allowed) if allowed else online or [0]]
+
+
+def _ranges(text: str) -> list[int]:
+    """The numbers that "0-3,8" lists."""
+    found: list[int] = []
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found.extend(range(int(low), int(high or low) + 1))
+    return found
+
+
+def _caches(root: Path) -> dict[str, str]:
+    """The caches of the first core, as {"L2": "2048K"}; data where there are two."""
+    found = {}
+    cache = root / "sys/devices/system/cpu/cpu0/cache"
+    for folder in sorted(cache.glob("index*")):
+        if _text(folder / "type") != "Instruction":
+            found[f"L{_text(folder / 'level')}"] = _text(folder / "size")
+    return found
+
+
+def _cards(root: Path) -> list[Card]:
+    """Network cards that are hardware; virtual ones have no device behind them."""
+    found = []
+    for folder in sorted((root / "sys/class/net").glob("*")):
+        if not (folder / "device").exists():
+            continue
+        speed, node = _text(folder / "speed"), _text(folder / "device/numa_node")
+        megabits = int(speed) if re.fullmatch(r"[0-9]+", speed) else 0
+        place = int(node) if re.fullmatch(r"-?[0-9]+", node) else -1
+        found.append(Card(folder.name, megabits, place))
+    return found
+
+
+def _gpus(root: Path) -> list[Gpu]:
+    """NVIDIA's, from the driver's files; their NVLinks, if nvidia-smi is there."""
+    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    found = re.findall(r"(?m)^Model:\s*(.+)$", "\n".join(map(_text, files)))
+    told = _nvlinks() if found and root == Path("/") else []
+    told += [(0, 0.0)] * (len(found) - len(told))
+    return [Gpu(name, *links) for name, links in zip(found, told, strict=False)]
+
+
+def _nvlinks() -> list[tuple[int, float]]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "nvlink", "--status"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return links_in(done.stdout)
+
+
+def links_in(status: str) -> list[tuple[int, float]]:
+    """How many links each GPU has up, and their bytes per second together."""
+    found = []
+    for block in re.split(r"(?m)^GPU \d+:", status)[1:]:
+        rates = [float(x) for x in re.findall(r"Link \d+: ([0-9.]+) GB/s", block)]
+        found.append((len(rates), sum(rates) * 1e9))
+    return found

@@ -1,0 +1,216 @@
+"""A user's own topology, as a TOML file.
+
+    name = "two boxes"
+    ranks = 4
+    hosts = [[0, 1], [2, 3]]            # optional: which ranks share a host
+    switches = ["left", "right"]        # nodes besides the ranks
+    overhead = "1us"                    # optional: for each message a rank sends
+    reduce = "20GB/s"                   # optional: how fast a rank adds up
+
+    [kinds.bus]
+    latency = "500ns"
+    bandwidth = "25GB/s"
+
+    [kinds.wire]
+    latency = "5us"
+    bandwidth = "100Gb/s"
+
+    [[links]]                           # both directions
+    between = [["0..1"], ["left"]]
+    kind = "bus"
+
+    [[links]]                           # one direction
+    from = ["left"]
+    to = ["right"]
+    kind = "wire"
+
+A list of links joins each of the first to each of the second. Messages take the
+quickest path; ranks pass on what is for others.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from unisono.errors import BadArgument, BadTopology, unknown
+from unisono.schedule.collective import Ints
+from unisono.topology.routing import Paths
+from unisono.topology.topology import Cable, Links, Topology, Wiring, lay
+from unisono.units import parse_bandwidth, parse_seconds
+
+MOST = 1 << 16
+
+
+class _Kind(msgspec.Struct, forbid_unknown_fields=True):
+    latency: str | float
+    bandwidth: str | float
+
+
+class _Link(
+    msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}, kw_only=True
+):
+    kind: str
+    between: tuple[list[str | int], list[str | int]] | None = None
+    from_: list[str | int] | None = None
+    to: list[str | int] | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    ranks: int
+    kinds: dict[str, _Kind]
+    links: list[_Link]
+    name: str = ""
+    hosts: list[list[int]] = []
+    switches: list[str] = []
+    overhead: str | float = 0.0
+    reduce: str | float = 0.0
+
+
+def load(path: Path) -> Topology:
+    """Read a topology, or raise BadTopology with what is wrong in which file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise BadTopology(f"{path}: cannot be read: {why}") from why
+    return loads(text, str(path))
+
+
+def loads(text: str, where: str = "topology") -> Topology:
+    """The topology that the text of a file tells."""
+    try:
+        told = msgspec.convert(tomllib.loads(text), type=_File)
+        return _topology(told, where)
+    except BadTopology as why:
+        raise BadTopology(f"{where}: {why}") from why
+    except (tomllib.TOMLDecodeError, msgspec.MsgspecError, BadArgument) as why:
+        raise BadTopology(f"{where}: not a topology: {why}") from why
+
+
+def _topology(told: _File, where: str) -> Topology:
+    if not 1 <= told.ranks <= MOST:
+        raise BadTopology(f"ranks = {told.ranks}: expected 1 to {MOST}")
+    node = {str(r): r for r in range(told.ranks)}
+    node |= {name: told.ranks + i for i, name in enumerate(told.switches)}
+    if len(node) != told.ranks + len(told.switches):
+        raise BadTopology("switches: a name is there twice, or is that of a rank")
+    cables = [cable for link in told.links for cable in _cables(link, told, node)]
+    links = lay(cables)
+    name = told.name or where
+    host = _hosts(told)
+    levels = (("host", _with_switches(host, len(told.switches), links)),)
+    wiring = Wiring(
+        told.ranks,
+        links,
+        lambda src, dst: paths.table(src, dst),
+        levels=levels if told.hosts else (),
+        names=tuple(told.switches),
+    )
+    wiring.checked(name)
+    paths = Paths(name, links, len(node), np.empty(0, dtype=np.int64))
+    _refuse_unreachable(paths, told.ranks)
+    rate = _number(told.reduce, parse_bandwidth)
+    sizes = np.bincount(host)
+    return Topology(
+        name,
+        told.ranks,
+        lambda: wiring,
+        _number(told.overhead, parse_seconds),
+        1 / rate if rate else 0.0,
+        per_host=int(sizes[0]) if told.hosts and (sizes == sizes[0]).all() else 0,
+        about=f"read from {where}",
+    )
+
+
+def _cables(link: _Link, told: _File, node: dict[str, int]) -> Iterable[Cable]:
+    if link.kind not in told.kinds:
+        raise unknown("kind of link", link.kind, told.kinds)
+    if (link.between is None) == (link.from_ is None or link.to is None):
+        raise BadTopology('links: each has either "between", or "from" and "to"')
+    first, second = link.between or (link.from_ or [], link.to or [])
+    a, b = _nodes(first, node), _nodes(second, node)
+    src, dst = np.repeat(a, b.size), np.tile(b, a.size)
+    apart = src != dst
+    kind = told.kinds[link.kind]
+    latency = _number(kind.latency, parse_seconds)
+    bandwidth = _number(kind.bandwidth, parse_bandwidth)
+    yield Cable(link.kind, src[apart], dst[apart], latency, bandwidth)
+    if link.between is not None:
+        yield Cable(link.kind, dst[apart], src[apart], latency, bandwidth)
+
+
+def _nodes(names: list[str | int], node: dict[str, int]) -> Ints:
+    """The nodes of some names; "0..7" is a range of ranks."""
+    found: list[int] = []
+    for name in map(str, names):
+        span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", name)
+        each = map(str, range(int(span[1]), int(span[2]) + 1)) if span else [name]
+        for one in each:
+            if one not in node:
+                raise BadTopology(f"links: {unknown('node', one, node)}")
+            found.append(node[one])
+    return np.array(found, dtype=np.int64)
+
+
+def _number(value: str | float, parse: object) -> float:
+    return parse(value) if isinstance(value, str) else float(value)  # type: ignore[operator]
+
+
+def _hosts(told: _File) -> Ints:
+    host = np.full(told.ranks, -1)
+    for i, ranks in enumerate(told.hosts):
+        for rank in ranks:
+            if not 0 <= rank < told.ranks or host[rank] >= 0:
+                raise BadTopology(
+                    f"hosts: rank {rank} is there twice, or not one of {told.ranks}"
+                )
+            host[rank] = i
+    if told.hosts and (host < 0).any():
+        raise BadTopology(f"hosts: rank {int(np.argmin(host))} is on none of them")
+    host[host < 0] = 0  # nothing was told: one host
+    return host
+
+
+def _with_switches(host: Ints, switches: int, links: Links) -> Ints:
+    """A switch belongs to a host if all ranks it is linked to do, else to none."""
+    n = host.size
+    found = np.concatenate([host, np.full(switches, -1)])
+    for node in range(n, n + switches):
+        near = np.concatenate(
+            [links.dst[links.src == node], links.src[links.dst == node]]
+        )
+        own = np.unique(host[near[near < n]])
+        if own.size == 1:
+            found[node] = own[0]
+    return found
+
+
+def _refuse_unreachable(paths: Paths, n: int) -> None:
+    """All ranks reach each other if all reach rank 0 and rank 0 reaches them."""
+    out: dict[int, list[int]] = {}
+    back: dict[int, list[int]] = {}
+    for a, b in zip(paths.starts, paths.ends, strict=True):
+        out.setdefault(a, []).append(b)
+        back.setdefault(b, []).append(a)
+    for edges, words in ((out, "0 to rank {}"), (back, "{} to rank 0")):
+        lost = sorted(set(range(n)) - _reached(edges))
+        if lost:
+            raise BadTopology(
+                f"no way from rank {words.format(lost[0])} ({len(lost)} ranks cut "
+                "off); add links that join all ranks in both directions"
+            )
+
+
+def _reached(edges: dict[int, list[int]]) -> set[int]:
+    seen, todo = {0}, [0]
+    while todo:
+        for node in edges.get(todo.pop(), ()):
+            if node not in seen:
+                seen.add(node)
+                todo.append(node)
+    return seen
