@@ -6,3 +6,4 @@
 
 void bind_engine(nanobind::module_ &m);
 void bind_wire(nanobind::module_ &m);
+void bind_simulate(nanobind::module_ &m);

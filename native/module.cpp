@@ -111,6 +111,7 @@ NB_MODULE(_native, m) {
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
   bind_engine(m);
   bind_wire(m);
+  bind_simulate(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),

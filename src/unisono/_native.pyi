@@ -260,3 +260,46 @@ class Lifeline:
     def silence(self) -> list[int]: ...
     def forked(self) -> bool: ...
     def close(self) -> None: ...
+
+class Simulator:
+    def __init__(
+        self,
+        n: int,
+        sizes: NDArray[np.float64],
+        bandwidth: NDArray[np.float64],
+        overhead: float,
+        encode: float,
+        decode: float,
+        reduce: float,
+        ratio: float,
+    ) -> None: ...
+    def add(
+        self,
+        src: NDArray[np.int64],
+        dst: NDArray[np.int64],
+        chunk: NDArray[np.int64],
+        into: NDArray[np.int64],
+        reduces: NDArray[np.bool_],
+    ) -> None: ...
+    def unknown(self) -> NDArray[np.int64]: ...
+    def know(
+        self,
+        first: NDArray[np.int64],
+        links: NDArray[np.int64],
+        latency: NDArray[np.float64],
+    ) -> None: ...
+    def run(self, begin: NDArray[np.float64], n: int) -> int: ...
+    def edges(self) -> NDArray[np.int64]: ...
+    def carried(self) -> NDArray[np.float64]: ...
+    def finished(self) -> NDArray[np.float64]: ...
+    def messages(
+        self,
+    ) -> tuple[
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.float64],
+        NDArray[np.float64],
+        NDArray[np.float64],
+        NDArray[np.int64],
+    ]: ...

@@ -1,0 +1,38 @@
+"""WHEN it arrives: schedules on a topology, given a clock.
+
+api         the one call, `simulate`, and `sweep` for many sizes
+conditions  who is late, what is slow or down, what a codec changes
+closed      any number of ranks in microseconds, by laws that are derived
+steps       a clock for every rank, a load for every link, step by step
+events      flows that share links fairly, event by event (native)
+bound       what no schedule can beat on this topology
+result      time, bandwidth, utilisation, critical path
+chrome      the same as a trace for Perfetto or chrome://tracing
+candidates  the algorithms there are, under names that fit a topology
+compare     who wins for which size, and where that changes
+"""
+
+from unisono.simulate.api import FIDELITIES, simulate, sweep
+from unisono.simulate.bound import least_time
+from unisono.simulate.candidates import candidates, fitted
+from unisono.simulate.chrome import to_chrome
+from unisono.simulate.compare import Comparison, compare
+from unisono.simulate.conditions import Codec, Conditions
+from unisono.simulate.result import Hop, Result, Timeline
+
+__all__ = [
+    "FIDELITIES",
+    "Codec",
+    "Comparison",
+    "Conditions",
+    "Hop",
+    "Result",
+    "Timeline",
+    "candidates",
+    "compare",
+    "fitted",
+    "least_time",
+    "simulate",
+    "sweep",
+    "to_chrome",
+]

@@ -1,0 +1,196 @@
+"""The one call: a schedule, a topology, so many bytes, and how closely to look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from unisono.errors import BadArgument, BadTopology, NotOffered, unknown, whole_number
+from unisono.schedule.collective import COLLECTIVES, collective
+from unisono.schedule.schedule import Schedule
+from unisono.simulate import closed
+from unisono.simulate.bound import least_time
+from unisono.simulate.candidates import fitted, schedule_for
+from unisono.simulate.conditions import Codec, Conditions, World
+from unisono.simulate.events import by_events
+from unisono.simulate.messages import chunk_bytes
+from unisono.simulate.result import Result
+from unisono.simulate.steps import by_steps
+from unisono.topology import Topology, parse
+from unisono.units import parse_bytes
+
+FIDELITIES = ("auto", "closed", "steps", "events")
+LARGE = 1 << 14
+"""From how many ranks on "auto" takes the closed form."""
+
+
+def simulate(
+    what: Schedule | str,
+    topology: Topology | str,
+    nbytes: int | str,
+    fidelity: str = "auto",
+    *,
+    collective: str = "all_reduce",
+    segments: int = 1,
+    delays: Mapping[int, float] | Sequence[float] = (),
+    slow: Mapping[str, float] | None = None,
+    failed: Sequence[str] = (),
+    reduce: float | None = None,
+    codec: Codec | None = None,
+) -> Result:
+    """How long a schedule takes on a topology, and what decides it.
+
+    `what` is a schedule, or the name of an algorithm for `collective`; `nbytes` the
+    size of one rank's buffer. "closed" is for any number of ranks and costs
+    microseconds once the law is known; "steps" has link loads and a clock per rank;
+    "events" has max-min fair flows. "auto" takes events where something is amiss
+    (delays, slow or failed links), the closed form above 16,384 ranks, steps else.
+    """
+    where = parse(topology) if isinstance(topology, str) else topology
+    size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes
+    size, segments = whole_number("nbytes", size), whole_number("segments", segments)
+    if size < 0 or segments < 1:
+        raise BadArgument(
+            f"nbytes = {size}, segments = {segments}: expected 0 or more, 1 or more"
+        )
+    given = Conditions(
+        _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or Codec()
+    )
+    how = _fidelity(fidelity, where, given)
+    if how == "closed":
+        return _closed(what, where, size, collective, segments, given)
+    schedule = _schedule(what, where, collective, segments)
+    world = World.of(where, given)
+    sizes = chunk_bytes(schedule, size)
+    told = {
+        "collective": schedule.collective,
+        "algorithm": schedule.name,
+        "topology": where,
+        "nbytes": size,
+        "fidelity": how,
+        "bound": least_time(schedule.collective, where, size, schedule.root),
+    }
+    if how == "events":
+        events = by_events(schedule, world, sizes)
+        return Result(
+            **told,  # type: ignore[arg-type]
+            time=float(events.finished.max()),
+            messages=events.timeline.src.size,
+            events=events.count,
+            finished=events.finished,
+            carried=events.carried,
+            path=events.path(),
+            timeline=events.timeline,
+        )
+    clocks = by_steps(schedule, world, sizes, keep=True)
+    return Result(
+        **told,  # type: ignore[arg-type]
+        time=float(clocks.clock.max()),
+        messages=clocks.count,
+        finished=clocks.clock[0],
+        carried=clocks.carried[:-1],
+        path=clocks.path(),
+        timeline=clocks.timeline(),
+    )
+
+
+def sweep(
+    algorithm: str,
+    topology: Topology,
+    sizes: Sequence[int],
+    *,
+    collective: str = "all_reduce",
+    segments: int = 1,
+) -> list[Result]:
+    """The same for many sizes at once, by steps, or by closed form if it is large.
+
+    Bytes are shared out evenly to fractions of one, which is the only difference to
+    asking for each size apart.
+    """
+    how = _fidelity("auto", topology, Conditions())
+    if how == "closed":
+        given = Conditions()
+        return [
+            _closed(algorithm, topology, size, collective, segments, given)
+            for size in sizes
+        ]
+    schedule = _schedule(algorithm, topology, collective, segments)
+    world = World.of(topology, Conditions())
+    unit = chunk_bytes(schedule, None)
+    clocks = by_steps(schedule, world, unit, np.array(sizes, dtype=np.float64))
+    found = []
+    for size, row in zip(sizes, clocks.clock, strict=True):
+        least = least_time(schedule.collective, topology, size, schedule.root)
+        carried = clocks.carried[:-1] * size
+        found.append(
+            Result(
+                schedule.collective,
+                schedule.name,
+                topology,
+                size,
+                "steps",
+                float(row.max()),
+                least,
+                clocks.count,
+                finished=row,
+                carried=carried,
+            )
+        )
+    return found
+
+
+def _by_rank(delays: Mapping[int, float] | Sequence[float]) -> dict[int, float]:
+    if isinstance(delays, Mapping):
+        return {whole_number("rank", r): float(late) for r, late in delays.items()}
+    return {rank: float(late) for rank, late in enumerate(delays)}
+
+
+def _fidelity(fidelity: str, topology: Topology, given: Conditions) -> str:
+    if fidelity not in FIDELITIES:
+        raise unknown("fidelity", fidelity, FIDELITIES)
+    if fidelity != "auto":
+        return fidelity
+    if not given.usual:
+        return "events"
+    large = topology.n > LARGE and topology.grown is not None
+    return "closed" if large else "steps"
+
+
+def _schedule(
+    what: Schedule | str, topology: Topology, name: str, segments: int
+) -> Schedule:
+    if isinstance(what, str):
+        return schedule_for(name, what, topology, segments)
+    if what.n != topology.n:
+        raise BadTopology(
+            f"{what.title}: {topology.name} has {topology.n} ranks; expected as many "
+            "as the schedule"
+        )
+    return what.split(segments) if segments > 1 else what
+
+
+def _closed(
+    what: Schedule | str,
+    topology: Topology,
+    nbytes: int,
+    name: str,
+    segments: int,
+    given: Conditions,
+) -> Result:
+    if not isinstance(what, str):
+        raise NotOffered(
+            "closed form: needs the name of an algorithm, to have it at other sizes "
+            "too; a schedule alone can be simulated by steps or events"
+        )
+    found = closed.line(collective(name).name, what, topology, segments, given)
+    return Result(
+        COLLECTIVES[name],
+        fitted(what, topology),
+        topology,
+        nbytes,
+        "closed",
+        found.time(nbytes),
+        found.least * nbytes,
+        exact=found.exact,
+    )

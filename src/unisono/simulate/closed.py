@@ -1,0 +1,218 @@
+"""Closed form: costs for any number of ranks, derived and not typed.
+
+With nothing shared but what the schedule itself makes shared, the time of a schedule is
+the longest of many paths, each of which costs some latencies and some time per byte:
+
+    time(b) = max over paths p of  (latency_p + b * slope_p)
+
+Let A be the largest latency_p and B the largest slope_p. Then time(b) lies between
+max(A, B b) and A + B b; wherever one path is the worst in both, as on symmetric
+topologies, it *is* A + B b. Both are what the step simulation gives: A for no bytes, B
+for bytes on links without latency.
+
+A and B as functions of the topology's size k are found as follows. The step simulation
+runs on small members of the same family (dgx-h100:3, :5, :6, ...), and the values are
+written as a sum of a few functions of k: 1, k, 1/k, the logarithm's steps. The law is
+accepted only if it also meets members that it was not fitted to, to nine digits. Powers
+of two have a law of their own, as many algorithms treat them apart. Where no law is
+found, none is used: the caller is told to simulate by steps.
+
+A law is kept, so that all further questions, for any size up to millions of ranks,
+cost microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unisono.errors import NotOffered, UsageError
+from unisono.schedule.collective import collective as find_collective
+from unisono.simulate.bound import least_time
+from unisono.simulate.candidates import schedule_for
+from unisono.simulate.conditions import Conditions, World
+from unisono.simulate.messages import chunk_bytes
+from unisono.simulate.steps import by_steps
+from unisono.topology.topology import Topology
+
+POWERS = (2, 4, 8, 16, 32, 64)
+OTHERS = (3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20, 24, 33)
+MOST_RANKS = 600
+"""Members of a family that are larger are not looked at."""
+
+CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class Law:
+    """A sum of weighted functions of the size."""
+
+    weights: tuple[float, ...]
+    power: bool
+
+    def __call__(self, k: int) -> float:
+        """The value for size k."""
+        terms = _terms(k, power=self.power)
+        return max(0.0, sum(w * t for w, t in zip(self.weights, terms, strict=False)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Latency, seconds per byte, and the least that any schedule needs per byte.
+
+    `exact` is whether latency and slope belong to one and the same path.
+    """
+
+    latency: float
+    slope: float
+    least: float
+    exact: bool = True
+
+    def time(self, nbytes: int) -> float:
+        """The time for so many bytes; at most, if it is not exact."""
+        return self.latency + self.slope * nbytes
+
+
+def _terms(k: int, *, power: bool) -> list[float]:
+    below = 1 << (k.bit_length() - 1)
+    if power:
+        return [1.0, float(k), 1.0 / k, float(k.bit_length() - 1)]
+    log = float((k - 1).bit_length())
+    return [1.0, float(k), 1.0 / k, log, 1.0 / below, below / k]
+
+
+class Costs:
+    """The costs of one algorithm on one family of topologies, for any size."""
+
+    def __init__(
+        self,
+        collective: str,
+        algorithm: str,
+        member: Callable[[int], Topology],
+        segments: int,
+        given: Conditions,
+    ) -> None:
+        """Nothing is worked out until somebody asks."""
+        self.what = collective, algorithm, segments
+        self.member = member
+        self.given = given
+        self._lines: dict[int, Line | None] = {}
+        self._laws: dict[bool, tuple[Law, Law, bool]] = {}
+        self._least: Law | None = None
+
+    def __call__(self, k: int) -> Line:
+        """The costs at size k: simulated if that is small, by law if not."""
+        power = k & (k - 1) == 0
+        if k <= (POWERS if power else OTHERS)[-1]:
+            found = self._line(k)
+            if found is not None:
+                return found
+        if power not in self._laws:
+            self._laws[power] = self._find(power=power)
+        if self._least is None:
+            self._least = self._least_law()
+        latency, slope, exact = self._laws[power]
+        return Line(latency(k), slope(k), self._least(k), exact)
+
+    def _line(self, k: int) -> Line | None:
+        """The costs at a small size, by simulation; None if there is no such member."""
+        if k not in self._lines:
+            self._lines[k] = self._simulated(k)
+        return self._lines[k]
+
+    def _simulated(self, k: int) -> Line | None:
+        topology = self.member(k)
+        if topology.n > MOST_RANKS:
+            return None
+        collective, algorithm, segments = self.what
+        schedule = schedule_for(collective, algorithm, topology, segments)
+        world = World.of(topology, self.given)
+        sizes = chunk_bytes(schedule, None)
+        latency = by_steps(schedule, world, sizes, np.zeros(1)).clock.max()
+        bare = replace(
+            world,
+            latency=np.zeros_like(world.latency),
+            topology=topology.but(overhead=0.0),
+        )
+        slope = by_steps(schedule, bare, sizes).clock.max()
+        both = latency / slope if slope else 0.0  # where the two weigh the same
+        whole = by_steps(schedule, world, sizes, np.array([both])).clock.max()
+        least = least_time(schedule.collective, topology, 1e18) / 1e18
+        exact = whole >= (latency + slope * both) * (1 - 1e-6)
+        return Line(float(latency), float(slope), least, bool(exact))
+
+    def _find(self, *, power: bool) -> tuple[Law, Law, bool]:
+        found: list[tuple[int, Line]] = []
+        for k in POWERS if power else OTHERS:
+            try:
+                at = self._line(k)
+            except UsageError:  # not for this number of ranks
+                continue
+            if at is not None:
+                found.append((k, at))
+        exact = all(at.exact for _, at in found)
+        latency = _law([(k, at.latency) for k, at in found], power=power)
+        slope = _law([(k, at.slope) for k, at in found], power=power)
+        if latency is None or slope is None:
+            collective, algorithm, _ = self.what
+            raise NotOffered(
+                f"{collective} by {algorithm}: its costs follow no simple law on "
+                f"{self.member(2).name} and its like; take fidelity='steps'"
+            )
+        return latency, slope, exact
+
+    def _least_law(self) -> Law:
+        """The least time per byte; for small sizes another cut may be what counts."""
+        what = find_collective(self.what[0])
+        points = [(k, least_time(what, self.member(k), 1e18) / 1e18) for k in OTHERS]
+        for at in range(len(points)):
+            found = _law(points[at:], power=False, count=3)
+            if found is not None:
+                return found
+        return Law((0.0,), power=False)  # nothing is known: true, if useless
+
+
+def _law(
+    points: list[tuple[int, float]], *, power: bool, count: int | None = None
+) -> Law | None:
+    """The law that meets all points, though fitted to some of them only."""
+    terms = np.array([_terms(k, power=power)[:count] for k, _ in points])
+    value = np.array([v for _, v in points])
+    used = len(points) - (2 if power else 6)
+    if not points or used < terms.shape[1]:
+        return None
+    scale = max(float(np.abs(value).max()), 1e-300)
+    weights = np.linalg.lstsq(terms[:used], value[:used] / scale, rcond=None)[0]
+    missed = np.abs(terms @ weights - value / scale).max()
+    if missed > CLOSE:
+        return None
+    return Law(tuple((weights * scale).tolist()), power)
+
+
+_KNOWN: dict[object, Costs] = {}
+
+
+def line(
+    collective: str,
+    algorithm: str,
+    topology: Topology,
+    segments: int,
+    given: Conditions,
+) -> Line:
+    """The costs of an algorithm on a topology, however large that is."""
+    if not given.usual:
+        raise NotOffered(
+            "closed form: delays, slow and failed links break the symmetry it rests "
+            "on; take fidelity='events'"
+        )
+    if topology.grown is None:
+        raise NotOffered(
+            f"{topology.name}: no closed form, since it is not one of a family; take "
+            "fidelity='steps'"
+        )
+    key = collective, algorithm, topology.family, segments, given.reduce, given.codec
+    if key not in _KNOWN:
+        _KNOWN[key] = Costs(collective, algorithm, topology.grown, segments, given)
+    return _KNOWN[key](topology.scale)

@@ -1,0 +1,92 @@
+"""Who wins for which size, and where that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
+from unisono.simulate.api import simulate, sweep
+from unisono.simulate.result import Result
+from unisono.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From about `nbytes` on `winner` is faster than `loser`, which was before."""
+
+    nbytes: float
+    loser: str
+    winner: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Results by algorithm, in the order of the sizes; and those without any."""
+
+    topology: Topology
+    sizes: Sequence[int]
+    results: dict[str, list[Result]]
+    left_out: dict[str, str]
+
+    def ranking(self, at: int) -> list[Result]:
+        """The results for the size at this place, fastest first."""
+        return sorted((r[at] for r in self.results.values()), key=lambda r: r.time)
+
+    def crossovers(self) -> list[Crossover]:
+        """Where the winner changes, by straight lines between the sizes tried."""
+        found = []
+        for at in range(1, len(self.sizes)):
+            old, new = self.ranking(at - 1)[0], self.ranking(at)[0]
+            if old.algorithm == new.algorithm:
+                continue
+            before, after = self._gap(old, new, at - 1), self._gap(old, new, at)
+            part = before / (before + after) if before + after > 0 else 1.0
+            low, high = self.sizes[at - 1], self.sizes[at]
+            where = low + part * (high - low)
+            found.append(Crossover(where, old.algorithm, new.algorithm))
+        return found
+
+    def _gap(self, old: Result, new: Result, at: int) -> float:
+        """How much slower one of the two is than the other, at a size."""
+        times = [
+            next(r[at].time for r in self.results.values() if r[at].algorithm == name)
+            for name in (old.algorithm, new.algorithm)
+        ]
+        return abs(times[0] - times[1])
+
+
+def compare(
+    collective: str,
+    algorithms: Sequence[str],
+    topology: Topology,
+    sizes: Sequence[int],
+    *,
+    segments: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> Comparison:
+    """Simulate all algorithms for all sizes; options are those of `simulate`.
+
+    Without options one pass serves all sizes of an algorithm.
+    """
+    results: dict[str, list[Result]] = {}
+    left_out: dict[str, str] = {}
+    for name in algorithms:
+        progress(name)
+        try:
+            common: dict[str, Any] = {"collective": collective, "segments": segments}
+            found = (
+                [simulate(name, topology, size, **common, **options) for size in sizes]
+                if options
+                else sweep(name, topology, sizes, **common)
+            )
+        except (NotOffered, UnsupportedWorld) as why:  # told, not hidden
+            left_out[name] = str(why)
+            continue
+        results[name] = found
+    if not results:
+        first = next(iter(left_out.values()), "no algorithm was named")
+        raise BadArgument(f"{collective} on {topology.name}: {first}")
+    return Comparison(topology, sizes, results, left_out)

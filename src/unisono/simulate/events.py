@@ -1,0 +1,119 @@
+"""Event by event: messages wait for their data, and flows share links fairly.
+
+A message waits until everything that it reads and overwrites is done (the dependencies
+of the schedule, not its steps), and until its sender's earlier steps have left. Then it
+is a flow along its route. Whenever one begins or ends, the rates of those that share a
+crowded link with it are set anew, max-min fair. The work is done by the native core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import UsageError
+from unisono.schedule.collective import Ints
+from unisono.schedule.oracle import sound
+from unisono.schedule.schedule import Schedule
+from unisono.simulate.conditions import World
+from unisono.simulate.result import Hop, Timeline
+from unisono.topology.topology import Floats
+
+try:
+    from unisono import _native
+except ImportError:  # a source tree without its native core
+    _native = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """What came out: when ranks were through, what links carried, every message."""
+
+    world: World
+    count: int
+    finished: Floats
+    carried: Floats
+    timeline: Timeline
+    cause: Ints
+
+    def path(self) -> tuple[Hop, ...]:
+        """From the message that ended last, back through those that let it go."""
+        found: list[Hop] = []
+        line = self.timeline
+        at = int(np.argmax(line.end)) if line.end.size else -1
+        while at >= 0:
+            src, dst = int(line.src[at]), int(line.dst[at])
+            when = float(line.start[at]), float(line.end[at])
+            size = float(line.nbytes[at])
+            link = self._busiest(src, dst)
+            found.append(Hop(int(line.step[at]), src, dst, size, *when, link))
+            at = int(self.cause[at])
+        return tuple(reversed(found))
+
+    def _busiest(self, src: int, dst: int) -> str:
+        """The link of a route that was busy longest."""
+        row = self.world.route(np.array([src]), np.array([dst]))[0]
+        row = row[row >= 0]
+        if not row.size:
+            return "none"
+        busy = self.carried[row] / self.world.bandwidth[row]
+        return self.world.topology.wiring.link_name(int(row[np.argmax(busy)]))
+
+
+def by_events(schedule: Schedule, world: World, sizes: Floats) -> Events:
+    """Run a schedule for slots of `sizes` bytes to its end."""
+    simulator = loaded(schedule, world, sizes)
+    count = simulator.run(world.start, world.n)
+    step, src, dst, nbytes, start, end, cause = simulator.messages()
+    return Events(
+        world,
+        count,
+        simulator.finished(),
+        simulator.carried(),
+        Timeline(step + 1, src, dst, nbytes, start, end),
+        cause,
+    )
+
+
+def loaded(schedule: Schedule, world: World, sizes: Floats) -> _native.Simulator:
+    """The simulator with all messages, their dependencies and paths, before it runs."""
+    if _native is None:
+        raise UsageError(
+            "simulate: events need the native core, which is not built here; take "
+            "fidelity='steps'"
+        )
+    codec = world.codec
+    simulator = _native.Simulator(
+        world.n,
+        np.ascontiguousarray(sizes),
+        np.ascontiguousarray(world.bandwidth[:-1]),
+        world.overhead,
+        codec.encode,
+        codec.decode,
+        world.reduce,
+        codec.ratio,
+    )
+    for step in sound(schedule):
+        src, dst, chunk, mask, into = step.flat()
+        simulator.add(
+            _whole(src), _whole(dst), _whole(chunk), _whole(into), _whole(mask)
+        )
+        pair = simulator.unknown()
+        if pair.size:
+            simulator.know(*_paths(world, pair))
+    return simulator
+
+
+def _whole(array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array)
+
+
+def _paths(world: World, pair: Ints) -> tuple[Ints, Ints, Floats]:
+    """Where each pair's links begin, the links end to end, and the latencies."""
+    table = world.route(pair // world.n, pair % world.n)
+    there = table >= 0
+    first = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+    return first, table[there], world.latency[table].sum(axis=1)
