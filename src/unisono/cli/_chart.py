@@ -1,0 +1,94 @@
+"""Times over sizes as a picture: letters in a terminal, or matplotlib in a file."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+
+from unisono.errors import BadArgument, MissingExtra
+from unisono.simulate import Comparison
+from unisono.units import format_bytes, format_seconds
+
+HEIGHT = 16
+MOST_LINES = 6
+
+
+def best(told: Comparison) -> list[str]:
+    """The algorithms worth a line: winners first, then by how close they come."""
+
+    def loss(name: str) -> tuple[int, float]:
+        times = told.results[name]
+        least = [told.ranking(at)[0].time for at in range(len(told.sizes))]
+        ratio = [
+            r.time / low if low else 1.0 for r, low in zip(times, least, strict=True)
+        ]
+        return -sum(x <= 1.0 for x in ratio), sum(map(math.log, ratio))
+
+    return sorted(told.results, key=loss)[:MOST_LINES]
+
+
+def text_chart(told: Comparison) -> str:
+    """A letter for each algorithm at each size; both axes are logarithmic."""
+    names = best(told)
+    lines = {name: [r.time for r in told.results[name]] for name in names}
+    every = [math.log(t) for times in lines.values() for t in times if t > 0]
+    if not every:
+        return "nothing takes any time"
+    low, high = min(every), max(every)
+    width = max(1, min(8, 72 // len(told.sizes)))
+    grid = [[" "] * (width * len(told.sizes)) for _ in range(HEIGHT)]
+    for i, name in reversed(list(enumerate(names))):  # winners are drawn last
+        for at, time in enumerate(lines[name]):
+            if time > 0:
+                part = (math.log(time) - low) / ((high - low) or 1.0)
+                grid[HEIGHT - 1 - round(part * (HEIGHT - 1))][at * width] = _letter(i)
+    drawn = []
+    for row, cells in enumerate(grid):
+        log = high - (high - low) * row / (HEIGHT - 1)
+        label = format_seconds(math.exp(log)) if row % 5 == 0 else ""
+        drawn.append(f"{label:>9} |{''.join(cells)}".rstrip())
+    drawn.append(f"{'':>9} +{'-' * (width * len(told.sizes))}")
+    first, last = format_bytes(told.sizes[0]), format_bytes(told.sizes[-1])
+    space = max(1, width * len(told.sizes) - len(first) - len(last))
+    drawn.append(f"{'':>11}{first}{' ' * space}{last}")
+    drawn += [f"{'':>11}{_letter(i)} {name}" for i, name in enumerate(names)]
+    return "\n".join(drawn)
+
+
+def _letter(i: int) -> str:
+    return chr(ord("a") + i)
+
+
+def draw(told: Comparison, path: Path) -> None:
+    """The same by matplotlib, in a file whose name says the format."""
+    try:
+        matplotlib = import_module("matplotlib")
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("viz", "--picture") from missing
+    matplotlib.use("Agg")
+    plt = import_module("matplotlib.pyplot")
+    figure, axis = plt.subplots(figsize=(8, 5))
+    for name in best(told):
+        times = [r.time for r in told.results[name]]
+        axis.plot(told.sizes, times, "-o", label=name, markersize=3)
+    axis.plot(
+        told.sizes,
+        [told.ranking(at)[0].bound for at in range(len(told.sizes))],
+        "k--",
+        label="no schedule can be faster",
+    )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("bytes")
+    axis.set_ylabel("seconds")
+    axis.set_title(told.topology.name)
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as why:
+        raise BadArgument(f"{path}: cannot be written: {why}") from why
+    finally:
+        plt.close(figure)

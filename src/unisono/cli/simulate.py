@@ -1,0 +1,245 @@
+"""`unisono simulate`: how long collectives would take on machines one need not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from unisono.cli import _chart
+from unisono.cli.output import print_json, print_row, write_file
+from unisono.errors import BadArgument
+from unisono.schedule.collective import collective as find_collective
+from unisono.simulate import FIDELITIES, Codec, Comparison, Result, compare, to_chrome
+from unisono.simulate import simulate as run
+from unisono.simulate.candidates import listed
+from unisono.topology import Topology, parse
+from unisono.units import (
+    format_bandwidth,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
+
+_WIDTHS = (-9, 30, -10, -11, -8, 30, -7)
+_MOST_SIZES = 200
+
+
+def simulate(
+    collective: str = "all_reduce",
+    /,
+    *,
+    topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "dgx-h100:1",
+    begin: Annotated[str, Parameter(name=["-b", "--minbytes"])] = "1K",
+    end: Annotated[str, Parameter(name=["-e", "--maxbytes"])] = "",
+    factor: Annotated[int, Parameter(name=["-f", "--stepfactor"])] = 4,
+    algorithm: str = "all",
+    fidelity: str = "auto",
+    segments: int = 1,
+    delay: list[str] | None = None,
+    slow: list[str] | None = None,
+    failed: list[str] | None = None,
+    codec: str = "",
+    plot: bool = False,
+    picture: Path | None = None,
+    trace: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Simulate a collective on a topology: the winner for each size, and crossovers.
+
+    With one algorithm and one size, also the busiest links and the critical path.
+
+    Example: unisono simulate all_reduce --topology dgx-h100:128 -b 1K -e 1G
+
+    Parameters
+    ----------
+    collective
+        all_reduce, all_gather, broadcast, ...; `unisono algorithms` lists them.
+    topology
+        A preset, as switch:8, torus:4x4x4, dgx-h100:16,nics=1, or a .toml file.
+    begin
+        The smallest size, as 8, 32M or 1G.
+    end
+        The largest size; without it, there is one size.
+    factor
+        Multiply the size by this from row to row.
+    algorithm
+        One, several with commas between, or "all".
+    fidelity
+        auto, closed, steps or events.
+    segments
+        Cut the data into so many parts that follow each other.
+    delay
+        A rank that begins late, as 3=1ms; may be given again.
+    slow
+        A link with a part of its bandwidth, as "0>switch=0.1"; may be given again.
+    failed
+        A link that is down, as 4-5 (both ways) or "4>5"; may be given again.
+    codec
+        What travels instead, as ratio=0.26,encode=1e-11,decode=1e-11 (seconds a byte).
+    plot
+        Draw times over sizes in the terminal.
+    picture
+        Draw them into this file, for example simulate.png (needs matplotlib).
+    trace
+        Write the messages to this file, for Perfetto; one algorithm and one size.
+    json
+        Print one JSON document.
+    """
+    if factor < 2:
+        raise BadArgument(f"-f {factor}: expected 2 or more")
+    if fidelity not in FIDELITIES:
+        raise BadArgument(f"--fidelity {fidelity}: one of {', '.join(FIDELITIES)}")
+    what, where = find_collective(collective).name, parse(topology)
+    sizes = _sizes(parse_bytes(begin), parse_bytes(end or begin), factor)
+    if not json:
+        print(
+            f"# {what} on {where.name}, {where.n} ranks. {where.about}".rstrip(),
+            flush=True,
+        )
+    names = listed(algorithm, what, where)
+    options = _options(fidelity, delay, slow, failed, codec)
+    one = len(names) == 1 and len(sizes) == 1
+    if trace and not one:
+        raise BadArgument("--trace: takes one --algorithm and one size (-b alone)")
+    if one:
+        more = {"collective": what, "segments": segments, **options}
+        return _one(run(names[0], where, sizes[0], **more), trace, json=json)
+    told = compare(what, names, where, sizes, segments=segments, **options)
+    if json:
+        print_json(_plain(what, told))
+        return 0
+    _print(told)
+    if plot:
+        print()
+        print(_chart.text_chart(told))
+    if picture:
+        _chart.draw(told, picture)
+        print(f"wrote {picture}")
+    return 0
+
+
+def _one(result: Result, trace: Path | None, *, json: bool) -> int:
+    if json:
+        print_json(result.as_dict())
+    else:
+        print(result)
+    if trace:
+        write_file(trace, to_chrome(result))
+        if not json:
+            print(f"wrote {trace}: open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _sizes(low: int, high: int, factor: int) -> list[int]:
+    if low < 1 or high < low:
+        raise BadArgument(f"-b {low} -e {high}: sizes ascend, from 1 byte on")
+    sizes = [low]
+    while sizes[-1] * factor <= high:
+        sizes.append(sizes[-1] * factor)
+    if len(sizes) > _MOST_SIZES:
+        raise BadArgument(f"{len(sizes)} sizes: at most {_MOST_SIZES}")
+    return sizes
+
+
+def _options(
+    fidelity: str,
+    delay: list[str] | None,
+    slow: list[str] | None,
+    failed: list[str] | None,
+    codec: str,
+) -> dict[str, Any]:
+    """What was asked for besides the usual; nothing if nothing was."""
+    found: dict[str, Any] = {} if fidelity == "auto" else {"fidelity": fidelity}
+    if delay:
+        found["delays"] = {
+            _number("--delay", text, rank, int): parse_seconds(late)
+            for text, rank, late in map(_halves, delay)
+        }
+    if slow:
+        found["slow"] = {
+            link: _number("--slow", text, part, float)
+            for text, link, part in map(_halves, slow)
+        }
+    if failed:
+        found["failed"] = failed
+    if codec:
+        found["codec"] = _codec(codec)
+    return found
+
+
+def _halves(text: str) -> tuple[str, str, str]:
+    left, _, right = text.rpartition("=")
+    return text, left, right
+
+
+def _number(option: str, text: str, part: str, kind: type[Any]) -> Any:
+    try:
+        return kind(part)
+    except ValueError:
+        raise BadArgument(f"{option} {text}: {part!r} is not a number") from None
+
+
+def _codec(text: str) -> Codec:
+    told = {}
+    for _, key, value in map(_halves, text.split(",")):
+        if key not in ("ratio", "encode", "decode"):
+            raise BadArgument(f"--codec {text}: expected ratio=, encode=, decode=")
+        told[key] = _number("--codec", text, value, float)
+    return Codec(**told)
+
+
+def _print(told: Comparison) -> None:
+    head = ("size", "winner", "time", "busbw", "optimum", "runner-up", "slower")
+    print_row(head, _WIDTHS)
+    for at, size in enumerate(told.sizes):
+        first, *others = told.ranking(at)
+        next_ = others[0] if others else None
+        slower = f"{next_.time / first.time:.2f}x" if next_ and first.time else ""
+        most = "" if first.exact else "<="
+        print_row(
+            (
+                format_bytes(size),
+                first.algorithm,
+                most + format_seconds(first.time),
+                format_bandwidth(first.busbw),
+                f"{first.optimum:.1%}",
+                next_.algorithm if next_ else "",
+                slower,
+            ),
+            _WIDTHS,
+        )
+    for cross in told.crossovers():
+        about = format_bytes(cross.nbytes)
+        print(f"# from about {about} on {cross.winner} beats {cross.loser}")
+    if told.left_out:
+        print(f"# no closed form, left out: {', '.join(told.left_out)}")
+
+
+def _plain(what: str, told: Comparison) -> dict[str, object]:
+    topology: Topology = told.topology
+    return {
+        "collective": what,
+        "topology": topology.name,
+        "n": topology.n,
+        "sizes": list(told.sizes),
+        "winners": [told.ranking(at)[0].algorithm for at in range(len(told.sizes))],
+        "crossovers": [
+            {"size": c.nbytes, "from": c.loser, "to": c.winner}
+            for c in told.crossovers()
+        ],
+        "left_out": told.left_out,
+        "results": [_row(r) for rs in told.results.values() for r in rs],
+    }
+
+
+def _row(result: Result) -> dict[str, object]:
+    """A result without what belongs to one message or link."""
+    told = result.as_dict()
+    for long in ("critical_path", "busiest_links", "collective", "topology", "n"):
+        told.pop(long)
+    if result.fidelity == "closed":
+        told["utilisation"] = {}
+    return told
