@@ -1,0 +1,36 @@
+"""What it is for: training strategies on our own collectives, each in a file to read.
+
+    from unisono.parallel import DDP, FSDP, Mesh
+
+    mesh   named axes over the world                    Mesh(comm, dp=2, tp=2)
+
+Every strategy takes a module that knows nothing of it and any Communicator, and every
+byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).
+Names are fetched from their files when first used; all but the mesh need torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from unisono.parallel.mesh import Mesh
+
+__all__ = ["Mesh"]
+
+_FILE_OF = {"Mesh": "mesh"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the file it stands in."""
+    if name not in _FILE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise MissingExtra("torch", f"unisono.parallel.{name}") from missing
