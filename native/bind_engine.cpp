@@ -412,8 +412,9 @@ void bind_programs(nb::module_ &m) {
           [](Plan *self, std::vector<std::shared_ptr<Program>> programs, const Column &input_at,
              const Column &output_at, const Column &size,
              const std::vector<std::int64_t> &piece, const std::vector<std::int64_t> &pieces,
-             std::size_t input_bytes, std::size_t output_bytes, std::uint32_t divisor,
-             bool in_header, bool may_lend, bool may_reach, int lent_always, bool streams,
+             std::size_t input_bytes, std::size_t output_bytes, std::uint64_t sent_bytes,
+             std::uint32_t divisor, bool in_header, bool may_lend, bool may_reach,
+             int lent_always, bool streams,
              std::uint64_t fingerprint, int collective, int dtype, int op, int root, std::uint64_t count,
              const std::string &algorithm) {
             auto *plan = new (self) Plan;
@@ -429,6 +430,7 @@ void bind_programs(nb::module_ &m) {
             plan->input_bytes = input_bytes;
             plan->output_bytes = output_bytes;
             plan->kernel = find_kernel(DType(dtype), kernel_op(op));
+            plan->sent_bytes = sent_bytes;
             plan->divisor = divisor;
             plan->in_header = in_header;
             plan->may_lend = may_lend;
@@ -445,7 +447,7 @@ void bind_programs(nb::module_ &m) {
           },
           nb::arg("programs"), nb::arg("input_at"), nb::arg("output_at"), nb::arg("size"),
           nb::arg("piece"), nb::arg("pieces"), nb::arg("input_bytes"),
-          nb::arg("output_bytes"), nb::arg("divisor"), nb::arg("in_header"),
+          nb::arg("output_bytes"), nb::arg("sent_bytes"), nb::arg("divisor"), nb::arg("in_header"),
           nb::arg("may_lend"), nb::arg("may_reach"), nb::arg("lent_always"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
           nb::arg("algorithm"));
@@ -588,6 +590,7 @@ void bind_comms(nb::module_ &m) {
            nb::arg("trouble"), nb::arg("culprit"), nb::arg("seq"))
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
+      .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })
       .def("reach", [](Handle &c) { return int(c.lending().tried()); })
       .def("try_reach", [](Handle &c) { return int(c.lending().reach()); })
       .def("touched", [](Handle &c) { return c.lending().touched(); })

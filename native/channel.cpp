@@ -45,6 +45,7 @@ Transfer::Transfer(Comm &comm, Direction direction, std::size_t peer, std::int64
     : comm_(comm), direction_(direction), peer_(peer), tag_(tag),
       data_(static_cast<std::byte *>(data)), bytes_(bytes), type_(type) {
   breaks_all = false;
+  sends = direction == Direction::send && peer != comm.rank() ? bytes : 0;
 }
 
 Status Transfer::advance() { return comm_.post().advance(*this); }

@@ -22,6 +22,7 @@ void Collective::prepare(const Plan &plan, const void *input, void *output,
   phase_ = Phase::begin;
   state.store(pending, std::memory_order_relaxed);
   verdict = {};
+  sends = plan.sent_bytes;
   waiting_since = 0;
   warned = false;
 }

@@ -331,16 +331,17 @@ bool Comm::try_drive(Task &op, std::uint32_t spins) {
 }
 
 void Comm::settle(Task &op, Status status) {
-  if (status == Status::done) {
-    op.finish(Task::succeeded);
-    return;
+  bool failed = status != Status::done;
+  if (failed) {
+    if (op.verdict.trouble == Trouble::mismatch)
+      op.verdict = condemn(op.verdict);
+    if (op.breaks_all)
+      lending_.hands_off();
+    auto *transfer = dynamic_cast<Transfer *>(&op);
+    failed = transfer == nullptr || post_.withdraw(*transfer);
   }
-  if (op.verdict.trouble == Trouble::mismatch)
-    op.verdict = condemn(op.verdict);
-  if (op.breaks_all)
-    lending_.hands_off();
-  auto *transfer = dynamic_cast<Transfer *>(&op);
-  const bool failed = transfer == nullptr || post_.withdraw(*transfer);
+  if (!failed) // counted before anybody can see that it is done
+    sent_.fetch_add(op.sends, std::memory_order_relaxed);
   op.finish(failed ? Task::broken : Task::succeeded);
 }
 

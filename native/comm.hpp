@@ -104,6 +104,8 @@ public:
   std::vector<std::size_t> culprits(const Task &op) const;
   // Whom the last call on its caller's thread was waiting for when its time was up.
   const std::vector<std::size_t> &awaited() const { return inline_.missed; }
+  // Bytes that this rank has sent in calls that are done.
+  std::uint64_t sent_bytes() const { return sent_.load(std::memory_order_relaxed); }
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -140,6 +142,7 @@ private:
   Collective inline_;
   std::atomic<bool> busy_ = false; // somebody advances the collectives
   std::atomic<std::uint32_t> queued_ = 0;
+  std::atomic<std::uint64_t> sent_ = 0;
   std::mutex transferring_; // held by who advances messages that are in flight
   std::mutex mutex_;
   std::deque<std::shared_ptr<Task>> queue_;

@@ -73,6 +73,7 @@ struct Plan {
   std::array<std::int64_t, 4> piece{}, pieces{1, 1, 1, 1};
   std::size_t itemsize = 1;
   std::size_t input_bytes = 0, output_bytes = 0;
+  std::uint64_t sent_bytes = 0; // by this rank, to others, as the schedule has it
   Kernel kernel = nullptr;
   std::uint32_t divisor = 1;
   bool in_header = false; // what others read fits into the header itself

@@ -295,6 +295,16 @@ class Communicator(Base):
         """What would run for such a call, and why; how long it took, if it has run."""
         return report.explain(self, collective, x, **how)
 
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes this rank has sent to others here, in calls that are done.
+
+        Counted from the schedules that ran and the sizes they had: what a message on a
+        wire would carry, though ranks of one host read each other's memory. Headers
+        and barriers carry nothing.
+        """
+        return self._native.sent_bytes()
+
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""
         return recorder.records(self._transport)

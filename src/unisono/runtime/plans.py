@@ -109,6 +109,19 @@ def lowered(
 
 
 @lru_cache(maxsize=2048)
+def _sends(collective: str, algorithm: str, n: int, root: int, rank: int) -> Ints:
+    """How many times a rank sends each chunk to another, counted from the steps."""
+    schedule = verified(collective, algorithm, n, root)
+    times = np.zeros(schedule.num_chunks, dtype=np.int64)
+    for step in schedule:
+        src, dst, slot, _, _ = step.flat()
+        ours = slot[(src == rank) & (dst != rank)]
+        # A temporary is as large as the chunk it stands in for.
+        times += np.bincount(ours % times.size, minlength=times.size)
+    return times
+
+
+@lru_cache(maxsize=2048)
 def _native_program(
     collective: str,
     algorithm: str,
@@ -184,6 +197,7 @@ def _make_plan(
         pieces=pieces,
         input_bytes=input_count * itemsize,
         output_bytes=output_count * itemsize,
+        sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
         divisor=n if kind.reduction.op == "mean" else 1,
         in_header=header,
         may_lend=modes[-1] == 3,
