@@ -86,8 +86,8 @@ def test_the_environment_names_algorithms(monkeypatch):
 
 
 FIELDS = {
-    *("record_id", "pg_id", "collective_seq_id", "profiling_name", "algorithm", "op"),
-    *("root", "input_dtypes", "input_sizes", "peer", "tag", "state"),
+    *("record_id", "pg_id", "collective_seq_id", "profiling_name", "algorithm"),
+    *("label", "op", "root", "input_dtypes", "input_sizes", "peer", "tag", "state"),
     *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),
 }
 
@@ -156,3 +156,20 @@ def test_calls_that_fail_are_recorded_so():
 
     with world(2) as w:
         assert w.run(failed)[0] == "failed"
+
+
+def test_labels_are_recorded_and_compared(worlds):
+    def labelled(comm):
+        x = np.ones(5)
+        comm.all_reduce(x, label="bucket 3")
+        assert comm.records()[-1]["label"] == "bucket 3"
+        assert comm.records()[-1]["algorithm"] == "naive"
+        comm.all_reduce(x)
+        assert comm.records()[-1]["label"] == ""
+        with pytest.raises(unisono.CollectiveMismatch) as raised:
+            comm.all_reduce(x, label=f"layer {comm.rank}", async_op=True).wait()
+        return raised.value.calls
+
+    told = worlds(2).run(labelled)
+    assert told[0] == told[1]
+    assert told[0][1] == "all_reduce(float64 × 5, sum) by naive for layer 1"

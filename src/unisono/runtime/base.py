@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     async_op: bool
     timeout_s: float | None
     reproducible: bool
+    label: str
 
 
 class How(NamedTuple):
@@ -47,6 +48,7 @@ class How(NamedTuple):
     async_op: bool = False
     timeout_s: float | None = None
     reproducible: bool = False
+    label: str = ""
 
 
 class Base(Verdicts):
@@ -204,7 +206,7 @@ class Base(Verdicts):
         # one of them is.
         key = (call.collective, dtype.code, reduction.op, call.root, call.counts, how)
         if how.timeout_s is not None or how.async_op:
-            key = (*key[:5], How(how.algorithm, reproducible=how.reproducible))
+            key = (*key[:5], how._replace(timeout_s=None, async_op=False))
         plan = self._plans.get(key)
         if plan is None:
             plan = self._made_plan(call, reduction, how)
@@ -228,7 +230,13 @@ class Base(Verdicts):
             hosts=self._hosts or None,
         )
         kind = Kind(
-            call.collective, dtype, reduction, call.root, call.counts, choice.algorithm
+            call.collective,
+            dtype,
+            reduction,
+            call.root,
+            call.counts,
+            choice.algorithm,
+            how.label,
         )
         if how.reproducible:
             self._refuse_other_orders(kind)

@@ -10,7 +10,8 @@ call returns the right answer or raises, at the latest after `timeout_s`. A comm
 may be used by several threads; calls then queue.
 
 Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+direct`),
-`async_op=True` (returns a Work), `timeout_s=`, and those that reduce also
+`async_op=True` (returns a Work), `timeout_s=`, `label=` (what the call is for: ranks
+must agree on that too, and errors and records name it), and those that reduce also
 `reproducible=True` (the bits depend on nothing but the inputs).
 """
 

@@ -32,9 +32,13 @@ CODES: dict[str, int] = {
 }
 """Numbers of the calls, as the native core's notes and warnings have them."""
 
+LABELLED = " for "
+"""What stands between the algorithm and the label in the native core's notes."""
+
 HEADER_BYTES = 40
 LINE = 64
 NOTE_LETTERS = 39
+LABEL_LETTERS = 28
 PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
@@ -65,6 +69,7 @@ class Kind:
     root: int
     counts: int | tuple[int, ...]
     algorithm: str
+    label: str = ""
 
     def fingerprint(self) -> int:
         """These, in 64 bits."""
@@ -76,6 +81,7 @@ class Kind:
                 self.root,
                 self.counts,
                 self.algorithm,
+                self.label,
             )
         )
         digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
@@ -210,16 +216,21 @@ def _make_plan(
         op=OPS.index(kind.reduction.op),
         root=kind.root,
         count=int(sizes.sum()),
-        algorithm=in_short(kind.algorithm),
+        algorithm=in_short(kind.algorithm, kind.label),
     )
     return plan, reached
 
 
-def in_short(algorithm: str) -> str:
-    """As much of a name as a note has room for."""
-    if len(algorithm) <= NOTE_LETTERS:
-        return algorithm
-    return algorithm[: NOTE_LETTERS - 2] + ".."
+def in_short(algorithm: str, label: str = "") -> str:
+    """As much of a name as a note has room for; of a label, its end."""
+    if label:
+        if len(label) > LABEL_LETTERS:
+            label = ".." + label[2 - LABEL_LETTERS :]
+        label = LABELLED + label
+    room = NOTE_LETTERS - len(label)
+    if len(algorithm) > room:
+        algorithm = algorithm[: room - 2] + ".."
+    return algorithm + label
 
 
 def _reaches(collective: str, total: int, n: int) -> bool:

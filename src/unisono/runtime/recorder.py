@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.plans import CODES
+from unisono.runtime.plans import CODES, LABELLED
 from unisono.transports.base import Transport
 
 DUMP_DIR = "UNISONO_DUMP_DIR"
@@ -30,6 +30,7 @@ def records(transport: Transport) -> list[dict[str, Any]]:
     for record in transport.engine.records():
         number, communicator, note, created, begun, ended, state, peer, tag = record
         seq, collective, dtype, op, root, count, algorithm = note
+        algorithm, _, label = algorithm.partition(LABELLED)
         found.append(
             {
                 "record_id": number,
@@ -37,6 +38,7 @@ def records(transport: Transport) -> list[dict[str, Any]]:
                 "collective_seq_id": seq,
                 "profiling_name": _NAMES[collective],
                 "algorithm": algorithm,
+                "label": label,
                 "op": OPS[op],
                 "root": root,
                 "input_dtypes": [_DTYPES[dtype]],
