@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from unisono.parallel.ddp import DDP
     from unisono.parallel.mesh import Mesh
+    from unisono.parallel.plain_ddp import PlainDDP
 
-__all__ = ["Mesh"]
+__all__ = ["DDP", "Mesh", "PlainDDP"]
 
-_FILE_OF = {"Mesh": "mesh"}
+_FILE_OF = {"DDP": "ddp", "Mesh": "mesh", "PlainDDP": "plain_ddp"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,121 @@
+"""Many tensors in one: what is sent together lies together.
+
+A collective on a thousand small tensors is a thousand messages; on one flat tensor that
+they are views of, it is one, and nothing is copied to get there. Flat tensors live in
+shared memory where the communicator has it, so that others can read them in place.
+
+    params   | weight (3, 2)  | bias (3)|      views
+    flat     | . . . . . . . . . |             one dimension, no gaps
+    shares   |  rank 0  | rank 1 |             sizes that differ by one at most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from unisono.errors import BadArgument
+from unisono.parallel.agreement import agree
+from unisono.runtime.communicator import Communicator
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def room(comm: Communicator, count: int, dtype: torch.dtype) -> Tensor:
+    """A flat tensor in shared memory, filled with zeros."""
+    raw = torch.from_numpy(comm.empty(count * dtype.itemsize, "uint8"))
+    return raw.view(dtype).zero_()
+
+
+def shares(count: int, n: int) -> list[int]:
+    """How many elements each of n ranks owns of `count`: the first ones one more."""
+    return [count // n + (rank < count % n) for rank in range(n)]
+
+
+def share(count: int, comm: Communicator) -> tuple[int, int]:
+    """Where this rank's share of `count` elements begins and ends."""
+    ends = list(accumulate(shares(count, comm.world_size), initial=0))
+    return ends[comm.rank], ends[comm.rank + 1]
+
+
+def counts_of(count: int, n: int) -> list[int] | None:
+    """The shares as a collective wants them: None where they are all the same."""
+    return shares(count, n) if count % n else None
+
+
+def offsets(tensors: Iterable[Tensor]) -> list[int]:
+    """Where each tensor begins in a flat one that has them all, and its end."""
+    return list(accumulate((t.numel() for t in tensors), initial=0))
+
+
+def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of `flat` in the shapes of these tensors, one after the other."""
+    begins = offsets(like)
+    return [
+        flat[begin : begin + t.numel()].view(t.shape)
+        for begin, t in zip(begins, like, strict=False)
+    ]
+
+
+def pieces(
+    begins: Sequence[int], lower: int, upper: int
+) -> list[tuple[int, int, int] | None]:
+    """Of each tensor, what lies in [lower, upper) of the flat one.
+
+    As (where in the share, where in the tensor, how many), or None if nothing does.
+    """
+    found: list[tuple[int, int, int] | None] = []
+    for begin, end in pairwise(begins):
+        first, last = max(begin, lower), min(end, upper)
+        inside = (first - lower, first - begin, last - first)
+        found.append(inside if first < last else None)
+    return found
+
+
+def broadcast_tensors(
+    comm: Communicator, tensors: Sequence[Tensor], *, root: int = 0, label: str = ""
+) -> None:
+    """Give every rank the root's values: one message for each element type."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    with torch.no_grad():
+        for same in by_type.values():
+            flat = torch.cat([t.detach().reshape(-1) for t in same])
+            comm.broadcast(flat, root=root, label=label)
+            if comm.rank != root:
+                for tensor, part in zip(same, views(flat, same), strict=True):
+                    tensor.detach().copy_(part)
+
+
+def trainable(module: nn.Module, where: str) -> Named:
+    """The parameters that get gradients, each once, with their names."""
+    named = [(k, p) for k, p in module.named_parameters() if p.requires_grad]
+    for name, param in named:
+        if param.device.type != "cpu" or param.layout is not torch.strided:
+            raise BadArgument(
+                f"{where}: {name} is {param.layout} on {param.device}; "
+                "expected a dense tensor on the CPU"
+            )
+    return named
+
+
+def check_alike(comm: Communicator, where: str, module: nn.Module) -> None:
+    """Raise on every rank if the ranks have not built the same module."""
+    told = [
+        f"{name}: {str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+        + ("" if t.requires_grad else ", frozen")
+        for name, t in module.named_parameters()
+    ]
+    told += [f"buffer {n}: {b.dtype}{list(b.shape)}" for n, b in module.named_buffers()]
+    agree(comm, where, told)
+
+
+def same_start(comm: Communicator, module: nn.Module, where: str) -> None:
+    """Give all ranks the first rank's parameters and buffers, once they fit."""
+    check_alike(comm, where, module)
+    state = [*module.parameters(), *module.buffers()]
+    broadcast_tensors(comm, state, label=f"{where}: initial state")
