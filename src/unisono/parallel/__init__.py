@@ -18,12 +18,13 @@ from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
     from unisono.parallel.ddp import DDP
+    from unisono.parallel.fsdp import FSDP
     from unisono.parallel.mesh import Mesh
     from unisono.parallel.plain_ddp import PlainDDP
 
-__all__ = ["DDP", "Mesh", "PlainDDP"]
+__all__ = ["DDP", "FSDP", "Mesh", "PlainDDP"]
 
-_FILE_OF = {"DDP": "ddp", "Mesh": "mesh", "PlainDDP": "plain_ddp"}
+_FILE_OF = {"DDP": "ddp", "FSDP": "fsdp", "Mesh": "mesh", "PlainDDP": "plain_ddp"}
 
 
 def __getattr__(name: str) -> Any:

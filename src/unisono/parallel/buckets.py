@@ -28,7 +28,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.flat import Named, offsets, views
+from unisono.parallel.flat import Named, needs_grad, offsets, views
 from unisono.runtime.work import Work
 
 MIB = 1 << 20
@@ -141,7 +141,7 @@ class Buckets:
         """Take part in the backward pass of this output, even if no parameter does."""
         self._running = False  # whatever an earlier pass left when it failed
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
+            if needs_grad(leaf):
                 leaf.register_hook(self._begin)
 
     def _begin(self, _: Tensor | None = None) -> None:

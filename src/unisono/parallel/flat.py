@@ -11,8 +11,8 @@ shared memory where the communicator has it, so that others can read them in pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,11 @@ from unisono.parallel.agreement import agree
 from unisono.runtime.communicator import Communicator
 
 Named = list[tuple[str, nn.Parameter]]
+
+
+def needs_grad(x: object) -> bool:
+    """Whether it is a tensor that backward will come to."""
+    return isinstance(x, Tensor) and x.requires_grad
 
 
 def room(comm: Communicator, count: int, dtype: torch.dtype) -> Tensor:
@@ -60,19 +65,32 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def pieces(
-    begins: Sequence[int], lower: int, upper: int
-) -> list[tuple[int, int, int] | None]:
-    """Of each tensor, what lies in [lower, upper) of the flat one.
+class Pool:
+    """A few rooms in shared memory that are used again and again.
 
-    As (where in the share, where in the tensor, how many), or None if nothing does.
+    `give_way` is called when all are taken; it brings one back, or returns False, and
+    then there is one more.
     """
-    found: list[tuple[int, int, int] | None] = []
-    for begin, end in pairwise(begins):
-        first, last = max(begin, lower), min(end, upper)
-        inside = (first - lower, first - begin, last - first)
-        found.append(inside if first < last else None)
-    return found
+
+    def __init__(
+        self, comm: Communicator, nbytes: int, give_way: Callable[[], bool], rooms: int
+    ) -> None:
+        """Rooms are made when they are first needed."""
+        self._comm, self._nbytes, self._give_way = comm, nbytes, give_way
+        self._free: list[Tensor] = []
+        self._left = rooms
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """A flat tensor; what is in it is left from earlier."""
+        if not self._free and (self._left > 0 or not self._give_way()):
+            self._left -= 1
+            self._free.append(room(self._comm, self._nbytes, torch.uint8))
+        return self._free.pop()[: count * dtype.itemsize].view(dtype)
+
+    def bring_back(self, tensor: Tensor) -> None:
+        """Nobody uses it any longer."""
+        base = tensor.view(torch.uint8)
+        self._free.append(base.as_strided((self._nbytes,), (1,), 0))
 
 
 def broadcast_tensors(

@@ -1,0 +1,287 @@
+"""Fully sharded data parallelism: parameters, gradients and optimizer state in shards.
+
+    model = FSDP(Gpt(), comm)                          # units: the layers of its lists
+    optimizer = torch.optim.AdamW(model.parameters())  # of this rank's pieces
+    loss(model(x), y).backward(); optimizer.step()
+
+A rank has whole parameters only of the units that it is computing with:
+
+    forward    gather 1 | use 1, gather 2 | free 1, use 2, gather 3 | ...
+    backward   gather 3 | use 3, gather 2 | reduce 3, free 3, use 2, gather 1 | ...
+
+Gathering the next unit while this one computes is called prefetching; which one is next
+is known from the step before. Gradients are reduce-scattered as each unit has them all.
+
+    memory per rank   (parameters + gradients + optimizer state) / n, and two units
+    sent per step     3(n-1)/n of the parameters: gathered twice, reduced once
+
+Why not all_reduce, as in DDP? It is a reduce_scatter and an all_gather, and a rank that
+steps only its share needs the second half for parameters, not for gradients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from unisono.errors import BadArgument
+from unisono.parallel.flat import Pool, needs_grad, same_start
+from unisono.parallel.partition import Rule, partition
+from unisono.parallel.pieces import (
+    Piece,
+    clip_grad_norm,
+    load_parameters,
+    whole_parameters,
+)
+from unisono.parallel.units import Order, Policy, Unit
+from unisono.runtime.communicator import Communicator
+
+
+class FSDP(nn.Module):
+    """A module whose parameters are sharded over the ranks of `comm`.
+
+    `units` says what is gathered at a time: a function of (name, module), a collection
+    of module classes or of modules, or None for the members of every ModuleList.
+    `replicas`: another communicator, among ranks that have the same shard (hybrid
+    sharding). `param_dtype` and `reduce_dtype`: what is computed and reduced in, while
+    shards and optimizer state keep their own type. `reshard_after_forward=False` keeps
+    whole parameters for backward: more memory, and only 2(n-1)/n is sent.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Communicator,
+        *,
+        units: Rule = None,
+        replicas: Communicator | None = None,
+        param_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        prefetch: bool = True,
+        reproducible: bool = False,
+    ) -> None:
+        """Begin with the first rank's parameters; all ranks together."""
+        super().__init__()
+        self.module, self.comm = module, comm
+        if replicas is not None:
+            same_start(replicas, module, "FSDP")
+        same_start(comm, module, "FSDP")
+        parts = partition(module, units)
+        policy = Policy(comm, replicas, param_dtype, reduce_dtype, reproducible)
+        self._units = {part: Unit(name, m, policy) for part, name, m in parts}
+        self._reshards, self._prefetches = reshard_after_forward, prefetch
+        self._sync = True
+        self._calls = 0
+        self._order = {"forward": Order(), "backward": Order()}
+        self._backward = False
+        self._flying: deque[Unit] = deque()
+        largest = max((u.count * u.shard.itemsize for u in self.units), default=0)
+        self._pool = Pool(comm, largest, self._land_oldest, rooms=3)
+        module.register_forward_pre_hook(self._begin_forward)
+        for part, unit in self._units.items():
+            self._hook(part, unit)
+
+    @property
+    def units(self) -> list[Unit]:
+        """The units, in the order of the module."""
+        return list(self._units.values())
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank has of every parameter."""
+        return [piece for unit in self.units for piece in unit.pieces]
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """The module's own forward pass."""
+        return self.module(*args, **options)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Whole gradients add up on each rank until the first backward outside."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm of all gradients together; returns it."""
+        return clip_grad_norm(self.pieces, self.comm, max_norm, norm_type)
+
+    # --- whole parameters for people and files
+
+    @contextmanager
+    def summon(self, writeback: bool = True) -> Iterator[nn.Module]:
+        """The module with whole parameters on every rank, to look at or to change.
+
+        With `writeback`, each rank keeps its share of what they are changed to.
+        """
+        wholes = [
+            [nn.Parameter(p.whole(p.param), p.param.requires_grad) for p in unit.pieces]
+            for unit in self.units
+        ]
+        for unit, params in zip(self.units, wholes, strict=True):
+            unit._put(params)
+        try:
+            yield self.module
+        finally:
+            for unit, params in zip(self.units, wholes, strict=True):
+                if writeback:
+                    named = zip(unit.pieces, params, strict=True)
+                    load_parameters(unit.pieces, {p.name: w for p, w in named})
+                unit.free()
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """A plain state dict: whole tensors by the module's own names, on every rank.
+
+        All ranks call it together.
+        """
+        if args or options.get("prefix"):
+            raise BadArgument("FSDP.state_dict: takes no destination and no prefix")
+        state = dict(self.module.state_dict())
+        whole = dict(whole_parameters(self.pieces))
+        # A parameter that stands in several places has a name for each.
+        at = {id(p.param): whole[p.name] for p in self.pieces}
+        named = self.module.named_parameters(remove_duplicate=False)
+        state.update({name: at[id(param)] for name, param in named})
+        return state
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take this rank's part of a plain state dict; nothing is sent."""
+        known = self.module.state_dict()
+        missing = [name for name in known if name not in state]
+        unexpected = [name for name in state if name not in known]
+        if strict and (missing or unexpected):
+            raise BadArgument(
+                f"FSDP.load_state_dict: missing {missing[:3]}, unexpected "
+                f"{unexpected[:3]}; give the module's own names, or strict=False"
+            )
+        load_parameters([p for p in self.pieces if p.name in state], state)
+        for name, buffer in self.module.named_buffers():
+            if name in state:
+                buffer.copy_(state[name])
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    # --- forward
+
+    def _hook(self, part: nn.Module, unit: Unit) -> None:
+        part.register_forward_pre_hook(
+            lambda _, args, options: self._enter(unit, args, options),
+            with_kwargs=True,
+        )
+        part.register_forward_hook(lambda _, args, out: self._leave(unit, out))
+        for i in unit.trainable:
+            unit.wholes[i].register_post_accumulate_grad_hook(
+                lambda _, i=i: self._arrived(unit, i)
+            )
+
+    def _label(self, what: str) -> str:
+        return f"{what}, {('even', 'odd')[self._calls % 2]} step"
+
+    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        if self._recomputing():
+            return
+        self._backward = False  # whatever an earlier pass left when it failed
+        for unit in self.units:
+            unit.in_backward = False
+            unit.free()  # gathered for nothing, and perhaps before a step
+        self._calls += 1
+        self._order["forward"].restart()
+
+    def _recomputing(self) -> bool:
+        """Whether this is forward within backward, for activation checkpointing."""
+        return self._backward and torch._C._current_graph_task_id() != -1
+
+    def _enter(self, unit: Unit, args: Any, options: Any) -> Any:
+        """Before a unit's forward pass: have it whole, and the next one coming."""
+        self._bring(unit, "backward" if self._recomputing() else "forward")
+        unit.use()
+        args, options = unit.cast(args), unit.cast(options)
+        if torch.is_grad_enabled() and not unit.in_backward:
+            inputs = [t for t in tree_leaves((args, options)) if needs_grad(t)]
+            if inputs:  # backward has left the unit when these have their gradients
+                register_multi_grad_hook(inputs, lambda _: self._passed(unit))
+        return args, options
+
+    def _leave(self, unit: Unit, output: Any) -> None:
+        """After it: free it, unless backward is waiting for it."""
+        if unit.in_backward:
+            return
+        learning = torch.is_grad_enabled()
+        if self._reshards or not learning:
+            unit.free()
+        if learning:
+            for leaf in tree_leaves(output):
+                unit.refuse_opaque(leaf)
+                if needs_grad(leaf):
+                    leaf.register_hook(lambda _: self._begin_unit(unit))
+
+    def _bring(self, unit: Unit, way: str) -> None:
+        """Gather a unit now, and begin with the one that came after it last time."""
+        unit.gather(self._label(way))
+        after = self._order[way].after(unit)
+        unit.wait()
+        if after is not None and self._prefetches:
+            after.gather(self._label(way))
+
+    # --- backward
+
+    def _begin_unit(self, unit: Unit) -> None:
+        """A gradient has come to the unit's output."""
+        if not self._backward:
+            self._backward = True
+            self._order["backward"].restart()
+            Variable._execution_engine.queue_callback(self._end_backward)
+        if unit.in_backward:
+            return
+        unit.expect_grads()
+        self._bring(unit, "backward")
+        unit.use()  # parts of it may be computed again
+
+    def _arrived(self, unit: Unit, i: int) -> None:
+        """A whole gradient is complete."""
+        if not self._sync:
+            unit.missing.discard(i)
+            return
+        unit.take_grad(i, self._pool)
+        if not unit.missing and not unit.reduced:
+            self._reduce(unit)
+
+    def _reduce(self, unit: Unit) -> None:
+        unit.reduce(self._pool, self._label("gradients"))
+        self._flying.append(unit)
+
+    def _passed(self, unit: Unit) -> None:
+        """Backward has left the unit: nothing needs its whole parameters any more."""
+        if unit.in_backward and not unit.missing:
+            unit.free()
+
+    def _land_oldest(self) -> bool:
+        if self._flying:
+            self._flying.popleft().land(self._pool)
+            return True
+        return False
+
+    def _end_backward(self) -> None:
+        """Backward is over: reduce what is left, wait for all, free everything."""
+        for unit in self.units:
+            left = unit.in_backward and unit.trainable and not unit.reduced
+            if self._sync and left:
+                self._reduce(unit)
+        while self._land_oldest():
+            pass
+        for unit in self.units:
+            unit.in_backward = False
+            unit.free()
+        self._backward = False

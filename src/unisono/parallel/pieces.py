@@ -1,0 +1,183 @@
+"""What a rank has of a sharded parameter, and how to get from there to the whole.
+
+Sharding cuts flat tensors, not parameters, so a rank may own all of a parameter, a run
+of its elements, or nothing. To an optimizer a piece is a parameter of one dimension;
+whatever works element by element does not see the difference. For people, files and
+other world sizes everything is put together again under the parameter's own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unisono.errors import BadArgument, UsageError
+from unisono.parallel.flat import shares
+from unisono.runtime.communicator import Communicator
+
+State = dict[str, Any]
+
+
+@dataclass
+class Piece:
+    """The run of a parameter's elements that this rank owns.
+
+    `param` has one dimension and may be empty; `counts` are the elements that each rank
+    owns, in their order.
+    """
+
+    name: str
+    param: nn.Parameter
+    shape: torch.Size
+    counts: list[int]
+    comm: Communicator
+
+    @property
+    def begin(self) -> int:
+        """Where in the flattened parameter it begins."""
+        return list(accumulate(self.counts, initial=0))[self.comm.rank]
+
+    def whole(self, part: Tensor) -> Tensor:
+        """Put together what the ranks have of something shaped like the parameter."""
+        flat = part.new_empty(sum(self.counts))
+        label = f"whole {self.name}"
+        self.comm.all_gather(part.detach(), out=flat, counts=self.counts, label=label)
+        return flat.view(self.shape)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """What this rank owns of it."""
+        if whole.shape != self.shape:
+            raise BadArgument(
+                f"{self.name}: got a tensor of {list(whole.shape)}, the parameter has "
+                f"{list(self.shape)}"
+            )
+        return whole.reshape(-1)[self.begin : self.begin + self.param.numel()]
+
+
+def counts_in(begin: int, end: int, total: int, n: int) -> list[int]:
+    """How much each of n ranks has of [begin, end) in a flat tensor of `total`."""
+    bounds = list(accumulate(shares(total, n), initial=0))
+    return [
+        max(0, min(end, upper) - max(begin, lower)) for lower, upper in pairwise(bounds)
+    ]
+
+
+def clip_grad_norm(
+    pieces: Sequence[Piece],
+    comm: Communicator,
+    max_norm: float,
+    norm_type: float = 2.0,
+) -> Tensor:
+    """Scale the gradients so that their norm over all ranks is at most `max_norm`.
+
+    Returns the norm before; the same bits on all ranks.
+    """
+    found = (piece.param.grad for piece in pieces)
+    grads = [grad for grad in found if grad is not None and grad.numel()]
+    norms = torch.stack(
+        [torch.zeros((), dtype=torch.float64)]
+        + [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads]
+    )
+    if norm_type == float("inf"):
+        total = comm.all_reduce(norms.max().reshape(1), op="max", label="norm")[0]
+    else:
+        powers = norms.pow(norm_type).sum().reshape(1)
+        total = comm.all_reduce(powers, label="norm")[0].pow(1.0 / norm_type)
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(scale.to(grad.dtype))
+    norm: Tensor = total.to(torch.float32)
+    return norm
+
+
+def whole_parameters(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter in full, one at a time, on every rank."""
+    for piece in pieces:
+        yield piece.name, piece.whole(piece.param)
+
+
+@torch.no_grad()
+def load_parameters(pieces: Sequence[Piece], state: Mapping[str, Tensor]) -> None:
+    """Take this rank's part of every parameter; nothing is sent."""
+    for piece in pieces:
+        piece.param.copy_(piece.part(state[piece.name]))
+
+
+def optimizer_state(optimizer: Optimizer, pieces: Sequence[Piece]) -> State:
+    """Its state with whole tensors under the parameters' names, on every rank."""
+    state: State = {}
+    for piece in pieces:
+        mine = optimizer.state.get(piece.param, {})
+        state[piece.name] = {
+            key: piece.whole(value) if _shaped(value, piece) else _copied(value)
+            for key, value in sorted(mine.items())
+        }
+    names = {piece.param: piece.name for piece in pieces}
+    groups = [
+        {**group, "params": [names[param] for param in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, pieces: Sequence[Piece], whole: State
+) -> None:
+    """Take this rank's part of a state that any number of ranks have saved."""
+    by_name = {piece.name: piece for piece in pieces}
+    told = [set(g["params"]) for g in whole["param_groups"]]
+    names = {piece.param: piece.name for piece in pieces}
+    mine = [{names[p] for p in g["params"]} for g in optimizer.param_groups]
+    if told != mine:
+        raise BadArgument(
+            f"load_state_dict: the state has groups of {[len(t) for t in told]} "
+            f"parameters, the optimizer has {[len(m) for m in mine]}, or other names; "
+            "make the optimizer as it was when the state was saved"
+        )
+    for name, values in whole["state"].items():
+        piece = by_name[name]
+        optimizer.state[piece.param] = {
+            key: piece.part(value).clone()
+            if isinstance(value, Tensor) and value.shape == piece.shape
+            else _copied(value)
+            for key, value in values.items()
+        }
+    for group, said in zip(optimizer.param_groups, whole["param_groups"], strict=True):
+        group.update({k: v for k, v in said.items() if k != "params"})
+
+
+def _shaped(value: object, piece: Piece) -> bool:
+    """Whether it has an element for each of the piece's, and is no mere number."""
+    return isinstance(value, Tensor) and value.shape == piece.param.shape
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def refuse_closure(closure: object, where: str) -> None:
+    """A closure would run forward and backward as often as each rank likes."""
+    if closure is not None:
+        raise UsageError(
+            f"{where}.step(closure): closures are not supported, since every rank must "
+            "run forward and backward equally often; call them yourself, then step()"
+        )
+
+
+_WHOLE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+
+
+def refuse_whole(optimizer: object, where: str) -> None:
+    """Some optimizers look at more than one element at a time."""
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
+    if name in _WHOLE:
+        raise BadArgument(
+            f"{where}: {name} needs whole parameters, and a rank has runs of their "
+            "elements; use one that works element by element, such as AdamW or SGD"
+        )

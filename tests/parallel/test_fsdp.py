@@ -1,0 +1,500 @@
+"""FSDP: what one process would get, from a fraction of the memory."""
+
+import pytest
+import torch
+from nets import (
+    NS,
+    Block,
+    Gpt,
+    Mlp,
+    adam,
+    alone,
+    batch,
+    loss_of,
+    made,
+    same,
+    sgd,
+    train,
+    weights,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from unisono.errors import BadArgument, CollectiveMismatch, UsageError
+from unisono.parallel import FSDP, Mesh
+
+
+def run(comm, kind, optimizer, options):
+    model = FSDP(made(kind, seed=comm.rank), comm, **options)
+    losses = train(comm, model, optimizer(model.parameters()), kind)
+    return losses, model.state_dict()
+
+
+EXACT = {"reproducible": True}
+
+
+@pytest.mark.parametrize("n", NS)
+@pytest.mark.parametrize("kind", [Mlp, Gpt])
+def test_bit_for_bit_as_one_process(threads, n, kind):
+    losses, right = alone(kind, n)
+    for rank, (mine, found) in enumerate(threads(n, run, kind, sgd, EXACT)):
+        assert mine == [step[rank] for step in losses]
+        same(found, right)
+
+
+RULES = {
+    "whole": [],
+    "classes": [Block],
+    "deeper": [nn.Linear, nn.LayerNorm],
+    "nested": [Block, nn.Linear],
+    "a function": lambda name, part: name.endswith("mlp"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_units_by_any_rule(threads, rule):
+    options = EXACT | {"units": RULES[rule]}
+    for _, found in threads(3, run, Gpt, sgd, options):
+        same(found, alone(Gpt, 3)[1])
+
+
+def test_units_by_hand(threads):
+    def by_hand(comm):
+        net = made(Gpt)
+        model = FSDP(net, comm, units=[net.blocks[1], net.head], **EXACT)
+        assert [u.name for u in model.units] == ["root", "blocks.1", "head"]
+        train(comm, model, sgd(model.parameters()), Gpt)
+        return model.state_dict()
+
+    for found in threads(2, by_hand):
+        same(found, alone(Gpt, 2)[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefetch": False}, {"reshard_after_forward": False}],
+    ids=["no prefetch", "kept after forward"],
+)
+def test_options_do_not_change_results(threads, options):
+    for _, found in threads(2, run, Gpt, sgd, EXACT | options):
+        same(found, alone(Gpt, 2)[1])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_adam(threads, n):
+    for _, found in threads(n, run, Gpt, adam, EXACT):
+        same(found, alone(Gpt, n, optimizer=adam)[1], 1e-6)
+
+
+def on_processes(rank):
+    torch.set_num_threads(1)
+    with rank.init(timeout_s=30) as comm:
+        _, found = run(comm, Gpt, sgd, EXACT)
+    same(found, alone(Gpt, rank.n)[1])
+
+
+def test_processes_get_the_same(processes):
+    processes(2, on_processes)
+
+
+# --- bytes and memory
+
+
+def sent_in_a_step(comm, options):
+    model = FSDP(made(Gpt), comm, **options)
+    opt = sgd(model.parameters())
+    train(comm, model, opt, Gpt, steps=1)
+    before = comm.sent_bytes
+    train(comm, model, opt, Gpt, steps=1)
+    return comm.sent_bytes - before, [u.count for u in model.units]
+
+
+@pytest.mark.parametrize("n", NS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_volume_to_the_byte(threads, n, keeps):
+    """Gathered twice and reduced once, or gathered once if it is kept."""
+    options = {"reshard_after_forward": not keeps}
+    total = sum(p.numel() for p in made(Gpt).parameters())
+    for rank, (sent, sizes) in enumerate(threads(n, sent_in_a_step, options)):
+        assert sum(sizes) == total
+        right = 0
+        for size in sizes:
+            mine = size // n + (rank < size % n)
+            right += (1 if keeps else 2) * (n - 1) * mine + size - mine
+        assert sent == 4 * right
+        if all(size % n == 0 for size in sizes):
+            assert sent == (2 if keeps else 3) * (n - 1) * total * 4 // n
+
+
+def test_half_as_much_in_bfloat16(threads):
+    low = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}
+    for half, whole in zip(
+        threads(2, sent_in_a_step, low), threads(2, sent_in_a_step, {}), strict=True
+    ):
+        assert half[0] * 2 == whole[0]
+
+
+def states(model, opt):
+    """Bytes of parameters, gradients and optimizer state between steps."""
+    tensors = [*model.parameters(), *(p.grad for p in model.parameters())]
+    tensors += [v for s in opt.state.values() for v in s.values() if v.ndim]
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in held.values())
+
+
+@pytest.mark.parametrize("n", NS)
+def test_model_states_shrink_with_the_ranks(threads, n):
+    def measure(comm):
+        model = FSDP(made(Gpt), comm)
+        opt = adam(model.parameters())
+        peaks = []
+        for unit in model.units:
+            for part in {m for member in unit.members for m, _ in member.places}:
+                part.register_forward_hook(lambda *_: peaks.append(whole(model)))
+        train(comm, model, opt, Gpt, steps=3)
+        assert whole(model) == 0
+        return states(model, opt), max(peaks), [u.count * 4 for u in model.units]
+
+    def whole(model):
+        return sum(u.full.untyped_storage().nbytes() for u in model.units)
+
+    total = sum(p.numel() for p in made(Gpt).parameters())
+    for held, peak, sizes in threads(n, measure):
+        right = (1 + 1 + 2) * 4 * total / n  # parameters, gradients, Adam's two
+        assert held == pytest.approx(right, rel=0.1)
+        root, *blocks = sizes
+        assert peak <= root + 2 * max(blocks)
+
+
+def test_the_next_unit_is_gathered_ahead(threads):
+    def order(comm):
+        model = FSDP(made(Gpt), comm)
+        opt = sgd(model.parameters())
+        train(comm, model, opt, Gpt, steps=1)
+        begun = []
+        for unit in model.units:
+            gather = unit.gather
+
+            def noted(label, unit=unit, gather=gather):
+                if not unit.gathered:
+                    begun.append((unit.name, label.split(",")[0]))
+                gather(label)
+
+            unit.gather = noted
+        inside = model.module.blocks[0].register_forward_hook(
+            lambda *_: begun.append("in block 0")
+        )
+        train(comm, model, opt, Gpt, steps=1)
+        inside.remove()
+        return begun
+
+    forward = [("root", "forward"), ("blocks.0", "forward"), ("blocks.1", "forward")]
+    backward = [("root", "backward"), ("blocks.2", "backward")]
+    for begun in threads(2, order):
+        assert begun[:3] == forward
+        assert begun[3] == "in block 0"
+        assert begun[5:7] == backward
+
+
+# --- what it composes with
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("where", ["around units", "inside units"])
+def test_activation_checkpointing(threads, reentrant, where):
+    class Saving(Gpt):
+        def forward(self, tokens):
+            x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return self.head(self.norm(x))
+
+    class SavingBlocks(Gpt):
+        def __init__(self):
+            super().__init__()
+            for block in self.blocks:
+                block.mlp.forward = saved(block.mlp)
+
+    def saved(part):
+        plain = part.forward
+        return lambda x: checkpoint(plain, x, use_reentrant=reentrant)
+
+    kind = Saving if where == "around units" else SavingBlocks
+    for _, found in threads(2, run, kind, sgd, EXACT):
+        same(found, alone(Gpt, 2)[1])
+
+
+def test_mixed_precision_keeps_float32_shards(threads):
+    low = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}
+
+    def run(comm):
+        model = FSDP(made(Gpt), comm, **low)
+        kinds = set()
+        model.module.blocks[0].qkv.register_forward_hook(
+            lambda m, a, out: kinds.add((out.dtype, m.weight.dtype))
+        )
+        losses = train(comm, model, adam(model.parameters()), Gpt, steps=10)
+        assert kinds == {(torch.bfloat16, torch.bfloat16)}
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+        return losses
+
+    right = alone(Gpt, 2, steps=10, optimizer=adam)[0]
+    for rank, losses in enumerate(threads(2, run)):
+        for mine, step in zip(losses, right, strict=True):
+            assert mine == pytest.approx(step[rank], abs=0.1)
+
+
+def test_hybrid_sharding(threads):
+    """Shards among two, replicas across: the gradients of all four meet."""
+
+    def run(comm):
+        mesh = Mesh(comm, replicas=2, shards=2)
+        model = FSDP(made(Gpt), mesh["shards"], replicas=mesh["replicas"], **EXACT)
+        train(comm, model, sgd(model.parameters()), Gpt)
+        shard = model.units[0].shard
+        assert shard.numel() == pytest.approx(model.units[0].count / 2, abs=1)
+        return model.state_dict()
+
+    found = threads(4, run)
+    for one in found:
+        same(one, found[0])
+        same(one, alone(Gpt, 4)[1], 1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_no_sync_adds_up(threads, n):
+    def run(comm):
+        model = FSDP(made(Gpt), comm, **EXACT)
+        opt = sgd(model.parameters())
+        for step in range(5):
+            opt.zero_grad()
+            with model.no_sync():
+                x, y = batch(Gpt, 2 * step, comm.rank)
+                loss_of(model(x), y).backward()
+            x, y = batch(Gpt, 2 * step + 1, comm.rank)
+            loss_of(model(x), y).backward()
+            opt.step()
+        return model.state_dict()
+
+    for found in threads(n, run):
+        same(found, alone(Gpt, n, steps=5, passes=2)[1])
+
+
+def test_gradients_add_up_in_shards_too(threads):
+    def run(comm):
+        model = FSDP(made(Mlp), comm, units=[nn.Linear])
+        for step in range(2):
+            x, y = batch(Mlp, step, comm.rank)
+            loss_of(model(x), y).backward()
+        return [p.whole(p.param.grad) for p in model.pieces]
+
+    net = made(Mlp)
+    for step in range(2):
+        for rank in range(2):
+            x, y = batch(Mlp, step, rank)
+            (loss_of(net(x), y) / 2).backward()
+    right = dict(net.named_parameters())
+    found = threads(2, run)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+    assert sum(g.sum() for g in found[0]) == pytest.approx(
+        float(sum(p.grad.sum() for p in right.values())), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_clipping_by_the_norm_of_all(threads, norm_type):
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        x, y = batch(Gpt, 0, 0)
+        loss_of(model(x), y).backward()
+        norm = model.clip_grad_norm_(0.1, norm_type)
+        return norm, [p.whole(p.param.grad) for p in model.pieces]
+
+    net = made(Gpt)
+    x, y = batch(Gpt, 0, 0)
+    loss_of(net(x), y).backward()
+    right = nn.utils.clip_grad_norm_(net.parameters(), 0.1, norm_type)
+    grads = {n: p.grad for n, p in net.named_parameters()}
+    for norm, found in threads(3, run):
+        torch.testing.assert_close(norm, right)
+        for mine, yours in zip(
+            sorted(found, key=lambda g: float(g.sum())),
+            sorted(grads.values(), key=lambda g: float(g.sum())),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine.sum(), yours.sum(), atol=1e-6, rtol=1e-4)
+
+
+def test_tied_and_frozen_parameters(threads):
+    class Tied(Gpt):
+        def __init__(self):
+            super().__init__()
+            self.head.weight = self.words.weight
+            self.places.weight.requires_grad_(False)
+
+    for _, found in threads(2, run, Tied, sgd, EXACT):
+        assert torch.equal(found["head.weight"], found["words.weight"])
+        same(
+            {k: found[k] for k in ("places.weight",)},
+            {"places.weight": made(Tied).places.weight.detach()},
+        )
+
+    def tied_alone():
+        net = made(Tied)
+        opt = sgd([p for p in net.parameters() if p.requires_grad])
+        for step in range(20):
+            opt.zero_grad()
+            for rank in range(2):
+                x, y = batch(Tied, step, rank)
+                (loss_of(net(x), y) / 2).backward()
+            opt.step()
+        return weights(net)
+
+    same(found, tied_alone(), 1e-5)
+
+
+def test_unused_parameters_get_zeros(threads):
+    class Spare(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Linear(2, 2)
+
+    def run(comm):
+        model = FSDP(made(Spare), comm)
+        train(comm, model, sgd(model.parameters()), Spare, steps=2)
+        return model.state_dict()
+
+    for found in threads(2, run):
+        assert torch.equal(found["spare.weight"], made(Spare).spare.weight)
+
+
+def test_evaluation_between_steps(threads):
+    def run(comm):
+        model = FSDP(made(Gpt), comm, **EXACT)
+        opt = sgd(model.parameters())
+        for step in range(5):
+            train(comm, model, opt, Gpt, steps=1, first=step)
+            with torch.no_grad():
+                x, y = batch(Gpt, step, comm.rank)
+                loss_of(model(x), y)
+            assert not any(u.gathered for u in model.units)
+        return model.state_dict()
+
+    for found in threads(2, run):
+        same(found, alone(Gpt, 2, steps=5)[1])
+
+
+# --- whole parameters
+
+
+def test_summon_shows_and_takes_back(threads):
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        with model.summon() as whole, torch.no_grad():
+            same(weights(whole), weights(made(Gpt)))
+            whole.head.weight.zero_()
+        with model.summon(writeback=False) as whole, torch.no_grad():
+            assert not whole.head.weight.any()
+            whole.head.weight.fill_(1)
+        return model.state_dict()["head.weight"]
+
+    for found in threads(3, run):
+        assert not found.any()
+
+
+def test_a_plain_state_dict_both_ways(threads):
+    right = weights(made(Gpt, seed=5))
+
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        model.load_state_dict(right)
+        same(model.state_dict(), right)
+        with pytest.raises(BadArgument, match=r"missing.*words.weight"):
+            model.load_state_dict({})
+        with pytest.raises(BadArgument, match=r"head.weight: got a tensor of \[3\]"):
+            model.load_state_dict(right | {"head.weight": torch.zeros(3)})
+
+    threads(3, run)
+
+
+# --- what cannot be
+
+
+def test_parameters_shared_between_units(threads):
+    class Tied(Gpt):
+        def __init__(self):
+            super().__init__()
+            self.blocks[2].out = self.blocks[0].out
+
+    def run(comm):
+        FSDP(made(Tied), comm)
+
+    with pytest.raises(BadArgument, match=r"blocks.2.out.weight in unit blocks.2 is"):
+        threads(2, run)
+
+
+def test_forward_more_often_on_one_rank(threads):
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        x, y = batch(Gpt, 0, 0)
+        for _ in range(1 + (comm.rank == 1)):
+            output = model(x)
+        loss_of(output, y).backward()
+
+    with pytest.raises(CollectiveMismatch, match=r"root (forward|backward), odd step"):
+        threads(2, run, timeout_s=10)
+
+
+def test_units_in_another_order_on_one_rank(threads):
+    class Turned(Gpt):
+        def forward(self, tokens, back):
+            x = self.words(tokens)
+            for block in reversed(self.blocks) if back else self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    def run(comm):
+        FSDP(made(Turned), comm)(batch(Gpt, 0, 0)[0], comm.rank == 1)
+
+    with pytest.raises(CollectiveMismatch, match=r"blocks.0 forward.*blocks.2 forward"):
+        threads(2, run, timeout_s=10)
+
+
+def test_outputs_that_hide_their_tensors(threads):
+    class Box:
+        pass
+
+    class Boxed(Mlp):
+        def forward(self, x):
+            return Box()
+
+    def run(comm):
+        with pytest.raises(UsageError, match="root returns a Box"):
+            FSDP(made(Boxed), comm)(torch.ones(1, 5))
+
+    threads(1, run)
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [(["Block"], "expected module classes"), ([nn.Linear(1, 1)], "not a part")],
+)
+def test_units_that_are_none(threads, units, said):
+    with pytest.raises(BadArgument, match=said):
+        threads(1, lambda comm: FSDP(made(Gpt), comm, units=units))
+
+
+def test_types_do_not_mix_in_a_unit(threads):
+    def run(comm):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+        with pytest.raises(BadArgument, match=r"root has parameters of torch.float32"):
+            FSDP(net, comm)
+        FSDP(
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
+            comm,
+            units=[nn.Linear],
+        )
+
+    threads(1, run)
