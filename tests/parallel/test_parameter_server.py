@@ -1,0 +1,164 @@
+"""Parameter servers: the same steps as DDP, and how far apart workers may drift."""
+
+import pytest
+import torch
+from nets import NS, Mlp, alone, batch, loss_of, made, same, train, weights
+
+from unisono.errors import BadArgument, PeerLost, UsageError
+from unisono.parallel import AsyncParameterServer, ParameterServer
+
+SGD = (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9})
+COUNT = sum(p.numel() for p in made(Mlp).parameters())
+
+
+@pytest.mark.parametrize("n", NS)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bit_for_bit_as_one_process(threads, n, sharded):
+    def run(comm):
+        net = made(Mlp, seed=comm.rank)
+        servers = comm.world_size if sharded else 1
+        server = ParameterServer(net, comm, SGD[0], servers=servers, **SGD[1])
+        return train(comm, net, server, Mlp), weights(net)
+
+    losses, right = alone(Mlp, n)
+    for rank, (mine, found) in enumerate(threads(n, run)):
+        assert mine == [step[rank] for step in losses]
+        same(found, right)
+
+
+@pytest.mark.parametrize("n", NS)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_servers_link_is_the_bottleneck(threads, n, servers):
+    if servers > n:
+        pytest.skip("a server is one of the ranks")
+
+    def run(comm):
+        net = made(Mlp)
+        server = ParameterServer(net, comm, SGD[0], servers=servers, lr=0.1)
+        before = comm.sent_bytes
+        train(comm, net, server, Mlp, steps=1)
+        return comm.sent_bytes - before
+
+    sizes = [COUNT // servers + (s < COUNT % servers) for s in range(servers)]
+    for rank, sent in enumerate(threads(n, run)):
+        pushed = sum(size for s, size in enumerate(sizes) if s != rank)
+        handed_out = (n - 1) * sizes[rank] if rank < servers else 0
+        assert sent == 4 * (pushed + handed_out)
+
+
+def work(comm, server, net, steps, slow=None):
+    with server:
+        if server.serving:
+            server.serve()
+        else:
+            for step in range(steps):
+                x, y = batch(Mlp, step, comm.rank)
+                loss_of(net(x), y).backward()
+                if comm.rank == slow and step == 0:
+                    slow_down.wait(0.5)
+                server.step()
+    return weights(net), server.furthest_ahead
+
+
+class _Never:
+    def wait(self, seconds):
+        import time
+
+        time.sleep(seconds)
+
+
+slow_down = _Never()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_single_worker_trains_as_if_alone(threads, servers):
+    def run(comm):
+        net = made(Mlp, seed=comm.rank)
+        server = AsyncParameterServer(net, comm, SGD[0], servers=servers, **SGD[1])
+        return work(comm, server, net, 20)[0]
+
+    net = made(Mlp)
+    opt = SGD[0](net.parameters(), **SGD[1])
+    for step in range(20):
+        x, y = batch(Mlp, step, servers)
+        opt.zero_grad()
+        loss_of(net(x), y).backward()
+        opt.step()
+    for found in threads(servers + 1, run):
+        same(found, weights(net))
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
+    """One worker dawdles; the others stop at the bound, and all end with one model."""
+
+    def run(comm):
+        net = made(Mlp)
+        server = AsyncParameterServer(
+            net, comm, torch.optim.SGD, servers=servers, staleness=staleness, lr=0.01
+        )
+        return work(comm, server, net, 8, slow=servers)
+
+    found = threads(servers + 3, run)
+    for one, ahead in found:
+        same(one, found[0][0])
+        assert ahead <= staleness + 1
+    assert all(found[s][1] == staleness + 1 for s in range(servers))
+
+
+def test_workers_may_have_different_numbers_of_steps(threads):
+    def run(comm):
+        net = made(Mlp)
+        server = AsyncParameterServer(net, comm, torch.optim.SGD, lr=0.01)
+        return work(comm, server, net, comm.rank)[0]
+
+    found = threads(4, run)
+    for one in found:
+        same(one, found[0])
+
+
+def test_a_lost_worker_is_named(threads):
+    def run(comm):
+        net = made(Mlp)
+        server = AsyncParameterServer(net, comm, torch.optim.SGD, lr=0.01)
+        if comm.rank == 2:
+            comm.close()
+            return None
+        if comm.rank == 1:
+            comm.recv(torch.empty(1), 0, tag=9)
+            return None
+        with pytest.raises(PeerLost) as raised:
+            server.serve()
+        comm.send(torch.empty(1), 1, tag=9)
+        return raised.value.ranks
+
+    assert threads(3, run)[0] == (2,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (ParameterServer, {"servers": 0}),
+        (ParameterServer, {"servers": 3}),
+        (AsyncParameterServer, {"servers": 2}),
+        (AsyncParameterServer, {"staleness": -1}),
+        (ParameterServer, {"servers": 1.5}),
+    ],
+)
+def test_what_cannot_be(threads, kind, options):
+    with pytest.raises(BadArgument, match=kind.__name__):
+        threads(2, lambda c: kind(made(Mlp), c, torch.optim.SGD, lr=1, **options))
+
+
+def test_each_does_its_own_work(threads):
+    def run(comm):
+        server = AsyncParameterServer(made(Mlp), comm, torch.optim.SGD, lr=0.1)
+        wrong = server.step if server.serving else server.serve
+        with pytest.raises(UsageError, match="AsyncParameterServer"):
+            wrong()
+        sync = ParameterServer(made(Mlp), comm, torch.optim.SGD, lr=0.1)
+        with pytest.raises(UsageError, match="closures"):
+            sync.step(lambda: 0.0)
+
+    threads(2, run)
