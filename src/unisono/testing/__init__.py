@@ -7,6 +7,7 @@ Proxy           a bad network between two processes; needs no privileges
 faults          real processes, one of which is killed or stopped at work
 reference       what a schedule makes of given inputs, step by step, in NumPy
 programs        what lowering made of it, run in any order and watched for races
+slow            a slow link in front of a fast communicator
 """
 
 from unisono.testing.across import WorldAcross, world_across
