@@ -39,7 +39,7 @@ class Mesh:
         self.comm = comm
         self.shape = _shape(comm.world_size, axes)
         self.axes = tuple(axes)
-        order = host_order([peer.host for peer in comm.peers])
+        order = host_order(comm.hosts)
         agree(comm, "Mesh", [f"axes {self}", f"ranks in the order {order}"])
         self._grid = np.array(order).reshape(self.shape)
         here = np.argwhere(self._grid == comm.rank)[0]
@@ -117,10 +117,9 @@ class Mesh:
         self.close()
 
 
-def host_order(hosts: Sequence[str]) -> list[int]:
-    """The ranks, those of one host next to each other; hosts by their first rank."""
-    first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
-    return sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank))
+def host_order(hosts: Sequence[int]) -> list[int]:
+    """The ranks, those of one host next to each other; hosts as they are numbered."""
+    return sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
 
 
 def _shape(world: int, axes: dict[str, int]) -> tuple[int, ...]:

@@ -1,0 +1,38 @@
+"""The strategies on ranks that share no memory: the same bits, over streams."""
+
+import pytest
+import torch
+from nets import Gpt, alone, made, same, sgd, train, weights
+
+from unisono.parallel import DDP, FSDP, Mesh, ZeRO
+from unisono.testing import world_across
+
+
+def trained(comm):
+    """DDP, ZeRO and FSDP, one after the other, and the mesh's axes."""
+    torch.set_num_threads(1)
+    found = []
+    net = made(Gpt, seed=comm.rank)
+    model = DDP(net, comm, bucket_cap_mb=0.0005, reproducible=True)
+    train(comm, model, sgd(model.parameters()), Gpt, steps=4)
+    found.append(weights(net))
+    net = made(Gpt, seed=comm.rank)
+    how = {"lr": 0.05, "momentum": 0.9, "stage": 2, "reproducible": True}
+    train(comm, net, ZeRO(net, comm, torch.optim.SGD, **how), Gpt, steps=4)
+    found.append(weights(net))
+    model = FSDP(made(Gpt, seed=comm.rank), comm, reproducible=True)
+    train(comm, model, sgd(model.parameters()), Gpt, steps=4)
+    found.append(model.state_dict())
+    with Mesh(comm, dp=-1, tp=1) as mesh:
+        return found, mesh["dp"].world_size, comm.hosts
+
+
+@pytest.mark.parametrize("hosts", [[1, 1], [2, 1]])
+def test_hosts_change_no_bit(hosts, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0], prepend=":")
+    _, right = alone(Gpt, sum(hosts), steps=4)
+    for found, size, numbers in world_across(hosts).run(trained):
+        assert size == sum(hosts)
+        assert len(set(numbers)) == len(hosts)
+        for one in found:
+            same(one, right)
