@@ -121,10 +121,8 @@ class Buckets:
         self._next = 0
         self._place: dict[nn.Parameter, tuple[Bucket, int]] = {}
         self._refill(buckets)
-        self._hooks = [
+        for param in self._place:
             param.register_post_accumulate_grad_hook(self._arrived)
-            for param in self._place
-        ]
 
     def _refill(self, buckets: list[Bucket]) -> None:
         self.buckets = buckets
@@ -139,7 +137,8 @@ class Buckets:
 
     def watch(self, output: Any) -> None:
         """Take part in the backward pass of this output, even if no parameter does."""
-        self._running = False  # whatever an earlier pass left when it failed
+        if torch._C._current_graph_task_id() == -1:  # not computed again in backward
+            self._running = False  # whatever an earlier pass left when it failed
         for leaf in tree_leaves(output):
             if needs_grad(leaf):
                 leaf.register_hook(self._begin)

@@ -62,6 +62,10 @@ class DDP(nn.Module):
         self._in_order = False
         self._join: _Join | None = None
         self._synced = True
+        sizes: dict[torch.dtype, int] = {}
+        for _, param in named:
+            sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
+        self._rooms = {dtype: room(comm, size, dtype) for dtype, size in sizes.items()}
         self._buckets = Buckets(
             self._housed(fill(named[::-1], self._cap)),
             launch=self._all_reduce,
@@ -116,8 +120,12 @@ class DDP(nn.Module):
     # --- buckets
 
     def _housed(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Give the buckets their places, in one room for each type."""
+        used = dict.fromkeys(self._rooms, 0)
         for bucket in buckets:
-            bucket.settle(room(self.comm, bucket.count, bucket.dtype))
+            begin = used[bucket.dtype]
+            used[bucket.dtype] = end = begin + bucket.count
+            bucket.settle(self._rooms[bucket.dtype][begin:end])
         return buckets
 
     def _all_reduce(self, bucket: Bucket) -> None:
@@ -173,12 +181,12 @@ class DDP(nn.Module):
         buckets = fill(named, self._cap)
         if [b.names for b in buckets] == [b.names for b in self._buckets.buckets]:
             return
+        kept = {p: p.grad.clone() for p in params if p.grad is not None}
         self._buckets.reorder(self._housed(buckets))
-        with torch.no_grad():
-            for bucket in buckets:
-                for param, place in zip(bucket.params, bucket.views, strict=True):
-                    if param.grad is not None:
-                        param.grad = place.copy_(param.grad)
+        for bucket in buckets:
+            for param, place in zip(bucket.params, bucket.views, strict=True):
+                if param in kept:
+                    param.grad = place.copy_(kept[param])
 
     # --- uneven inputs
 

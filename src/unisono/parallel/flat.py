@@ -11,7 +11,9 @@ shared memory where the communicator has it, so that others can read them in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -22,6 +24,7 @@ from unisono.parallel.agreement import agree
 from unisono.runtime.communicator import Communicator
 
 Named = list[tuple[str, nn.Parameter]]
+BROADCAST_BYTES = 8 << 20
 
 
 def needs_grad(x: object) -> bool:
@@ -65,6 +68,27 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+class Lapsing:
+    """A flat tensor whose memory can be given back and had again, at one address.
+
+    To resize a storage would leave the memory with malloc, which seldom lets go of it.
+    """
+
+    def __init__(self, count: int, dtype: torch.dtype) -> None:
+        """Filled with zeros, as after every `give_back`."""
+        nbytes = count * dtype.itemsize
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._pages = mmap.mmap(-1, max(nbytes, 1), flags=kind)
+        with contextlib.suppress(AttributeError, OSError):  # it only saves time
+            self._pages.madvise(mmap.MADV_HUGEPAGE)
+        raw = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self.tensor = raw[:nbytes].view(dtype)
+
+    def give_back(self) -> None:
+        """Let the system have the memory; what was in it is gone."""
+        self._pages.madvise(mmap.MADV_DONTNEED)
+
+
 class Pool:
     """A few rooms in shared memory that are used again and again.
 
@@ -96,17 +120,25 @@ class Pool:
 def broadcast_tensors(
     comm: Communicator, tensors: Sequence[Tensor], *, root: int = 0, label: str = ""
 ) -> None:
-    """Give every rank the root's values: one message for each element type."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
+    """Give every rank the root's values, many small tensors in one message."""
     with torch.no_grad():
-        for same in by_type.values():
+        for same in _batches(tensors):
             flat = torch.cat([t.detach().reshape(-1) for t in same])
             comm.broadcast(flat, root=root, label=label)
             if comm.rank != root:
                 for tensor, part in zip(same, views(flat, same), strict=True):
                     tensor.detach().copy_(part)
+
+
+def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type each, so few that a copy of them does not matter."""
+    open_ones: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        same = open_ones.setdefault(tensor.dtype, [])
+        same.append(tensor)
+        if sum(t.nbytes for t in same) >= BROADCAST_BYTES:
+            yield open_ones.pop(tensor.dtype)
+    yield from open_ones.values()
 
 
 def trainable(module: nn.Module, where: str) -> Named:

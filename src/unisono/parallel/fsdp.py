@@ -130,7 +130,7 @@ class FSDP(nn.Module):
             for unit in self.units
         ]
         for unit, params in zip(self.units, wholes, strict=True):
-            unit._put(params)
+            unit.put(params)
         try:
             yield self.module
         finally:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.flat import Pool, counts_of, offsets, room, share, views
+from unisono.parallel.flat import Lapsing, Pool, counts_of, offsets, room, share, views
 from unisono.parallel.pieces import Piece, counts_in
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
@@ -76,6 +76,8 @@ class Unit:
         self._reducing: Work | None = None
         self._cut(params)
         self._make_full(params)
+        for param in params:  # whoever still knows them keeps no memory by that
+            param.data = param.data.new_empty(0)
         self.free()
 
     def _cut(self, params: list[nn.Parameter]) -> None:
@@ -104,7 +106,8 @@ class Unit:
     def _make_full(self, params: list[nn.Parameter]) -> None:
         """Whole parameters, as views of memory that comes and goes."""
         dtype = self._how.param_dtype or params[0].dtype
-        self.full = torch.empty(self.count, dtype=dtype)
+        self._memory = Lapsing(self.count, dtype)
+        self.full = self._memory.tensor
         self.wholes = [
             nn.Parameter(view, requires_grad=p.requires_grad)
             for view, p in zip(views(self.full, params), params, strict=True)
@@ -122,7 +125,6 @@ class Unit:
         if self.gathered:
             return
         self.gathered = True
-        self.full.untyped_storage().resize_(self.count * self.full.itemsize)
         self._gathering = self.comm.all_gather(
             self.shard.to(self.full.dtype),
             out=self.full,
@@ -135,7 +137,7 @@ class Unit:
         """Wait for the whole parameters and put them into the module."""
         self.wait()
         self.in_use = True
-        self._put(self.wholes)
+        self.put(self.wholes)
 
     def wait(self) -> None:
         """Wait for what was begun by `gather`."""
@@ -166,11 +168,13 @@ class Unit:
     def free(self) -> None:
         """Put the pieces back and give the memory of the whole parameters up."""
         self.wait()
-        self._put([piece.param for piece in self.pieces])
-        self.full.untyped_storage().resize_(0)
+        self.put([piece.param for piece in self.pieces])
+        if self.gathered:
+            self._memory.give_back()
         self.gathered = self.in_use = False
 
-    def _put(self, params: list[nn.Parameter]) -> None:
+    def put(self, params: list[nn.Parameter]) -> None:
+        """Let the module have these, whole ones or pieces."""
         for member, param in zip(self.members, params, strict=True):
             for module, name in member.places:
                 module._parameters[name] = param
