@@ -5,16 +5,18 @@
 
 Every rank has all of them and takes turns, round by round; a figure is the middle of
 the rounds, and a ratio is torch's time over ours. Peak memory is measured in processes
-of their own, one strategy each: how far the resident memory rose above what it was
-before the model was made.
+of their own, one strategy each: how far a rank's share of the memory in use (what ranks
+share is divided among them) rose above what it was before the model was made.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,23 +163,34 @@ def measured(size: list[int], rounds: int, comm: unisono.Communicator) -> Row:
     return {name: median(seconds) for name, seconds in found.items()}
 
 
-def resident(which: str) -> int:
-    """A line of this process's memory, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(which):
+def held() -> int:
+    """This process's share of the memory it uses; what ranks share counts once."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
-    raise LookupError(which)
+    raise LookupError("Pss")
 
 
 def peak(name: str, size: list[int], comm: unisono.Communicator) -> int:
-    """How far one strategy raises the resident memory."""
-    strategy("ddp" if "torch" not in name else name, [64, 1], comm)()  # imports
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    """How far one strategy raises the memory, looked at all the time."""
+    strategy(name, [64, 1], comm)()  # what is made once, whatever the model
+    gc.collect()
+    before = most = held()
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.001):
+            most = max(most, held())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
     step = strategy(name, size, comm)
-    for _ in range(3):
+    for _ in range(4):
         step()
-    return resident("VmHWM") - before
+    over.set()
+    watching.join()
+    return most - before
 
 
 def rank_main(rank: int, n: int, folder: str, size: list[int], job: Any) -> None:

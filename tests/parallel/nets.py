@@ -1,6 +1,7 @@
 """Small modules that know nothing of ranks, and what one process makes of them."""
 
 import copy
+import functools
 import threading
 
 import torch
@@ -97,6 +98,7 @@ def adam(params):
     return torch.optim.AdamW(params, lr=1e-2)
 
 
+@functools.cache
 def alone(kind, n, steps=STEPS, optimizer=sgd, clip=None, passes=1):
     """Losses and weights of one process that adds up n ranks' gradients in their order.
 

@@ -145,7 +145,10 @@ def states(model, opt):
 @pytest.mark.parametrize("n", NS)
 def test_model_states_shrink_with_the_ranks(threads, n):
     def measure(comm):
-        model = FSDP(made(Gpt), comm)
+        net = made(Gpt)
+        before = list(net.parameters())
+        model = FSDP(net, comm)
+        assert sum(p.untyped_storage().nbytes() for p in before) == 0
         opt = adam(model.parameters())
         peaks = []
         for unit in model.units:
@@ -156,7 +159,9 @@ def test_model_states_shrink_with_the_ranks(threads, n):
         return states(model, opt), max(peaks), [u.count * 4 for u in model.units]
 
     def whole(model):
-        return sum(u.full.untyped_storage().nbytes() for u in model.units)
+        """Bytes of whole parameters; where they are freed, their memory is blank."""
+        assert not any(u.full.any() for u in model.units if not u.gathered)
+        return sum(u.count * 4 for u in model.units if u.gathered)
 
     total = sum(p.numel() for p in made(Gpt).parameters())
     for held, peak, sizes in threads(n, measure):

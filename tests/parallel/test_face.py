@@ -1,0 +1,51 @@
+"""The public names of the strategies, and the promise that each can be read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono import parallel
+from unisono.errors import BadArgument, MissingExtra
+from unisono.testing import world
+from unisono.testing.slow import SlowLink
+
+FILES = sorted(Path(parallel.__file__).parent.glob("*.py"))
+
+
+def test_every_name_is_there():
+    for name in parallel.__all__:
+        assert getattr(parallel, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'DPP'"):
+        _ = parallel.DPP
+
+
+@pytest.mark.parametrize("file", FILES, ids=[f.stem for f in FILES])
+def test_each_file_has_less_than_300_lines(file):
+    assert len(file.read_text().splitlines()) < 300
+
+
+def test_torch_is_imported_only_when_needed():
+    code = (
+        "import sys, unisono; unisono.parallel.Mesh; "
+        "assert 'torch' not in sys.modules; unisono.parallel.DDP; "
+        "assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch):
+    for name in [m for m in sys.modules if m.startswith("unisono.parallel.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'unisono\[torch\]'"):
+        _ = parallel.DDP
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bytes_per_s": 0}, {"bytes_per_s": 1, "latency_s": -1}]
+)
+def test_links_that_cannot_be(wrong):
+    with world(1) as w, pytest.raises(BadArgument, match="SlowLink"):
+        SlowLink(w.comms[0], **wrong)
