@@ -4,6 +4,7 @@ The ranks are threads that behave as if they were on different hosts: their stre
 real sockets, with frames, seals and checksums.
 """
 
+import numpy as np
 import pytest
 from conformance import check, every_algorithm, every_reduction, every_type, perform
 from variants import VARIANTS
@@ -66,3 +67,40 @@ def test_messages_of_many_frames(hosts):
     cases = every_algorithm(n, [1_500_001], by)
     with world(n, hosts=hosts) as w:
         check(cases, w.run(perform, cases), hosts)
+
+
+def test_only_what_a_schedule_needs_is_connected():
+    """A ring has two neighbours, whatever its length."""
+
+    def streams(comm):
+        comm.all_reduce(np.ones(1000), algorithm="ring")
+        others = [r for r in range(6) if r != comm.rank]
+        return [r for r in others if comm._native.leads_to(r, False)]
+
+    with world(6, hosts=range(6)) as w:
+        assert w.run(streams) == [[(r + 1) % 6] for r in range(6)]
+
+
+def test_one_communicator_does_not_wait_behind_another():
+    """One has more under way than sockets hold, and its reader has not come yet."""
+
+    def both(comm):
+        other = comm.split(0)
+        x = np.full(4_000_000, 1.0 + comm.rank)
+        if comm.rank == 0:
+            work = comm.broadcast(x, async_op=True)
+            small = [other.all_reduce(np.ones(3))[0] for _ in range(50)]
+            work.wait()
+        else:
+            small = [other.all_reduce(np.ones(3))[0] for _ in range(50)]
+            comm.broadcast(x)
+        return small, x[0], x[-1]
+
+    with world(2, hosts=(0, 1)) as w:
+        assert w.run(both) == [([2.0] * 50, 1.0, 1.0)] * 2
+
+
+def test_explain_tells_of_the_hosts():
+    with world(4, hosts=(0, 0, 1, 1)) as w:
+        said = w.run(lambda comm: comm.explain("all_reduce", np.ones(100_000)))[0]
+    assert "hosts      2; a rank sends to at most 1 on others" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from unisono.runtime import recorder
 from unisono.runtime.plans import in_short, lowered, verified
 from unisono.runtime.select import choose
 from unisono.schedule.collective import collective as find_collective
+from unisono.schedule.program import Program
 from unisono.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def explain(
     ]
     if n > 1:
         lines.append(f"  buffers    {_reaching(comm)}")
+    if comm._hosts:
+        lines.append(f"  hosts      {_crossing(comm, programs.programs)}")
     if choice.runner_up:
         lines.append(f"  runner-up  {choice.runner_up}")
     lines.append(f"  measured   {_measured(comm, collective, choice.algorithm, x)}")
@@ -68,6 +72,13 @@ def explain(
 def _size(x: Any) -> int:
     count = x.numel() if hasattr(x, "numel") else x.size
     return int(count) * dtype_of(x).itemsize
+
+
+def _crossing(comm: Communicator, programs: Sequence[Program]) -> str:
+    """How many hosts, how many streams a rank opens for this, and on which network."""
+    most = max(len({m.to for m in p.messages}) for p in programs)
+    where = f"; this rank is at {comm._transport.why}" if comm._transport.why else ""
+    return f"{len(set(comm.hosts))}; a rank sends to at most {most} on others{where}"
 
 
 def _reaching(comm: Communicator) -> str:
