@@ -32,9 +32,9 @@ def check(made, mode, hosts, seed):
 @pytest.mark.parametrize(("what", "name"), PLAIN)
 def test_programs_do_what_their_schedule_says_on_any_hosts(what, name):
     random = Random(f"{what} {name}")
-    for made in schedules(what, name, [2, 3, 4, 5, 7, 8, 13]):
+    for made in schedules(what, name, [2, 3, 4, 5, 8]):
         check(made, (True, True), tuple(range(made.n)), seed=made.n)
-        for mode in MODES:
+        for mode in MODES if made.n < 8 else [random.choice(MODES)]:
             check(made, mode, placed(made.n, random), seed=made.n)
 
 
@@ -47,7 +47,7 @@ def test_so_do_those_of_algorithms_with_parameters(what, name):
 
 
 def test_calls_follow_each_other_on_the_same_streams_and_windows():
-    for seed in range(150):
+    for seed in range(60):
         random = Random(seed)
         n = random.randint(2, 6)
         hosts = placed(n, random)
