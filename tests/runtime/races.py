@@ -93,9 +93,14 @@ def two_threads(comm):
 
 
 for n in (2, 3, 4):
-    for window in (4096, 65536):
-        with world(n, window=window) as w:
-            for _ in range(ROUNDS // n):
+    for window, hosts in (
+        (4096, ()),
+        (65536, ()),
+        (65536, range(n)),  # as if each were on a host of its own,
+        (4096, [r % 2 for r in range(n)]),  # or on two, in turn
+    ):
+        with world(n, window=window, hosts=hosts) as w:
+            for _ in range(ROUNDS // n // (1 if not hosts else 2)):
                 w.run(everything)
                 w.run(lent)
                 w.run(messages)
