@@ -111,7 +111,7 @@ def test_two_processes_that_say_they_are_rank_0(forks):
 def finds_its_place_taken(rank):
     address = shm._Meeting(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
-        with shm._seqpacket() as stranger:
+        with shm.seqpacket() as stranger:
             stranger.bind(address)
             stranger.listen()
             time.sleep(2.5)
@@ -144,7 +144,7 @@ def meets_another_user(rank):
     address = shm._Meeting(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
         os.setuid(65534)
-        with shm._seqpacket() as stranger:
+        with shm.seqpacket() as stranger:
             stranger.bind(address)
             stranger.listen()
             time.sleep(2.5)
@@ -173,7 +173,7 @@ def has_uninvited_guests(rank, kind):
     until = time.monotonic() + 0.3
     kept = []
     while time.monotonic() < until:
-        knock = shm._seqpacket()
+        knock = shm.seqpacket()
         with contextlib.suppress(OSError):
             knock.connect(address)
             if kind != "silence":

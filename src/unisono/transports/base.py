@@ -32,6 +32,7 @@ except ImportError as why:  # built without a compiler
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Engine
+    from unisono.transports.reception import Reception
     from unisono.transports.streams import Streams
 
 WINDOW = 256 << 10
@@ -63,7 +64,8 @@ class Transport:
     `cores` is how many the ranks of this host share. `hosts` are the numbers of the
     ranks' hosts, and `streams` what leads to the others, if there is more than one.
     `reaches` tells whether the ranks of every host can read each other's own memory.
-    `leave` ends what else there is, and `why` tells how hosts are connected.
+    `leave` ends what else there is, and `why` tells how hosts are connected. Across
+    hosts `reception` is where this rank takes connections.
     """
 
     engine: Engine
@@ -76,6 +78,7 @@ class Transport:
     reaches: bool = False
     leave: Callable[[], None] | None = None
     why: str = ""
+    reception: Reception | None = None
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""

@@ -12,6 +12,7 @@ end: it will follow.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -48,6 +49,12 @@ class Connection:
     socket: socket.socket
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
+
+    def can_be_read(self) -> bool:
+        """Whether something has come, or the end."""
+        poll = select.poll()  # unlike select(), whatever the number of the descriptor
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End it; the other reads the end of it."""

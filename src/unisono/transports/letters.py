@@ -11,6 +11,7 @@ read, and what is read is decoded as one kind of struct, never as code.
 from __future__ import annotations
 
 import hmac
+import socket
 import struct
 import time
 from typing import TypeVar
@@ -66,6 +67,17 @@ class Letters:
                 f"{where} is no {kind.__name__.strip('_').lower()} ({why}): install "
                 "the same version of unisono for all"
             ) from None
+
+    def has_ended(self) -> bool:
+        """Whether the other is gone; one that waits for an answer says nothing."""
+        sock = self.connection.socket
+        try:
+            sock.settimeout(0)
+            return not sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _read(self, size: int, until: float) -> bytes:
         raw = bytearray()

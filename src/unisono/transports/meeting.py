@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from unisono.transports.secret import Secret, open_secret
 
 _HELLO_LONGEST = 4096
 _HELLO_S = 5.0  # a rank that has authenticated says hello at once
+_TICK_S = 0.05  # how often one looks whether the meeting can still be
 _GRACE_S = 5.0  # for rank 0 to tell who is missing
 
 
@@ -79,13 +79,14 @@ def meet_across(
     epoch: int = 0,
     insecure: bool = False,
     announce: Callable[[Address], None] | None = None,
+    lost: Callable[[], str] = str,
 ) -> Roll:
     """Find the other ranks of `job`, wherever they are, or tell who is missing.
 
     `address` is where rank 0 listens, as host:port. If the port is 0, rank 0 takes a
     free one, and `announce` is called with it, to hand it on to the others. `interface`
     is what choose() takes. Without a secret only loopback addresses will do, unless
-    `insecure`.
+    `insecure`. `lost` says why the meeting cannot be, as soon as that is known.
     """
     if not 0 <= rank < world_size:
         raise BadArgument(f"rank = {rank}: expected 0 to {world_size - 1}")
@@ -108,9 +109,9 @@ def meet_across(
         if rank == 0:
             if announce is not None:
                 announce(public)
-            host = _Hosting(reception, hello, until, timeout_s, str(choice))
+            host = _Hosting(reception, hello, until, timeout_s, str(choice), lost)
             return host.gather()
-        guest = _Visit(reception, hello, until, timeout_s, choice)
+        guest = _Visit(reception, hello, until, timeout_s, choice, lost)
         return guest.pay(place)
     except BaseException:
         reception.close()
@@ -147,8 +148,10 @@ class _Hosting:
         until: float,
         timeout_s: float,
         why: str,
+        lost: Callable[[], str],
     ) -> None:
         self.reception, self.me, self.why = reception, hello, why
+        self.lost = lost
         self.until, self.timeout_s = until, timeout_s
         self.guests: dict[int, tuple[Letters, _Hello]] = {}
         self.lives: dict[tuple[int, int], Connection] = {}
@@ -184,7 +187,7 @@ class _Hosting:
         absent = [r for r in range(1, self.me.world_size) if not self._is_here(r)]
         if absent and self.left > 0:
             return absent
-        for rank in [r for r, (one, _) in self.guests.items() if _has_ended(one)]:
+        for rank in [r for r, (one, _) in self.guests.items() if one.has_ended()]:
             self.guests.pop(rank)[0].connection.close()  # it may come again
         return [r for r in range(1, self.me.world_size) if not self._is_here(r)]
 
@@ -192,13 +195,16 @@ class _Hosting:
         return rank in self.guests and (rank, self.guests[rank][1].life) in self.lives
 
     def _await_guests(self) -> None:
-        self.queue += self.reception.next_of("meet", "life", timeout_s=self.left)
+        wait = self.left if self.lost is str else min(self.left, _TICK_S)
+        self.queue += self.reception.next_of("meet", "life", timeout_s=wait)
         while self.queue:
             one = self.queue.pop(0)
             if one.label == MEET:
                 self._greet(Letters(one))
             else:
                 self.lives[one.peer, one.label.communicator] = one
+        if why := self.lost():
+            raise ConnectFailed(why)
 
     def _greet(self, letters: Letters) -> None:
         connection = letters.connection
@@ -241,7 +247,7 @@ class _Hosting:
                 f"{mine.world_size}: start all with one world size"
             )
         first = self.guests.get(rank)
-        if first is not None and not _has_ended(first[0]):
+        if first is not None and not first[0].has_ended():
             one, two = first[1].entry, hello.entry
             return (
                 f"two processes say that they are rank {rank}: pid {one.pid} on "
@@ -297,8 +303,10 @@ class _Visit:
         until: float,
         timeout_s: float,
         choice: Choice,
+        lost: Callable[[], str],
     ) -> None:
         self.reception, self.hello, self.choice = reception, hello, choice
+        self.lost = lost
         self.until, self.timeout_s = until, timeout_s
 
     @property
@@ -309,7 +317,7 @@ class _Visit:
     def pay(self, place: Address) -> Roll:
         """Go to rank 0, say hello, and hear who all are."""
         me = self.reception.me
-        connection = dial(place, me, 0, MEET, timeout_s=self.left)
+        connection = dial(place, me, 0, MEET, timeout_s=self.left, lost=self.lost)
         try:
             letters = Letters(connection)
             letters.send(self.hello, timeout_s=max(self.left, 0.1))
@@ -329,7 +337,7 @@ class _Visit:
         """The lifeline, or None if rank 0 has answered before: then it refuses."""
 
         def answered() -> str:
-            return "rank 0 has answered" if _can_be_read(meeting) else ""
+            return "rank 0 has answered" if meeting.can_be_read() else ""
 
         try:
             return dial(
@@ -343,7 +351,7 @@ class _Visit:
         except PeerLost:
             return None
         except TransportError:
-            if _can_be_read(meeting):
+            if meeting.can_be_read():
                 return None
             raise
 
@@ -380,21 +388,3 @@ class _Visit:
 
 def _gone() -> ConnectFailed:
     return ConnectFailed("rank 0 closed the meeting: it has died", missing=[0])
-
-
-def _can_be_read(connection: Connection) -> bool:
-    poll = select.poll()  # unlike select(), whatever the number of the descriptor
-    poll.register(connection.socket, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _has_ended(guest: Letters) -> bool:
-    """Whether it is gone; one that waits for an answer says nothing."""
-    sock = guest.connection.socket
-    try:
-        sock.settimeout(0)
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

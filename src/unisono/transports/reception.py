@@ -113,6 +113,12 @@ class Reception:
         """Learn where other ranks are."""
         self._peers.update(peers)
 
+    def whereabouts(self, peer: int) -> Address:
+        """Where another rank takes connections."""
+        if peer not in self._peers:
+            raise BadArgument(f"rank {peer}: its address is not known yet")
+        return self._peers[peer]
+
     def lose(self, peer: int, why: str) -> None:
         """End every wait for this rank, now and later: it is known to be gone."""
         with self._changed:
@@ -133,10 +139,8 @@ class Reception:
 
     def dial(self, peer: int, label: Label, timeout_s: float = TIMEOUT_S) -> Connection:
         """Connect to a rank that expects it."""
-        if peer not in self._peers:
-            raise BadArgument(f"rank {peer}: its address is not known yet")
         return dial(
-            self._peers[peer],
+            self.whereabouts(peer),
             self.me,
             peer,
             label,

@@ -10,13 +10,11 @@ listening. Over these pairs ranks pass each other the descriptors of shared memo
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import socket
-import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -31,8 +29,8 @@ from unisono.transports.base import (
     Transport,
     cores_here,
 )
+from unisono.transports.unix import abstract, credentials, seqpacket
 
-_CREDENTIALS = struct.Struct("3i")
 _LONGEST = 1 << 16
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -82,9 +80,13 @@ def meet(
     version: str,
     timeout_s: float = 60.0,
     window: int = WINDOW,
+    lost: Callable[[], str] = str,
 ) -> Transport:
-    """Find the other ranks of `job` on this host, or tell who is missing."""
-    sockets, answer = _meet(rank, world_size, job, version, timeout_s, window)
+    """Find the other ranks of `job` on this host, or tell who is missing.
+
+    `lost` says why the meeting cannot be, as soon as that is known.
+    """
+    sockets, answer = _meet(rank, world_size, job, version, timeout_s, window, lost)
     pids = [pid for pid, _ in answer.peers]
     peers = [Peer(r, pid, host) for r, (pid, host) in enumerate(answer.peers)]
     ends = [sockets[r].detach() if r in sockets else -1 for r in range(world_size)]
@@ -93,18 +95,30 @@ def meet(
 
 
 def meet_here(
-    rank: int, count: int, job: str, *, version: str, timeout_s: float
+    rank: int,
+    count: int,
+    job: str,
+    *,
+    version: str,
+    timeout_s: float,
+    lost: Callable[[], str] = str,
 ) -> tuple[dict[int, socket.socket], list[int]]:
     """For those that have met across hosts: sockets and process ids of those here.
 
     They are numbered 0 to count - 1.
     """
-    sockets, answer = _meet(rank, count, job, version, timeout_s, WINDOW)
+    sockets, answer = _meet(rank, count, job, version, timeout_s, WINDOW, lost)
     return sockets, [pid for pid, _ in answer.peers]
 
 
 def _meet(
-    rank: int, world_size: int, job: str, version: str, timeout_s: float, window: int
+    rank: int,
+    world_size: int,
+    job: str,
+    version: str,
+    timeout_s: float,
+    window: int,
+    lost: Callable[[], str],
 ) -> tuple[dict[int, socket.socket], _Answer]:
     hello = _Hello(
         version,
@@ -113,7 +127,7 @@ def _meet(
         socket.gethostname(),
         host_identity(),
     )
-    meeting = _Meeting(hello, job, time.monotonic() + timeout_s, timeout_s)
+    meeting = _Meeting(hello, job, time.monotonic() + timeout_s, timeout_s, lost)
     return meeting.host(window) if rank == 0 else meeting.visit()
 
 
@@ -121,14 +135,18 @@ class _Meeting:
     """One rank's part in the meeting, until its deadline."""
 
     def __init__(
-        self, hello: _Hello, job: str, deadline: float, timeout_s: float
+        self,
+        hello: _Hello,
+        job: str,
+        deadline: float,
+        timeout_s: float,
+        lost: Callable[[], str] = str,
     ) -> None:
         self.me = hello
+        self.lost = lost
         self.deadline = deadline
         self.timeout_s = timeout_s
-        told = f"{os.getuid()}/{job}".encode()
-        # The leading zero makes the name abstract: it is in no file system.
-        self.address = "\0unisono-" + hashlib.sha256(told).hexdigest()[:40]
+        self.address = abstract(job)
 
     @property
     def left(self) -> float:
@@ -141,7 +159,7 @@ class _Meeting:
         """Wait for all others, and make them known to each other."""
         n = self.me.world_size
         guests: dict[int, _Guest] = {}
-        with _seqpacket() as listener:
+        with seqpacket() as listener:
             self._listen(listener)
             try:
                 for guest in self._guests(listener):
@@ -188,6 +206,8 @@ class _Meeting:
         known = {0}
         while True:
             ready = select.select([listener, *here.values()], [], [], self._wait())[0]
+            if why := self.lost():
+                raise ConnectFailed(why)
             if not ready and self.left <= 0:
                 missing = [r for r in range(n) if r not in known]
                 raise ConnectFailed(
@@ -208,17 +228,17 @@ class _Meeting:
                         one.close()
                     else:
                         known.add(hello.rank)
-                        yield _Guest(one, _credentials(one)[0], hello)
+                        yield _Guest(one, credentials(one)[0], hello)
 
     def _let_in(self, listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()
-        if _credentials(connection)[1] == os.getuid():
+        if credentials(connection)[1] == os.getuid():
             return connection
         connection.close()  # another user's: not even an answer
         return None
 
     def _wait(self) -> float:
-        return max(0.0, min(self.left, 1.0))
+        return max(0.0, min(self.left, 1.0 if self.lost is str else 0.05))
 
     def _objection(self, hello: _Hello, guests: Mapping[int, _Guest]) -> str:
         mine = self.me
@@ -317,7 +337,7 @@ class _Meeting:
     def _connected(self) -> socket.socket:
         pause = 0.001
         while True:
-            connection = _seqpacket()
+            connection = seqpacket()
             try:
                 connection.connect(self.address)
                 break
@@ -330,9 +350,11 @@ class _Meeting:
                         "with the same job?",
                         missing=[0],
                     ) from why
+            if why_lost := self.lost():
+                raise ConnectFailed(why_lost)
             time.sleep(min(pause, max(self.left, 0.0)))
             pause = min(2 * pause, 0.05)
-        pid, uid, _ = _credentials(connection)
+        pid, uid, _ = credentials(connection)
         if uid != os.getuid():
             connection.close()
             raise NotAuthentic(
@@ -349,19 +371,6 @@ def _given_up(told: bytes) -> ConnectFailed:
         return ConnectFailed(answer.wrong, missing=answer.missing)
     except msgspec.DecodeError:
         return ConnectFailed("rank 0 died while the ranks met", missing=[0])
-
-
-def _seqpacket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end, as the kernel knows them."""
-    raw = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-    )
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
 
 
 def _try_send(connection: socket.socket, message: msgspec.Struct) -> None:

@@ -59,6 +59,7 @@ def meet(
     epoch: int = 0,
     insecure: bool = False,
     announce: Callable[[Address], None] | None = None,
+    lost: Callable[[], str] = str,
 ) -> Transport:
     """Find the other ranks of `job`, on this host and on others."""
     lanes = _number(LANES, 1, most=64)
@@ -75,9 +76,10 @@ def meet(
         epoch=epoch,
         insecure=insecure,
         announce=announce,
+        lost=lost,
     )
     try:
-        return _transport(roll, job, version, timeout_s, epoch, lanes, limit)
+        return _transport(roll, job, version, timeout_s, epoch, lanes, limit, lost)
     except BaseException:
         roll.close()
         raise
@@ -91,6 +93,7 @@ def _transport(
     epoch: int,
     lanes: int,
     limit_s: float,
+    lost: Callable[[], str],
 ) -> Transport:
     rank, n, here = roll.rank, len(roll.entries), roll.local()
     first = roll.entries[here[0]]
@@ -100,6 +103,7 @@ def _transport(
         f"{job}/{first.identity}/{first.pid}/{epoch}",
         version=version,
         timeout_s=timeout_s,
+        lost=lost,
     )
     ends, known = [-1] * n, [-1] * n
     for place, world_rank in enumerate(here):
@@ -143,6 +147,7 @@ def _transport(
         streams=streams,
         leave=leave,
         why=roll.why,
+        reception=roll.reception,
     )
 
 

@@ -1,0 +1,35 @@
+"""Unix sockets without files: names that end with their process, users that are known.
+
+A name in the abstract namespace is in no file system. Anybody on the host may bind it
+or connect to it, so both ends ask the kernel who the other is before they believe it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def abstract(told: str) -> str:
+    """The address that follows from these words and the user."""
+    # The leading zero makes the name abstract.
+    named = hashlib.sha256(f"{os.getuid()}/{told}".encode())
+    return "\0unisono-" + named.hexdigest()[:40]
+
+
+def seqpacket() -> socket.socket:
+    """A socket that keeps messages apart."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as the kernel knows them."""
+    raw = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
