@@ -6,6 +6,8 @@ Hosts           network namespaces with links of a given speed; needs root
 Proxy           a bad network between two processes; needs no privileges
 faults          real processes, one of which is killed or stopped at work
 reference       what a schedule makes of given inputs, step by step, in NumPy
+survivors       agreement on who is left, simulated: every delay and death from a seed
+churn           a job whose ranks are killed and replaced from outside
 programs        what lowering made of it, run in any order and watched for races
 slow            a slow link in front of a fast communicator
 """

@@ -1,0 +1,224 @@
+"""Who is left: the rules, one by one and in a hundred thousand simulated schedules."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from unisono.runtime.agreement import (
+    Agreement,
+    Come,
+    Kind,
+    Proposal,
+    Reply,
+    outweighs,
+)
+from unisono.testing import survivors
+from unisono.testing.survivors import Schedule, simulate
+
+PER_PART = 12_500
+PARTS = 8
+NOTHING = Come(False, 0, (), ())
+
+
+def rules(me, n=4, **how):
+    return Agreement(me, n, 0, 10.0, **how)
+
+
+def test_the_lowest_rank_that_is_not_gone_presides():
+    one = rules(2)
+    assert one.step(0.0).ranks == (0,)
+    one.learn(dead=[0])
+    assert one.step(0.0).ranks == (1,)
+    one.learn(silent=[1])
+    assert one.president == 2
+    assert one.step(0.0).ranks == (3,)
+
+
+def test_a_president_waits_for_all_and_proposes_those_who_came():
+    one = rules(0)
+    one.came(1, NOTHING)
+    one.came(3, Come(False, 6, (2,), ()))
+    step = one.step(0.0)
+    assert step.kind is Kind.HOST
+    assert step.proposal == Proposal(7, (0, 1, 3), ())
+
+
+def test_who_does_not_come_in_time_is_left_out_and_told():
+    one = rules(0)
+    one.came(1, NOTHING)
+    one.came(2, NOTHING)
+    assert one.step(0.0).kind is Kind.ASK
+    assert one.step(9.9).kind is Kind.ASK
+    step = one.step(10.0)
+    assert step.proposal == Proposal(1, (0, 1, 2), (3,))
+    one.came(3, NOTHING)
+    one.outbox.clear()
+    one.step(10.1)
+    assert (3, Reply(given_up=True)) in one.outbox
+
+
+def test_guests_are_asked_to_wait_once():
+    one = rules(0)
+    one.came(1, NOTHING)
+    one.step(1.0)
+    one.step(2.0)
+    assert [rank for rank, word in one.outbox if word.wait_s] == [1]
+
+
+def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
+    one = rules(3)
+    one.learn(silent=[0, 1, 2])
+    assert one.step(0.0).kind is Kind.HOPELESS
+    near = rules(3, is_near=True)
+    near.learn(silent=[0, 1, 2])
+    assert near.step(0.0).kind is Kind.HOST
+
+
+def test_one_alone_goes_on_if_all_others_are_certainly_dead():
+    one = rules(3)
+    one.learn(dead=[0, 1, 2])
+    assert one.step(0.0).proposal == Proposal(1, (3,), ())
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_no_two_groups_that_share_nobody_both_outweigh(n):
+    everybody = set(range(n))
+    for bits in range(1, 1 << n):
+        group = {r for r in everybody if bits >> r & 1}
+        assert not (outweighs(group, n) and outweighs(everybody - group, n))
+
+
+def test_a_follower_gives_up_a_president_that_is_silent():
+    one = rules(1, 3)
+    assert one.step(0.0).ranks == (0,)
+    assert one.step(9.0).ranks == (0,)
+    assert one.step(10.0).ranks == (2,)
+    assert one.president == 1
+    other = rules(2, 3)
+    other.step(0.0)
+    other.came(1, one.come())  # silence is contagious
+    assert other.president == 1
+
+
+def test_a_president_that_asked_to_wait_is_waited_for():
+    one = rules(1, 3)
+    one.step(0.0)
+    one.heard(0, Reply(wait_s=9.0), 5.0)
+    assert one.step(20.0).ranks == (0,)
+    assert one.step(24.1).ranks == (2,)
+
+
+def test_what_another_has_settled_is_settled_if_it_was_met():
+    world = Proposal(1, (0, 1, 2), (), "here")
+    one = rules(1, 3)
+    one.step(0.0)
+    one.failed(world, met=True)
+    one.heard(2, Reply(settled=world), 1.0)
+    assert one.step(1.0).kind is Kind.SETTLE
+    other = rules(1, 3)
+    other.step(0.0)
+    other.heard(2, Reply(settled=world), 1.0)
+    assert other.step(1.0).kind is Kind.LEFT_OUT
+
+
+def test_a_proposal_of_one_who_does_not_preside_is_not_taken():
+    one = rules(2)
+    one.step(0.0)
+    one.heard(1, Reply(proposal=Proposal(1, (1, 2), (0,))), 0.0)
+    assert one.step(0.0).kind is Kind.ASK
+    one.heard(0, Reply(proposal=Proposal(1, (0, 1), (2,))), 0.0)  # without us
+    assert one.step(0.0).kind is Kind.ASK
+    one.heard(0, Reply(proposal=Proposal(1, (0, 2), ())), 0.0)
+    assert one.step(0.0).kind is Kind.VISIT
+
+
+def test_who_was_taken_for_dead_is_told_and_takes_no_part():
+    one = rules(0, 3)
+    one.learn(dead=[1])
+    one.came(1, NOTHING)
+    one.step(0.0)
+    assert (1, Reply(given_up=True)) in one.outbox
+    one.came(2, Come(True, 0, (0,), ()))
+    assert 2 in one.silent
+
+
+def simulate_many(count):
+    for seed in range(count):
+        simulate(Schedule.random(seed))
+
+
+def play(part: int) -> list[str]:
+    """One part of the schedules, in a process of its own; what went wrong."""
+    wrong = []
+    for seed in range(part * PER_PART, (part + 1) * PER_PART):
+        try:
+            simulate(Schedule.random(seed))
+        except AssertionError as why:
+            wrong.append(f"seed {seed}: {why}")
+    return wrong
+
+
+@pytest.mark.timeout(300)
+def test_a_hundred_thousand_schedules_end_in_one_world():
+    with ProcessPoolExecutor(min(PARTS, os.cpu_count() or 1)) as pool:
+        wrong = [one for part in pool.map(play, range(PARTS)) for one in part]
+    assert not wrong, wrong[:3]
+
+
+def test_the_simulation_is_the_same_each_time():
+    for seed in range(50):
+        schedule = Schedule.random(seed)
+        assert simulate(schedule) == simulate(schedule)
+
+
+# Rules with a mistake in them, which the simulation must find.
+
+
+def everything_may(group, n):
+    return True
+
+
+def forgets_what_it_met(self, proposal, *, met):
+    TRUE_FAILED(self, proposal, met=False)
+
+
+def believes_rumours(self, rank, word):
+    self.dead.update(word.silent)
+    TRUE_CAME(self, rank, word)
+
+
+TRUE_FAILED = Agreement.failed
+TRUE_CAME = Agreement.came
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mistake"),
+    [
+        ("unisono.runtime.agreement", "outweighs", everything_may),
+        (Agreement, "failed", forgets_what_it_met),
+        (Agreement, "came", believes_rumours),
+    ],
+    ids=lambda what: getattr(what, "__name__", str(what)),
+)
+def test_the_simulation_finds_mistakes(monkeypatch, where, name, mistake):
+    target = f"{where}.{name}" if isinstance(where, str) else None
+    if target:
+        monkeypatch.setattr(target, mistake)
+    else:
+        monkeypatch.setattr(where, name, mistake)
+    with pytest.raises(AssertionError):
+        simulate_many(20_000)
+
+
+def test_a_world_that_closes_too_early_is_found(monkeypatch):
+    """Old doors may close only when all know: the reason for the second barrier."""
+    true_settle = survivors._Run.settle
+
+    def settle(self, seat, proposal):
+        true_settle(self, seat, proposal)
+        seat.is_closed = True
+
+    monkeypatch.setattr(survivors._Run, "settle", settle)
+    with pytest.raises(AssertionError):
+        simulate_many(20_000)
