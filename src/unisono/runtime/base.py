@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from unisono.runtime.select import choose
 from unisono.runtime.verdicts import Verdicts
 from unisono.runtime.work import Work
 from unisono.transports.base import Peer, Transport
+
+if TYPE_CHECKING:
+    from unisono.runtime.membership import Membership
 
 TIMEOUT_S = 300.0
 LATE_S = 5.0
@@ -80,6 +83,8 @@ class Base(Verdicts):
         self._lock = threading.Lock()
         self._on_close = on_close
         self._closed = False
+        self._member: Membership | None = None  # of the world alone
+        self.left_out: tuple[int, ...] = ()
         self.rank = self._ranks.index(transport.rank)
         self.world_size = len(self._ranks)
         self.timeout_s = timeout_s
@@ -349,8 +354,19 @@ class Base(Verdicts):
         if self._on_close is not None:
             self._on_close()
         self._transport.users.discard(self)
+        if self._member is not None:
+            self._member.let_go()
         if not self._transport.users:
             self._transport.close()
+
+    def _give_up(self) -> None:
+        """Use it no more, but leave the world as it is: others may still be met."""
+        self._closed = True
+        self._native.close()
+        if self._transport.streams is not None:
+            self._transport.streams.leave(self._agreed)
+        self._inflight.clear()
+        self._transport.users.discard(self)
 
 
 _PLAIN = How()

@@ -18,6 +18,7 @@ must agree on that too, and errors and records name it), and those that reduce a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from math import prod
 from types import TracebackType
 from typing import Any, Unpack
@@ -41,6 +42,8 @@ _GATHER = CODES["gather"]
 _REDUCE = CODES["reduce"]
 _REDUCE_SCATTER = CODES["reduce_scatter"]
 _SCATTER = CODES["scatter"]
+SHRINK_S = 30.0
+GROW_S = 300.0
 _NOTHING = np.empty(0, dtype=np.uint8)  # what a barrier moves
 _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
@@ -272,6 +275,37 @@ class Communicator(Base):
         made = groups.split(self, 0, self.rank)
         assert made is not None
         return made
+
+    def shrink(self, *, timeout_s: float = SHRINK_S) -> Communicator:
+        """The communicator of those who are left: epoch one up, ranks moved together.
+
+        All survivors call it, after a PeerLost or at any time; this one is closed then.
+        A rank that lives but does not come within `timeout_s` is left out, and is among
+        `left_out` of the new one. On a communicator from split it is an error.
+        """
+        found: Communicator = import_module("unisono.runtime.elastic").shrink(
+            self, timeout_s
+        )
+        return found
+
+    def grow(
+        self,
+        world_size: int,
+        *,
+        timeout_s: float = GROW_S,
+        address: str | None = None,
+    ) -> Communicator:
+        """The communicator of these ranks and newcomers, `world_size` in all.
+
+        All ranks call it, and wait until so many processes have called
+        `unisono.init(join=True)`. The ranks keep their numbers, newcomers follow them;
+        this one is closed then. If it raises ConnectFailed, it is as before. `address`
+        is where newcomers come across hosts, if not to the address of the job.
+        """
+        found: Communicator = import_module("unisono.runtime.growing").grow(
+            self, world_size, timeout_s, address
+        )
+        return found
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """A NumPy array in shared memory: collectives on it copy nothing.

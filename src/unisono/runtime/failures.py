@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Note = tuple[int, int, int, int, int, int, str]
 Verdict = tuple[int, int, int, int]
 
+_DYING_S = 1.0
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
 _REDUCING = ("reduce", "all_reduce", "reduce_scatter")
@@ -97,13 +99,14 @@ def failure(
             f"{where}: what {who} sent did not arrive at {peers[reporter]} as it was "
             "sent: its checksum or its seal is wrong; look at the network between them"
         )
-    if trouble is Trouble.UNREACHABLE:
+    if trouble is Trouble.UNREACHABLE and not _is_dying(comm, culprit):
         return TransportError(
             f"{where}: the system refuses {peers[reporter]} the memory of {who}; "
             "UNISONO_SINGLE_COPY=0 goes without it"
         )
     how = {
         Trouble.PEER_LOST: "died",
+        Trouble.UNREACHABLE: "died",
         Trouble.LEFT: "closed its communicator",
         Trouble.INTERRUPTED: "was interrupted",
     }.get(trouble, "failed")
@@ -115,6 +118,19 @@ def failure(
         collective=call.partition("(")[0],
         seq=seq,
     )
+
+
+def _is_dying(comm: Comm, rank: int) -> bool:
+    """Whether a rank whose memory is refused is about to be known as dead.
+
+    The memory of a process that is killed goes a little before the process itself.
+    """
+    until = time.monotonic() + _DYING_S
+    while not comm.states()[rank][-1]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _mismatch(

@@ -8,18 +8,19 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import count
 
 import numpy as np
 
-import unisono
 from unisono import _native
+from unisono.errors import BadArgument
 from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
+from unisono.runtime.membership import Membership
 from unisono.runtime.place import ADDRESS, meeting_place, no_secret
 from unisono.runtime.plans import SINGLE_COPY
-from unisono.transports import memory, shm, tcp
 from unisono.transports.addresses import Address, is_loopback
 from unisono.transports.base import Transport
 from unisono.transports.secret import find_secret
@@ -27,6 +28,7 @@ from unisono.transports.secret import find_secret
 MEETING_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
+JOIN = "UNISONO_JOIN"
 _OPEN: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
@@ -38,6 +40,7 @@ def init(
     timeout_s: float | None = None,
     meeting_s: float = MEETING_S,
     insecure: bool = False,
+    join: bool | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
 
@@ -45,45 +48,66 @@ def init(
     unisono run, torchrun, mpirun, srun; alone it is a world of one. `timeout_s` is the
     deadline of every call, `meeting_s` how long to wait for the others to appear.
     Across hosts a job has a secret, or does without by `insecure`.
+
+    With `join`, or UNISONO_JOIN=1, this process comes to a job that runs, whose ranks
+    call `comm.grow`: rank and world size are then the job's to give.
     """
+    if join or (join is None and os.environ.get(JOIN, "0") != "0"):
+        return _joined(rank, world_size, job, timeout_s, meeting_s, insecure)
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refused before anybody is met
     _arm_failpoints()
-    transport = _transport(world, meeting_s, insecure)
-    return first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
+    member = membership(world, insecure)
+    place = member.address if member.across else ""
+    transport = member.meet(world.rank, world.world_size, place, timeout_s=meeting_s)
+    comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
+    comm._member = member
+    return comm
 
 
-def _transport(world: World, meeting_s: float, insecure: bool) -> Transport:
-    if world.world_size == 1:
-        return memory.alone()
+def _joined(
+    rank: int | None,
+    world_size: int | None,
+    job: str | None,
+    timeout_s: float | None,
+    meeting_s: float,
+    insecure: bool,
+) -> Communicator:
+    if rank is not None or world_size is not None:
+        raise BadArgument(
+            f"rank = {rank}, world_size = {world_size}: who joins is given both by the "
+            "job; leave them out"
+        )
+    limit = default_timeout_s() if timeout_s is None else float(timeout_s)
+    nanoseconds(limit)
+    found: Communicator = import_module("unisono.runtime.growing").join(
+        job or os.environ.get("UNISONO_JOB", ""),
+        os.environ.get(ADDRESS, ""),
+        timeout_s=limit,
+        meeting_s=meeting_s,
+        insecure=insecure,
+    )
+    return found
+
+
+def membership(world: World, insecure: bool = False) -> Membership:
+    """How this process belongs to a job, as a process that begins with it."""
     # A process may leave and meet again: each time at a place of its own.
-    epoch = next(_EPOCHS[world.job])
+    epoch = next(_EPOCHS[world.job]) if world.world_size > 1 else 0
     if world.hosts_several or os.environ.get(ADDRESS):
         place = meeting_place(world).address
         secret = find_secret(os.environ)
         if secret is None and not insecure and not _only_here(place):
             raise no_secret(world)
-        return tcp.meet(
-            world.rank,
-            world.world_size,
-            world.job,
-            place,
-            secret=secret,
-            version=unisono.__version__,
-            timeout_s=meeting_s,
-            interface=os.environ.get("UNISONO_INTERFACE"),
-            epoch=epoch,
-            insecure=insecure,
-        )
-    job = f"{world.job}/{epoch}"
-    return shm.meet(
-        world.rank,
-        world.world_size,
-        job,
-        version=unisono.__version__,
-        timeout_s=meeting_s,
-    )
+        interface = os.environ.get("UNISONO_INTERFACE")
+        return Membership(world.job, epoch, True, place, secret, interface, insecure)
+    return Membership(world.job, epoch)
+
+
+def count_epochs_from(job: str, epoch: int) -> None:
+    """A process that leaves this job and meets again does so in a later epoch."""
+    _EPOCHS[job] = count(epoch)
 
 
 def _only_here(address: str) -> bool:

@@ -1,0 +1,93 @@
+"""What a world needs to become another: its job, its epoch, and how its ranks meet.
+
+Every world of a job has an epoch of its own, and whoever goes on counts further. So
+nothing that belongs to an earlier world is taken for news in a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import unisono
+from unisono.transports import memory, shm, tcp
+from unisono.transports.addresses import Address
+from unisono.transports.base import Transport
+from unisono.transports.doors import Door
+from unisono.transports.secret import Secret
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How this process belongs to a job, in the world of one epoch.
+
+    `across` tells whether its ranks meet over TCP; `address` is then the job's own,
+    where ranks that join come. `kept` are doors of earlier worlds at which ranks that
+    were left out may still knock.
+    """
+
+    job: str
+    epoch: int = 0
+    across: bool = False
+    address: str = ""
+    secret: Secret | None = None
+    interface: str | None = None
+    insecure: bool = False
+    kept: tuple[Door, ...] = ()
+
+    def later(self, epoch: int, kept: tuple[Door, ...] = ()) -> Membership:
+        """The same in a later world."""
+        return replace(self, epoch=epoch, kept=self.kept + kept)
+
+    def meet(
+        self,
+        rank: int,
+        world_size: int,
+        place: str,
+        *,
+        timeout_s: float,
+        announce: Callable[[str], None] = lambda place: None,
+        lost: Callable[[], str] = str,
+    ) -> Transport:
+        """Meet the others of this epoch.
+
+        `place` is an address that all were told, or on one host any word. Rank 0 may
+        give port 0; `announce` is called with what there is to tell the others.
+        """
+        if world_size == 1:
+            announce(place)
+            return memory.alone()
+        if self.across:
+            return tcp.meet(
+                rank,
+                world_size,
+                self.job,
+                place,
+                secret=self.secret,
+                version=unisono.__version__,
+                timeout_s=timeout_s,
+                interface=self.interface,
+                epoch=self.epoch,
+                insecure=self.insecure,
+                announce=lambda found: announce(_told(found)),
+                lost=lost,
+            )
+        announce(place)
+        job = f"{self.job}/{self.epoch}"
+        return shm.meet(
+            rank,
+            world_size,
+            f"{job}/{place}" if place else job,
+            version=unisono.__version__,
+            timeout_s=timeout_s,
+            lost=lost,
+        )
+
+    def let_go(self) -> None:
+        """Leave the doors of earlier worlds."""
+        for door in self.kept:
+            door.close()
+
+
+def _told(address: Address) -> str:
+    return str(address.sent())

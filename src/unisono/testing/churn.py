@@ -1,0 +1,159 @@
+"""A job whose ranks are killed and replaced, again and again, from outside.
+
+    report = Churn([sys.executable, "elastic.py", "200"], ranks=4).run(kills=6, seed=1)
+
+The program is one like examples/elastic.py: it prints "at <step>" as it goes, "end:"
+and what it has come to, and joins if UNISONO_JOIN is set. Each time it has gone some
+steps further a rank drawn by the seed is killed, and a new process started in its place
+at once. With `hosts` the ranks are on so many pretended hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from unisono.runtime.processes import Warden
+
+_POLL_S = 0.005
+_DOUBLES = 0.4
+
+
+@dataclass
+class Report:
+    """How it went: what the last ranks came to, and what all have written."""
+
+    ends: list[str] = field(default_factory=list)
+    kills: int = 0
+    seconds: float = 0.0
+    statuses: list[int] = field(default_factory=list)
+    told: str = ""
+
+
+@dataclass
+class _Rank:
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+
+    def text(self) -> str:
+        """What it has written."""
+        self.out.flush()
+        size = os.fstat(self.out.fileno()).st_size
+        return os.pread(self.out.fileno(), size, 0).decode(errors="replace")
+
+
+class Churn:
+    """A job and what it needs to be told."""
+
+    def __init__(
+        self, command: Sequence[str], *, ranks: int, hosts: int = 0, pause_s: float = 0
+    ) -> None:
+        """`hosts` 0: one host, and no address."""
+        self.command, self.ranks, self.hosts = list(command), ranks, hosts
+        self.started = 0
+        self.environ = {
+            **os.environ,
+            "UNISONO_JOB": secrets.token_hex(8),
+            "UNISONO_TIMEOUT_S": "60",
+            "ELASTIC_WORLD": str(ranks),
+            "ELASTIC_PAUSE_S": str(pause_s),
+        }
+        if hosts:
+            self.environ["UNISONO_SECRET"] = secrets.token_hex(32)
+            self.environ["UNISONO_ADDRESS"] = f"127.0.0.1:{_free_port()}"
+
+    def run(
+        self, *, kills: int, seed: int, every: int = 20, timeout_s: float = 60.0
+    ) -> Report:
+        """Kill a rank each `every` steps, so many times, and wait for the end.
+
+        Now and then a second one follows, while the others still shrink or grow.
+        """
+        rng = random.Random(seed)
+        report = Report()
+        rounds = 0
+        began = time.monotonic()
+        with Warden() as warden:
+            living = [self._start(warden, rank) for rank in range(self.ranks)]
+            gone: list[_Rank] = []
+            while any(one.process.poll() is None for one in living):
+                if time.monotonic() - began > timeout_s:
+                    _end_stuck(living)
+                    break
+                steps = max(map(_steps, living))
+                if report.kills < kills and steps >= every * (rounds + 1):
+                    rounds += 1
+                    for delay_s in (0.05, 1.0)[: 1 + (rng.random() < _DOUBLES)]:
+                        time.sleep(rng.random() * delay_s)
+                        victim = living.pop(rng.randrange(len(living)))
+                        os.kill(victim.process.pid, signal.SIGKILL)
+                        victim.process.wait()
+                        gone.append(victim)
+                        report.kills += 1
+                        living.append(self._start(warden, None))
+                time.sleep(_POLL_S)
+            report.statuses = [one.process.wait() for one in living]
+            texts = [one.text() for one in living]
+            report.ends = [line for text in texts for line in _ends(text)]
+            everything = [*gone, *living]
+            report.told = "\n".join(
+                f"--- pid {one.process.pid}\n{one.text()}" for one in everything
+            )
+            for one in everything:
+                one.out.close()
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _start(self, warden: Warden, rank: int | None) -> _Rank:
+        told = dict(self.environ)
+        if self.hosts:
+            told["UNISONO_HOST_ID"] = f"host{self.started % self.hosts}"
+        if rank is None:
+            told["UNISONO_JOIN"] = "1"
+        else:
+            told["UNISONO_RANK"] = str(rank)
+            told["UNISONO_WORLD_SIZE"] = str(self.ranks)
+        self.started += 1
+        out: Any = tempfile.TemporaryFile()  # noqa: SIM115  (closed when all have ended)
+        process = subprocess.Popen(
+            self.command,
+            env=told,
+            stdout=out,
+            stderr=out,
+            preexec_fn=warden.enrol,
+            process_group=0,
+        )
+        return _Rank(process, out)
+
+
+def _steps(rank: _Rank) -> int:
+    found = re.findall(r"^at (\d+)", rank.text(), re.MULTILINE)
+    return int(found[-1]) if found else 0
+
+
+def _ends(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("end:")]
+
+
+def _end_stuck(ranks: Sequence[_Rank]) -> None:
+    """With the stacks of all their threads, if the program has faulthandler on."""
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        for one in ranks:
+            if one.process.poll() is None:
+                os.kill(one.process.pid, number)
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
