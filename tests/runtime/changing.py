@@ -1,0 +1,271 @@
+"""What ranks do in the tests of worlds that change; each is given a communicator."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+
+import unisono
+from unisono.runtime import growing, shrinking
+from unisono.runtime.agreement import Kind
+from unisono.transports import doors, gate
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def works(comm):
+    """One collective whose result tells who took part; the processes by rank."""
+    x = comm.all_reduce(np.full(1000, 2.0**comm.rank))
+    assert (x == 2**comm.world_size - 1).all()
+    return comm.all_gather(np.array([os.getpid()])).tolist()
+
+
+def until_lost(comm):
+    """Collectives until one fails."""
+    x = np.ones(100, np.float32)
+    try:
+        while True:
+            comm.all_reduce(x)
+    except unisono.PeerLost as lost:
+        return lost
+
+
+def told(comm):
+    epoch = comm._member.epoch
+    return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
+
+
+def loses(comm, victims):
+    """One after another of these ranks dies, by their numbers at that time."""
+    for victim in victims:
+        works(comm)
+        if comm.rank == victim:
+            die()
+        old = comm
+        until_lost(comm)
+        comm = comm.shrink(timeout_s=20)
+        assert old._closed
+    return told(comm)
+
+
+def _dies_at(point):
+    """Have this process killed at a point of shrinking."""
+    if point == "first word":
+        doors.NearLink.send = doors.FarLink.send = lambda *_: die()
+    elif point == "proposal":
+        true_act = shrinking._Survivor._act
+
+        def act(self):
+            step = self.rules.step(time.monotonic())
+            if step.kind in (Kind.HOST, Kind.VISIT):
+                die()
+            return true_act(self)
+
+        shrinking._Survivor._act = act
+    elif point == "met":
+        shrinking.survive.__globals__["_Survivor"]._meet = _after(
+            shrinking._Survivor._meet
+        )
+    else:
+        number = {"first barrier": 1, "second barrier": 2}[point]
+        true_barrier, passed = unisono.Communicator.barrier, []
+
+        def barrier(self, **how):
+            true_barrier(self, **how)
+            passed.append(1)
+            if len(passed) == number:
+                die()
+
+        unisono.Communicator.barrier = barrier
+
+
+def _after(function):
+    def once(*args):
+        function(*args)
+        die()
+
+    return once
+
+
+def loses_another_meanwhile(comm, first, second, point):
+    """A rank dies, and while the others shrink another does."""
+    works(comm)
+    if comm.rank == first:
+        die()
+    if comm.rank == second:
+        _dies_at(point)
+    lost = until_lost(comm)
+    assert lost.ranks == (first,)
+    comm = comm.shrink(timeout_s=20)
+    while comm.world_size > 2:  # it died so late that this world was settled with it
+        until_lost(comm)
+        comm = comm.shrink(timeout_s=20)
+    return told(comm)
+
+
+def one_comes_late(comm, late):
+    """It lives, but calls shrink long after the others; they go on."""
+    works(comm)
+    if comm.rank != late:
+        comm = comm.shrink(timeout_s=1.0)
+        found = told(comm)
+        time.sleep(3.0)  # until the late one has asked
+        comm.close()
+        return found
+    time.sleep(2.5)
+    try:
+        comm.shrink(timeout_s=5.0)
+    except unisono.UnisonoError as why:
+        return type(why), str(why)
+
+
+def nobody_died(comm):
+    """One calls shrink while the others wait in a collective."""
+    works(comm)
+    if comm.rank == 1:
+        time.sleep(0.2)
+    else:
+        lost = until_lost_in_barrier(comm)
+        assert lost.ranks
+    first = comm.shrink(timeout_s=20)
+    second = first.shrink(timeout_s=20)
+    return told(second)
+
+
+def until_lost_in_barrier(comm):
+    try:
+        comm.barrier()
+    except unisono.PeerLost as lost:
+        return lost
+
+
+def only_one_calls(comm, caller):
+    works(comm)
+    if comm.rank != caller:
+        time.sleep(3.0)
+        return None
+    try:
+        comm.shrink(timeout_s=1.0)
+    except unisono.ConnectFailed as why:
+        return why.missing, str(why)
+
+
+def misuses(comm):
+    """Every way not to call it; what each says."""
+    said = {}
+
+    def attempt(name, call):
+        try:
+            call()
+            said[name] = "nothing"
+        except unisono.UnisonoError as why:
+            said[name] = f"{type(why).__name__}: {why}"
+
+    part = comm.split(0)
+    attempt("split", part.shrink)
+    attempt("split grows", lambda: part.grow(9))
+    attempt("timeout", lambda: comm.shrink(timeout_s=0))
+    attempt("smaller", lambda: comm.grow(1))
+    attempt("no number", lambda: comm.grow("five"))
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.shrink()
+        except unisono.UsageError as why:
+            os._exit(17 if "fork" in str(why) else 1)
+        os._exit(2)
+    said["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    works(comm)
+    comm.barrier()
+    out = np.zeros(8)
+    work = comm.recv(out, src=(comm.rank + 1) % comm.world_size, async_op=True)
+    made = []
+    second = threading.Thread(
+        target=lambda: attempt("second thread", lambda: made.append(comm.shrink()))
+    )
+    true_survive = shrinking._Survivor.agree
+
+    def agree(self, attempt=None):
+        if not second.ident:
+            second.start()
+            second.join()
+        return true_survive(self, attempt)
+
+    shrinking._Survivor.agree = agree
+    new = comm.shrink(timeout_s=20)
+    assert not made
+    attempt("in flight", work.wait)
+    attempt("closed", comm.shrink)
+    attempt("part of the old world", part.barrier)
+    attempt("closed grows", lambda: comm.grow(9))
+    same = new.grow(new.world_size)
+    assert same is new
+    return said, told(new)
+
+
+def grows(comm, world_size):
+    """Ranks that began; those that join run `joins`."""
+    return told(comm.grow(world_size, timeout_s=30))
+
+
+def joins():
+    return told(unisono.init(join=True, meeting_s=30))
+
+
+def begun(n):
+    """The world of the first n ranks, though all were told of more."""
+    rank, job = int(os.environ["UNISONO_RANK"]), os.environ["UNISONO_JOB"]
+    return unisono.init(rank, n, job=job, meeting_s=30)
+
+
+def grows_or_joins(first, world_size, shrinks=()):
+    """With meets=False: the last ranks were told to join."""
+    if "UNISONO_JOIN" in os.environ:
+        return joins()
+    comm = begun(first)
+    for victim in shrinks:
+        if comm.rank == victim:
+            die()
+        until_lost(comm)
+        comm = comm.shrink(timeout_s=20)
+    return grows(comm, world_size)
+
+
+def nobody_joins(comm, address):
+    works(comm)
+    try:
+        comm.grow(comm.world_size + 1, timeout_s=0.5, address=address)
+    except unisono.ConnectFailed as why:
+        return str(why), told(comm)
+
+
+def dies_while_others_wait_to_grow(comm, victim):
+    works(comm)
+    if comm.rank == victim:
+        time.sleep(0.5)
+        die()
+    try:
+        comm.grow(comm.world_size + 1, timeout_s=30)
+    except unisono.PeerLost as lost:
+        return lost.ranks, told(comm.shrink(timeout_s=20))
+
+
+def a_newcomer_dies(first, world_size):
+    """It is welcome, and gone before all have met; the others are as many as before."""
+    if "UNISONO_JOIN" in os.environ:
+        true_ask = gate.Coming.ask
+
+        def ask(self, *args):
+            if true_ask(self, *args) is not None:
+                die()
+
+        gate.Coming.ask = ask
+        return joins()
+    shrinking.MEETING_S = growing.MEETING_S = 2.0
+    comm = begun(first)
+    return grows(comm, world_size)

@@ -1,0 +1,233 @@
+"""Worlds that shrink and grow: real processes, on one host and on pretended ones."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import changing
+import pytest
+
+import unisono
+from unisono.testing import world, world_across
+from unisono.testing.churn import Churn
+
+NEAR = {"UNISONO_ADDRESS": ""}
+ROOT = Path(__file__).parents[2]
+KILLED = -9
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def ranks_on(hosts, **options):
+    """As many ranks; on one host without any address."""
+    near = hosts if isinstance(hosts, int) else 0
+    env = NEAR if near else {}
+    return world_across([near] if near else hosts, env=env, grace_s=40, **options)
+
+
+def survivors_of(running):
+    """What those say who were not killed: they all say the same but for the rank."""
+    ends = running.wait()
+    living = [end for end in ends if end.status != KILLED]
+    for end in living:
+        assert end.error is None, (end.error, end.stderr)
+        assert not end.ended_by_launcher, end.stderr
+    return living
+
+
+def check(living, size, epoch=None, order=None):
+    """All are in one world of that size, in the order of their old ranks."""
+    pids = [end.pid for end in living]
+    results = [end.result for end in living]
+    assert [r[0] for r in results] == list(range(size))
+    assert {r[1] for r in results} == {size}
+    assert len({r[2] for r in results}) == 1
+    assert epoch is None or results[0][2] == epoch
+    assert all(r[3] == (order or pids) for r in results)
+    assert all(r[4] == () for r in results)
+
+
+@pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
+def test_survivors_go_on_in_order(hosts, victim):
+    with ranks_on(hosts).start(changing.loses, [victim]) as running:
+        living = survivors_of(running)
+    check(living, (hosts if isinstance(hosts, int) else sum(hosts)) - 1, epoch=1)
+
+
+@pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
+def test_down_to_the_last(hosts):
+    with ranks_on(hosts).start(changing.loses, [0, 1, 0]) as running:
+        living = survivors_of(running)
+    check(living, 1, epoch=3)
+
+
+POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "point"),
+    [*((4, point) for point in POINTS), *(([2, 2], point) for point in POINTS[1::2])],
+)
+def test_another_may_die_meanwhile_even_who_presides(hosts, point):
+    args = (1, 0, point) if POINTS.index(point) % 2 else (0, 1, point)
+    with ranks_on(hosts).start(changing.loses_another_meanwhile, *args) as running:
+        living = survivors_of(running)
+    check(living, 2)
+
+
+@pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
+def test_who_does_not_come_is_left_out_and_told_so(hosts):
+    with ranks_on(hosts).start(changing.one_comes_late, 0) as running:
+        late, *others = [end.result for end in survivors_of(running)]
+    assert [r[0] for r in others] == [0, 1]
+    assert all(r[4] == (0,) for r in others)
+    kind, said = late
+    assert kind is unisono.PeerLost
+    assert "rank 0 was left out" in said
+    assert "join" in said
+
+
+def test_too_few_do_not_go_on_across_hosts():
+    with ranks_on([1, 1, 1]).start(changing.only_one_calls, 2) as running:
+        missing, said = survivors_of(running)[2].result
+    assert missing == (0, 1)
+    assert "too few" in said
+    assert "rank 0 (pid" in said
+
+
+@pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
+def test_it_needs_no_death_and_can_be_done_again(hosts):
+    with ranks_on(hosts).start(changing.nobody_died) as running:
+        check(survivors_of(running), 3, epoch=2)
+
+
+@pytest.mark.parametrize("hosts", [2, [1, 1]], ids=str)
+def test_how_not_to_call_it(hosts):
+    with ranks_on(hosts).start(changing.misuses) as running:
+        living = survivors_of(running)
+    for end in living:
+        said, told = end.result
+        assert "split" in said["split"]
+        assert "grow the world" in said["split grows"]
+        assert said["timeout"].startswith("BadArgument: timeout_s = 0")
+        assert "2 ranks are here" in said["smaller"]
+        assert "whole number" in said["no number"]
+        assert said["fork"] == 17
+        assert "another thread" in said["second thread"]
+        assert said["in flight"].startswith("PeerLost: recv")
+        assert "is closed" in said["closed"]
+        assert "is closed" in said["part of the old world"]
+        assert "is closed" in said["closed grows"]
+        assert told[:3] == (end.rank, 2, 1)
+
+
+def test_a_world_of_one_shrinks_to_itself():
+    comm = unisono.init(0, 1)
+    new = comm.shrink()
+    assert (new.rank, new.world_size, new.left_out) == (0, 1, ())
+    assert "closed" in repr(comm)
+    changing.works(new)
+    new.close()
+    with pytest.raises(unisono.UsageError, match="closed"):
+        new.shrink()
+
+
+def test_ranks_that_are_threads_cannot():
+    def attempt(comm):
+        with pytest.raises(unisono.UsageError, match="threads"):
+            comm.shrink()
+        with pytest.raises(unisono.UsageError, match="threads"):
+            comm.grow(3)
+
+    world(2).run(attempt)
+
+
+def first_then_joining(first, hosts):
+    """The environment of ranks: the last ones are told to join."""
+
+    def env_of(rank):
+        return {"UNISONO_JOIN": "1"} if rank >= first else {}
+
+    return ranks_on(hosts, env_of=env_of, meets=False)
+
+
+@pytest.mark.parametrize("hosts", [4, [1, 1, 2]], ids=str)
+def test_newcomers_follow_those_who_were_there(hosts):
+    plan = first_then_joining(2, hosts)
+    with plan.start(changing.grows_or_joins, 2, 4) as running:
+        living = survivors_of(running)
+    assert [end.result[0] for end in living[:2]] == [0, 1]
+    assert sorted(end.result[0] for end in living) == [0, 1, 2, 3]
+    by_rank = sorted(living, key=lambda end: end.result[0])
+    check(by_rank, 4, epoch=1)
+
+
+@pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
+def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
+    plan = first_then_joining(3, hosts)
+    with plan.start(changing.grows_or_joins, 3, 3, [0]) as running:
+        living = survivors_of(running)
+    check(living, 3, epoch=2)
+
+
+@pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
+def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
+    plan = first_then_joining(2, hosts)
+    with plan.start(changing.a_newcomer_dies, 2, 3) as running:
+        living = survivors_of(running)
+    check(living, 2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address", "why"),
+    [
+        (2, None, "0 of 1 newcomers came within 0.5 s"),
+        ([1, 1], None, "0 of 1 newcomers came within 0.5 s to 127.0.0.1"),
+        ([1, 1], "192.0.2.1:29400", "grow(address=host:port)"),
+    ],
+)
+def test_if_nobody_joins_all_is_as_before(hosts, address, why):
+    with ranks_on(hosts).start(changing.nobody_joins, address) as running:
+        living = survivors_of(running)
+    for end in living:
+        said, told = end.result
+        assert why in said
+        assert told[:3] == (end.rank, 2, 0)
+
+
+@pytest.mark.parametrize(("hosts", "victim"), [(3, 0), ([2, 1], 2)])
+def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
+    run = changing.dies_while_others_wait_to_grow
+    with ranks_on(hosts).start(run, victim) as running:
+        living = survivors_of(running)
+    for place, end in enumerate(living):
+        assert end.result[0] == (victim,)
+        assert end.result[1][:3] == (place, 2, 1)
+
+
+def test_who_joins_must_know_the_job_and_not_its_rank(monkeypatch):
+    monkeypatch.delenv("UNISONO_JOB", raising=False)
+    with pytest.raises(unisono.BadArgument, match="which job"):
+        unisono.init(join=True)
+    with pytest.raises(unisono.BadArgument, match="leave them out"):
+        unisono.init(0, 2, join=True)
+    with pytest.raises(unisono.ConnectFailed, match=r"'nowhere' on this host.*grow"):
+        unisono.init(join=True, job="nowhere", meeting_s=0.2)
+    monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("UNISONO_JOIN", "1")
+    with pytest.raises(unisono.ConnectFailed, match=r"at 127.0.0.1:1.*refused"):
+        unisono.init(job="nowhere", meeting_s=0.2)
+
+
+@pytest.mark.parametrize("hosts", [0, 2], ids=["one host", "two hosts"])
+def test_training_survives_kills_and_loses_nothing(hosts):
+    command = [sys.executable, str(ROOT / "examples" / "elastic.py"), "45"]
+    seed = int.from_bytes(os.urandom(4))
+    churn = Churn(command, ranks=3, hosts=hosts, pause_s=0.01)
+    report = churn.run(kills=2, seed=seed, every=15, timeout_s=75)
+    alone = world_across([1]).run_command(command)[0].stdout.splitlines()[-1]
+    right = re.sub(r"\d+ ranks", "3 ranks", alone)
+    assert right.startswith("end: 45 steps, 3 ranks, ")
+    assert report.ends == [right] * 3, f"seed {seed}\n{report.told}"
+    assert report.kills >= 2
