@@ -89,6 +89,16 @@ def world_of(comm: Communicator, what: str) -> Membership:
 
 
 def revoke(transport: Transport) -> None:
-    """Close every communicator of a world, and leave the world itself as it is."""
-    for user in list(transport.users):
+    """Close every communicator of a world, and leave the world itself as it is.
+
+    All at once: one that closes waits for the thread that carries on what is in flight
+    on the others, and that goes on until they are closed, too.
+    """
+    users = list(transport.users)
+    closing = [threading.Thread(target=user._give_up) for user in users[1:]]
+    for thread in closing:
+        thread.start()
+    for user in users[:1]:
         user._give_up()
+    for thread in closing:
+        thread.join()

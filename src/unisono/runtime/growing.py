@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
 
 _TOLD_BYTES = 1024
+_PATIENCE_S = 3 * MEETING_S
+"""For those who still wait to meet, or at a barrier, in a world that will not be."""
 _GRACE_S = 30.0  # for rank 0 to say that the time is up
 
 
@@ -240,7 +242,7 @@ def _meet(
     found = survive(
         old,
         member,
-        MEETING_S,
+        _PATIENCE_S,
         lambda made, _: _first(made, later, limit),
         (Proposal(told.epoch, everybody, ()), attempt),
     )
@@ -323,7 +325,7 @@ def _take_seat(
         found = survive(
             transport,
             member,
-            MEETING_S,
+            _PATIENCE_S,
             lambda made, _: _first(made, member, timeout_s),
         )
         return _settled(found.comm, ())

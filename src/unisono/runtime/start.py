@@ -139,7 +139,9 @@ def _all_reach(comm: Communicator, native: _native.Comm, deadline: float) -> boo
         found = native.try_reach()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
-    return bool(comm.all_reduce(np.array([mine], np.int32), op="min")[0])
+    left = max(1.0, deadline - time.monotonic())
+    asked = np.array([mine], np.int32)
+    return bool(comm.all_reduce(asked, op="min", timeout_s=left)[0])
 
 
 def _arm_failpoints() -> None:
