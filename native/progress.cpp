@@ -53,7 +53,9 @@ void Progress::remove(Comm *comm) {
     return;
   std::unique_lock lock(mutex_);
   std::erase(comms_, comm);
-  changed_.wait(lock, [this] { return !working_; });
+  // The thread may be in the middle of a round; the next is without this one. It may be
+  // so busy that we never see it between two.
+  changed_.wait(lock, [this, round = round_] { return !working_ || round_ != round; });
 }
 
 void Progress::wake() {
@@ -119,6 +121,7 @@ void Progress::run() {
     }
     lock.lock();
     working_ = false;
+    ++round_;
     changed_.notify_all();
     if (!left) {
       handled = news;

@@ -32,7 +32,7 @@ private:
   std::vector<Comm *> comms_;
   std::map<std::uint64_t, std::uint64_t> early_; // verdicts on those that are not here yet
   bool started_ = false, stop_ = false, working_ = false;
-  std::uint64_t news_ = 0;
+  std::uint64_t news_ = 0, round_ = 0;
   std::uint64_t fork_epoch_;
   std::thread thread_;
 };
