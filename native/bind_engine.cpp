@@ -268,16 +268,17 @@ Key key_of(const nb::bytes &bytes) {
 
 // Gives a stream one of its sockets, which is its own from here on.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
-            int fd, nb::bytes key, std::uint32_t epoch, bool messages) {
+            int fd, nb::bytes key, std::uint32_t epoch, bool messages,
+            const TlsHolder *tls) {
   if (rank >= comm.size() || !comm.far(rank) || lane >= lanes)
     throw nb::value_error("attach: expected a rank of another host, and one of its lanes");
   const Key bytes = key_of(key);
   if (sends)
     (messages ? comm.post().outlet(rank) : comm.outlet(rank))
-        .attach(lane, lanes, fd, bytes, epoch);
+        .attach(lane, lanes, fd, bytes, epoch, tls_of(tls));
   else
     (messages ? comm.post().inlet(rank) : comm.inlet(rank))
-        .attach(lane, lanes, fd, bytes, epoch);
+        .attach(lane, lanes, fd, bytes, epoch, tls_of(tls));
 }
 
 std::shared_ptr<Transfer> transfer(Comm &comm, bool sends, std::int64_t peer,
@@ -367,11 +368,12 @@ nb::object buffer(Engine &engine, std::size_t bytes) {
 // Gives an engine its connections to other hosts, by which it hears who lives.
 void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::bytes> &outgoing,
           const std::vector<nb::bytes> &incoming, std::uint32_t epoch, std::int64_t beat,
-          std::int64_t limit) {
+          std::int64_t limit, const nb::list &tls) {
   std::vector<Lifeline::Connection> connections(fds.size());
   for (std::size_t q = 0; q < fds.size(); ++q)
     if (fds[q] >= 0)
-      connections[q] = {fds[q], key_of(outgoing.at(q)), key_of(incoming.at(q))};
+      connections[q] = {fds[q], key_of(outgoing.at(q)), key_of(incoming.at(q)),
+                        tls_of(nb::cast<const TlsHolder *>(tls[q]))};
   // Not the engine itself, which holds the lifeline.
   const auto sink = [mesh = engine.mesh, progress = engine.progress](const Event &event) {
     if (event.kind == Event::Kind::dead && event.rank < mesh->size())
@@ -486,7 +488,7 @@ void bind_meshes(nb::module_ &m) {
       .def("starved", [](Engine &e) { return e.mesh->starved(); })
       .def("forked", [](Engine &e) { return e.mesh->forked(); })
       .def("live", &live, nb::arg("fds"), nb::arg("outgoing"), nb::arg("incoming"),
-           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
+           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"), nb::arg("tls"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};
@@ -535,7 +537,7 @@ void bind_comms(nb::module_ &m) {
           nb::arg("agreed"))
       .def("attach", &attach, nb::arg("sends"), nb::arg("rank"), nb::arg("lane"),
            nb::arg("lanes"), nb::arg("fd"), nb::arg("key"), nb::arg("epoch"),
-           nb::arg("messages"))
+           nb::arg("messages"), nb::arg("tls").none())
       .def("leads_to",
            [](Handle &c, std::size_t rank, bool messages) {
              return !c.far(rank) ||

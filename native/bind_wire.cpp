@@ -160,7 +160,8 @@ Cause cause_called(const std::string &name) {
 
 void make_lifeline(Listener *self, std::size_t rank, const std::vector<int> &fds,
                    const std::vector<std::pair<nb::bytes, nb::bytes>> &keys,
-                   std::uint32_t epoch, std::int64_t beat_ms, std::int64_t limit_ms) {
+                   std::uint32_t epoch, std::int64_t beat_ms, std::int64_t limit_ms,
+                   const nb::list &tls) {
   if (keys.size() != fds.size())
     throw nb::value_error("a lifeline: needs two keys, outgoing and incoming, for each rank");
   constexpr std::int64_t longest = 1'000'000'000; // eleven days
@@ -172,6 +173,8 @@ void make_lifeline(Listener *self, std::size_t rank, const std::vector<int> &fds
     if (fds[r] >= 0) {
       connections[r].outgoing = key_of(keys[r].first);
       connections[r].incoming = key_of(keys[r].second);
+      if (nb::len(tls) > r)
+        connections[r].tls = tls_of(nb::cast<const TlsHolder *>(tls[r]));
     }
   }
   new (self) Listener(rank, connections, {epoch, beat_ms * 1'000'000, limit_ms * 1'000'000});
@@ -230,7 +233,8 @@ void bind_wire(nb::module_ &m) {
   bind_frames(m);
   nb::class_<Listener>(m, "Lifeline")
       .def("__init__", &make_lifeline, nb::arg("rank"), nb::arg("fds"), nb::arg("keys"),
-           nb::arg("epoch") = 0, nb::arg("beat_ms") = 1000, nb::arg("limit_ms") = 10000)
+           nb::arg("epoch") = 0, nb::arg("beat_ms") = 1000, nb::arg("limit_ms") = 10000,
+           nb::arg("tls") = nb::list())
       .def("events", &Listener::events)
       .def(
           "tell_dead",

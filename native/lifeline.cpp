@@ -16,6 +16,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace unisono {
@@ -80,6 +81,8 @@ Cause cause_of(Flaw flaw) {
 
 // A host that cannot be reached is silent; one that answers that nobody is there is gone.
 Cause cause_of_error(int error) {
+  if (error == EBADMSG) // by TLS
+    return Cause::not_authentic;
   const bool vanished =
       error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
   return vanished ? Cause::silent : Cause::gone;
@@ -100,14 +103,28 @@ const char *event_name(Event::Kind kind) {
 
 struct Lifeline::Peer {
   Peer(std::size_t r, const Connection &c, std::uint32_t epoch, std::int64_t now)
-      : rank(r), fd(c.fd), heard(now), outgoing(c.outgoing, epoch),
+      : rank(r), fd(c.fd), tls(c.tls), heard(now), outgoing(c.outgoing, epoch),
         reader(Seal(c.incoming, epoch), place) {}
 
   bool open() const { return fd.load(std::memory_order_relaxed) >= 0; }
   std::size_t queued() const { return end - begin; }
 
+  ssize_t recv(void *into, std::size_t bytes) {
+    return tls ? tls->recv(into, bytes)
+               : ::recv(fd.load(std::memory_order_relaxed), into, bytes, 0);
+  }
+  ssize_t send() {
+    const iovec part{out.data() + begin, queued()};
+    return tls ? tls->send(&part, 1)
+               : ::send(fd.load(std::memory_order_relaxed), part.iov_base, part.iov_len,
+                        MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  // Bytes that the socket does not show any more.
+  bool holds_bytes() const { return tls && tls->holds_bytes(); }
+
   const std::size_t rank;
   std::atomic<int> fd; // -1 when it is over; only the lifeline's thread ends it
+  const std::shared_ptr<Tls> tls;
   std::atomic<std::int64_t> heard;
   Seal outgoing;
   std::array<std::byte, sizeof(Event)> place;
@@ -360,8 +377,8 @@ void Lifeline::take_inbox() {
 
 void Lifeline::hear(Peer &peer) {
   std::byte bytes[4096];
-  for (int i = 0; i < reads_at_once && peer.open(); ++i) {
-    const ssize_t got = ::recv(peer.fd.load(std::memory_order_relaxed), bytes, sizeof bytes, 0);
+  for (int i = 0; (i < reads_at_once || peer.holds_bytes()) && peer.open(); ++i) {
+    const ssize_t got = peer.recv(bytes, sizeof bytes);
     if (got < 0 && errno == EINTR)
       continue;
     if (got < 0 && errno == EAGAIN)
@@ -371,7 +388,7 @@ void Lifeline::hear(Peer &peer) {
     peer.heard.store(monotonic_ns(), std::memory_order_relaxed);
     if (!understand(peer, {bytes, std::size_t(got)}))
       return;
-    if (std::size_t(got) < sizeof bytes)
+    if (std::size_t(got) < sizeof bytes && !peer.tls)
       return;
   }
 }
@@ -462,7 +479,7 @@ void Lifeline::dismiss(Peer &peer, const Event &news) {
     write(peer);
   std::byte bytes[4096];
   for (int i = 0; i < reads_at_once; ++i)
-    if (::recv(peer.fd.load(std::memory_order_relaxed), bytes, sizeof bytes, 0) <= 0)
+    if (peer.recv(bytes, sizeof bytes) <= 0)
       return;
 }
 
@@ -497,10 +514,8 @@ bool Lifeline::put(Peer &peer, const Event &event) {
 // Sends what the kernel takes. An error is left for the reader to find, after what the
 // peer may have said before: perhaps it was goodbye.
 void Lifeline::write(Peer &peer) {
-  const int fd = peer.fd.load(std::memory_order_relaxed);
   while (peer.queued() > 0) {
-    const ssize_t sent =
-        ::send(fd, peer.out.data() + peer.begin, peer.queued(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = peer.send();
     if (sent >= 0) {
       peer.begin += std::size_t(sent);
     } else if (errno == EAGAIN) {
@@ -628,7 +643,7 @@ bool Lifeline::parted(Peer &peer) {
   std::byte bytes[4096];
   ssize_t got = 1;
   for (int i = 0; i < reads_at_once && got > 0; ++i)
-    got = ::recv(fd, bytes, sizeof bytes, 0);
+    got = peer.recv(bytes, sizeof bytes);
   if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
     return false;
   drop(peer);

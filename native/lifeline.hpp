@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "frame.hpp"
+#include "tls.hpp"
 
 namespace unisono {
 
@@ -63,6 +64,7 @@ public:
   struct Connection {
     int fd = -1;
     Key outgoing{}, incoming{};
+    std::shared_ptr<Tls> tls; // or null, for bytes as they are
   };
   struct Options {
     std::uint32_t epoch = 0;

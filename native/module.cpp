@@ -109,6 +109,7 @@ NB_MODULE(_native, m) {
   // need be told.
   nb::set_leak_warnings(false);
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
+  bind_tls(m);
   bind_engine(m);
   bind_wire(m);
   bind_simulate(m);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -33,10 +34,11 @@ Outlet::~Outlet() {
 }
 
 void Outlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-                    std::uint32_t epoch) {
+                    std::uint32_t epoch, std::shared_ptr<Tls> tls) {
   make_ready(fd);
   lanes_.resize(std::max(lanes, lanes_.size()));
   lanes_.at(lane).fd = fd;
+  lanes_[lane].tls = std::move(tls);
   lanes_[lane].seal = Seal(key, epoch);
   if (++attached_ == lanes_.size())
     open_.store(true, std::memory_order_release);
@@ -90,7 +92,8 @@ Io Outlet::pump(Lane &lane) {
     msghdr message{};
     message.msg_iov = parts + first;
     message.msg_iovlen = 3 - first;
-    const ssize_t count = ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t count = lane.tls ? lane.tls->send(parts + first, 3 - first)
+                                   : ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (count < 0)
       return later() ? Io::blocked : Io::lost;
     lane.sent += std::size_t(count);
@@ -137,10 +140,11 @@ Inlet::~Inlet() {
 }
 
 void Inlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-                   std::uint32_t epoch) {
+                   std::uint32_t epoch, std::shared_ptr<Tls> tls) {
   make_ready(fd);
   lanes_.resize(std::max(lanes, lanes_.size()));
   lanes_.at(lane).fd = fd;
+  lanes_[lane].tls = std::move(tls);
   lanes_[lane].seal = Seal(key, epoch);
   lanes_[lane].ahead.resize(read_ahead);
   if (++attached_ == lanes_.size())
@@ -225,11 +229,9 @@ Io Inlet::payload(Lane &lane, std::byte *into) {
       continue;
     }
     if (count == 0) {
-      failpoint("stream.receive");
-      const ssize_t got = ::recv(lane.fd, to, total - lane.filled, MSG_DONTWAIT);
-      if (got <= 0)
-        return got < 0 && later() ? Io::blocked : Io::lost;
-      count = std::size_t(got);
+      const Io found = read(lane, to, total - lane.filled, &count);
+      if (found != Io::done)
+        return found;
     }
     lane.crc = crc32c(to, count, lane.crc);
     lane.filled += count;
@@ -248,12 +250,22 @@ Io Inlet::fill(Lane &lane) {
     lane.end -= lane.first;
     lane.first = 0;
   }
+  std::size_t count = 0;
+  const Io found =
+      read(lane, lane.ahead.data() + lane.end, lane.ahead.size() - lane.end, &count);
+  lane.end += count;
+  return found;
+}
+
+Io Inlet::read(Lane &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
   failpoint("stream.receive");
-  const ssize_t got =
-      ::recv(lane.fd, lane.ahead.data() + lane.end, lane.ahead.size() - lane.end, MSG_DONTWAIT);
+  const ssize_t got = lane.tls ? lane.tls->recv(into, bytes)
+                               : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
+  if (got < 0 && lane.tls && errno == EBADMSG)
+    return Io::corrupt;
   if (got <= 0)
     return got < 0 && later() ? Io::blocked : Io::lost;
-  lane.end += std::size_t(got);
+  *count = std::size_t(got);
   return Io::done;
 }
 
@@ -271,13 +283,17 @@ void Inlet::interests(std::vector<pollfd> &into) {
   if (!open())
     return;
   Lane &lane = lanes_[turn_];
-  const std::size_t rest = lane.headed ? lane.head.length - lane.filled : 1;
+  std::size_t rest = lane.headed ? lane.head.length - lane.filled : 1;
+  if (lane.tls) // a part of a record may have been read that cannot be opened yet
+    rest -= std::min(rest - 1, Tls::sealed_bytes);
   const int lowest = int(std::clamp(rest, std::size_t(1), most_awaited));
   if (lowest != lane.lowest) {
     ::setsockopt(lane.fd, SOL_SOCKET, SO_RCVLOWAT, &lowest, sizeof lowest);
     lane.lowest = lowest;
   }
-  into.push_back({lane.fd, POLLIN, 0});
+  // What is here already must not be waited for: writable it nearly always is.
+  const bool here = lane.tls && lane.tls->holds_bytes();
+  into.push_back({lane.fd, short(here ? POLLIN | POLLOUT : POLLIN), 0});
 }
 
 } // namespace unisono

@@ -5,7 +5,8 @@
 // together, and whoever receives knows which lane the next frame comes from. Nothing is
 // queued but what is leaving: bytes go from the caller's memory to the kernel and from the
 // kernel to where the caller wants them, as far as the sockets go without waiting. A frame
-// is believed when its checksum is right.
+// is believed when its checksum is right. A lane may be encrypted (tls.hpp), which changes
+// nothing but how its bytes look on the wire.
 //
 // Lanes are attached by other threads than those that move bytes.
 
@@ -21,6 +22,7 @@
 
 #include "frame.hpp"
 #include "shared.hpp"
+#include "tls.hpp"
 
 namespace unisono {
 
@@ -44,7 +46,7 @@ public:
   Outlet &operator=(const Outlet &) = delete;
 
   void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch);
+              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr);
   bool open() const { return open_.load(std::memory_order_acquire); }
 
   // Takes a frame if the lane whose turn it is has none; it leaves as `pump` is called. The
@@ -63,6 +65,7 @@ public:
 private:
   struct Lane {
     int fd = -1;
+    std::shared_ptr<Tls> tls; // or null, for bytes as they are
     Seal seal{Key{}, 0};
     bool busy = false;
     FrameHeader head{};
@@ -89,7 +92,7 @@ public:
   Inlet &operator=(const Inlet &) = delete;
 
   void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch);
+              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr);
   bool open() const { return open_.load(std::memory_order_acquire); }
 
   // Takes in what has come of the next frame, to `into`; done when it is there and sound.
@@ -106,6 +109,7 @@ public:
 private:
   struct Lane {
     int fd = -1;
+    std::shared_ptr<Tls> tls; // or null, for bytes as they are
     Seal seal{Key{}, 0};
     std::vector<std::byte> ahead; // read, but not yet asked for
     std::size_t first = 0, end = 0;
@@ -119,6 +123,7 @@ private:
   Io header(Lane &lane, std::size_t room);
   Io payload(Lane &lane, std::byte *into);
   static Io fill(Lane &lane);
+  static Io read(Lane &lane, std::byte *into, std::size_t bytes, std::size_t *count);
   static std::size_t drain(Lane &lane, void *into, std::size_t bytes);
 
   std::vector<Lane> lanes_;

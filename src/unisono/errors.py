@@ -15,6 +15,7 @@
     │  └─ NotAuthentic        somebody who does not belong to the job
     ├─ CollectiveTimeout  the deadline passed: who has not arrived
     └─ MissingExtra    an optional dependency is not installed
+       └─ MissingLibrary      one that pip does not bring
 
 A message says where, what happened, what was expected, and what to do next. The values
 in it are attributes as well, so that tools need not parse text.
@@ -156,6 +157,15 @@ class MissingExtra(UnisonoError, ImportError):
         """Name the extra and what it is for."""
         super().__init__(f"{purpose} needs: pip install 'unisono[{extra}]'")
         self.extra = extra
+
+
+class MissingLibrary(MissingExtra):
+    """A library of the system is needed; the message says how to install it."""
+
+    def __init__(self, message: str) -> None:
+        """There is no extra for it."""
+        ImportError.__init__(self, message)
+        self.extra = ""
 
 
 def whole_number(name: str, value: object) -> int:

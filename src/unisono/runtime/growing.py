@@ -37,6 +37,7 @@ from unisono.transports.doors import Link
 from unisono.transports.gate import Coming, Gate, Joining, Welcome
 from unisono.transports.handshake import Member
 from unisono.transports.secret import Secret, find_secret, open_secret
+from unisono.transports.tls import check
 
 if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
@@ -114,7 +115,7 @@ class _Host:
         secret = _known(member.secret, member.job, member.insecure)
         doors = [door.reception for door in member.kept]
         found = [self.comm._transport.reception, *doors]
-        me = Member(secret, member.job, 0)
+        me = Member(secret, member.job, 0, tls=member.tls)
         return Gate.open_far(self.address, me, [one for one in found if one])
 
     def _gather(self, gate: Gate) -> None:
@@ -270,7 +271,13 @@ def _settled(comm: Communicator, left_out: tuple[int, ...]) -> Communicator:
 
 
 def join(
-    job: str, address: str, *, timeout_s: float, meeting_s: float, insecure: bool
+    job: str,
+    address: str,
+    *,
+    timeout_s: float,
+    meeting_s: float,
+    insecure: bool,
+    tls: bool = False,
 ) -> Communicator:
     """Come to a job that grows, and be one of its ranks."""
     if not job:
@@ -280,10 +287,13 @@ def join(
     secret = None
     if address:
         secret = _known(find_secret(os.environ), job, insecure)
+        if tls:
+            check(secret)
     interface = os.environ.get("UNISONO_INTERFACE")
-    member = Membership(job, 0, bool(address), address, secret, interface, insecure)
+    how = (address, secret, interface, insecure, tls)
+    member = Membership(job, 0, bool(address), *how)
     hello = Joining(unisono.__version__, os.getpid(), socket.gethostname())
-    coming = Coming(job, address, secret)
+    coming = Coming(job, address, secret, tls)
     until = time.monotonic() + meeting_s
     while time.monotonic() < until:
         told = coming.ask(hello, until)

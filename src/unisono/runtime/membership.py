@@ -33,6 +33,7 @@ class Membership:
     secret: Secret | None = None
     interface: str | None = None
     insecure: bool = False
+    tls: bool = False
     kept: tuple[Door, ...] = ()
 
     def later(self, epoch: int, kept: tuple[Door, ...] = ()) -> Membership:
@@ -69,6 +70,7 @@ class Membership:
                 interface=self.interface,
                 epoch=self.epoch,
                 insecure=self.insecure,
+                tls=self.tls,
                 announce=lambda found: announce(_told(found)),
                 lost=lost,
             )

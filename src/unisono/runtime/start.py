@@ -24,6 +24,7 @@ from unisono.runtime.plans import SINGLE_COPY
 from unisono.transports.addresses import Address, is_loopback
 from unisono.transports.base import Transport
 from unisono.transports.secret import find_secret
+from unisono.transports.tls import TLS, wanted
 
 MEETING_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
@@ -40,6 +41,7 @@ def init(
     timeout_s: float | None = None,
     meeting_s: float = MEETING_S,
     insecure: bool = False,
+    tls: str | None = None,
     join: bool | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
@@ -47,18 +49,22 @@ def init(
     Rank and world size come from the arguments, or from whoever started this process:
     unisono run, torchrun, mpirun, srun; alone it is a world of one. `timeout_s` is the
     deadline of every call, `meeting_s` how long to wait for the others to appear.
-    Across hosts a job has a secret, or does without by `insecure`.
+    Across hosts a job has a secret, or does without by `insecure`; with tls="mutual",
+    or UNISONO_TLS, the same for all ranks, everything between hosts is encrypted.
 
     With `join`, or UNISONO_JOIN=1, this process comes to a job that runs, whose ranks
     call `comm.grow`: rank and world size are then the job's to give.
     """
+    encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
-        return _joined(rank, world_size, job, timeout_s, meeting_s, insecure)
+        return _joined(
+            *(rank, world_size, job, timeout_s, meeting_s, insecure, encrypted)
+        )
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refused before anybody is met
     _arm_failpoints()
-    member = membership(world, insecure)
+    member = membership(world, insecure, encrypted)
     place = member.address if member.across else ""
     transport = member.meet(world.rank, world.world_size, place, timeout_s=meeting_s)
     comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
@@ -73,6 +79,7 @@ def _joined(
     timeout_s: float | None,
     meeting_s: float,
     insecure: bool,
+    tls: bool,
 ) -> Communicator:
     if rank is not None or world_size is not None:
         raise BadArgument(
@@ -87,11 +94,12 @@ def _joined(
         timeout_s=limit,
         meeting_s=meeting_s,
         insecure=insecure,
+        tls=tls,
     )
     return found
 
 
-def membership(world: World, insecure: bool = False) -> Membership:
+def membership(world: World, insecure: bool = False, tls: bool = False) -> Membership:
     """How this process belongs to a job, as a process that begins with it."""
     # A process may leave and meet again: each time at a place of its own.
     epoch = next(_EPOCHS[world.job]) if world.world_size > 1 else 0
@@ -101,7 +109,9 @@ def membership(world: World, insecure: bool = False) -> Membership:
         if secret is None and not insecure and not _only_here(place):
             raise no_secret(world)
         interface = os.environ.get("UNISONO_INTERFACE")
-        return Membership(world.job, epoch, True, place, secret, interface, insecure)
+        return Membership(
+            *(world.job, epoch, True, place, secret, interface, insecure, tls)
+        )
     return Membership(world.job, epoch)
 
 

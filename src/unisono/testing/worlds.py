@@ -17,6 +17,7 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import first_communicator
 from unisono.transports.base import WINDOW
 from unisono.transports.memory import threads
+from unisono.transports.tls import wanted
 
 
 class World:
@@ -29,6 +30,7 @@ class World:
         timeout_s: float = 60.0,
         window: int = WINDOW,
         hosts: Sequence[int] = (),
+        tls: str | None = None,
     ) -> None:
         """Make the ranks; they meet at once."""
         n = whole_number("n", n)
@@ -38,7 +40,7 @@ class World:
             raise BadArgument(
                 f"hosts = {list(hosts)}: expected one for each of {n} ranks"
             )
-        transports = threads(n, window=window, hosts=hosts)
+        transports = threads(n, window=window, hosts=hosts, encrypted=wanted(tls))
         self.comms: list[Communicator] = [
             first_communicator(t, timeout_s=timeout_s) for t in transports
         ]
@@ -108,10 +110,11 @@ def world(
     timeout_s: float = 60.0,
     window: int = WINDOW,
     hosts: Sequence[int] = (),
+    tls: str | None = None,
 ) -> World:
     """A world of n ranks, each a thread of this process.
 
     Given numbers of hosts, ranks with different ones talk as ranks of different hosts
-    do: by messages over sockets, and not through memory.
+    do: by messages over sockets, and not through memory; encrypted with tls="mutual".
     """
-    return World(n, timeout_s=timeout_s, window=window, hosts=hosts)
+    return World(n, timeout_s=timeout_s, window=window, hosts=hosts, tls=tls)

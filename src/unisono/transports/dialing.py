@@ -17,8 +17,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
+from unisono.transports import tls
 from unisono.transports.addresses import Address, SocketAddress, refuse_open
 from unisono.transports.handshake import (
     HANDSHAKE_S,
@@ -29,6 +31,9 @@ from unisono.transports.handshake import (
     Verdict,
     offer,
 )
+
+if TYPE_CHECKING:
+    from unisono._native import Tls
 
 DOUBT_S = 5.0
 """How long one who turns us away is asked again."""
@@ -42,6 +47,7 @@ class Connection:
     """A socket to another rank that both have proven to be theirs.
 
     It blocks and sends at once (TCP_NODELAY). The keys are for this connection alone.
+    What goes over it is encrypted by `tls`, unless that is None.
     """
 
     peer: int
@@ -49,26 +55,58 @@ class Connection:
     socket: socket.socket
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
+    tls: Tls | None = field(default=None, repr=False)
+
+    def send(self, raw: bytes, *, timeout_s: float) -> None:
+        """Send; OSError if it cannot be done in time."""
+        if self.tls is not None:
+            until = time.monotonic() + timeout_s
+            tls.send_all(self.socket, self.tls, raw, until=until)
+            return
+        self.socket.settimeout(max(0.001, timeout_s))
+        self.socket.sendall(raw)
+
+    def receive(self, most: int, *, timeout_s: float) -> bytes:
+        """Some bytes, or none if the other has closed; OSError, or Corrupted."""
+        if self.tls is not None:
+            until = time.monotonic() + timeout_s
+            return tls.receive(self.socket, self.tls, most, until=until)
+        self.socket.settimeout(timeout_s)
+        return self.socket.recv(most)
 
     def can_be_read(self) -> bool:
         """Whether something has come, or the end."""
         poll = select.poll()  # unlike select(), whatever the number of the descriptor
         poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
+        held = self.tls is not None and self.tls.holds_bytes()
+        return held or bool(poll.poll(0))
 
     def close(self) -> None:
         """End it; the other reads the end of it."""
         self.socket.close()
 
 
-def connection_over(sock: socket.socket, session: Session) -> Connection:
+def connection_over(
+    sock: socket.socket, session: Session, encrypted: Tls | None = None
+) -> Connection:
     """The connection that a handshake has left."""
     sock.settimeout(None)
     with contextlib.suppress(OSError):  # gone already: found out by whoever uses it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(
-        session.peer, session.label, sock, session.send_key, session.receive_key
+        *(session.peer, session.label, sock),
+        *(session.send_key, session.receive_key, encrypted),
     )
+
+
+def dialed_over(
+    sock: socket.socket, session: Session, *, timeout_s: float
+) -> Connection:
+    """The same at the dialer's end: where TLS is wanted, it is opened first."""
+    if not session.tls_key:
+        return connection_over(sock, session)
+    opened = tls.dialed(sock, session.tls_key, timeout_s=timeout_s)
+    return connection_over(sock, session, opened)
 
 
 def dial(
@@ -131,6 +169,8 @@ class _Dialing:
             and why.verdict == Verdict.OTHER_EPOCH
             and why.epoch < self.me.epoch
         )
+        if isinstance(why, Refused) and why.verdict == Verdict.OTHER_TLS:
+            self.doubts, self.doubt = True, now  # it knows, and will not wait for us
         if not behind and not self.doubts:
             self.doubts, self.doubt = True, min(self.deadline, now + DOUBT_S)
         if now < (self.deadline if behind else self.doubt):
@@ -174,7 +214,7 @@ class _Dialing:
                 self.label,
                 timeout_s=self._at_most(HANDSHAKE_S),
             )
-            return connection_over(sock, session)
+            return dialed_over(sock, session, timeout_s=self._at_most(HANDSHAKE_S))
         except BaseException:
             sock.close()
             raise

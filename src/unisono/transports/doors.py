@@ -31,7 +31,7 @@ import msgspec
 from unisono.errors import ConnectFailed, Corrupted, NotAuthentic
 from unisono.transports.addresses import Address, refuse_open
 from unisono.transports.base import Transport
-from unisono.transports.dialing import Connection, connection_over
+from unisono.transports.dialing import Connection, dialed_over
 from unisono.transports.handshake import Label, Member, Refused, offer
 from unisono.transports.letters import Letters
 from unisono.transports.reception import Reception
@@ -293,7 +293,7 @@ def knock_at(address: Address, me: Member, peer: int, label: Label) -> Link:
         if end.getsockname() == end.getpeername():
             raise ConnectionRefusedError("nobody listens there")
         session = offer(end, me, peer, label, timeout_s=_KNOCK_S)
-        return FarLink(connection_over(end, session))
+        return FarLink(dialed_over(end, session, timeout_s=_KNOCK_S))
     except NotAuthentic as why:  # perhaps it is only crowded
         end.close()
         raise ConnectionAbortedError(str(why)) from why

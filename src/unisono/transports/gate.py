@@ -146,9 +146,12 @@ class Gate:
 class Coming:
     """A process on its way into a job."""
 
-    def __init__(self, job: str, address: str, secret: Secret | None) -> None:
+    def __init__(
+        self, job: str, address: str, secret: Secret | None, tls: bool = False
+    ) -> None:
         """Across hosts there are address and secret."""
         self._job, self._address, self._secret = job, address, secret
+        self._tls = tls
         self._epoch = 0
         self.trouble = ""
         """What last went wrong, in brackets, for errors."""
@@ -187,7 +190,7 @@ class Coming:
         return NearLink(0, end)
 
     def _knock_far(self, secret: Secret) -> Link:
-        me = Member(secret, self._job, self._rank, self._epoch)
+        me = Member(secret, self._job, self._rank, self._epoch, self._tls)
         try:
             return knock_at(Address.parse(self._address), me, 0, _JOIN)
         except Refused as why:

@@ -7,7 +7,7 @@ Three frames of fixed size, whatever is in them:
     dialer    confirm   32 bytes
 
     offer    "unisono" version | job 16 | epoch 8 | from 4 | to 4
-             | purpose 8 | communicator 8 | stream 4 | 0 4 | nonce 32 | check 32
+             | purpose 8 | communicator 8 | stream 4 | tls 4 | nonce 32 | check 32
     answer   "unisono" version | verdict 1 | 0 3 | rank 4 | epoch 8 | 0 8
              | nonce 32 | check 32
     confirm  check 32
@@ -26,10 +26,13 @@ back as another.
 - Who holds the secret but is wrong here (another job, epoch, rank or version) is told
   so in an answer with a check, which it can rely on. For the sake of this, all versions
   to come have frames of these sizes with the check at the end.
+- Nobody can talk two ranks out of encryption: that the dialer wants it (1, or else 0)
+  is under the check, and who does not want the same refuses. This alone the dialer
+  confirms though it is refused: then both may rely on it, and say so to all.
 - The job stands there as a number derived from its name and the secret.
 
-Both then derive two keys of 16 bytes from the secret and the whole transcript, one for
-each direction, for what follows on this connection.
+Both then derive keys from the secret and the whole transcript, for what follows on this
+connection: one of 16 bytes for each direction, and one of 32 for TLS, if wanted.
 
 The rules are in `Offering` and `Answering`, which neither read nor write: they are
 given a frame and say what to send. `offer` and `answer` act them out on a socket, with
@@ -42,11 +45,11 @@ import hmac
 import os
 import socket
 import struct
-import time
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
+from unisono.transports.deadline import Until
 from unisono.transports.secret import Secret
 
 VERSION = 1
@@ -55,7 +58,7 @@ KEY_SIZE = 16
 
 _NAME = b"unisono"
 _CHECK = 32
-_OFFER = struct.Struct("!7sB16sQII8sQI4x32s")
+_OFFER = struct.Struct("!7sB16sQII8sQII32s")
 _ANSWER = struct.Struct("!7sBB3xIQ8x32s")
 OFFER_SIZE = _OFFER.size + _CHECK
 ANSWER_SIZE = _ANSWER.size + _CHECK
@@ -69,6 +72,7 @@ class Verdict(IntEnum):
     OTHER_JOB = 2
     OTHER_RANK = 3
     OTHER_EPOCH = 4
+    OTHER_TLS = 5
 
 
 class Refused(ConnectFailed):
@@ -125,12 +129,16 @@ def data(communicator: int, stream: int = 0) -> Label:
 
 @dataclass(frozen=True)
 class Member:
-    """Who speaks: a rank of a job, in one of its epochs, by the job's secret."""
+    """Who speaks: a rank of a job, in one of its epochs, by the job's secret.
+
+    `tls` is whether all that follows a handshake is to be encrypted.
+    """
 
     secret: Secret
     job: str
     rank: int
     epoch: int = 0
+    tls: bool = False
     job_id: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -145,16 +153,23 @@ class Member:
 
 @dataclass(frozen=True)
 class Session:
-    """What both know after a handshake: who the other is, what for, and two keys."""
+    """What both know after a handshake: who the other is, what for, and the keys.
+
+    The key for TLS is empty if nothing is to be encrypted.
+    """
 
     peer: int
     label: Label
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
+    tls_key: bytes = field(repr=False, default=b"")
 
 
 class Offering:
-    """The dialer's half. Send `opening`, then `take` one frame of `wanted` bytes."""
+    """The dialer's half. Send `opening`, then `take` one frame of `wanted` bytes.
+
+    `refusal` is why there is no session, once what `take` gave has been sent.
+    """
 
     wanted = ANSWER_SIZE
 
@@ -164,9 +179,10 @@ class Offering:
         body = _OFFER.pack(
             *(_NAME, VERSION, me.job_id, me.epoch, me.rank, peer),
             *(label.purpose.encode(), label.communicator, label.stream),
-            os.urandom(32),
+            *(me.tls, os.urandom(32)),
         )
         self.opening = body + _check(me.secret, b"offer", body)
+        self.refusal: Refused | None = None
         self.session: Session | None = None
 
     def take(self, answer: bytes) -> bytes:
@@ -180,11 +196,15 @@ class Offering:
                 "the address is that of the job"
             )
         _, version, verdict, rank, epoch, _ = _ANSWER.unpack(answer[:-_CHECK])
-        if verdict or version != VERSION:
-            raise self._refused(verdict, version, rank, epoch)
         confirm = _check(secret, b"confirm", transcript)
-        mine, theirs = _keys(secret, transcript + confirm)
-        self.session = Session(self._peer, self._label, mine, theirs)
+        if verdict or version != VERSION:
+            refusal = self._refused(verdict, version, rank, epoch)
+            if verdict != Verdict.OTHER_TLS:
+                raise refusal
+            self.refusal = refusal
+            return confirm
+        mine, theirs, tls = _keys(self._me, transcript + confirm)
+        self.session = Session(self._peer, self._label, mine, theirs, tls)
         return confirm
 
     def _refused(self, verdict: int, version: int, rank: int, epoch: int) -> Refused:
@@ -206,6 +226,8 @@ class Offering:
                 f"is in epoch {epoch} of the job, rank {me.rank} in {me.epoch}: one of "
                 "them has missed a change of members"
             )
+        elif verdict == Verdict.OTHER_TLS:
+            told = _tls_differs(me)
         else:
             told = f"refuses for a reason ({verdict}) that is not known here"
         return Refused(f"rank {peer} {told}", verdict=verdict, epoch=epoch)
@@ -215,14 +237,16 @@ class Answering:
     """The answerer's half: `take` frames of `wanted` bytes until there is a session.
 
     `refusal` is why the other is turned away, once what `take` gave has been sent.
-    `vouched` says that the other, or whoever recorded it, once held the secret.
+    `vouched` says that the other, or whoever recorded it, once held the secret;
+    `offered` is who it says it is, and what for.
     """
 
     def __init__(self, me: Member) -> None:
         """Wait for an offer."""
         self.me = me
         self._transcript = b""
-        self._offered: Session | None = None
+        self.offered: Session | None = None
+        self._differs: Refused | None = None
         self.wanted = OFFER_SIZE
         self.vouched = False
         self.refusal: Refused | None = None
@@ -244,7 +268,9 @@ class Answering:
         self.vouched = True
         self.wanted = _CHECK
         verdict, why = self._weigh(offer)
-        if verdict:
+        if verdict == Verdict.OTHER_TLS:
+            self._differs = Refused(why, verdict=verdict, epoch=me.epoch)
+        elif verdict:
             self.refusal = Refused(why, verdict=verdict, epoch=me.epoch)
         body = _ANSWER.pack(_NAME, VERSION, verdict, me.rank, me.epoch, os.urandom(32))
         self._transcript = offer + body
@@ -264,22 +290,27 @@ class Answering:
         if epoch != me.epoch:
             why = f"rank {src} is in epoch {epoch}, not in {me.epoch}"
             return Verdict.OTHER_EPOCH, why
-        purpose, communicator, stream = what
+        purpose, communicator, stream, tls = what
         try:
             name = purpose.rstrip(b"\0").decode("ascii")
             label = Label(name, communicator, stream)
         except ValueError:
             raise NotAuthentic("an offer that no rank makes") from None
-        self._offered = Session(src, label, b"", b"")
+        self.offered = Session(src, label, b"", b"")
+        if tls != me.tls:
+            return Verdict.OTHER_TLS, f"rank {src} {_tls_differs(me)}"
         return Verdict.WELCOME, ""
 
     def _confirmed(self, confirm: bytes) -> None:
         secret, transcript = self.me.secret, self._transcript + confirm
-        offered = self._offered
+        offered = self.offered
         if offered is None or not _holds(secret, b"confirm", transcript):
             raise NotAuthentic("an offer that was not confirmed: a recorded one?")
-        theirs, mine = _keys(secret, transcript)
-        self.session = Session(offered.peer, offered.label, mine, theirs)
+        self.refusal = self._differs
+        if self.refusal is not None:
+            return
+        theirs, mine, tls = _keys(self.me, transcript)
+        self.session = Session(offered.peer, offered.label, mine, theirs, tls)
 
 
 def offer(
@@ -297,7 +328,7 @@ def offer(
     close; its timeout is as before.
     """
     rules = Offering(me, peer, label)
-    with _Until(sock, timeout_s) as wire:
+    with Until(sock, timeout_s) as wire:
         wire.send(rules.opening)
         answer = wire.receive(rules.wanted)
         if len(answer) < rules.wanted:
@@ -307,6 +338,8 @@ def offer(
                 "the same UNISONO_SECRET or UNISONO_SECRET_FILE"
             )
         wire.send(rules.take(answer))
+    if rules.refusal is not None:
+        raise rules.refusal
     assert rules.session is not None
     return rules.session
 
@@ -316,56 +349,12 @@ def answer(
 ) -> Session:
     """Authenticate a connection that another has made; `offer` tells what is raised."""
     rules = Answering(me)
-    with _Until(sock, timeout_s) as wire:
+    with Until(sock, timeout_s) as wire:
         while rules.session is None:
             wire.send(rules.take(wire.receive(rules.wanted)))
             if rules.refusal is not None:
                 raise rules.refusal
     return rules.session
-
-
-class _Until:
-    """A socket with one deadline for all that is read and written."""
-
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        self._sock, self._before = sock, sock.gettimeout()
-        self._deadline = time.monotonic() + timeout_s
-
-    def __enter__(self) -> _Until:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._sock.fileno() >= 0:
-            self._sock.settimeout(self._before)
-
-    def send(self, raw: bytes) -> None:
-        """All of it, or TimeoutError; a peer that is gone is noticed when reading."""
-        try:
-            while raw:
-                self._arm()
-                raw = raw[self._sock.send(raw) :]
-        except ConnectionError:
-            return
-
-    def receive(self, size: int) -> bytes:
-        """As many bytes, or fewer if the other has closed."""
-        raw = b""
-        try:
-            while len(raw) < size:
-                self._arm()
-                more = self._sock.recv(size - len(raw))
-                if not more:
-                    break
-                raw += more
-        except ConnectionError:
-            return b""
-        return raw
-
-    def _arm(self) -> None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the handshake was not done in time")
-        self._sock.settimeout(left)
 
 
 def _check(secret: Secret, kind: bytes, told: bytes) -> bytes:
@@ -378,9 +367,19 @@ def _holds(secret: Secret, kind: bytes, told: bytes) -> bool:
     return hmac.compare_digest(expected, told[-_CHECK:])
 
 
-def _keys(secret: Secret, transcript: bytes) -> tuple[bytes, bytes]:
-    """The dialer's key for sending, and the answerer's."""
+def _keys(me: Member, transcript: bytes) -> tuple[bytes, bytes, bytes]:
+    """The dialer's key for sending, the answerer's, and that for TLS, if wanted."""
+    key = me.secret.key
     return (
-        secret.key(b"from the dialer", KEY_SIZE, bound_to=transcript),
-        secret.key(b"from the answerer", KEY_SIZE, bound_to=transcript),
+        key(b"from the dialer", KEY_SIZE, bound_to=transcript),
+        key(b"from the answerer", KEY_SIZE, bound_to=transcript),
+        key(b"tls", bound_to=transcript) if me.tls else b"",
+    )
+
+
+def _tls_differs(me: Member) -> str:
+    one, other = ("does not encrypt", "does") if me.tls else ("encrypts", "does not")
+    return (
+        f"{one}, rank {me.rank} {other}: give all ranks the same, tls='mutual' in init "
+        "or UNISONO_TLS=mutual"
     )

@@ -40,8 +40,8 @@ class Letters:
         raw = msgspec.msgpack.encode(letter)
         check = _check(self.connection.send_key, self._sent, raw)
         self._sent += 1
-        self.connection.socket.settimeout(max(0.001, timeout_s))
-        self.connection.socket.sendall(_LENGTH.pack(len(raw)) + raw + check)
+        whole = _LENGTH.pack(len(raw)) + raw + check
+        self.connection.send(whole, timeout_s=timeout_s)
 
     def receive(self, kind: type[_T], *, longest: int, timeout_s: float) -> _T:
         """The next letter.
@@ -85,8 +85,8 @@ class Letters:
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError("no letter came in time")
-            self.connection.socket.settimeout(left)
-            more = self.connection.socket.recv(min(size - len(raw), 1 << 16))
+            most = min(size - len(raw), 1 << 16)
+            more = self.connection.receive(most, timeout_s=left)
             if not more:
                 raise ConnectionResetError("the other has closed")
             raw += more

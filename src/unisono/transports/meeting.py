@@ -78,6 +78,7 @@ def meet_across(
     interface: str | None = None,
     epoch: int = 0,
     insecure: bool = False,
+    tls: bool = False,
     announce: Callable[[Address], None] | None = None,
     lost: Callable[[], str] = str,
 ) -> Roll:
@@ -86,7 +87,8 @@ def meet_across(
     `address` is where rank 0 listens, as host:port. If the port is 0, rank 0 takes a
     free one, and `announce` is called with it, to hand it on to the others. `interface`
     is what choose() takes. Without a secret only loopback addresses will do, unless
-    `insecure`. `lost` says why the meeting cannot be, as soon as that is known.
+    `insecure`. `lost` says why the meeting cannot be, as soon as that is known. With
+    `tls` all is encrypted, here and later.
     """
     if not 0 <= rank < world_size:
         raise BadArgument(f"rank = {rank}: expected 0 to {world_size - 1}")
@@ -94,7 +96,7 @@ def meet_across(
     if rank > 0 and place.port == 0:
         raise BadArgument(f"address = {address}: rank {rank} needs the real port")
     known = secret or open_secret(job, anywhere=insecure)
-    me = Member(known, job, rank, epoch)
+    me = Member(known, job, rank, epoch, tls)
     until = time.monotonic() + timeout_s
     if rank == 0:
         choice = choose(interface, place) if interface else stay(place)
@@ -166,7 +168,7 @@ class _Hosting:
         """Wait for all others, and make them known to each other."""
         try:
             while self._absent():
-                if self.left <= 0:
+                if self.left <= 0 or self.reception.differs:
                     raise self._missing()
                 self._await_guests()
             return self._introduce()
@@ -256,6 +258,8 @@ class _Hosting:
         return ""
 
     def _missing(self) -> ConnectFailed:
+        if self.reception.differs:
+            return ConnectFailed(self.reception.differs)
         n = self.me.world_size
         missing = self._absent()
         told = ", ".join(map(str, missing))

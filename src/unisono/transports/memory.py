@@ -21,7 +21,11 @@ from unisono.transports.streams import Streams, between_threads
 
 
 def threads(
-    n: int, *, window: int = WINDOW, hosts: Sequence[int] = ()
+    n: int,
+    *,
+    window: int = WINDOW,
+    hosts: Sequence[int] = (),
+    encrypted: bool = False,
 ) -> list[Transport]:
     """The transports of n ranks, one for each thread."""
     hub = _native.Hub(n)
@@ -31,7 +35,7 @@ def threads(
     apart = len(set(hosts)) > 1
     streams: list[Streams | None] = [None] * n
     if apart:
-        streams = [*between_threads(range(n))]
+        streams = [*between_threads(range(n), encrypted=encrypted)]
     return [
         Transport(
             _native.Engine.between_threads(hub, r),

@@ -22,7 +22,6 @@ log, at most.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import socket
@@ -31,12 +30,20 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports.addresses import Address, listen
 from unisono.transports.dialing import Connection, connection_over, dial
-from unisono.transports.handshake import HANDSHAKE_S, Answering, Label, Member
+from unisono.transports.handshake import (
+    HANDSHAKE_S,
+    MEET,
+    Answering,
+    Label,
+    Member,
+    Verdict,
+)
+from unisono.transports.strangers import Rejects, Stranger
 
 MOST_STRANGERS = 64
 TIMEOUT_S = 60.0
@@ -44,24 +51,13 @@ TIMEOUT_S = 60.0
 _ACCEPTS = 16  # in a row, before those who are here are heard again
 _A_WORD_S = 0.05  # what everybody has before it must make room for a newcomer
 _BREATHER_S = 0.1  # when the process has no descriptor left for a newcomer
-_LOG = logging.getLogger("unisono")
-
-
-@dataclass(eq=False)
-class _Stranger:
-    """Somebody who has connected and not yet authenticated."""
-
-    socket: socket.socket
-    sender: str
-    rules: Answering
-    came: float
-    frame: bytearray = field(default_factory=bytearray)
 
 
 class Reception:
     """The port of one rank, and the connections made through it.
 
-    `address` is where it is, `turned_away` how many came who did not belong.
+    `address` is where it is, `turned_away` how many came who did not belong, `differs`
+    which rank we cannot meet, and why.
     """
 
     def __init__(
@@ -73,8 +69,9 @@ class Reception:
         port = self._listener.getsockname()[1]
         self.address = Address(address.host, port)
         self.turned_away = 0
+        self.differs = ""
         self._handshake_s = handshake_s
-        self._rejects = _Rejects(f"rank {me.rank} at {self.address}")
+        self._rejects = Rejects(f"rank {me.rank} at {self.address}")
         self._peers: dict[int, Address] = {}
         self._lost: dict[int, str] = {}
         self._gone: Callable[[int], str] = lambda peer: ""
@@ -82,7 +79,7 @@ class Reception:
         self._handlers: dict[str, Callable[[Connection], None]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._strangers: list[_Stranger] = []
+        self._strangers: list[Stranger] = []
         self._pause_until = 0.0
         self._pause_for_room = False
         self._selector = selectors.DefaultSelector()
@@ -172,7 +169,10 @@ class Reception:
         return found[-1]
 
     def next_of(self, *purposes: str, timeout_s: float) -> list[Connection]:
-        """Those of any ranks that have come for these purposes, in their order."""
+        """Those of any ranks that have come for these purposes, in their order.
+
+        None at the deadline, or when one has come who `differs`.
+        """
         return self._claim(lambda one: one.label.purpose in purposes, timeout_s)
 
     def hand_on(self, purpose: str, handler: Callable[[Connection], None]) -> None:
@@ -219,6 +219,8 @@ class Reception:
                 left = deadline - time.monotonic()
                 if found or left <= 0 or peer in self._lost:
                     break
+                if peer is None and self.differs:
+                    break
                 if self._closed:
                     raise ConnectFailed(
                         f"rank {self.me.rank} has closed its reception at "
@@ -234,7 +236,7 @@ class Reception:
         while not self._closed:
             ready = self._selector.select(self._until_next())
             for key, _ in ready:
-                if isinstance(key.data, _Stranger):
+                if isinstance(key.data, Stranger):
                     self._hear(key.data)
             # After those who are here: newcomers may take their place.
             if any(key.fileobj is self._listener for key, _ in ready):
@@ -265,7 +267,7 @@ class Reception:
                 return
             sock.setblocking(False)
             now = time.monotonic()
-            one = _Stranger(sock, str(where[0]), Answering(self.me), now)
+            one = Stranger(sock, str(where[0]), Answering(self.me), now)
             self._strangers.append(one)
             self._selector.register(sock, selectors.EVENT_READ, one)
 
@@ -292,28 +294,26 @@ class Reception:
         self._pause_until = 0.0
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def _hear(self, one: _Stranger) -> None:
-        rules = one.rules
+    def _hear(self, one: Stranger) -> None:
         try:
-            more = one.socket.recv(rules.wanted - len(one.frame))
-            one.frame += more
-            if more and len(one.frame) < rules.wanted:
-                return
-            reply = rules.take(bytes(one.frame))
-            one.frame.clear()
-            # Into the empty buffer of a new connection it goes at once, or never.
-            if reply and one.socket.send(reply) < len(reply):
-                raise NotAuthentic("it does not listen")
+            proven = one.hear()
         except BlockingIOError:
             return
         except (OSError, NotAuthentic) as why:
             self._reject(one, getattr(why, "strerror", None) or str(why))
             return
+        rules = one.rules
         if rules.refusal is not None:
             self._reject(one, str(rules.refusal))
-        elif rules.session is not None:
+            meets = rules.offered is not None and rules.offered.label == MEET
+            if meets and rules.refusal.verdict == Verdict.OTHER_TLS:
+                with self._changed:
+                    self.differs = str(rules.refusal)
+                    self._changed.notify_all()
+        elif proven and rules.session is not None:
             self._forget(one)
-            self._let_in(connection_over(one.socket, rules.session), rules.me)
+            made = connection_over(one.socket, rules.session, one.tls)
+            self._let_in(made, rules.me)
 
     def _let_in(self, connection: Connection, welcomed_by: Member) -> None:
         with self._changed:
@@ -336,7 +336,7 @@ class Reception:
         if self._pause_until and (room or self._pause_until <= now):
             self._resume()
 
-    def _reject(self, one: _Stranger, why: str) -> None:
+    def _reject(self, one: Stranger, why: str) -> None:
         self._forget(one)
         self._turn_away(one.sender, why)
         one.socket.close()
@@ -345,7 +345,7 @@ class Reception:
         self.turned_away += 1
         self._rejects.note(f"from {sender}: {why}")
 
-    def _forget(self, one: _Stranger) -> None:
+    def _forget(self, one: Stranger) -> None:
         self._selector.unregister(one.socket)
         self._strangers.remove(one)
 
@@ -358,27 +358,6 @@ class Reception:
             sock.close()
         self._strangers.clear()
         self._arrived.clear()
-
-
-class _Rejects:
-    """What the log says of those turned away: a line a second, with how many."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._unsaid = 0
-        self._next = 0.0
-        self.last = ""
-
-    def note(self, told: str) -> None:
-        """One more."""
-        self.last = told
-        self._unsaid += 1
-        now = time.monotonic()
-        if now < self._next:
-            return
-        number = "a connection" if self._unsaid == 1 else f"{self._unsaid} connections"
-        _LOG.warning("%s turned away %s, the last %s", self._where, number, told)
-        self._unsaid, self._next = 0, now + 1.0
 
 
 _OPEN: weakref.WeakSet[Reception] = weakref.WeakSet()

@@ -12,11 +12,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono.transports import tls
+
 if TYPE_CHECKING:
-    from unisono._native import Comm
+    from unisono._native import Comm, Tls
 
 KEY_BYTES = 16
 
@@ -32,8 +34,17 @@ class Label:
     """Whether it is for send and recv, and not for collectives."""
 
 
-Dial = Callable[[int, Label, float], tuple[socket.socket, bytes]]
-"""Opens a connection to a rank of the world, within some seconds: socket and key."""
+@dataclass(frozen=True)
+class End:
+    """One end of a stream: its socket, the key of its frames, its encryption."""
+
+    socket: socket.socket
+    key: bytes = field(repr=False)
+    tls: Tls | None = None
+
+
+Dial = Callable[[int, Label, float], End]
+"""Opens a connection to a rank of the world, within some seconds."""
 
 
 @dataclass
@@ -61,7 +72,7 @@ class Streams:
         self._epoch = epoch
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
-        self._waiting: dict[int, list[tuple[int, Label, socket.socket, bytes]]] = {}
+        self._waiting: dict[int, list[tuple[int, Label, End]]] = {}
         self._gone: set[int] = set()
 
     def join(self, agreed: int, native: Comm, ranks: Sequence[int]) -> None:
@@ -70,8 +81,8 @@ class Streams:
             self._members[agreed] = member = _Member(native, ranks)
             self._gone.discard(agreed)
             waiting = self._waiting.pop(agreed, [])
-        for rank, label, end, key in waiting:
-            self._attach(member, False, rank, label, end, key)
+        for rank, label, end in waiting:
+            self._attach(member, False, rank, label, end)
 
     def leave(self, agreed: int) -> None:
         """Nothing more is for this communicator."""
@@ -84,22 +95,20 @@ class Streams:
         with self._lock:
             waiting = [each for some in self._waiting.values() for each in some]
             self._waiting.clear()
-        for _, _, end, _ in waiting:
-            end.close()
+        for _, _, end in waiting:
+            end.socket.close()
 
-    def arrived(self, rank: int, label: Label, end: socket.socket, key: bytes) -> None:
+    def arrived(self, rank: int, label: Label, end: End) -> None:
         """A rank of the world has opened a stream to this one."""
         with self._lock:
             member = self._members.get(label.agreed)
             if member is None and label.agreed not in self._gone:
-                self._waiting.setdefault(label.agreed, []).append(
-                    (rank, label, end, key)
-                )
+                self._waiting.setdefault(label.agreed, []).append((rank, label, end))
                 return
         if member is None or rank not in member.ranks:
-            end.close()
+            end.socket.close()
             return
-        self._attach(member, False, rank, label, end, key)
+        self._attach(member, False, rank, label, end)
 
     def reach(
         self, agreed: int, rank: int, *, timeout_s: float, messages: bool = False
@@ -112,8 +121,8 @@ class Streams:
         lanes = 1 if messages else self._lanes
         for lane in range(lanes):
             label = Label(agreed, lane, lanes, messages)
-            end, key = self._dial(world_rank, label, timeout_s)
-            self._attach(member, True, world_rank, label, end, key)
+            end = self._dial(world_rank, label, timeout_s)
+            self._attach(member, True, world_rank, label, end)
 
     def _attach(
         self,
@@ -121,8 +130,7 @@ class Streams:
         sends: bool,
         world_rank: int,
         label: Label,
-        end: socket.socket,
-        key: bytes,
+        end: End,
     ) -> None:
         rank = list(member.ranks).index(world_rank)
         member.native.attach(
@@ -130,25 +138,39 @@ class Streams:
             rank,
             label.lane,
             label.lanes,
-            end.detach(),
-            key,
+            end.socket.detach(),
+            end.key,
             self._epoch,
             label.messages,
+            end.tls,
         )
 
 
-def between_threads(ranks: Sequence[int]) -> list[Streams]:
+def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[Streams]:
     """The streams of ranks that are threads: pairs of sockets, as if across hosts."""
     made: list[Streams] = []
 
     def dialer(rank: int) -> Dial:
-        def dial(to: int, label: Label, _: float) -> tuple[socket.socket, bytes]:
-            mine, theirs = socket.socketpair()
-            key = os.urandom(KEY_BYTES)
-            made[to].arrived(rank, label, theirs, key)
-            return mine, key
+        def dial(to: int, label: Label, _: float) -> End:
+            mine, theirs = _pair(encrypted)
+            made[to].arrived(rank, label, theirs)
+            return mine
 
         return dial
 
     made += [Streams(dialer(rank)) for rank in ranks]
     return made
+
+
+def _pair(encrypted: bool) -> tuple[End, End]:
+    """Two open ends: what each says in the opening, the other hears at once."""
+    socks = socket.socketpair()
+    key = os.urandom(KEY_BYTES)
+    if not encrypted:
+        return End(socks[0], key), End(socks[1], key)
+    shared = os.urandom(tls.KEY_BYTES)
+    mine = tls.begin(socks[0], shared, dials=True)
+    theirs = tls.begin(socks[1], shared, dials=False)
+    while any([tls.shake(mine), tls.shake(theirs)]):
+        pass
+    return End(socks[0], key, mine), End(socks[1], key, theirs)

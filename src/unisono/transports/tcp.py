@@ -28,7 +28,8 @@ from unisono.transports.handshake import Label as Purpose
 from unisono.transports.meeting import meet_across
 from unisono.transports.roll import Roll
 from unisono.transports.secret import Secret
-from unisono.transports.streams import Dial, Label, Streams
+from unisono.transports.streams import Dial, End, Label, Streams
+from unisono.transports.tls import check
 
 LANES = "UNISONO_TCP_LANES"
 """How many sockets carry one stream."""
@@ -58,10 +59,13 @@ def meet(
     interface: str | None = None,
     epoch: int = 0,
     insecure: bool = False,
+    tls: bool = False,
     announce: Callable[[Address], None] | None = None,
     lost: Callable[[], str] = str,
 ) -> Transport:
     """Find the other ranks of `job`, on this host and on others."""
+    if tls:
+        check(secret)
     lanes = _number(LANES, 1, most=64)
     limit = _number(LIMIT, 10, most=3600)
     roll = meet_across(
@@ -75,6 +79,7 @@ def meet(
         interface=interface,
         epoch=epoch,
         insecure=insecure,
+        tls=tls,
         announce=announce,
         lost=lost,
     )
@@ -119,6 +124,7 @@ def _transport(
         epoch,
         int(limit_s * 1e8),
         int(limit_s * 1e9),
+        [None if c is None else c.tls for c in connections],
     )
     roll.reception.believe(lambda peer: "it has died" if engine.dead(peer) else "")
     streams = Streams(_dialer(roll), lanes=lanes, epoch=epoch)
@@ -126,9 +132,8 @@ def _transport(
     def arrived(connection: Connection) -> None:
         label = _label(connection.label)
         _suit(connection.socket)
-        streams.arrived(
-            connection.peer, label, connection.socket, connection.receive_key
-        )
+        end = End(connection.socket, connection.receive_key, connection.tls)
+        streams.arrived(connection.peer, label, end)
 
     for purpose in (_DATA, _POST):
         roll.reception.hand_on(purpose, arrived)
@@ -152,14 +157,14 @@ def _transport(
 
 
 def _dialer(roll: Roll) -> Dial:
-    def dial(to: int, label: Label, timeout_s: float) -> tuple[socket.socket, bytes]:
+    def dial(to: int, label: Label, timeout_s: float) -> End:
         purpose = _POST if label.messages else _DATA
         stream = label.lanes << 16 | label.lane
         made = roll.reception.dial(
             to, Purpose(purpose, label.agreed, stream), timeout_s
         )
         _suit(made.socket)
-        return made.socket, made.send_key
+        return End(made.socket, made.send_key, made.tls)
 
     return dial
 

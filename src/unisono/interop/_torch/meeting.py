@@ -37,6 +37,7 @@ from unisono.transports.addresses import Address
 from unisono.transports.base import Transport
 from unisono.transports.roll import host_identity
 from unisono.transports.secret import find_secret
+from unisono.transports.tls import TLS, wanted
 
 MEETING_S = 60.0
 _ANSWER_S = 5.0  # for rank 0 to say who is missing
@@ -184,6 +185,7 @@ class Meeting:
             version=version,
             timeout_s=limit_s,
             interface=os.environ.get("UNISONO_INTERFACE"),
+            tls=wanted(os.environ.get(TLS), TLS),
             announce=announce,
         )
 

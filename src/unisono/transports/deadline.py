@@ -1,0 +1,53 @@
+"""A socket with one deadline for all that is read and written."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+
+class Until:
+    """While its context is open; the socket's timeout is as before afterwards."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        """From now on."""
+        self._sock, self._before = sock, sock.gettimeout()
+        self._deadline = time.monotonic() + timeout_s
+
+    def __enter__(self) -> Until:
+        """The same."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Put the timeout back."""
+        if self._sock.fileno() >= 0:
+            self._sock.settimeout(self._before)
+
+    def send(self, raw: bytes) -> None:
+        """All of it, or TimeoutError; a peer that is gone is noticed when reading."""
+        try:
+            while raw:
+                self._arm()
+                raw = raw[self._sock.send(raw) :]
+        except ConnectionError:
+            return
+
+    def receive(self, size: int) -> bytes:
+        """As many bytes, or fewer if the other has closed."""
+        raw = b""
+        try:
+            while len(raw) < size:
+                self._arm()
+                more = self._sock.recv(size - len(raw))
+                if not more:
+                    break
+                raw += more
+        except ConnectionError:
+            return b""
+        return raw
+
+    def _arm(self) -> None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handshake was not done in time")
+        self._sock.settimeout(left)

@@ -1,0 +1,81 @@
+"""Those at a reception who have connected and not yet authenticated.
+
+What they say is heard as it comes, never waited for: the handshake, and then, if this
+job encrypts, the opening of TLS.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from unisono.errors import NotAuthentic
+from unisono.transports import tls
+from unisono.transports.handshake import Answering
+
+if TYPE_CHECKING:
+    from unisono._native import Tls
+
+_LOG = logging.getLogger("unisono")
+
+
+@dataclass(eq=False)
+class Stranger:
+    """One of them; `rules` tell who it is once it is known, or why it is refused."""
+
+    socket: socket.socket
+    sender: str
+    rules: Answering
+    came: float
+    tls: Tls | None = None
+    _frame: bytearray = field(default_factory=bytearray)
+
+    def hear(self) -> bool:
+        """Take in what has come; whether that was the last there is to prove.
+
+        OSError (BlockingIOError if nothing has come) or NotAuthentic if it cannot be.
+        """
+        if self.tls is None:
+            self._answer()
+            session = self.rules.session
+            if session is None or not session.tls_key:
+                return session is not None
+            self.tls = tls.begin(self.socket, session.tls_key, dials=False)
+        return not tls.shake(self.tls)
+
+    def _answer(self) -> None:
+        wanted = self.rules.wanted
+        more = self.socket.recv(wanted - len(self._frame))
+        self._frame += more
+        if more and len(self._frame) < wanted:
+            return
+        reply = self.rules.take(bytes(self._frame))
+        self._frame.clear()
+        # Into the empty buffer of a new connection it goes at once, or never.
+        if reply and self.socket.send(reply) < len(reply):
+            raise NotAuthentic("it does not listen")
+
+
+class Rejects:
+    """What the log says of those turned away: a line a second, with how many."""
+
+    def __init__(self, where: str) -> None:
+        """Nobody yet."""
+        self._where = where
+        self._unsaid = 0
+        self._next = 0.0
+        self.last = ""
+
+    def note(self, told: str) -> None:
+        """One more."""
+        self.last = told
+        self._unsaid += 1
+        now = time.monotonic()
+        if now < self._next:
+            return
+        number = "a connection" if self._unsaid == 1 else f"{self._unsaid} connections"
+        _LOG.warning("%s turned away %s, the last %s", self._where, number, told)
+        self._unsaid, self._next = 0, now + 1.0
