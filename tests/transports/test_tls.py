@@ -1,0 +1,530 @@
+"""Encryption between two ends: what an eavesdropper sees, and what a meddler achieves.
+
+The two ends speak through a middle that the test plays: it holds every byte until it
+passes it on, changed or not.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stars import Star, keys, pair, until
+
+from unisono import _native
+from unisono.errors import (
+    BadArgument,
+    Corrupted,
+    MissingExtra,
+    MissingLibrary,
+    NotAuthentic,
+)
+from unisono.transports import dialing, tls
+from unisono.transports.addresses import Address
+from unisono.transports.handshake import (
+    MEET,
+    Answering,
+    Member,
+    Offering,
+    Refused,
+    Verdict,
+)
+from unisono.transports.handshake import data as data_label
+from unisono.transports.letters import Letters
+from unisono.transports.reception import Reception
+from unisono.transports.roll import Entry
+from unisono.transports.secret import make_secret, open_secret
+
+pytestmark = pytest.mark.timeout(60)
+
+SECRET = make_secret()
+KEY = bytes(range(32))
+GENEROUS_S = 20.0
+SEALED = 16 * 1024 + 22  # the largest record that is sent, on the wire
+
+
+class Middle:
+    """A dialer, an answerer, and who sits between: the bytes of each are kept."""
+
+    def __init__(self, keys=(KEY, KEY), **options):
+        self.ends, self.socks, self.wire = [], [], [b"", b""]
+        for dials, key in zip((True, False), keys, strict=True):
+            near, far = socket.socketpair()
+            far.setblocking(False)
+            self.socks += [near, far]
+            self.ends.append(_native.Tls(near.fileno(), key, dials, **options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for sock in self.socks:
+            sock.close()
+
+    def caught(self, source):
+        """What one end has said since it was last asked."""
+        raw = b""
+        with contextlib.suppress(BlockingIOError):
+            while more := self.socks[2 * source + 1].recv(1 << 20):
+                raw += more
+        self.wire[source] += raw
+        return raw
+
+    def put(self, target, raw):
+        """Say something to one end."""
+        self.socks[2 * target + 1].sendall(raw)
+
+    def open(self, change=lambda source, raw: raw):
+        """The opening, as far as it gets."""
+        for _ in range(6):
+            for source in (0, 1):
+                tls.shake(self.ends[source])
+                self.put(1 - source, change(source, self.caught(source)))
+        return [end.shake() for end in self.ends] == [0, 0]
+
+    def says(self, data, source=0):
+        """The records in which one end says this, not passed on."""
+        before = len(self.wire[source])
+        while data:
+            data = data[self.ends[source].send(data) :]
+        self.caught(source)
+        return self.wire[source][before:]
+
+    def hears(self, target=1):
+        """All that an end has been told."""
+        told = b""
+        with contextlib.suppress(BlockingIOError):
+            while more := self.ends[target].recv(1 << 20):
+                told += more
+        return told
+
+
+@pytest.fixture
+def middle():
+    with Middle() as made:
+        assert made.open()
+        yield made
+
+
+def refuses(middle, target=1):
+    """Whether what came is refused for what it is, and nothing of it heard."""
+    try:
+        middle.hears(target)
+    except OSError as why:
+        return why.errno == errno.EBADMSG
+    return False
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=40_000), max_size=6), st.sampled_from([0, 1]))
+def test_what_is_said_is_heard(parts, source):
+    with Middle() as middle:
+        assert middle.open()
+        for part in parts:
+            middle.put(1 - source, middle.says(part, source))
+            assert middle.hears(1 - source) == part
+
+
+def test_no_byte_of_it_can_be_seen(middle):
+    pattern = b"the weights of the model"
+    wire = middle.says(pattern * 5000)
+    assert pattern[:8] not in wire
+    assert len(wire) > len(pattern) * 5000
+    assert wire.count(wire[100:116]) == 1  # nor that it is the same again and again
+    middle.put(1, wire)
+    assert middle.hears() == pattern * 5000
+
+
+def test_two_connections_by_one_key_have_nothing_in_common():
+    wires = []
+    for _ in range(2):
+        with Middle() as middle:
+            assert middle.open()
+            wires.append(middle.says(bytes(64)))
+    assert wires[0][:5] == wires[1][:5]  # the head: a record, and how long it is
+    assert wires[0][5:] != wires[1][5:]
+
+
+def test_any_byte_changed_is_noticed():
+    with Middle() as middle:
+        assert middle.open()
+        nbytes = len(middle.says(b"one record"))
+    for at in range(nbytes):
+        with Middle() as middle:
+            assert middle.open()
+            wire = bytearray(middle.says(b"one record"))
+            wire[at] ^= 1
+            middle.put(1, wire + middle.says(bytes(700)))  # if it waits for more
+            assert refuses(middle)
+
+
+def test_records_cannot_be_repeated_swapped_or_left_out(middle):
+    wires = [middle.says(word) for word in (b"first", b"second", b"third")]
+    middle.put(1, wires[0])
+    assert middle.hears() == b"first"
+    with Middle() as other:
+        assert other.open()
+        own = [other.says(word) for word in (b"first", b"second", b"third")]
+        other.put(1, own[1])  # left out
+        assert refuses(other)
+    middle.put(1, wires[0])  # repeated
+    assert refuses(middle)
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.0\r\n\r\n", bytes(5), b"\x17\x03\x03\0\1x"]
+)
+def test_what_somebody_else_says_is_refused(middle, said):
+    middle.put(1, said + bytes(64))
+    assert refuses(middle)
+
+
+def test_our_own_words_sent_back_are_refused(middle):
+    middle.put(0, middle.says(b"mine"))
+    assert refuses(middle, 0)
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_an_opening_with_any_byte_changed_does_not_open(source):
+    """Or what is changed does not matter: never do the two ends hear it differently."""
+    with Middle() as middle:
+        assert middle.open()
+        nbytes = len(middle.wire[source])
+    for at in range(0, nbytes, 3):
+        seen = 0
+
+        def flip(one, raw, at=at):
+            nonlocal seen
+            changed = bytearray(raw)
+            if one == source:
+                if seen <= at < seen + len(raw):
+                    changed[at - seen] ^= 0x40
+                seen += len(raw)
+            return changed
+
+        with Middle() as middle, contextlib.suppress(NotAuthentic, OSError):
+            if middle.open(flip):
+                pytest.fail(f"byte {at} of {nbytes} changed, and nobody noticed")
+
+
+def test_who_has_another_key_is_refused():
+    with (
+        Middle(keys=(KEY, bytes(32))) as middle,
+        pytest.raises(NotAuthentic, match="does not hold the key"),
+    ):
+        middle.open()
+
+
+def test_the_key_changes_on_the_way():
+    with Middle(lifetime=100_000) as middle:
+        assert middle.open()
+        for _ in range(8):
+            raw = os.urandom(60_000)
+            middle.put(1, middle.says(raw))
+            assert middle.hears() == raw
+        assert 3 <= middle.ends[0].changes() <= 4
+        middle.put(0, middle.says(b"back", source=1))
+        assert middle.hears(0) == b"back"
+
+
+def test_what_does_not_fit_is_offered_again():
+    """More than the socket holds, read slowly: nothing is lost or said twice."""
+    near, far = socket.socketpair()
+    with near, far:
+        ends = [
+            _native.Tls(sock.fileno(), KEY, dials)
+            for sock, dials in ((near, True), (far, False))
+        ]
+        while any([tls.shake(end) for end in ends]):
+            pass
+        raw, sent, got, waited = os.urandom(3_000_000), 0, b"", 0
+        while len(got) < len(raw):
+            try:
+                while sent < len(raw):
+                    sent += ends[0].send(raw[sent : sent + 50_000])
+            except BlockingIOError:
+                waited += 1
+            with contextlib.suppress(BlockingIOError):
+                got += ends[1].recv(1000)
+                got += ends[1].recv(100_000)
+        assert got == raw
+        assert waited
+
+
+def test_bytes_that_only_tls_holds_are_told(middle):
+    middle.put(1, middle.says(bytes(1000)))
+    assert middle.ends[1].recv(10) == bytes(10)
+    assert middle.ends[1].holds_bytes()  # though the socket is empty
+    assert middle.hears() == bytes(990)
+    assert not middle.ends[1].holds_bytes()
+
+
+def test_an_end_is_an_end(middle):
+    middle.put(1, middle.says(b"last"))
+    middle.socks[3].close()
+    assert middle.ends[1].recv(10) == b"last"
+    assert middle.ends[1].recv(10) == b""
+    with pytest.raises(ConnectionError):
+        middle.ends[1].send(b"to nobody")
+
+
+def test_a_key_of_the_wrong_size():
+    with pytest.raises(ValueError, match="32 bytes"):
+        _native.Tls(0, b"short", True)
+
+
+# --- whether it is wanted, and can be had
+
+
+def test_what_can_be_wanted():
+    assert tls.wanted("mutual")
+    assert not tls.wanted(None)
+    assert not tls.wanted("")
+    with pytest.raises(BadArgument, match="UNISONO_TLS = 'yes': expected 'mutual'"):
+        tls.wanted("yes", "UNISONO_TLS")
+
+
+def test_without_a_secret_there_is_nothing_to_encrypt_by():
+    tls.check(SECRET)
+    with pytest.raises(BadArgument, match="this job has no secret"):
+        tls.check(open_secret("job"))
+    with pytest.raises(BadArgument, match="this job has no secret"):
+        tls.check(None)
+
+
+def test_without_openssl_the_error_says_what_to_install(tmp_path):
+    """A library that is none stands before the real one."""
+    (tmp_path / "libssl.so.3").write_bytes(b"no library")
+    script = (
+        "import unisono\n"
+        "from unisono.testing import world\n"
+        "world(2, hosts=(0, 1)).run(lambda comm: comm.barrier())\n"
+        "try: unisono.init(0, 2, job='job', tls='mutual')\n"
+        "except unisono.MissingLibrary as why: print(why)\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ
+        | {
+            "LD_LIBRARY_PATH": str(tmp_path),
+            "UNISONO_ADDRESS": "127.0.0.1:9",
+            "UNISONO_SECRET": SECRET.hex(),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    ).stdout
+    assert "tls='mutual' needs OpenSSL 3" in told
+    assert "apt install libssl3" in told
+    assert issubclass(MissingLibrary, MissingExtra)
+
+
+# --- the handshake that goes before
+
+
+def met(one_wants, other_wants):
+    one = Member(SECRET, "job", 1, tls=one_wants)
+    other = Member(SECRET, "job", 2, tls=other_wants)
+    dialer, answerer = Offering(one, 2, MEET), Answering(other)
+    return dialer, answerer, answerer.take(dialer.opening)
+
+
+def test_both_have_one_key_for_tls():
+    dialer, answerer, answer = met(True, True)
+    answerer.take(dialer.take(answer))
+    assert dialer.session.tls_key == answerer.session.tls_key
+    assert len(dialer.session.tls_key) == 32
+    assert dialer.session.tls_key.hex() not in repr(dialer.session)
+    dialer, answerer, answer = met(False, False)
+    answerer.take(dialer.take(answer))
+    assert dialer.session.tls_key == answerer.session.tls_key == b""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (True, False, "rank 2 does not encrypt, rank 1 does"),
+        (False, True, "rank 2 encrypts, rank 1 does not"),
+    ],
+)
+def test_who_differs_is_told(one, other, said):
+    dialer, answerer, answer = met(one, other)
+    assert answerer.refusal is None  # the offer might be a recorded one
+    answerer.take(dialer.take(answer))
+    assert answerer.session is dialer.session is None
+    assert answerer.refusal.verdict == Verdict.OTHER_TLS
+    assert "rank 1" in str(answerer.refusal)
+    assert "UNISONO_TLS=mutual" in str(answerer.refusal)
+    assert said in str(dialer.refusal)
+
+
+def test_who_differs_must_be_able_to_confirm_it():
+    _, answerer, _ = met(True, False)
+    with pytest.raises(NotAuthentic):
+        answerer.take(bytes(32))
+    assert answerer.refusal is None
+
+
+# --- at a reception
+
+
+def reception(rank, wants=True, **options):
+    member = Member(SECRET, "job", rank, tls=wants)
+    return Reception(Address("127.0.0.1", 0), member, **options)
+
+
+def test_who_has_another_secret_does_not_get_as_far(monkeypatch):
+    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+    stranger = Member(make_secret(), "job", 1, tls=True)
+    with reception(0) as host, pytest.raises(NotAuthentic, match="without a word"):
+        dialing.dial(host.address, stranger, 0, MEET, timeout_s=GENEROUS_S)
+
+
+@pytest.mark.parametrize("host_wants", [True, False])
+def test_who_differs_is_known_to_both(host_wants):
+    with reception(0, host_wants) as host, reception(1, not host_wants) as guest:
+        guest.know({0: host.address})
+        with pytest.raises(Refused, match="give all ranks the same, tls='mutual'"):
+            guest.dial(0, MEET, GENEROUS_S)
+        assert host.next_of("meet", timeout_s=GENEROUS_S) == []
+        assert "rank 1" in host.differs
+
+
+def test_letters_travel_encrypted():
+    with reception(0) as host, reception(1) as guest, ThreadPoolExecutor() as pool:
+        guest.know({0: host.address})
+        expected = pool.submit(host.expect, 1, MEET, GENEROUS_S)
+        mine, theirs = guest.dial(0, MEET, GENEROUS_S), expected.result(GENEROUS_S)
+        assert mine.tls is not None
+        assert theirs.tls is not None
+        letter = Entry(1, 2, "host", "identity" * 9000, 4, "address")
+        sent = pool.submit(Letters(mine).send, letter, timeout_s=GENEROUS_S)
+        got = Letters(theirs).receive(Entry, longest=1 << 20, timeout_s=GENEROUS_S)
+        sent.result(GENEROUS_S)
+        assert got == letter
+        with pytest.raises(TimeoutError):
+            theirs.receive(1, timeout_s=0.01)
+        mine.socket.sendall(b"in the clear, as nobody of this job would" * 9)
+        with pytest.raises(Corrupted, match="changed on its way"):
+            theirs.receive(1, timeout_s=GENEROUS_S)
+        mine.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("then", ["rubbish", "nothing"])
+def test_one_who_proves_itself_but_cannot_open_holds_up_nobody(then):
+    with reception(0, handshake_s=0.5) as host, reception(1) as guest:
+        guest.know({0: host.address})
+        rules = Offering(Member(SECRET, "job", 1, tls=True), 0, MEET)
+        where = (host.address.host, host.address.port)
+        with socket.create_connection(where, timeout=GENEROUS_S) as stranger:
+            stranger.sendall(rules.opening)
+            answer = stranger.recv(rules.wanted, socket.MSG_WAITALL)
+            stranger.sendall(rules.take(answer))
+            if then == "rubbish":
+                stranger.sendall(bytes(500))
+            made = guest.dial(0, data_label(3), GENEROUS_S)  # meanwhile, another
+            host.expect(1, data_label(3), GENEROUS_S).close()
+            made.close()
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(100):
+                    pass
+        until(lambda: host.turned_away == 1, "it is turned away")
+
+
+def test_who_is_silent_after_the_handshake_is_not_waited_for():
+    """A dialer whose opening is never answered gives up in time."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        began = time.monotonic()
+        with sock, pytest.raises(TimeoutError):
+            tls.dialed(sock, KEY, timeout_s=0.2)
+        assert time.monotonic() - began < GENEROUS_S
+
+
+# --- lifelines
+
+
+class Encrypted(Star):
+    """A hub and its leaves, all encrypted, and who sits between them: `relays`."""
+
+    def __init__(self, n):
+        self.n, self.lines, self.outside = n, {}, {}
+        self.heard = {rank: [] for rank in range(n)}
+        self.relays = {}
+        fds = {rank: [-1] * n for rank in range(n)}
+        ends = {rank: [None] * n for rank in range(n)}
+        for leaf in range(1, n):
+            (hub, one), (other, far) = pair(), pair()
+            self.relays[leaf] = one, other
+            self.shaken(hub, far, one, other, ends, leaf)
+            fds[0][leaf], fds[leaf][0] = hub.detach(), far.detach()
+        self.flips = dict.fromkeys(range(1, n), False)
+        self.threads = [
+            threading.Thread(target=self.relay, args=(leaf, *each), daemon=True)
+            for leaf, both in self.relays.items()
+            for each in (both, both[::-1])
+        ]
+        for thread in self.threads:
+            thread.start()
+        for rank in range(n):
+            self.lines[rank] = _native.Lifeline(
+                *(rank, fds[rank], keys(rank, n)),
+                beat_ms=100,
+                limit_ms=20_000,
+                tls=ends[rank],
+            )
+
+    def shaken(self, hub, far, one, other, ends, leaf):
+        ends[0][leaf] = _native.Tls(hub.fileno(), KEY, False)
+        ends[leaf][0] = _native.Tls(far.fileno(), KEY, True)
+        for sock in (one, other):
+            sock.setblocking(False)
+        while any([tls.shake(ends[0][leaf]), tls.shake(ends[leaf][0])]):
+            for source, target in ((one, other), (other, one)):
+                with contextlib.suppress(BlockingIOError):
+                    target.sendall(source.recv(1 << 16))
+        for sock in (one, other):
+            sock.setblocking(True)
+
+    def relay(self, leaf, source, target):
+        with contextlib.suppress(OSError):
+            while raw := source.recv(1 << 16):
+                if self.flips[leaf]:
+                    raw = bytes([*raw[:-1], raw[-1] ^ 1])
+                target.sendall(raw)
+            target.shutdown(socket.SHUT_WR)
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for thread in self.threads:
+            thread.join(GENEROUS_S)
+        for both in self.relays.values():
+            for sock in both:
+                sock.close()
+
+
+def test_lifelines_are_encrypted():
+    with Encrypted(4) as star:
+        for word in range(200):
+            star[2].tell_verdict(7, word)
+        star.all_hear(("verdict", 2, "none", 2, 7, 199), [0, 1, 3])
+        star[3].close()
+        star.all_hear(("left", 3, "none", 3, 0, 0), [0, 1, 2])
+
+
+def test_a_meddler_on_a_lifeline_is_found_out():
+    with Encrypted(3) as star:
+        star[1].tell_verdict(7, 1)
+        star.all_hear(("verdict", 1, "none", 1, 7, 1), [0, 2])
+        star.flips[1] = True
+        star.hears(2, ("dead", 1, "not authentic", 0, 0, 0))
