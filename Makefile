@@ -30,6 +30,7 @@ bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py
 	@$(BIN)/python benchmarks/reductions.py
 	@$(BIN)/python benchmarks/wire.py
+	@$(BIN)/python benchmarks/encryption.py
 	@$(BIN)/python benchmarks/engine.py
 
 # The MPIs that `unisono bench --vs` measures and the tests run under, which cannot share
