@@ -146,6 +146,7 @@ def parts(comm):
     nested = halves.split(0, key=-halves.rank)
     assert nested.name == f"world/{rank % 2}/0"
     assert nested.all_gather(np.array([rank])).tolist() == members.tolist()[::-1]
+    assert nested.world_ranks == tuple(members.tolist()[::-1])
     alone = nested.split(nested.rank)
     assert alone.world_size == 1
     assert alone.all_reduce(np.array([rank]))[0] == rank

@@ -136,6 +136,11 @@ class Base(Verdicts):
         world = self._transport.peers
         return [Peer(r, world[w].pid, world[w].host) for r, w in enumerate(self._ranks)]
 
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The ranks that these are in the world, by rank here."""
+        return self._ranks
+
     def __repr__(self) -> str:
         """One line, for debuggers and logs."""
         state = ", closed" if self._closed else ""
