@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unisono.errors import CollectiveMismatch
 from unisono.parallel import functions as f
 
 N = 3
@@ -73,3 +74,52 @@ def test_the_pair_of_tensor_parallelism(threads):
 
     for grad in threads(N, run):
         torch.testing.assert_close(grad, xs[0] + xs[1] + xs[2])
+
+
+def test_rows_that_go_where_they_are_told(threads):
+    """Uneven shares, also none: the adjoint of sending is sending back."""
+    counts = [[1, 0, 2], [0, 0, 0], [3, 1, 1]]
+
+    def run(comm):
+        sent = counts[comm.rank]
+        received = [row[comm.rank] for row in counts]
+        source = torch.Generator().manual_seed(comm.rank)
+        x = torch.randn(sum(sent), 2, generator=source, dtype=torch.float64)
+        x.requires_grad_()
+        out = f.exchange(x, comm, sent, received, label="rows")
+        y = torch.randn(out.shape, generator=source, dtype=torch.float64)
+        out.backward(y)
+        back = f.exchange(out.detach(), comm, received, sent)
+        assert torch.equal(back, x.detach())
+        return float((out.detach() * y).sum()), float((x.detach() * x.grad).sum())
+
+    forward, backward = zip(*threads(N, run), strict=True)
+    assert sum(forward) == pytest.approx(sum(backward))
+
+
+def test_one_value_shared_out_and_put_together(threads):
+    xs = parts(4)
+
+    def run(comm):
+        x = xs[0].clone().requires_grad_()
+        mine = f.scatter_to(x, comm, 1)
+        assert torch.equal(mine, xs[0].chunk(N, 1)[comm.rank])
+        whole = f.gather_from(mine * 2, comm, 1)
+        assert torch.equal(whole, 2 * xs[0])
+        whole.sin().sum().backward()
+        return x.grad
+
+    for grad in threads(N, run):
+        torch.testing.assert_close(grad, 2 * (2 * xs[0]).cos())
+
+
+def test_a_label_tells_forward_from_backward(threads):
+    def run(comm):
+        x = torch.ones(3, requires_grad=True)
+        y = f.sum_over(x, comm, label="here")
+        if comm.rank == 1:
+            f.sum_over(x, comm, label="here")
+        y.sum().backward()
+
+    with pytest.raises(CollectiveMismatch, match="here, backward"):
+        threads(2, run)
