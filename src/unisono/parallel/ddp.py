@@ -25,7 +25,13 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.buckets import MIB, Bucket, Buckets, fill
-from unisono.parallel.flat import broadcast_tensors, room, same_start, trainable
+from unisono.parallel.flat import (
+    broadcast_tensors,
+    is_apart,
+    room,
+    same_start,
+    trainable,
+)
 from unisono.runtime.communicator import Communicator
 
 
@@ -52,8 +58,9 @@ class DDP(nn.Module):
         """Begin with the first rank's parameters and buffers; all ranks together."""
         super().__init__()
         self.module, self.comm = module, comm
-        named = trainable(module, "DDP")
-        same_start(comm, module, "DDP")
+        every = trainable(module, "DDP")
+        named = [(name, p) for name, p in every if not is_apart(p, comm)]
+        same_start(comm, module, "DDP", leaves_apart=True)
         self._names = {param: name for name, param in named}
         self._cap = int(bucket_cap_mb * MIB)
         self._reproducible = reproducible
@@ -216,7 +223,8 @@ class DDP(nn.Module):
         self._buckets.steps += 1
 
     def _state(self) -> list[Tensor]:
-        return [*self.module.parameters(), *self.module.buffers()]
+        params = [p for p in self.module.parameters() if not is_apart(p, self.comm)]
+        return [*params, *self.module.buffers()]
 
 
 class _Join:

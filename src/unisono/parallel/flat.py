@@ -164,8 +164,28 @@ def check_alike(comm: Communicator, where: str, module: nn.Module) -> None:
     agree(comm, where, told)
 
 
-def same_start(comm: Communicator, module: nn.Module, where: str) -> None:
+def keep_apart(param: nn.Parameter, comm: Communicator) -> None:
+    """Remember that these ranks have different parameters here, as their experts."""
+    param.ranks_apart = frozenset(comm.world_ranks)  # type: ignore[attr-defined]
+
+
+def is_apart(param: Tensor, comm: Communicator) -> bool:
+    """Whether ranks of `comm` have different parameters here, on purpose."""
+    apart: frozenset[int] = getattr(param, "ranks_apart", frozenset())
+    return len(apart & set(comm.world_ranks)) > 1
+
+
+def same_start(
+    comm: Communicator, module: nn.Module, where: str, *, leaves_apart: bool = False
+) -> None:
     """Give all ranks the first rank's parameters and buffers, once they fit."""
     check_alike(comm, where, module)
-    state = [*module.parameters(), *module.buffers()]
+    apart = [name for name, p in module.named_parameters() if is_apart(p, comm)]
+    if apart and not leaves_apart:
+        raise BadArgument(
+            f"{where}: {apart[0]} is another parameter on each of these ranks, as an "
+            "expert is; use a communicator of ranks that have the same, or DDP"
+        )
+    params = [p for p in module.parameters() if not is_apart(p, comm)]
+    state = [*params, *module.buffers()]
     broadcast_tensors(comm, state, label=f"{where}: initial state")
