@@ -8,10 +8,17 @@
     zero               each rank steps its share           ZeRO(module, comm, AdamW)
     fsdp               each rank has its share             FSDP(module, comm)
     sync_batch_norm    statistics of all ranks' batches    SyncBatchNorm.convert(...)
+    tensor             layers cut over the ranks           parallelize(module, ...)
+    vocabulary         the embedding and the loss, cut     vocabulary_cross_entropy
+    sequence           and what lies between them          sequence_plan(plan, ...)
+    context            attention over a sequence in shards ring_attention(q, k, v, ...)
+    expert             tokens travel to their experts      MoE(gate, experts, comm)
+    pipeline           layers one after the other          Pipeline(layers, comm, ...)
 
 What they are made of: `flat` (many tensors in one), `buckets` (gradients as they come),
 `units` and `partition` (parameters that come and go), `pieces` (what a rank has of a
-parameter), `functions` (collectives that gradients flow through), `checkpoint`.
+parameter), `sharded` (layers that are cut), `functions` (collectives that gradients
+flow through), `checkpoint`.
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).
@@ -26,34 +33,102 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from unisono.parallel.context import (
+        all_to_all_attention,
+        positions,
+        ring_attention,
+        shard_sequence,
+        whole_sequence,
+    )
     from unisono.parallel.ddp import DDP
+    from unisono.parallel.expert import MoE
     from unisono.parallel.fsdp import FSDP
     from unisono.parallel.mesh import Mesh
     from unisono.parallel.parameter_server import AsyncParameterServer, ParameterServer
+    from unisono.parallel.pipeline import Pipeline
     from unisono.parallel.plain_ddp import PlainDDP
+    from unisono.parallel.sequence import sequence_plan
+    from unisono.parallel.sharded import load_whole_state, whole_state
     from unisono.parallel.sync_batch_norm import SyncBatchNorm
+    from unisono.parallel.tensor import (
+        Column,
+        ColumnLinear,
+        Divide,
+        Row,
+        RowLinear,
+        Vocabulary,
+        attention_plan,
+        mlp_plan,
+        parallelize,
+    )
+    from unisono.parallel.vocabulary import (
+        VocabularyEmbedding,
+        vocabulary_cross_entropy,
+    )
     from unisono.parallel.zero import ZeRO
 
 __all__ = [
     "DDP",
     "FSDP",
     "AsyncParameterServer",
+    "Column",
+    "ColumnLinear",
+    "Divide",
     "Mesh",
+    "MoE",
     "ParameterServer",
+    "Pipeline",
     "PlainDDP",
+    "Row",
+    "RowLinear",
     "SyncBatchNorm",
+    "Vocabulary",
+    "VocabularyEmbedding",
     "ZeRO",
+    "all_to_all_attention",
+    "attention_plan",
+    "load_whole_state",
+    "mlp_plan",
+    "parallelize",
+    "positions",
+    "ring_attention",
+    "sequence_plan",
+    "shard_sequence",
+    "vocabulary_cross_entropy",
+    "whole_sequence",
+    "whole_state",
 ]
 
 _FILE_OF = {
-    "DDP": "ddp",
-    "FSDP": "fsdp",
     "AsyncParameterServer": "parameter_server",
+    "Column": "tensor",
+    "ColumnLinear": "tensor",
+    "DDP": "ddp",
+    "Divide": "tensor",
+    "FSDP": "fsdp",
     "Mesh": "mesh",
+    "MoE": "expert",
     "ParameterServer": "parameter_server",
+    "Pipeline": "pipeline",
     "PlainDDP": "plain_ddp",
+    "Row": "tensor",
+    "RowLinear": "tensor",
     "SyncBatchNorm": "sync_batch_norm",
+    "Vocabulary": "tensor",
+    "VocabularyEmbedding": "vocabulary",
     "ZeRO": "zero",
+    "all_to_all_attention": "context",
+    "attention_plan": "tensor",
+    "load_whole_state": "sharded",
+    "mlp_plan": "tensor",
+    "parallelize": "tensor",
+    "positions": "context",
+    "ring_attention": "context",
+    "sequence_plan": "sequence",
+    "shard_sequence": "context",
+    "vocabulary_cross_entropy": "vocabulary",
+    "whole_sequence": "context",
+    "whole_state": "sharded",
 }
 
 
