@@ -1,0 +1,218 @@
+"""`unisono plan`: what training a model needs on so many ranks, by strategy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from unisono.cli.output import parse_world, print_json, print_row
+from unisono.errors import BadArgument, unknown
+from unisono.parallel.estimate import (
+    Estimate,
+    Model,
+    Setting,
+    counted,
+    estimates,
+    first_that_fits,
+    gpt,
+)
+from unisono.units import format_bytes, parse_bytes
+
+_KNOWN = {
+    "gpt2": (12, 768, 50257),
+    "gpt2-medium": (24, 1024, 50257),
+    "gpt2-large": (36, 1280, 50257),
+    "gpt2-xl": (48, 1600, 50257),
+    "gpt3": (96, 12288, 50257),
+}
+_ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_LAYERS = 32  # of a model of which only the number of parameters is known
+_OPTIMIZERS = {"adam": 2.0, "momentum": 1.0, "sgd": 0.0}
+_HEADS = (
+    *("strategy", "parameters", "gradients", "optimizer", "activations", "memory"),
+    *("sent/step", "calls", ""),
+)
+_WIDTHS = (10, -10, -10, -10, -11, -10, -10, -6, 5)
+
+_COMPARED = """\
+Why does data parallelism use all_reduce, and FSDP all_gather and reduce_scatter?
+
+                      ddp                        fsdp
+a rank steps          all parameters             its share, 1/n
+so it needs           the sum of all gradients   the sum of its share
+which is              all_reduce                 reduce_scatter
+and before computing  nothing, it has them       all_gather, twice: they are freed
+"""
+
+_WINS = """\
+wins when             model states fit: it       they do not: half as many
+                      sends least                bytes again buy the memory
+
+An all_reduce is a reduce_scatter and an all_gather. ddp gathers gradients, which every
+rank then uses for the same step; fsdp (and zero) gathers the parameters that came of it
+instead. That costs as much once (zero), and half as much again where they are freed
+after forward and gathered for backward (fsdp)."""
+
+
+def plan(
+    model: str = "gpt2",
+    /,
+    *,
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "8",
+    batch: int = 8,
+    tokens: int = 1024,
+    dtype: str = "float32",
+    optimizer: str = "adam",
+    microbatches: int = 0,
+    memory: str = "",
+    compare: bool = False,
+    json: bool = False,
+) -> int:
+    """Memory per rank, and bytes sent per step, for each training strategy.
+
+    Example: unisono plan gpt2-xl -n 8 --batch 16 --memory 24G
+
+    Parameters
+    ----------
+    model
+        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt:layers=12,width=768,words=256,
+        a number of parameters as 7B, or file.py:Name, a torch module to count.
+    n
+        Number of ranks.
+    batch
+        Sequences in a step, of all ranks together.
+    tokens
+        Tokens in a sequence.
+    dtype
+        Of parameters, gradients, optimizer state and activations.
+    optimizer
+        adam, momentum or sgd.
+    microbatches
+        Of a pipeline; four times the ranks if not given.
+    memory
+        What a rank has, as 24G: says what fits, and what to try if nothing does.
+    compare
+        Answer the classic question: ddp or fsdp?
+    json
+        Print a JSON document.
+    """
+    if dtype not in _ITEMSIZES:
+        raise unknown("element type", dtype, _ITEMSIZES)
+    if optimizer not in _OPTIMIZERS:
+        raise unknown("optimizer", optimizer, _OPTIMIZERS)
+    found = _model(model, tokens)
+    at = Setting(
+        parse_world(n),
+        batch,
+        tokens,
+        _ITEMSIZES[dtype],
+        _OPTIMIZERS[optimizer],
+        microbatches,
+    )
+    rows = list(estimates(found, at))
+    limit = parse_bytes(memory) if memory else 0
+    advice = _advice(found, at, limit) if limit else ""
+    if json:
+        told = [{**asdict(row), "memory": row.memory} for row in rows]
+        model_told = {**asdict(found), "block": found.block}
+        print_json({"model": model_told, "strategies": told, "advice": advice})
+    elif compare:
+        _print_comparison(found, at, rows)
+    else:
+        _print_table(found, at, rows, limit)
+        if advice:
+            print(advice)
+    return 0
+
+
+def _model(text: str, tokens: int) -> Model:
+    """The model that a name, a shape, a number or a file means."""
+    if text in _KNOWN:
+        layers, width, words = _KNOWN[text]
+        return gpt(text, layers=layers, width=width, words=words, length=tokens)
+    if text.startswith("gpt:"):
+        return _shaped(text, tokens)
+    number = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", text)
+    if number:
+        power = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}[number[2]]
+        count = int(float(number[1]) * 1000**power)
+        return Model(text, count, layers=_LAYERS)
+    if ".py:" in text:
+        return counted(text)
+    raise unknown("model", text, [*_KNOWN, "gpt:layers=12,width=768", "7B"])
+
+
+def _shaped(text: str, tokens: int) -> Model:
+    sizes = {"layers": 12, "width": 768, "words": 50257}
+    for part in text.removeprefix("gpt:").split(","):
+        key, _, value = part.partition("=")
+        if key not in sizes or not value.isdecimal():
+            raise BadArgument(
+                f"model {text}: {part!r}: expected layers=, width= or words= with a "
+                "number, as in gpt:layers=12,width=768"
+            )
+        sizes[key] = int(value)
+    return gpt(text, **sizes, length=tokens)
+
+
+def _print_table(model: Model, at: Setting, rows: list[Estimate], limit: int) -> None:
+    shape = f", {model.layers} layers of width {model.width}" if model.width else ""
+    print(
+        f"# {model.name}: {model.parameters:,} parameters{shape}; {at.n} ranks, "
+        f"{at.batch} x {at.length} tokens per step"
+    )
+    print_row(_HEADS, _WIDTHS)
+    for row in rows:
+        known = bool(model.width)
+        fits = "" if not limit else "fits" if row.memory <= limit else "-"
+        cells = (row.parameters, row.gradients, row.optimizer)
+        told = [format_bytes(cell) for cell in cells]
+        told += [format_bytes(row.activations) if known else "?"]
+        told += [format_bytes(row.memory), format_bytes(row.sent), str(row.calls)]
+        print_row((row.strategy, *told, fits), _WIDTHS)
+    if not model.width:
+        print(
+            f"# Without a shape activations are not known: they come on top. Taken as "
+            f"{model.layers} equal layers"
+        )
+
+
+def _print_comparison(model: Model, at: Setting, rows: list[Estimate]) -> None:
+    ddp, fsdp = (next(r for r in rows if r.strategy == s) for s in ("ddp", "fsdp"))
+    print(_COMPARED, end="")
+    for name, one, other in (
+        ("memory", format_bytes(ddp.memory), format_bytes(fsdp.memory)),
+        ("sent per step", format_bytes(ddp.sent), format_bytes(fsdp.sent)),
+        ("as a formula", "2(n-1)/n P", "3(n-1)/n P"),
+        ("calls per step", str(ddp.calls), str(fsdp.calls)),
+    ):
+        print(f"{name:<22}{one:<27}{other}")
+    print(_WINS)
+    print(f"\n# {model.name}, {at.n} ranks, {at.batch} x {at.length} tokens per step")
+
+
+def _advice(model: Model, at: Setting, limit: int) -> str:
+    """What fits, or what to try next."""
+    room = format_bytes(limit)
+    fits = first_that_fits(model, at, limit)
+    if fits is not None:
+        return f"{room}: take {fits.strategy}, the simplest that fits"
+    for factor in (2, 4, 8, 16, 32, 64, 128):
+        more = Setting(
+            at.n * factor,
+            at.batch,
+            at.length,
+            at.itemsize,
+            at.optimizer,
+            at.microbatches,
+        )
+        fits = first_that_fits(model, more, limit)
+        if fits is not None:
+            return (
+                f"{room}: nothing fits on {at.n} ranks; {fits.strategy} does on "
+                f"{more.n}. Or recompute activations, or use fewer bytes per number"
+            )
+    return f"{room}: nothing fits, on {128 * at.n} ranks neither; take a smaller model"
