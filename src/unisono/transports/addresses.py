@@ -21,6 +21,7 @@ import array
 import errno
 import fcntl
 import ipaddress
+import os
 import re
 import socket
 import struct
@@ -32,6 +33,10 @@ from unisono.errors import BadArgument, ConnectFailed
 from unisono.transports.secret import SECRET, SECRET_FILE, Secret
 
 INTERFACE = "UNISONO_INTERFACE"
+PORT = "UNISONO_PORT"
+"""At which port this rank listens, if it is not rank 0; by default a free one."""
+ADVERTISE = "UNISONO_ADVERTISE"
+"""Where others dial this rank, if not where it listens: a proxy, a forwarded port."""
 
 _SIOCGIFCONF = 0x8912
 _IFREQ = 40 if struct.calcsize("P") == 8 else 32
@@ -101,6 +106,18 @@ class Choice:
     def __str__(self) -> str:
         """One line for people."""
         return f"{self.host} on {self.interface}: {self.why}"
+
+    def door(self) -> Address:
+        """Where to listen: at any free port, unless UNISONO_PORT names one."""
+        told = os.environ.get(PORT, "0")
+        if not told.isdecimal() or int(told) > 65535:
+            raise BadArgument(f"{PORT}={told}: expected a port, 0 to 65535")
+        return Address(self.bind or self.host, int(told))
+
+    def published(self, port: int) -> Address:
+        """What others are told: UNISONO_ADVERTISE, or where this rank really is."""
+        told = os.environ.get(ADVERTISE)
+        return Address.parse(told, what=ADVERTISE) if told else Address(self.host, port)
 
 
 LOOPBACK = Choice("127.0.0.1", "lo", "loopback, for nobody named another")

@@ -103,10 +103,10 @@ def meet_across(
         place = Address(choice.bind or choice.host, place.port)
     else:
         choice = choose(interface, place)
-    own = place if rank == 0 else Address(choice.bind or choice.host, 0)
+    own = place if rank == 0 else choice.door()
     reception = _open(own, me, until)
     try:
-        public = Address(choice.host, reception.address.port)
+        public = choice.published(reception.address.port)
         hello = _hello(rank, world_size, version, public)
         if rank == 0:
             if announce is not None:
