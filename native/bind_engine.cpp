@@ -314,21 +314,22 @@ nb::tuple told(const Note &note) {
                         note.count, std::string(note.algorithm));
 }
 
-// What each rank last said: seq arrived at, its note, progress, whether it left or died.
+// What each rank last said: seq arrived at, its notes, progress, whether it left or died;
+// and the call by which it was found to differ.
 nb::list states(const Comm &comm) {
   nb::list all;
   for (std::size_t q = 0; q < comm.size(); ++q) {
+    const RankBlock &block = comm.layout().block(q);
     if (comm.far(q)) { // what its frames told us
       const Note &note = comm.inlet(q).note();
-      all.append(nb::make_tuple(note.seq, told(note), told(note), 0, false,
-                                comm.mesh().dead(comm.world_rank(q))));
+      all.append(nb::make_tuple(note.seq, told(note), told(note), 0, block.left.load() != 0,
+                                comm.mesh().dead(comm.world_rank(q)), told(block.differing)));
       continue;
     }
-    const RankBlock &block = comm.layout().block(q);
     const std::uint64_t a = block.headers[0].seq.load(), b = block.headers[1].seq.load();
     all.append(nb::make_tuple(std::max(a, b), told(block.notes[0]), told(block.notes[1]),
                               block.progress.load() >> action_bits, block.left.load() != 0,
-                              comm.mesh().dead(comm.world_rank(q))));
+                              comm.mesh().dead(comm.world_rank(q)), told(block.differing)));
   }
   return all;
 }
@@ -378,8 +379,8 @@ void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::byt
   const auto sink = [mesh = engine.mesh, progress = engine.progress](const Event &event) {
     if (event.kind == Event::Kind::dead && event.rank < mesh->size())
       mesh->bury(event.rank);
-    else if (event.kind == Event::Kind::verdict)
-      progress->hear(event.comm, event.word);
+    else if (event.kind != Event::Kind::left)
+      progress->hear(event);
   };
   engine.lifeline = std::make_shared<Lifeline>(engine.mesh->rank(), connections,
                                                Lifeline::Options{epoch, beat, limit}, sink);
@@ -585,11 +586,17 @@ void bind_comms(nb::module_ &m) {
            nb::arg("bytes"), nb::arg("type"), nb::arg("collective"), nb::arg("dtype"),
            nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"))
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
-      .def("condemn",
-           [](Handle &c, int trouble, std::uint32_t culprit, std::uint32_t seq) {
-             return facts(c.condemn({Trouble(trouble), culprit, std::uint32_t(c.rank()), seq}));
+      .def("give_up",
+           [](Handle &c, std::size_t rank) { // it cannot be reached for the next call
+             const auto dead = c.dead();
+             const auto culprit = std::uint32_t(dead < c.size() ? dead : rank);
+             const bool left = c.layout().block(rank).left.load() != 0;
+             const Trouble trouble = dead < c.size() ? Trouble::peer_lost
+                                     : left          ? Trouble::left
+                                                     : Trouble::severed;
+             c.condemn({trouble, culprit, std::uint32_t(c.rank()), std::uint32_t(c.seq + 1)});
            },
-           nb::arg("trouble"), nb::arg("culprit"), nb::arg("seq"))
+           nb::arg("rank"))
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })

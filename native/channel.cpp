@@ -56,7 +56,7 @@ bool Transfer::hindered_by(std::size_t rank) const {
   if (peer_ != Post::any)
     return rank == peer_ && comm_.post().drained(rank);
   for (std::size_t q = 0; q < comm_.size(); ++q) // any other may still send
-    if (q != comm_.rank() && !comm_.gone(q))
+    if (q != comm_.rank() && !(comm_.gone(q) && comm_.post().drained(q)))
       return false;
   return true;
 }
@@ -245,16 +245,25 @@ bool Post::open_inbox(std::size_t source) {
   return true;
 }
 
+// A connection has ended without a word. Most likely its rank has died: we shall know in a
+// moment.
+Status Post::severed(Transfer &transfer, std::size_t from) {
+  const std::int64_t now = now_ns();
+  if (transfer.lost_since_ == 0)
+    transfer.lost_since_ = now;
+  if (now - transfer.lost_since_ < word_of_death)
+    return Status::blocked;
+  transfer.verdict = {Trouble::severed, std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
+  return Status::failed;
+}
+
 Status Post::send(Transfer &transfer) {
   Outbox &box = outboxes_[transfer.peer_];
   if (transfer.complete_)
     return Status::done; // by another thread
   const bool far = comm_.far(transfer.peer_);
-  if (far && box.ring != nullptr && !ship(transfer.peer_)) {
-    transfer.verdict = {Trouble::left, std::uint32_t(transfer.peer_),
-                        std::uint32_t(comm_.rank()), 0};
-    return Status::failed;
-  }
+  if (far && box.ring != nullptr && !ship(transfer.peer_))
+    return severed(transfer, transfer.peer_);
   if (box.waiting.empty() || box.waiting.front() != &transfer)
     return Status::blocked;
   open_outbox();
@@ -426,6 +435,8 @@ Status Post::receive(Transfer &transfer) {
                         std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
     return Status::failed;
   }
+  if (ended == Io::lost && !transfer.complete_)
+    return severed(transfer, from);
   if (given_up && !pump(from) && !transfer.complete_) {
     transfer.verdict = {Trouble::cut, std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
     return Status::failed;

@@ -88,6 +88,7 @@ private:
     std::uint64_t shipped = 0;      // how much of the ring was given to it
   };
 
+  Status severed(Transfer &transfer, std::size_t from);
   Status send(Transfer &transfer);
   Status receive(Transfer &transfer);
   bool pump(std::size_t source);
@@ -137,6 +138,7 @@ private:
   std::size_t bytes_;
   std::uint64_t type_;
   std::size_t done_ = 0;
+  std::int64_t lost_since_ = 0; // its connection ended then
   std::uint64_t end_ = 0; // where in the ring it ends, once it is there
   bool head_sent_ = false;
   bool claimed_ = false;  // a message is being put into it

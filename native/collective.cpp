@@ -25,6 +25,7 @@ void Collective::prepare(const Plan &plan, const void *input, void *output,
   sends = plan.sent_bytes;
   waiting_since = 0;
   warned = false;
+  told_waiting = 0;
 }
 
 Status Collective::advance() {
@@ -244,9 +245,9 @@ Status Collective::give_up() {
   const std::int64_t now = now_ns();
   if (lost_since_ == 0)
     lost_since_ = now;
-  if (now - lost_since_ < 1'000'000'000)
+  if (now - lost_since_ < word_of_death)
     return Status::blocked;
-  const Trouble trouble = comm_.far(lost_) ? Trouble::left : Trouble::unreachable;
+  const Trouble trouble = comm_.far(lost_) ? Trouble::severed : Trouble::unreachable;
   verdict = comm_.condemn({trouble, std::uint32_t(lost_),
                            std::uint32_t(comm_.rank()), std::uint32_t(seq)});
   return Status::failed;
@@ -323,8 +324,12 @@ bool Collective::reached(std::int32_t rank, std::uint64_t word) {
 
 // A rank here has done so many actions; or so many messages to one elsewhere have left.
 bool Collective::passed(const Program::Wait &wait, std::uint64_t generation) {
-  if (!comm_.far(std::size_t(wait.rank)))
-    return reached(wait.rank, progress_word(generation, std::uint64_t(wait.count)));
+  if (comm_.far(std::size_t(wait.rank)))
+    return departed(wait, generation);
+  return reached(wait.rank, progress_word(generation, std::uint64_t(wait.count)));
+}
+
+bool Collective::departed(const Program::Wait &wait, std::uint64_t generation) const {
   if (generation < first_generation_) // an earlier call, which has ended here
     return true;
   const std::uint64_t messages = crosses_to(std::size_t(wait.rank));
@@ -366,15 +371,21 @@ std::vector<Need> Collective::needs() const {
   std::vector<Need> open;
   if (lost_ != nobody)
     return {{lost_, true, seq + 1}};
-  const auto progress = [&](std::size_t q, std::uint64_t word) {
-    if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word)
+  const auto awaits = [&](const Program::Wait &wait, std::uint64_t generation) {
+    const auto q = std::size_t(wait.rank);
+    const std::uint64_t word = progress_word(generation, std::uint64_t(wait.count));
+    if (comm_.far(q)) {
+      if (!departed(wait, generation))
+        open.push_back({q, true, ~std::uint64_t(0)});
+    } else if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word) {
       open.push_back({q, false, word});
+    }
   };
   const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
   switch (phase_) {
   case Phase::lead:
     for (const std::int32_t q : comm_.window_readers[first_generation_ & 1])
-      progress(std::size_t(q), progress_word(first_generation_ - 1, 0));
+      awaits({q, 0}, first_generation_ - 1);
     break;
   case Phase::arrive:
     for (const std::size_t q : comm_.here())
@@ -384,21 +395,18 @@ std::vector<Need> Collective::needs() const {
   case Phase::generations:
     if (!free_) {
       for (const std::int32_t q : comm_.window_readers[generation & 1])
-        progress(std::size_t(q), progress_word(generation - 1, 0));
+        awaits({q, 0}, generation - 1);
     } else if (awaited_ != nobody) {
-      open.push_back({awaited_, true, seq});
+      open.push_back({awaited_, true, ~std::uint64_t(0)});
     } else if (action_ < program_->actions.size()) {
       const Program::Action &action = program_->actions[action_];
-      for (auto w = action.first_wait; w < action.end_wait; ++w) {
-        const auto &wait = program_->waits[std::size_t(w)];
-        progress(std::size_t(wait.rank), progress_word(generation, std::uint64_t(wait.count)));
-      }
+      for (auto w = action.first_wait; w < action.end_wait; ++w)
+        awaits(program_->waits[std::size_t(w)], generation);
     }
     break;
   case Phase::exit:
     for (const auto &wait : program_->exits)
-      progress(std::size_t(wait.rank),
-               progress_word(comm_.generation - 1, std::uint64_t(wait.count)));
+      awaits(wait, comm_.generation - 1);
     break;
   default:
     break;

@@ -47,6 +47,7 @@ private:
   bool window_free();
   bool reached(std::int32_t rank, std::uint64_t word);
   bool passed(const Program::Wait &wait, std::uint64_t generation);
+  bool departed(const Program::Wait &wait, std::uint64_t generation) const;
   bool ready(const Program::Action &action);
   void report(std::uint64_t actions);
 

@@ -26,6 +26,7 @@ namespace unisono {
 
 class Lifeline;
 class Progress;
+struct Event;
 
 // What a process has once, beside its mesh.
 struct Engine {
@@ -90,14 +91,16 @@ public:
   }
   // Breaks it for all ranks; the first verdict stands.
   Verdict condemn(Verdict verdict);
-  // What a rank of another host has found.
-  void hear(std::uint64_t word);
+  // What a rank of another host tells.
+  void hear(const Event &event);
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
   bool gone(std::size_t rank) const {
     return mesh().dead(world_rank(rank)) ||
            layout_.block(rank).left.load(std::memory_order_acquire) != 0;
   }
+  // The first of its ranks that is dead, or its size if all live.
+  std::size_t dead() const;
   void record(Task &op, const Note &note, std::int64_t now);
   std::vector<std::size_t> missing(Task &op);
   // Who holds `op` up: those it waits for, or those that they in turn wait for.
@@ -120,6 +123,12 @@ public:
 
 private:
   std::size_t culprit(std::size_t rank) const;
+  void accuse(const Verdict &verdict);
+  void say_goodbye();
+  void answer(const Verdict &verdict);
+  void tell_waiting(Task &op, std::int64_t waited);
+  bool calls_otherwise(std::size_t rank, std::uint64_t seq) const;
+  bool has_left(std::size_t rank, const Task &op) const;
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
   void settle(Task &op, Status status);

@@ -169,8 +169,10 @@ Status Collective::stopped(std::size_t rank, Io why) {
   switch (why) {
   case Io::corrupt:
     return fails(Trouble::corrupted);
-  case Io::mismatch:
-    return fails(Trouble::mismatch);
+  case Io::mismatch: // perhaps of a call before, which sent what nobody here took
+    verdict = comm_.condemn({Trouble::mismatch, culprit, me,
+                             std::uint32_t(std::min(seq, comm_.inlet(rank).note().seq))});
+    return Status::failed;
   case Io::left: // it may have left because of somebody else
     if (const std::uint64_t word = comm_.inlet(rank).verdict(); word != 0) {
       verdict = comm_.condemn(Verdict::of(word));

@@ -39,7 +39,8 @@ std::vector<std::string> failpoint_names() {
   return {"segment.make",  "segment.announce", "call.begin",   "lead.done",
           "arrive.posted", "arrive.seen",      "action.begin", "action.done",
           "deliver",       "generation.done",  "exit.wait",    "call.end",
-          "send.header",   "send.part",        "recv.part"};
+          "send.header",   "send.part",        "recv.part",    "message.offered",
+          "stream.send",   "stream.receive"};
 }
 
 void arm_failpoints(const std::string &spec) {

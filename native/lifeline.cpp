@@ -23,7 +23,7 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t frame_bytes = sizeof(FrameHeader) + sizeof(Event);
+constexpr std::size_t frame_bytes = sizeof(FrameHeader) + sizeof(Event); // the largest
 constexpr std::size_t queue_bytes = 65536; // more than this unsent for the limit is slow
 constexpr std::size_t log_size = 65536;    // so many events unsent is slow at once
 constexpr std::int64_t farewell_ns = 80'000'000;
@@ -38,6 +38,12 @@ std::int64_t monotonic_ns() {
 
 [[noreturn]] void fail(const char *what) {
   throw std::system_error(errno, std::generic_category(), what);
+}
+
+// How much of an event travels.
+std::size_t bytes_of(const Event &event) {
+  const bool noted = event.kind == Event::Kind::called || event.kind == Event::Kind::waits;
+  return noted ? sizeof event : offsetof(Event, note);
 }
 
 // What the kernel does for one who must be heard. Where a socket or a kernel does not know
@@ -97,7 +103,8 @@ const char *cause_name(Cause cause) {
 }
 
 const char *event_name(Event::Kind kind) {
-  constexpr const char *names[num_event_kinds] = {"beat", "dead", "left", "verdict"};
+  constexpr const char *names[num_event_kinds] = {"beat",    "dead",   "left",
+                                                  "verdict", "called", "closed", "waits"};
   return names[std::size_t(kind)];
 }
 
@@ -284,6 +291,33 @@ bool Lifeline::tell_verdict(std::uint64_t comm, std::uint64_t word) {
   return tell(event);
 }
 
+bool Lifeline::tell_called(std::uint64_t comm, std::size_t rank, const Note &note) {
+  Event event;
+  event.kind = Event::Kind::called;
+  event.rank = std::uint32_t(rank);
+  event.comm = comm;
+  std::memcpy(event.note.data(), &note, sizeof note);
+  return tell(event);
+}
+
+bool Lifeline::tell_closed(std::uint64_t comm) {
+  Event event;
+  event.kind = Event::Kind::closed;
+  event.rank = std::uint32_t(rank_);
+  event.comm = comm;
+  return tell(event);
+}
+
+bool Lifeline::tell_waits(std::uint64_t comm, std::uint64_t word, const Note &note) {
+  Event event;
+  event.kind = Event::Kind::waits;
+  event.rank = std::uint32_t(rank_);
+  event.comm = comm;
+  event.word = word;
+  std::memcpy(event.note.data(), &note, sizeof note);
+  return tell(event);
+}
+
 bool Lifeline::tell(const Event &event) {
   if (forked() || closed_.load(std::memory_order_acquire))
     return false;
@@ -398,10 +432,9 @@ bool Lifeline::understand(Peer &peer, std::span<const std::byte> bytes) {
   while (peer.reader.take(bytes)) {
     Event event;
     const auto payload = peer.reader.payload();
+    std::memcpy(static_cast<void *>(&event), payload.data(), payload.size());
     const bool whole = peer.reader.header().kind == FrameKind::control &&
-                       payload.size() == sizeof event;
-    if (whole)
-      std::memcpy(&event, payload.data(), sizeof event);
+                       payload.size() == bytes_of(event);
     if (!whole || !sound(peer, event)) {
       lose(peer, Cause::corrupted);
       return false;
@@ -424,8 +457,9 @@ bool Lifeline::sound(const Peer &peer, const Event &event) const {
     return false;
   if (event.kind == Event::Kind::beat || peer.rank == 0)
     return true;
-  return event.reporter == peer.rank &&
-         (event.kind == Event::Kind::dead || event.rank == peer.rank);
+  const bool of_others =
+      event.kind == Event::Kind::dead || event.kind == Event::Kind::called;
+  return event.reporter == peer.rank && (of_others || event.rank == peer.rank);
 }
 
 // Something new, from a peer or from this process itself: it goes into the log for all
@@ -433,7 +467,8 @@ bool Lifeline::sound(const Peer &peer, const Event &event) const {
 void Lifeline::learn(const Event &event, std::size_t source, bool is_news) {
   if (event.kind == Event::Kind::beat || alone_)
     return;
-  if (event.kind != Event::Kind::verdict) {
+  const bool parts = event.kind == Event::Kind::dead || event.kind == Event::Kind::left;
+  if (parts) {
     Fate &fate = fates_[event.rank];
     if (fate != Fate::living)
       return;
@@ -442,7 +477,7 @@ void Lifeline::learn(const Event &event, std::size_t source, bool is_news) {
   append(event, source);
   if (is_news)
     sink_(event);
-  if (event.kind != Event::Kind::verdict)
+  if (parts)
     bury(event);
 }
 
@@ -503,11 +538,11 @@ bool Lifeline::put(Peer &peer, const Event &event) {
     return false;
   FrameHeader header;
   header.kind = FrameKind::control;
-  header.length = sizeof event;
+  header.length = std::uint32_t(bytes_of(event));
   peer.outgoing.seal(header, &event);
   std::memcpy(peer.out.data() + peer.end, &header, sizeof header);
-  std::memcpy(peer.out.data() + peer.end + sizeof header, &event, sizeof event);
-  peer.end += frame_bytes;
+  std::memcpy(peer.out.data() + peer.end + sizeof header, &event, header.length);
+  peer.end += sizeof header + header.length;
   return true;
 }
 

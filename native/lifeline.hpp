@@ -5,7 +5,7 @@
 // side says something every `beat`; one of whom nothing was heard for `limit` is dead, and
 // one whose connection ends is dead at once, unless it had said goodbye. Whoever learns
 // something tells the hub, and the hub tells all others. So every death, every goodbye and
-// every verdict on a communicator is heard by all others, once, in the order in which the
+// everything about a communicator is heard by all others, once, in the order in which the
 // hub heard it.
 //
 // One thread does all of it. It never touches Python, so a rank that is stuck there is slow,
@@ -17,6 +17,7 @@
 
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "frame.hpp"
+#include "shared.hpp"
 #include "tls.hpp"
 
 namespace unisono {
@@ -47,16 +49,25 @@ const char *cause_name(Cause cause);
 
 // As it travels, too.
 struct Event {
-  enum class Kind : std::uint32_t { beat, dead, left, verdict };
+  enum class Kind : std::uint32_t {
+    beat,
+    dead,
+    left,
+    verdict, // a communicator is broken
+    called,  // what a rank had called, told before the verdict that it was something else
+    closed,  // a rank has closed its end of a communicator
+    waits,   // a rank has waited for another for some time, or does no longer
+  };
   Kind kind = Kind::beat;
-  std::uint32_t rank = 0; // who is dead, has left, or speaks the verdict
+  std::uint32_t rank = 0; // who is dead, has left, closed, called, waits, or speaks the verdict
   Cause cause = Cause::none;
   std::uint32_t reporter = 0; // who found out
-  std::uint64_t comm = 0;     // of a verdict: on which communicator
-  std::uint64_t word = 0;     // of a verdict: see Verdict in shared.hpp
+  std::uint64_t comm = 0;     // of which communicator, where it is about one
+  std::uint64_t word = 0;     // see Verdict, and RankBlock::waits_for, in shared.hpp
+  std::array<std::byte, sizeof(Note)> note{}; // of called and waits: which call
 };
-constexpr std::size_t num_event_kinds = 4;
-static_assert(std::has_unique_object_representations_v<Event> && sizeof(Event) <= 64);
+constexpr std::size_t num_event_kinds = 7;
+static_assert(std::has_unique_object_representations_v<Event>);
 const char *event_name(Event::Kind kind);
 
 class Lifeline {
@@ -86,6 +97,9 @@ public:
   // that is not dead hears so too, and is alone from then on. False once this is closed.
   bool tell_dead(std::size_t rank, Cause cause);
   bool tell_verdict(std::uint64_t comm, std::uint64_t word);
+  bool tell_called(std::uint64_t comm, std::size_t rank, const Note &note);
+  bool tell_closed(std::uint64_t comm);
+  bool tell_waits(std::uint64_t comm, std::uint64_t word, const Note &note);
 
   // For each rank, ms since it was last heard; -1 where there is no connection (any more).
   std::vector<std::int64_t> silence() const;

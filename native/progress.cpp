@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "comm.hpp"
+#include "lifeline.hpp"
 
 namespace unisono {
 
@@ -29,23 +30,27 @@ Progress::~Progress() {
 void Progress::add(Comm *comm) {
   std::lock_guard lock(mutex_);
   comms_.push_back(comm);
-  const auto told = early_.find(comm->agreed());
-  if (told == early_.end())
-    return;
-  comm->hear(told->second);
-  early_.erase(told);
+  std::erase_if(early_, [comm](const Event &event) {
+    const bool its = event.comm == comm->agreed();
+    if (its)
+      comm->hear(event);
+    return its;
+  });
 }
 
-void Progress::hear(std::uint64_t agreed, std::uint64_t word) {
+void Progress::hear(const Event &event) {
   std::lock_guard lock(mutex_);
   bool known = false;
   for (Comm *comm : comms_)
-    if (comm->agreed() == agreed) {
-      comm->hear(word);
+    if (comm->agreed() == event.comm) {
+      comm->hear(event);
       known = true;
     }
-  if (!known && early_.size() < 1024)
-    early_[agreed] = word;
+  // Nobody closes what some have not yet joined: that one is closed here, too.
+  const bool breaks =
+      event.kind == Event::Kind::verdict || event.kind == Event::Kind::called;
+  if (!known && breaks && early_.size() < 1024)
+    early_.push_back(event);
 }
 
 void Progress::remove(Comm *comm) {

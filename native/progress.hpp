@@ -13,6 +13,7 @@
 namespace unisono {
 
 class Comm;
+struct Event;
 
 class Progress {
 public:
@@ -21,8 +22,8 @@ public:
   void add(Comm *comm);
   void remove(Comm *comm); // returns when the thread no longer looks at it
   void wake();             // there is something new to do; starts the thread if need be
-  // What a rank of another host has found of the communicator that all know by a number.
-  void hear(std::uint64_t agreed, std::uint64_t word);
+  // What a rank of another host tells of the communicator that all know by a number.
+  void hear(const Event &event);
 
 private:
   void run();
@@ -30,7 +31,7 @@ private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Comm *> comms_;
-  std::map<std::uint64_t, std::uint64_t> early_; // verdicts on those that are not here yet
+  std::vector<Event> early_; // of communicators that are not here yet
   bool started_ = false, stop_ = false, working_ = false;
   std::uint64_t news_ = 0, round_ = 0;
   std::uint64_t fork_epoch_;

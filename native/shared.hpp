@@ -64,13 +64,18 @@ static_assert(sizeof(Note) == line_size);
 
 struct RankBlock {
   Header headers[2]; // by the parity of seq
-  Note notes[2];
+  Note notes[2]; // of a rank of another host: what it said when it had waited for long
+  // The call by which this rank was found to differ: written by whoever found it, or heard
+  // it from another host, before the verdict. All who write it write the same.
+  Note differing;
   alignas(line_size) Word progress;
   alignas(line_size) std::atomic<std::uint32_t> asleep; // the futex a rank sleeps on
-  alignas(line_size) Word left;                         // 1: closed its communicator
+  alignas(line_size) Word left; // not 0: closed its communicator; of another host: when heard
   Word outbox;                                          // its segment for send, or 0
   // For naming who holds everybody up: what a rank said it waits for when it last looked
-  // up from waiting. Old news is harmless, for whether it has come can be seen.
+  // up from waiting. Old news is harmless, for whether it has come can be seen; where it
+  // cannot, because it comes by a stream, `needs` is all ones, and the rank says when it
+  // waits no longer. Ranks of other hosts are told what is told here of theirs.
   alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
   Word needs;
   // Whether this rank can reach the private memory of all others: 0 not tried, 1 it can,
@@ -122,7 +127,7 @@ private:
 // Why a communicator is broken, in one word, so that the first to say it is believed.
 enum class Trouble : std::uint8_t {
   none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable,
-  corrupted
+  corrupted, severed
 };
 
 struct Verdict {

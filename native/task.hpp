@@ -15,6 +15,10 @@ namespace unisono {
 
 enum class Status { done, blocked, failed };
 
+// How long one whose connection has ended is given the benefit of the doubt, in ns: if it is
+// dead we shall be told so, and by what name.
+constexpr std::int64_t word_of_death = 1'000'000'000;
+
 // What a task waits for: that `rank` arrives at call `word`, or that its progress gets there.
 struct Need {
   std::size_t rank;
@@ -60,6 +64,7 @@ public:
   std::int64_t timeout = 0;  // ns; 0: none
   std::int64_t waiting_since = 0;
   bool warned = false;
+  std::uint64_t told_waiting = 0; // whom it said to other hosts that it waits for
   bool breaks_all = true; // its failure breaks the communicator, not only itself
   bool queued = false;    // set before others see it; only then can it have a hook
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.dtypes import DType
-from unisono.errors import BadArgument, PeerLost, whole_number
+from unisono.errors import BadArgument, TransportError, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.operations import Reduction, as_reduction
@@ -274,8 +274,8 @@ class Base(Verdicts):
                 streams.reach(
                     self._agreed, rank, timeout_s=self.timeout_s, messages=messages
                 )
-            except PeerLost:
-                raise self._died(rank, what) from None
+            except TransportError as why:
+                raise self._out_of_reach(rank, what) from why
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)

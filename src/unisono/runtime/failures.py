@@ -29,6 +29,7 @@ Verdict = tuple[int, int, int, int]
 _DYING_S = 1.0
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
+_MOMENT_S = 1.0
 _REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "scatter", "gather", "reduce")
 
@@ -47,6 +48,7 @@ class Trouble(enum.IntEnum):
     CUT = 8
     UNREACHABLE = 9
     CORRUPTED = 10
+    SEVERED = 11
 
 
 def describe(note: Note) -> str:
@@ -71,8 +73,9 @@ def failure(
     seq: int,
     timeout_s: float,
     awaited: Sequence[int] = (),
+    rank: int = -1,
 ) -> UnisonoError:
-    """The error for a verdict; `call` is what this rank was doing."""
+    """The error for a verdict; `call` is what this rank, `rank`, was doing."""
     kind, culprit, reporter, seq_there = verdict
     trouble = Trouble(kind)
     who = peers[culprit]
@@ -109,7 +112,10 @@ def failure(
         Trouble.UNREACHABLE: "died",
         Trouble.LEFT: "closed its communicator",
         Trouble.INTERRUPTED: "was interrupted",
+        Trouble.SEVERED: f"cannot be reached any more by {peers[reporter]}",
     }.get(trouble, "failed")
+    if trouble is Trouble.PEER_LOST and culprit == rank:
+        how = "is this rank: the others heard nothing of it for long, and gave it up"
     return PeerLost(
         f"{where}: {who} {how}; the communicator can no longer be used",
         ranks=[culprit],
@@ -136,11 +142,10 @@ def _is_dying(comm: Comm, rank: int) -> bool:
 def _mismatch(
     comm: Comm, peers: Sequence[Peer], culprit: int, reporter: int, seq: int
 ) -> CollectiveMismatch:
-    states = comm.states()
     calls: dict[int, str] = {}
     for rank in sorted({culprit, reporter}):
-        notes = [n for n in states[rank][1:3] if n[0] & 0xFFFFFFFF == seq]
-        calls[rank] = describe(notes[0]) if notes else "something else"
+        note = _note_of(comm, rank, seq)
+        calls[rank] = describe(note) if note else "something else"
     told = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
     return CollectiveMismatch(
         f"call {seq} differs between ranks: {told}. All ranks of a communicator must "
@@ -148,6 +153,19 @@ def _mismatch(
         calls=calls,
         seq=seq,
     )
+
+
+def _note_of(comm: Comm, rank: int, seq: int) -> Note | None:
+    """What a rank called; one of another host may still have to tell."""
+    until = time.monotonic() + _MOMENT_S
+    while True:
+        state = comm.states()[rank]
+        for note in (state[6], *state[1:3]):
+            if note[0] and note[0] & 0xFFFFFFFF == seq:
+                return note
+        if time.monotonic() > until:
+            return None
+        time.sleep(1e-3)
 
 
 def _timeout(

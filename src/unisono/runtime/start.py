@@ -138,7 +138,11 @@ def first_communicator(
     _OPEN.add(transport)
     comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
     if len(set(transport.hosts)) > 1 and transport.leave is not None:
-        transport.reaches = _all_reach(comm, native, time.monotonic() + meeting_s)
+        try:
+            transport.reaches = _all_reach(comm, native, time.monotonic() + meeting_s)
+        except BaseException:
+            comm.close()  # or its port would stay open, and its rank seem to live
+            raise
     return comm
 
 

@@ -50,11 +50,10 @@ class Verdicts:
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
-    def _died(self, rank: int, what: str) -> UnisonoError:
-        """A rank was found dead before a call could begin: that breaks it for all."""
-        seq = self._native.seq() + 1
-        verdict = self._native.condemn(Trouble.PEER_LOST, rank, seq)
-        return self._told(verdict, what, seq, None, ())
+    def _out_of_reach(self, rank: int, what: str) -> UnisonoError:
+        """A rank is gone or cannot be reached before a call: that breaks it for all."""
+        self._native.give_up(rank)
+        return self._failure(refused=what)
 
     def _keep_while_touched(self, buffers: object) -> None:
         """Never let go of what a rank was writing to when it was stopped."""
@@ -92,6 +91,7 @@ class Verdicts:
             seq=seq,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             awaited=awaited,
+            rank=self.rank,
         )
         dump_on_error(self._transport, self.name, error)
         return error

@@ -134,15 +134,21 @@ class Reception:
         """Ask `gone` why a rank need not be tried any more; nothing while it lives."""
         self._gone = gone
 
-    def dial(self, peer: int, label: Label, timeout_s: float = TIMEOUT_S) -> Connection:
-        """Connect to a rank that expects it."""
+    def dial(
+        self,
+        peer: int,
+        label: Label,
+        timeout_s: float = TIMEOUT_S,
+        lost: Callable[[], str] = str,
+    ) -> Connection:
+        """Connect to a rank that expects it; `lost` says why it need not be tried."""
         return dial(
             self.whereabouts(peer),
             self.me,
             peer,
             label,
             timeout_s=timeout_s,
-            lost=lambda: self._lost.get(peer, "") or self._gone(peer),
+            lost=lambda: self._lost.get(peer, "") or self._gone(peer) or lost(),
         )
 
     def expect(

@@ -43,14 +43,29 @@ class End:
     tls: Tls | None = None
 
 
-Dial = Callable[[int, Label, float], End]
-"""Opens a connection to a rank of the world, within some seconds."""
+Dial = Callable[[int, Label, float, Callable[[], str]], End]
+"""Opens a connection to a rank of the world, within some seconds. The last says why it
+need not be tried any longer, or nothing."""
 
 
 @dataclass
 class _Member:
     native: Comm
     ranks: Sequence[int]
+    dialing: threading.Lock = field(default_factory=threading.Lock)
+
+    def lost(self, rank: int) -> Callable[[], str]:
+        """Why this rank is dialed in vain: others may have left because of a death."""
+
+        def why() -> str:
+            states = self.native.states()
+            if any(dead for *_, dead, _ in states):
+                return "a rank has died"
+            if states[rank][4]:
+                return "it has closed the communicator"
+            return "the communicator is broken" if self.native.verdict()[0] else ""
+
+        return why
 
 
 class Streams:
@@ -119,10 +134,13 @@ class Streams:
             return
         world_rank = member.ranks[rank]
         lanes = 1 if messages else self._lanes
-        for lane in range(lanes):
-            label = Label(agreed, lane, lanes, messages)
-            end = self._dial(world_rank, label, timeout_s)
-            self._attach(member, True, world_rank, label, end)
+        with member.dialing:  # of several threads the first opens it for all
+            if member.native.leads_to(rank, messages):
+                return
+            for lane in range(lanes):
+                label = Label(agreed, lane, lanes, messages)
+                end = self._dial(world_rank, label, timeout_s, member.lost(rank))
+                self._attach(member, True, world_rank, label, end)
 
     def _attach(
         self,
@@ -151,7 +169,7 @@ def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[St
     made: list[Streams] = []
 
     def dialer(rank: int) -> Dial:
-        def dial(to: int, label: Label, _: float) -> End:
+        def dial(to: int, label: Label, _: float, __: Callable[[], str]) -> End:
             mine, theirs = _pair(encrypted)
             made[to].arrived(rank, label, theirs)
             return mine

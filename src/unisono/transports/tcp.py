@@ -37,6 +37,7 @@ LIMIT = "UNISONO_SILENCE_S"
 """After how many seconds of silence a rank of another host is taken for dead."""
 
 _INFO_BYTES = 72  # of tcp_info, which end with the round trip in microseconds
+_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, in Linux since 6.15
 _NEAR_S = 1e-3
 _NEAR_BUFFER = 2 << 20
 """Within a millisecond this much in flight is plenty; and what waits in the kernel is
@@ -127,11 +128,11 @@ def _transport(
         [None if c is None else c.tls for c in connections],
     )
     roll.reception.believe(lambda peer: "it has died" if engine.dead(peer) else "")
-    streams = Streams(_dialer(roll), lanes=lanes, epoch=epoch)
+    streams = Streams(_dialer(roll, limit_s), lanes=lanes, epoch=epoch)
 
     def arrived(connection: Connection) -> None:
         label = _label(connection.label)
-        _suit(connection.socket)
+        _suit(connection.socket, limit_s)
         end = End(connection.socket, connection.receive_key, connection.tls)
         streams.arrived(connection.peer, label, end)
 
@@ -156,22 +157,40 @@ def _transport(
     )
 
 
-def _dialer(roll: Roll) -> Dial:
-    def dial(to: int, label: Label, timeout_s: float) -> End:
+def _dialer(roll: Roll, limit_s: float) -> Dial:
+    def dial(
+        to: int, label: Label, timeout_s: float, lost: Callable[[], str]
+    ) -> End:
         purpose = _POST if label.messages else _DATA
         stream = label.lanes << 16 | label.lane
         made = roll.reception.dial(
-            to, Purpose(purpose, label.agreed, stream), timeout_s
+            to, Purpose(purpose, label.agreed, stream), timeout_s, lost
         )
-        _suit(made.socket)
+        _suit(made.socket, limit_s)
         return End(made.socket, made.send_key, made.tls)
 
     return dial
 
 
-def _suit(sock: socket.socket) -> None:
-    """Choose how much may be on its way, by how far it is; far away the kernel does."""
+def _suit(sock: socket.socket, limit_s: float) -> None:
+    """Choose how much may be on its way, by how far it is; far away the kernel does.
+
+    And when the kernel gives a connection up: not before the lifelines have had their
+    limit, and if only these two cannot reach each other, soon after. What was lost is
+    sent again every second at least, so that it goes on as soon as it can.
+    """
+    patience = 2 * limit_s + 1
+    for option, value in (
+        (socket.TCP_USER_TIMEOUT, int(patience * 1e3)),
+        (socket.TCP_KEEPIDLE, max(1, int(limit_s))),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, max(1, int(limit_s) + 1)),
+        (_RTO_MAX_MS, 1000),
+    ):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
     with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         (round_trip_us,) = struct.unpack_from("I", info, _INFO_BYTES - 4)
         if round_trip_us < _NEAR_S * 1e6:
