@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from unisono import _native
-from unisono.testing.faults import Lab, Trial, draw, draw_jitter
+from unisono.testing.faults import PLACEMENTS, Lab, Trial, draw, draw_jitter
 
 NATIVE = Path(__file__).parents[2] / "native"
 
@@ -95,6 +95,30 @@ AT = {
         Trial(4, 1, "star", SMALL, hit=3),
     ],
 }
+ACROSS = {
+    "message.offered": [
+        Trial(2, 1, "all_reduce", SMALL, hit=3, hosts=(1, 1)),
+        Trial(3, 0, "all_reduce", PIECES, hit=5, hosts=(1, 1, 1)),
+        Trial(4, 2, "all_gather", PIECES, hit=2, hosts=(2, 2)),
+    ],
+    "stream.send": [
+        Trial(2, 0, "send_recv", PIECES, hit=4, hosts=(1, 1)),
+        Trial(3, 2, "all_to_all", PIECES, hit=6, hosts=(2, 1)),
+        Trial(3, 1, "in_flight", SMALL, hit=3, hosts=(1, 1, 1)),
+    ],
+    "stream.receive": [
+        Trial(3, 1, "broadcast", PIECES, hit=7, hosts=(1, 2)),
+        Trial(2, 0, "star", SMALL, hit=9, hosts=(1, 1)),
+        Trial(5, 4, "all_reduce", PIECES, hit=8, hosts=(2, 1, 2), leave_at_once=True),
+    ],
+    "call.begin": [Trial(3, 0, "split", SMALL, hit=3, hosts=(2, 1))],
+    "lead.done": [Trial(3, 2, "all_reduce", SMALL, hit=2, hosts=(1, 2))],
+    "arrive.seen": [Trial(4, 3, "barrier", hit=5, hosts=(2, 2))],
+    "action.done": [Trial(3, 1, "reduce_scatter", 5_000, hit=2, hosts=(2, 1))],
+    "generation.done": [Trial(2, 0, "all_reduce", PIECES, hit=2, hosts=(1, 1))],
+    "call.end": [Trial(3, 2, "objects", SMALL, hit=4, hosts=(1, 1, 1))],
+    "send.part": [Trial(3, 1, "star", PIECES, hit=2, hosts=(1, 1, 1))],
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +136,27 @@ def test_every_failpoint_of_the_sources_is_listed_and_tried():
     text = "".join(file.read_text() for file in sorted(NATIVE.glob("*.[ch]pp")))
     placed = set(re.findall(r'\bfailpoint\("([^"]*)"\)', text))
     assert placed == set(_native.failpoint_names())
-    assert placed == set(AT)
+    assert placed == {*AT, *ACROSS}
 
 
 @pytest.mark.parametrize("name", AT)
 def test_survivors_name_a_rank_killed_at(name, lab):
     for trial in AT[name]:
         for hold in (False, True):
-            how = {"failpoint": name, "hold": hold, "patience_s": 5.0}
-            report = lab.run(msgspec.structs.replace(trial, **how))
-            check(report)
-            assert report.passed_failpoint, f"{name} was not passed in {report.trial}"
+            check_killed_at(name, trial, hold, lab)
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_survivors_on_other_hosts_name_a_rank_killed_at(name, lab):
+    for number, trial in enumerate(ACROSS[name]):
+        check_killed_at(name, trial, number % 2 == 1, lab)
+
+
+def check_killed_at(name, trial, hold, lab):
+    how = {"failpoint": name, "hold": hold, "patience_s": 5.0}
+    report = lab.run(msgspec.structs.replace(trial, **how))
+    check(report)
+    assert report.passed_failpoint, f"{name} was not passed in {report.trial}"
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -133,10 +167,19 @@ def test_survivors_name_a_rank_killed_at_any_time(part, lab):
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)
 
 
+def test_survivors_on_other_hosts_name_a_rank_killed_at_any_time(lab):
+    seed = secrets.randbits(32)
+    for trial in draw(seed, 10, placements=PLACEMENTS):
+        report = lab.run(trial)
+        assert not report.problems, (seed, report.trial, report.problems, report.stderr)
+
+
 @pytest.mark.parametrize(
     "trial",
     [
         Trial(2, 1, "all_reduce", SMALL),
+        Trial(3, 2, "all_reduce", PIECES, hosts=(1, 2)),
+        Trial(4, 0, "all_reduce", SMALL, hosts=(2, 1, 1)),
         Trial(4, 0, "all_reduce", PIECES),
         Trial(3, 2, "barrier", failpoint="arrive.posted", hit=5),
         Trial(3, 1, "in_flight", SMALL),
@@ -162,5 +205,12 @@ def test_a_stopped_rank_is_warned_about_and_named(trial, lab):
 def test_results_are_right_when_ranks_dawdle(part, lab):
     seed = secrets.randbits(32)
     for trial in draw_jitter(seed, 2, rounds=25):
+        report = lab.run(trial)
+        assert not report.problems, (seed, report.trial, report.problems, report.stderr)
+
+
+def test_results_are_right_when_ranks_of_several_hosts_dawdle(lab):
+    seed = secrets.randbits(32)
+    for trial in draw_jitter(seed, 2, rounds=25, placements=PLACEMENTS):
         report = lab.run(trial)
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)

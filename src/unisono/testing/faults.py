@@ -35,6 +35,7 @@ from unisono.testing._faults.programs import (
 from unisono.testing._faults.records import Report, Seen, Trial
 
 __all__ = [
+    "PLACEMENTS",
     "PROGRAMS",
     "Lab",
     "Report",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 _MESSAGES = ("send.header", "send.part", "recv.part")
+_STREAMS = ("message.offered", "stream.send", "stream.receive")
 _SEGMENTS = ("segment.make", "segment.announce")
 _LENT_FROM = 32 << 10
 """From this many bytes on, buffers in shared memory are read in place."""
@@ -55,9 +57,11 @@ _LENT_FROM = 32 << 10
 
 def failpoints_of(trial: Trial) -> list[str]:
     """The failpoints that the victim of such a trial may pass."""
+    across = list(_STREAMS) if trial.hosts else []
     if trial.program == "star":
-        return [*_MESSAGES, *_SEGMENTS]
-    found = [f for f in _native.failpoint_names() if f not in _MESSAGES + _SEGMENTS]
+        return [*_MESSAGES, *_SEGMENTS, *across[1:]]
+    others = _MESSAGES + _SEGMENTS + _STREAMS
+    found = [f for f in _native.failpoint_names() if f not in others] + across
     if trial.program in ("medley", "split"):
         found += _SEGMENTS
     elif trial.program == "send_recv":
@@ -117,13 +121,27 @@ class Lab:
         return msgspec.json.decode(line, type=Report)
 
 
-def draw(seed: int, count: int) -> Iterator[Trial]:
-    """Random trials of every kind, the same for the same seed."""
+PLACEMENTS = (
+    *((1, 1), (2, 1), (1, 2), (2, 2), (1, 3)),
+    *((1, 1, 1), (2, 1, 2), (1, 1, 1, 1)),
+)
+"""How many ranks are on each host, in trials across hosts."""
+
+
+def draw(
+    seed: int, count: int, *, placements: Sequence[tuple[int, ...]] = ((),)
+) -> Iterator[Trial]:
+    """Random trials of every kind, the same for the same seed.
+
+    `placements` are those that a trial's hosts are chosen from; () is a single host.
+    """
     chance = random.Random(seed)
     names = [*COLLECTIVE_PROGRAMS, *PROGRAMS]  # single collectives twice as often
     for _ in range(count):
         program = chance.choice(names)
         n = chance.choice((2, 2, 3, 3, 4, 5))
+        hosts = chance.choice(placements)
+        n = sum(hosts) or n
         plain = Trial(
             n=n,
             victim=chance.randrange(n),
@@ -131,6 +149,7 @@ def draw(seed: int, count: int) -> Iterator[Trial]:
             count=chance.choice(SIZES),
             algorithm=chance.choice(offered(program, n)),
             shared=chance.random() < 0.3,
+            hosts=hosts,
             after_s=chance.random() * 0.02,
             hold=chance.random() < 0.5,
             seed=chance.randrange(1 << 30),
@@ -142,17 +161,26 @@ def draw(seed: int, count: int) -> Iterator[Trial]:
         yield msgspec.structs.replace(plain, failpoint=failpoint, hit=hit)
 
 
-def draw_jitter(seed: int, count: int, *, rounds: int = 40) -> Iterator[Trial]:
+def draw_jitter(
+    seed: int,
+    count: int,
+    *,
+    rounds: int = 40,
+    placements: Sequence[tuple[int, ...]] = ((),),
+) -> Iterator[Trial]:
     """Random trials in which nobody dies, but ranks dawdle here and there."""
     chance = random.Random(seed)
     for _ in range(count):
         n = chance.choice((2, 3, 3, 4, 5))
+        hosts = chance.choice(placements)
+        n = sum(hosts) or n
         yield Trial(
             n=n,
             victim=0,
             program="medley",
             count=chance.choice(SIZES[3:]),
             shared=chance.random() < 0.3,
+            hosts=hosts,
             action="dawdle",
             seed=chance.randrange(1 << 30),
             rounds=rounds,

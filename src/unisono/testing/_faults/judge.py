@@ -56,7 +56,9 @@ def _misnamed(seen: Seen, report: Report) -> list[str]:
     if trial.action == "kill":
         if seen.pids != [report.pids[trial.victim]]:
             wrong.append(f"rank {seen.rank} names processes {seen.pids}")
-        if seen.host != socket.gethostname():
+        places = trial.places
+        host = f"host{places[trial.victim]}" if places else socket.gethostname()
+        if seen.host != host:
             wrong.append(f"rank {seen.rank} names the host {seen.host!r}")
     if seen.collective not in (*CODES, "empty"):
         wrong.append(f"rank {seen.rank} names the call {seen.collective!r}")

@@ -52,6 +52,15 @@ class Life:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a trial meet; on several hosts, with a secret."""
+
+    job: str
+    address: str
+    secret: str
+
+
+@dataclass(frozen=True)
 class Post:
     """How a child reaches the server: it tells, and is let go by the end of a pipe."""
 
@@ -60,14 +69,20 @@ class Post:
     stderr: int
 
 
-def run_rank(trial: Trial, rank: int, job: str, life: Life, post: Post) -> NoReturn:
+def run_rank(
+    trial: Trial, rank: int, meeting: Meeting, life: Life, post: Post
+) -> NoReturn:
     """Be one rank of a trial; never returns."""
     try:
+        if trial.hosts:
+            os.environ["UNISONO_HOST_ID"] = f"host{trial.places[rank]}"
+            os.environ["UNISONO_ADDRESS"] = meeting.address
+            os.environ["UNISONO_SECRET"] = meeting.secret
         os.dup2(post.stderr, 2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         faulthandler.enable(file=2)
-        seen, comm = _observed(trial, rank, job, life)
+        seen, comm = _observed(trial, rank, meeting.job, life)
         if comm is not None and trial.leave_at_once and seen.error:
             comm.close()
         os.write(post.tell, msgspec.json.encode(seen) + b"\n")

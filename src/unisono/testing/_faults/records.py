@@ -15,6 +15,10 @@ class Trial(msgspec.Struct, frozen=True):
     With `hold` the victim is stopped at its failpoint and killed there from outside, so
     that the time of its death is known.
 
+    `hosts` are the numbers of ranks on each of several hosts, which are pretended:
+    shared memory within them, streams over loopback between them. Without it all ranks
+    are on one.
+
     With the action "dawdle" nobody is struck: all ranks run `rounds` rounds, and sleep
     for moments at failpoints that `seed` decides, so that they get out of step.
     """
@@ -25,6 +29,7 @@ class Trial(msgspec.Struct, frozen=True):
     count: int = 1000
     algorithm: str | None = None
     shared: bool = False
+    hosts: tuple[int, ...] = ()
     failpoint: str = ""
     hit: int = 1
     patience_s: float = 0.25
@@ -37,6 +42,11 @@ class Trial(msgspec.Struct, frozen=True):
     timeout_s: float = 30.0
     late_s: float = 5.0
     limit_s: float = 10.0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The host of each rank, by number; empty if there is but one."""
+        return tuple(h for h, ranks in enumerate(self.hosts) for _ in range(ranks))
 
 
 class Seen(msgspec.Struct):

@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ import msgspec
 
 from unisono.runtime.plans import _native_program
 from unisono.runtime.select import choose
+from unisono.schedule.placement import numbered
 from unisono.testing._faults.judge import judge
 from unisono.testing._faults.programs import COLLECTIVE_PROGRAMS
-from unisono.testing._faults.ranks import Life, Post, run_rank
+from unisono.testing._faults.ranks import Life, Meeting, Post, run_rank
 from unisono.testing._faults.records import Report, Seen, Trial
 
 
@@ -96,26 +98,43 @@ def run(trial: Trial) -> Report:
 
 def _warm(trial: Trial) -> None:
     """Make the lowered programs once here, so that children find them made."""
-    counts = {1, trial.count, trial.n * trial.count}
-    for n in {trial.n, trial.n // 2, trial.n - trial.n // 2}:
-        for collective in COLLECTIVE_PROGRAMS:
-            for nbytes in {4 * count for count in counts}:
-                _lower(collective, nbytes, n, None)
+    sizes = {4 * count for count in (1, trial.count, trial.n * trial.count)}
+    everybody = numbered(trial.places)
+    groups = {everybody} if trial.hosts else {(0,) * trial.n}
+    if trial.program in ("split", "medley"):
+        groups |= {numbered(everybody[half::2]) for half in range(2)}
+    if not trial.hosts:
+        groups |= {(0,) * (trial.n // 2), (0,) * (trial.n - trial.n // 2)}
+    for hosts in groups:
+        for collective, nbytes in product(COLLECTIVE_PROGRAMS, sizes):
+            _lower(collective, nbytes, hosts, None)
     if trial.algorithm is not None:
-        _lower(trial.program, 0, trial.n, trial.algorithm)
+        _lower(trial.program, 0, everybody or (0,) * trial.n, trial.algorithm)
 
 
 @cache
-def _lower(collective: str, nbytes: int, n: int, algorithm: str | None) -> None:
-    found = choose(collective, nbytes, n, named=algorithm, reproducible=False).algorithm
+def _lower(
+    collective: str, nbytes: int, hosts: tuple[int, ...], algorithm: str | None
+) -> None:
+    n = len(hosts)
+    told = hosts if len(set(hosts)) > 1 else ()
+    found = choose(
+        *(collective, nbytes, n),
+        named=algorithm,
+        reproducible=False,
+        hosts=told or None,
+    ).algorithm
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
-    for root, lent in product(range(n if rooted else 1), range(4)):
+    for root, lent in product(range(n if rooted else 1), (0, 3) if told else range(4)):
         for rank in range(n):
-            _native_program(collective, found, n, root, lent, rank)
+            _native_program(collective, found, n, root, lent, told, rank)
 
 
 def _begin(trial: Trial) -> _Scene:
-    life, job = Life(trial.n), secrets.token_hex(8)
+    life = Life(trial.n)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+    meeting = Meeting(secrets.token_hex(8), address, secrets.token_hex(32))
     stderr = os.memfd_create("stderr")
     children: list[_Child] = []
     release: list[int] = []
@@ -126,7 +145,7 @@ def _begin(trial: Trial) -> _Scene:
         if pid == 0:
             for fd in [let_go, *release]:  # held by the server alone, so that it ends
                 os.close(fd)
-            run_rank(trial, rank, job, life, Post(tell, released, stderr))
+            run_rank(trial, rank, meeting, life, Post(tell, released, stderr))
         os.close(tell)
         os.close(released)
         release.append(let_go)
