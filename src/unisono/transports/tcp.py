@@ -158,9 +158,7 @@ def _transport(
 
 
 def _dialer(roll: Roll, limit_s: float) -> Dial:
-    def dial(
-        to: int, label: Label, timeout_s: float, lost: Callable[[], str]
-    ) -> End:
+    def dial(to: int, label: Label, timeout_s: float, lost: Callable[[], str]) -> End:
         purpose = _POST if label.messages else _DATA
         stream = label.lanes << 16 | label.lane
         made = roll.reception.dial(
