@@ -16,7 +16,7 @@ from unisono.runtime.agreement import (
 from unisono.testing import survivors
 from unisono.testing.survivors import Schedule, simulate
 
-PER_PART = 12_500
+PER_PART = 5_000
 PARTS = 8
 NOTHING = Come(False, 0, (), ())
 
