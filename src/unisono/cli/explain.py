@@ -1,4 +1,7 @@
-"""`unisono explain`: the steps of an algorithm, its cost, and the proof."""
+"""`unisono explain`: the steps of an algorithm, its cost, and the proof.
+
+With `--on this` it tells instead what would be chosen on this machine, and why.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from unisono.algorithms import schedule as make
+from unisono.cli import _chosen
 from unisono.cli.output import (
     counter_example,
     parse_rank,
@@ -27,16 +31,21 @@ from unisono.view.frames import refuse_if_huge
 
 def explain(
     collective: str,
-    algorithm: str,
+    algorithm: str = "",
     /,
     *,
     n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
     root: Annotated[str, Parameter(name="--root")] = "0",
     size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
+    on: str = "",
+    per_host: str = "",
     json: bool = False,
 ) -> int:
     """Draw an algorithm step by step, with its cost and the proof that it is right.
+
+    With --on this and no algorithm: which one would be chosen here, which is next, and
+    what both are predicted to take and took when `unisono tune` measured them.
 
     Example: unisono explain all_reduce ring -n 5
 
@@ -54,10 +63,20 @@ def explain(
         Bytes of one rank's buffer, as 64M: the cost is told in bytes as well.
     svg_file
         Write the picture to this file instead.
+    on
+        "this": tell what this machine would choose, for -b or a few sizes.
+    per_host
+        With --on this: so many ranks on each host; all on one if it is not given.
     json
         Print steps, cost and proof as one JSON object.
     """
     world, nbytes = parse_world(n), parse_bytes(size) if size else 0
+    if on or not algorithm:
+        if on != "this" or algorithm or svg_file is not None:
+            raise BadArgument("explain: ALGORITHM: name one, or say --on this instead")
+        sizes = [nbytes] if size else list(_chosen.SIZES)
+        ranks = parse_world(per_host) if per_host else world
+        return _chosen.tell(collective, sizes, world, ranks, json=json)
     refuse_if_huge(world)
     if json and (svg_file is not None or size):
         raise BadArgument("--json stands alone: leave out --svg and --size")

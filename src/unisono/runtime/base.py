@@ -232,21 +232,16 @@ class Base(Verdicts):
         dtype = call.dtype
         reduction.check(dtype)
         choice = choose(
-            call.collective,
-            call.total * dtype.itemsize,
-            self.world_size,
+            *(call.collective, call.total * dtype.itemsize, self.world_size),
             named=how.algorithm,
             reproducible=how.reproducible,
             hosts=self._hosts or None,
+            tuned=self._transport.tuned,
+            itemsize=dtype.itemsize,
         )
         kind = Kind(
-            call.collective,
-            dtype,
-            reduction,
-            call.root,
-            call.counts,
-            choice.algorithm,
-            how.label,
+            *(call.collective, dtype, reduction, call.root, call.counts),
+            *(choice.algorithm, how.label),
         )
         if how.reproducible:
             self._refuse_other_orders(kind)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import unisono
+from unisono.runtime import tuned
 from unisono.transports import memory, shm, tcp
 from unisono.transports.addresses import Address
 from unisono.transports.base import Transport
@@ -83,6 +84,7 @@ class Membership:
             version=unisono.__version__,
             timeout_s=timeout_s,
             lost=lost,
+            note=int(rank == 0 and tuned.is_there()),
         )
 
     def let_go(self) -> None:

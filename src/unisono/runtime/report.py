@@ -10,10 +10,11 @@ from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
 from unisono.runtime import recorder
 from unisono.runtime.plans import in_short, lowered, verified
-from unisono.runtime.select import choose
+from unisono.runtime.select import Choice, choose
+from unisono.runtime.tuned import Row, Tuned
 from unisono.schedule.collective import collective as find_collective
 from unisono.schedule.program import Program
-from unisono.units import format_bytes
+from unisono.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
@@ -45,6 +46,8 @@ def explain(
         named=algorithm,
         reproducible=reproducible,
         hosts=comm._hosts or None,
+        tuned=comm._transport.tuned,
+        itemsize=0 if x is None else dtype_of(x).itemsize,
     )
     schedule = verified(collective, choice.algorithm, n, root if what.rooted else 0)
     cost = schedule.cost(nbytes)
@@ -52,6 +55,7 @@ def explain(
     lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  why        {choice.why}",
+        f"  chosen by  {chooser(choice, comm._transport.tuned)}",
         f"  verified   {what.meaning}",
         f"  costs      {schedule.num_steps} steps; the busiest rank moves "
         f"{format_bytes(int(cost.span))}",
@@ -64,9 +68,43 @@ def explain(
     if comm._hosts:
         lines.append(f"  hosts      {_crossing(comm, programs.programs)}")
     if choice.runner_up:
-        lines.append(f"  runner-up  {choice.runner_up}")
+        lines.append(f"  runner-up  {runner_up(choice)}")
+    if choice.predicted:
+        lines.append(f"  predicted  {format_seconds(choice.predicted)}")
+    if choice.row is not None:
+        lines.append(f"  tuned      {when_tuned(choice.row)}")
     lines.append(f"  measured   {_measured(comm, collective, choice.algorithm, x)}")
     return "\n".join(lines)
+
+
+def chooser(choice: Choice, tuned: Tuned | None) -> str:
+    """Who chose, in words."""
+    words = {
+        "caller": "the caller",
+        "variable": "the environment",
+        "rule": "the rules for ranks that share memory",
+        "model": "the model of hosts on a network",
+        "table": f"the table {tuned.origin}".rstrip() if tuned else "the table",
+    }[choice.by]
+    if choice.by in ("rule", "model"):
+        lacks = "the table has no such call" if tuned else "there is no table"
+        return f"{words}; {lacks} (unisono tune)"
+    return words
+
+
+def runner_up(choice: Choice) -> str:
+    """The one that would be next, with its times as far as they are known."""
+    told = [choice.runner_up]
+    if choice.runner_up_predicted:
+        told.append(f"predicted {format_seconds(choice.runner_up_predicted)}")
+    if choice.row is not None and choice.row.runner_up_measured:
+        told.append(f"measured {format_seconds(choice.row.runner_up_measured)}")
+    return ", ".join(told)
+
+
+def when_tuned(row: Row) -> str:
+    """What the race of `unisono tune` had."""
+    return f"{format_seconds(row.measured)}, measured at {format_bytes(row.nbytes)}"
 
 
 def _size(x: Any) -> int:

@@ -13,6 +13,9 @@ and which rank lives on which host. So all ranks always choose the same.
 
 Reproducible calls add in rank order in one pass, and so choose as inside one host,
 whatever the placement.
+
+Where `unisono tune` has measured such a call, what won there is chosen instead: the
+table is rank 0's, agreed by all at their start.
 """
 
 from __future__ import annotations
@@ -27,20 +30,29 @@ from unisono.algorithms import schedule as make_schedule
 from unisono.algorithms.hierarchical import telling
 from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
 from unisono.runtime.predict import lines, predicted
+from unisono.runtime.tuned import Row, Tuned
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.placement import numbered
-from unisono.units import format_bytes
+from unisono.units import format_bytes, format_seconds
 
 VARIABLE = "UNISONO_ALGORITHM"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, why it was chosen, and the one that would be next."""
+    """An algorithm, why it was chosen, and the one that would be next.
+
+    `by` tells what chose: the caller, the variable, a rule, the model or the table. The
+    row is that of the table; `predicted` are the model's seconds, 0 if none was asked.
+    """
 
     algorithm: str
     why: str
     runner_up: str = ""
+    by: str = "rule"
+    predicted: float = 0.0
+    runner_up_predicted: float = 0.0
+    row: Row | None = None
 
 
 ALL_AT_ONCE = {2: 16 << 10, 3: 8 << 10, 4: 8 << 10}
@@ -102,25 +114,41 @@ def choose(
     named: str | None,
     reproducible: bool,
     hosts: Sequence[int] | None = None,
+    tuned: Tuned | None = None,
+    itemsize: int = 0,
 ) -> Choice:
     """The algorithm for a call of `nbytes` in all (of one rank's whole buffer).
 
-    `hosts` is the host of every rank, in rank order; None if they share one.
+    `hosts` is the host of every rank, in rank order; None if they share one. `tuned` is
+    the table that the ranks have agreed on, if there is one, and `itemsize` the bytes
+    of an element, by which it tells calls apart that add them up.
     """
     if hosts is not None and len(hosts) != n:
         raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
     if named:
-        return Choice(named, "the caller named it")
+        return Choice(named, "the caller named it", by="caller")
     told = os.environ.get(VARIABLE, "")
     found = _told(told, collective) if told and not reproducible else ""
     if found:
-        return Choice(found, f"{VARIABLE}={told}")
+        return Choice(found, f"{VARIABLE}={told}", by="variable")
+    if tuned is not None and not reproducible:
+        row = tuned.row(collective, nbytes, n, hosts, itemsize)
+        if row is not None:
+            return _by_table(row)
     if hosts is None or len(set(hosts)) == 1:
         return _on_one_host(collective, nbytes, n)
     if reproducible:
         found = _on_one_host(collective, nbytes, n).algorithm
         return Choice(found, "reproducible: one pass in rank order, on any hosts")
     return _across_hosts(collective, nbytes, numbered(hosts))
+
+
+def _by_table(row: Row) -> Choice:
+    why = f"tuned: at {format_bytes(row.nbytes)} it took {format_seconds(row.measured)}"
+    if row.runner_up:
+        why += f", {row.runner_up} {format_seconds(row.runner_up_measured)}"
+    times = row.predicted, row.runner_up_predicted
+    return Choice(row.algorithm, why, row.runner_up, "table", *times, row)
 
 
 def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
@@ -158,7 +186,9 @@ def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choic
         f"{_words(hosts)}, {format_bytes(nbytes)}: {_manner(collective, *chosen)}; "
         f"expected to take {times[chosen] * 1e6:.0f} µs"
     )
-    return Choice(_spelled(*chosen), why, _spelled(*min(others, key=times.__getitem__)))
+    second = min(others, key=times.__getitem__)
+    both = times[chosen], times[second]
+    return Choice(_spelled(*chosen), why, _spelled(*second), "model", *both)
 
 
 def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:

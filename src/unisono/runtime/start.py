@@ -15,6 +15,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.errors import BadArgument
+from unisono.runtime import tuned
 from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
@@ -137,25 +138,44 @@ def first_communicator(
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
     _OPEN.add(transport)
     comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
-    if len(set(transport.hosts)) > 1 and transport.leave is not None:
-        try:
-            transport.reaches = _all_reach(comm, native, time.monotonic() + meeting_s)
-        except BaseException:
-            comm.close()  # or its port would stay open, and its rank seem to live
-            raise
+    try:
+        _agree(comm, native, meeting_s)
+    except BaseException:
+        comm.close()  # or its port would stay open, and its rank seem to live
+        raise
     return comm
 
 
-def _all_reach(comm: Communicator, native: _native.Comm, deadline: float) -> bool:
-    """Whether on every host the ranks can read each other's memory; asked of all."""
+def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
+    """What all must know alike: how they reach each other, and what is quick here."""
+    transport = comm._transport
+    if len(set(transport.hosts)) > 1 and transport.leave is not None:
+        ends = time.monotonic() + meeting_s
+        transport.reaches, transport.note = _told(comm, native, ends)
+    elif transport.leave is not None:  # they met over TCP, and found themselves on one
+        there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
+        transport.note = int(comm.broadcast(there, timeout_s=meeting_s)[0])
+    if transport.note:
+        transport.tuned = tuned.agree(comm, meeting_s)
+
+
+def _told(
+    comm: Communicator, native: _native.Comm, deadline: float
+) -> tuple[bool, int]:
+    """Whether on every host the ranks can read each other's memory, asked of all.
+
+    And, by the same call, whether rank 0 has a table of what is quick here.
+    """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
         found = native.try_reach()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
+    none = not (comm.rank == 0 and tuned.is_there())
     left = max(1.0, deadline - time.monotonic())
-    asked = np.array([mine], np.int32)
-    return bool(comm.all_reduce(asked, op="min", timeout_s=left)[0])
+    asked = np.array([mine, none], np.int32)
+    told = comm.all_reduce(asked, op="min", timeout_s=left)
+    return bool(told[0]), int(not told[1])
 
 
 def _arm_failpoints() -> None:

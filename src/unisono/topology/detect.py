@@ -90,7 +90,7 @@ class Machine:
 
 def detect(root: Path = Path("/")) -> Machine:
     """Read this machine, or the files of another below `root`."""
-    return Machine(_model(root), _numa(root), _caches(root), _cards(root), _gpus(root))
+    return Machine(model(root), _numa(root), _caches(root), _cards(root), _gpus(root))
 
 
 def _text(path: Path) -> str:
@@ -100,7 +100,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _model(root: Path) -> str:
+def model(root: Path = Path("/")) -> str:
+    """The name of the processor, as the kernel tells it."""
     found = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
     return found[1] if found else "unknown processor"
 

@@ -65,7 +65,9 @@ class Transport:
     ranks' hosts, and `streams` what leads to the others, if there is more than one.
     `reaches` tells whether the ranks of every host can read each other's own memory.
     `leave` ends what else there is, and `why` tells how hosts are connected. Across
-    hosts `reception` is where this rank takes connections.
+    hosts `reception` is where this rank takes connections. `note` is a number that rank
+    0 has told all at the meeting, `tuned` what they have agreed on since about which
+    algorithms are quick here.
     """
 
     engine: Engine
@@ -79,6 +81,8 @@ class Transport:
     leave: Callable[[], None] | None = None
     why: str = ""
     reception: Reception | None = None
+    note: int = 0
+    tuned: Any = None
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""

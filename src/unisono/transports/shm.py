@@ -52,6 +52,7 @@ class _Answer(msgspec.Struct):
     wrong: str = ""
     missing: list[int] = []
     window: int = 0
+    note: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,20 @@ def meet(
     timeout_s: float = 60.0,
     window: int = WINDOW,
     lost: Callable[[], str] = str,
+    note: int = 0,
 ) -> Transport:
     """Find the other ranks of `job` on this host, or tell who is missing.
 
-    `lost` says why the meeting cannot be, as soon as that is known.
+    `lost` says why the meeting cannot be, as soon as that is known. Rank 0's `note`
+    comes to all of them.
     """
-    sockets, answer = _meet(rank, world_size, job, version, timeout_s, window, lost)
+    offer = _Answer(window=window, note=note)
+    sockets, answer = _meet(rank, world_size, job, version, timeout_s, offer, lost)
     pids = [pid for pid, _ in answer.peers]
     peers = [Peer(r, pid, host) for r, (pid, host) in enumerate(answer.peers)]
     ends = [sockets[r].detach() if r in sockets else -1 for r in range(world_size)]
     engine = _native.Engine.between_processes(rank, ends, pids)
-    return Transport(engine, rank, peers, cores_here(), answer.window)
+    return Transport(engine, rank, peers, cores_here(), answer.window, note=answer.note)
 
 
 def meet_here(
@@ -107,7 +111,8 @@ def meet_here(
 
     They are numbered 0 to count - 1.
     """
-    sockets, answer = _meet(rank, count, job, version, timeout_s, WINDOW, lost)
+    offer = _Answer(window=WINDOW)
+    sockets, answer = _meet(rank, count, job, version, timeout_s, offer, lost)
     return sockets, [pid for pid, _ in answer.peers]
 
 
@@ -117,7 +122,7 @@ def _meet(
     job: str,
     version: str,
     timeout_s: float,
-    window: int,
+    offer: _Answer,
     lost: Callable[[], str],
 ) -> tuple[dict[int, socket.socket], _Answer]:
     hello = _Hello(
@@ -128,7 +133,7 @@ def _meet(
         host_identity(),
     )
     meeting = _Meeting(hello, job, time.monotonic() + timeout_s, timeout_s, lost)
-    return meeting.host(window) if rank == 0 else meeting.visit()
+    return meeting.host(offer) if rank == 0 else meeting.visit()
 
 
 class _Meeting:
@@ -155,7 +160,7 @@ class _Meeting:
 
     # --- rank 0
 
-    def host(self, window: int) -> tuple[dict[int, socket.socket], _Answer]:
+    def host(self, offer: _Answer) -> tuple[dict[int, socket.socket], _Answer]:
         """Wait for all others, and make them known to each other."""
         n = self.me.world_size
         guests: dict[int, _Guest] = {}
@@ -171,7 +176,7 @@ class _Meeting:
                     guests[guest.hello.rank] = guest
                     if len(guests) == n - 1:
                         break
-                return self._introduce(guests, window)
+                return self._introduce(guests, offer)
             except ConnectFailed as why:
                 told = _Answer(wrong=str(why), missing=list(why.missing))
                 for guest in guests.values():
@@ -262,12 +267,13 @@ class _Meeting:
         return ""
 
     def _introduce(
-        self, guests: Mapping[int, _Guest], window: int
+        self, guests: Mapping[int, _Guest], offer: _Answer
     ) -> tuple[dict[int, socket.socket], _Answer]:
         n = self.me.world_size
         pids = {0: os.getpid(), **{r: g.pid for r, g in guests.items()}}
         hosts = {0: self.me.host, **{r: g.hello.host for r, g in guests.items()}}
-        answer = _Answer([(pids[r], hosts[r]) for r in range(n)], window=window)
+        peers = [(pids[r], hosts[r]) for r in range(n)]
+        answer = msgspec.structs.replace(offer, peers=peers)
         for guest in guests.values():
             _try_send(guest.connection, answer)
         mine: dict[int, socket.socket] = {}

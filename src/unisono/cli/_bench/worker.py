@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from itertools import repeat
 from typing import Any
 
@@ -39,6 +40,7 @@ class Worker:
         self.calls: dict[str, Call] = {}
         self.buffers: dict[tuple[str, bool], tuple[Array, Array]] = {}
         self.copied: tuple[Array, Array] | None = None
+        self.tuner: Any = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Do what a command says: a method of that name, with its other values."""
@@ -120,6 +122,14 @@ class Worker:
             call()
             times[i] = clock()
         return {"seconds": np.diff(times).tolist()}
+
+    def do_tune(self, what: str, effort: dict[str, Any]) -> dict[str, Any]:
+        """A part of `unisono tune`, on our own communicator."""
+        if self.tuner is None:
+            comm = self.system.comm  # type: ignore[attr-defined]  # only ours is asked
+            self.tuner = import_module("unisono.tune").Tuner.told(comm, effort)
+        told: dict[str, Any] = self.tuner.do(what)
+        return told
 
     def do_copy(self, ranks: int, repeats: int) -> dict[str, Any]:
         """The bytes per second that this rank reads and writes, if it takes part."""

@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.errors import ConnectFailed
+from unisono.runtime import tuned
 from unisono.runtime.base import agreed_number
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.start import first_communicator
@@ -165,7 +166,12 @@ class Meeting:
         version = unisono.__version__
         if len(set(hosts)) == 1:
             return shm.meet(
-                self.rank, self.size, job, version=version, timeout_s=limit_s
+                self.rank,
+                self.size,
+                job,
+                version=version,
+                timeout_s=limit_s,
+                note=int(self.rank == 0 and tuned.is_there()),
             )
 
         def announce(address: Address) -> None:

@@ -1,0 +1,31 @@
+"""Measured, not guessed: what links cost here, and which algorithm wins at which size.
+
+fit         latency and bandwidth from measured times, in pieces, with their errors
+measure     a stopwatch for all ranks of a communicator
+candidates  algorithms × segments × radix × levels that could win
+price       what each would take, from the fits
+tuner       the candidates near the best are raced; the winners make the table
+files       the table on disk; `runtime/tuned.py` reads it
+
+`unisono tune` does all this with ranks of its own. On a cluster, start it as any other
+program: `unisono run --hosts a:4,b:4 -m unisono.tune`.
+"""
+
+from unisono.tune.candidates import candidates
+from unisono.tune.files import save
+from unisono.tune.fit import Fit, Piece, fit
+from unisono.tune.price import Costs
+from unisono.tune.tuner import QUICK, Effort, Tuner, tune
+
+__all__ = [
+    "QUICK",
+    "Costs",
+    "Effort",
+    "Fit",
+    "Piece",
+    "Tuner",
+    "candidates",
+    "fit",
+    "save",
+    "tune",
+]

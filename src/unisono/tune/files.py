@@ -1,0 +1,72 @@
+"""The table on disk: JSON that can be read, of this user alone, written in one move."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import unisono
+from unisono.errors import BadArgument
+from unisono.runtime.tuned import Table, TunedWorld, default_path, machine, path, read
+
+
+def destination() -> Path:
+    """Where a new table goes: where it would be read from.
+
+    A file that the user has named and that is no table is left alone, and refused here:
+    before anything is measured.
+    """
+    file = path() or default_path()
+    if file.exists() and file != default_path():
+        read(file)
+    return file
+
+
+def save(world: TunedWorld, where: Path | None = None) -> Path:
+    """Put a world into this machine's table, in the place of what was known of it.
+
+    A table of another version or machine is replaced: nobody would use it.
+    """
+    file = where or destination()
+    others: list[TunedWorld] = []
+    if file.exists():
+        others = _others(file, world)
+    worlds = sorted([*others, world], key=lambda w: (w.n, w.placement))
+    table = Table(unisono.__version__, machine(), tuple(worlds))
+    text = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
+    try:
+        _write(file, text)
+    except OSError as why:
+        raise BadArgument(f"{file}: cannot be written: {why.strerror}") from why
+    return file
+
+
+def _others(file: Path, world: TunedWorld) -> list[TunedWorld]:
+    try:
+        known = read(file)
+    except BadArgument:
+        if file != default_path():
+            raise
+        return []  # ours, and spoilt: nobody could use it either
+    if (known.unisono, known.machine) != (unisono.__version__, machine()):
+        return []
+    this = world.n, world.placement
+    return [w for w in known.worlds if (w.n, w.placement) != this]
+
+
+def _write(file: Path, text: bytes) -> None:
+    """All of it or nothing: who reads meanwhile finds the old one."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(number, "wb") as made:  # mkstemp makes it 0600
+            made.write(text)
+            made.flush()
+            os.fsync(made.fileno())
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise

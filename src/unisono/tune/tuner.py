@@ -1,0 +1,327 @@
+"""From measurements to a table.
+
+    tuner = Tuner(comm)             on every rank
+    tuner.links()                   messages and a few collectives, fitted
+    tuner.part("all_reduce")        the candidates near the best, raced
+    tuner.world()                   what goes into the table
+
+Rank 0 decides what is measured next and tells the others, so all do the same whatever
+their processors make of the last bit. For every size the candidates are predicted, and
+those within 1.25 of the best are raced, always together with what would be chosen
+without a table. Predictions are then corrected by what came out, and who comes near the
+winner now is raced as well. So the model may be wrong, but not unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isqrt
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any
+
+import msgspec
+
+from unisono.dtypes import DTYPES
+from unisono.errors import BadArgument, unknown
+from unisono.runtime.communicator import Communicator
+from unisono.runtime.select import choose
+from unisono.runtime.tuned import Link, Part, Row, TunedWorld, machine, placement_of
+from unisono.schedule.collective import COLLECTIVES
+from unisono.tune.candidates import candidates
+from unisono.tune.files import destination, save
+from unisono.tune.fit import SURE, Fit, fit
+from unisono.tune.measure import (
+    Stopwatch,
+    call_of,
+    elements,
+    itemsize_of,
+    whole_bytes,
+)
+from unisono.tune.price import Costs
+
+NEAR = 1.25
+"""Who is raced: all whose predicted time is at most so many times the best."""
+MOST_RACED = 8
+SAME = 1.03
+"""A difference that is not worth leaving the usual choice for."""
+FURTHER = 2
+"""How often those are added who come near once predictions are corrected."""
+_REDUCED = 1 << 20
+"""The size at which the cost of adding up is measured."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is measured, and how long."""
+
+    collectives: tuple[str, ...] = tuple(COLLECTIVES)
+    sizes: tuple[int, ...] = tuple(8 << (2 * k) for k in range(12))  # to 32 MiB
+    messages: tuple[int, ...] = tuple(8 << (2 * k) for k in range(11))  # to 8 MiB
+    batch_s: float = 0.02
+    rounds: int = 5
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured."""
+        for name in self.collectives:
+            if name not in COLLECTIVES:
+                raise unknown("collective", name, COLLECTIVES)
+        if self.dtype not in DTYPES:
+            raise unknown("element type", self.dtype, DTYPES)
+        sizes = self.sizes
+        if not sizes or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
+            raise BadArgument(f"sizes {sizes}: expected to ascend, from 1 byte on")
+
+
+QUICK = Effort(
+    ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"),
+    tuple(8 << (4 * k) for k in range(6)),
+    tuple(8 << (3 * k) for k in range(7)),
+    batch_s=0.004,
+    rounds=3,
+)
+
+
+@dataclass
+class Tuner:
+    """Tunes one communicator; all of its ranks call the same methods."""
+
+    comm: Communicator
+    effort: Effort = field(default_factory=Effort)
+    found: list[Part] = field(default_factory=list)
+    fits: dict[str, Fit] = field(default_factory=dict)
+    costs: Costs = field(init=False, default_factory=lambda: Costs(None, None))
+    added_error: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        """Nothing to measure between one rank and itself."""
+        if self.comm.world_size < 2:
+            raise BadArgument("tune: one rank has nobody to talk to; take 2 or more")
+        self.hosts: tuple[int, ...] = self.comm.hosts
+        self.watch = Stopwatch(self.comm, self.effort.batch_s, self.effort.rounds)
+
+    @classmethod
+    def told(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
+        """For ranks that are told as plain data what to do."""
+        return cls(comm, msgspec.convert(dict(effort), Effort))
+
+    def do(self, what: str) -> dict[str, Any]:
+        """One part of the work, for a driver: "links", "world", or a collective."""
+        if what == "links":
+            self.links()
+            return {"links": self.plain_links()}
+        if what == "world":
+            return {"world": msgspec.to_builtins(self.world())}
+        return {"part": msgspec.to_builtins(self.part(what))}
+
+    def plain_links(self) -> list[Any]:
+        """What was fitted, as plain data."""
+        return [
+            msgspec.to_builtins(link)
+            for kind in self.fits
+            for link in _links(kind, self.fits[kind])
+        ]
+
+    def links(self) -> dict[str, Fit]:
+        """Measure messages inside a host and between hosts, and fit them."""
+        inside = next((r for r, h in enumerate(self.hosts) if r and h == 0), 0)
+        across = next((r for r, h in enumerate(self.hosts) if h), 0)
+        if not inside:  # the first host has one rank; another may have two
+            for r, h in enumerate(self.hosts):
+                if h in self.hosts[:r]:
+                    inside = r
+        for kind, other in (("inside", inside), ("across", across)):
+            if other:
+                one = self.hosts.index(self.hosts[other]) if kind == "inside" else 0
+                self.fits[kind] = self._fitted(one, other)
+        self.costs = Costs(self.fits.get("inside"), self.fits.get("across"))
+        self._others()
+        return self.fits
+
+    def _fitted(self, one: int, other: int) -> Fit:
+        sizes: list[int] = []
+        times: list[float] = []
+        for nbytes in self.effort.messages:
+            found = self.watch.between(one, other, nbytes)
+            sizes += [nbytes] * len(found)
+            times += found
+        return fit(sizes, times)
+
+    def _others(self) -> None:
+        """What a peer more costs, and a byte more to add, from three collectives."""
+        n, ranks = self.comm.world_size, max(map(self.hosts.count, self.hosts))
+        cores = min(os.cpu_count() or 1, ranks)
+        peers = max(n - self.hosts.count(h) for h in self.hosts)
+        message = 0.0
+        if "across" in self.fits and peers > 1:
+            barrier = median(self._raced("barrier", 0, ["direct"])["direct"])
+            message = max(0.0, barrier - self.fits["across"].at(0)) / (peers - 1)
+        moved, added = (
+            self._raced(what, _REDUCED, ["direct"])["direct"]
+            for what in ("all_gather", "reduce_scatter")
+        )
+        nbytes = _REDUCED * (n - 1) / n * max(1.0, ranks / cores)
+        each = [(b - a) / nbytes for a, b in zip(moved, added, strict=True)]
+        if len(each) > 1:
+            self.added_error = SURE * stdev(each) / len(each) ** 0.5
+        fits = self.fits.get("inside"), self.fits.get("across")
+        self.costs = Costs(*fits, message, max(0.0, median(each)), cores)
+
+    def _raced(
+        self, collective: str, nbytes: int, names: Sequence[str]
+    ) -> dict[str, list[float]]:
+        dtype, n = self.effort.dtype, self.comm.world_size
+        count = elements(collective, nbytes, n, DTYPES[dtype].itemsize)
+        calls = {
+            name: call_of(self.comm, collective, count, dtype, name) for name in names
+        }
+        return self.watch.race(calls)
+
+    def part(self, collective: str) -> Part:
+        """Find the winner of a collective at every size."""
+        if "inside" not in self.fits and "across" not in self.fits:
+            self.links()
+        names = candidates(collective, self.hosts) if self.comm.rank == 0 else []
+        dtype, n = self.effort.dtype, self.comm.world_size
+        itemsize = DTYPES[dtype].itemsize
+        sizes = [
+            whole_bytes(collective, elements(collective, s, n, itemsize), n, itemsize)
+            for s in self.effort.sizes
+        ]
+        rows = [self._row(collective, s, names) for s in sorted(set(sizes))]
+        made = _upto(rows)
+        part = Part(collective, itemsize_of(collective, dtype), made)
+        self.found = [p for p in self.found if p.collective != collective] + [part]
+        return part
+
+    def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> Row:
+        """Race those near the best, until nobody is near who was not raced."""
+        leads, n = self.comm.rank == 0, self.comm.world_size
+        usual = choose(
+            collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
+        ).algorithm
+        told = {
+            name: self.costs.seconds(collective, name, self.hosts, nbytes)
+            for name in dict.fromkeys([*names, usual])
+            if leads
+        }
+        times: dict[str, list[float]] = {}
+        refused: set[str] = set()
+        for turn in range(1 + FURTHER):
+            known = {name: median(found) for name, found in times.items()}
+            wanted = nearest(told, known, refused) if leads else []
+            if turn == 0 and leads and usual not in wanted:
+                wanted.append(usual)
+            wanted = self.comm.broadcast_object(wanted)
+            if not wanted:
+                break
+            raced = self._raced(collective, nbytes, wanted)
+            times |= raced
+            refused |= set(wanted) - set(raced)
+        row = winner(nbytes, told, times, usual) if leads else None
+        plain = self.comm.broadcast_object(msgspec.to_builtins(row))
+        return msgspec.convert(plain, Row)
+
+    def world(self) -> TunedWorld:
+        """Everything that was found, as it goes into a table."""
+        machines = self.comm.all_gather_object(machine())
+        n = self.comm.world_size
+        return TunedWorld(
+            n,
+            placement_of(n, self.hosts),
+            tuple(dict.fromkeys(machines)),
+            tuple(self.found),
+            tuple(link for kind in self.fits for link in _links(kind, self.fits[kind])),
+            self.costs.added_byte,
+            self.added_error,
+            time.strftime("%Y-%m-%d %H:%M"),
+        )
+
+
+def nearest(
+    told: Mapping[str, float], times: Mapping[str, float], refused: Collection[str] = ()
+) -> list[str]:
+    """Who is to be raced next: within 1.25 of the best, and not raced yet.
+
+    `told` are predictions, `times` what was measured. What was measured of some says
+    how far off predictions are, and the others are taken to be as far off.
+    """
+    if times:
+        off = median(times[a] / told[a] for a in times if told[a] > 0)
+        best = min(times.values())
+    else:
+        off, best = 1.0, min((told[a] for a in told if a not in refused), default=0.0)
+    open_ = [a for a in told if a not in times and a not in refused]
+    close = [a for a in open_ if told[a] * off <= NEAR * best]
+    return sorted(close, key=told.__getitem__)[:MOST_RACED]
+
+
+def winner(
+    nbytes: int,
+    told: Mapping[str, float],
+    rounds: Mapping[str, Sequence[float]],
+    usual: str,
+) -> Row:
+    """The quickest of those raced, by the median of its rounds.
+
+    The usual one stays unless it is beaten clearly: by its median, and by most rounds.
+    """
+    times = {name: median(found) for name, found in rounds.items()}
+    ranked = sorted(times, key=times.__getitem__)
+    first = ranked[0]
+    late = sorted(rounds[first])[3 * len(rounds[first]) // 4]
+    if usual in times and times[usual] <= max(SAME * times[first], late):
+        first = usual
+    second = next((name for name in ranked if name != first), "")
+    return Row(
+        nbytes,
+        nbytes,
+        first,
+        told[first],
+        times[first],
+        second,
+        told.get(second, 0.0),
+        times.get(second, 0.0),
+    )
+
+
+def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, each for the sizes that are nearest to its own, in powers."""
+    ends = [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(rows)]
+    return tuple(
+        msgspec.structs.replace(row, upto=end)
+        for row, end in zip(rows, [*ends, rows[-1].nbytes], strict=True)
+    )
+
+
+def _links(kind: str, found: Fit) -> Iterator[Link]:
+    for p in found.pieces:
+        errors = p.latency_error, p.byte_error
+        yield Link(kind, p.lower, p.upto, p.latency, errors[0], p.byte, errors[1])
+
+
+def tune(
+    comm: Communicator,
+    effort: Effort | None = None,
+    *,
+    save_to: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> TunedWorld:
+    """Tune a communicator: called by all its ranks; rank 0 writes the table."""
+    chosen = effort or Effort()
+    where = (save_to or destination()) if comm.rank == 0 else None
+    tuner = Tuner(comm, chosen)
+    tell(f"messages between {comm.world_size} ranks")
+    tuner.links()
+    for name in chosen.collectives:
+        tell(name)
+        tuner.part(name)
+    world = tuner.world()
+    if where is not None:
+        tell(f"wrote {save(world, where)}")
+    return world
