@@ -1,4 +1,7 @@
-"""The verbs together: every module here that defines a function of its own name."""
+"""The verbs together: every module here that defines a function of its own name.
+
+A module may name functions in BELOW: verbs below its own, as in `simulate train`.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,35 @@ _NOT_VERBS = ("app", "output")
 
 def make_app(verb: str = "") -> App:
     """The application with all its verbs, or quickly with `verb` alone if it is one."""
-    app = App(
-        name="unisono",
-        help="Collective algorithms as data: verified, drawn, costed.",
+    app = _app("unisono", "Collective algorithms as data: verified, drawn, costed.")
+    package = sys.modules[__package__]
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    verbs = [name for name in names if name not in _NOT_VERBS and name[0] != "_"]
+    for name in [verb] if verb in verbs else verbs:
+        found = importlib.import_module(f"{__package__}.{name}")
+        below = getattr(found, "BELOW", ())
+        if not below:
+            app.command(getattr(found, name))
+            continue
+        inner = _app(name)
+        inner.default(getattr(found, name))
+        for function in below:
+            inner.command(function)
+        app.command(inner)
+    return app
+
+
+def _app(name: str, about: str | None = None) -> App:
+    return App(
+        name=name,
         version=unisono.__version__,
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
         default_parameter=Parameter(negative=""),
+        help=about,
     )
-    package = sys.modules[__package__]
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    verbs = [name for name in names if name not in _NOT_VERBS and name[0] != "_"]
-    for name in [verb] if verb in verbs else verbs:
-        found = importlib.import_module(f"{__package__}.{name}")
-        app.command(getattr(found, name))
-    return app
 
 
 def run(arguments: list[str]) -> int:

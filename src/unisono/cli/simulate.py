@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from unisono.cli import _chart
+from unisono.cli._train import train
 from unisono.cli.output import print_json, print_row, write_file
 from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
@@ -23,6 +24,7 @@ from unisono.units import (
     parse_seconds,
 )
 
+BELOW = (train,)
 _WIDTHS = (-9, 30, -10, -11, -8, 30, -7)
 _MOST_SIZES = 200
 

@@ -10,6 +10,10 @@ result      time, bandwidth, utilisation, critical path
 chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
 compare     who wins for which size, and where that changes
+groups      collectives of all groups of a mesh axis at once
+models      transformers by their shape
+streams     tasks beside each other
+training    a training step: what a strategy computes and sends
 """
 
 from unisono.simulate.api import FIDELITIES, simulate, sweep
@@ -19,6 +23,7 @@ from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
 from unisono.simulate.conditions import Codec, Conditions
 from unisono.simulate.result import Hop, Result, Timeline
+from unisono.simulate.training import TrainingStep, train
 
 __all__ = [
     "FIDELITIES",
@@ -28,6 +33,7 @@ __all__ = [
     "Hop",
     "Result",
     "Timeline",
+    "TrainingStep",
     "candidates",
     "compare",
     "fitted",
@@ -35,4 +41,5 @@ __all__ = [
     "simulate",
     "sweep",
     "to_chrome",
+    "train",
 ]

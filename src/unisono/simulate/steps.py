@@ -24,6 +24,7 @@ import numpy as np
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step
 from unisono.simulate.conditions import World
 from unisono.simulate.messages import Messages, in_range, messages
 from unisono.simulate.result import Hop, Timeline
@@ -262,8 +263,13 @@ def by_steps(
     times: Floats | None = None,
     *,
     keep: bool = False,
+    members: Ints | None = None,
 ) -> Clocks:
-    """Run the clocks through all steps, for slots of `sizes` bytes, or `times` that."""
+    """Run the clocks through all steps, for slots of `sizes` bytes, or `times` that.
+
+    `members` has a row of ranks for each group, all of which act the schedule out at
+    once; without it there is one group, of all ranks.
+    """
     even = float(sizes[0]) if (sizes == sizes[0]).all() else None
     scale = np.ones(1) if times is None else times
     clocks = Clocks(
@@ -275,6 +281,20 @@ def by_steps(
         kept=[] if keep and scale.size == 1 else None,
     )
     for step in in_range(schedule):
-        clocks.run(messages(step, schedule.n, sizes, even))
+        acted = step if members is None else _acted(step, members)
+        clocks.run(messages(acted, world.n, sizes, even))
     clocks.settle()
     return clocks
+
+
+def _acted(step: Step, members: Ints) -> Step:
+    """A step of one group as all groups make it at the same time."""
+    src, dst, chunk, mask, into = step.flat()
+    groups = len(members)
+    return Step(
+        members[:, src].ravel(),
+        members[:, dst].ravel(),
+        np.tile(chunk, groups),
+        np.tile(into, groups),
+        step.reduces if isinstance(step.reduces, bool) else np.tile(mask, groups),
+    )

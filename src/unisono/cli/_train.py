@@ -1,0 +1,85 @@
+"""`unisono simulate train`: a training step on machines one need not have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from unisono.cli.output import print_json
+from unisono.simulate.training import train as simulated
+from unisono.units import parse_bytes
+
+
+def train(
+    *,
+    model: str = "8B",
+    topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "dgx-h100:8",
+    strategy: str = "fsdp",
+    tp: int = 1,
+    sequence: int = 4096,
+    batch: int = 1,
+    peak: float = 0.0,
+    efficiency: float = 0.5,
+    bucket: str = "25M",
+    prefetch: int = 1,
+    no_recompute: bool = False,
+    gradient_bytes: int = 2,
+    algorithm: str = "auto",
+    json: bool = False,
+) -> int:
+    """Simulate a training step: its time, exposed communication, scaling efficiency.
+
+    Example: unisono simulate train --model 70B -t dgx-h100:64 --tp 8 --strategy fsdp
+
+    Parameters
+    ----------
+    model
+        1B, 7B, 8B, 13B, 70B, 405B, or layers=80,hidden=8192,heads=64,...
+    topology
+        A preset, as dgx-h100:64, cloud:16x8, or a .toml file.
+    strategy
+        ddp (gradients in buckets beside backward) or fsdp (ZeRO-3 with prefetch).
+    tp
+        Ranks of a tensor parallel group; they are neighbours.
+    sequence
+        Tokens of a sequence.
+    batch
+        Sequences for each data parallel rank.
+    peak
+        Operations per second that a rank can do; known for dgx-h100 and dgx-a100.
+    efficiency
+        The part of the peak that computing alone reaches.
+    bucket
+        With ddp: bytes of gradients that are sent together.
+    prefetch
+        With fsdp: how many layers are gathered ahead.
+    no_recompute
+        Keep activations instead of computing them again.
+    gradient_bytes
+        Bytes of a gradient on its way: 2 or 4.
+    algorithm
+        One for all collectives, as ring; by default the quickest of a few.
+    json
+        Print one JSON document.
+    """
+    found = simulated(
+        model,
+        topology,
+        strategy=strategy,
+        tp=tp,
+        sequence=sequence,
+        batch=batch,
+        peak=peak,
+        efficiency=efficiency,
+        bucket=parse_bytes(bucket),
+        prefetch=prefetch,
+        recompute=not no_recompute,
+        gradient_bytes=gradient_bytes,
+        algorithm=algorithm,
+    )
+    if json:
+        print_json(found.as_dict())
+    else:
+        print(found)
+    return 0

@@ -1,0 +1,375 @@
+"""Training steps: what a strategy computes and sends, in which order, given a clock.
+
+    found = train("70B", "dgx-h100:64", strategy="fsdp", tp=8)
+    print(found)        step time, exposed communication, efficiency, assumptions
+
+A plan is a list of tasks. Each is on a stream, where tasks run one after the other in
+the order in which they are listed, and may wait for tasks of other streams:
+
+    compute   forward and backward of the layers
+    tensor    all_reduce of activations in tensor parallel groups; compute waits for it
+    data      gradients and weights in data parallel groups; runs beside compute
+
+    ddp    backward fills buckets with gradients; a full one is all_reduced
+    fsdp   weights of a layer are gathered before it is needed, forward and backward,
+           `prefetch` layers ahead; its gradients are reduce_scattered after it (ZeRO-3)
+
+How long a collective takes is simulated on the topology, all groups of an axis at once
+(`groups.py`). How long computing takes follows from the operations and a rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from unisono.errors import BadArgument, NotOffered, unknown
+from unisono.simulate.groups import Groups
+from unisono.simulate.models import Model, model_named
+from unisono.simulate.streams import Ran, Task, run
+from unisono.topology import Topology, parse
+from unisono.units import format_bytes, format_seconds
+
+STRATEGIES = ("ddp", "fsdp")
+PEAKS = {"dgx-h100": 989e12, "dgx-a100": 312e12}
+"""Dense 16-bit operations per second that the maker states."""
+MOST_RANKS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything about a step but the model and the topology."""
+
+    strategy: str = "fsdp"
+    tp: int = 1
+    sequence: int = 4096
+    batch: int = 1
+    peak: float = 0.0
+    efficiency: float = 0.5
+    bucket: int = 25 << 20
+    prefetch: int = 1
+    recompute: bool = True
+    weight_bytes: int = 2
+    gradient_bytes: int = 2
+    algorithm: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        if self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, STRATEGIES)
+        for name, least in (
+            *(("tp", 1), ("sequence", 1), ("batch", 1), ("bucket", 1)),
+            *(("prefetch", 0), ("weight_bytes", 1), ("gradient_bytes", 1)),
+        ):
+            if getattr(self, name) < least:
+                raise BadArgument(
+                    f"train: {name} = {getattr(self, name)}: expected {least} or more"
+                )
+        if not 0 < self.efficiency <= 1 or not 0 <= self.peak < math.inf:
+            raise BadArgument(
+                f"train: efficiency = {self.efficiency:g}, peak = {self.peak:g}: "
+                "expected a part of 1, and operations per second"
+            )
+
+
+@dataclass(frozen=True)
+class Used:
+    """A collective of the plan: how often, on how much, for how long each, how."""
+
+    collective: str
+    axis: str
+    ranks: int
+    times: int
+    nbytes: int
+    seconds: float
+    algorithm: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.times:>4} x {self.collective} of {format_bytes(self.nbytes)} on "
+            f"{self.ranks} ranks ({self.axis}): {format_seconds(self.seconds)} each, "
+            f"by {self.algorithm}"
+        )
+
+
+@dataclass(eq=False)
+class Planner:
+    """Makes the plan of one step, and keeps what it used."""
+
+    model: Model
+    topology: Topology
+    setup: Setup
+    rate: float
+    tasks: list[Task] = field(default_factory=list)
+    used: dict[tuple[str, str, int], Used] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Lay out the mesh: ranks of a tensor parallel group are neighbours."""
+        ranks = np.arange(self.topology.n).reshape(-1, self.setup.tp)
+        how = self.setup.algorithm
+        self.groups = {
+            "tensor": Groups(self.topology, ranks, how),
+            "data": Groups(self.topology, np.ascontiguousarray(ranks.T), how),
+        }
+        self.tokens = self.setup.sequence * self.setup.batch
+
+    def add(self, name: str, stream: str, seconds: float, *after: int | None) -> int:
+        """One more task; its place, for others to wait for."""
+        waits = tuple(sorted({a for a in after if a is not None}))
+        self.tasks.append(Task(name, stream, seconds, waits))
+        return len(self.tasks) - 1
+
+    def call(
+        self, axis: str, collective: str, nbytes: int, *after: int | None
+    ) -> int | None:
+        """One more collective; None if its groups have one rank."""
+        groups = self.groups[axis]
+        if groups.size == 1:
+            return None
+        seconds, how = groups.time(collective, nbytes)
+        key = axis, collective, nbytes
+        one = Used(collective, axis, groups.size, 0, nbytes, seconds, how)
+        known = self.used.get(key, one)
+        self.used[key] = replace(known, times=known.times + 1)
+        return self.add(f"{collective} ({axis})", axis, seconds, *after)
+
+    @property
+    def units(self) -> list[tuple[str, int, tuple[float, ...]]]:
+        """What is gathered and computed together: its weights, its parts' operations.
+
+        After each part of a layer, attention and feed-forward, tensor parallel ranks
+        have to add up; the embedding and the head are not counted as such.
+        """
+        m, length = self.model, self.setup.sequence
+        parts = m.attention_flops(length), 2.0 * m.dense
+        layer = ("layer", m.attention + m.dense, parts)
+        first = ("embedding", m.embedding, (0.0,))
+        head = ("head", m.embedding, (2.0 * m.embedding,))
+        return [first, *[layer] * m.layers, head]
+
+    def compute(
+        self, name: str, parts: tuple[float, ...], factor: float, *after: int | None
+    ) -> int:
+        """Compute a unit, with the sums of tensor parallel ranks in between."""
+        waits, done = after, 0
+        activations = self.tokens * self.model.hidden * self.setup.weight_bytes
+        for flops in parts:
+            seconds = flops * factor * self.tokens / self.setup.tp / self.rate
+            done = self.add(name, "compute", seconds, *waits)
+            if len(parts) > 1:
+                summed = self.call("tensor", "all_reduce", activations, done)
+                done = done if summed is None else summed
+            waits = (done,)
+        return done
+
+    def share(self, weights: int) -> int:
+        """How many of these weights a tensor parallel rank has."""
+        return -(-weights // self.setup.tp)
+
+
+def ddp(plan: Planner) -> None:
+    """Forward, backward, and an all_reduce for each bucket of gradients."""
+    units = plan.units
+    last: int | None = None
+    for name, _, parts in units:
+        last = plan.compute(f"forward {name}", parts, 1.0, last)
+    filled, size = 0, plan.setup.gradient_bytes
+    backward = 3.0 if plan.setup.recompute else 2.0
+    for at, (name, weights, parts) in reversed(list(enumerate(units))):
+        last = plan.compute(f"backward {name}", parts[::-1], backward, last)
+        filled += plan.share(weights) * size
+        if filled >= plan.setup.bucket or at == 0:
+            plan.call("data", "all_reduce", filled, last)
+            filled = 0
+
+
+def fsdp(plan: Planner) -> None:
+    """Weights are gathered a little before they are needed, forward and backward."""
+    units, ahead = plan.units, plan.setup.prefetch
+    recompute = 3.0 if plan.setup.recompute else 2.0
+    order = [(u, "forward", 1.0) for u in units]
+    order += [(u, "backward", recompute) for u in reversed(units)]
+    gathered: list[int | None] = []
+    computed: list[int] = []
+
+    def gather(place: int) -> None:
+        # Memory for so many layers more: an earlier one must have been let go of.
+        if place < len(order):
+            done = place - 1 - ahead
+            before = computed[done] if done >= 0 else None
+            nbytes = plan.share(order[place][0][1]) * plan.setup.weight_bytes
+            gathered.append(plan.call("data", "all_gather", nbytes, before))
+
+    for place in range(ahead + 1):
+        gather(place)
+    last: int | None = None
+    for place, ((name, weights, parts), way, factor) in enumerate(order):
+        some = parts if way == "forward" else parts[::-1]
+        last = plan.compute(f"{way} {name}", some, factor, last, gathered[place])
+        computed.append(last)
+        gather(place + ahead + 1)
+        if way == "backward":
+            nbytes = plan.share(weights) * plan.setup.gradient_bytes
+            plan.call("data", "reduce_scatter", nbytes, last)
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One training step: seconds, and what they are made of."""
+
+    model: Model
+    topology: str
+    n: int
+    setup: Setup
+    rate: float
+    time: float
+    compute: float
+    used: tuple[Used, ...]
+    ran: tuple[Ran, ...] = field(repr=False)
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def dp(self) -> int:
+        """How many data parallel ranks there are."""
+        return self.n // self.setup.tp
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which nothing is computed, since something has not arrived."""
+        return self.time - self.compute
+
+    @property
+    def communication(self) -> float:
+        """Seconds of all collectives, hidden or not."""
+        return sum(u.times * u.seconds for u in self.used)
+
+    @property
+    def efficiency(self) -> float:
+        """The part of the step in which is computed: 1 is perfect scaling."""
+        return self.compute / self.time if self.time else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.setup.sequence * self.setup.batch * self.dp / self.time
+
+    @property
+    def utilisation(self) -> float:
+        """Operations that the model needs (not the recomputed), over the peak."""
+        needed = 3 * self.model.flops(self.setup.sequence) * self.tokens_per_second
+        return needed / (self.n * self.rate / self.setup.efficiency)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of weights, gradients and Adam's state on a rank; no activations."""
+        each = self.setup.weight_bytes + self.setup.gradient_bytes + 12
+        over = self.n if self.setup.strategy == "fsdp" else self.setup.tp
+        return self.model.weights * each / over
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data, for JSON."""
+        return {
+            "model": asdict(self.model) | {"weights": self.model.weights},
+            "topology": self.topology,
+            "n": self.n,
+            "dp": self.dp,
+            "setup": asdict(self.setup),
+            "rate": self.rate,
+            "time": self.time,
+            "compute": self.compute,
+            "communication": self.communication,
+            "exposed": self.exposed,
+            "efficiency": self.efficiency,
+            "tokens_per_second": self.tokens_per_second,
+            "utilisation": self.utilisation,
+            "memory": self.memory,
+            "collectives": [asdict(u) for u in self.used],
+            "assumptions": list(self.assumptions),
+        }
+
+    def __str__(self) -> str:
+        """A page for people."""
+        hidden = self.communication - self.exposed
+        lines = [
+            f"{self.model.name} ({self.model.weights / 1e9:.1f} billion weights) on "
+            f"{self.topology}: {self.setup.strategy} x {self.dp}, tensor x "
+            f"{self.setup.tp}",
+            f"  step           {format_seconds(self.time)}",
+            f"  compute        {format_seconds(self.compute)}",
+            f"  communication  {format_seconds(self.communication)}, of which "
+            f"{format_seconds(max(0.0, hidden))} hidden",
+            f"  exposed        {format_seconds(self.exposed)}",
+            f"  efficiency     {self.efficiency:.1%} of perfect scaling",
+            f"  throughput     {self.tokens_per_second:,.0f} tokens/s; "
+            f"{self.utilisation:.1%} of the peak",
+            f"  memory         {format_bytes(self.memory)} a rank, and activations",
+        ]
+        lines += [f"  {u}" for u in self.used]
+        return "\n".join([*lines, "assumed:", *(f"  {a}" for a in self.assumptions)])
+
+
+def train(
+    model: Model | str, topology: Topology | str, **options: object
+) -> TrainingStep:
+    """Simulate one training step; options are the fields of `Setup`."""
+    what = model_named(model) if isinstance(model, str) else model
+    where = parse(topology) if isinstance(topology, str) else topology
+    setup = Setup(**options)  # type: ignore[arg-type]
+    if where.n % setup.tp:
+        raise BadArgument(f"train: tp = {setup.tp} does not divide {where.n} ranks")
+    if where.n > MOST_RANKS:
+        raise NotOffered(f"train: {where.n} ranks; at most {MOST_RANKS} are simulated")
+    peak = setup.peak or PEAKS.get(where.name.partition(":")[0], 0.0)
+    if not peak:
+        raise BadArgument(
+            f"train: {where.name} does not tell how fast its ranks compute; give peak="
+        )
+    plan = Planner(what, where, setup, peak * setup.efficiency)
+    {"ddp": ddp, "fsdp": fsdp}[setup.strategy](plan)
+    ran = run(plan.tasks)
+    return TrainingStep(
+        what,
+        where.name,
+        where.n,
+        setup,
+        plan.rate,
+        max((r.end for r in ran), default=0.0),
+        sum(t.seconds for t in plan.tasks if t.stream == "compute"),
+        tuple(plan.used.values()),
+        tuple(ran),
+        tuple(_assumptions(plan, peak)),
+    )
+
+
+def _assumptions(plan: Planner, peak: float) -> list[str]:
+    """Everything that the answer rests on and that one might see otherwise."""
+    s = plan.setup
+    told = "as given" if s.peak else "as the maker states"
+    passes = "4 forward passes' worth" if s.recompute else "3 forward passes' worth"
+    found = [
+        f"a rank computes {peak / 1e12:.4g} Tflop/s at its peak ({told}), and reaches "
+        f"{s.efficiency:.0%} of it",
+        f"{s.batch} sequence(s) of {s.sequence} tokens for each data parallel rank; "
+        f"a step is {passes}"
+        + (", since activations are recomputed" if s.recompute else ""),
+        f"weights travel as {s.weight_bytes} bytes, gradients as {s.gradient_bytes}; "
+        "the optimizer takes no time, and in memory 12 bytes a weight (Adam)",
+        "collectives are as simulated by steps, all groups of an axis at once; the two "
+        "axes do not slow each other, nor what is computed meanwhile",
+    ]
+    if s.tp > 1:
+        found.append(
+            "tensor parallel: two all_reduces a layer forward and two backward (none "
+            "again for what is recomputed), which compute waits for"
+        )
+    if s.strategy == "fsdp":
+        found.append(
+            f"fsdp: a layer at a time, {s.prefetch} gathered ahead, gathered again for "
+            "backward, the embedding and the head apart"
+        )
+    else:
+        found.append(f"ddp: buckets of {format_bytes(s.bucket)}, of whole layers")
+    return found
