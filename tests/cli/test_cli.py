@@ -335,7 +335,10 @@ def test_options_are_frozen(run):
         words = {w.strip("│ ,") for w in out.split()}
         told[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
     assert told == {
-        "explain": ["--json", "--ranks", "--root", "--size", "--svg", "-b"],
+        "explain": [
+            *("--json", "--on", "--per-host", "--ranks", "--root", "--size"),
+            *("--svg", "-b"),
+        ],
         "verify": ["--json", "--ranks"],
         "algorithms": ["--csv", "--json", "--ranks", "--verify"],
         "env": ["--json"],
