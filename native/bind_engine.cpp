@@ -587,16 +587,17 @@ void bind_comms(nb::module_ &m) {
            nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"))
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
       .def("give_up",
-           [](Handle &c, std::size_t rank) { // it cannot be reached for the next call
+           [](Handle &c, std::size_t rank, bool late) { // it cannot be reached
              const auto dead = c.dead();
              const auto culprit = std::uint32_t(dead < c.size() ? dead : rank);
              const bool left = c.layout().block(rank).left.load() != 0;
              const Trouble trouble = dead < c.size() ? Trouble::peer_lost
                                      : left          ? Trouble::left
+                                     : late          ? Trouble::timeout
                                                      : Trouble::severed;
              c.condemn({trouble, culprit, std::uint32_t(c.rank()), std::uint32_t(c.seq + 1)});
            },
-           nb::arg("rank"))
+           nb::arg("rank"), nb::arg("late"))
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })

@@ -118,7 +118,7 @@ def bench(capsys, monkeypatch):
     """Runs the verb on threads; every call adds what it started to `groups`."""
 
     def call(*arguments, **options):
-        def start(names, n):
+        def start(names, n, per_host=0):
             call.groups = [ThreadGroup(name, n, **options) for name in names]
             return call.groups
 

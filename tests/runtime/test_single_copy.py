@@ -122,11 +122,11 @@ def stopped(rank):
         with pytest.raises(unisono.UnisonoError):
             comm.all_reduce(np.ones(large(2), np.float32))
         return None
-    from unisono.runtime import base
+    from unisono.runtime import verdicts
 
     with pytest.raises(CollectiveTimeout):
         comm.all_reduce(np.ones(large(2), np.float32), timeout_s=0.2)
-    return len(base._KEPT)
+    return len(verdicts._KEPT)
 
 
 def test_a_buffer_that_may_still_be_written_is_kept(forks):

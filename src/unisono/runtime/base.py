@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
@@ -245,14 +246,13 @@ class Base(Verdicts):
         )
         if how.reproducible:
             self._refuse_other_orders(kind)
-        transport = self._transport
         plan, reached = make_plan(
             kind,
             self.world_size,
             self.rank,
-            window=transport.window,
+            window=self._transport.window,
             hosts=self._hosts,
-            reaches=transport.reaches,
+            reaches=self._transport.reaches,
         )
         self._reach(reached, call.collective)
         return plan
@@ -265,12 +265,14 @@ class Base(Verdicts):
         for rank in ranks:
             if streams is None or self.hosts[rank] == self.hosts[self.rank]:
                 continue
+            deadline = time.monotonic() + self.timeout_s
             try:
                 streams.reach(
                     self._agreed, rank, timeout_s=self.timeout_s, messages=messages
                 )
             except TransportError as why:
-                raise self._out_of_reach(rank, what) from why
+                late = time.monotonic() >= deadline - 0.1 * self.timeout_s
+                raise self._out_of_reach(rank, what, late=late) from why
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)

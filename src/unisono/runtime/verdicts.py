@@ -50,9 +50,12 @@ class Verdicts:
         verdict = self._native.verdict()
         return self._told(verdict, call, seq, timeout_s, self._native.awaited())
 
-    def _out_of_reach(self, rank: int, what: str) -> UnisonoError:
-        """A rank is gone or cannot be reached before a call: that breaks it for all."""
-        self._native.give_up(rank)
+    def _out_of_reach(self, rank: int, what: str, *, late: bool) -> UnisonoError:
+        """A rank is gone or cannot be reached before a call: that breaks it for all.
+
+        `late` tells that it might yet have answered, had there been more time.
+        """
+        self._native.give_up(rank, late)
         return self._failure(refused=what)
 
     def _keep_while_touched(self, buffers: object) -> None:
