@@ -396,8 +396,12 @@ def test_ctrl_c_ends_a_call(name, forks):
     error, took = ends[0].value
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 10
-    assert ends[1].value["error"] == "PeerLost", ends[1]
-    assert ends[1].value["attributes"]["ranks"] == [0]
+    told = ends[1].value
+    if told["error"] == "CollectiveMismatch":  # what was sent before is another call
+        assert set(told["attributes"]["calls"]) == {"0", "1"}
+    else:
+        assert told["error"] == "PeerLost", ends[1]
+        assert told["attributes"]["ranks"] == [0]
 
 
 def forks_a_child(rank):
