@@ -1,6 +1,7 @@
 """What tests of several folders have in common can be imported by all of them."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,3 +10,8 @@ for _folder in ("algorithms", "runtime", "schedule"):
 
 # What is chosen must not hang on what somebody has tuned on this machine.
 os.environ["UNISONO_TUNED"] = "0"
+
+# Who is started in the background may ignore Ctrl-C, and so would all it starts: but
+# there are tests of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

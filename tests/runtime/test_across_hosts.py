@@ -323,6 +323,7 @@ def is_killed(rank, who):
     comm = rank.init(timeout_s=20)
     comm.barrier()
     part = comm.split(0)
+    time.sleep(0.3)  # until all have it
     if rank.number == who:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.3)
