@@ -2,10 +2,12 @@
 
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include <nanobind/nanobind.h>
 
+#include "frame.hpp"
 #include "tls.hpp"
 
 void bind_engine(nanobind::module_ &m);
@@ -18,6 +20,15 @@ void bind_simulate(nanobind::module_ &m);
 struct TlsHolder {
   std::shared_ptr<unisono::Tls> tls;
 };
+
+// A key as Python has it.
+inline unisono::Key key_of(const nanobind::bytes &bytes) {
+  unisono::Key key;
+  if (bytes.size() != key.size())
+    throw nanobind::value_error("a key has 16 bytes");
+  std::memcpy(key.data(), bytes.c_str(), key.size());
+  return key;
+}
 
 inline std::shared_ptr<unisono::Tls> tls_of(const TlsHolder *holder) {
   return holder == nullptr ? nullptr : holder->tls;

@@ -258,14 +258,6 @@ nb::object quick_of(nb::handle comm) {
   return nb::steal(PyCFunction_New(&quick_method, comm.ptr()));
 }
 
-Key key_of(const nb::bytes &bytes) {
-  Key key{};
-  if (bytes.size() != key.size())
-    throw nb::value_error("a key has 16 bytes");
-  std::memcpy(key.data(), bytes.c_str(), key.size());
-  return key;
-}
-
 // Gives a stream one of its sockets, which is its own from here on.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
             int fd, nb::bytes key, std::uint32_t epoch, bool messages,
@@ -403,7 +395,7 @@ void bind_programs(nb::module_ &m) {
                 Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
                         rows<Program::Wait>(waits), rows<Program::Wait>(exits),
                         std::move(lead), std::move(readers), std::move(deliveries), tail,
-                        {}, {}};
+                        {}, {}, {}};
             program->cross(rows<Program::Message>(messages));
           },
           nb::arg("actions"), nb::arg("sources"), nb::arg("waits"), nb::arg("exits"),

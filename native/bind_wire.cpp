@@ -40,14 +40,6 @@ private:
   Py_buffer view_;
 };
 
-Key key_of(const nb::bytes &bytes) {
-  Key key;
-  if (bytes.size() != key.size())
-    throw nb::value_error("a key has 16 bytes");
-  std::memcpy(key.data(), bytes.c_str(), key.size());
-  return key;
-}
-
 FrameHeader header_of(const nb::bytes &bytes) {
   FrameHeader header;
   if (bytes.size() != sizeof header)

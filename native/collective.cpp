@@ -332,9 +332,8 @@ bool Collective::passed(const Program::Wait &wait, std::uint64_t generation) {
 bool Collective::departed(const Program::Wait &wait, std::uint64_t generation) const {
   if (generation < first_generation_) // an earlier call, which has ended here
     return true;
-  const std::uint64_t messages = crosses_to(std::size_t(wait.rank));
-  const std::uint64_t before = (generation - first_generation_) * messages;
-  return left(std::size_t(wait.rank)) >= before + std::uint64_t(wait.count);
+  return has_left(std::size_t(wait.rank), generation - first_generation_,
+                  std::uint64_t(wait.count));
 }
 
 bool Collective::ready(const Program::Action &action) {

@@ -58,11 +58,10 @@ private:
   };
   void depart();
   void depart(const Program::Course &course, Cursor &cursor);
-  std::uint64_t left(std::size_t rank) const;
   bool arrives(const Program::Action &action) const;
   Status receive(const Program::Action &action);
   Status stopped(std::size_t rank, Io why);
-  std::uint64_t crosses_to(std::size_t rank) const;
+  bool has_left(std::size_t rank, std::uint64_t pieces, std::uint64_t messages) const;
   bool crosses(std::size_t rank) const;
 
   // What one action does with bytes: movement.cpp. Each tells whose memory could not be
@@ -76,6 +75,11 @@ private:
     bool far;                   // some source lies in another process
     bool delivers;
   };
+  struct Span { // of a chunk, in elements
+    std::int64_t first;
+    std::size_t count;
+  };
+  Span span(std::int32_t chunk, std::int64_t piece) const;
   Movement movement(const Program::Action &action);
   std::size_t perform(const Program::Action &action);
   std::size_t copy(const Movement &movement);

@@ -33,10 +33,8 @@ void Collective::depart(const Program::Course &course, Cursor &cursor) {
     if (message.after > 0 &&
         (ahead > 0 || (ahead == 0 && std::size_t(message.after) > action_)))
       return;
-    const std::int64_t size = plan_->size[std::size_t(message.chunk)];
-    const std::int64_t piece = plan_->piece[lent_];
-    const std::int64_t first = std::min(cursor.piece * piece, size);
-    const auto bytes = std::size_t(std::min(piece, size - first)) * plan_->itemsize;
+    const auto [first, count] = span(message.chunk, cursor.piece);
+    const std::size_t bytes = count * plan_->itemsize;
     const std::size_t some = std::min(frame_bytes, bytes - cursor.at);
     const std::byte *from =
         message.home == Program::window
@@ -63,23 +61,16 @@ void Collective::depart(const Program::Course &course, Cursor &cursor) {
   }
 }
 
-// How many messages to a rank have left entirely, of all pieces.
-std::uint64_t Collective::left(std::size_t rank) const {
-  for (std::size_t c = 0; c < cursors_.size(); ++c)
-    if (program_->courses[c].to == rank) {
-      const std::uint64_t offered =
-          std::uint64_t(cursors_[c].piece) * program_->courses[c].messages.size() +
-          cursors_[c].message;
-      return comm_.outlet(rank).left(offered);
-    }
-  return 0;
-}
-
-std::uint64_t Collective::crosses_to(std::size_t rank) const {
-  for (const Program::Course &course : program_->courses)
-    if (course.to == rank)
-      return course.messages.size();
-  return 0;
+// Whether all messages to a rank of so many pieces have left entirely, and so many more.
+bool Collective::has_left(std::size_t rank, std::uint64_t pieces,
+                          std::uint64_t messages) const {
+  const std::int32_t found = program_->course_to.empty() ? -1 : program_->course_to[rank];
+  if (found < 0)
+    return messages == 0;
+  const Cursor &cursor = cursors_[std::size_t(found)];
+  const std::uint64_t each = program_->courses[std::size_t(found)].messages.size();
+  const std::uint64_t offered = std::uint64_t(cursor.piece) * each + cursor.message;
+  return comm_.outlet(rank).left(offered) >= pieces * each + messages;
 }
 
 // Whether something is still to come from a rank on another host, or to leave for it.
@@ -87,7 +78,7 @@ bool Collective::crosses(std::size_t rank) const {
   const auto pieces = std::uint64_t(plan_->pieces[lent_]);
   const std::uint64_t due =
       program_->incoming.empty() ? 0 : std::uint64_t(program_->incoming[rank]) * pieces;
-  return left(rank) < crosses_to(rank) * pieces || (due > 0 && came_[rank] < due);
+  return !has_left(rank, pieces, 0) || (due > 0 && came_[rank] < due);
 }
 
 bool Collective::arrives(const Program::Action &action) const {

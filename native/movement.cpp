@@ -54,11 +54,15 @@ Reach Collective::address(const Program::Source &source, std::int64_t first) {
   }
 }
 
+// Where a piece of a chunk begins, and how many elements it has.
+Collective::Span Collective::span(std::int32_t chunk, std::int64_t piece) const {
+  const std::int64_t size = plan_->size[std::size_t(chunk)], most = plan_->piece[lent_];
+  const std::int64_t first = std::min(piece * most, size);
+  return {first, std::size_t(std::min(most, size - first))};
+}
+
 Collective::Movement Collective::movement(const Program::Action &action) {
-  const std::int64_t size = plan_->size[std::size_t(action.chunk)];
-  const std::int64_t piece = plan_->piece[lent_];
-  const std::int64_t first = std::min(piece_ * piece, size);
-  const auto count = std::size_t(std::min(piece, size - first));
+  const auto [first, count] = span(action.chunk, piece_);
   const auto sources = std::size_t(action.end_source - action.first_source);
   std::byte *output =
       action.output < 0 ? nullptr

@@ -45,17 +45,20 @@ struct Program {
   std::vector<std::int32_t> deliveries; // ranks that are brought the result
   std::int32_t tail = 0; // actions at the end that nobody waits for
   std::vector<Course> courses;         // what leaves for other hosts
+  std::vector<std::int32_t> course_to; // by rank, which of them, or -1; or empty
   std::vector<std::int32_t> incoming; // how many messages come from each rank, or empty
 
   // Sorts the messages by where they go, and counts those that come.
   void cross(const std::vector<Message> &messages) {
+    if (!messages.empty())
+      course_to.assign(lead.size(), -1);
     for (const Message &message : messages) {
-      auto course = std::find_if(courses.begin(), courses.end(), [&](const Course &c) {
-        return c.to == std::size_t(message.to);
-      });
-      if (course == courses.end())
-        course = courses.insert(course, {std::size_t(message.to), {}});
-      course->messages.push_back(message);
+      std::int32_t &course = course_to[std::size_t(message.to)];
+      if (course < 0) {
+        course = std::int32_t(courses.size());
+        courses.push_back({std::size_t(message.to), {}});
+      }
+      courses[std::size_t(course)].messages.push_back(message);
     }
     for (const Source &source : sources)
       if (source.home == stream) {

@@ -18,35 +18,28 @@ namespace {
 
 enum Flag : std::uint16_t { noted = 1, leaving = 2 };
 
-constexpr std::size_t read_ahead = 16 << 10;
 constexpr std::size_t most_awaited = 64 << 10;
-
-void make_ready(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
 bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 } // namespace
 
-Outlet::~Outlet() {
-  for (Lane &lane : lanes_)
-    if (lane.fd >= 0)
-      ::close(lane.fd);
+void Wire::attach(int socket, const Key &key, std::uint32_t epoch,
+                  std::shared_ptr<Tls> encryption) {
+  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
+  fd = socket;
+  tls = std::move(encryption);
+  seal = Seal(key, epoch);
 }
 
-void Outlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-                    std::uint32_t epoch, std::shared_ptr<Tls> tls) {
-  make_ready(fd);
-  lanes_.resize(std::max(lanes, lanes_.size()));
-  lanes_.at(lane).fd = fd;
-  lanes_[lane].tls = std::move(tls);
-  lanes_[lane].seal = Seal(key, epoch);
-  if (++attached_ == lanes_.size())
-    open_.store(true, std::memory_order_release);
+void Wire::close() {
+  if (fd >= 0)
+    ::close(fd);
 }
 
 bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
                    std::size_t bytes, std::uint64_t ordinal) {
-  Lane &lane = lanes_[turn_];
+  Leaving &lane = lanes_[turn_];
   if (lane.busy)
     return false;
   lane.head = {};
@@ -66,18 +59,18 @@ bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
   lane.ordinal = ordinal;
   lane.busy = true;
   lane.seal.seal(lane.head, crc32c(data, bytes, crc32c(&lane.note, lane.noted)));
-  turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1;
+  next();
   return true;
 }
 
 Io Outlet::pump() {
-  for (Lane &lane : lanes_)
+  for (Leaving &lane : lanes_)
     if (lane.busy && pump(lane) == Io::lost)
       return Io::lost;
   return idle() ? Io::done : Io::blocked;
 }
 
-Io Outlet::pump(Lane &lane) {
+Io Outlet::pump(Leaving &lane) {
   const std::size_t total = sizeof lane.head + lane.noted + lane.bytes;
   while (lane.sent < total) {
     iovec parts[3] = {{&lane.head, sizeof lane.head},
@@ -103,11 +96,11 @@ Io Outlet::pump(Lane &lane) {
 }
 
 bool Outlet::idle() const {
-  return std::none_of(lanes_.begin(), lanes_.end(), [](const Lane &l) { return l.busy; });
+  return std::none_of(lanes_.begin(), lanes_.end(), [](const Leaving &l) { return l.busy; });
 }
 
 std::uint64_t Outlet::left(std::uint64_t next) const {
-  for (const Lane &lane : lanes_)
+  for (const Leaving &lane : lanes_)
     if (lane.busy)
       next = std::min(next, lane.ordinal);
   return next;
@@ -117,7 +110,7 @@ std::uint64_t Outlet::left(std::uint64_t next) const {
 void Outlet::leave(std::uint64_t verdict) {
   if (!open() || lanes_[turn_].busy)
     return;
-  Lane &lane = lanes_[turn_];
+  Leaving &lane = lanes_[turn_];
   lane.head = {};
   lane.head.flags = Flag::leaving;
   lane.head.fingerprint = verdict;
@@ -128,33 +121,15 @@ void Outlet::leave(std::uint64_t verdict) {
 }
 
 void Outlet::interests(std::vector<pollfd> &into) const {
-  for (const Lane &lane : lanes_)
+  for (const Leaving &lane : lanes_)
     if (lane.busy)
       into.push_back({lane.fd, POLLOUT, 0});
-}
-
-Inlet::~Inlet() {
-  for (Lane &lane : lanes_)
-    if (lane.fd >= 0)
-      ::close(lane.fd);
-}
-
-void Inlet::attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-                   std::uint32_t epoch, std::shared_ptr<Tls> tls) {
-  make_ready(fd);
-  lanes_.resize(std::max(lanes, lanes_.size()));
-  lanes_.at(lane).fd = fd;
-  lanes_[lane].tls = std::move(tls);
-  lanes_[lane].seal = Seal(key, epoch);
-  lanes_[lane].ahead.resize(read_ahead);
-  if (++attached_ == lanes_.size())
-    open_.store(true, std::memory_order_release);
 }
 
 Io Inlet::take(const Mark &mark, std::byte *into, std::size_t bytes) {
   if (!open())
     return Io::blocked;
-  Lane &lane = lanes_[turn_];
+  Arriving &lane = lanes_[turn_];
   if (!lane.headed) {
     const Io found = header(lane, frame_bytes);
     if (found != Io::done)
@@ -173,7 +148,7 @@ Io Inlet::take(const Mark &mark, std::byte *into, std::size_t bytes) {
 Io Inlet::take_any(std::byte *into, std::size_t room, std::size_t *bytes) {
   if (!open())
     return Io::blocked;
-  Lane &lane = lanes_[turn_];
+  Arriving &lane = lanes_[turn_];
   if (!lane.headed) {
     const Io found = header(lane, room);
     if (found != Io::done)
@@ -184,7 +159,7 @@ Io Inlet::take_any(std::byte *into, std::size_t room, std::size_t *bytes) {
   return payload(lane, into);
 }
 
-Io Inlet::header(Lane &lane, std::size_t room) {
+Io Inlet::header(Arriving &lane, std::size_t room) {
   while (lane.end - lane.first < sizeof lane.head) {
     const Io found = fill(lane);
     if (found != Io::done)
@@ -204,7 +179,7 @@ Io Inlet::header(Lane &lane, std::size_t room) {
   return Io::done;
 }
 
-Io Inlet::payload(Lane &lane, std::byte *into) {
+Io Inlet::payload(Arriving &lane, std::byte *into) {
   const std::size_t total = lane.head.length;
   while (lane.filled < lane.noted) { // the note is small, and read ahead
     if (lane.first == lane.end) {
@@ -237,12 +212,12 @@ Io Inlet::payload(Lane &lane, std::byte *into) {
     lane.filled += count;
   }
   lane.headed = false;
-  turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1;
+  next();
   return lane.crc == lane.head.crc ? Io::done : Io::corrupt;
 }
 
 // Reads what has come into the room ahead.
-Io Inlet::fill(Lane &lane) {
+Io Inlet::fill(Arriving &lane) {
   if (lane.first == lane.end)
     lane.first = lane.end = 0;
   if (lane.first > 0) {
@@ -257,7 +232,7 @@ Io Inlet::fill(Lane &lane) {
   return found;
 }
 
-Io Inlet::read(Lane &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
+Io Inlet::read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
   failpoint("stream.receive");
   const ssize_t got = lane.tls ? lane.tls->recv(into, bytes)
                                : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
@@ -269,7 +244,7 @@ Io Inlet::read(Lane &lane, std::byte *into, std::size_t bytes, std::size_t *coun
   return Io::done;
 }
 
-std::size_t Inlet::drain(Lane &lane, void *into, std::size_t bytes) {
+std::size_t Inlet::drain(Arriving &lane, void *into, std::size_t bytes) {
   const std::size_t count = std::min(bytes, lane.end - lane.first);
   if (count > 0)
     std::memcpy(into, lane.ahead.data() + lane.first, count);
@@ -282,7 +257,7 @@ std::size_t Inlet::drain(Lane &lane, void *into, std::size_t bytes) {
 void Inlet::interests(std::vector<pollfd> &into) {
   if (!open())
     return;
-  Lane &lane = lanes_[turn_];
+  Arriving &lane = lanes_[turn_];
   std::size_t rest = lane.headed ? lane.head.length - lane.filled : 1;
   if (lane.tls) // a part of a record may have been read that cannot be opened yet
     rest -= std::min(rest - 1, Tls::sealed_bytes);

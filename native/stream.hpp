@@ -12,10 +12,12 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -27,6 +29,7 @@
 namespace unisono {
 
 constexpr std::size_t frame_bytes = 128 << 10;
+constexpr std::size_t read_ahead = 16 << 10;
 
 enum class Io { done, blocked, lost, corrupt, mismatch, left };
 
@@ -38,17 +41,69 @@ struct Mark {
   std::uint32_t message = 0;
 };
 
-class Outlet {
+// What a lane has at either end.
+struct Wire {
+  int fd = -1;
+  std::shared_ptr<Tls> tls; // or null, for bytes as they are
+  Seal seal{Key{}, 0};
+
+  void attach(int socket, const Key &key, std::uint32_t epoch, std::shared_ptr<Tls> tls);
+  void close();
+};
+
+// The lanes of a stream at one end, and whose turn it is. It is open when all are there.
+template <class Lane> class Lanes {
 public:
-  Outlet() = default;
-  ~Outlet();
-  Outlet(const Outlet &) = delete;
-  Outlet &operator=(const Outlet &) = delete;
+  Lanes() = default;
+  ~Lanes() {
+    for (Lane &lane : lanes_)
+      lane.close();
+  }
+  Lanes(const Lanes &) = delete;
+  Lanes &operator=(const Lanes &) = delete;
 
   void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr);
+              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr) {
+    lanes_.resize(std::max(lanes, lanes_.size()));
+    lanes_.at(lane).attach(fd, key, epoch, std::move(tls));
+    if (++attached_ == lanes_.size())
+      open_.store(true, std::memory_order_release);
+  }
   bool open() const { return open_.load(std::memory_order_acquire); }
 
+protected:
+  void next() { turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1; }
+
+  std::vector<Lane> lanes_;
+  std::size_t turn_ = 0;
+
+private:
+  std::size_t attached_ = 0;
+  std::atomic<bool> open_ = false;
+};
+
+struct Leaving : Wire { // a frame that leaves by a lane, if it is busy
+  bool busy = false;
+  FrameHeader head{};
+  Note note{};
+  const std::byte *data = nullptr;
+  std::size_t bytes = 0, noted = 0, sent = 0; // of head, note and data together
+  std::uint64_t ordinal = 0;
+};
+
+struct Arriving : Wire { // a frame that comes by a lane
+  std::vector<std::byte> ahead = std::vector<std::byte>(read_ahead); // read, but not yet asked for
+  std::size_t first = 0, end = 0;
+  bool headed = false;  // `head` is there, and sound
+  bool strange = false; // but of another call than is expected
+  FrameHeader head{};
+  std::size_t noted = 0, filled = 0;
+  std::uint32_t crc = 0;
+  int lowest = 1; // bytes that must have come before the socket counts as readable
+};
+
+class Outlet : public Lanes<Leaving> {
+public:
   // Takes a frame if the lane whose turn it is has none; it leaves as `pump` is called. The
   // payload must stay where it is until then. `note` rides along, if there is one.
   bool offer(const Mark &mark, const Note *note, const std::byte *data, std::size_t bytes,
@@ -63,38 +118,11 @@ public:
   void interests(std::vector<pollfd> &into) const;
 
 private:
-  struct Lane {
-    int fd = -1;
-    std::shared_ptr<Tls> tls; // or null, for bytes as they are
-    Seal seal{Key{}, 0};
-    bool busy = false;
-    FrameHeader head{};
-    Note note{};
-    const std::byte *data = nullptr;
-    std::size_t bytes = 0, noted = 0, sent = 0; // of head, note and data together
-    std::uint64_t ordinal = 0;
-  };
-  static Io pump(Lane &lane);
-  void seal(Lane &lane);
-
-  std::vector<Lane> lanes_;
-  std::size_t turn_ = 0;
-  bool lost_ = false;
-  std::size_t attached_ = 0;
-  std::atomic<bool> open_ = false;
+  static Io pump(Leaving &lane);
 };
 
-class Inlet {
+class Inlet : public Lanes<Arriving> {
 public:
-  Inlet() = default;
-  ~Inlet();
-  Inlet(const Inlet &) = delete;
-  Inlet &operator=(const Inlet &) = delete;
-
-  void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr);
-  bool open() const { return open_.load(std::memory_order_acquire); }
-
   // Takes in what has come of the next frame, to `into`; done when it is there and sound.
   // To be called again with the same until then.
   Io take(const Mark &mark, std::byte *into, std::size_t bytes);
@@ -107,30 +135,13 @@ public:
   void interests(std::vector<pollfd> &into);
 
 private:
-  struct Lane {
-    int fd = -1;
-    std::shared_ptr<Tls> tls; // or null, for bytes as they are
-    Seal seal{Key{}, 0};
-    std::vector<std::byte> ahead; // read, but not yet asked for
-    std::size_t first = 0, end = 0;
-    bool headed = false; // `head` is there, and sound
-    bool strange = false; // but of another call than is expected
-    FrameHeader head{};
-    std::size_t noted = 0, filled = 0;
-    std::uint32_t crc = 0;
-    int lowest = 1; // bytes that must have come before the socket counts as readable
-  };
-  Io header(Lane &lane, std::size_t room);
-  Io payload(Lane &lane, std::byte *into);
-  static Io fill(Lane &lane);
-  static Io read(Lane &lane, std::byte *into, std::size_t bytes, std::size_t *count);
-  static std::size_t drain(Lane &lane, void *into, std::size_t bytes);
+  Io header(Arriving &lane, std::size_t room);
+  Io payload(Arriving &lane, std::byte *into);
+  static Io fill(Arriving &lane);
+  static Io read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count);
+  static std::size_t drain(Arriving &lane, void *into, std::size_t bytes);
 
-  std::vector<Lane> lanes_;
-  std::size_t turn_ = 0;
-  std::size_t attached_ = 0;
   Note note_{};
-  std::atomic<bool> open_ = false;
 };
 
 } // namespace unisono

@@ -7,7 +7,6 @@ its lifeline included. And hosts that are network namespaces are parted by their
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 from forked import Forks, attempt
 
 from unisono.errors import PeerLost
+from unisono.runtime.place import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 
 pytestmark = pytest.mark.timeout(90)
@@ -55,11 +55,6 @@ def works(rank, flag):
     with rank.init() as comm:
         error = attempt(lambda: turns.append(go_on(comm, flag)))
     return turns, error
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return door.getsockname()[1]
 
 
 class Scene:

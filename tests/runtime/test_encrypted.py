@@ -22,6 +22,7 @@ from unisono.errors import (
     PeerLost,
     TransportError,
 )
+from unisono.runtime.place import free_port
 from unisono.testing import Proxy, world, world_across
 
 pytestmark = pytest.mark.timeout(120)
@@ -131,11 +132,6 @@ class Tap:
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def across(env, through, port, **options):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from pathlib import Path
 
-from unisono.errors import BadArgument, MissingExtra
+from unisono.cli._matplotlib import pyplot, save
 from unisono.simulate import Comparison
 from unisono.units import format_bytes, format_seconds
 
@@ -62,13 +61,7 @@ def _letter(i: int) -> str:
 
 def draw(told: Comparison, path: Path) -> None:
     """The same by matplotlib, in a file whose name says the format."""
-    try:
-        matplotlib = import_module("matplotlib")
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("viz", "--picture") from missing
-    matplotlib.use("Agg")
-    plt = import_module("matplotlib.pyplot")
-    figure, axis = plt.subplots(figsize=(8, 5))
+    figure, axis = pyplot("--picture").subplots(figsize=(8, 5))
     for name in best(told):
         times = [r.time for r in told.results[name]]
         axis.plot(told.sizes, times, "-o", label=name, markersize=3)
@@ -85,10 +78,4 @@ def draw(told: Comparison, path: Path) -> None:
     axis.set_title(told.topology.name)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(fontsize=8)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as why:
-        raise BadArgument(f"{path}: cannot be written: {why}") from why
-    finally:
-        plt.close(figure)
+    save(figure, path)

@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,9 +30,9 @@ from unisono.runtime import orders
 from unisono.runtime.launch import Child, Job
 from unisono.runtime.lines import Speaker, Stage
 from unisono.runtime.orders import Done, Ended, Hello, Order, Refused, Said, Started
+from unisono.runtime.place import free_port
 from unisono.transports.addresses import Address, is_loopback
 
-_PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 _PAUSES = (signal.SIGSTOP, signal.SIGCONT)
 _CONNECTION_ENDED = 4
 
@@ -146,15 +144,6 @@ class Agent(Job):
     def _hearing_signals(self) -> contextlib.AbstractContextManager[None]:
         """None: those that matter come as messages, and the others may end us."""
         return contextlib.nullcontext()
-
-
-def free_port() -> int:
-    """One that nobody uses now, and that no outgoing connection will be given."""
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.bind(("", port))  # never listened on
-            return port
-    return 0
 
 
 def _what_is_wrong(order: Order) -> str:

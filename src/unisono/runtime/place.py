@@ -14,8 +14,11 @@ The secret comes from whoever starts the job; without one, the error tells how.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -26,7 +29,7 @@ ADDRESS = "UNISONO_ADDRESS"
 BESIDE_TORCH = 100
 """How far from MASTER_PORT we listen: people number the ports of their jobs in ones."""
 _PORTS = range(20_000, 32_000)
-"""Ours under Slurm: below those that systems give to outgoing connections."""
+"""Ours, where we choose: below those that systems give to outgoing connections."""
 _EXAMPLE_PORT = 29400
 
 
@@ -52,6 +55,15 @@ def meeting_place(world: World, environ: Mapping[str, str] = os.environ) -> Plac
         f"{world.why}: {world.launcher} does not say where rank 0 is; set {ADDRESS} to "
         f"its host and a free port, for all ranks alike{_recipe(world)}"
     )
+
+
+def free_port() -> int:
+    """One that nobody uses now, and that no outgoing connection will be given."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("", port))  # never listened on
+            return port
+    return 0
 
 
 def no_secret(world: World) -> BadArgument:

@@ -31,7 +31,6 @@ import os
 import pickle
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -48,6 +47,7 @@ from unisono.errors import (
     whole_number,
 )
 from unisono.runtime.outcome import Outcome
+from unisono.runtime.place import free_port
 from unisono.runtime.processes import Warden
 from unisono.testing._member import Ended, Member, contents
 from unisono.testing.hosts import Hosts
@@ -169,9 +169,9 @@ class WorldAcross:
 
     def _address(self) -> str:
         if self.on is None:
-            return f"127.0.0.1:{_free_port('127.0.0.1')}"
+            return f"127.0.0.1:{free_port()}"
         first = self.on[0]
-        return f"{first.address}:{first.call(_free_port, first.address)}"
+        return f"{first.address}:{first.call(free_port)}"
 
 
 class Running:
@@ -350,8 +350,3 @@ def _bootstrap(order: int, report: int) -> str:
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from unisono.testing._rank import main; main({order}, {report})"
     )
-
-
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as door:
-        return int(door.getsockname()[1])

@@ -15,7 +15,6 @@ import random
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from unisono.runtime.place import free_port
 from unisono.runtime.processes import Warden
 
 _POLL_S = 0.005
@@ -70,7 +70,7 @@ class Churn:
         }
         if hosts:
             self.environ["UNISONO_SECRET"] = secrets.token_hex(32)
-            self.environ["UNISONO_ADDRESS"] = f"127.0.0.1:{_free_port()}"
+            self.environ["UNISONO_ADDRESS"] = f"127.0.0.1:{free_port()}"
 
     def run(
         self, *, kills: int, seed: int, every: int = 20, timeout_s: float = 60.0
@@ -152,8 +152,3 @@ def _end_stuck(ranks: Sequence[_Rank]) -> None:
             if one.process.poll() is None:
                 os.kill(one.process.pid, number)
         time.sleep(0.5)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])

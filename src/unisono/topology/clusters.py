@@ -12,6 +12,8 @@ the sources.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from unisono.errors import BadTopology
@@ -33,13 +35,7 @@ def dgx_h100(
     latency: float = 8e-6,
 ) -> Topology:
     """Eight H100 on NVLink 4 (450 GB/s a way) with cards of 400 Gb/s."""
-    made = _dgx(hosts, nics, nvlink, network, latency)
-    options = {"nvlink": nvlink, "network": network, "latency": latency}
-    return made.but(
-        name=f"dgx-h100:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
-        grown=lambda k: dgx_h100(k, nics, **options),
-        about=f"8 H100 and {nics} x 400 Gb/s in each host",
-    )
+    return _named("H100", "400 Gb/s", dgx_h100, hosts, nics, nvlink, network, latency)
 
 
 def dgx_a100(
@@ -50,12 +46,22 @@ def dgx_a100(
     latency: float = 8e-6,
 ) -> Topology:
     """Eight A100 on NVLink 3 (300 GB/s a way) with cards of 200 Gb/s."""
-    made = _dgx(hosts, nics, nvlink, network, latency)
-    options = {"nvlink": nvlink, "network": network, "latency": latency}
-    return made.but(
-        name=f"dgx-a100:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
-        grown=lambda k: dgx_a100(k, nics, **options),
-        about=f"8 A100 and {nics} x 200 Gb/s in each host",
+    return _named("A100", "200 Gb/s", dgx_a100, hosts, nics, nvlink, network, latency)
+
+
+def _named(
+    gpu: str,
+    card: str,
+    preset: Callable[..., Topology],
+    hosts: int,
+    nics: int,
+    *links: float,
+) -> Topology:
+    """Such hosts under the name of their GPUs; `preset` makes more of them."""
+    return _dgx(hosts, nics, *links).but(
+        name=f"dgx-{gpu.lower()}:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
+        grown=lambda k: preset(k, nics, *links),
+        about=f"8 {gpu} and {nics} x {card} in each host",
     )
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unisono.transports import tls
+from unisono.transports.handshake import KEY_SIZE
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Tls
-
-KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[St
 def _pair(encrypted: bool) -> tuple[End, End]:
     """Two open ends: what each says in the opening, the other hears at once."""
     socks = socket.socketpair()
-    key = os.urandom(KEY_BYTES)
+    key = os.urandom(KEY_SIZE)
     if not encrypted:
         return End(socks[0], key), End(socks[1], key)
     shared = os.urandom(tls.KEY_BYTES)

@@ -32,6 +32,7 @@ from typing import IO, Any, Protocol
 
 import unisono
 from unisono.errors import BadArgument, MissingExtra, UnisonoError, unknown
+from unisono.runtime.place import free_port
 
 PEERS = ("gloo", "openmpi", "mpich")
 _START_S = 120.0
@@ -254,11 +255,8 @@ def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
     """What makes ranks of unisono believe that they are on several hosts."""
     if name != "unisono" or not per_host:
         return [{} for _ in range(n)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
-        "UNISONO_ADDRESS": f"127.0.0.1:{port}",
+        "UNISONO_ADDRESS": f"127.0.0.1:{free_port()}",
         "UNISONO_SECRET": secrets.token_hex(32),
     }
     return [common | {"UNISONO_HOST_ID": str(rank // per_host)} for rank in range(n)]

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from unisono.cli._bench.figures import Row, Times
-from unisono.errors import BadArgument, MissingExtra
+from unisono.cli._matplotlib import pyplot, save
 from unisono.units import format_bytes
 
+OPTION = "--plot"
 Line = tuple[list[int], list[float], list[float]]
 
 
 def require() -> None:
     """Raise MissingExtra if nothing can be drawn, before anything is measured."""
-    try:
-        import_module("matplotlib")
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("viz", "--plot") from missing
+    pyplot(OPTION)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write the picture to a file whose name says the format."""
-    matplotlib = import_module("matplotlib")
-    matplotlib.use("Agg")
-    plt = import_module("matplotlib.pyplot")
     names = list(dict.fromkeys(row.case.collective for row in rows))
-    figure, all_axes = plt.subplots(
+    figure, all_axes = pyplot(OPTION).subplots(
         max(1, len(names)), 2, figsize=(11, 4 * max(1, len(names))), squeeze=False
     )
     for name, axes in zip(names, all_axes, strict=False):
@@ -41,13 +35,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         place = mine[0].case.compared.replace("_", " ")
         title = f"{name}, {mine[0].case.n} ranks, {mine[0].case.dtype}, {place}"
         _dress(axes, title, sorted({row.case.size for row in mine}))
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as why:
-        raise BadArgument(f"{path}: cannot be written: {why}") from why
-    finally:
-        plt.close(figure)
+    save(figure, path)
 
 
 def lines_of(rows: Sequence[Row]) -> dict[str, Line]:

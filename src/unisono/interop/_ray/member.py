@@ -21,8 +21,8 @@ import ray
 from ray import cloudpickle
 
 import unisono
-from unisono.runtime.agent import free_port
 from unisono.runtime.parcels import Report, pickled_error
+from unisono.runtime.place import free_port
 from unisono.transports.roll import host_identity
 
 
