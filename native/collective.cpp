@@ -46,6 +46,12 @@ Status Collective::go_on() {
   switch (phase_) {
   case Phase::begin:
     begin();
+    // Nothing of it may be sent when a call before it has failed: those who do not know
+    // yet are still in that one, and would take this for a mismatch.
+    if (const Verdict broken = comm_.verdict(); broken.trouble != Trouble::none) {
+      verdict = broken;
+      return Status::failed;
+    }
     phase_ = Phase::lead;
     depart();
     [[fallthrough]];

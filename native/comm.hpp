@@ -122,7 +122,7 @@ public:
   std::vector<std::uint64_t> seen; // of each rank's progress, what was read last
 
 private:
-  std::size_t culprit(std::size_t rank) const;
+  std::size_t culprit(std::size_t rank, std::int64_t since) const;
   void accuse(const Verdict &verdict);
   void say_goodbye();
   void answer(const Verdict &verdict);

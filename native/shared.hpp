@@ -78,6 +78,7 @@ struct RankBlock {
   // waits no longer. Ranks of other hosts are told what is told here of theirs.
   alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
   Word needs;
+  Word looked; // when it last looked up, by the clock of its host: a stopped rank does not
   // Whether this rank can reach the private memory of all others: 0 not tried, 1 it can,
   // 2 it cannot. The probe is a word that they can try it on.
   alignas(line_size) Word reaches;

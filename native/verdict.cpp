@@ -183,6 +183,7 @@ bool Comm::doomed(Task &op) {
       return fails({left ? Trouble::left : Trouble::peer_lost, std::uint32_t(q), me, seq32},
                    op.breaks_all);
   }
+  const std::int64_t now = now_ns();
   if (op.breaks_all) {
     const auto open = op.needs();
     RankBlock &mine = layout_.block(rank_);
@@ -190,8 +191,8 @@ bool Comm::doomed(Task &op) {
     mine.waits_for.store(open.empty() ? 0
                                       : (open[0].rank + 1) | std::uint64_t(open[0].arrival) << 32,
                          std::memory_order_relaxed);
+    mine.looked.store(std::uint64_t(now), std::memory_order_relaxed);
   }
-  const std::int64_t now = now_ns();
   if (op.waiting_since == 0)
     op.waiting_since = now;
   const std::int64_t waited = now - op.waiting_since;
@@ -225,12 +226,15 @@ void Comm::tell_waiting(Task &op, std::int64_t waited) {
   (void)engine_.lifeline->tell_waits(agreed_, word, layout_.block(rank_).notes[op.seq & 1]);
 }
 
-// Follows who waits for whom to one that could go on, but does not.
-std::size_t Comm::culprit(std::size_t rank) const {
+// Follows who waits for whom to one that could go on, but does not; or that has not looked
+// up since `since`, for what it waits for may have come.
+std::size_t Comm::culprit(std::size_t rank, std::int64_t since) const {
   for (std::size_t steps = 0; steps < size(); ++steps) {
     const RankBlock &block = layout_.block(rank);
     const std::uint64_t waits_for = block.waits_for.load(std::memory_order_relaxed);
     if (waits_for == 0)
+      return rank;
+    if (!far(rank) && std::int64_t(block.looked.load(std::memory_order_relaxed)) < since)
       return rank;
     const auto next = std::size_t(waits_for & 0xffffffff) - 1;
     if (next >= size() || next == rank_)
@@ -249,8 +253,10 @@ std::size_t Comm::culprit(std::size_t rank) const {
 
 std::vector<std::size_t> Comm::culprits(const Task &op) const {
   std::vector<std::size_t> found;
+  const std::int64_t now = now_ns();
+  const std::int64_t since = op.waiting_since ? now - (now - op.waiting_since) / 2 : 0;
   for (const Need &need : op.needs()) {
-    const std::size_t q = op.breaks_all ? culprit(need.rank) : need.rank;
+    const std::size_t q = op.breaks_all ? culprit(need.rank, since) : need.rank;
     if (std::find(found.begin(), found.end(), q) == found.end())
       found.push_back(q);
   }

@@ -35,6 +35,17 @@ def until_lost(comm):
         return lost
 
 
+def works_until_it_dies(comm, victim):
+    """Work, after which the victim dies, perhaps while others are still at it."""
+    try:
+        works(comm)
+        if comm.rank == victim:
+            die()
+    except unisono.PeerLost as lost:
+        return lost
+    return until_lost(comm)
+
+
 def told(comm):
     epoch = comm._member.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
@@ -43,11 +54,8 @@ def told(comm):
 def loses(comm, victims):
     """One after another of these ranks dies, by their numbers at that time."""
     for victim in victims:
-        works(comm)
-        if comm.rank == victim:
-            die()
         old = comm
-        until_lost(comm)
+        works_until_it_dies(comm, victim)
         comm = comm.shrink(timeout_s=20)
         assert old._closed
     return told(comm)
@@ -94,12 +102,9 @@ def _after(function):
 
 def loses_another_meanwhile(comm, first, second, point):
     """A rank dies, and while the others shrink another does."""
-    works(comm)
-    if comm.rank == first:
-        die()
     if comm.rank == second:
         _dies_at(point)
-    lost = until_lost(comm)
+    lost = works_until_it_dies(comm, first)
     assert lost.ranks == (first,)
     comm = comm.shrink(timeout_s=20)
     while comm.world_size > 2:  # it died so late that this world was settled with it
@@ -245,11 +250,11 @@ def nobody_joins(comm, address):
 
 
 def dies_while_others_wait_to_grow(comm, victim):
-    works(comm)
-    if comm.rank == victim:
-        time.sleep(0.5)
-        die()
     try:
+        works(comm)
+        if comm.rank == victim:
+            time.sleep(0.5)
+            die()
         comm.grow(comm.world_size + 1, timeout_s=30)
     except unisono.PeerLost as lost:
         return lost.ranks, told(comm.shrink(timeout_s=20))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
@@ -31,7 +30,9 @@ MEETING_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 JOIN = "UNISONO_JOIN"
-_OPEN: weakref.WeakSet[Transport] = weakref.WeakSet()
+# Kept even when nobody has a communicator any more: whoever lets go of one without a word
+# has left when the process ends, and must say goodbye then, or would be taken for dead.
+_OPEN: set[Transport] = set()
 
 
 def init(
@@ -136,6 +137,7 @@ def first_communicator(
     if transport.rank == transport.owner(ranks):
         segment = transport.memory_for(len(ranks))
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
+    _OPEN.difference_update([each for each in _OPEN if each.closed])
     _OPEN.add(transport)
     comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
     try:
@@ -191,3 +193,4 @@ def _leave() -> None:
         if not transport.engine.forked():
             for comm in list(transport.users):
                 comm.close()
+            transport.close()

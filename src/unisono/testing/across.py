@@ -55,7 +55,7 @@ from unisono.testing.hosts import Hosts
 __all__ = ["Ended", "Running", "WorldAcross", "world_across"]
 
 _POLL_S = 0.005
-_STACKS_S = 2.0  # to write stacks, from SIGABRT to SIGKILL
+_STACKS_S = 10.0  # to write stacks, from SIGABRT to SIGKILL
 
 
 class WorldAcross:

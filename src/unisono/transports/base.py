@@ -83,6 +83,7 @@ class Transport:
     reception: Reception | None = None
     note: int = 0
     tuned: Any = None
+    closed: bool = field(init=False, default=False)
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
@@ -111,6 +112,7 @@ class Transport:
 
     def close(self) -> None:
         """End everything; nothing can be done with it any longer."""
+        self.closed = True
         self.engine.close()
         if self.leave is not None:
             self.leave()
