@@ -14,6 +14,7 @@ void bind_engine(nanobind::module_ &m);
 void bind_tls(nanobind::module_ &m);
 void bind_wire(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);
+void bind_codec(nanobind::module_ &m);
 
 // What Python holds of an encrypted connection, until native code takes it over. Not Tls
 // itself: then the last reference would be Python's, whichever thread lets go of it.

@@ -318,3 +318,33 @@ class Simulator:
         NDArray[np.float64],
         NDArray[np.int64],
     ]: ...
+
+def codec_names() -> list[str]: ...
+def codec_block(name: str) -> int: ...
+def codec_bytes(name: str, count: int, block: int) -> int: ...
+def codec_key(step: int, slot: int) -> int: ...
+def codec_encode(
+    name: str,
+    to: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    dtype: int,
+    block: int,
+    key: int = 0,
+    instruction_set: int = 0,
+) -> None: ...
+def codec_decode(
+    name: str,
+    to: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    dtype: int,
+    block: int,
+    instruction_set: int = 0,
+) -> None: ...
+def codec_add(
+    name: str,
+    into: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    dtype: int,
+    block: int,
+    instruction_set: int = 0,
+) -> None: ...

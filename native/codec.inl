@@ -1,0 +1,589 @@
+// The kernels of the codecs, written as plain loops for the compiler to vectorise. Included
+// by one file per instruction set, which defines UNISONO_ISA as the name of a namespace; see
+// kernels.inl for why everything has internal linkage and nothing of the library is used.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec.hpp"
+
+namespace unisono::UNISONO_ISA {
+namespace {
+
+using U32 = std::uint32_t;
+using U64 = std::uint64_t;
+
+constexpr float as_float(U32 bits) { return __builtin_bit_cast(float, bits); }
+constexpr U32 as_bits(float value) { return __builtin_bit_cast(U32, value); }
+
+constexpr U32 kInfinity = 0x7f800000u; // and what is above, without its sign, is NaN
+constexpr U32 kNaN = 0x7fc00000u;
+
+constexpr U32 magnitude(float x) { return as_bits(x) & 0x7fffffffu; }
+constexpr U32 least(U32 a, U32 b) { return a < b ? a : b; }
+constexpr U32 most(U32 a, U32 b) { return a > b ? a : b; }
+
+template <class T> struct __attribute__((packed, may_alias)) Anywhere {
+  T value;
+};
+using Float = Anywhere<float>;
+
+template <class T> T read(const std::byte *from) {
+  return reinterpret_cast<const Anywhere<T> *>(from)->value;
+}
+template <class T> void write(std::byte *to, T value) {
+  reinterpret_cast<Anywhere<T> *>(to)->value = value;
+}
+
+// Chance --------------------------------------------------------------------------------
+//
+// 32 random bits for each element, from the key and the element's place alone, so that it
+// does not matter in which order, in how many parts or by how many threads elements are
+// encoded. Groups of 32 get 64 bits by the finalizer of SplitMix64; an element of a group
+// takes its own by the finalizer of MurmurHash3, in lanes of 32 bits.
+
+constexpr std::size_t kGroup = 32;
+
+struct Luck {
+  U32 a, b;
+};
+
+Luck luck_of(U64 key, U64 group) {
+  U64 z = key + (group + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  z ^= z >> 31;
+  return {static_cast<U32>(z), static_cast<U32>(z >> 32)};
+}
+
+U32 draw(Luck luck, U32 place) {
+  U32 h = luck.a + place * 0x9e3779b9u;
+  h = (h ^ (h >> 16)) * 0x85ebca6bu;
+  h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+  return h ^ (h >> 16) ^ luck.b;
+}
+
+// Small floats --------------------------------------------------------------------------
+
+// E exponent and M mantissa bits below the sign. What is finite but too large becomes the
+// largest value if it Saturates, and infinity if not.
+template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Small {
+  using Stored = Bits;
+
+  static constexpr U32 drop = 23 - M;
+  static constexpr U32 bias = (1u << (E - 1)) - 1;
+  static constexpr U32 all = (1u << (E + M)) - 1;
+  static constexpr U32 infinity = ((1u << E) - 1) << M; // or the topmost exponent
+  static constexpr U32 nan = HasInfinity ? infinity | (1u << (M - 1)) : all;
+  static constexpr U32 largest = HasInfinity ? infinity - 1 : all - 1;
+  // In bits of float32: the smallest normal value, and the one where this format ends.
+  static constexpr U32 low = (128u - bias) << 23;
+  static constexpr U32 widened(U32 code) { return (code << drop) + low - (1u << 23); }
+  static constexpr U32 top = widened(Saturates ? largest : infinity);
+
+  static Bits signed_or_special(U32 code, float x) {
+    const U32 size = magnitude(x);
+    if constexpr (HasInfinity && Saturates)
+      code = size == kInfinity ? infinity : code;
+    code = (HasInfinity ? size > kInfinity : size >= kInfinity) ? nan : code;
+    return static_cast<Bits>(code | ((as_bits(x) >> 31) << (E + M)));
+  }
+
+  // To nearest, ties to even. Adding a power of two that large leaves the rounded mantissa
+  // in the low bits of the sum, subnormals too.
+  static Bits nearest(float x) {
+    const U32 size = least(magnitude(x), top);
+    const U32 exponent = most(size & kInfinity, low);
+    const U32 large = exponent + (drop << 23);
+    const U32 mantissa = as_bits(as_float(size) + as_float(large)) - large;
+    return signed_or_special(mantissa + ((exponent - low) >> drop), x);
+  }
+
+  // Up with the probability that the dropped bits say.
+  static Bits by_chance(float x, U32 random) {
+    const U32 size = least(magnitude(x), top);
+    const U32 exponent = most(size >> 23, low >> 23);
+    const U32 away = drop + exponent - (size >> 23);
+    const U32 shift = least(away, 31u);
+    const U32 whole = (size & 0x7fffffu) | 0x800000u;
+    const U32 mantissa = (whole + (random >> (32u - shift))) >> shift;
+    const U32 code = (away > 31u ? 0u : mantissa) + ((exponent - (low >> 23)) << M);
+    return signed_or_special(code, x);
+  }
+
+  // Exact, and no subnormals of float32 on the way, which are slow on some machines.
+  static float value(Bits stored) {
+    const U32 size = stored & all;
+    const float normal = as_float(widened(size));
+    const float small = as_float((size << drop) + low) - as_float(low);
+    U32 bits = as_bits(size < (1u << M) ? small : normal);
+    bits = (HasInfinity ? size >= infinity : size == all) ? (size << drop) | kInfinity : bits;
+    return as_float(bits | (static_cast<U32>(stored >> (E + M)) << 31));
+  }
+};
+
+using Float16 = Small<std::uint16_t, 5, 10, true, false>;
+using E4M3 = Small<std::uint8_t, 4, 3, false, true>;
+using E5M2 = Small<std::uint8_t, 5, 2, true, true>;
+
+// The upper half of a float32.
+struct BFloat16 {
+  using Stored = std::uint16_t;
+
+  static Stored quiet(U32 rounded, float x) {
+    const U32 nan = ((as_bits(x) >> 16) & 0x8000u) | 0x7fc0u;
+    return static_cast<Stored>(magnitude(x) > kInfinity ? nan : rounded >> 16);
+  }
+  static Stored nearest(float x) {
+    const U32 bits = as_bits(x);
+    return quiet(bits + 0x7fffu + ((bits >> 16) & 1u), x);
+  }
+  static Stored by_chance(float x, U32 random) {
+    const bool finite = magnitude(x) < kInfinity;
+    return quiet(as_bits(x) + (finite ? random >> 16 : 0u), x);
+  }
+  static float value(Stored stored) { return as_float(static_cast<U32>(stored) << 16); }
+};
+
+// Whole numbers from -Most to Most -------------------------------------------------------
+
+template <int Most> struct Whole {
+  static constexpr float half_way = 12582912.0f; // 1.5 * 2^23: adding it rounds to nearest
+
+  static U32 nearest(float x) { return as_bits(x + half_way) - as_bits(half_way); }
+
+  static U32 by_chance(float x, U32 random) {
+    constexpr float wide = 8388608.0f; // 2^23
+    const U32 size = as_bits(as_float(magnitude(x)) * 65536.0f + wide) - as_bits(wide);
+    const U32 whole = least((size + (random >> 16)) >> 16, Most);
+    const U32 negative = 0u - (as_bits(x) >> 31);
+    return (whole ^ negative) - negative;
+  }
+};
+
+// Scales --------------------------------------------------------------------------------
+//
+// A scale is what the value 1 of the codes stands for. It is kept away from both ends of
+// float32: above, so that the largest code stays finite; below, so that its inverse does.
+
+constexpr float kLeastScale = as_float(1u << 23); // 2^-126
+
+constexpr float largest_scale(double most_code) {
+  constexpr double most_value = 0x1.fffffep127;
+  float scale = static_cast<float>(most_value / most_code);
+  while (most_code * static_cast<double>(scale) > most_value)
+    scale = as_float(as_bits(scale) - 1);
+  return scale;
+}
+
+// The largest magnitude, as bits: these are ordered as their floats are.
+template <bool FiniteOnly> U32 absmax(const Float *from, std::size_t count) {
+  std::int32_t found = 0; // signed: older instruction sets compare nothing else
+  for (std::size_t i = 0; i < count; ++i) {
+    std::int32_t size = static_cast<std::int32_t>(magnitude(from[i].value));
+    if constexpr (FiniteOnly)
+      size = size < static_cast<std::int32_t>(kInfinity) ? size : 0;
+    found = found > size ? found : size;
+  }
+  return static_cast<U32>(found);
+}
+
+struct Scale {
+  float value, inverse;
+};
+
+// A float32 before the codes: the largest value becomes the largest code.
+template <int Most> struct Float32Scale {
+  static constexpr std::size_t bytes = 4;
+
+  static Scale of(U32 largest) {
+    constexpr float ceiling = largest_scale(Most);
+    float scale = as_float(largest) / static_cast<float>(Most);
+    scale = scale < kLeastScale ? kLeastScale : scale;
+    scale = scale > ceiling ? ceiling : scale;
+    return {scale, 1.0f / scale};
+  }
+  static void put(std::byte *to, float scale) { write(to, scale); }
+  static float get(const std::byte *from) { return read<float>(from); }
+};
+
+// A power of two in one byte (E8M0, 255 is NaN): the smallest with which the largest value
+// does not exceed 448, the largest code of E4M3.
+struct PowerScale {
+  static constexpr std::size_t bytes = 1;
+
+  static Scale of(U32 largest) {
+    // 448 is 1.75 * 2^8.
+    const U32 above = (largest & 0x7fffffu) > 0x600000u;
+    const U32 exponent = least(most((largest >> 23) + above, 9u) - 8u, 246u);
+    return {as_float(exponent << 23), as_float((254u - exponent) << 23)};
+  }
+  static void put(std::byte *to, float scale) {
+    write(to, static_cast<std::uint8_t>(as_bits(scale) >> 23));
+  }
+  static float get(const std::byte *from) {
+    const U32 exponent = read<std::uint8_t>(from);
+    const U32 bits = exponent == 0 ? 0x400000u : exponent << 23;
+    return as_float(exponent == 255 ? kNaN : bits);
+  }
+};
+
+// Blocks --------------------------------------------------------------------------------
+//
+// Each says how many bytes `count` elements of a block take, and encodes and decodes one;
+// `take(i, value)` receives what was decoded.
+
+template <class Format> struct Plain {
+  using Stored = Anywhere<typename Format::Stored>;
+  static constexpr std::size_t usual = 1;
+
+  static std::size_t bytes(std::size_t count) { return sizeof(Stored) * count; }
+
+  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+    auto *__restrict out = reinterpret_cast<Stored *>(to);
+    for (std::size_t i = 0; i < count; ++i)
+      out[i].value = Format::nearest(from[i].value);
+  }
+
+  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
+                        U64 group) {
+    auto *__restrict out = reinterpret_cast<Stored *>(to);
+    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
+      const Luck luck = luck_of(key, group);
+      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
+      for (U32 i = 0; i < size; ++i)
+        out[begin + i].value = Format::by_chance(from[begin + i].value, draw(luck, i));
+    }
+  }
+
+  template <class Take>
+  static void decode(const std::byte *from, std::size_t count, Take take) {
+    const auto *in = reinterpret_cast<const Stored *>(from);
+    for (std::size_t i = 0; i < count; ++i)
+      take(i, Format::value(in[i].value));
+  }
+};
+
+// Small floats after a scale. The scale is that of the finite values; NaN and infinities
+// have codes of their own.
+template <class Format, class Scaling, std::size_t Usual> struct ScaledFloats {
+  using Stored = Anywhere<std::uint8_t>;
+  static constexpr std::size_t usual = Usual;
+
+  static std::size_t bytes(std::size_t count) { return Scaling::bytes + count; }
+
+  static float begin(std::byte *to, const Float *from, std::size_t count) {
+    const Scale scale = Scaling::of(absmax<true>(from, count));
+    Scaling::put(to, scale.value);
+    return scale.inverse;
+  }
+
+  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+    const float inverse = begin(to, from, count);
+    auto *__restrict out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    for (std::size_t i = 0; i < count; ++i)
+      out[i].value = Format::nearest(from[i].value * inverse);
+  }
+
+  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
+                        U64 group) {
+    const float inverse = begin(to, from, count);
+    auto *__restrict out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
+      const Luck luck = luck_of(key, group);
+      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
+      for (U32 i = 0; i < size; ++i)
+        out[begin + i].value =
+            Format::by_chance(from[begin + i].value * inverse, draw(luck, i));
+    }
+  }
+
+  template <class Take>
+  static void decode(const std::byte *from, std::size_t count, Take take) {
+    const float scale = Scaling::get(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + Scaling::bytes);
+    for (std::size_t i = 0; i < count; ++i)
+      take(i, Format::value(in[i].value) * scale);
+  }
+};
+
+// Whole numbers have no NaN: a block with a NaN or an infinity in it has NaN for its scale
+// and so becomes NaN as a whole.
+template <int Most> struct ScaledWhole {
+  using Scaling = Float32Scale<Most>;
+
+  // The inverse of the scale; 0 says that the block has none.
+  static float begin(std::byte *to, const Float *from, std::size_t count,
+                     std::size_t code_bytes) {
+    const U32 largest = absmax<false>(from, count);
+    if (largest >= kInfinity) {
+      Scaling::put(to, as_float(kNaN));
+      __builtin_memset(to + Scaling::bytes, 0, code_bytes);
+      return 0.0f;
+    }
+    const Scale scale = Scaling::of(largest);
+    Scaling::put(to, scale.value);
+    return scale.inverse;
+  }
+};
+
+struct Int8 {
+  using Stored = Anywhere<std::uint8_t>;
+  static constexpr std::size_t usual = 128;
+
+  static std::size_t bytes(std::size_t count) { return 4 + count; }
+
+  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+    const float inverse = ScaledWhole<127>::begin(to, from, count, count);
+    if (inverse == 0.0f)
+      return;
+    auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
+    for (std::size_t i = 0; i < count; ++i)
+      out[i].value =
+          static_cast<std::uint8_t>(Whole<127>::nearest(from[i].value * inverse));
+  }
+
+  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
+                        U64 group) {
+    const float inverse = ScaledWhole<127>::begin(to, from, count, count);
+    if (inverse == 0.0f)
+      return;
+    auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
+    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
+      const Luck luck = luck_of(key, group);
+      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
+      for (U32 i = 0; i < size; ++i)
+        out[begin + i].value = static_cast<std::uint8_t>(
+            Whole<127>::by_chance(from[begin + i].value * inverse, draw(luck, i)));
+    }
+  }
+
+  template <class Take>
+  static void decode(const std::byte *from, std::size_t count, Take take) {
+    const float scale = read<float>(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + 4);
+    for (std::size_t i = 0; i < count; ++i)
+      take(i, static_cast<float>(static_cast<std::int8_t>(in[i].value)) * scale);
+  }
+};
+
+// Two to a byte: in each group of 32 the first half of the elements lies in the low four
+// bits and the second half in the high ones, so that both halves are runs of bytes.
+struct Int4 {
+  using Stored = Anywhere<std::uint8_t>;
+  static constexpr std::size_t usual = 128;
+
+  static std::size_t bytes(std::size_t count) { return 4 + (count + 1) / 2; }
+
+  // `code(begin, i)` is that of element i of the group which begins there.
+  template <class Code>
+  static void pack(std::byte *to, std::size_t count, Code code) {
+    auto *__restrict out = reinterpret_cast<Stored *>(to);
+    std::size_t begin = 0;
+    for (; begin + kGroup <= count; begin += kGroup)
+      for (U32 i = 0; i < kGroup / 2; ++i)
+        out[begin / 2 + i].value = static_cast<std::uint8_t>(
+            (code(begin, i) & 15u) | (code(begin, i + 16) << 4));
+    const U32 rest = static_cast<U32>(count - begin), half = (rest + 1) / 2;
+    for (U32 i = 0; i < half; ++i) {
+      const U32 high = half + i < rest ? code(begin, half + i) : 0u;
+      out[begin / 2 + i].value =
+          static_cast<std::uint8_t>((code(begin, i) & 15u) | (high << 4));
+    }
+  }
+
+  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+    const float inverse = ScaledWhole<7>::begin(to, from, count, (count + 1) / 2);
+    if (inverse != 0.0f)
+      pack(to + 4, count, [&](std::size_t begin, U32 i) {
+        return Whole<7>::nearest(from[begin + i].value * inverse);
+      });
+  }
+
+  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
+                        U64 group) {
+    const float inverse = ScaledWhole<7>::begin(to, from, count, (count + 1) / 2);
+    if (inverse != 0.0f)
+      pack(to + 4, count, [&](std::size_t begin, U32 i) {
+        const Luck luck = luck_of(key, group + begin / kGroup);
+        return Whole<7>::by_chance(from[begin + i].value * inverse, draw(luck, i));
+      });
+  }
+
+  static float low(U32 byte) {
+    return static_cast<float>(static_cast<std::int32_t>(byte << 28) >> 28);
+  }
+  static float high(U32 byte) {
+    return static_cast<float>(static_cast<std::int32_t>(byte << 24) >> 28);
+  }
+
+  template <class Take>
+  static void decode(const std::byte *from, std::size_t count, Take take) {
+    const float scale = read<float>(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + 4);
+    std::size_t begin = 0;
+    for (; begin + kGroup <= count; begin += kGroup) {
+      for (std::size_t i = 0; i < kGroup / 2; ++i)
+        take(begin + i, low(in[begin / 2 + i].value) * scale);
+      for (std::size_t i = 0; i < kGroup / 2; ++i)
+        take(begin + 16 + i, high(in[begin / 2 + i].value) * scale);
+    }
+    const std::size_t rest = count - begin, half = (rest + 1) / 2;
+    for (std::size_t i = 0; i < half; ++i)
+      take(begin + i, low(in[begin / 2 + i].value) * scale);
+    for (std::size_t i = 0; half + i < rest; ++i)
+      take(begin + half + i, high(in[begin / 2 + i].value) * scale);
+  }
+};
+
+// The sign, a bit, and the mean magnitude of the block: no other scale is nearer to it.
+struct OneBit {
+  using Stored = Anywhere<std::uint8_t>;
+  static constexpr std::size_t usual = 128;
+
+  static std::size_t bytes(std::size_t count) { return 4 + (count + 7) / 8; }
+
+  // Sixteen sums side by side, folded in halves: one order, however wide the vectors are.
+  // In float64, where no sum of a block overflows.
+  static float mean(const Float *from, std::size_t count) {
+    constexpr std::size_t lanes = 16;
+    double sums[lanes] = {};
+    std::size_t i = 0;
+    for (; i + lanes <= count; i += lanes)
+      for (std::size_t k = 0; k < lanes; ++k)
+        sums[k] += static_cast<double>(as_float(magnitude(from[i + k].value)));
+    for (std::size_t k = 0; i + k < count; ++k)
+      sums[k] += static_cast<double>(as_float(magnitude(from[i + k].value)));
+    for (std::size_t half = lanes / 2; half > 0; half /= 2)
+      for (std::size_t k = 0; k < half; ++k)
+        sums[k] += sums[k + half];
+    return static_cast<float>(sums[0] / static_cast<double>(count));
+  }
+
+  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+    const float scale = mean(from, count);
+    const bool finite = magnitude(scale) < kInfinity;
+    write(to, finite ? scale : as_float(kNaN));
+    auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
+    if (!finite) {
+      __builtin_memset(to + 4, 0, (count + 7) / 8);
+      return;
+    }
+    for (std::size_t begin = 0; begin < count; begin += 8) {
+      const std::size_t size = count - begin < 8 ? count - begin : 8;
+      U32 bits = 0;
+      for (std::size_t k = 0; k < size; ++k)
+        bits |= (as_bits(from[begin + k].value) >> 31) << k;
+      out[begin / 8].value = static_cast<std::uint8_t>(bits);
+    }
+  }
+
+  // A sign is not rounded, so chance has no say.
+  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64, U64) {
+    nearest(to, from, count);
+  }
+
+  template <class Take>
+  static void decode(const std::byte *from, std::size_t count, Take take) {
+    const U32 scale = read<U32>(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + 4);
+    for (std::size_t i = 0; i < count; ++i) {
+      const U32 bit = static_cast<U32>(in[i / 8].value >> (i % 8)) & 1u;
+      take(i, as_float(scale ^ (bit << 31)));
+    }
+  }
+};
+
+// Rows of blocks ------------------------------------------------------------------------
+
+// Without a scale everything is one block.
+template <class Block> std::size_t length(std::size_t block, std::size_t count) {
+  return Block::usual == 1 ? count : block;
+}
+
+template <class Block> std::size_t bytes(std::size_t block, std::size_t count) {
+  block = length<Block>(block, count);
+  if (count == 0)
+    return 0;
+  const std::size_t rest = count % block;
+  return count / block * Block::bytes(block) + (rest == 0 ? 0 : Block::bytes(rest));
+}
+
+// `each(begin, size, offset)` for all blocks; those of the usual size with a constant, for
+// which the compiler need not ask how many there are.
+template <class Block, class Each>
+void for_blocks(std::size_t count, std::size_t block, Each each) {
+  if (count == 0)
+    return;
+  block = length<Block>(block, count);
+  const std::size_t step = Block::bytes(block), whole = count / block;
+  if (Block::usual != 1 && block == Block::usual)
+    for (std::size_t b = 0; b < whole; ++b)
+      each(b * block, Block::usual, b * step);
+  else
+    for (std::size_t b = 0; b < whole; ++b)
+      each(b * block, block, b * step);
+  if (whole * block < count)
+    each(whole * block, count - whole * block, whole * step);
+}
+
+template <class Block>
+void encode_at(std::byte *to, const float *from, std::size_t count, std::size_t block,
+               U64 key, U64 first) {
+  const auto *in = reinterpret_cast<const Float *>(from);
+  if (key == 0)
+    for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
+      Block::nearest(to + offset, in + begin, size);
+    });
+  else
+    for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
+      Block::by_chance(to + offset, in + begin, size, key, (first + begin) / kGroup);
+    });
+}
+
+template <class Block>
+void encode(std::byte *to, const float *from, std::size_t count, std::size_t block, U64 key) {
+  encode_at<Block>(to, from, count, block, key, 0);
+}
+
+template <class Block>
+void decode(float *to, const std::byte *from, std::size_t count, std::size_t block) {
+  auto *out = reinterpret_cast<Float *>(to);
+  for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
+    Float *__restrict here = out + begin;
+    Block::decode(from + offset, size,
+                  [=](std::size_t i, float value) { here[i].value = value; });
+  });
+}
+
+template <class Block>
+void add(float *into, const std::byte *from, std::size_t count, std::size_t block) {
+  auto *out = reinterpret_cast<Float *>(into);
+  for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
+    Float *__restrict here = out + begin;
+    Block::decode(from + offset, size,
+                  [=](std::size_t i, float value) { here[i].value += value; });
+  });
+}
+
+template <class Block> constexpr Codec codec() {
+  return {Block::usual, bytes<Block>, encode<Block>, decode<Block>, add<Block>,
+          encode_at<Block>};
+}
+
+constexpr Codec kCodecs[] = {
+    codec<Plain<Float16>>(),
+    codec<Plain<BFloat16>>(),
+    codec<ScaledFloats<E4M3, Float32Scale<448>, 128>>(),
+    codec<ScaledFloats<E5M2, Float32Scale<57344>, 128>>(),
+    codec<ScaledFloats<E4M3, PowerScale, 32>>(),
+    codec<Int8>(),
+    codec<Int4>(),
+    codec<OneBit>(),
+};
+
+} // namespace
+
+const Codec *codecs() { return kCodecs; }
+
+} // namespace unisono::UNISONO_ISA
