@@ -59,7 +59,7 @@ torch-suite: $(VENV)/.test
 	  $(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu; done
 
 docs: $(VENV)/.docs
-	@$(BIN)/python docs/make_pages.py
+	@$(BIN)/python -m docs.make_pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 

@@ -1,64 +1,139 @@
-"""Write the pages that are made from the code: one for each algorithm, and their table.
+"""Write the pages and pictures that are made from the code, into docs/.
 
-    make docs
+    python -m docs.make_pages        (`make docs` does, and then builds the site)
 
-Costs, pictures and proofs on these pages are computed here and now, never typed.
+One page for each algorithm: the idea, the picture, the cost, when it wins, the paper.
+The pictures that the tutorial names. The pages that stand beside the code (README and
+others), with their links turned. Costs, pictures, proofs and winners are computed here
+and now, never typed.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from docs.drawings import DRAWINGS
+from docs.winning import CLOSE, MACHINES, verdict
+
 from unisono.algorithms import Algorithm, library
+from unisono.algorithms import schedule as make
 from unisono.errors import UnsupportedWorld
+from unisono.schedule import Schedule
 from unisono.view import to_svg
 
-DOCS = Path(__file__).parent
-PAGES = DOCS / "algorithms"
+ROOT = Path(__file__).parents[1]
 SMALL, ODD = 5, 13
+BESIDE = {
+    "README.md": "index.md",
+    "README.zh.md": "zh/index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "SECURITY.md": "SECURITY.md",
+}
+"""Pages that stand beside the code, and where they are on the site."""
+
+NAMED = re.compile(r"\]\(\.\./pictures/([^)]+)\)")
+_PICTURE = re.compile(r"([a-z_]+)-([a-z_]+)-([0-9]+)\.svg")
 
 
-def main() -> None:
-    """All pages, afresh."""
-    shutil.rmtree(PAGES, ignore_errors=True)
-    PAGES.mkdir()
+def main(docs: Path = ROOT / "docs") -> None:
+    """All pages and pictures, afresh."""
+    for name in ("algorithms", "pictures", "zh"):
+        shutil.rmtree(docs / name, ignore_errors=True)
+        (docs / name).mkdir()
+    for page in sorted((docs / "tutorial").glob("*.md")):
+        for name in NAMED.findall(page.read_text(encoding="utf-8")):
+            picture(docs / "pictures" / name)
     by_name = sorted(library().values(), key=lambda a: a.name)
     for name, group in groupby(by_name, key=lambda a: a.name):
-        text = page(name, list(group))
-        (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
-    (PAGES / "index.md").write_text(index(), encoding="utf-8")
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    (DOCS / "index.md").write_text(relinked(readme), encoding="utf-8")
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
-        text = (DOCS.parent / name).read_text(encoding="utf-8")
-        (DOCS / name).write_text(relinked(text), encoding="utf-8")
+        write(docs / "algorithms" / f"{name}.md", page_of(name, list(group), docs))
+    write(docs / "algorithms" / "index.md", index())
+    for name, place in BESIDE.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        write(docs / place, relinked(text, place))
 
 
-def relinked(text: str) -> str:
-    """Links as they are inside docs/; those to code become plain words."""
+def write(file: Path, text: str) -> None:
+    """A file, as everywhere here in UTF-8."""
+    file.write_text(text, encoding="utf-8")
+
+
+def picture(file: Path) -> None:
+    """What the name of a picture says, as drawings.svg or all_reduce-ring-5.svg."""
+    if file.name in DRAWINGS:
+        write(file, DRAWINGS[file.name]())
+        return
+    found = _PICTURE.fullmatch(file.name)
+    if found is None:
+        raise SystemExit(f"docs: nobody can draw {file.name}")
+    draw(make(found[1], found[2], int(found[3])), file)
+
+
+def draw(schedule: Schedule, file: Path) -> None:
+    """A schedule as a picture."""
+    write(file, to_svg(schedule))
+
+
+def relinked(text: str, place: str) -> str:
+    """Links as they are from that place in docs/; those to code become plain words."""
     text = re.sub(r"\[([^\]]+)\]\((?:examples|src)/[^)]+\)", r"`\1`", text)
-    return re.sub(r"\]\(docs/", "](", text)
+    up = "../" * place.count("/")
+    for name, other in BESIDE.items():
+        text = text.replace(f"]({name})", f"]({up}{other})")
+    return re.sub(r"\]\(docs/", f"]({up}", text)
 
 
-def page(name: str, algorithms: list[Algorithm]) -> str:
-    """The story of one algorithm, its costs, and a picture for each collective."""
-    parts = [f"# {name}", f"```text\n{algorithms[0].story}\n```"]
-    parts += [f"## Cost at n = {ODD}", table(algorithms)]
+# --- a page for each algorithm
+
+
+def page_of(name: str, algorithms: list[Algorithm], docs: Path) -> str:
+    """The idea, a picture for each collective, the cost, when it wins, the paper."""
+    parts = [f"# {name}", *idea(algorithms[0])]
     for algorithm in algorithms:
         made = algorithm(SMALL)
-        picture = f"{name}-{algorithm.collective.name}.svg"
-        (PAGES / picture).write_text(to_svg(made), encoding="utf-8")
+        file = f"{name}-{algorithm.collective.name}.svg"
+        draw(made, docs / "algorithms" / file)
         parts += [f"## {algorithm.collective.name}", algorithm.about]
-        parts.append(f"![{made.title}]({picture})")
+        parts.append(f"![{made.title}]({file}){{ .schedule }}")
+    parts += [f"## Cost at n = {ODD}", COLUMNS, table(algorithms)]
+    parts += ["## When it wins", WINNING]
+    parts += [verdict(name, a.collective.name) for a in algorithms]
+    paper = algorithms[0].paper
+    parts += ["## Paper", paper or "None: it is older than what is written about it."]
     return "\n\n".join(parts) + "\n"
+
+
+COLUMNS = (
+    "Rounds are messages one after the other; span is what passes through the busiest "
+    "rank of each step, work what it adds up, summed, in buffers."
+)
+WINNING = (
+    "As simulated against every other algorithm here, on "
+    f"{len(MACHINES)} machines, from 64 B to 1 GiB; who comes within "
+    f"{CLOSE - 1:.0%} of the fastest has won as well. "
+    "[What is simulated](../simulation.md), and what is not."
+)
+
+
+def idea(algorithm: Algorithm) -> Iterator[str]:
+    """The file's own words without the paper; what is indented there keeps its form."""
+    head, *rest = algorithm.story.split("\n\n")
+    yield head
+    for part in rest:
+        if " ".join(part.split()) == algorithm.paper:
+            continue
+        lines = part.splitlines()
+        indented = all(line.startswith(" ") for line in lines)
+        yield f"```text\n{part}\n```" if indented else part
 
 
 def table(algorithms: list[Algorithm]) -> str:
     """A line for each variant of each algorithm."""
-    rows = ["| collective | algorithm | steps | rounds | buffers | added | same bits |"]
+    rows = ["| collective | algorithm | steps | rounds | span | work | same bits |"]
     rows.append("|---|---|---|---|---|---|---|")
     for algorithm in algorithms:
         for variant in algorithm.variants:
@@ -78,8 +153,8 @@ def table(algorithms: list[Algorithm]) -> str:
 
 def index() -> str:
     """The table of everything."""
-    head = f"# Algorithms\n\nEverything there is, verified and costed at n = {ODD}.\n\n"
-    return head + table(list(library().values())) + "\n"
+    head = f"# Algorithms\n\nEverything there is, verified and costed at n = {ODD}. "
+    return f"{head}{COLUMNS}\n\n{table(list(library().values()))}\n"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What the site is made of and with; no part of the package."""

@@ -1,0 +1,49 @@
+"""Hooks of mkdocs: pictures that move, and a site that fetches nothing.
+
+Pages show a schedule as an image of class `schedule`. `make_pages` draws it, and beside
+it writes the same schedule as an interactive page; here the one is put in place of the
+other, with the image's text as its title. Without it the image stays.
+
+A page that would load a script, a style, a font or a picture from elsewhere ends the
+build: the site is read offline, and tells nobody who reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_IMAGE = re.compile(r"<img\b[^>]*>")
+_FIELD = re.compile(r'\b(alt|class|src)="([^"]*)"')
+_FETCHED = re.compile(
+    r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs with every page, as it will be read."""
+    folder = Path(page.file.abs_src_path).parent
+
+    def live(found: re.Match[str]) -> str:
+        fields = dict(_FIELD.findall(found[0]))
+        if "schedule" not in fields.get("class", "").split():
+            return found[0]
+        moving = str(Path(fields["src"]).with_suffix(".html"))
+        if not (folder / moving).is_file():
+            return found[0]
+        return (
+            f'<iframe class="schedule" src="{moving}" title="{fields["alt"]}" '
+            f'loading="lazy"></iframe><p class="still"><a href="{fields["src"]}">'
+            "as a still picture</a></p>"
+        )
+
+    return _IMAGE.sub(live, html)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs with every page, as it is written."""
+    found = _FETCHED.search(output)
+    if found:
+        raise SystemExit(f"docs: {page.file.src_uri} would fetch {found[0]}")
+    return output
