@@ -1,0 +1,98 @@
+"""Pages and pictures that are made from the code."""
+
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from unisono.algorithms import library
+
+NAMES = sorted({algorithm.name for algorithm in library().values()})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_has_its_page(docs, name):
+    text = (docs / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+    mine = [a for a in library().values() if a.name == name]
+    for part in ("## Cost at n = 13", "## When it wins", "## Paper"):
+        assert text.count(part) == 1
+    for algorithm in mine:
+        collective = algorithm.collective.name
+        assert f"\n## {collective}\n\n{algorithm.about}\n" in text
+        assert f"**{collective}** wins" in text
+        assert (docs / "algorithms" / f"{name}-{collective}.svg").is_file()
+        if algorithm.paper:
+            assert text.rstrip().endswith(algorithm.paper)
+
+
+def test_pictures_are_drawings_with_a_title(docs):
+    pictures = sorted((docs / "pictures").glob("*.svg"))
+    assert {"costs.svg", "overlap.svg", "memory.svg"} <= {p.name for p in pictures}
+    for file in pictures:
+        root = ElementTree.parse(file).getroot()
+        assert root.tag.endswith("svg")
+        assert root[0].tag.endswith("title")
+        assert root[0].text
+
+
+def test_a_picture_that_nobody_can_draw_ends_the_build(tmp_path):
+    from docs.make_pages import picture
+
+    with pytest.raises(SystemExit, match=r"nobody can draw sketch\.svg"):
+        picture(tmp_path / "sketch.svg")
+
+
+def test_at_every_size_somebody_wins():
+    from docs import winning
+
+    told = {name: winning.won(name, "all_reduce", "switch:4") for name in NAMES}
+    at_each_size = zip(*(flags for flags in told.values() if flags), strict=True)
+    assert all(any(flags) for flags in at_each_size)
+    assert not all(told["tree"])
+
+
+def test_runs_of_sizes_in_words():
+    from docs.winning import SIZES, ranges
+
+    def said(*places):
+        return list(ranges([at in places for at in range(len(SIZES))]))
+
+    last = len(SIZES) - 1
+    assert said() == []
+    assert said(*range(len(SIZES))) == ["all sizes"]
+    assert said(0, 1) == ["up to 256 B"]
+    assert said(2) == ["1 KiB"]
+    assert said(0, 2, 3, last) == ["up to 64 B", "1 KiB to 4 KiB", "from 1 GiB on"]
+
+
+def shown(html, page):
+    from docs.live import on_page_content
+
+    return on_page_content(html, page=page)
+
+
+def test_a_picture_moves_where_there_is_a_page_that_does(tmp_path):
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(tmp_path / "a.md")))
+    image = '<p><img alt="A ring" class="schedule" src="ring.svg" /></p>'
+    other = '<p><img alt="A map" src="ring.svg" /></p>'
+    assert shown(image, page) == image
+    (tmp_path / "ring.html").touch()
+    assert '<iframe class="schedule" src="ring.html" title="A ring"' in shown(
+        image, page
+    )
+    assert shown(other, page) == other
+
+
+def test_a_page_that_fetches_something_ends_the_build():
+    from docs.live import on_post_page
+
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
+    fine = '<a href="https://example.org">there</a><script src="a.js"></script>'
+    assert on_post_page(fine, page=page) == fine
+    for wrong in (
+        '<script async src="https://example.org/a.js"></script>',
+        '<link rel="stylesheet" href="//example.org/a.css">',
+        "<img src=http://example.org/a.png>",
+    ):
+        with pytest.raises(SystemExit, match=r"a\.md would fetch <"):
+            on_post_page(wrong, page=page)

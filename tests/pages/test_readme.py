@@ -1,0 +1,67 @@
+"""The README in both languages: the same commands and code, and all of it real."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from snippets import snippets
+
+from unisono.cli.app import make_app
+
+ROOT = Path(__file__).parents[2]
+ENGLISH, CHINESE = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md")
+)
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def code(text):
+    """All fenced blocks, without comments and what is before them."""
+    return [(s.kind, re.sub(r"[ ]*# .*", "", s.text)) for s in snippets(text)]
+
+
+def commands(text):
+    """Lines of fenced blocks that call unisono, without comments."""
+    for snippet in snippets(text):
+        if snippet.kind in ("sh", "console", "", "bash", "text"):
+            for line in snippet.text.splitlines():
+                line = re.split(r"\s{2,}|\s#\s|; echo", line.removeprefix("$ "))[0]
+                if re.match(r"unisono [a-z]", line):
+                    yield line
+
+
+def test_both_have_the_same_code_and_commands():
+    assert code(ENGLISH) == code(CHINESE)
+    assert list(commands(ENGLISH)) == list(commands(CHINESE))
+    assert len(list(commands(ENGLISH))) > 10
+
+
+def test_both_tell_the_same_numbers():
+    pattern = r"\d[\d,]*\.\d+|\d+,\d+"
+    assert sorted(re.findall(pattern, ENGLISH)) == sorted(re.findall(pattern, CHINESE))
+
+
+def test_they_lead_to_each_other():
+    assert "](README.zh.md)" in ENGLISH
+    assert "](README.md)" in CHINESE
+
+
+ALL = sorted({line for p in PAGES for line in commands(p.read_text("utf-8"))})
+
+
+@pytest.fixture(scope="module")
+def app():
+    return make_app()
+
+
+@pytest.mark.parametrize("line", ALL)
+def test_commands_on_pages_are_understood(app, line):
+    """They are parsed as the command line would, not run."""
+    app.parse_args(shlex.split(line)[1:], print_error=False, exit_on_error=False)
+
+
+def test_the_first_snippet_of_the_readme_runs(capsys):
+    first = next(iter(snippets(ENGLISH)))
+    exec(first.text, {})
+    assert "step 8/8  all_gather" in capsys.readouterr().out

@@ -1,0 +1,79 @@
+"""The tutorial does what it says: every snippet runs and prints what stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from snippets import FENCE, Page, snippets
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
+PAGES = sorted(f for f in TUTORIAL.glob("*.md") if not f.name.endswith(".zh.md"))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of its own for what a page writes."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_snippet_runs(page, here):
+    assert Page(page).run() > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_page_has_a_picture_of_a_schedule_or_of_what_was_simulated(page):
+    assert re.search(r"!\[[^\]]+\]\(\.\./pictures/", page.read_text(encoding="utf-8"))
+
+
+def test_the_pages_follow_each_other():
+    titles = [p.read_text(encoding="utf-8").partition("\n")[0] for p in PAGES]
+    numbers = sorted(int(re.match(r"# (\d+)\. ", title)[1]) for title in titles)
+    assert numbers == list(range(1, len(PAGES) + 1))
+
+
+def write(folder, text):
+    file = folder / "page.md"
+    file.write_text(text, encoding="utf-8")
+    return Page(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("```pycon\n>>> 1 + 1\n3\n```\n", "Expected:\n    3"),
+        ("```python\nassert 1 == 2\n```\n", ""),
+        ("```python title='x'\n1 / 0\n```\n", "division"),
+        ('```python title="a.py"\n1\n```\n', "nobody runs {'a.py'}"),
+        ("```console\n$ unisono explain all_reduce none -n 2\n```\n", "exit code 2"),
+        ("```console\n$ unisono env\nnothing of it\n```\n", "expected:\nnothing"),
+        ("```console\n$ rm -r here\n```\n", "cannot run 'rm -r here'"),
+        ("```console\nunisono env\n```\n", "no $ in it"),
+        ("```pycon\n1 + 1\n```\n", "no >>> in it"),
+    ],
+)
+def test_a_page_that_does_not_hold_is_found(text, told, here):
+    with pytest.raises((AssertionError, ZeroDivisionError)) as wrong:
+        write(here, text).run()
+    assert told in str(wrong.value)
+
+
+def test_an_exit_code_can_be_expected(here):
+    page = "```console\n$ unisono explain all_reduce none -n 2; echo $?\n...\n2\n```\n"
+    assert write(here, page).run() == 1
+
+
+def uncommented(snippet):
+    """Code without its comments, which are translated."""
+    return re.sub(r" *# .*", "", snippet.text)
+
+
+def test_the_first_page_in_chinese_has_the_same_snippets():
+    one, other = (
+        [(s.kind, s.title, uncommented(s)) for s in snippets(f.read_text("utf-8"))]
+        for f in (TUTORIAL / "first.md", TUTORIAL / "first.zh.md")
+    )
+    assert one == other
+    assert FENCE.search((TUTORIAL / "first.zh.md").read_text("utf-8"))
