@@ -2,11 +2,13 @@
 
     unisono run -n 4 examples/train_gpt.py --strategy zero3
     unisono run -n 4 examples/train_gpt.py --strategy ring --steps 200
+    unisono run -n 4 examples/train_gpt.py --strategy ddp --codec topk:0.01
 
 It learns the project's own pages (or --text FILE). All strategies train on the same
 batch of 12 sequences in each step and begin with the same weights, so the losses are
 the same for all of them and any number of ranks that divides 12; only `experts` is
-another model. Sizes are multiples of 12 so that 1, 2, 3, 4 or 6 ranks can cut them.
+another model, and what travels in fewer bytes (--codec) is nearly the same (see
+docs/codecs.md). Sizes are multiples of 12 so that 1, 2, 3, 4 or 6 ranks can cut them.
 """
 
 from __future__ import annotations
@@ -136,13 +138,24 @@ def plain_ddp(net: nn.Sequential, comm: Communicator) -> Step:
     return stepping(model, adam(net.parameters()), comm, rows(comm), model.sync)
 
 
-def ddp(net: nn.Sequential, comm: Communicator) -> Step:
-    model = parallel.DDP(net, comm)
+def ddp(net: nn.Sequential, comm: Communicator, codec: str | None = None) -> Step:
+    model = parallel.DDP(net, comm, codec=codec)
     return stepping(model, adam(model.parameters()), comm, rows(comm))
 
 
-def zero(net: nn.Sequential, comm: Communicator, stage: int) -> Step:
-    optimizer = parallel.ZeRO(net, comm, torch.optim.AdamW, stage=stage, lr=3e-3)
+def zero(
+    net: nn.Sequential, comm: Communicator, stage: int, codec: str | None = None
+) -> Step:
+    optimizer = parallel.ZeRO(
+        net, comm, torch.optim.AdamW, stage=stage, codec=codec, lr=3e-3
+    )
+    return stepping(net, optimizer, comm, rows(comm))
+
+
+def onebit_adam(net: nn.Sequential, comm: Communicator, warmup: int = 100) -> Step:
+    optimizer = parallel.OneBitAdam(
+        net, comm, lr=3e-3, weight_decay=0.01, warmup=warmup
+    )
     return stepping(net, optimizer, comm, rows(comm))
 
 
@@ -213,7 +226,7 @@ def pipeline(net: nn.Sequential, comm: Communicator) -> Step:
     return step
 
 
-STRATEGIES: dict[str, Callable[[nn.Sequential, Communicator], Step]] = {
+STRATEGIES: dict[str, Callable[..., Step]] = {
     "ddp": ddp,
     "plain_ddp": plain_ddp,
     "zero1": partial(zero, stage=1),
@@ -221,6 +234,7 @@ STRATEGIES: dict[str, Callable[[nn.Sequential, Communicator], Step]] = {
     "zero3": partial(zero, stage=3),
     "fsdp": fsdp,
     "server": server,
+    "onebit_adam": onebit_adam,
     "tensor": tensor,
     "sequence": partial(tensor, sequence=True),
     "ring": lambda net, comm: context(net, comm, parallel.ring_attention),
@@ -228,6 +242,8 @@ STRATEGIES: dict[str, Callable[[nn.Sequential, Communicator], Step]] = {
     "experts": experts,
     "pipeline": pipeline,
 }
+
+CODED = ("ddp", "zero1", "zero2")
 
 
 # --- the rest: letters, clocks, and the loop
@@ -280,7 +296,8 @@ class Waiting:
 def train(comm: Communicator, net: nn.Sequential, text: Text, told: Any) -> list[float]:
     """The loop; the first rank shows how it goes."""
     waiting = Waiting(comm)
-    step = STRATEGIES[told.strategy](net, comm)
+    options = {"codec": told.codec} if told.codec else {}
+    step = STRATEGIES[told.strategy](net, comm, **options)
     losses: list[float] = []
     begun, waiting.seconds, before = time.perf_counter(), 0.0, comm.sent_bytes
     for number in range(told.steps):
@@ -315,7 +332,10 @@ def main() -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, default="ddp")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--text", type=Path, help="a file to learn")
+    parser.add_argument("--codec", help="what gradients travel as: fp8, topk:0.01, ...")
     told = parser.parse_args()
+    if told.codec and told.strategy not in CODED:
+        parser.error(f"--codec is for {', '.join(CODED)}, not for {told.strategy}")
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     files = [told.text] if told.text else pages
     text = Text("\n".join(file.read_text(encoding="utf-8") for file in files))

@@ -27,10 +27,10 @@ NET = EXAMPLE.gpt(TEXT.words)
 _COPYING = threading.Lock()
 
 
-def run(comm, strategy):
+def run(comm, strategy, codec=None):
     with _COPYING:
         net = copy.deepcopy(NET)
-    told = SimpleNamespace(strategy=strategy, steps=STEPS)
+    told = SimpleNamespace(strategy=strategy, steps=STEPS, codec=codec)
     return EXAMPLE.train(comm, net, TEXT, told)
 
 

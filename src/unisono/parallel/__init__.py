@@ -7,6 +7,8 @@
     plain_ddp, ddp     the mean of all ranks' gradients    PlainDDP, DDP(module, comm)
     zero               each rank steps its share           ZeRO(module, comm, AdamW)
     fsdp               each rank has its share             FSDP(module, comm)
+    compressed         gradients that travel as less       DDP(..., codec="topk:0.01")
+    onebit_adam        momentum that travels as signs      OneBitAdam(module, comm)
     sync_batch_norm    statistics of all ranks' batches    SyncBatchNorm.convert(...)
     tensor             layers cut over the ranks           parallelize(module, ...)
     vocabulary         the embedding and the loss, cut     vocabulary_cross_entropy
@@ -16,9 +18,9 @@
     pipeline           layers one after the other          Pipeline(layers, comm, ...)
 
 What they are made of: `flat` (many tensors in one), `buckets` (gradients as they come),
-`units` and `partition` (parameters that come and go), `pieces` (what a rank has of a
-parameter), `sharded` (layers that are cut), `functions` (collectives that gradients
-flow through), `checkpoint`.
+`shares` (buckets of which a rank steps its part), `units` and `partition` (parameters
+that come and go), `pieces` (what a rank has of a parameter), `sharded` (layers that are
+cut), `functions` (collectives that gradients flow through), `checkpoint`.
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from unisono.parallel.expert import MoE
     from unisono.parallel.fsdp import FSDP
     from unisono.parallel.mesh import Mesh
+    from unisono.parallel.onebit_adam import OneBitAdam
     from unisono.parallel.parameter_server import AsyncParameterServer, ParameterServer
     from unisono.parallel.pipeline import Pipeline
     from unisono.parallel.plain_ddp import PlainDDP
@@ -76,6 +79,7 @@ __all__ = [
     "Divide",
     "Mesh",
     "MoE",
+    "OneBitAdam",
     "ParameterServer",
     "Pipeline",
     "PlainDDP",
@@ -108,6 +112,7 @@ _FILE_OF = {
     "FSDP": "fsdp",
     "Mesh": "mesh",
     "MoE": "expert",
+    "OneBitAdam": "onebit_adam",
     "ParameterServer": "parameter_server",
     "Pipeline": "pipeline",
     "PlainDDP": "plain_ddp",

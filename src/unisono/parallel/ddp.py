@@ -10,7 +10,8 @@ end there is only the last bucket to wait for. After the first step the buckets 
 made anew in the order in which gradients really came.
 
     memory per rank   parameters + gradients + optimizer state, whole
-    sent per step     2(n-1)/n of the gradients, in one message per bucket
+    sent per step     2(n-1)/n of the gradients, in one message per bucket; with a
+                      codec less (see `compressed`)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.buckets import MIB, Bucket, Buckets, fill
+from unisono.parallel.compressed import Compression, PerBucket
 from unisono.parallel.flat import (
     broadcast_tensors,
     is_apart,
@@ -41,7 +43,9 @@ class DDP(nn.Module):
     `find_unused_parameters`: parameters may go without a gradient, on some ranks or on
     all. `broadcast_buffers`: before each step all take the first rank's buffers.
     `reproducible`: the bits depend on nothing but the ranks' gradients. `overlap=False`
-    sends only after backward, which shows what overlapping is worth.
+    sends only after backward, which shows what overlapping is worth. `codec`: what
+    gradients travel as, for all buckets or as a function of a bucket; `compression`
+    is what that remembers, to be saved and loaded.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class DDP(nn.Module):
         find_unused_parameters: bool = False,
         reproducible: bool = False,
         overlap: bool = True,
+        codec: PerBucket = None,
     ) -> None:
         """Begin with the first rank's parameters and buffers; all ranks together."""
         super().__init__()
@@ -73,8 +78,10 @@ class DDP(nn.Module):
         for _, param in named:
             sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
         self._rooms = {dtype: room(comm, size, dtype) for dtype, size in sizes.items()}
+        buckets = self._housed(fill(named[::-1], self._cap))
+        self.compression = Compression(comm, codec, buckets)
         self._buckets = Buckets(
-            self._housed(fill(named[::-1], self._cap)),
+            buckets,
             launch=self._all_reduce,
             land=self._landed,
             overlap=overlap,
@@ -137,10 +144,9 @@ class DDP(nn.Module):
 
     def _all_reduce(self, bucket: Bucket) -> None:
         divides = self._join is None or self._join.by_all
-        bucket.work = self.comm.all_reduce(
-            bucket.data,
-            op="mean" if divides else "sum",
-            async_op=True,
+        bucket.work = self.compression.all_reduce(
+            bucket,
+            mean=divides,
             reproducible=self._reproducible,
             label=f"bucket {bucket.number}, {self._buckets.parity()} step",
         )
@@ -170,7 +176,8 @@ class DDP(nn.Module):
     def _prepare(self, active: list[bool]) -> None:
         """Between two steps: buckets in the order of use, and the first's buffers."""
         first = active.index(True)
-        if self._buckets.steps and not self._in_order:
+        stay = self._in_order or self.compression.remembers
+        if self._buckets.steps and not stay:
             self._in_order = True
             self._reorder(first)
         if self._broadcasts and (buffers := list(self.module.buffers())):
@@ -190,6 +197,7 @@ class DDP(nn.Module):
             return
         kept = {p: p.grad.clone() for p in params if p.grad is not None}
         self._buckets.reorder(self._housed(buckets))
+        self.compression.settle(buckets)
         for bucket in buckets:
             for param, place in zip(bucket.params, bucket.views, strict=True):
                 if param in kept:

@@ -1,0 +1,82 @@
+"""Error feedback: what was not sent is not lost, it is sent later.
+
+    wanted   = gradient + residual         what should travel
+    sent     = a part of it, or a coarse copy
+    residual = wanted - sent               for the next step
+
+With this, biased schemes (top-k, signs) come to the same place as the uncompressed
+run; without it they need not. The residual is as large as the gradient, belongs to one
+rank, and is saved with the optimizer's state.
+
+Momentum correction: if the optimizer's momentum were applied to what arrives, elements
+that wait would miss the momentum of the steps in which they waited. So the velocity is
+kept here, by each rank of its own gradients, and it is velocities that add up and wait:
+
+    velocity = momentum · velocity + gradient
+    wanted   = velocity + residual         both are zero again where it was sent
+
+Whatever is not finite has been sent, so everybody knows of it; it is not kept, since it
+would spoil all steps to come.
+
+Seide et al., "1-bit stochastic gradient descent" (2014); Karimireddy et al., "Error
+feedback fixes SignSGD" (2019); Lin et al., "Deep gradient compression" (2018).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.codecs.topk import Floats, Places
+
+Memory = dict[str, NDArray[Any]]
+
+
+class Feedback:
+    """What one rank has not sent of one tensor; it lives in `memory`, by name."""
+
+    def __init__(self, memory: Memory, count: int, momentum: float = 0.0) -> None:
+        """Nothing is left at first."""
+        self._memory, self._momentum = memory, momentum
+        memory["residual"] = np.zeros(count, np.float32)
+        if momentum:
+            memory["velocity"] = np.zeros(count, np.float32)
+
+    @property
+    def residual(self) -> Floats:
+        """What waits."""
+        return self._memory["residual"]
+
+    def wanted(self, x: Floats) -> Floats:
+        """What should travel, now that x has come: all that waits. Not a copy."""
+        if self._momentum:
+            velocity = self._memory["velocity"]
+            velocity *= np.float32(self._momentum)
+            velocity += x
+            x = velocity
+        with np.errstate(invalid="ignore"):  # inf - inf is NaN, and will be sent
+            residual = self.residual
+            residual += x
+        return residual
+
+    def sent(self, places: Places) -> None:
+        """These elements have been sent as they were."""
+        self.residual[places] = 0
+        if self._momentum:
+            self._memory["velocity"][places] = 0
+        self._forget()
+
+    def sent_coarse(self, copy: Floats) -> None:
+        """All have been sent, as this copy."""
+        with np.errstate(invalid="ignore"):
+            residual = self.residual
+            residual -= copy
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ("residual", "velocity"):
+            kept = self._memory.get(name)
+            if kept is not None and not np.isfinite(kept).all():
+                np.copyto(kept, 0, where=~np.isfinite(kept))

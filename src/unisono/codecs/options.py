@@ -1,0 +1,61 @@
+"""How a scheme is spelled: its name, and after a colon what it is told.
+
+    topk:0.01                   the first option may go without its name
+    topk:k=1000,momentum=0.9    several are parted by commas
+
+The schemes of this table look at a whole tensor, or at several steps, to say what is
+sent: they are no encodings of one block after the other, and have ways of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields
+from typing import Any
+
+from unisono.codecs.powersgd import PowerSGD
+from unisono.codecs.randomk import RandomK
+from unisono.codecs.topk import TopK
+from unisono.errors import BadArgument, unknown
+
+Scheme = TopK | RandomK | PowerSGD
+SCHEMES: dict[str, type[Scheme]] = {
+    "topk": TopK,
+    "randomk": RandomK,
+    "powersgd": PowerSGD,
+}
+
+
+def is_scheme(spec: object) -> bool:
+    """Whether it is one of these, or names one."""
+    if isinstance(spec, str):
+        return spec.partition(":")[0] in SCHEMES
+    return isinstance(spec, Scheme)
+
+
+def scheme(spec: str | Scheme) -> Scheme:
+    """The scheme that is spelled so; BadArgument says what can be told."""
+    if not isinstance(spec, str):
+        return spec
+    name, _, told = spec.partition(":")
+    if name not in SCHEMES:
+        raise unknown("codec", name, SCHEMES)
+    kind = SCHEMES[name]
+    known = {field.name: field for field in fields(kind)}
+    options: dict[str, Any] = {}
+    for place, part in enumerate(told.split(",") if told else ()):
+        key, named, value = part.partition("=")
+        if not named and place == 0:
+            key, value = next(iter(known)), part
+        if key not in known:
+            raise unknown(f"option of {name}", key, known)
+        options[key] = _number(spec, key, value, known[key])
+    return kind(**options)
+
+
+def _number(spec: str, key: str, value: str, field: Field[Any]) -> float | int:
+    whole = "float" not in str(field.type)
+    try:
+        return int(value) if whole else float(value)
+    except ValueError as wrong:
+        kind = "a whole number" if whole else "a number"
+        raise BadArgument(f"{spec}: {key} = {value!r}: expected {kind}") from wrong
