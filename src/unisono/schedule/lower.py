@@ -28,6 +28,10 @@ it to leave (otherwise it leaves from the window, which nobody overwrites), and 
 made in an earlier step than it is read, so whatever is first in the order of steps can
 always go on.
 
+With a codec, others read codes instead of values: each lies in a place of its own in
+its rank's window, and messages leave from there, too. Nothing is lent or delivered
+then. `coding.py` says what is encoded, and when.
+
 Programs do not depend on byte counts. An executor cuts the chunks into pieces and runs
 the program on each piece in turn.
 """
@@ -37,6 +41,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from unisono.schedule.coding import Scope, reads_code
+from unisono.schedule.coding import settle as settle_codes
 from unisono.schedule.program import (
     Action,
     Home,
@@ -56,24 +62,28 @@ def lower(
     input_shared: bool = False,
     output_shared: bool = False,
     hosts: Sequence[int] | None = None,
+    coded: Scope | None = None,
 ) -> Lowered:
     """The programs of `schedule`, for buffers that others can read, or cannot.
 
-    `hosts` are the numbers of the ranks' hosts; None if there is but one.
+    `hosts` are the numbers of the ranks' hosts; None if there is but one. `coded` tells
+    between whom values travel as codes, if they do; then no buffer is shared.
     """
     n = schedule.n
     hosts = hosts or [0] * n
     outputs = has_output(schedule)
     made = versions(schedule, outputs, hosts)
-    _settle(made, outputs, input_shared, output_shared)
-    if output_shared:
+    noise = None
+    if coded is not None:
+        noise = settle_codes(schedule, made, outputs, coded)
+    else:
+        _settle(made, outputs, input_shared, output_shared)
+    if output_shared and coded is None:
         _deliver(made, n, input_shared, hosts)
     by_rank: list[list[Version]] = [[] for _ in range(n)]
     for v in made:
         by_rank[v.rank].append(v)
-    for mine in by_rank:
-        for place, v in enumerate(v for v in mine if v.window is not None):
-            v.window = place
+    places, codes = zip(*map(_placed, by_rank), strict=True)
     acts = [_numbered(mine, n, hosts) for mine in by_rank]
     messages = [_messages(mine, n) for mine in by_rank]
     lead = tuple(sum(v.given and not v.delivers for v in mine) for mine in acts)
@@ -83,12 +93,25 @@ def lower(
             _program(r, n, by_rank[r], acts[r], messages[r], lead, hosts)
             for r in range(n)
         ),
-        places=max(sum(v.window is not None for v in mine) for mine in by_rank),
+        places=max(places),
         depth=max((v.step for v in made), default=-1) + 1,
         canonical=all(
             len(v.sources) == n and all(s.given for s in v.sources) for v in sums
         ),
+        codes=max(codes),
+        noise=noise,
     )
+
+
+def _placed(mine: Iterable[Version]) -> tuple[int, int]:
+    """Number the places of a rank's window, for values and for codes; how many."""
+    places = codes = 0
+    for v in mine:
+        if v.window is not None:
+            v.window, places = places, places + 1
+        if v.code is not None:
+            v.code, codes = codes, codes + 1
+    return places, codes
 
 
 def _settle(
@@ -187,7 +210,7 @@ def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Ver
         peers = v.away if v.given else v.sources
         return v.step, arrives, brings, _nearest(v, peers, n), v.slot
 
-    acts = [v for v in mine if v.window is not None or v.output or v.delivers]
+    acts = [v for v in mine if v.in_window or v.output or v.delivers]
     acts.sort(key=turn)
     for number, v in enumerate(acts):
         v.action = number
@@ -226,7 +249,7 @@ def _program(
 ) -> Program:
     lent: dict[int, list[Version]] = defaultdict(list)
     for v in mine:
-        if (v.away or v.afar) and v.window is None:
+        if (v.away or v.afar) and not v.in_window:
             lent[v.slot].append(v)
     known: dict[int, int] = {}
     arrived: Counter[int] = Counter()
@@ -237,7 +260,7 @@ def _program(
         Action(v.chunk, (_source(v, v),), None, v.slot, (), completes=False)
         for v in kept
     ]
-    windowed = [v for v in mine if v.window is not None]
+    windowed = [v for v in mine if v.in_window]
     everything_lent = [v for some in lent.values() for v in some]
     borrowed = [w for v in everything_lent for w in v.away]
     brought = [v.sources[0] for v in mine if v.delivered]
@@ -261,7 +284,9 @@ def _program(
 
 def _message(v: Version, reader: Version) -> Message:
     """v on its way to one who reads it, from where it lies."""
-    if v.window is not None:
+    if v.code is not None:
+        home, index = Home.CODE, v.code
+    elif v.window is not None:
         home, index = Home.WINDOW, v.window
     else:
         home, index = Home.INPUT if v.given else Home.OUTPUT, v.slot
@@ -281,7 +306,7 @@ def _action(
     if v.given:
         output = v.slot if v.final else None
         own, brings = (_source(v, v),), tuple(w.rank for w in v.delivers)
-        return Action(v.chunk, own, v.window, output, (), False, brings)
+        return Action(v.chunk, own, v.window, output, (), False, brings, v.code, v.back)
     here = [s for s in v.sources if hosts[s.rank] == hosts[v.rank]]
     awaited = [s for s in here if s.action >= 0]
     leaving: list[Version] = []
@@ -304,6 +329,8 @@ def _action(
         _merged(v.rank, awaited, known) + _left(leaving, known),
         completes=len(v.sources) > 1 and v.contributors == n,
         delivers=tuple(w.rank for w in v.delivers),
+        code=v.code,
+        back=v.back,
     )
 
 
@@ -321,6 +348,8 @@ def _left(leaving: Iterable[Version], known: dict[int, int]) -> tuple[Wait, ...]
 def _source(v: Version, reader: Version) -> Source:
     """Where `reader` finds v; a rank reads its own input rather than its window."""
     at_home = (v.rank, v.slot) == (reader.rank, reader.slot)
+    if v.code is not None and reader is not v and reads_code(v, reader):
+        return Source(Home.CODE, v.rank, v.code)
     if v.window is not None and not (v.given and at_home):
         return Source(Home.WINDOW, v.rank, v.window)
     return Source(Home.INPUT if v.given else Home.OUTPUT, v.rank, v.slot)

@@ -1,18 +1,28 @@
-"""Programs: what each rank does, as `lower` makes it of a schedule."""
+"""Programs: what each rank does, as `lower` makes it of a schedule.
+
+Where values travel as codes (see `coding.py`), a place of a window holds either a value
+or a code, and the two kinds are numbered apart.
+"""
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 class Home(enum.IntEnum):
-    """Where a source lies: a rank's input, its output, its window; or it is sent."""
+    """Where a source lies: a rank's input, its output, its window; or it is sent.
+
+    CODE is a place of a window as well, for a code.
+    """
 
     INPUT = 0
     OUTPUT = 1
     WINDOW = 2
     STREAM = 3
+    CODE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,10 @@ class Action:
     `chunk` tells the size. `completes` marks the reduction after which the value holds
     every rank's contribution, which is where a mean is divided. `delivers` are ranks to
     whose outputs, at the same chunk, the result is written as well.
+
+    `code` is the place for the result's code, if others get it as one: made of the
+    result, or taken over from the only source if that is a code. With `back`, what is
+    written elsewhere is what the code says, which is what the others will have.
     """
 
     chunk: int
@@ -54,6 +68,8 @@ class Action:
     waits: tuple[Wait, ...]
     completes: bool
     delivers: tuple[int, ...] = ()
+    code: int | None = None
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,27 @@ class Program:
     messages: tuple[Message, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far codes lead from the exact result, in the worst of its chunks.
+
+    Ranks' contributions are taken as independent and of one size, so errors add up as
+    variances do. `terms` are pairs: what was encoded had so many ranks' contributions,
+    and its error has that share in the error of the result.
+    """
+
+    terms: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def factor(self) -> float:
+        """The error of the result, in errors of encoding once."""
+        return math.sqrt(math.fsum(share for _, share in self.terms))
+
+    def error(self, once: Callable[[int], float]) -> float:
+        """The same where the error of encoding once depends on what is encoded."""
+        return math.sqrt(math.fsum(share * once(k) ** 2 for k, share in self.terms))
+
+
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """All programs of a schedule, made together because they wait for each other.
@@ -95,9 +132,14 @@ class Lowered:
     `places` is how many a window must have; `depth` counts the steps. `canonical` tells
     whether every sum is made in one pass over all ranks' inputs, in rank order, so that
     its bits depend on nothing but the inputs.
+
+    Where values travel as codes, `codes` is how many places a window must have for
+    them beside the `places` for values, and `noise` is what that does to the result.
     """
 
     programs: tuple[Program, ...]
     places: int
     depth: int
     canonical: bool
+    codes: int = 0
+    noise: Noise | None = None

@@ -36,6 +36,10 @@ class Version:
     next_step: int | None = None
     final: bool = False
     window: int | None = None
+    code: int | None = None  # where others find it as a code
+    coded: bool = False  # others read it as a code, if they read it
+    back: bool = False  # it holds what its code says
+    own_as_code: bool = False  # its own rank reads it so, too
     output: bool = False
     delivers: list[Version] = field(default_factory=list)
     delivered: bool = False  # to its slot, by the rank that made its only source
@@ -46,6 +50,11 @@ class Version:
     def origin(self) -> Version:
         """The input or the sum that this is a copy of."""
         return self.sources[0].origin if len(self.sources) == 1 else self
+
+    @property
+    def in_window(self) -> bool:
+        """Whether its rank's window has a place for it, or for its code."""
+        return self.window is not None or self.code is not None
 
     @property
     def given(self) -> bool:

@@ -11,17 +11,21 @@ who wrote and who read it, and every rank keeps how much it can know of the othe
 it has waited for, and what those had waited for before (a vector clock). Reading what
 is not known to be written, and writing what is not known to be read, are faults even
 where this once all went well. So one run in any order answers for all orders.
+
+Codes are modelled, too: what `encode` makes of a value lies in windows and travels on
+streams, and whoever reads it gets what `decode` makes of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from unisono.schedule.program import Action, Home, Lowered, Program, Source, Wait
+from unisono.testing._watched import Cell, Clock, Key, Need, Rank, Stream, Word
 
 Slot = tuple[int, int]
 Values = Mapping[Slot, Sequence[Any]]
@@ -29,6 +33,10 @@ Values = Mapping[Slot, Sequence[Any]]
 
 Combine = Callable[[Sequence[Any], bool], Any]
 """Reduces values, in their order; the flag tells whether this completes the sum."""
+
+
+Change = Callable[[Any], Any]
+"""Encodes a value, or decodes it."""
 
 
 class ProgramFault(AssertionError):
@@ -56,74 +64,35 @@ class Call:
         return bool(self.hosts) and self.hosts[one] != self.hosts[other]
 
 
-def play(calls: Sequence[Call], combine: Combine, *, seed: int = 0) -> list[Values]:
+def play(
+    calls: Sequence[Call],
+    combine: Combine,
+    *,
+    seed: int = 0,
+    encode: Change = lambda value: value,
+    decode: Change = lambda code: code,
+) -> list[Values]:
     """The outputs of the calls, made one after the other on one communicator.
 
     ProgramFault if any order of the ranks could lead to another result, or to none.
     """
-    return _Machine(calls, combine, Random(seed)).run()
-
-
-Key = tuple[int, ...]
-"""A cell: call, home, rank, chunk, piece; or -1, rank, half and place of a window."""
-
-Clock = list[int]
-Word = tuple[int, int]
-"""A generation, and the number of actions done in it."""
-
-
-@dataclass(slots=True)
-class _Cell:
-    """A place in memory: its value, who wrote it when, and who has read it since."""
-
-    value: Any
-    writer: int
-    written: int
-    readers: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Rank:
-    """What a rank has told the others, and what it knows of them."""
-
-    clock: Clock
-    words: list[Word] = field(default_factory=list)
-    clocks: list[Clock] = field(default_factory=list)  # as they were with each word
-    arrivals: list[Clock] = field(default_factory=list)
-    begun: list[Clock] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Stream:
-    """What one rank sends to another; it leaves by a thread of its own.
-
-    If it has no room, a message leaves only when it is taken.
-    """
-
-    thread: int
-    room: bool
-    sent: list[tuple[int, Any, Clock]] = field(default_factory=list)
-    taken: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """Another's arrival at a call, its progress, its beginning; or some messages."""
-
-    rank: int = -1
-    arrival: int = -1
-    word: Word = (0, 0)
-    begun: int = -1
-    stream: _Stream | None = None
-    sent: int = 0
-    taken: int = 0
+    return _Machine(calls, combine, Random(seed), encode, decode).run()
 
 
 class _Machine:
-    def __init__(self, calls: Sequence[Call], combine: Combine, random: Random) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        combine: Combine,
+        random: Random,
+        encode: Change,
+        decode: Change,
+    ) -> None:
         self.calls = calls
         self.combine = combine
         self.random = random
+        self.encode = encode
+        self.decode = decode
         self.n = len(calls[0].lowered.programs)
         pairs = {
             (p.rank, m.to)
@@ -132,12 +101,12 @@ class _Machine:
             for m in p.messages
         }
         self.streams = {
-            pair: _Stream(thread, random.random() < 0.5)
+            pair: Stream(thread, random.random() < 0.5)
             for thread, pair in enumerate(sorted(pairs), self.n)
         }
         everybody = self.n + len(self.streams)
-        self.ranks = [_Rank([0] * everybody) for _ in range(everybody)]
-        self.cells: dict[Key, _Cell] = {}
+        self.ranks = [Rank([0] * everybody) for _ in range(everybody)]
+        self.cells: dict[Key, Cell] = {}
         self.buffers: dict[tuple[int, int], list[Key]] = {}  # by call and rank
         self.taken: list[list[Any]] = [[] for _ in range(self.n)]
         self.outputs: list[dict[Slot, list[Any]]] = [{} for _ in calls]
@@ -148,7 +117,7 @@ class _Machine:
         """Let the ranks take turns until all are done."""
         running = {r: self._rank(r) for r in range(self.n)}
         running |= {s.thread: self._leaving(r, q) for (r, q), s in self.streams.items()}
-        needs: dict[int, _Need | None] = dict.fromkeys(running)
+        needs: dict[int, Need | None] = dict.fromkeys(running)
         while running:
             ready = [r for r in running if self._met(needs[r])]
             if not ready:
@@ -163,7 +132,7 @@ class _Machine:
 
     # --- what a rank does
 
-    def _rank(self, r: int) -> Iterator[_Need | None]:
+    def _rank(self, r: int) -> Iterator[Need | None]:
         generation = 1
         for number, call in enumerate(self.calls):
             self._fill(number, r)
@@ -180,7 +149,7 @@ class _Machine:
             self.ranks[r].arrivals.append(list(self.ranks[r].clock))
             for q in range(self.n):
                 if not call.apart(r, q):
-                    yield _Need(q, arrival=number)
+                    yield Need(q, arrival=number)
             for piece in range(call.pieces):
                 if not free:
                     yield from self._window_free(program, generation)
@@ -193,7 +162,7 @@ class _Machine:
 
     def _generation(
         self, number: int, r: int, generation: int, piece: int, done: int
-    ) -> Iterator[_Need | None]:
+    ) -> Iterator[Need | None]:
         program = self.calls[number].lowered.programs[r]
         told = len(program.actions) - program.tail
         for count, action in enumerate(program.actions[done:], done + 1):
@@ -202,7 +171,7 @@ class _Machine:
             for source in action.sources:
                 if source.home is Home.STREAM:
                     stream = self.streams[source.rank, r]
-                    yield _Need(stream=stream, sent=stream.taken + 1)
+                    yield Need(stream=stream, sent=stream.taken + 1)
                     self._take(stream, r, source)
             self._perform(number, r, action, generation, piece)
             if count <= told:
@@ -210,42 +179,42 @@ class _Machine:
             yield None
         self._report(r, (generation + 1, 0))
 
-    def _window_free(self, program: Program, generation: int) -> Iterator[_Need]:
+    def _window_free(self, program: Program, generation: int) -> Iterator[Need]:
         """Wait until this half's last content has been read by all who read it."""
         r, half = program.rank, generation % 2
         for q in self.window_readers.get((r, half), ()):
             yield self._awaited(0, r, Wait(q, 0), generation - 1)
         self.window_readers[r, half] = program.readers
 
-    def _awaited(self, number: int, r: int, wait: Wait, generation: int) -> _Need:
+    def _awaited(self, number: int, r: int, wait: Wait, generation: int) -> Need:
         """A rank's progress; for one on another host, that of what leaves for it."""
         apart = self.calls[number].apart(r, wait.rank)
         who = self.streams[r, wait.rank].thread if apart else wait.rank
-        return _Need(who, word=(generation, wait.count))
+        return Need(who, word=(generation, wait.count))
 
-    def _leaving(self, r: int, q: int) -> Iterator[_Need | None]:
+    def _leaving(self, r: int, q: int) -> Iterator[Need | None]:
         """What rank r sends to rank q, beside everything else that it does."""
         stream = self.streams[r, q]
         generation = 1
         for number, call in enumerate(self.calls):
             program = call.lowered.programs[r]
             messages = [m for m in program.messages if m.to == q]
-            yield _Need(r, begun=number)
+            yield Need(r, begun=number)
             for piece in range(call.pieces):
                 for count, message in enumerate(messages, 1):
                     if message.after:
-                        yield _Need(r, word=(generation, message.after))
+                        yield Need(r, word=(generation, message.after))
                     key = self._key(number, message.source, generation, piece)
                     value = self._read(stream.thread, key)
                     clock = list(self.ranks[stream.thread].clock)
                     stream.sent.append((count - 1, value, clock))
                     if not stream.room:
-                        yield _Need(stream=stream, taken=len(stream.sent))
+                        yield Need(stream=stream, taken=len(stream.sent))
                     self._report(stream.thread, (generation, count))
                 generation += 1
                 self._report(stream.thread, (generation, 0))
 
-    def _take(self, stream: _Stream, r: int, source: Source) -> None:
+    def _take(self, stream: Stream, r: int, source: Source) -> None:
         """The next message, which must be the one that is expected."""
         index, value, clock = stream.sent[stream.taken]
         if index != source.index:
@@ -262,18 +231,26 @@ class _Machine:
     ) -> None:
         values: list[Any] = []
         keys: list[Key] = []
+        code = None
         for source in action.sources:
             if source.home is Home.STREAM:
-                values.append(self.taken[r].pop(0))
-                continue
-            self._refuse_foreign(number, r, source)
-            keys.append(self._key(number, source, generation, piece))
-            values.append(self._read(r, keys[-1]))
+                found = self.taken[r].pop(0)
+            else:
+                self._refuse_foreign(number, r, source)
+                keys.append(self._key(number, source, generation, piece))
+                found = self._read(r, keys[-1])
+            if self._is_code(number, source):
+                code, found = found, self.decode(found)
+            values.append(found)
         made = values[0] if len(values) == 1 else self.combine(values, action.completes)
+        if action.code is not None:
+            if len(values) > 1 or code is None:  # otherwise the code is handed on
+                code = self.encode(made)
+            into = self._place(number, r, Home.CODE, action.code)
+            self._write(r, self._key(number, into, generation, piece), code)
+            made = self.decode(code) if action.back else made
         if action.window is not None:
-            if action.window >= self.calls[number].lowered.places:
-                raise ProgramFault(f"rank {r} has no place {action.window}")
-            into = Source(Home.WINDOW, r, action.window)
+            into = self._place(number, r, Home.WINDOW, action.window)
             self._write(r, self._key(number, into, generation, piece), made)
         outputs = [] if action.output is None else [(r, action.output)]
         outputs += [(q, action.chunk) for q in action.delivers]
@@ -281,12 +258,24 @@ class _Machine:
             into = Source(Home.OUTPUT, *slot)
             self._refuse_foreign(number, r, into)
             key = self._key(number, into, generation, piece)
-            if len(values) > 1 or keys != [key]:  # what is there is not written again
+            # What is there is not written again.
+            if len(values) > 1 or keys != [key] or action.back:
                 self._write(r, key, made)
             found = self.outputs[number].setdefault(slot, [])
             if len(found) == piece:
                 found.append(made)
             found[piece] = made
+
+    def _is_code(self, number: int, source: Source) -> bool:
+        coded = self.calls[number].lowered.noise is not None
+        return source.home is Home.CODE or (coded and source.home is Home.STREAM)
+
+    def _place(self, number: int, r: int, home: Home, index: int) -> Source:
+        """A place of a rank's own window, which must have that many."""
+        lowered = self.calls[number].lowered
+        if index >= (lowered.codes if home is Home.CODE else lowered.places):
+            raise ProgramFault(f"rank {r} has no place {index} ({home.name.lower()})")
+        return Source(home, r, index)
 
     def _fill(self, number: int, r: int) -> None:
         """Put the input into its buffer."""
@@ -303,8 +292,9 @@ class _Machine:
     # --- memory
 
     def _key(self, number: int, source: Source, generation: int, piece: int) -> Key:
-        if source.home is Home.WINDOW:
-            return -1, source.rank, generation % 2, source.index
+        if source.home in (Home.WINDOW, Home.CODE):
+            kind = -1 if source.home is Home.WINDOW else -2
+            return kind, source.rank, generation % 2, source.index
         call, home = self.calls[number], source.home
         slot = source.rank, source.index
         if source.rank in call.in_place and slot in call.inputs:
@@ -340,7 +330,7 @@ class _Machine:
                     )
         elif key[0] >= 0:
             self.buffers.setdefault((key[0], key[2]), []).append(key)
-        self.cells[key] = _Cell(value, r, clock[r])
+        self.cells[key] = Cell(value, r, clock[r])
 
     def _refuse_foreign(self, number: int, r: int, source: Source) -> None:
         """Others' buffers can be reached only where they are shared."""
@@ -349,6 +339,7 @@ class _Machine:
             Home.INPUT: call.input_shared,
             Home.OUTPUT: call.output_shared,
             Home.WINDOW: True,
+            Home.CODE: True,
         }
         if source.rank != r and (not shared[source.home] or call.apart(r, source.rank)):
             raise ProgramFault(f"rank {r} cannot reach {source}")
@@ -360,7 +351,7 @@ class _Machine:
         rank.words.append(word)
         rank.clocks.append(list(rank.clock))
 
-    def _met(self, need: _Need | None) -> bool:
+    def _met(self, need: Need | None) -> bool:
         if need is None:
             return True
         if need.stream is not None:
@@ -373,7 +364,7 @@ class _Machine:
             return len(rank.arrivals) > need.arrival
         return bool(rank.words) and rank.words[-1] >= need.word
 
-    def _learn(self, r: int, need: _Need | None) -> None:
+    def _learn(self, r: int, need: Need | None) -> None:
         """Take over what the awaited rank knew when it said what was awaited."""
         if need is None or need.stream is not None:
             return
@@ -394,7 +385,8 @@ class _Machine:
 def _told(key: Key) -> str:
     """A cell in words."""
     if key[0] < 0:
-        return f"place {key[3]} of rank {key[1]}'s window"
+        what = "place" if key[0] == -1 else "code"
+        return f"{what} {key[3]} of rank {key[1]}'s window"
     call, home, rank, chunk, piece = key
     where = Home(home).name.lower()
     return f"chunk {chunk} of rank {rank}'s {where} (call {call}, piece {piece})"
