@@ -334,7 +334,8 @@ nb::list records(const Engine &engine) {
   for (std::uint64_t i = first; i < count; ++i) {
     const Record &r = ring[i % ring.size()];
     all.append(nb::make_tuple(r.id, r.communicator, told(r.note), r.created, r.begun,
-                              r.ended, r.state.load(), r.peer, r.tag));
+                              r.ended, r.state.load(), r.peer, r.tag, r.encoded,
+                              r.decoded));
   }
   return all;
 }
@@ -383,6 +384,20 @@ unisono::Op kernel_op(int op) {
   return op == int(unisono::Op::count) ? unisono::Op::sum : unisono::Op(op);
 }
 
+// Codec, elements of a block, bytes to the first code and to the next, rounded by chance.
+using CodingArgs = std::tuple<std::string, std::size_t, std::size_t, std::size_t, bool>;
+
+Plan::Coding coding_of(const CodingArgs &given, DType dtype) {
+  constexpr std::size_t in_cache = 4096; // elements
+  const auto &[name, block, at, stride, by_chance] = given;
+  const Codec *codec = find_codec(name);
+  if (codec == nullptr || block == 0 || !can_widen(dtype))
+    throw nb::value_error("a plan has a codec that there is not, or not for its elements");
+  const std::size_t frame = std::max<std::size_t>(1, frame_bytes / codec->bytes(block, block));
+  const std::size_t slice = std::max<std::size_t>(1, in_cache / block);
+  return {codec, dtype, block, at, stride, frame * block, slice * block, by_chance};
+}
+
 void bind_programs(nb::module_ &m) {
   nb::class_<Program>(m, "Program")
       .def(
@@ -411,8 +426,10 @@ void bind_programs(nb::module_ &m) {
              std::uint32_t divisor, bool in_header, bool may_lend, bool may_reach,
              int lent_always, bool streams,
              std::uint64_t fingerprint, int collective, int dtype, int op, int root, std::uint64_t count,
-             const std::string &algorithm) {
+             const std::string &algorithm, const nb::object &coding) {
             auto *plan = new (self) Plan;
+            if (!coding.is_none())
+              plan->coding = coding_of(nb::cast<CodingArgs>(coding), DType(dtype));
             for (std::size_t i = 0; i < programs.size() && i < 4; ++i) {
               plan->programs[i] = programs[i];
               plan->piece[i] = piece.at(i);
@@ -445,7 +462,7 @@ void bind_programs(nb::module_ &m) {
           nb::arg("output_bytes"), nb::arg("sent_bytes"), nb::arg("divisor"), nb::arg("in_header"),
           nb::arg("may_lend"), nb::arg("may_reach"), nb::arg("lent_always"), nb::arg("streams"), nb::arg("fingerprint"), nb::arg("collective"),
           nb::arg("dtype"), nb::arg("op"), nb::arg("root"), nb::arg("count"),
-          nb::arg("algorithm"));
+          nb::arg("algorithm"), nb::arg("coding").none());
 }
 
 void bind_meshes(nb::module_ &m) {

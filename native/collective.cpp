@@ -23,6 +23,7 @@ void Collective::prepare(const Plan &plan, const void *input, void *output,
   state.store(pending, std::memory_order_relaxed);
   verdict = {};
   sends = plan.sent_bytes;
+  encoded = decoded = 0;
   waiting_since = 0;
   warned = false;
   told_waiting = 0;

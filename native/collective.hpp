@@ -90,6 +90,16 @@ private:
                       std::size_t bytes);
   bool warm(const Program::Action &action, std::size_t sources) const;
   Reach address(const Program::Source &source, std::int64_t first);
+
+  // The same where values travel as codes: coded.cpp.
+  std::size_t perform_coded(const Program::Action &action);
+  Status receive_coded(const Program::Action &action);
+  void blend(const Movement &movement, std::size_t first, std::size_t count);
+  void sum(const Movement &movement, std::size_t done, std::size_t count);
+  void store(const Movement &movement, std::size_t at, const float *values,
+             std::size_t count) const;
+  bool is_code(const Program::Source &source) const;
+  std::byte *code_place(std::size_t rank, std::int32_t index, std::int64_t piece) const;
   std::byte *place(std::size_t rank, std::int32_t index, std::int64_t piece);
 
   Comm &comm_;
@@ -117,6 +127,7 @@ private:
   std::vector<std::uint64_t> came_; // messages from each rank
   std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
   std::size_t awaited_ = nobody;     // whose message is not there yet
+  std::vector<float> slice_;         // of a sum that is to be encoded, and of an operand
 };
 
 } // namespace unisono

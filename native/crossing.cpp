@@ -34,10 +34,13 @@ void Collective::depart(const Program::Course &course, Cursor &cursor) {
         (ahead > 0 || (ahead == 0 && std::size_t(message.after) > action_)))
       return;
     const auto [first, count] = span(message.chunk, cursor.piece);
-    const std::size_t bytes = count * plan_->itemsize;
-    const std::size_t some = std::min(frame_bytes, bytes - cursor.at);
+    const bool coded = message.home == Program::code;
+    const std::size_t bytes = coded ? plan_->coding.bytes(count) : count * plan_->itemsize;
+    const std::size_t most = coded ? plan_->coding.bytes(plan_->coding.frame) : frame_bytes;
+    const std::size_t some = std::min(most, bytes - cursor.at);
     const std::byte *from =
-        message.home == Program::window
+        coded ? code_place(comm_.rank(), message.index, cursor.piece)
+        : message.home == Program::window
             ? place(comm_.rank(), message.index, cursor.piece)
             : address({message.home, std::int32_t(comm_.rank()), message.index}, first).at;
     const bool begins = cursor.piece == 0 && cursor.message == 0 && cursor.at == 0;
@@ -91,6 +94,8 @@ bool Collective::arrives(const Program::Action &action) const {
 }
 
 Status Collective::receive(const Program::Action &action) {
+  if (plan_->coding.codec != nullptr)
+    return receive_coded(action);
   const Movement m = movement(action);
   const Lending::Touch touch(comm_.lending(), m.delivers);
   if (!touch.allowed()) {

@@ -49,6 +49,8 @@ Reach Collective::address(const Program::Source &source, std::int64_t first) {
   case Program::output:
     return (own ? Reach{output_} : outputs_[rank]) +
            std::size_t(plan_->output_at[index] + first) * plan_->itemsize;
+  case Program::code:
+    return {code_place(rank, source.index, piece_)};
   default:
     return {place(rank, source.index, piece_)};
   }
@@ -77,6 +79,8 @@ Collective::Movement Collective::movement(const Program::Action &action) {
 }
 
 std::size_t Collective::perform(const Program::Action &action) {
+  if (plan_->coding.codec != nullptr)
+    return perform_coded(action);
   Movement m = movement(action);
   if (m.count == 0)
     return nobody;

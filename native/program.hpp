@@ -12,13 +12,14 @@
 #include <memory>
 #include <vector>
 
+#include "codec.hpp"
 #include "reduce.hpp"
 #include "shared.hpp"
 
 namespace unisono {
 
 struct Program {
-  enum Home : std::int32_t { input = 0, output = 1, window = 2, stream = 3 };
+  enum Home : std::int32_t { input = 0, output = 1, window = 2, stream = 3, code = 4 };
   struct Source {
     std::int32_t home, rank, index;
   };
@@ -29,6 +30,7 @@ struct Program {
     std::int32_t chunk, window, output, completes; // -1: not written there
     std::int32_t first_source, end_source, first_wait, end_wait;
     std::int32_t first_delivery, end_delivery;
+    std::int32_t code, back; // where its code goes, or -1; whether it then holds what that says
   };
   struct Message {
     std::int32_t to, chunk, home, index, after;
@@ -88,6 +90,18 @@ struct Plan {
   int lent_always = -1;
   std::uint64_t fingerprint = 0;
   Note note{};
+  // What travels instead of values, if a codec is given: coded.cpp.
+  struct Coding {
+    const Codec *codec = nullptr;
+    DType dtype = DType::float32;
+    std::size_t block = 1;             // elements that share a scale
+    std::size_t at = 0, stride = 0;    // bytes to the first code in a window, and to the next
+    std::size_t frame = 0;             // elements of a frame between hosts
+    std::size_t slice = 0;             // elements that stay in the cache
+    bool by_chance = false;            // how codes are rounded
+
+    std::size_t bytes(std::size_t count) const { return codec->bytes(block, count); }
+  } coding;
 };
 
 } // namespace unisono

@@ -27,6 +27,7 @@ struct Record {
   std::int64_t created = 0, begun = 0, ended = 0;
   std::uint64_t id = 0;
   std::uint64_t communicator = 0;
+  std::uint64_t encoded = 0, decoded = 0; // bytes of codes
   std::int32_t peer = -1, tag = 0;
   std::atomic<std::uint32_t> state = scheduled;
 };
@@ -42,6 +43,7 @@ public:
     r.note = note;
     r.created = now;
     r.begun = r.ended = 0;
+    r.encoded = r.decoded = 0;
     r.id = id + 1;
     r.communicator = communicator;
     r.peer = -1;

@@ -30,6 +30,8 @@ void Task::finish(State how) {
     return; // another thread was faster
   if (record != nullptr && record->id == record_id) {
     record->ended = now_ns();
+    record->encoded = encoded;
+    record->decoded = decoded;
     record->state.store(how == succeeded ? Record::completed : Record::failed,
                         std::memory_order_relaxed);
   }

@@ -60,6 +60,7 @@ public:
   std::uint64_t record_id = 0;
   std::uint64_t seq = 0;
   std::uint64_t sends = 0; // bytes to other ranks, by the schedule
+  std::uint64_t encoded = 0, decoded = 0; // bytes of codes that were made, and read
   std::uint64_t moved = 0; // counts what was done, so that waiting can begin anew
   std::int64_t timeout = 0;  // ns; 0: none
   std::int64_t waiting_since = 0;

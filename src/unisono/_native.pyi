@@ -73,7 +73,7 @@ def failpoint_names() -> list[str]: ...
 Note = tuple[int, int, int, int, int, int, str]
 Verdict = tuple[int, int, int, int]
 State = tuple[int, Note, Note, int, bool, bool, Note]
-Record = tuple[int, int, Note, int, int, int, int, int, int]
+Record = tuple[int, int, Note, int, int, int, int, int, int, int, int]
 
 class Hub:
     def __init__(self, n: int) -> None: ...
@@ -144,6 +144,7 @@ class Plan:
         root: int,
         count: int,
         algorithm: str,
+        coding: tuple[str, int, int, int, bool] | None,
     ) -> None: ...
 
 class Work:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,7 +21,10 @@ from unisono.dtypes import DType
 from unisono.errors import BadArgument, TransportError, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
+from unisono.runtime.coded_plans import coded_plan
 from unisono.runtime.operations import Reduction, as_reduction
+from unisono.runtime.options import How as How
+from unisono.runtime.options import Options as Options
 from unisono.runtime.plans import CODES, Kind, lowered, make_plan
 from unisono.runtime.select import choose
 from unisono.runtime.verdicts import Verdicts
@@ -33,26 +36,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 300.0
 LATE_S = 5.0
-
-
-class Options(TypedDict, total=False):
-    """What any collective can be told beside its arguments."""
-
-    algorithm: str | None
-    async_op: bool
-    timeout_s: float | None
-    reproducible: bool
-    label: str
-
-
-class How(NamedTuple):
-    """The same with its defaults."""
-
-    algorithm: str | None = None
-    async_op: bool = False
-    timeout_s: float | None = None
-    reproducible: bool = False
-    label: str = ""
 
 
 class Base(Verdicts):
@@ -232,6 +215,15 @@ class Base(Verdicts):
     def _made_plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
         reduction.check(dtype)
+        if how.codec is not None:
+            plan, reached = coded_plan(
+                *(call, reduction, how, self._at),
+                window=self._transport.window,
+                hosts=self._hosts,
+            )
+            self._reach(reached, call.collective)
+            return plan
+        how.refuse_idle(call.collective)
         choice = choose(
             *(call.collective, call.total * dtype.itemsize, self.world_size),
             named=how.algorithm,
@@ -313,6 +305,7 @@ class Base(Verdicts):
     ) -> Any:
         """Send or receive one message."""
         self._refuse_unusable(name)
+        how.refuse_codec(name, "encode the message yourself, with unisono.codecs")
         if peer is not None:
             peer = whole_number("dst" if name == "send" else "src", peer)
             if not 0 <= peer < self.world_size:

@@ -61,6 +61,9 @@ def _reduced(
     reduction.check(source.dtype)
     if reduction.function is None:
         return _scaled(comm, call, source, reduction, how)
+    how.refuse_codec(
+        f"{call.collective} by {reduction.name}", "a function needs exact contributions"
+    )
     everything = new_like(source.array, (comm.world_size * source.count,))
     flat = replace(source, shape=(source.count,))
     target = readable(everything, call.collective)

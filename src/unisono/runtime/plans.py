@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +24,13 @@ from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
 from unisono.runtime.operations import Reduction
 from unisono.schedule import Schedule
+from unisono.schedule.coding import Scope
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered, Program
+
+if TYPE_CHECKING:
+    from unisono.runtime.coding import Coding
 
 CODES: dict[str, int] = {
     name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
@@ -34,11 +39,14 @@ CODES: dict[str, int] = {
 
 LABELLED = " for "
 """What stands between the algorithm and the label in the native core's notes."""
+ENCODED = " in "
+"""And what between the algorithm and the codec."""
 
 HEADER_BYTES = 40
 LINE = 64
 NOTE_LETTERS = 39
 LABEL_LETTERS = 28
+CODEC_LETTERS = 18
 PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
@@ -70,6 +78,7 @@ class Kind:
     counts: int | tuple[int, ...]
     algorithm: str
     label: str = ""
+    coding: Coding | None = None
 
     def fingerprint(self) -> int:
         """These, in 64 bits."""
@@ -82,6 +91,7 @@ class Kind:
                 self.counts,
                 self.algorithm,
                 self.label,
+                str(self.coding),
             )
         )
         digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
@@ -104,13 +114,18 @@ def lowered(
     root: int,
     lent: int = 0,
     hosts: tuple[int, ...] = (),
+    coded: Scope | None = None,
 ) -> Lowered:
-    """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs."""
+    """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs.
+
+    `coded` tells between whom values travel as codes, if they do.
+    """
     return lower(
         verified(collective, algorithm, n, root),
         input_shared=bool(lent & 1),
         output_shared=bool(lent & 2),
         hosts=hosts,
+        coded=coded,
     )
 
 
@@ -138,7 +153,7 @@ def _native_program(
     rank: int,
 ) -> _native.Program:
     programs = lowered(collective, algorithm, n, root, lent, hosts).programs
-    return _tables(programs[rank])
+    return tables(programs[rank])
 
 
 def make_plan(
@@ -165,9 +180,9 @@ def _make_plan(
     key = kind.collective, kind.algorithm, n, kind.root
     contract = verified(*key).contract
     sizes = contract.chunk_sizes(kind.counts)
-    input_at, output_at = _offsets(contract, sizes)
+    input_at, output_at = offsets(contract, sizes)
     itemsize = kind.dtype.itemsize
-    input_count, output_count = _held(contract, sizes, rank)
+    input_count, output_count = held(contract, sizes, rank)
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
     staged = lowered(*key, 0, hosts)
@@ -217,20 +232,25 @@ def _make_plan(
         root=kind.root,
         count=int(sizes.sum()),
         algorithm=in_short(kind.algorithm, kind.label),
+        coding=None,
     )
     return plan, reached
 
 
-def in_short(algorithm: str, label: str = "") -> str:
+def in_short(algorithm: str, label: str = "", coding: str = "") -> str:
     """As much of a name as a note has room for; of a label, its end."""
+    if len(coding) > CODEC_LETTERS:
+        coding = coding[: CODEC_LETTERS - 2] + ".."
+    coding = ENCODED + coding if coding else ""
     if label:
-        if len(label) > LABEL_LETTERS:
-            label = ".." + label[2 - LABEL_LETTERS :]
+        most = min(LABEL_LETTERS, NOTE_LETTERS - len(coding) - len(LABELLED) - 3)
+        if len(label) > most:
+            label = ".." + label[2 - most :]
         label = LABELLED + label
-    room = NOTE_LETTERS - len(label)
+    room = NOTE_LETTERS - len(label) - len(coding)
     if len(algorithm) > room:
         algorithm = algorithm[: room - 2] + ".."
-    return algorithm + label
+    return algorithm + coding + label
 
 
 def _reaches(collective: str, total: int, n: int) -> bool:
@@ -264,7 +284,7 @@ def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
     return min(-(-even // per_grain) * per_grain, room // itemsize)
 
 
-def _offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
+def offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
     """Where each chunk begins, in elements, in its holder's input and output."""
     places = contract.collective.before, contract.collective.after
     if contract.collective is BARRIER:
@@ -291,18 +311,18 @@ def _begins(contract: Contract, place: Place, sizes: Ints) -> Ints:
     return np.asarray(whole, dtype=np.int64)
 
 
-def _held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
+def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
     """How many elements a rank has before, and after."""
     chunks = np.arange(contract.num_chunks)
 
-    def held(place: Place) -> int:
+    def count(place: Place) -> int:
         holder = contract.holder(place, chunks)
         return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
 
-    return held(contract.collective.before), held(contract.collective.after)
+    return count(contract.collective.before), count(contract.collective.after)
 
 
-def _tables(program: Program) -> _native.Program:
+def tables(program: Program) -> _native.Program:
     """The same program as flat tables for the native core."""
     actions: list[tuple[int, ...]] = []
     sources: list[tuple[int, ...]] = []
@@ -318,9 +338,10 @@ def _tables(program: Program) -> _native.Program:
         brought = len(deliveries), len(deliveries) + len(a.delivers)
         deliveries += a.delivers
         runs = starts[0], ends[0], starts[1], ends[1], *brought
-        actions.append((a.chunk, window, output, int(a.completes), *runs))
+        coded = -1 if a.code is None else a.code, int(a.back)
+        actions.append((a.chunk, window, output, int(a.completes), *runs, *coded))
     return _native.Program(
-        actions=_table(actions, 10),
+        actions=_table(actions, 12),
         sources=_table(sources, 3),
         waits=_table(waits, 2),
         exits=_table([(w.rank, w.count) for w in program.exits], 2),

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.plans import CODES, LABELLED
+from unisono.runtime.plans import CODES, ENCODED, LABELLED
 from unisono.transports.base import Transport
 
 DUMP_DIR = "UNISONO_DUMP_DIR"
@@ -28,9 +28,11 @@ def records(transport: Transport) -> list[dict[str, Any]]:
     """The records of this rank, the oldest first."""
     found = []
     for record in transport.engine.records():
-        number, communicator, note, created, begun, ended, state, peer, tag = record
+        number, communicator, note, created, begun, ended, state, *more = record
+        peer, tag, encoded, decoded = more
         seq, collective, dtype, op, root, count, algorithm = note
         algorithm, _, label = algorithm.partition(LABELLED)
+        algorithm, _, codec = algorithm.partition(ENCODED)
         found.append(
             {
                 "record_id": number,
@@ -38,6 +40,7 @@ def records(transport: Transport) -> list[dict[str, Any]]:
                 "collective_seq_id": seq,
                 "profiling_name": _NAMES[collective],
                 "algorithm": algorithm,
+                "codec": codec,
                 "label": label,
                 "op": OPS[op],
                 "root": root,
@@ -45,6 +48,8 @@ def records(transport: Transport) -> list[dict[str, Any]]:
                 "input_sizes": [[count]],
                 "peer": None if peer < 0 else peer,
                 "tag": tag,
+                "encoded_bytes": encoded,
+                "decoded_bytes": decoded,
                 "state": _STATES[state],
                 "time_created_ns": created,
                 "time_discovered_started_ns": begun or None,

@@ -173,15 +173,41 @@ def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
 
 @lru_cache(maxsize=1024)
 def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choice:
+    return _quickest(collective, nbytes, hosts, list(_candidates(collective, hosts)))
+
+
+@lru_cache(maxsize=1024)
+def quickest(
+    collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
+) -> Choice:
+    """The same among hierarchical ones, by some algorithms inside and across."""
+    return _quickest(collective, nbytes, hosts, list(_on_two_levels(hosts, by)))
+
+
+def _on_two_levels(
+    hosts: tuple[int, ...], some: tuple[str, ...], cuts: tuple[int, ...] = SEGMENTS
+) -> Iterator[tuple[str, int]]:
+    where = telling(hosts)
+    for by in some:
+        yield from ((f"hierarchical:{where},by={by}", segments) for segments in cuts)
+
+
+def _quickest(
+    collective: str,
+    nbytes: int,
+    hosts: tuple[int, ...],
+    candidates: Sequence[tuple[str, int]],
+) -> Choice:
     """The quickest candidate, as predicted; or one as quick that has fewer steps."""
-    candidates = list(_candidates(collective, hosts))
     times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
     as_quick = (1 + AS_QUICK) * min(times.values())
     chosen = min(
         (c for c in candidates if times[c] <= as_quick),
         key=lambda c: len(lines(collective, *c, hosts)),
     )
-    others = [c for c in candidates if c[0] != chosen[0]]
+    others = [c for c in candidates if c[0] != chosen[0]] or [
+        c for c in candidates if c != chosen
+    ]
     why = (
         f"{_words(hosts)}, {format_bytes(nbytes)}: {_manner(collective, *chosen)}; "
         f"expected to take {times[chosen] * 1e6:.0f} µs"
@@ -196,10 +222,8 @@ def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, 
     if len(set(hosts)) == len(hosts):
         yield from ((algorithm, 1) for algorithm in FLAT[collective])
         return
-    where = telling(hosts)
     cuts = (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
-    for by in ON_TWO_LEVELS[collective]:
-        yield from ((f"hierarchical:{where},by={by}", segments) for segments in cuts)
+    yield from _on_two_levels(hosts, ON_TWO_LEVELS[collective], cuts)
     if collective in ("all_to_all", "scatter", "gather"):
         yield "direct", 1
 

@@ -100,6 +100,7 @@ def lower(
         ),
         codes=max(codes),
         noise=noise,
+        replicated=any(v.own_as_code for v in made),
     )
 
 

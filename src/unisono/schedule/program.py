@@ -135,6 +135,7 @@ class Lowered:
 
     Where values travel as codes, `codes` is how many places a window must have for
     them beside the `places` for values, and `noise` is what that does to the result.
+    `replicated` tells whether several ranks encode the same sum, each for itself.
     """
 
     programs: tuple[Program, ...]
@@ -143,3 +144,4 @@ class Lowered:
     canonical: bool
     codes: int = 0
     noise: Noise | None = None
+    replicated: bool = False
