@@ -23,6 +23,8 @@ from unisono.testing.programs import Call, ProgramFault, play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]
+FOLDED = ("recursive_doubling",)
+"""Some ranks get a copy of what others add up each for itself: unlike bits."""
 REDUCING = ("reduce", "reduce_scatter", "all_reduce")
 
 
@@ -62,8 +64,7 @@ def played(made, scope, hosts, seed):
     """What comes of it, as how it came about; None if it is refused."""
     try:
         lowered = lower(made, hosts=hosts, coded=scope)
-    except BadArgument as refused:
-        assert "different bits" in str(refused)
+    except BadArgument:
         return None
     given = call(made, (False, False), seed, lowered, hosts)
     inputs = {
@@ -104,12 +105,18 @@ def placed(n, random):
 @pytest.mark.parametrize(("what", "name"), [*PLAIN, *SPECIAL])
 def test_codes_in_any_order_and_the_same_bits_everywhere(what, name):
     random = Random(f"{what} {name} coded")
-    for made in schedules(what, name, [1, 2, 3, 5, 8]):
-        check(made, Scope.ALL, (), seed=made.n)
-        if made.n > 1:
-            hosts = placed(made.n, random)
-            check(made, random.choice(list(Scope)), hosts, seed=made.n)
-            check(made, Scope.HOSTS, hosts, seed=made.n + 1)
+    for made in schedules(what, name, [2, 3, 8] if (what, name) in PLAIN else [4]):
+        allowed = check(made, Scope.ALL, (), seed=made.n)
+        assert allowed or name.startswith(FOLDED), made.title
+        check(made, Scope.HOSTS, placed(made.n, random), seed=made.n + 1)
+        if made.n == 3:
+            check(made, Scope.ALL, placed(made.n, random), seed=made.n)
+
+
+def test_alone_nothing_is_encoded():
+    for what, name in PLAIN:
+        lowered = lower(schedule(what, name, 1), coded=Scope.ALL)
+        assert (lowered.codes, lowered.noise.factor) == (0, 0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 13, 32, 64])

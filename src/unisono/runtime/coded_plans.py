@@ -1,7 +1,7 @@
 """Plans of calls with a codec: where codes lie, and how many bytes they take.
 
-Chunks and pieces end where blocks end, so that the codes of all of them together have as
-many bytes as the code of the whole; only where a share itself ends, a block may be short.
+Chunks and pieces end where blocks end, so that the codes of all of them together have
+as many bytes as the code of the whole; a block is short only where a share itself ends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from unisono.dtypes import OPS
 from unisono.errors import BadArgument
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.coding import (
+    Coding,
     as_coding,
     choose_coded,
     refuse_misfits,
@@ -63,13 +64,27 @@ def coded_plan(
     """
     coding = as_coding(how.codec, how.coded)
     refuse_misfits(call.collective, coding, call.dtype, reduction)
+    with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+        kind = _kind(call, reduction, how, coding, at.n, hosts)
+        return make_coded_plan(kind, at.n, at.rank, window, hosts)
+
+
+def _kind(
+    call: Call,
+    reduction: Reduction,
+    how: How,
+    coding: Coding,
+    n: int,
+    hosts: tuple[int, ...],
+) -> Kind:
+    """What the ranks must agree on, the algorithm chosen and found good enough."""
     choice = choose_coded(
-        *(call.collective, call.total * call.dtype.itemsize, at.n, coding),
+        *(call.collective, call.total * call.dtype.itemsize, n, coding),
         itemsize=call.dtype.itemsize,
         named=how.algorithm,
         hosts=hosts,
     )
-    key = call.collective, choice.algorithm, at.n, call.root
+    key = call.collective, choice.algorithm, n, call.root
     refuse_too_wrong(*key, coding, hosts, how.error_bound)
     if how.reproducible and not lowered(*key, 0, hosts, coding.scope).canonical:
         raise BadArgument(
@@ -77,21 +92,13 @@ def coded_plan(
             "reproducible=True needs one pass in rank order, as direct and naive do"
         )
     what = call.collective, call.dtype, reduction, call.root, call.counts
-    kind = Kind(*what, choice.algorithm, how.label, coding)
-    return make_coded_plan(kind, at.n, at.rank, window=window, hosts=hosts)
+    return Kind(*what, choice.algorithm, how.label, coding)
 
 
 def make_coded_plan(
-    kind: Kind, n: int, rank: int, *, window: int, hosts: tuple[int, ...] = ()
+    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...] = ()
 ) -> tuple[_native.Plan, list[int]]:
     """The plan of one rank for one kind of call, and which ranks it sends to."""
-    with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
-        return _make_plan(kind, n, rank, window, hosts)
-
-
-def _make_plan(
-    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...]
-) -> tuple[_native.Plan, list[int]]:
     coding = kind.coding
     assert coding is not None
     codec = coding.codec
@@ -142,7 +149,7 @@ def chunk_sizes(contract: Contract, counts: int | Sequence[int], block: int) -> 
     blocks = -(-count // block)
     even = blocks // pieces + (np.arange(pieces) < blocks % pieces)
     ends = np.minimum(np.cumsum(even * block, axis=1), count)
-    return np.diff(ends, axis=1, prepend=0).ravel()
+    return np.asarray(np.diff(ends, axis=1, prepend=0).ravel(), dtype=np.int64)
 
 
 def _layout(

@@ -6,8 +6,8 @@
 
 The codec is part of what is lowered, so the error of the result follows from the
 programs, before anything runs. Each encoding adds its own; an algorithm that encodes at
-every hop, as a ring does, adds many, and is refused above `error_bound`, by default four
-times the error of encoding once.
+every hop, as a ring does, adds many, and is refused above `error_bound`, by default
+four times the error of encoding once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A step lasts as long as the slower of two things that go on at once. The network: a
 start, something for every message that the busiest rank has under way, and the bytes of
 the busiest host. The ranks: a start, and the bytes that the busiest one takes in. Then
-there are the bytes that the busiest rank adds up. Steps follow each other.
+there are the bytes that the busiest rank adds up. Steps follow each other. Encoding and
+decoding is work of the ranks, beside the network.
 
 The numbers are those of ordinary machines on a good network, not of yours: they only
 have to put algorithms in the right order. All ranks must come to the same, so whole
@@ -13,6 +14,7 @@ chunks are counted, and what is computed from them is computed one operation at 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +29,8 @@ class Model:
     """Seconds, and seconds for each byte.
 
     A rank can listen to so many `ports` at once at no loss. Beyond, senders crowd the
-    link, and each further one makes every byte slower by `crowding`.
+    link, and each further one makes every byte slower by `crowding`. `encoded` and
+    `decoded` are seconds for each element.
     """
 
     start: float = 25e-6
@@ -38,6 +41,8 @@ class Model:
     start_inside: float = 2e-6
     byte_inside: float = 1e-10
     added_byte: float = 1e-10
+    encoded: float = 6e-10
+    decoded: float = 3e-10
 
 
 MODEL = Model()
@@ -69,13 +74,39 @@ def predicted(
     return math.fsum(line.at(nbytes) for line in told)
 
 
+def predicted_coded(
+    told: Sequence[Line], nbytes: int, small: int, coding: float, *, inside: bool
+) -> float:
+    """Seconds of a call whose codes have `small` bytes instead of `nbytes`.
+
+    `coding` are the seconds that the busiest rank encodes and decodes. `inside` tells
+    whether ranks of one host read codes of each other as well.
+    """
+    taken = math.fsum(line.inside_byte for line in told) or 1.0
+    within = small if inside else nbytes
+    steps = (
+        max(
+            line.across + line.across_byte * small,
+            line.inside
+            + line.inside_byte * within
+            + coding * (line.inside_byte / taken),
+        )
+        for line in told
+    )
+    return math.fsum(steps)
+
+
 @lru_cache(maxsize=1024)
 def lines(
-    collective: str, algorithm: str, segments: int, hosts: tuple[int, ...]
+    collective: str,
+    algorithm: str,
+    segments: int,
+    hosts: tuple[int, ...],
+    model: Model = MODEL,
 ) -> tuple[Line, ...]:
     """The time of every step, for any size."""
     whole = _traffic(collective, algorithm, hosts)
-    return _priced(whole.split(segments), MODEL)
+    return _priced(whole.split(segments), model)
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
 from unisono.runtime import recorder
-from unisono.runtime.plans import in_short, lowered, verified
+from unisono.runtime.coded_report import Coded, explained
+from unisono.runtime.options import How
+from unisono.runtime.plans import ENCODED, in_short, lowered, verified
 from unisono.runtime.select import Choice, choose
 from unisono.runtime.tuned import Row, Tuned
 from unisono.schedule.collective import collective as find_collective
@@ -28,6 +30,9 @@ def explain(
     algorithm: str | None = None,
     root: int = 0,
     reproducible: bool = False,
+    codec: Any = None,
+    coded: str | None = None,
+    error_bound: float | None = None,
 ) -> str:
     """A few lines for people; nothing is run."""
     what = find_collective(collective)
@@ -39,6 +44,15 @@ def explain(
     nbytes = 0 if x is None else _size(x)
     if collective in ("all_gather", "gather"):
         nbytes *= n
+    how = How(algorithm, False, None, reproducible, "", codec, coded, error_bound)
+    if codec is not None:
+        dtype = None if x is None else dtype_of(x)
+        found = explained(
+            comm, collective, nbytes, dtype, root if what.rooted else 0, how
+        )
+        lines = [f"  measured   {_measured(comm, collective, x, found)}"]
+        return "\n".join([*found.lines, *lines])
+    how.refuse_idle(collective)
     choice = choose(
         collective,
         nbytes,
@@ -73,7 +87,7 @@ def explain(
         lines.append(f"  predicted  {format_seconds(choice.predicted)}")
     if choice.row is not None:
         lines.append(f"  tuned      {when_tuned(choice.row)}")
-    lines.append(f"  measured   {_measured(comm, collective, choice.algorithm, x)}")
+    lines.append(f"  measured   {_measured(comm, collective, x, choice)}")
     return "\n".join(lines)
 
 
@@ -133,8 +147,12 @@ def _order(canonical: bool) -> str:
     return "as the schedule adds: the same bits on all ranks"
 
 
-def _measured(comm: Communicator, collective: str, algorithm: str, x: Any) -> str:
+def _measured(
+    comm: Communicator, collective: str, x: Any, found: Choice | Coded
+) -> str:
     """The median of the calls like this one that the recorder remembers."""
+    codec = found.codec if isinstance(found, Coded) else ""
+    told = in_short(found.algorithm, "", codec).split(ENCODED)
     count = 0 if x is None else _size(x) // dtype_of(x).itemsize
     if collective in ("all_gather", "gather"):
         count *= comm.world_size
@@ -142,7 +160,7 @@ def _measured(comm: Communicator, collective: str, algorithm: str, x: Any) -> st
         r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
         for r in recorder.records(comm._transport)
         if r["profiling_name"] == collective
-        and r["algorithm"] == in_short(algorithm)
+        and [r["algorithm"], *filter(None, [r["codec"]])] == told
         and r["input_sizes"] == [[count]]
         and r["state"] == "completed"
     ]

@@ -229,19 +229,7 @@ class _Machine:
     def _perform(
         self, number: int, r: int, action: Action, generation: int, piece: int
     ) -> None:
-        values: list[Any] = []
-        keys: list[Key] = []
-        code = None
-        for source in action.sources:
-            if source.home is Home.STREAM:
-                found = self.taken[r].pop(0)
-            else:
-                self._refuse_foreign(number, r, source)
-                keys.append(self._key(number, source, generation, piece))
-                found = self._read(r, keys[-1])
-            if self._is_code(number, source):
-                code, found = found, self.decode(found)
-            values.append(found)
+        values, keys, code = self._taken(number, r, action, generation, piece)
         made = values[0] if len(values) == 1 else self.combine(values, action.completes)
         if action.code is not None:
             if len(values) > 1 or code is None:  # otherwise the code is handed on
@@ -265,6 +253,25 @@ class _Machine:
             if len(found) == piece:
                 found.append(made)
             found[piece] = made
+
+    def _taken(
+        self, number: int, r: int, action: Action, generation: int, piece: int
+    ) -> tuple[list[Any], list[Key], Any]:
+        """The values of the sources, where those here lie, and the last code read."""
+        values: list[Any] = []
+        keys: list[Key] = []
+        code = None
+        for source in action.sources:
+            if source.home is Home.STREAM:
+                found = self.taken[r].pop(0)
+            else:
+                self._refuse_foreign(number, r, source)
+                keys.append(self._key(number, source, generation, piece))
+                found = self._read(r, keys[-1])
+            if self._is_code(number, source):
+                code, found = found, self.decode(found)
+            values.append(found)
+        return values, keys, code
 
     def _is_code(self, number: int, source: Source) -> bool:
         coded = self.calls[number].lowered.noise is not None
