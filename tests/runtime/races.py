@@ -25,6 +25,8 @@ def everything(comm):
             comm.all_reduce(x, op="max", algorithm=algorithm)
         pending.append(comm.all_gather(x, async_op=True))
         pending.append(comm.reduce_scatter(np.ones((n, 7)), async_op=True))
+        pending.append(comm.all_reduce(x.copy(), codec="fp8", async_op=True))
+        comm.all_reduce(x.copy(), codec="int8", algorithm="ring")
         comm.broadcast(x, root=n - 1)
         comm.all_to_all(np.arange(n * 3))
         right, left = (rank + 1) % n, (rank - 1) % n
