@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 PACKAGE := $(shell find src -name '*.py')
 
-.PHONY: demo test check bench peers docs sanitize clean trials torch-suite
+.PHONY: demo test check bench peers docs sanitize clean trials torch-suite browser types
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -18,8 +18,20 @@ demo: $(VENV)/.cli
 	@echo
 	@$(BIN)/python -m unisono bench all_reduce -n 4 -b 8 -e 16M -f 8
 
-test: check
-	@$(BIN)/python -m pytest -n 2 --durations=5
+test: check browser
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=5
+
+# A browser for the tests of the pages, where one can be had; else they are skipped.
+browser:
+	@command -v chromium > /dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null || { \
+	  echo "installing chromium (once)"; export DEBIAN_FRONTEND=noninteractive; \
+	  { timeout 120 apt-get -qq update; timeout 240 apt-get -qq install -y --no-install-recommends \
+	    chromium fonts-dejavu-core; } > /dev/null 2>&1 \
+	  || echo "chromium could not be installed: tests of the pages are skipped"; }
+
+# The types of the pages' code; tsc is Debian's node-typescript, or npm's typescript.
+types:
+	@tsc -p src/unisono/view/web
 
 check: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

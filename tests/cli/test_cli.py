@@ -66,6 +66,16 @@ def test_explain_writes_svg(run, tmp_path):
     assert file.read_text().startswith("<svg")
 
 
+def test_explain_writes_a_page(run, tmp_path):
+    file = tmp_path / "ring.html"
+    more = ("--beside", "tree", "-t", "switch:3", "-b", "4M", "--html", str(file))
+    code, out, _ = run("explain", "all_reduce", "ring", "-n", "3", *more)
+    assert (code, out) == (0, f"wrote {file}: all_reduce by ring, n=3, and tree\n")
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "4 MiB a rank on switch:3" in text
+
+
 def replay(told):
     """A judge that knows nothing of unisono: sets of contributions, by the contract."""
     n, chunks, name = told["n"], told["num_chunks"], told["collective"]
@@ -279,6 +289,16 @@ def test_env_names_versions(run):
         ("explain all_reduce ring+ring+ring", "at most two"),
         ("explain all_reduce ring -b lots", "size 'lots'"),
         ("explain all_reduce ring --svg /no/such/place.svg", "cannot be written"),
+        ("explain all_reduce ring --html /no/such/place.html", "cannot be written"),
+        ("explain all_reduce ring -n 17 --html a.html", "up to 16 ranks"),
+        ("explain all_reduce ring -n 4 -t switch:5 --html a.html", "has 5 ranks"),
+        ("explain all_reduce ring -n 4 -t swich:4 --html a.html", "nearest: switch"),
+        ("explain all_reduce ring --beside rign --html a.html", "nearest: ring"),
+        ("explain all_reduce ring --html a.html --svg a.svg", "choose one"),
+        ("explain all_reduce ring --html a.html --json", "--json stands alone"),
+        ("explain all_reduce ring -t switch:4", "--topology: goes with --html"),
+        ("explain all_reduce ring --beside tree", "--beside: goes with --html"),
+        ("explain all_reduce --html a.html", "ALGORITHM"),
         ("explain all_reduce", "ALGORITHM"),
         ("explain all_reduce ring --colour", "--colour"),
         ("explain all_reduce nowhere.py", "no such file"),
@@ -336,8 +356,8 @@ def test_options_are_frozen(run):
         told[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
     assert told == {
         "explain": [
-            *("--json", "--on", "--per-host", "--ranks", "--root", "--size"),
-            *("--svg", "-b"),
+            *("--beside", "--html", "--json", "--on", "--per-host", "--ranks"),
+            *("--root", "--size", "--svg", "--topology", "-b", "-t"),
         ],
         "verify": ["--json", "--ranks"],
         "algorithms": ["--csv", "--json", "--ranks", "--verify"],

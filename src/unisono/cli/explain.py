@@ -1,10 +1,12 @@
 """`unisono explain`: the steps of an algorithm, its cost, and the proof.
 
-With `--on this` it tells instead what would be chosen on this machine, and why.
+With `--html` it writes a page that plays it. With `--on this` it tells instead what
+would be chosen on this machine, and why.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +40,9 @@ def explain(
     root: Annotated[str, Parameter(name="--root")] = "0",
     size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
+    html_file: Annotated[Path | None, Parameter(name="--html")] = None,
+    topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "",
+    beside: str = "",
     on: str = "",
     per_host: str = "",
     json: bool = False,
@@ -47,7 +52,9 @@ def explain(
     With --on this and no algorithm: which one would be chosen here, which is next, and
     what both are predicted to take and took when `unisono tune` measured them.
 
-    Example: unisono explain all_reduce ring -n 5
+    With --html FILE it becomes a page that plays it, by step or by a topology's clock.
+
+    Example: unisono explain all_reduce ring -n 5 --html ring.html
 
     Parameters
     ----------
@@ -63,6 +70,12 @@ def explain(
         Bytes of one rank's buffer, as 64M: the cost is told in bytes as well.
     svg_file
         Write the picture to this file instead.
+    html_file
+        Write a page that plays it to this file instead.
+    topology
+        Where it runs in the page, as switch:8; a link for every pair if not given.
+    beside
+        A second algorithm in the page, under the same clock.
     on
         "this": tell what this machine would choose, for -b or a few sizes.
     per_host
@@ -71,22 +84,69 @@ def explain(
         Print steps, cost and proof as one JSON object.
     """
     world, nbytes = parse_world(n), parse_bytes(size) if size else 0
+    files = {"--svg": svg_file, "--html": html_file}
+    wanted = [option for option, file in files.items() if file is not None]
     if on or not algorithm:
-        if on != "this" or algorithm or svg_file is not None:
+        if on != "this" or algorithm or wanted:
             raise BadArgument("explain: ALGORITHM: name one, or say --on this instead")
         sizes = [nbytes] if size else list(_chosen.SIZES)
         ranks = parse_world(per_host) if per_host else world
         return _chosen.tell(collective, sizes, world, ranks, json=json)
+    _refuse(wanted, size=size, topology=topology, beside=beside, json=json)
     refuse_if_huge(world)
-    if json and (svg_file is not None or size):
-        raise BadArgument("--json stands alone: leave out --svg and --size")
-    made = make(collective, algorithm, world, root=parse_rank(root))
+    makes = partial(make, collective, n=world, root=parse_rank(root))
+    made = makes(_fitting(algorithm, topology))
     if json:
         return _print_json(made)
     if svg_file is not None:
-        write_file(svg_file, to_svg(made))
-        print(f"wrote {svg_file}: {made.title}")
-        return 0
+        return _write(svg_file, to_svg(made), made.title)
+    if html_file is not None:
+        other = makes(_fitting(beside, topology)) if beside else None
+        return _page(html_file, made, other, topology, size)
+    return _print(made, nbytes)
+
+
+def _refuse(
+    wanted: list[str], *, size: str, topology: str, beside: str, json: bool
+) -> None:
+    """Say so if options do not go together."""
+    if json and (wanted or size):
+        raise BadArgument("--json stands alone: leave out --svg, --html and --size")
+    if len(wanted) > 1:
+        raise BadArgument("--svg and --html: choose one")
+    if (topology or beside) and wanted != ["--html"]:
+        option = "--topology" if topology else "--beside"
+        raise BadArgument(f"{option}: goes with --html FILE (or `unisono simulate`)")
+
+
+def _fitting(algorithm: str, topology: str) -> str:
+    """The algorithm's name with what the topology knows filled in."""
+    if not topology:
+        return algorithm
+    from unisono.simulate.candidates import fitted
+    from unisono.topology import parse
+
+    return fitted(algorithm, parse(topology))
+
+
+def _write(file: Path, text: str, title: str) -> int:
+    write_file(file, text)
+    print(f"wrote {file}: {title}")
+    return 0
+
+
+def _page(
+    file: Path, made: Schedule, beside: Schedule | None, topology: str, size: str
+) -> int:
+    from unisono.view.html import to_html
+    from unisono.view.story import SIZE
+
+    text = to_html(made, beside=beside, topology=topology, nbytes=size or SIZE)
+    titles = made.title if beside is None else f"{made.title}, and {beside.name}"
+    return _write(file, text, titles)
+
+
+def _print(made: Schedule, nbytes: int) -> int:
     try:
         print_picture(explained(made))
     except ScheduleError:

@@ -1,4 +1,13 @@
-"""Schedules on screen: as text, and as SVG.
+"""Schedules on screen: as text, as SVG, and as a page that moves.
+
+facts       what is said under every picture
+frames      after each step, who holds what
+text, svg   pictures that stand still
+captions    what a step does, in one sentence
+layout      where the nodes of a topology lie
+story       a schedule with all that a page shows of it, as plain data
+assets      the page's code, from the modules in web/
+html        the page, in one file
 
 Importing this room teaches schedules to draw themselves, in `print` and in notebooks.
 """

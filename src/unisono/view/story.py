@@ -1,0 +1,268 @@
+"""A schedule told for a page that moves: plain data, all of it derived.
+
+The page computes nothing of its own. Which contributions travel with a transfer, what
+a step does in words, when a message leaves and arrives on a topology and over which
+nodes: all that is worked out here, by the same ledger that draws the text and the same
+simulator that `unisono simulate` asks. Times are microseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.errors import BadArgument
+from unisono.schedule.oracle import Ledger
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step, Transfer
+from unisono.simulate import Codec, Result, simulate
+from unisono.simulate.messages import chunk_bytes
+from unisono.topology import Topology, parse
+from unisono.units import format_bytes, format_seconds, parse_bytes
+from unisono.view.captions import caption, opening
+from unisono.view.facts import facts, promise
+from unisono.view.frames import MAX_RANKS, row_names
+from unisono.view.layout import links, place, route
+
+SIZE = 1 << 20
+"""How large a rank's buffer is, if nobody says."""
+
+MOST_MOVES = 20_000
+EVERYWHERE, NOWHERE = -1, -2
+
+Move = tuple[int, int, int, int, int, int, int]
+"""src, dst, chunk, into, whether it adds, what it carries, which message (-1: none)."""
+
+Message = tuple[int, int, int, float, float, float]
+"""step, src, dst, bytes, leaves, arrives."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A chunk or temporary: its bytes, who holds it before and after, what it must."""
+
+    name: str
+    nbytes: float
+    before: int
+    after: int
+    goal: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One step: its sentence, its transfers, how many results are in place after."""
+
+    phase: str
+    caption: str
+    moves: list[Move]
+    done: int
+
+
+@dataclass(frozen=True)
+class Map:
+    """A topology as it is drawn; routes are lists of nodes, by "src>dst"."""
+
+    name: str
+    labels: list[str]
+    places: list[tuple[float, float]]
+    links: list[tuple[int, int]]
+    routes: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a page shows of one schedule."""
+
+    title: str
+    collective: str
+    algorithm: str
+    meaning: str
+    about: str
+    opening: str
+    promise: str
+    n: int
+    reduces: bool
+    nbytes: int
+    size: str
+    rows: list[Row]
+    beats: list[Beat]
+    due: int
+    facts: list[tuple[str, str]]
+    map: Map
+    messages: list[Message]
+    time: float
+    bound: float
+    times: str
+
+
+def tell(
+    schedule: Schedule,
+    topology: Topology | str = "",
+    nbytes: int | str = SIZE,
+    *,
+    codec: Codec | None = None,
+) -> Story:
+    """The story of a schedule on a topology: proven, costed, and timed.
+
+    Without a topology every rank has a link of its own to every other. Raises
+    ScheduleError if the schedule is wrong, BadArgument if it is too large to be shown
+    step by step.
+    """
+    _refuse_if_large(schedule)
+    where = topology or f"full:{schedule.n}"
+    where = parse(where) if isinstance(where, str) else where
+    size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes
+    told = facts(schedule)
+    result = simulate(schedule, where, size, codec=codec)
+    messages, index = _messages(result)
+    rows = _rows(schedule, size)
+    due = sum(schedule.n if r.after == EVERYWHERE else r.after >= 0 for r in rows)
+    return Story(
+        title=schedule.title,
+        collective=schedule.collective.name,
+        algorithm=schedule.name,
+        meaning=schedule.collective.meaning,
+        about=schedule.about,
+        opening=opening(schedule),
+        promise=promise(schedule),
+        n=schedule.n,
+        reduces=schedule.collective.reduces,
+        nbytes=size,
+        size=format_bytes(size),
+        rows=rows,
+        beats=_beats(schedule, rows, index, due),
+        due=due,
+        facts=told,
+        map=_map(where, messages),
+        messages=messages,
+        time=_micro(result.time),
+        bound=_micro(result.bound),
+        times=_times(result),
+    )
+
+
+def _refuse_if_large(schedule: Schedule) -> None:
+    if schedule.n > MAX_RANKS:
+        raise BadArgument(
+            f"{schedule.title}: a page shows up to {MAX_RANKS} ranks step by step; for "
+            "more, --svg sums up the phases"
+        )
+    count = 0
+    for step in schedule:
+        count += len(step)
+        if count > MOST_MOVES:
+            raise BadArgument(
+                f"{schedule.title}: more than {MOST_MOVES:,} transfers are too many "
+                "for a page; fewer ranks or segments, or --svg"
+            )
+
+
+def _times(result: Result) -> str:
+    """Where the times come from, in one sentence."""
+    return (
+        f"Times are simulated: {format_bytes(result.nbytes)} a rank on "
+        f"{result.topology.name} take {format_seconds(result.time)}; nothing can "
+        f"take less than {format_seconds(result.bound)} there."
+    )
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 4)
+
+
+def _messages(result: Result) -> tuple[list[Message], dict[tuple[int, int, int], int]]:
+    """Every message with its times; and where each is, by step, src and dst."""
+    line = result.timeline
+    assert line is not None  # closed forms have none, and we ask for no closed form
+    columns = (line.step, line.src, line.dst, line.nbytes, line.start, line.end)
+    found: list[Message] = []
+    index: dict[tuple[int, int, int], int] = {}
+    for step, src, dst, nbytes, start, end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        index[step, src, dst] = len(found)
+        found.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
+    return found, index
+
+
+def _rows(schedule: Schedule, nbytes: int) -> list[Row]:
+    contract, what = schedule.contract, schedule.collective
+    chunks = np.arange(schedule.num_chunks)
+    before = contract.holder(what.before, chunks)
+    after = contract.holder(what.after, chunks)
+    sizes = chunk_bytes(schedule, nbytes)
+    rows = []
+    for row, name in enumerate(row_names(schedule)):
+        if row >= schedule.num_chunks:
+            rows.append(Row(name, float(sizes[row]), NOWHERE, NOWHERE, 0))
+            continue
+        begins = EVERYWHERE if before is None else int(before[row])
+        ends = EVERYWHERE if after is None else int(after[row])
+        goal = (1 << schedule.n) - 1 if what.reduces else 1 << begins
+        rows.append(Row(name, float(sizes[row]), begins, ends, goal))
+    return rows
+
+
+def _beats(
+    schedule: Schedule,
+    rows: list[Row],
+    index: dict[tuple[int, int, int], int],
+    due: int,
+) -> list[Beat]:
+    ledger = Ledger(schedule)
+    return [
+        _beat(schedule, rows, ledger, number, step, index, due)
+        for number, step in enumerate(schedule, start=1)
+    ]
+
+
+def _beat(
+    schedule: Schedule,
+    rows: list[Row],
+    ledger: Ledger,
+    number: int,
+    step: Step,
+    index: dict[tuple[int, int, int], int],
+    due: int,
+) -> Beat:
+    transfers = sorted(step, key=lambda t: t.reduces)  # who is copied to, then adds
+    carried = [ledger.at(t.src, t.chunk).ranks for t in transfers]
+    ledger.run(step)
+    changed = {(t.dst, t.into) for t in transfers}
+    sums = [ledger.at(*cell).ranks.bit_count() for cell in changed]
+    done = _done(schedule, rows, ledger)
+    whole = (1 << schedule.n) - 1
+    finished = all(bits == whole for bits in carried)
+    moves = [
+        _move(t, bits, index.get((number, t.src, t.dst), -1))
+        for t, bits in zip(transfers, carried, strict=True)
+    ]
+    said = caption(schedule, transfers, sums, finished, (done, due))
+    return Beat(step.phase, said, moves, done)
+
+
+def _move(t: Transfer, bits: int, message: int) -> Move:
+    return t.src, t.dst, t.chunk, t.into, int(t.reduces), bits, message
+
+
+def _done(schedule: Schedule, rows: list[Row], ledger: Ledger) -> int:
+    """How many of the cells that the contract asks for are as it asks."""
+    done = 0
+    for number, row in enumerate(rows):
+        ranks = range(schedule.n) if row.after == EVERYWHERE else [row.after]
+        if row.after != NOWHERE:
+            done += sum(ledger.at(r, number).ranks == row.goal for r in ranks)
+    return done
+
+
+def _map(topology: Topology, messages: list[Message]) -> Map:
+    wiring = topology.wiring
+    pairs = sorted({(src, dst) for _, src, dst, *_ in messages})
+    return Map(
+        name=topology.name,
+        labels=[wiring.label(node) for node in range(wiring.num_nodes)],
+        places=[(round(x, 4), round(y, 4)) for x, y in place(topology).tolist()],
+        links=links(wiring),
+        routes={f"{a}>{b}": route(wiring, a, b) for a, b in pairs},
+    )

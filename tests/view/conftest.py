@@ -1,0 +1,13 @@
+"""One browser for all tests that need one; without one they are skipped."""
+
+import chromium
+import pytest
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not chromium.find():
+        pytest.skip("no chromium: apt-get install chromium, or `make browser`")
+    made = chromium.Browser()
+    yield made
+    made.close()

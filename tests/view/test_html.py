@@ -1,0 +1,194 @@
+"""The page's text and what it tells: derived from the schedule, whole, and safe."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import unisono
+from unisono.algorithms import library
+from unisono.errors import BadArgument, BadTopology, ScheduleError
+from unisono.schedule import collective, copy, from_steps, reduce
+from unisono.simulate import simulate
+from unisono.topology import parse
+from unisono.view.assets import digest, script, text
+from unisono.view.frames import frames
+from unisono.view.html import to_html
+from unisono.view.layout import place, route
+from unisono.view.story import tell
+
+WEB = Path(unisono.__file__).parent / "view" / "web"
+LIMIT = 500 * 1024
+
+
+def captions(name, algorithm, n, **more):
+    return [beat.caption for beat in tell(unisono.schedule(name, algorithm, n=n)).beats]
+
+
+def replayed(story):
+    """Who holds what after each step, from what the page is given and nothing else."""
+    held = {}
+    for r, row in enumerate(story.rows):
+        for rank in range(story.n):
+            if row.before in (-1, rank):
+                held[rank, r] = 1 << rank
+    yield dict(held)
+    for beat in story.beats:
+        for _, dst, _, into, adds, carries, _ in beat.moves:
+            held[dst, into] = carries | (held.get((dst, into), 0) if adds else 0)
+        yield dict(held)
+
+
+@pytest.mark.parametrize("key", library(), ids="-".join)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_story_is_that_of_the_ledger(key, n):
+    made = library()[key](n)
+    story = tell(made)
+    for frame, held in zip(frames(made), replayed(story), strict=True):
+        for r, row in enumerate(frame.rows):
+            for rank, cell in enumerate(row):
+                assert held.get((rank, r), 0) == cell.ranks
+    assert not story.beats or story.beats[-1].done == story.due
+
+
+@pytest.mark.parametrize("key", library(), ids="-".join)
+def test_sixteen_ranks_fit_into_half_a_mebibyte(key):
+    page = to_html(library()[key](16))
+    assert len(page.encode()) < LIMIT
+
+
+def test_times_and_bytes_are_the_simulators():
+    made = unisono.schedule("all_reduce", "ring", n=4)
+    story = tell(made, "switch:4", "64M")
+    found = simulate(made, "switch:4", "64M")
+    assert story.time == pytest.approx(found.time * 1e6, rel=1e-4)
+    sent = sum(m[3] for m in story.messages if m[1] == 0)
+    assert sent == pytest.approx(made.cost(64 << 20).sent[0])
+    assert all(leaves < arrives for *_, leaves, arrives in story.messages)
+
+
+def test_captions_of_the_ring():
+    told = captions("all_reduce", "ring", 5)
+    assert told[0] == (
+        "Every rank sends one chunk to the next rank, which adds it to its own: each "
+        "sum just made holds 2 of 5 contributions."
+    )
+    assert told[3].endswith("each sum just made is complete.")
+    assert told[4] == (
+        "Every rank sends one finished chunk to the next rank, which keeps a copy: 10 "
+        "of 25 results are in place."
+    )
+    assert told[7].endswith("done, every rank ends with a+b+c+d+e.")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "n", "said"),
+    [
+        ("broadcast", "tree", 8, "Rank 0 sends all it has to rank 4"),
+        ("all_reduce", "naive", 3, "Every rank sends all it has to every other rank"),
+        ("all_reduce", "recursive_doubling", 8, "Neighbours exchange all they have"),
+        ("all_reduce", "ring:both", 5, "to both its neighbours"),
+        ("gather", "direct", 5, "Every other rank sends one chunk to rank 0"),
+        ("scatter", "direct", 5, "Rank 0 sends one chunk to every other rank"),
+        ("barrier", "dissemination", 5, "sends a sign to the next rank"),
+        ("all_reduce", "parameter_server", 4, "which adds them to its own"),
+        ("reduce", "tree", 6, "rank 3 to rank 2, rank 5 to rank 4; each adds it"),
+    ],
+)
+def test_patterns_are_recognised(name, algorithm, n, said):
+    assert said in captions(name, algorithm, n)[0]
+
+
+def test_every_caption_is_one_sentence():
+    for (name, algorithm), made in library().items():
+        for n in (2, 3, 6):
+            for beat in tell(made(n)).beats:
+                assert re.fullmatch(r"[A-Z0-9][^.]*(\.\.\.[^.]*)?\.", beat.caption), (
+                    name,
+                    algorithm,
+                    beat.caption,
+                )
+
+
+def test_nothing_is_loaded_and_nothing_else_may_run():
+    page = to_html(unisono.schedule("all_reduce", "ring", n=3))
+    markup = re.sub(r"(?s)(<(script|style)[^>]*>).*?</", r"\1</", page)
+    assert not re.search(r"(src|href)\s*=", markup)
+    assert not re.search(r"url\((?!#)|@import|\bimport\(|fetch\(", page)
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name space
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1])
+    code = re.search(r'<script type="module">(.*?)</script>', page, re.DOTALL)[1]
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src {digest(code)};" in policy
+    assert f"style-src {digest(style)};" in policy
+    assert "unsafe" not in policy
+
+
+def test_names_cannot_break_out_of_the_page():
+    evil = "</script><script>alert(1)</script>"
+    steps = [copy(0, 0, 1).named(evil)]
+    made = from_steps(collective("broadcast"), 2, steps, num_chunks=1).but(
+        name=evil, about=evil, paper=evil
+    )
+    page = to_html(made)
+    assert "alert(1)</script>" not in page
+    data = re.search(r'id="stories">(.*?)</script>', page, re.DOTALL)[1]
+    assert json.loads(data)[0]["about"] == evil
+
+
+def test_without_scripts_the_page_is_still_the_story():
+    page = to_html(unisono.schedule("all_reduce", "ring", n=5))
+    body = page.partition("<main")[2].partition("</main>")[0]
+    assert body.count("<li>") == 9
+
+
+def test_bad_input_is_named():
+    ring = unisono.schedule("all_reduce", "ring", n=4)
+    with pytest.raises(BadTopology, match="switch:5 has 5 ranks"):
+        to_html(ring, topology="switch:5")
+    with pytest.raises(BadArgument, match="up to 16 ranks"):
+        to_html(unisono.schedule("all_reduce", "ring", n=17))
+    with pytest.raises(BadArgument, match="too many"):
+        to_html(unisono.schedule("broadcast", "chain:segments=4000", n=8))
+    with pytest.raises(BadArgument, match="size 'lots'"):
+        to_html(ring, nbytes="lots")
+    wrong = from_steps(collective("all_reduce"), 2, [reduce(0, 0, 1)], num_chunks=1)
+    with pytest.raises(ScheduleError, match="rank 0 lacks rank 1"):
+        to_html(wrong)
+
+
+@pytest.mark.parametrize("name", ["ring:5", "dgx-h100:2", "fat-tree:4", "torus:4x4"])
+def test_nodes_have_places_of_their_own_and_routes_follow_links(name):
+    topology = parse(name)
+    wiring = topology.wiring
+    places = place(topology)
+    assert abs(places).max() < 1.2
+    assert len({tuple(p) for p in places.round(2).tolist()}) == wiring.num_nodes
+    linked = set(zip(wiring.links.src.tolist(), wiring.links.dst.tolist(), strict=True))
+    way = route(wiring, 0, topology.n - 1)
+    assert (way[0], way[-1]) == (0, topology.n - 1)
+    assert set(pairwise(way)) <= linked
+
+
+def test_joined_modules_import_nothing():
+    joined = script("start")
+    assert not re.search(r"^\s*(import|export)\b", joined, re.MULTILINE)
+    for module in WEB.glob("*.js"):
+        lines = text(module.name).splitlines()
+        assert lines[0].startswith("// "), f"{module.name}: says nothing about itself"
+        assert len(lines) <= 420, f"{module.name}: too long"
+
+
+@pytest.mark.skipif(not shutil.which("tsc"), reason="no tsc (node-typescript)")
+def test_types_of_the_pages_code():
+    done = subprocess.run(
+        ["tsc", "-p", str(WEB)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout
