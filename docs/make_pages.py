@@ -18,7 +18,6 @@ from pathlib import Path
 
 from docs.drawings import DRAWINGS
 from docs.winning import CLOSE, MACHINES, verdict
-
 from unisono.algorithms import Algorithm, library
 from unisono.algorithms import schedule as make
 from unisono.errors import UnsupportedWorld

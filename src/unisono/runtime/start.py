@@ -30,8 +30,8 @@ MEETING_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 JOIN = "UNISONO_JOIN"
-# Kept even when nobody has a communicator any more: whoever lets go of one without a word
-# has left when the process ends, and must say goodbye then, or would be taken for dead.
+# Kept even when nobody has a communicator any more: whoever lets go of one without a
+# word leaves when the process ends, and must say goodbye, or would be taken for dead.
 _OPEN: set[Transport] = set()
 
 
