@@ -8,8 +8,9 @@ from torch import nn
 
 from unisono.codecs.options import PowerSGD
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel import DDP, OneBitAdam, ZeRO
+from unisono.parallel import DDP, FSDP, OneBitAdam, ZeRO
 from unisono.parallel.checkpoint import load, save
+from unisono.testing import world
 
 SMALL = 0.005  # MB: several buckets even for small modules
 REMEMBER = ["topk:0.05", "randomk:0.1", "powersgd:2", "onebit", "int4+feedback"]
@@ -147,6 +148,75 @@ def test_less_is_sent(threads):
     assert low == 2 * 3 * 200 * 4 // 2  # small ones are sent to all
     assert signs == 2 * 3 * (2500 // 8 + 1 + 20 * 4)
     assert topk < 16 * 100 + 16 * 4 * 3
+
+
+@pytest.mark.parametrize("make", [ddp, zero])
+@pytest.mark.parametrize("codec", ["fp8", "int8"])
+def test_dense_codecs_stay_near(threads, make, codec):
+    """The same on all ranks, and near to where it goes without."""
+
+    def run(comm, codec):
+        model, _, optimizer = make(comm, codec)
+        train(comm, model, optimizer, Gpt, steps=5)
+        return weights(getattr(model, "module", model))
+
+    right, found = threads(2, run, None), threads(2, run, codec)
+    for one in found:
+        same(one, found[0])
+    moved = lost = 0.0
+    for name, begun in made(Gpt).state_dict().items():
+        moved += float((right[0][name] - begun).square().sum())
+        lost += float((right[0][name] - found[0][name]).square().sum())
+    assert 0 < lost < moved * 0.1**2
+
+
+def test_parameters_and_gradients_of_fsdp_in_codes(threads):
+    """Gathered twice and reduced once, each a quarter; shards stay as they were."""
+
+    def run(comm, both):
+        torch.manual_seed(0)
+        told = {"param_codec": "fp8", "reduce_codec": "fp8"} if both else {}
+        model = FSDP(nn.Linear(64, 64, bias=False), comm, **told)
+        before, shard = comm.sent_bytes, model.units[0].shard.clone()
+        y = model(torch.eye(64))
+        y.square().sum().backward()
+        assert torch.equal(model.units[0].shard, shard)
+        return comm.sent_bytes - before, y.detach(), model.units[0].shard_grad.clone()
+
+    exact, coded = threads(4, run, False), threads(4, run, True)
+    assert [sent for sent, _, _ in exact] == [3 * 3 * 1024 * 4] * 4
+    assert [sent for sent, _, _ in coded] == [3 * 3 * (1024 + 8 * 4)] * 4
+    for (_, y, grad), (_, right, right_grad) in zip(coded, exact, strict=True):
+        assert torch.equal(y, coded[0][1])
+        assert 0 < (y - right).norm() < 0.05 * right.norm()
+        assert 0 < (grad - right_grad).norm() < 0.1 * right_grad.norm()
+
+
+def test_fsdp_across_hosts_codes_only_between_them():
+    def run(comm, codec):
+        torch.manual_seed(0)
+        model = FSDP(nn.Linear(64, 64, bias=False), comm, reduce_codec=codec)
+        model(torch.eye(64)).square().sum().backward()
+        return model.units[0].shard_grad.clone()
+
+    with world(4, hosts=(0, 0, 1, 1)) as w:
+        exact, coded = w.run(run, None), w.run(run, "fp8@hosts")
+    for mine, right in zip(coded, exact, strict=True):
+        assert 0 < (mine - right).norm() < 0.1 * right.norm()
+
+
+def test_stage_3_takes_dense_ones(threads):
+    def run(comm):
+        model = made(Mlp)
+        zero = ZeRO(model, comm, torch.optim.SGD, stage=3, codec="fp8", lr=0.1)
+        train(comm, model, zero, Mlp, steps=2)
+        assert zero.compression is None
+        with pytest.raises(BadArgument, match="ZeRO, stage 3: codec topk:0"):
+            ZeRO(made(Mlp), comm, torch.optim.SGD, stage=3, codec="topk:0.1", lr=0.1)
+        with pytest.raises(BadArgument, match="unknown codec 'fp9'"):
+            FSDP(made(Mlp), comm, param_codec="fp9")
+
+    threads(2, run)
 
 
 # --- what cannot be

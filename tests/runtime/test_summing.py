@@ -334,3 +334,58 @@ def test_ranks_that_choose_differently_are_told(worlds):
         comm.close()
 
     worlds(2).run(run)
+
+
+# --- by name, in one call
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1", "randomk:0.1,seed=4", "powersgd:2"])
+def test_all_reduce_with_a_scheme(worlds, spec):
+    def run(comm):
+        x = gradient(comm.rank, count=600).reshape(30, 20)
+        out = np.empty((20, 30), np.float32).T  # not contiguous
+        assert comm.all_reduce(x, codec=spec, out=out) is out
+        work = comm.all_reduce(x, codec=spec, op="mean", async_op=True, label="mine")
+        assert work.wait() is x
+        np.testing.assert_allclose(out, 3 * x, rtol=1e-5)
+        return x.tobytes()
+
+    assert len(set(worlds(3).run(run))) == 1
+
+
+def test_a_sparse_tensor_arrives_as_it_is(worlds):
+    def run(comm):
+        x = np.zeros(100, np.float16)
+        x[[comm.rank, 50]] = 1 + comm.rank
+        return comm.all_reduce(x, codec="topk:k=2")
+
+    for found in worlds(3).run(run):
+        assert found.dtype == np.float16
+        assert np.flatnonzero(found).tolist() == [0, 1, 2, 50]
+        assert found[[0, 1, 2, 50]].tolist() == [1, 2, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"x": np.zeros(9, np.int32)}, "float16, got int32; leave codec= out"),
+        ({"x": np.zeros(9)}, "got float64"),
+        ({"op": "max"}, "goes with op='sum' or 'mean', got max"),
+        ({"op": np.add}, "goes with op='sum' or 'mean'"),
+        ({"algorithm": "ring"}, "algorithm= has no meaning"),
+        ({"reproducible": True}, "reproducible= has no meaning"),
+        ({"timeout_s": 1.0}, "timeout_s= has no meaning"),
+        ({"error_bound": 0.1}, "error_bound= has no meaning"),
+        ({"codec": "topk:k=10"}, "k = 10, but there are 9"),
+        ({"codec": "topk:2"}, "density = 2.0"),
+    ],
+)
+def test_schemes_in_calls_that_cannot_be(worlds, options, message):
+    x = np.zeros(9, np.float32)
+    with pytest.raises(BadArgument, match=message):
+        worlds(1).comms[0].all_reduce(**{"x": x, "codec": "topk:0.5", **options})
+
+
+def test_schemes_elsewhere(worlds):
+    with pytest.raises(BadArgument, match="only all_reduce can do that"):
+        worlds(1).comms[0].broadcast(np.zeros(9, np.float32), codec="topk:0.5")

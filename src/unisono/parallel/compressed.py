@@ -54,7 +54,7 @@ class Compression:
     ) -> None:
         """Choose for every bucket; the same on all ranks."""
         self.comm, self._codec = comm, codec
-        self._codes: dict[int, str] = {}
+        self._codes: dict[int, str | None] = {}
         self._sums: dict[int, Summing] = {}
         self.settle(buckets)
 
@@ -67,7 +67,7 @@ class Compression:
                 continue
             _refuse_type(bucket, told)
             if isinstance(told, str) and not _remembers(told):
-                self._codes[bucket.number] = _checked(told)
+                self._codes[bucket.number] = dense(told, "DDP or ZeRO")
             else:
                 shapes = [tuple(p.shape) for p in bucket.params]
                 self._sums[bucket.number] = summing(self.comm, told, shapes)
@@ -183,9 +183,17 @@ def load_memory(
             kept[...] = state[f"bucket {number}: {name}"].numpy()
 
 
-def _checked(spec: str) -> str:
-    codecs.get(spec.removesuffix("@hosts"))
-    return spec
+def dense(spec: Any, where: str) -> str | None:
+    """The name of a codec that remembers nothing, or None; BadArgument for others."""
+    if spec is None:
+        return None
+    if is_scheme(spec) or (isinstance(spec, str) and spec.endswith(FEEDBACK)):
+        raise BadArgument(
+            f"{where}: codec {spec}: nothing is remembered here; expected a dense "
+            f"codec, such as fp8 or int8, or fp8@hosts"
+        )
+    codecs.get(spec.removesuffix("@hosts") if isinstance(spec, str) else spec)
+    return str(spec)
 
 
 def _remembers(spec: str) -> bool:

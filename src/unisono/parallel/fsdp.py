@@ -33,6 +33,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument
+from unisono.parallel.compressed import dense
 from unisono.parallel.flat import Pool, needs_grad, same_start
 from unisono.parallel.partition import Rule, partition
 from unisono.parallel.pieces import (
@@ -53,7 +54,9 @@ class FSDP(nn.Module):
     `replicas`: another communicator, among ranks that have the same shard (hybrid
     sharding). `param_dtype` and `reduce_dtype`: what is computed and reduced in, while
     shards and optimizer state keep their own type. `reshard_after_forward=False` keeps
-    whole parameters for backward: more memory, and only 2(n-1)/n is sent.
+    whole parameters for backward: more memory, and only 2(n-1)/n is sent. `param_codec`
+    and `reduce_codec`: what parameters are gathered as and gradients reduced as ("fp8",
+    or "fp8@hosts" to code only between hosts); shards stay exact.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class FSDP(nn.Module):
         replicas: Communicator | None = None,
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
+        param_codec: str | None = None,
+        reduce_codec: str | None = None,
         reshard_after_forward: bool = True,
         prefetch: bool = True,
         reproducible: bool = False,
@@ -76,7 +81,10 @@ class FSDP(nn.Module):
             same_start(replicas, module, "FSDP")
         same_start(comm, module, "FSDP")
         parts = partition(module, units)
-        policy = Policy(comm, replicas, param_dtype, reduce_dtype, reproducible)
+        policy = Policy(
+            *(comm, replicas, param_dtype, reduce_dtype, reproducible),
+            *(dense(param_codec, "FSDP"), dense(reduce_codec, "FSDP")),
+        )
         self._units = {part: Unit(name, m, policy) for part, name, m in parts}
         self._reshards, self._prefetches = reshard_after_forward, prefetch
         self._sync = True

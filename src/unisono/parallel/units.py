@@ -47,6 +47,8 @@ class Policy:
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     reproducible: bool = False
+    param_codec: str | None = None
+    reduce_codec: str | None = None
 
 
 class Unit:
@@ -130,6 +132,7 @@ class Unit:
             out=self.full,
             counts=self.counts,
             async_op=True,
+            codec=self._how.param_codec,
             label=f"{self.name} {label}",
         )
 
@@ -214,6 +217,7 @@ class Unit:
             counts=self.counts,
             async_op=True,
             reproducible=self._how.reproducible,
+            codec=self._how.reduce_codec,
             label=f"{self.name} {label}",
         )
 
@@ -227,8 +231,12 @@ class Unit:
         assert self.grads is not None
         mine = self.grads[self.lower : self.upper]
         if self._how.replicas is not None:
-            same = self._how.reproducible
-            self._how.replicas.all_reduce(mine, op="mean", reproducible=same)
+            self._how.replicas.all_reduce(
+                mine,
+                op="mean",
+                reproducible=self._how.reproducible,
+                codec=self._how.reduce_codec,
+            )
         if self.shard_grad is None:
             self.shard_grad = torch.empty_like(self.shard)
         fresh = all(piece.param.grad is None for piece in self.pieces)

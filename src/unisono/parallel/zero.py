@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel.buckets import MIB, fill
-from unisono.parallel.compressed import Compression, PerBucket
+from unisono.parallel.compressed import Compression, PerBucket, dense
 from unisono.parallel.flat import same_start, trainable
 from unisono.parallel.fsdp import FSDP
 from unisono.parallel.partition import Rule
@@ -52,7 +52,8 @@ class ZeRO(Optimizer):
     parameter groups as torch has them, of the module's own parameters. `bucket_cap_mb`
     and `find_unused_parameters` are for stages 1 and 2, `units` for stage 3, as in DDP
     and FSDP. The module is used as it is, without a wrapper. `codec` is what gradients
-    travel as, per bucket in stages 1 and 2; `compression` is what that remembers.
+    travel as, per bucket in stages 1 and 2 (a dense one in stage 3); `compression` is
+    what that remembers.
     """
 
     def __init__(
@@ -79,7 +80,12 @@ class ZeRO(Optimizer):
         told = [{"params": [p for _, p in named]}] if groups is None else list(groups)
         self._sharding: Shares | FSDP
         if stage == 3:
-            self._sharding = FSDP(module, comm, units=units, reproducible=reproducible)
+            self._sharding = FSDP(
+                *(module, comm),
+                units=units,
+                reduce_codec=dense(codec, "ZeRO, stage 3"),
+                reproducible=reproducible,
+            )
         else:
             same_start(comm, module, "ZeRO")
             self._sharding = Shares(

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from unisono.codecs import Codec, get
+from unisono.codecs.options import is_scheme
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError, unknown
 from unisono.runtime.operations import Reduction
@@ -61,6 +62,11 @@ def as_coding(codec: Any, coded: str | None = None) -> Coding:
         raise BadArgument(
             f"codec={codec}@{told}, coded={coded!r}: they contradict each other; "
             "give one of them"
+        )
+    if is_scheme(codec):
+        raise BadArgument(
+            f"codec {codec}: it chooses what to send, and only all_reduce can do that; "
+            "expected a dense codec here, such as fp8"
         )
     found = get(codec)
     scope = told if told is not None else coded if coded is not None else Scope.ALL

@@ -25,9 +25,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from unisono.codecs.options import is_scheme
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.runtime import calls, functions, groups, recorder, report
+from unisono.runtime import calls, compressing, functions, groups, recorder, report
 from unisono.runtime.base import Base, How, Options
 from unisono.runtime.buffers import readable
 from unisono.runtime.operations import Reduction, as_reduction
@@ -64,6 +65,8 @@ class Communicator(Base):
                 return x if out is None else out
             raise self._failure(keep=(x, out))
         reduction = as_reduction(op)
+        if how.get("codec") is not None and is_scheme(how["codec"]):
+            return compressing.all_reduce(self, x, out, reduction, How(**how))
         if reduction.in_python:
             return functions.all_reduce(self, x, out, reduction, How(**how))
         call = calls.all_reduce(self._at, x, out)
