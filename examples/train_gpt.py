@@ -159,8 +159,10 @@ def onebit_adam(net: nn.Sequential, comm: Communicator, warmup: int = 100) -> St
     return stepping(net, optimizer, comm, rows(comm))
 
 
-def fsdp(net: nn.Sequential, comm: Communicator) -> Step:
-    model = parallel.FSDP(net, comm, units=[Block])
+def fsdp(net: nn.Sequential, comm: Communicator, codec: str | None = None) -> Step:
+    model = parallel.FSDP(
+        net, comm, units=[Block], param_codec=codec, reduce_codec=codec
+    )
     return stepping(model, adam(model.parameters()), comm, rows(comm))
 
 
@@ -243,7 +245,7 @@ STRATEGIES: dict[str, Callable[..., Step]] = {
     "pipeline": pipeline,
 }
 
-CODED = ("ddp", "zero1", "zero2")
+CODED = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 
 # --- the rest: letters, clocks, and the loop

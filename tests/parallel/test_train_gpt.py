@@ -59,6 +59,16 @@ def test_every_strategy_has_the_losses_of_one_process(threads, strategy, alone, 
     assert "of the time in communication" in out
 
 
+@pytest.mark.parametrize(
+    ("strategy", "codec"), [("ddp", "topk:0.1"), ("fsdp", "fp8"), ("zero3", "int8")]
+)
+def test_with_codecs_it_learns_too(threads, strategy, codec, alone):
+    one, other = threads(2, run, strategy, codec)
+    assert one == other
+    assert one[0] == pytest.approx(alone[0], rel=0.01)  # parameters may be in codes
+    assert one[-1] < 0.9 * one[0]
+
+
 def test_experts_learn_too(threads):
     one, other = threads(2, run, "experts")
     assert one == other
