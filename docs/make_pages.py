@@ -102,10 +102,11 @@ def page_of(name: str, algorithms: list[Algorithm], docs: Path) -> str:
     parts += ["## When it wins", WINNING]
     parts += [verdict(name, a.collective.name) for a in algorithms]
     paper = algorithms[0].paper
-    parts += ["## Paper", paper or "None: it is older than what is written about it."]
+    parts += ["## Paper", paper or NO_PAPER]
     return "\n\n".join(parts) + "\n"
 
 
+NO_PAPER = "None: it is the collective's own promise, carried out to the letter."
 COLUMNS = (
     "Rounds are messages one after the other; span is what passes through the busiest "
     "rank of each step, work what it adds up, summed, in buffers."

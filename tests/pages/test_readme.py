@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from snippets import snippets
+from snippets import here, snippets
 
 from unisono.cli.app import make_app
 
@@ -65,3 +65,32 @@ def test_the_first_snippet_of_the_readme_runs(capsys):
     first = next(iter(snippets(ENGLISH)))
     exec(first.text, {})
     assert "step 8/8  all_gather" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_pages_is_python(page):
+    for snippet in snippets(page.read_text(encoding="utf-8")):
+        if snippet.kind == "python":
+            compile(snippet.text, f"{page.name}:{snippet.line}", "exec")
+
+
+def test_options_that_pages_name_exist():
+    """Of each line of the command line's table: the verb, and all that is behind it."""
+    table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `unisono (.*)$", table, re.MULTILINE)
+    assert len(rows) > 10
+    option = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+    for row in rows:
+        verb = re.match(r"simulate train|[a-z]+", row)[0].split()
+        code, known = here(["unisono", *verb, "--help"])
+        assert code == 0
+        told = set(option.findall(row))
+        assert told <= set(option.findall(known)), row
+
+
+def test_variables_that_pages_name_exist():
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "native").glob("*.cpp")]
+    code = "\n".join(file.read_text(encoding="utf-8") for file in sources)
+    for page in PAGES:
+        for name in re.findall(r"\bUNISONO_[A-Z_]+\b", page.read_text("utf-8")):
+            assert name in code, f"{page.name}: {name}"

@@ -8,6 +8,9 @@ the result last.
               rounds                        span, in buffers
   all_gather  log2 n, else ⌊log2 n⌋ + 2     (n-1)/n, folded about 2
   all_reduce  log2 n, else ⌊log2 n⌋ + 2     as many buffers as rounds
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19 (2005).
 """
 
 from collections.abc import Iterator

@@ -11,6 +11,9 @@ block. With radix 2 this is the binomial tree.
   scatter     ⌈log2 n⌉             (n-1)/n, the least possible
   gather      ⌈log2 n⌉             (n-1)/n, the least possible
   all_reduce  2⌈log2 n⌉            2⌈log2 n⌉
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19 (2005).
 """
 
 from collections.abc import Iterator
