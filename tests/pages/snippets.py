@@ -98,7 +98,7 @@ class Page:
         words = shlex.split(command.removesuffix(ECHO))
         assert words[0] == "unisono", f"{where}: cannot run {command!r}"
         self.written -= {word.partition(":")[0] for word in words}
-        code, out = in_any_order(words) if words[1] == "run" else here(words)
+        code, out = apart(words) if words[1] == "run" else here(words)
         if shows_code:
             out += f"{code}\n"
         else:
@@ -119,14 +119,17 @@ def here(words):
     return code, said.getvalue()
 
 
-def in_any_order(words):
-    """The same in a process of its own, its lines sorted."""
+def apart(words):
+    """The same in a process of its own: what it prints, sorted, and if it fails why.
+
+    What it says on standard error besides (a rank is late) depends on the machine.
+    """
     done = subprocess.run(
         [sys.executable, "-m", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
         timeout=LIMIT_S,
     )
-    return done.returncode, "".join(sorted(done.stdout.splitlines(keepends=True)))
+    said = "".join(sorted(done.stdout.splitlines(keepends=True)))
+    return done.returncode, said + (done.stderr if done.returncode else "")

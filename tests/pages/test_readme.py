@@ -89,7 +89,8 @@ def test_options_that_pages_name_exist():
 
 
 def test_variables_that_pages_name_exist():
-    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "native").glob("*.cpp")]
+    kinds = ("src/**/*.py", "tests/**/*.py", "native/*.cpp")
+    sources = [file for kind in kinds for file in ROOT.glob(kind)]
     code = "\n".join(file.read_text(encoding="utf-8") for file in sources)
     for page in PAGES:
         for name in re.findall(r"\bUNISONO_[A-Z_]+\b", page.read_text("utf-8")):
