@@ -1,8 +1,8 @@
 """Hooks of mkdocs: pictures that move, and a site that fetches nothing.
 
 Pages show a schedule as an image of class `schedule`. `make_pages` draws it, and beside
-it writes the same schedule as an interactive page; here the one is put in place of the
-other, with the image's text as its title. Without it the image stays.
+it writes a page that plays the same schedule; here the one is put in place of the
+other, with the image's text as its title. Where there is none the image stays.
 
 A page that would load a script, a style, a font or a picture from elsewhere ends the
 build: the site is read offline, and tells nobody who reads it.

@@ -23,6 +23,7 @@ from unisono.algorithms import schedule as make
 from unisono.errors import UnsupportedWorld
 from unisono.schedule import Schedule
 from unisono.view import to_svg
+from unisono.view.html import to_html
 
 ROOT = Path(__file__).parents[1]
 SMALL, ODD = 5, 13
@@ -73,8 +74,9 @@ def picture(file: Path) -> None:
 
 
 def draw(schedule: Schedule, file: Path) -> None:
-    """A schedule as a picture."""
+    """A schedule as a picture, and beside it as a page that plays it."""
     write(file, to_svg(schedule))
+    write(file.with_suffix(".html"), to_html(schedule))
 
 
 def relinked(text: str, place: str) -> str:

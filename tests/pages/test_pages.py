@@ -1,5 +1,6 @@
 """Pages and pictures that are made from the code."""
 
+import re
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -33,6 +34,15 @@ def test_pictures_are_drawings_with_a_title(docs):
         assert root.tag.endswith("svg")
         assert root[0].tag.endswith("title")
         assert root[0].text
+
+
+def test_what_is_drawn_can_be_played(docs):
+    drawn = re.compile(r"!\[[^\]]+\]\(([^)]+)\.svg\)\{ \.schedule \}")
+    for page in sorted(docs.rglob("*.md")):
+        for picture in drawn.findall(page.read_text(encoding="utf-8")):
+            moving = (page.parent / f"{picture}.html").read_text(encoding="utf-8")
+            assert moving.startswith("<!doctype html>")
+            assert len(moving) < 500_000
 
 
 def test_a_picture_that_nobody_can_draw_ends_the_build(tmp_path):
