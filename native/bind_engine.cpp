@@ -22,6 +22,7 @@
 #include "lifeline.hpp"
 #include "progress.hpp"
 #include "shortcuts.hpp"
+#include "sites.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -113,10 +114,13 @@ struct Work {
   int wait(std::int64_t timeout, bool helps = true) {
     if (op->pending_now()) {
       bool interrupted = false;
+      const std::int64_t begun = comm->trace().on() ? now_ns() : 0;
       {
         Unlocked unlocked(*comm);
         interrupted = !wait_unlocked(timeout, helps);
       }
+      if (begun != 0 && comm->trace().on())
+        note_block(begun);
       if (interrupted)
         throw nb::python_error();
     }
@@ -124,6 +128,15 @@ struct Work {
   }
 
 private:
+  void note_block(std::int64_t begun) {
+    Moment &moment = comm->trace().moment();
+    moment = {};
+    moment.kind = Moment::block;
+    moment.begin = begun;
+    moment.end = now_ns();
+    moment.seq = std::uint32_t(op->seq);
+    moment.communicator = std::uint32_t(comm->id());
+  }
   // Helps along while it waits; false if a signal's handler has raised.
   bool wait_unlocked(std::int64_t timeout, bool helps) {
     Backoff backoff(helps ? comm->patience : Patience{0, 0}, comm->layout().control(),
@@ -190,13 +203,15 @@ bool drive(Comm &comm, Task &op, std::size_t bytes) {
 std::shared_ptr<Task> begin_async(Comm &comm, std::shared_ptr<Plan> plan, std::uint64_t input,
                                 std::uint64_t output, std::int64_t timeout) {
   return comm.submit(std::move(plan), reinterpret_cast<const void *>(input),
-                     reinterpret_cast<void *>(output), timeout);
+                     reinterpret_cast<void *>(output), timeout, site_here());
 }
 
 bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t input,
          std::uint64_t output, std::int64_t timeout) {
   Collective *op = comm->begin_inline(*plan, reinterpret_cast<const void *>(input),
                                       reinterpret_cast<void *>(output), timeout);
+  if (op != nullptr)
+    op->record->site = site_here();
   if (op == nullptr) { // others come first
     Work work{comm, begin_async(*comm, plan, input, output, timeout), {}};
     try {
@@ -225,6 +240,7 @@ int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
   Collective *task = comm.begin_inline(*found.plan, found.input, found.output, comm.timeout);
   if (task == nullptr)
     return 0;
+  task->record->site = site_here();
   struct End {
     Comm &comm;
     ~End() { comm.end_inline(); }
@@ -285,6 +301,7 @@ std::shared_ptr<Transfer> transfer(Comm &comm, bool sends, std::int64_t peer,
   comm.record(*op, note, now_ns());
   op->record->peer = std::int32_t(peer);
   op->record->tag = std::int32_t(tag);
+  op->record->site = site_here();
   op->record->begun = op->record->created;
   op->record->state.store(Record::started, std::memory_order_relaxed);
   comm.post().enter(op);
@@ -335,9 +352,28 @@ nb::list records(const Engine &engine) {
     const Record &r = ring[i % ring.size()];
     all.append(nb::make_tuple(r.id, r.communicator, told(r.note), r.created, r.begun,
                               r.ended, r.state.load(), r.peer, r.tag, r.encoded,
-                              r.decoded));
+                              r.decoded, r.site));
   }
   return all;
+}
+
+// What a ring of the trace holds, the oldest first, and how many entries there ever were.
+template <class Ring> nb::tuple held(const Ring &ring) {
+  const std::uint64_t count = ring.count.load(std::memory_order_acquire);
+  const std::uint64_t first = count > ring.capacity ? count - ring.capacity : 0;
+  std::string all;
+  all.reserve(std::size_t(count - first) * sizeof ring.entries[0]);
+  for (std::uint64_t i = first; i < count; ++i)
+    all.append(reinterpret_cast<const char *>(&ring.entries[i % ring.capacity]),
+               sizeof ring.entries[0]);
+  return nb::make_tuple(nb::bytes(all.data(), all.size()), count);
+}
+
+// Calls, and the moments they are made of.
+nb::tuple traced(const Engine &engine) {
+  if (!engine.trace->made())
+    return nb::make_tuple(nb::make_tuple(nb::bytes("", 0), 0), nb::make_tuple(nb::bytes("", 0), 0));
+  return nb::make_tuple(held(engine.trace->calls()), held(engine.trace->moments()));
 }
 
 // A buffer in shared memory that its owner's collectives use in place.
@@ -504,6 +540,16 @@ void bind_meshes(nb::module_ &m) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};
            })
       .def("records", &records)
+      .def("start_trace",
+           [](Engine &e, std::size_t moments, std::size_t calls) {
+             if (moments == 0 || calls == 0)
+               throw nb::value_error("start_trace: a ring holds at least one entry");
+             e.trace->start(moments, calls);
+           },
+           nb::arg("moments"), nb::arg("calls"))
+      .def("stop_trace", [](Engine &e) { e.trace->stop(); })
+      .def("traces", [](Engine &e) { return e.trace->on(); })
+      .def("traced", &traced)
       .def("close",
            [](Engine &e) {
              if (e.lifeline)
@@ -608,6 +654,7 @@ void bind_comms(nb::module_ &m) {
            },
            nb::arg("rank"), nb::arg("late"))
       .def("seq", [](const Handle &c) { return c.seq; })
+      .def("id", [](const Handle &c) { return c.id(); })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })
       .def("reach", [](Handle &c) { return int(c.lending().tried()); })
@@ -640,6 +687,9 @@ void bind_engine(nb::module_ &m) {
   });
   m.def("quick_of", &quick_of, nb::arg("comm"));
   m.def("work_hooks", &work_hooks);
+  m.def("look_for_sites", &look_for_sites, nb::arg("ours"));
+  m.def("site_frames", &site_frames, nb::arg("site"));
+  m.def("now_ns", &now_ns);
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
 }

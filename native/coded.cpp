@@ -59,8 +59,11 @@ void Collective::blend(const Movement &m, std::size_t first, std::size_t count) 
     } else {
       sum(m, done, some);
       if (code != nullptr) {
+        const std::int64_t begun = traced_ ? now_ns() : 0;
         c.codec->encode_at(code, values, some, c.block, key, first + done);
         encoded += bytes;
+        if (traced_)
+          encoding_ += now_ns() - begun;
       }
       if (m.action.back) {
         c.codec->decode(values, code, some, c.block);
@@ -124,6 +127,7 @@ Status Collective::receive_coded(const Program::Action &action) {
       const Io io = comm_.inlet(rank).take(mark, into, c.bytes(some));
       if (io != Io::done)
         return stopped(rank, io);
+      end_wait(Moment::wait);
       ++moved;
       awaited_ = nobody;
       operands_[arrived_] = into;

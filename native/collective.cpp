@@ -81,9 +81,12 @@ Status Collective::go_on() {
   case Phase::exit:
     for (; wait_ < program_->exits.size(); ++wait_) {
       failpoint("exit.wait");
-      if (!passed(program_->exits[wait_], comm_.generation - 1))
+      if (!passed(program_->exits[wait_], comm_.generation - 1)) {
+        begin_wait(std::size_t(program_->exits[wait_].rank));
         return Status::blocked;
+      }
     }
+    end_wait(Moment::exit);
     phase_ = Phase::end;
     failpoint("call.end");
     [[fallthrough]];
@@ -112,6 +115,9 @@ void Collective::begin() {
     came_.assign(comm_.size(), 0);
   at_ = arrived_ = 0;
   awaited_ = nobody;
+  traced_ = comm_.trace().on();
+  posted_ = since_ = received_ = lately_ = encoding_ = 0;
+  whom_ = nobody;
   Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
   note = plan_->note;
   note.seq = seq;
@@ -150,7 +156,8 @@ bool Collective::lead() {
     if (count > 0 && !window_free())
       return false;
     for (; action_ < count; ++action_)
-      (void)perform(program_->actions[action_]); // of our own memory
+      (void)(traced_ ? traced(program_->actions[action_])
+                     : perform(program_->actions[action_])); // of our own memory
     failpoint("lead.done");
     if (count > 0 && !plan_->in_header)
       comm_.layout().block(comm_.rank()).progress.store(
@@ -167,6 +174,9 @@ void Collective::post(std::uint64_t flags) {
   header.flags = flags;
   header.seq.store(seq, std::memory_order_release);
   ring(comm_.layout(), comm_.size());
+  if (traced_)
+    posted_ = now_ns();
+  lately_ = 0;
   failpoint("arrive.posted");
 }
 
@@ -176,8 +186,10 @@ Status Collective::arrive() {
     // Each begins with its neighbour, so that they do not all wait for the same line.
     const std::size_t q = here[arriving_];
     const Header &header = comm_.layout().block(q).headers[seq & 1];
-    if (header.seq.load(std::memory_order_acquire) != seq)
+    if (header.seq.load(std::memory_order_acquire) != seq) {
+      whom_ = q;
       return Status::blocked;
+    }
     if (header.fingerprint != plan_->fingerprint) {
       verdict = {Trouble::mismatch, std::uint32_t(q), std::uint32_t(comm_.rank()),
                  std::uint32_t(seq)};
@@ -190,6 +202,7 @@ Status Collective::arrive() {
     ++moved;
   }
   failpoint("arrive.seen");
+  end_arrival();
   return settle();
 }
 
@@ -198,6 +211,8 @@ Status Collective::settle() {
   const Status status = agree();
   if (status == Status::done)
     comm_.generation = first_generation_ + std::uint64_t(plan_->pieces[lent_]);
+  else
+    lately_ = 0;
   return status;
 }
 
@@ -270,13 +285,14 @@ Status Collective::generations() {
       const Program::Action &action = program.actions[action_];
       if (!ready(action))
         return Status::blocked;
+      end_wait(Moment::wait);
       failpoint("action.begin");
       if (arrives(action)) {
-        const Status status = receive(action);
+        const Status status = traced_ ? traced_receive(action) : receive(action);
         if (status != Status::done)
           return status;
       } else {
-        lost_ = perform(action);
+        lost_ = traced_ ? traced(action) : perform(action);
       }
       if (lost_ != nobody) {
         lost_since_ = 0;
@@ -313,8 +329,11 @@ bool Collective::window_free() {
   // Those who read what was put there last, which may have been another program's.
   auto &readers = comm_.window_readers[generation & 1];
   for (; wait_ < readers.size(); ++wait_)
-    if (!passed({readers[wait_], 0}, generation - 1))
+    if (!passed({readers[wait_], 0}, generation - 1)) {
+      begin_wait(std::size_t(readers[wait_]));
       return false;
+    }
+  end_wait(Moment::wait);
   readers = program_->readers;
   wait_ = 0;
   free_ = true;
@@ -347,8 +366,11 @@ bool Collective::ready(const Program::Action &action) {
   const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
   const std::size_t count = std::size_t(action.end_wait - action.first_wait);
   for (; wait_ < count; ++wait_) {
-    if (!passed(program_->waits[std::size_t(action.first_wait) + wait_], generation))
+    const Program::Wait &wait = program_->waits[std::size_t(action.first_wait) + wait_];
+    if (!passed(wait, generation)) {
+      begin_wait(std::size_t(wait.rank));
       return false;
+    }
   }
   return true;
 }

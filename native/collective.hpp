@@ -11,6 +11,7 @@
 #include "program.hpp"
 #include "reach.hpp"
 #include "stream.hpp"
+#include "trace.hpp"
 
 namespace unisono {
 
@@ -55,6 +56,7 @@ private:
   struct Cursor { // how far the messages to one rank have been offered
     std::int64_t piece = 0;
     std::size_t message = 0, at = 0;
+    std::int64_t since = 0; // when this message began to leave, if that is traced
   };
   void depart();
   void depart(const Program::Course &course, Cursor &cursor);
@@ -63,6 +65,16 @@ private:
   Status stopped(std::size_t rank, Io why);
   bool has_left(std::size_t rank, std::uint64_t pieces, std::uint64_t messages) const;
   bool crosses(std::size_t rank) const;
+
+  // What is noted of it while a trace is on: traced.cpp.
+  void begin_wait(std::size_t whom);
+  void end_wait(Moment::Kind kind);
+  void end_arrival();
+  std::size_t traced(const Program::Action &action);
+  Status traced_receive(const Program::Action &action);
+  void note_action(const Program::Action &action, std::int64_t begun, std::int64_t ended);
+  void note_message(const Program::Course &course, const Cursor &cursor, std::size_t bytes);
+  Moment &note(Moment::Kind kind, std::int64_t begun, std::int64_t ended);
 
   // What one action does with bytes: movement.cpp. Each tells whose memory could not be
   // reached, or nobody's.
@@ -128,6 +140,13 @@ private:
   std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
   std::size_t awaited_ = nobody;     // whose message is not there yet
   std::vector<float> slice_;         // of a sum that is to be encoded, and of an operand
+  bool traced_ = false;              // this call, from beginning to end
+  std::int64_t posted_ = 0;          // when it arrived, until all have
+  std::int64_t since_ = 0;           // when it began to wait, while it does,
+  std::size_t whom_ = nobody;        // and for whom
+  std::int64_t lately_ = 0;          // the time now, if it was just looked at; or 0
+  std::int64_t received_ = 0;        // when an action that receives began
+  std::int64_t encoding_ = 0;        // how long an action has encoded
 };
 
 } // namespace unisono

@@ -231,6 +231,21 @@ void Comm::settle(Task &op, Status status) {
   if (!failed) // counted before anybody can see that it is done
     sent_.fetch_add(op.sends, std::memory_order_relaxed);
   op.finish(failed ? Task::broken : Task::succeeded);
+  if (trace().on())
+    trace_call(op);
+}
+
+// A copy of its record, which is soon overwritten.
+void Comm::trace_call(const Task &op) {
+  const Record *record = op.record;
+  if (record == nullptr || record->id != op.record_id)
+    return;
+  const auto *transfer = dynamic_cast<const Transfer *>(&op);
+  const bool found = transfer != nullptr && transfer->source() != Post::any;
+  const std::int32_t peer = found ? std::int32_t(transfer->source()) : record->peer;
+  trace().called() = {record->note, record->created, record->begun, record->ended,
+                      op.sends, std::uint32_t(id_), peer, record->tag, record->site,
+                      record->state.load(std::memory_order_relaxed), op.queued, {}};
 }
 
 Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output,
@@ -260,12 +275,13 @@ void Comm::end_inline() {
 }
 
 std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void *input,
-                                 void *output, std::int64_t timeout) {
+                                 void *output, std::int64_t timeout, std::uint32_t site) {
   auto op = std::make_shared<Collective>(*this);
   op->queued = true;
   op->prepare(*plan, input, output, plan);
   op->timeout = timeout;
   record(*op, plan->note, now_ns());
+  op->record->site = site; // before anybody can see it
   {
     std::lock_guard lock(mutex_);
     queue_.push_back(op);

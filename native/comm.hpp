@@ -20,6 +20,7 @@
 #include "lending.hpp"
 #include "mesh.hpp"
 #include "task.hpp"
+#include "trace.hpp"
 #include "wait.hpp"
 
 namespace unisono {
@@ -34,6 +35,7 @@ struct Engine {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<Progress> progress;
   std::shared_ptr<Lifeline> lifeline; // to other hosts, if there are any
+  std::shared_ptr<Trace> trace = std::make_shared<Trace>();
 };
 
 class Comm {
@@ -51,6 +53,7 @@ public:
   const Layout &layout() const { return layout_; }
   Mesh &mesh() const { return *engine_.mesh; }
   Engine &engine() { return engine_; }
+  Trace &trace() { return *engine_.trace; }
   std::uint64_t id() const { return id_; }
   std::uint64_t agreed() const { return agreed_; }
   // The ranks of this host, beginning with the one after this rank and ending with it.
@@ -74,7 +77,7 @@ public:
                            std::int64_t timeout);
   void end_inline();
   std::shared_ptr<Task> submit(std::shared_ptr<const Plan> plan, const void *input,
-                             void *output, std::int64_t timeout);
+                             void *output, std::int64_t timeout, std::uint32_t site = 0);
   std::shared_ptr<Task> submit(std::shared_ptr<Transfer> transfer);
   void cancel(const std::shared_ptr<Task> &op);
   // Advances what is queued; whether anything moved, and whether anything is left.
@@ -132,6 +135,7 @@ private:
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
   void settle(Task &op, Status status);
+  void trace_call(const Task &op);
   Status step(Task &op);
   void wake_waiters();
   void part();

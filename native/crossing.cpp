@@ -43,6 +43,8 @@ void Collective::depart(const Program::Course &course, Cursor &cursor) {
         : message.home == Program::window
             ? place(comm_.rank(), message.index, cursor.piece)
             : address({message.home, std::int32_t(comm_.rank()), message.index}, first).at;
+    if (traced_ && cursor.since == 0)
+      cursor.since = now_ns();
     const bool begins = cursor.piece == 0 && cursor.message == 0 && cursor.at == 0;
     const Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
     const Mark mark{seq, plan_->fingerprint, std::uint32_t(cursor.piece),
@@ -56,6 +58,9 @@ void Collective::depart(const Program::Course &course, Cursor &cursor) {
     cursor.at += some;
     if (cursor.at < bytes)
       continue;
+    if (cursor.since != 0)
+      note_message(course, cursor, bytes);
+    cursor.since = 0;
     cursor.at = 0;
     if (++cursor.message == course.messages.size()) {
       cursor.message = 0;
@@ -127,6 +132,7 @@ Status Collective::receive(const Program::Action &action) {
       const Io io = comm_.inlet(rank).take(mark, into, some);
       if (io != Io::done)
         return stopped(rank, io);
+      end_wait(Moment::wait);
       ++moved;
       awaited_ = nobody;
       operands_[arrived_] = into;
@@ -180,6 +186,7 @@ Status Collective::stopped(std::size_t rank, Io why) {
     lost_since_ = 0;
     return Status::blocked;
   default:
+    begin_wait(rank);
     return Status::blocked;
   }
 }

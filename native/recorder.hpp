@@ -29,6 +29,7 @@ struct Record {
   std::uint64_t communicator = 0;
   std::uint64_t encoded = 0, decoded = 0; // bytes of codes
   std::int32_t peer = -1, tag = 0;
+  std::uint32_t site = 0; // where Python called, if somebody asked: sites.hpp
   std::atomic<std::uint32_t> state = scheduled;
 };
 
@@ -47,6 +48,7 @@ public:
     r.id = id + 1;
     r.communicator = communicator;
     r.peer = -1;
+    r.site = 0;
     r.state.store(Record::scheduled, std::memory_order_relaxed);
     return r;
   }

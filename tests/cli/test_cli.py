@@ -364,8 +364,8 @@ def test_options_are_frozen(run):
         "env": ["--json"],
         "run": [
             *("--address", "--chdir", "--env", "--grace", "--hostfile", "--hosts"),
-            *("--json", "--log-dir", "--only", "--python", "--ranks", "--ssh"),
-            *("--timeout-s", "-m", "-x"),
+            *("--json", "--log-dir", "--only", "--python", "--ranks", "--records"),
+            *("--ssh", "--timeout-s", "-m", "-x"),
         ],
         "doctor": [
             *("--address", "--chdir", "--hostfile", "--hosts", "--json", "--python"),

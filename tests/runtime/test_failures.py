@@ -886,7 +886,7 @@ def test_errors_are_of_one_tree():
 
 
 def leaves_a_dump(rank, folder):
-    os.environ["UNISONO_DUMP_DIR"] = folder
+    os.environ["UNISONO_FLIGHT_DIR"] = folder
     comm = rank.init(timeout_s=20)
     comm.all_reduce(ones())
     comm.broadcast(ones(5), root=1)
@@ -904,7 +904,9 @@ def test_the_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
     ends = forks.run(2, leaves_a_dump, str(folder))
     file = folder / f"unisono-rank0-{ends[0].pid}.json"
     assert ends[0].value == [f"the last calls of this rank are in {file}"]
-    assert list(folder.iterdir()) == [file]
+    other = folder / f"unisono-rank1-{ends[1].pid}.json"
+    assert sorted(folder.iterdir()) == [file, other]
+    assert json.loads(other.read_text())["reason"] == "it left"
     dump = json.loads(file.read_text())
     assert (dump["rank"], dump["pid"]) == (0, ends[0].pid)
     assert "PeerLost" in dump["reason"]
@@ -924,7 +926,7 @@ def test_the_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
 def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
     file = tmp_path / "a file"
     file.write_text("")
-    monkeypatch.setenv("UNISONO_DUMP_DIR", str(file))
+    monkeypatch.setenv("UNISONO_FLIGHT_DIR", str(file))
 
     def rank(comm):
         if comm.rank == 0:

@@ -395,10 +395,11 @@ def test_a_trace_has_every_message_twice_and_an_arrow():
     told = json.loads(to_chrome(found))
     slices = [e for e in told["traceEvents"] if e["ph"] == "X"]
     assert len(slices) == 2 * found.messages == 2 * 24
-    assert {e["ph"] for e in told["traceEvents"]} == {"M", "X", "s", "f"}
+    assert {e["ph"] for e in told["traceEvents"]} == {"M", "X", "s", "f", "C"}
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(found.time * 1e6)
-    sends = [e for e in slices if e["tid"] == 0]
-    assert all(e["pid"] == e["args"]["src"] for e in sends)
+    sends = [e for e in slices if e["name"].startswith("to ")]
+    assert len(sends) == found.messages
+    assert all(e["name"] == f"to {e['args']['peer']}" for e in sends)
 
 
 def test_there_is_no_trace_of_a_closed_form():

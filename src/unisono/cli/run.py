@@ -24,10 +24,21 @@ from unisono.errors import BadArgument
 from unisono.runtime.fleet import launch_on_hosts
 from unisono.runtime.launch import launch
 from unisono.runtime.lines import Stage
+from unisono.runtime.recorder import FLIGHT_DIR
+from unisono.runtime.watch import WATCH
 
 _TAKE_A_VALUE = (
     *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),
-    *("--hostfile", "--ssh", "--python", "--chdir", "--address", "--env", "-x"),
+    *(
+        "--hostfile",
+        "--ssh",
+        "--python",
+        "--chdir",
+        "--address",
+        "--env",
+        "-x",
+        "--records",
+    ),
 )
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
@@ -41,7 +52,7 @@ run = App(
 
 
 @run.default
-def _unread(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+def carry_out(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Find the border, then read."""
     reader = App(
         name="unisono",
@@ -86,6 +97,7 @@ def _run(
     chdir: str = "",
     address: str = "",
     env: Annotated[list[str] | None, Parameter(name=["--env", "-x"])] = None,
+    records: Path | None = None,
     json: bool = False,
 ) -> int:
     """Run a script as so many ranks, and keep its exit code.
@@ -126,11 +138,16 @@ def _run(
     env
         A variable for all ranks, NAME or NAME=value; may be given several times. The
         hosts are told those that begin with UNISONO_, PYTHON or OMP_ anyway.
+    records
+        Have every rank leave its flight record in this folder (on each host), for
+        unisono trace why.
     json
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
     grace_s = _seconds("--grace", grace)
-    environment = _hosts.variables(env or [])
+    environment = {WATCH: "1", **_hosts.variables(env or [])}
+    if records is not None:
+        environment[FLIGHT_DIR] = str(records.absolute())
     if timeout_s:
         seconds = _seconds("--timeout-s", timeout_s, zero=False)
         environment["UNISONO_TIMEOUT_S"] = str(seconds)

@@ -29,7 +29,7 @@ from unisono.runtime.plans import CODES, Kind, lowered, make_plan
 from unisono.runtime.select import choose
 from unisono.runtime.verdicts import Verdicts
 from unisono.runtime.work import Work
-from unisono.transports.base import Peer, Transport
+from unisono.transports.base import Known, Peer, Transport
 
 if TYPE_CHECKING:
     from unisono.runtime.membership import Membership
@@ -78,7 +78,7 @@ class Base(Verdicts):
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self._quick = _native.quick_of(native)
-        transport.users.add(self)
+        transport.admit(self, native.id(), Known(name, agreed, self._ranks))
 
     @classmethod
     def joined(

@@ -345,7 +345,7 @@ class Communicator(Base):
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""
-        return recorder.records(self._transport)
+        return recorder.records(self._transport.logbook)
 
     def __enter__(self) -> Communicator:
         """For `with unisono.init() as comm:`."""

@@ -158,7 +158,7 @@ def _measured(
         count *= comm.world_size
     times = [
         r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
-        for r in recorder.records(comm._transport)
+        for r in recorder.records(comm._transport.logbook)
         if r["profiling_name"] == collective
         and [r["algorithm"], *filter(None, [r["codec"]])] == told
         and r["input_sizes"] == [[count]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.errors import BadArgument
-from unisono.runtime import tuned
+from unisono.runtime import tracing, tuned, watch
 from unisono.runtime.base import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.environment import World, find_world
@@ -142,6 +142,8 @@ def first_communicator(
     comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
     try:
         _agree(comm, native, meeting_s)
+        watch.begin(transport)
+        tracing.attend(transport)
     except BaseException:
         comm.close()  # or its port would stay open, and its rank seem to live
         raise
@@ -153,7 +155,9 @@ def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
     transport = comm._transport
     if len(set(transport.hosts)) > 1 and transport.leave is not None:
         ends = time.monotonic() + meeting_s
-        transport.reaches, transport.note = _told(comm, native, ends)
+        transport.reaches, transport.note, traced = _told(comm, native, ends)
+        if traced:
+            tracing.compare_clocks(comm)
     elif transport.leave is not None:  # they met over TCP, and found themselves on one
         there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
         transport.note = int(comm.broadcast(there, timeout_s=meeting_s)[0])
@@ -163,10 +167,11 @@ def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
 
 def _told(
     comm: Communicator, native: _native.Comm, deadline: float
-) -> tuple[bool, int]:
+) -> tuple[bool, int, bool]:
     """Whether on every host the ranks can read each other's memory, asked of all.
 
-    And, by the same call, whether rank 0 has a table of what is quick here.
+    And, by the same call, whether rank 0 has a table of what is quick here, and whether
+    all ranks record a trace, for which they compare their clocks.
     """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
@@ -175,15 +180,21 @@ def _told(
     mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
     none = not (comm.rank == 0 and tuned.is_there())
     left = max(1.0, deadline - time.monotonic())
-    asked = np.array([mine, none], np.int32)
+    traces = bool(os.environ.get(tracing.TRACE))
+    asked = np.array([mine, none, traces], np.int32)
     told = comm.all_reduce(asked, op="min", timeout_s=left)
-    return bool(told[0]), int(not told[1])
+    return bool(told[0]), int(not told[1]), bool(told[2])
 
 
 def _arm_failpoints() -> None:
     spec = os.environ.get("UNISONO_FAILPOINTS", "")
     if spec:
         _native.arm_failpoints(spec)
+
+
+def open_transports() -> list[Transport]:
+    """The worlds that this process is in."""
+    return list(_OPEN)
 
 
 @atexit.register

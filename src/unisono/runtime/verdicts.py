@@ -96,7 +96,7 @@ class Verdicts:
             awaited=awaited,
             rank=self.rank,
         )
-        dump_on_error(self._transport, self.name, error)
+        dump_on_error(self._transport.logbook, self.name, error)
         return error
 
     def _refuse_unusable(self, what: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,33 @@ class Peer:
         return f"rank {self.rank} (pid {self.pid} on {self.host})"
 
 
+@dataclass(frozen=True)
+class Known:
+    """A communicator as records tell of it: by what name, and number, which ranks."""
+
+    name: str
+    agreed: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Logbook:
+    """What records of this rank are made of; it may outlive its transport for a moment.
+
+    `known` are all communicators that there ever were, by the numbers that records have
+    for them. `clock` is what to add to this host's to have rank 0's, and how sure that
+    is, in nanoseconds. `written` tells how grave the record is that was written.
+    """
+
+    engine: Engine
+    rank: int
+    peers: Sequence[Peer]
+    hosts: Sequence[int]
+    known: dict[int, Known] = field(default_factory=dict)
+    clock: tuple[int, int] = (0, 0)
+    written: int = -1
+
+
 @dataclass(eq=False)
 class Transport:
     """The world as one rank reaches it.
@@ -87,15 +114,24 @@ class Transport:
     patience: tuple[int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
+    logbook: Logbook = field(init=False)
+    farewells: list[Callable[[], object]] = field(init=False, default_factory=list)
+    """What is done when everything ends, or when nobody refers to this any longer."""
 
     def __post_init__(self) -> None:
         """Decide how to wait: spin where every rank has a core, yield where not."""
         self.hosts = tuple(self.hosts) or (0,) * len(self.peers)
+        self.logbook = Logbook(self.engine, self.rank, self.peers, self.hosts)
         # Not for long: another rank may have been put on the same core, and waits.
         here = self.hosts.count(self.hosts[self.rank])
         self.patience = (300, 4000) if here <= self.cores else (0, 400)
         if here < len(self.peers):  # what comes from afar ends a sleep by itself
             self.patience = (100, 20) if here <= self.cores else (0, 20)
+
+    def admit(self, user: object, number: int, known: Known) -> None:
+        """Take in a communicator, whose records bear this number."""
+        self.users.add(user)
+        self.logbook.known[number] = known
 
     def memory_for(self, n: int) -> int:
         """Make the memory of a communicator of n ranks; its number."""
@@ -110,8 +146,14 @@ class Transport:
             )
         return self.engine.buffer(nbytes)
 
+    def at_the_end(self, last: Callable[[], object]) -> None:
+        """Have something done once, when this ends in whatever way but by a kill."""
+        self.farewells.append(finalize(self, last))
+
     def close(self) -> None:
         """End everything; nothing can be done with it any longer."""
+        while self.farewells:
+            self.farewells.pop()()
         self.closed = True
         self.engine.close()
         if self.leave is not None:

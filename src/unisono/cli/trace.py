@@ -1,0 +1,278 @@
+"""`unisono trace`: record a run, look at it, compare two, ask why one went wrong."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import inspect
+import shutil
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from unisono.cli import run as run_verb
+from unisono.cli.output import print_json
+from unisono.errors import BadArgument
+from unisono.runtime.tracing import TRACE
+from unisono.trace import ask, document, flights
+from unisono.trace.document import read, read_parts
+from unisono.trace.summary import differences, summarise, told_differences
+from unisono.trace.why import why as judge
+from unisono.units import format_bytes
+
+VIEWER = "https://ui.perfetto.dev"
+PORT = 9001  # the one that Perfetto's policy lets its page fetch from
+_TAKE_A_VALUE = ("-o", "--output", "--keep")
+_JSON = "--json"
+
+
+def trace() -> int:
+    """Record a run, look at it, compare two, and ask why one went wrong.
+
+    Example: unisono trace run -n 4 train.py
+    """
+    raise BadArgument("trace: say run, open, summary, diff or why (see --help)")
+
+
+run = App(
+    name="run",
+    help="Run a script as unisono run does, and record what its ranks do.",
+    help_flags=(),
+    version_flags=(),
+    end_of_options_delimiter="\0",  # none: no word contains it
+)
+
+
+@run.default
+def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Run a script as unisono run does, and record what its ranks do.
+
+    Before the words of `unisono run` may stand -o FILE (the trace; run.pt.trace.json.gz
+    if not given), --keep DIR (keep the parts of the ranks there as well) and --json
+    (the summary as one JSON object, the last line).
+
+    Example: unisono trace run -o step.json -n 4 train.py
+    """
+    if words[:1] in (("--help",), ("-h",)):
+        print(inspect.getdoc(_run))
+        return 0
+    ours, theirs = _split(words)
+    output = Path(ours.get("-o") or ours.get("--output") or "run.pt.trace.json.gz")
+    keep = ours.get("--keep")
+    folder = Path(keep or tempfile.mkdtemp(prefix="unisono-trace-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise BadArgument(f"--keep {folder}: expected a folder with nothing in it")
+        told = f"{TRACE}={folder.absolute()}"
+        code = run_verb.carry_out("--env", told, *theirs)
+        if code and not any(folder.iterdir()):
+            return code  # it has said why
+        parts = read_parts(folder)
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    doc = document.merge(parts)
+    document.write(doc, output)
+    if _JSON in ours:
+        print_json(summarise(doc).as_dict())
+    else:
+        print(f"{summarise(doc)}\n\nwrote {output}: unisono trace open {output}")
+    return code
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """Our own options, which come first, and the rest."""
+    ours: dict[str, str] = {}
+    at = 0
+    while at < len(words) and words[at] in (*_TAKE_A_VALUE, _JSON):
+        if words[at] == _JSON:
+            ours[_JSON] = ""
+            at += 1
+            continue
+        if at + 1 == len(words):
+            raise BadArgument(f"trace run {words[at]}: expected a path behind it")
+        ours[words[at]] = words[at + 1]
+        at += 2
+    return ours, words[at:]
+
+
+def summary(path: Path, /, *, json: bool = False) -> int:
+    """Time per collective, what was exposed, who was late, and how near the floor.
+
+    Example: unisono trace summary run.pt.trace.json.gz
+
+    Parameters
+    ----------
+    path
+        A trace, or the folder where ranks left their parts (UNISONO_TRACE).
+    json
+        Print one JSON object instead.
+    """
+    found = summarise(read(path))
+    if json:
+        print_json(found.as_dict())
+    else:
+        print(found)
+    return 0
+
+
+def diff(before: Path, after: Path, /, *, json: bool = False) -> int:
+    """What each kind of call takes in one trace and in another.
+
+    Example: unisono trace diff ring.json tree.json
+
+    Parameters
+    ----------
+    before
+        A trace, or a folder of parts.
+    after
+        Another one.
+    json
+        Print one JSON object instead.
+    """
+    changes = differences(summarise(read(before)), summarise(read(after)))
+    if json:
+        print_json([{**vars(change), "ratio": change.ratio} for change in changes])
+    else:
+        print(told_differences(changes))
+    return 0
+
+
+def why(
+    folder: Path | None = None,
+    /,
+    *,
+    pickle: Path | None = None,
+    json: bool = False,
+) -> int:
+    """What went wrong: who is the cause, in which call, and on which line.
+
+    Reads the flight records that ranks leave (unisono run --records, or
+    UNISONO_FLIGHT_DIR). Without a folder the ranks of this user's job that runs are
+    asked.
+
+    Example: unisono trace why records
+
+    Parameters
+    ----------
+    folder
+        Where the flight records are.
+    pickle
+        Also write them to this folder for PyTorch's analyser, torchfrtrace, which
+        reads pickles: unpickle only what you have written yourself.
+    json
+        Print one JSON object instead.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            flights.write(ask.records(), Path(scratch))
+            return _why(Path(scratch), pickle, json=json)
+    return _why(folder, pickle, json=json)
+
+
+def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:
+    verdict = judge(flights.read(folder))
+    if json:
+        print_json(verdict.as_dict())
+    else:
+        print(verdict)
+    if pickle is not None:
+        files = flights.to_pickle(folder, pickle)
+        told = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"
+        print(told, file=sys.stderr if json else sys.stdout)
+    return 0
+
+
+def open_(
+    path: Path,
+    /,
+    *,
+    port: str = str(PORT),
+    once: bool = False,
+    browser: bool = False,
+    json: bool = False,
+) -> int:
+    """Say how to look at a trace, and with --browser open it.
+
+    Perfetto's page fetches the file from this machine, from a server that listens on
+    loopback only, for this file alone, until it was fetched or Ctrl-C.
+
+    Example: unisono trace open run.pt.trace.json.gz --browser
+
+    Parameters
+    ----------
+    path
+        A trace, or the folder where ranks left their parts.
+    port
+        Where to serve it; Perfetto's page may fetch from 9001.
+    once
+        With --browser: end after the first fetch.
+    browser
+        Serve the file and open Perfetto's page in a browser.
+    json
+        Print one JSON object instead.
+    """
+    doc = read(path)
+    if path.is_dir():
+        path = path / "merged.pt.trace.json.gz"
+        document.write(doc, path)
+    events, size = len(doc["traceEvents"]), path.stat().st_size
+    if json:
+        told = {"path": str(path), "events": events, "bytes": size, "viewer": VIEWER}
+        print_json(told)
+    else:
+        print(f"{path}: {events} events, {format_bytes(size)}")
+    if not browser:
+        if not json:
+            print(f"open {VIEWER} and drop the file there; or say --browser")
+        return 0
+    return _serve(path, port, once=once)
+
+
+def _serve(path: Path, port: str, *, once: bool) -> int:
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise BadArgument(f"--port {port}: expected a number below 65536")
+    handler = functools.partial(_OneFile, path)
+    with http.server.HTTPServer(("127.0.0.1", int(port)), handler) as server:
+        here = f"http://127.0.0.1:{server.server_port}/{path.name}"
+        print(f"serving {here} (Ctrl-C ends it)", flush=True)
+        if not webbrowser.open(f"{VIEWER}/#!/?url={here}"):
+            print(f"no browser here; open {VIEWER}/#!/?url={here}", flush=True)
+        server.handle_request()
+        while not once:
+            server.handle_request()
+    return 0
+
+
+class _OneFile(http.server.BaseHTTPRequestHandler):
+    """Serves one file to Perfetto's page, and nothing else to anybody."""
+
+    def __init__(self, path: Path, *rest: object) -> None:
+        self._path = path
+        super().__init__(*rest)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """The file, by its name."""
+        if self.path != f"/{self._path.name}":
+            self.send_error(404)
+            return
+        data = self._path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Access-Control-Allow-Origin", VIEWER)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of it."""
+
+
+open_.__name__ = "open"
+BELOW = (run, open_, summary, diff, why)

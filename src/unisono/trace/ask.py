@@ -1,0 +1,110 @@
+"""The ranks of a job that runs, asked over their sockets; nothing there is changed.
+
+Every rank that is watched (unisono run sees to it; UNISONO_WATCH=1 elsewhere) listens
+at a Unix socket that has no file. The kernel lists them, tells both ends whose process
+the other is, and lets nobody in from another machine; a rank answers its own user only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from unisono.errors import BadArgument
+from unisono.runtime.watch import PREFIX
+from unisono.transports.unix import credentials
+
+_ANSWER_S = 10.0
+_SOCKETS = Path("/proc/net/unix")
+
+
+class Door(NamedTuple):
+    """Where a rank can be asked."""
+
+    pid: int
+    rank: int
+
+    @property
+    def address(self) -> str:
+        """Its name, which no file system knows."""
+        return f"\0{PREFIX}{os.getuid()}-{self.pid}-{self.rank}"
+
+
+def doors() -> list[Door]:
+    """The ranks of this user on this host that can be asked."""
+    named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)$")
+    found = set()
+    for line in _SOCKETS.read_text().splitlines():
+        match = named.search(line)
+        if match:
+            found.add(Door(int(match[1]), int(match[2])))
+    return sorted(found)
+
+
+def ask(door: Door, what: str) -> dict[str, Any] | None:
+    """What a rank answers; None if it does not, or is not who it should be."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_ANSWER_S)
+            line.connect(door.address)
+            if credentials(line)[:2] != (door.pid, os.getuid()):
+                return None
+            line.sendall(what.encode())
+            heard = b"".join(iter(lambda: line.recv(1 << 16), b""))
+        told = msgspec.json.decode(heard)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def jobs() -> dict[tuple[int, ...], list[Door]]:
+    """The jobs that run, by the processes of their ranks."""
+    found: dict[tuple[int, ...], list[Door]] = {}
+    for door in doors():
+        told = ask(door, "state")
+        if told is not None:
+            found.setdefault(tuple(told["pids"]), []).append(door)
+    return found
+
+
+def one_job(pid: int | None = None) -> list[Door]:
+    """The ranks of the one job that runs, or of the one with this process in it."""
+    found = [
+        ranks
+        for pids, ranks in jobs().items()
+        if pid is None or pid in pids or _launched_by(pid, ranks)
+    ]
+    if not found:
+        raise BadArgument(
+            "no job of yours runs here that could be asked; unisono run starts such, "
+            "and elsewhere UNISONO_WATCH=1 lets ranks be asked"
+        )
+    if len(found) > 1:
+        some = ", ".join(str(ranks[0].pid) for ranks in found)
+        raise BadArgument(f"several jobs run here: name one by a pid, as in {some}")
+    return found[0]
+
+
+def _launched_by(pid: int, ranks: list[Door]) -> bool:
+    """Whether a process is the parent of a job's ranks."""
+    try:
+        told = Path(f"/proc/{ranks[0].pid}/stat").read_text()
+    except OSError:
+        return False
+    return int(told.rpartition(")")[2].split()[1]) == pid
+
+
+def states(ranks: list[Door]) -> dict[int, dict[str, Any] | None]:
+    """Where each rank is; None for one that does not answer."""
+    return {door.rank: ask(door, "state") for door in ranks}
+
+
+def records(pid: int | None = None) -> dict[int, dict[str, Any]]:
+    """The flight records of a job that runs, by rank, of those that answer."""
+    told = {door.rank: ask(door, "record") for door in one_job(pid)}
+    return {rank: flight for rank, flight in told.items() if flight is not None}

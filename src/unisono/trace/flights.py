@@ -1,0 +1,222 @@
+"""Flight records, read: what each rank called, from which line, and where it stands.
+
+The files are those that ranks write (UNISONO_FLIGHT_DIR) or that were asked of a job
+that runs. Their field names are those of PyTorch's flight recorder. `to_pickle` writes
+them the way its own analyser, torchfrtrace, wants to read them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unisono.errors import BadArgument
+
+_OURS = str(Path(__file__).parents[1])
+_LIBRARY = sysconfig.get_path("stdlib")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A function, its file, a line."""
+
+    name: str
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        """As in "train.py:17 in step"."""
+        inside = "" if self.name == "<module>" else f" in {self.name}"
+        return f"{Path(self.filename).name}:{self.line}{inside}"
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither ours, nor torch's, nor of Python's library."""
+        if "site-packages" in self.filename:
+            return "/torch/" not in self.filename
+        return not self.filename.startswith((_OURS, _LIBRARY, "<frozen"))
+
+
+def users(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code, or else the innermost of all."""
+    return next((f for f in frames if f.is_users), frames[0] if frames else None)
+
+
+class Entry(msgspec.Struct):
+    """A call, as a rank recorded it."""
+
+    record_id: int
+    pg_id: int
+    process_group: list[str]
+    collective_seq_id: int
+    profiling_name: str
+    is_p2p: bool
+    algorithm: str
+    label: str
+    op: str
+    root: int
+    input_dtypes: list[str]
+    input_sizes: list[list[int]]
+    state: str
+    time_created_ns: int
+    frames: list[Frame] = []
+    time_discovered_completed_ns: int | None = None
+
+    @property
+    def what(self) -> str:
+        """The call in words, as errors tell it."""
+        count = self.input_sizes[0][0]
+        told = []
+        if self.profiling_name != "barrier":
+            told.append(f"{self.input_dtypes[0]} × {count}")
+        if self.profiling_name in _REDUCING:
+            told.append(self.op)
+        if self.profiling_name in _ROOTED:
+            told.append(f"root {self.root}")
+        label = f" for {self.label}" if self.label else ""
+        return f"{self.profiling_name}({', '.join(told)}){label}"
+
+    @property
+    def line(self) -> Frame | None:
+        """Where the user made it, if that was recorded."""
+        return users(self.frames)
+
+    @property
+    def at(self) -> str:
+        """The same in words."""
+        return str(self.line) if self.line else "a line that was not recorded"
+
+
+class Stack(msgspec.Struct):
+    """Where a thread stood when the record was written."""
+
+    thread: str
+    main: bool
+    frames: list[Frame]
+
+
+class Told(msgspec.Struct):
+    """What the error of a rank said."""
+
+    type: str = ""
+    communicator: str = ""
+    ranks: list[int] = []
+    collective: str = ""
+    seq: int = 0
+
+
+class Status(msgspec.Struct):
+    """What a communicator is."""
+
+    name: str
+    desc: str
+    ranks: str
+
+
+class Flight(msgspec.Struct, dict=True):
+    """The flight record of one rank."""
+
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    reason: str
+    entries: list[Entry]
+    stacks: list[Stack]
+    pg_config: dict[str, Status]
+    error: Told = msgspec.field(default_factory=Told)
+    time_ns: int = 0
+    clock_ns: int = 0
+
+    @cached_property
+    def calls(self) -> dict[str, dict[int, Entry]]:
+        """The collectives, by communicator and sequence number."""
+        found: dict[str, dict[int, Entry]] = {}
+        for entry in self.entries:
+            if not entry.is_p2p and entry.collective_seq_id:
+                group = found.setdefault(entry.process_group[0], {})
+                group[entry.collective_seq_id] = entry
+        return found
+
+    @property
+    def stands(self) -> Frame | None:
+        """Where its Python stood: of the main thread, the user's innermost line."""
+        return next((users(s.frames) for s in self.stacks if s.main), None)
+
+
+@dataclass(frozen=True)
+class GroupOf:
+    """A communicator: its name for people, and its ranks in the world."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def groups(flights: Iterable[Flight]) -> dict[str, GroupOf]:
+    """The communicators that the records tell of, by the number that all have."""
+    found: dict[str, GroupOf] = {}
+    for flight in flights:
+        for status in flight.pg_config.values():
+            ranks = msgspec.json.decode(status.ranks, type=tuple[int, ...])
+            found[status.name] = GroupOf(status.desc, ranks)
+    return found
+
+
+def read(folder: Path) -> dict[int, Flight]:
+    """The flight records in a folder, by rank; of several by one rank, the latest."""
+    if not folder.is_dir():
+        raise BadArgument(f"{folder}: expected a folder with flight records")
+    flights: dict[int, Flight] = {}
+    for file in sorted(folder.glob("unisono-rank*.json")):
+        try:
+            flight = msgspec.json.decode(file.read_bytes(), type=Flight)
+        except (msgspec.DecodeError, msgspec.ValidationError) as why:
+            raise BadArgument(f"{file}: not a flight record: {why}") from why
+        known = flights.get(flight.rank)
+        if known is None or known.time_ns < flight.time_ns:
+            flights[flight.rank] = flight
+    if not flights:
+        raise BadArgument(
+            f"{folder}: no flight records there (unisono-rank*.json); "
+            "unisono run --records DIR has every rank write one"
+        )
+    return flights
+
+
+def write(told: Mapping[int, Any], folder: Path) -> None:
+    """Write records that were asked of a job, as the ranks themselves would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, flight in told.items():
+        file = folder / f"unisono-rank{rank}-{flight['pid']}.json"
+        file.write_bytes(msgspec.json.encode(flight))
+
+
+def to_pickle(folder: Path, into: Path) -> list[Path]:
+    """The same records for torchfrtrace: one pickle per rank, named after it.
+
+    Its analyser knows NCCL's names, and a process group as a name and a description.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    files = []
+    for rank in read(folder):
+        source = max(folder.glob(f"unisono-rank{rank}-*.json"))
+        told = msgspec.json.decode(source.read_bytes())
+        told["version"] = "2.10"
+        for entry in told["entries"]:
+            name = entry["profiling_name"].replace("all_to_all", "all_to_all_single")
+            entry["profiling_name"] = f"nccl:{name}"
+            entry["pg_id"] = int(entry["process_group"][0] or 0) % (1 << 31)
+            entry["time_created_ns"] += told["clock_ns"]
+        told["pg_config"] = {s["name"]: s for s in told["pg_config"].values()}
+        file = into / f"rank_{rank}"
+        file.write_bytes(pickle.dumps(told))
+        files.append(file)
+    return files

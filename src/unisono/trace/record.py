@@ -1,0 +1,82 @@
+"""Switching the recording on and off, and bringing the parts of all ranks together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from unisono.errors import BadArgument
+from unisono.runtime import tracing
+from unisono.runtime.communicator import Communicator
+from unisono.runtime.start import open_transports
+from unisono.trace.document import Document, merge, write
+from unisono.transports.base import Transport
+
+
+def start() -> None:
+    """Record from now on what the ranks of this process do; it can be said any time."""
+    for transport in _here():
+        tracing.start(transport.logbook)
+
+
+def stop() -> None:
+    """Record no more, until it is started again; what there is stays."""
+    for transport in _here():
+        tracing.stop(transport.logbook)
+
+
+def _here() -> list[Transport]:
+    found = [t for t in open_transports() if not t.engine.forked()]
+    if not found:
+        raise BadArgument(
+            "trace: no communicator is open here; call unisono.init first"
+        )
+    return found
+
+
+@contextmanager
+def span(name: str, category: str = "user_annotation") -> Iterator[None]:
+    """A range of your own, shown beside the calls. It is kept while a trace is on."""
+    begin = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        if any(transport.engine.traces() for transport in open_transports()):
+            end, thread = time.monotonic_ns(), threading.current_thread().name
+            tracing.add_span(tracing.Span(name, begin, end, thread, category))
+
+
+def gather(comm: Communicator, root: int = 0) -> Document | None:
+    """Bring what all ranks have recorded to one of them, over the job's connections.
+
+    All ranks of `comm` call it. The document is rank `root`'s; the others get None.
+    """
+    part = msgspec.msgpack.encode(tracing.harvest(comm._transport.logbook))
+    parts = comm.gather_object(part, root=root)
+    if parts is None:
+        return None
+    return merge([msgspec.msgpack.decode(p, type=tracing.Part) for p in parts])
+
+
+@contextmanager
+def recording(comm: Communicator, path: str | Path) -> Iterator[None]:
+    """Record what happens inside, and have rank 0 write one file for all ranks.
+
+    All ranks of `comm` enter and leave it together. If one leaves it by an error there
+    is no file.
+    """
+    if len(set(comm.hosts)) > 1:
+        tracing.compare_clocks(comm)
+    tracing.start(comm._transport.logbook)
+    try:
+        yield
+    finally:
+        tracing.stop(comm._transport.logbook)
+    doc = gather(comm)
+    if doc is not None:
+        write(doc, Path(path))

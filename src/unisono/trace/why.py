@@ -1,0 +1,340 @@
+"""What went wrong with a job, from the flight records of its ranks: the verdict first.
+
+What is looked at, in this order: ranks that called different things; ranks that others
+wait for, or waited for in vain; and if nothing failed, a rank that always came late. A
+rank that skipped a call shows as one of the first two. It is told from them by the
+lines of its calls: they are those of the others, with one left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import SequenceMatcher
+from itertools import pairwise
+from statistics import median
+
+from unisono.trace.flights import Entry, Flight, GroupOf, groups
+
+LATE_NS = 1_000_000
+"""Below this nobody is called late."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One rank's side of it: what it called or where it stands, and the line."""
+
+    rank: int
+    what: str
+    line: str
+    file: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong, and who is the cause. `kind` is one word for tools."""
+
+    kind: str
+    verdict: str
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+    members: tuple[int, ...] = ()
+    collective: str = ""
+    seq: int = 0
+    sides: tuple[Side, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """Verdict, group, collective, ranks; then both sides with their lines."""
+        lines = [self.verdict]
+        if self.group:
+            members = ", ".join(map(str, self.members))
+            lines.append(f"  group       {self.group!r}, ranks {members}")
+        if self.collective:
+            lines.append(f"  collective  {self.collective}, call {self.seq}")
+        if self.ranks:
+            lines.append(f"  ranks       {', '.join(map(str, self.ranks))}")
+        lines += [f"  rank {s.rank:<6} {s.what}, {s.line}" for s in self.sides]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """A communicator and what its ranks recorded there."""
+
+    number: str
+    group: GroupOf
+    flights: Mapping[int, Flight]
+    calls: Mapping[int, Mapping[int, Entry]]  # by rank in the world, and seq
+
+    def verdict(
+        self,
+        kind: str,
+        told: str,
+        ranks: Sequence[int],
+        seq: int,
+        sides: Sequence[Side],
+    ) -> Verdict:
+        entries = [c[seq] for c in self.calls.values() if seq in c]
+        common = Counter(e.what for e in entries).most_common(1)
+        return Verdict(
+            kind,
+            told,
+            tuple(ranks),
+            self.group.name,
+            self.group.ranks,
+            common[0][0] if common else "",
+            seq,
+            tuple(sides),
+        )
+
+
+def why(flights: Mapping[int, Flight]) -> Verdict:
+    """The verdict on a job."""
+    scenes = list(_scenes(flights))
+    for look in (_differs, _missing):
+        for scene in scenes:
+            found = look(scene)
+            if found is not None:
+                return found
+    late = [slow for scene in scenes if (slow := _late(scene)) is not None]
+    if late:
+        return max(late, key=lambda pair: pair[0])[1]
+    lacking = sorted(set(range(_world(flights))) - flights.keys())
+    if lacking:
+        return _silent(lacking)
+    return Verdict("nothing", "nothing is wrong in these records: no call failed")
+
+
+def _world(flights: Mapping[int, Flight]) -> int:
+    return max(flight.world_size for flight in flights.values())
+
+
+def _silent(ranks: Sequence[int]) -> Verdict:
+    told = f"{_who(ranks)} left no record: killed, or never there"
+    return Verdict("silent", told, tuple(ranks))
+
+
+def _scenes(flights: Mapping[int, Flight]) -> Iterator[_Scene]:
+    """Where something failed first, then by the number of ranks."""
+    broken = {f.error.communicator for f in flights.values()} - {""}
+    found = groups(flights.values()).items()
+    for number, group in sorted(
+        found, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
+    ):
+        calls = {
+            rank: flights[rank].calls.get(number, {})
+            for rank in group.ranks
+            if rank in flights
+        }
+        yield _Scene(number, group, flights, calls)
+
+
+def _who(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def _side(rank: int, entry: Entry) -> Side:
+    line = entry.line
+    place = (line.filename, line.line) if line else ("", 0)
+    return Side(rank, entry.what, entry.at, *place)
+
+
+def _differs(scene: _Scene) -> Verdict | None:
+    """The first call in which ranks called different things."""
+    every = sorted({seq for calls in scene.calls.values() for seq in calls})
+    for seq in every:
+        entries = {r: c[seq] for r, c in scene.calls.items() if seq in c}
+        alike: dict[str, list[int]] = {}
+        for rank, entry in entries.items():
+            told = f"{entry.what} {entry.algorithm}"
+            alike.setdefault(told, []).append(rank)
+        if len(alike) < 2:
+            continue
+        most = max(alike.values(), key=lambda ranks: (len(ranks), -min(ranks)))
+        odd = sorted(set(entries) - set(most))
+        skipped = _skipped(scene, odd[0], most[0], seq)
+        if skipped is not None:
+            return skipped
+        one, other = entries[odd[0]], entries[most[0]]
+        told = (
+            f"{_who(odd)} called {one.what} at {one.at}, "
+            f"where {_who(most)} called {other.what} at {other.at}"
+        )
+        sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
+        return scene.verdict("mismatch", told, odd, seq, sides)
+    return None
+
+
+def _key(entry: Entry, *, lines: bool) -> tuple[object, ...]:
+    line = entry.line
+    where = (line.filename, line.line) if line and lines else ()
+    return (entry.what, *where)
+
+
+def _skipped(scene: _Scene, rank: int, other: int, seq: int) -> Verdict | None:
+    """Whether a rank left out a call of another, whose calls are else the same."""
+    left_out = _left_out(scene, rank, other, seq)
+    if left_out is None:
+        return None
+    missed, went_on = left_out
+    told = (
+        f"rank {rank} skipped {missed.what} at {missed.at}, call "
+        f"{missed.collective_seq_id} of the others"
+    )
+    if went_on is not None:
+        told += f", and went on to {went_on.what} at {went_on.at}"
+    number = missed.collective_seq_id
+    sides = [
+        _side(r, calls[number])
+        for r, calls in sorted(scene.calls.items())
+        if number in calls
+    ]
+    return scene.verdict("skipped", told, [rank], number, sides)
+
+
+def _left_out(
+    scene: _Scene, rank: int, other: int, until: int
+) -> tuple[Entry, Entry | None] | None:
+    """The call that a rank left out, and what it called in its place."""
+    theirs, mine = scene.calls[other], scene.calls[rank]
+    first = max(min(theirs, default=0), min(mine, default=0))
+    a = [theirs[s] for s in sorted(theirs) if s >= first]
+    b = [mine[s] for s in sorted(mine) if s >= first]
+    keys_a, keys_b = ([_key(e, lines=True) for e in side] for side in (a, b))
+    steps = SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_opcodes()
+    odd = [step for step in steps if step[0] != "equal"]
+    if not odd:
+        return None
+    kind, a1, _, b1, _ = odd[0]
+    if kind == "delete" and b1 < len(b):
+        return a[a1], b[b1]
+    if kind == "delete" or a1 == len(a) or a[a1].collective_seq_id > until:
+        return None
+    further = _is_further(a[a1], b[b1])
+    if further or _follows(keys_a[:a1], keys_a[a1], keys_b[b1]):
+        return a[a1], b[b1]
+    return None
+
+
+def _follows(before: Sequence[object], missed: object, went_on: object) -> bool:
+    """Whether the one call has been followed by the other until now."""
+    return (missed, went_on) in pairwise(before)
+
+
+def _is_further(missed: Entry, went_on: Entry) -> bool:
+    """Whether a call stands further down in the same function than another."""
+    one, other = missed.line, went_on.line
+    if one is None or other is None:
+        return False
+    same = (one.filename, one.name) == (other.filename, other.name)
+    return same and other.line > one.line
+
+
+def _missing(scene: _Scene) -> Verdict | None:
+    """A call that some have made and do not end, and others have not made."""
+    open_ = {
+        rank: entry
+        for rank, calls in scene.calls.items()
+        for entry in list(calls.values())[-1:]
+        if entry.state != "completed"
+    }
+    if not open_:
+        return None
+    seq = min(entry.collective_seq_id for entry in open_.values())
+    waiting = [r for r, e in open_.items() if e.collective_seq_id == seq]
+    absent = [
+        rank
+        for rank in scene.group.ranks
+        if rank not in scene.calls or max(scene.calls[rank], default=0) < seq
+    ]
+    if not absent:
+        return None
+    for rank in absent:
+        if rank in scene.calls:
+            skipped = _skipped(scene, rank, waiting[0], seq)
+            if skipped is not None:
+                return skipped
+    entry = open_[waiting[0]]
+    sides = [_absentee(scene, rank) for rank in absent]
+    stands = "; ".join(f"rank {s.rank}: {s.what}, {s.line}" for s in sides)
+    told = (
+        f"{_who(absent)} did not come to {entry.what} at {entry.at}, where "
+        f"{_who(waiting)} waited; {stands}"
+    )
+    sides += [_side(rank, open_[rank]) for rank in waiting]
+    return scene.verdict("missing", told, absent, seq, sides)
+
+
+def _absentee(scene: _Scene, rank: int) -> Side:
+    """Where a rank that others wait for stood."""
+    flight = scene.flights.get(rank)
+    if flight is None:
+        return Side(rank, "it left no record", "so it was killed, or is beyond asking")
+    calls = scene.calls[rank]
+    last = calls[max(calls)] if calls else None
+    before = f", after call {last.collective_seq_id}" if last else ", before any call"
+    if flight.reason == "it left":
+        where = last.at if last else "no line"
+        return Side(rank, f"it had left{before}", f"made at {where}", *_at(last))
+    stands = flight.stands
+    if stands is None:
+        return Side(rank, f"in no Python code{before}", "as far as its record tells")
+    told = f"it stood at {stands}"
+    return Side(rank, told, before[2:], stands.filename, stands.line)
+
+
+def _at(entry: Entry | None) -> tuple[str, int]:
+    line = entry.line if entry else None
+    return (line.filename, line.line) if line else ("", 0)
+
+
+def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
+    """The rank that has cost the others most by coming late to one line.
+
+    Once is chance: who is late again and again goes before who was late for long.
+    """
+    behind: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for seq, rank, ns in _last_ones(scene):
+        if ns >= LATE_NS:
+            key = rank, scene.calls[rank][seq].at
+            behind.setdefault(key, []).append((ns, seq))
+    if not behind:
+        return None
+
+    def weight(times: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        longest = max(times)[0]
+        return sum(ns for ns, _ in times) - longest, longest
+
+    (rank, at), times = max(behind.items(), key=lambda item: weight(item[1]))
+    seq = max(times)[1]
+    calls = scene.calls[rank]
+    told = (
+        f"no call failed, but rank {rank} came late to {calls[seq].what} at {at}: last "
+        f"in {len(times)} of {sum(e.at == at for e in calls.values())} calls there, "
+        f"typically {median(ns for ns, _ in times) / 1e6:.0f} ms after everybody else"
+    )
+    if seq - 1 in calls:
+        told += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
+    sides = [_side(r, calls[seq]) for r, calls in sorted(scene.calls.items())]
+    return weight(times), scene.verdict("late", told, [rank], seq, sides)
+
+
+def _last_ones(scene: _Scene) -> Iterator[tuple[int, int, int]]:
+    """Of each call that all have made: who came last, and how long after the rest."""
+    if len(scene.calls) < 2:
+        return
+    for seq in sorted(set.intersection(*map(set, scene.calls.values()))):
+        came = sorted(
+            (calls[seq].time_created_ns + scene.flights[rank].clock_ns, rank)
+            for rank, calls in scene.calls.items()
+        )
+        (before, _), (last, rank) = came[-2:]
+        yield seq, rank, last - before

@@ -1,0 +1,239 @@
+"""`unisono trace`: runs are recorded, summed up, compared, opened, and explained."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from unisono.cli import main
+from unisono.trace import ask, faults, flights
+from unisono.trace.document import read
+from unisono.trace.summary import summarise
+from unisono.trace.why import why
+
+pytestmark = pytest.mark.timeout(120)
+
+TRAIN = """
+import sys
+import numpy as np
+import unisono
+
+def main():
+    comm = unisono.init()
+    for step in range(3):
+        comm.all_reduce(np.ones(1000, np.float32))
+        comm.all_gather(np.ones(10))
+    print("trained", *sys.argv[1:])
+    return 3 if "--fail" in sys.argv and comm.rank == 1 else 0
+
+sys.exit(main())
+"""
+STUCK = """
+import time
+import numpy as np
+import unisono
+
+def load():
+    while True:  # the line where it stands
+        time.sleep(0.01)
+
+comm = unisono.init()
+comm.all_reduce(np.ones(10))
+if comm.rank == 2:
+    load()
+comm.all_reduce(np.ones(20))  # in vain
+"""
+
+
+@pytest.fixture
+def run(capfd):
+    def call(*arguments):
+        code = main(["trace", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
+    file, parts = tmp_path / "run.json", tmp_path / "parts"
+    words = (
+        "-o",
+        file,
+        "--keep",
+        parts,
+        "--json",
+        "-n",
+        4,
+        script,
+        "--help",
+        "-o",
+        "x",
+    )
+    code, out, err = run("run", *words)
+    assert code == 0, err
+    assert out.count("trained --help -o x") == 4
+    doc = read(file)
+    assert faults(doc) == []
+    calls = [e for e in doc["traceEvents"] if e.get("cat") == "collective"]
+    assert len(calls) == 4 * 6
+    told = json.loads(out.splitlines()[-1])
+    assert (told["ranks"], told["calls"]) == (4, 6)
+    assert {row["collective"] for row in told["rows"]} == {"all_reduce", "all_gather"}
+    assert all(row["calls"] == 3 for row in told["rows"])
+    assert told["exposed"] == pytest.approx(told["busy"])  # nothing was asynchronous
+    assert read(parts)["traceEvents"] == doc["traceEvents"]
+    code, out, _ = run("summary", file)
+    assert code == 0
+    assert "4 ranks" in out
+    assert "all_reduce by" in out
+    code, out, _ = run("diff", file, parts)
+    assert code == 0
+    assert out.count("1.00") == 2
+    code, out, _ = run("diff", file, parts, "--json")
+    assert {change["ratio"] for change in json.loads(out)} == {1.0}
+    code, out, _ = run("open", file, "--json")
+    assert json.loads(out)["events"] == len(doc["traceEvents"])
+
+
+def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
+    file = tmp_path / "run.pt.trace.json.gz"
+    code, _, err = run("run", "-o", file, "-n", 2, script, "--fail")
+    assert code == 3
+    assert "rank 1" in err
+    assert summarise(read(file)).calls == 6
+    nothing = tmp_path / "nothing.json"
+    bad = tmp_path / "bad.py"
+    bad.write_text("raise SystemExit(4)")
+    code, _, _ = run("run", "-o", nothing, "-n", 2, bad)
+    assert code == 4
+    assert not nothing.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "-o"), "expected a path"),
+        (("run", "--keep", "FULL", "-n", "2", "x.py"), "nothing in it"),
+        (("summary", "nowhere.json"), "cannot be read"),
+        (("diff", "nowhere.json", "x"), "cannot be read"),
+        (("open", "nowhere.json"), "cannot be read"),
+        (("why", "nowhere"), "expected a folder"),
+        ((), "say run, open, summary, diff or why"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, words, said):
+    (tmp_path / "x").write_text("")
+    words = [str(tmp_path) if word == "FULL" else word for word in words]
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_the_verbs_have_examples_and_their_options_are_frozen(run):
+    told = {}
+    for verb in ("run", "open", "summary", "diff", "why"):
+        code, out, _ = run(verb, "--help")
+        assert code == 0
+        assert f"Example: unisono trace {verb}" in out
+        words = {w.strip("│ ,():.") for w in out.split()}
+        told[verb] = sorted(w for w in words if w.startswith("--") and len(w) > 2)
+    assert told == {
+        "run": ["--json", "--keep"],
+        "open": ["--browser", "--json", "--once", "--port"],
+        "summary": ["--json"],
+        "diff": ["--json"],
+        "why": ["--json", "--pickle", "--records"],
+    }
+
+
+@contextlib.contextmanager
+def running(*words):
+    """A job in the background."""
+    command = [sys.executable, "-m", "unisono", "run", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as job:
+        try:
+            yield job
+        finally:
+            job.send_signal(signal.SIGTERM)
+
+
+def until(condition):
+    """What a condition says once it says something."""
+    ends = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < ends, "it did not come about"
+        time.sleep(0.02)
+    return found
+
+
+def all_wait(pid):
+    """The doors of a job whose ranks but one have come to their second call."""
+    doors = [door for pids, doors in ask.jobs().items() for door in doors]
+    states = [s for s in ask.states(doors).values() if s and s["world_size"] == 3]
+    arrived = [c["seq"] for s in states for c in s["communicators"]]
+    return doors if sorted(arrived) == [1, 2, 2] else None
+
+
+def test_a_job_that_is_stuck_is_asked_where(tmp_path):
+    file, folder = tmp_path / "stuck.py", tmp_path / "records"
+    file.write_text(STUCK)
+    with running("-n", 3, "--records", folder, file) as job:
+        until(lambda: all_wait(job.pid))
+        flights.write(ask.records(job.pid), tmp_path / "asked")
+        (pid,) = {d.pid for d in ask.one_job(job.pid) if d.rank == 2}
+        os.kill(pid, signal.SIGUSR2)
+        written = folder / f"unisono-rank2-{pid}.json"
+        until(written.exists)
+        assert ask.ask(ask.Door(pid, 2), "nonsense") == {
+            "error": "expected state or record"
+        }
+    verdict = why(flights.read(tmp_path / "asked"))
+    assert verdict.kind == "missing"
+    assert verdict.ranks == (2,)
+    lines = STUCK.splitlines()
+    stands = next(n for n, line in enumerate(lines, 1) if "while True" in line)
+    odd, *others = verdict.sides
+    assert odd.rank == 2
+    assert Path(odd.file) == file
+    assert odd.number in (stands, stands + 1)
+    assert {side.rank for side in others} == {0, 1}
+    assert [lines[side.number - 1][-9:] for side in others] == ["# in vain"] * 2
+    assert flights.read(folder)[2].stands.filename == str(file)
+
+
+def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
+    file = tmp_path / "t.json"
+    file.write_text('{"traceEvents": []}')
+    command = [sys.executable, "-m", "unisono", "trace", "open", str(file)]
+    command += ["--browser", "--port", "0"]
+    plain = {**os.environ, "BROWSER": "true", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as job:
+        try:
+            told = [next(job.stdout), next(job.stdout)]
+            here = told[1].split()[1]
+            with urllib.request.urlopen(here, timeout=30) as answer:
+                assert answer.read() == file.read_bytes()
+                allowed = answer.headers["Access-Control-Allow-Origin"]
+            assert allowed == "https://ui.perfetto.dev"
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(here.replace("t.json", "train.py"), timeout=30)
+            assert here.startswith("http://127.0.0.1:")
+        finally:
+            job.kill()

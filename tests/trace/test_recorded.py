@@ -1,0 +1,337 @@
+"""What ranks record: every call, every transfer, nothing when it is switched off."""
+
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono import trace
+from unisono.errors import BadArgument, Corrupted
+from unisono.runtime import tracing
+from unisono.testing import world
+from unisono.trace.document import read, read_parts
+
+pytestmark = pytest.mark.timeout(60)
+
+PAIRED = """
+select count(*) from flow s join flow f on s.id = f.id where s.ph = 's' and f.ph = 'f'
+"""
+LOOSE = """
+select count(*) from flow where not exists (
+  select * from slice where slice.pid = flow.pid and slice.tid = flow.tid
+  and slice.ts <= flow.ts and flow.ts < slice.ts + slice.dur)
+"""
+
+
+def work(comm):
+    """Ten collectives of several kinds, and a message."""
+    for _ in range(4):
+        comm.all_reduce(np.ones(1000), algorithm="ring")
+    comm.barrier()
+    comm.broadcast(np.ones(5), root=1)
+    comm.reduce_scatter(np.ones(4 * comm.world_size))
+    big = np.ones(1 << 17)
+    comm.all_reduce(big)
+    comm.all_gather(big[:1000])
+    comm.all_reduce(np.ones(100), async_op=True).wait()
+    if comm.rank == 0:
+        comm.send(big, 1)
+    elif comm.rank == 1:
+        comm.recv(big)
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
+def test_a_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
+    file = tmp_path / "run.pt.trace.json.gz"
+
+    def rank(comm):
+        with trace.recording(comm, file):
+            work(comm)
+
+    world(4, hosts=hosts).run(rank)
+    doc = read(file)
+    assert trace.faults(doc) == []
+    ask = tables(doc)
+    calls = ask("select pid, count(*) from slice where cat='collective' group by pid")
+    assert calls == [(rank, 10) for rank in range(4)]
+    kinds = dict(ask("select name, count(*) from slice where cat='message' group by 1"))
+    assert kinds == {"send to 1": 1, "recv from 0": 1}
+    assert ask("select count(*) from slice where dur <= 0 or ts < 0") == [(0,)]
+    arrows = ask("select count(*) from flow where ph='s'")
+    assert arrows == ask("select count(*) from flow where ph='f'") == ask(PAIRED)
+    assert arrows[0][0] > 0
+    assert ask(LOOSE) == [(0,)]
+    ((least, most),) = ask("select min(value), max(value) from counter")
+    assert least == 0
+    assert most > 0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
+@pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
+def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
+    def rank(comm):
+        tracing.start(comm._transport.logbook)
+        comm.all_reduce(np.ones(1000), algorithm=algorithm)
+        tracing.stop(comm._transport.logbook)
+        return trace.gather(comm)
+
+    doc, *_ = world(4, hosts=hosts).run(rank)
+    schedule = unisono.schedule("all_reduce", algorithm, n=4)
+    transfers = sum(len(step.flat()[0]) for step in schedule)
+    arrows = {
+        (e["pid"], e["ph"], e["id"]) for e in doc["traceEvents"] if e["ph"] in "sf"
+    }
+    assert len(arrows) == 2 * transfers
+
+
+def test_an_arrow_leads_to_the_rank_that_sent():
+    def rank(comm):
+        tracing.start(comm._transport.logbook)
+        comm.all_reduce(np.ones(1000), algorithm="ring")
+        tracing.stop(comm._transport.logbook)
+        return trace.gather(comm)
+
+    doc, *_ = world(5).run(rank)
+    ends = {}
+    for e in doc["traceEvents"]:
+        if e["ph"] in "sf":
+            ends.setdefault(e["id"], {})[e["ph"]] = e["pid"]
+    pairs = {(end["s"], end["f"]) for end in ends.values()}
+    assert pairs == {(r, (r + 1) % 5) for r in range(5)}
+
+
+def test_nothing_is_recorded_unless_it_is_on():
+    def rank(comm):
+        comm.all_reduce(np.ones(3))
+        trace.start()
+        comm.barrier()
+        comm.all_reduce(np.ones(4))
+        comm.barrier()  # or another rank might switch this one off too early
+        trace.stop()
+        comm.barrier()
+        comm.all_reduce(np.ones(5))
+        return tracing.harvest(comm._transport.logbook)
+
+    def counts(part):
+        return np.frombuffer(part.calls, tracing.CALLED)["count"].tolist()
+
+    for part in world(2).run(rank):
+        assert 4 in counts(part)
+        assert 3 not in counts(part)
+        assert 5 not in counts(part)
+        assert part.lost == (0, 0)
+
+
+def test_it_can_be_switched_on_again():
+    with world(1) as alone:
+        (comm,) = alone.comms
+        for count, on in ((1, True), (2, False), (3, True)):
+            (tracing.start if on else tracing.stop)(comm._transport.logbook)
+            comm.all_reduce(np.ones(count))
+        part = tracing.harvest(comm._transport.logbook)
+    assert np.frombuffer(part.calls, tracing.CALLED)["count"].tolist() == [1, 3]
+
+
+def test_what_does_not_fit_is_counted(monkeypatch):
+    monkeypatch.setenv(tracing.EVENTS, "16")
+    with world(1) as alone:
+        (comm,) = alone.comms
+        tracing.start(comm._transport.logbook)
+        for _ in range(10):
+            comm.all_reduce(np.ones(4))
+        part = tracing.harvest(comm._transport.logbook)
+    assert len(part.calls) == 2 * tracing.CALLED.itemsize
+    assert part.lost[0] == 8
+    assert part.lost[1] > 0
+    doc = trace.merge([part])
+    assert trace.faults(doc) == []
+    assert doc["otherData"]["lost_calls"] == {0: 8}
+
+
+@pytest.mark.parametrize("events", ["0", "-1", "many", "1e6", str(1 << 40)])
+def test_a_ring_of_nonsense_is_refused(monkeypatch, events):
+    monkeypatch.setenv(tracing.EVENTS, events)
+    with world(1) as alone, pytest.raises(BadArgument, match="expected how many"):
+        tracing.start(alone.comms[0]._transport.logbook)
+
+
+def test_a_call_names_the_line_that_made_it():
+    with world(1) as alone:
+        (comm,) = alone.comms
+        tracing.start(comm._transport.logbook)
+        comm.all_reduce(np.ones(4))
+        comm.all_reduce(np.ones(4), algorithm="naive")
+        part = tracing.harvest(comm._transport.logbook)
+    doc = trace.merge([part])
+    lines = [
+        e["args"]["line"] for e in doc["traceEvents"] if e.get("cat") == "collective"
+    ]
+    names = [line.rpartition(":")[0] for line in lines]
+    numbers = [int(line.rpartition(":")[2]) for line in lines]
+    assert names == [__file__] * 2
+    assert numbers[1] == numbers[0] + 1
+
+
+def test_clocks_are_brought_together():
+    def rank(comm):
+        tracing.start(comm._transport.logbook)
+        comm.barrier()
+        tracing.stop(comm._transport.logbook)
+        return tracing.harvest(comm._transport.logbook)
+
+    parts = world(2).run(rank)
+    apart = trace.merge([parts[0], shifted(parts[1], 10**12)])
+    span = [e["ts"] for e in apart["traceEvents"] if e["ph"] == "X"]
+    assert max(span) - min(span) > 10**8  # microseconds
+    theirs = shifted(parts[1], 10**12)
+    theirs.clock = (-(10**12), 0)
+    together = trace.merge([parts[0], theirs])
+    assert together["traceEvents"] == trace.merge(parts)["traceEvents"]
+
+
+def shifted(part, ns):
+    """The same rank, with a clock that is ahead."""
+    calls = np.frombuffer(part.calls, tracing.CALLED).copy()
+    moments = np.frombuffer(part.moments, tracing.MOMENT).copy()
+    for name in ("created", "begun", "ended"):
+        calls[name] += ns
+    for name in ("begin", "end"):
+        moments[name] += ns
+    fields = {name: getattr(part, name) for name in part.__struct_fields__}
+    fields |= {"calls": calls.tobytes(), "moments": moments.tobytes()}
+    return tracing.Part(**fields)
+
+
+def test_hosts_compare_their_clocks_over_the_job_itself():
+    def rank(comm):
+        tracing.compare_clocks(comm)
+        return comm._transport.logbook.clock
+
+    clocks = world(4, hosts=(0, 0, 1, 2)).run(rank)
+    assert clocks[:2] == [(0, 0), (0, 0)]
+    for offset, doubt in clocks[
+        2:
+    ]:  # it is one clock, so none is off by more than that
+        assert abs(offset) <= doubt
+
+
+def test_ranges_stand_beside_the_calls():
+    with world(1) as alone:
+        (comm,) = alone.comms
+        tracing._SPANS.clear()
+        with trace.span("before it is on"):
+            pass
+        tracing.start(comm._transport.logbook)
+        with trace.span("forward"):
+            comm.all_reduce(np.ones(3))
+        doc = trace.merge([tracing.harvest(comm._transport.logbook)])
+    slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
+    ours, call = slices["forward"], slices["all_reduce"]
+    assert "before it is on" not in slices
+    assert ours["ts"] <= call["ts"]
+    assert call["ts"] + call["dur"] <= ours["ts"] + ours["dur"]
+
+
+def test_ranks_leave_their_parts_where_they_are_told(tmp_path, monkeypatch):
+    folder = tmp_path / "not yet there"
+    monkeypatch.setenv(tracing.TRACE, str(folder))
+    with world(2) as two:
+        two.run(lambda comm: comm.all_reduce(np.ones(3)))
+    assert [part.rank for part in read_parts(folder)] == [0, 1]
+    assert sorted(os.listdir(folder)) == [
+        f"rank{r}-{os.getpid()}.trace" for r in (0, 1)
+    ]
+
+
+def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
+    monkeypatch.setenv(tracing.TRACE, str(tmp_path))
+    with world(1) as alone:
+        alone.run(lambda comm: comm.all_reduce(np.ones(3)))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(Corrupted, match="expected a rank's part"):
+        read_parts(tmp_path)
+
+
+def test_a_trace_cannot_be_switched_where_nobody_is(monkeypatch):
+    monkeypatch.setattr("unisono.trace.record.open_transports", list)
+    with pytest.raises(BadArgument, match=r"call unisono\.init first"):
+        trace.start()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"traceEvents": 3}', "\x1f\x8b not packed"]
+)
+def test_what_is_no_trace_is_refused(tmp_path, text):
+    file = tmp_path / "x.json"
+    file.write_bytes(text.encode("latin1"))
+    with pytest.raises(BadArgument, match=r"trace|not a"):
+        read(file)
+
+
+def test_a_folder_without_parts_is_refused(tmp_path):
+    with pytest.raises(BadArgument, match="no parts"):
+        read(tmp_path)
+    with pytest.raises(BadArgument, match="cannot be read"):
+        read(tmp_path / "nothing")
+
+
+def good():
+    """A small trace that is right."""
+    with world(2) as two:
+        docs = two.run(recorded)
+    return docs[0]
+
+
+def recorded(comm):
+    tracing.start(comm._transport.logbook)
+    comm.all_reduce(np.ones(100), algorithm="ring")
+    tracing.stop(comm._transport.logbook)
+    return trace.gather(comm)
+
+
+def test_faults_are_found():
+    doc = good()
+    assert trace.faults(doc) == []
+    text = json.dumps(doc)
+
+    def spoilt(change):
+        other = json.loads(text)
+        change(other["traceEvents"])
+        return trace.faults(other)
+
+    def first(events, phase):
+        return next(e for e in events if e["ph"] == phase)
+
+    assert spoilt(lambda es: first(es, "X").update(dur=-1.0))
+    assert spoilt(lambda es: first(es, "X").update(ts=-5.0))
+    assert spoilt(lambda es: es.remove(first(es, "s")))
+    assert spoilt(lambda es: es.remove(first(es, "f")))
+    assert spoilt(lambda es: first(es, "f").update(ts=1e12))
+    assert spoilt(lambda es: first(es, "C")["args"].update(bytes=-1))
+    longer = next(e for e in doc["traceEvents"] if e.get("cat") == "receives")
+    crossing = {**longer, "ts": longer["ts"] + longer["dur"] / 2}
+    assert spoilt(lambda es: es.append(crossing))
+
+
+def test_several_threads_may_record_at_once():
+    with world(1) as alone:
+        (comm,) = alone.comms
+        tracing.start(comm._transport.logbook)
+
+        def calls():
+            for _ in range(50):
+                comm.all_reduce(np.ones(10), async_op=True).wait()
+
+        threads = [threading.Thread(target=calls) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        doc = trace.merge([tracing.harvest(comm._transport.logbook)])
+    assert trace.faults(doc) == []
+    names = [e["name"] for e in doc["traceEvents"] if e.get("cat") == "collective"]
+    assert names == ["all_reduce"] * 200

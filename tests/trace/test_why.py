@@ -1,0 +1,266 @@
+"""The verdict on a job: faults are injected, and the right rank and line are named."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from unisono.cli import main
+from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
+from unisono.runtime import recorder, tracing
+from unisono.testing import world
+from unisono.trace import flights
+from unisono.trace.flights import Flight
+from unisono.trace.why import why
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def line_of(words):
+    """The number of the line of this file that has these words at its end."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(words)]
+    return number
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(recorder.FLIGHT_DIR, str(tmp_path / "records"))
+    return tmp_path / "records"
+
+
+@pytest.fixture
+def judged(capsys):
+    """What `unisono trace why` says of a folder, as JSON, and as text."""
+
+    def judge(folder):
+        assert main(["trace", "why", str(folder), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert main(["trace", "why", str(folder)]) == 0
+        return told, capsys.readouterr().out
+
+    return judge
+
+
+def sides(told):
+    return {side["rank"]: (side["file"], side["number"]) for side in told["sides"]}
+
+
+def test_a_rank_with_another_type_is_named_with_both_lines(folder, judged):
+    def rank(comm):
+        comm.all_reduce(np.ones(10, np.float32))
+        if comm.rank == 2:
+            comm.all_gather(np.ones(8, np.float64))  # the odd one
+        else:
+            comm.all_gather(np.ones(8, np.float32))  # the others
+
+    with pytest.raises(CollectiveMismatch):
+        world(4).run(rank)
+    told, text = judged(folder)
+    assert told["ranks"] == [2]
+    assert told["kind"] == "mismatch"
+    assert (told["group"], told["seq"]) == ("world", 2)
+    assert sides(told)[2] == (__file__, line_of("# the odd one"))
+    assert sides(told)[0] == (__file__, line_of("# the others"))
+    first = text.splitlines()[0]
+    assert first.startswith("rank 2 called all_gather(float64 × 32) at test_why.py:")
+    assert "called all_gather(float32 × 32)" in first
+
+
+def test_a_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
+    def rank(comm):
+        for step in range(4):
+            comm.all_reduce(np.ones(10))
+            if not (step == 2 and comm.rank == 1):
+                comm.broadcast(np.ones(6))  # the one left out
+            comm.all_gather(np.ones(8))  # the next
+
+    with pytest.raises(CollectiveMismatch):
+        world(3).run(rank)
+    told, text = judged(folder)
+    assert told["kind"] == "skipped"
+    assert told["ranks"] == [1]
+    assert told["collective"].startswith("broadcast")
+    assert told["seq"] == 8
+    assert sides(told)[0] == (__file__, line_of("# the one left out"))
+    assert sides(told)[1] == (__file__, line_of("# the next"))
+    assert text.startswith("rank 1 skipped broadcast(float64 × 6, root 0) at test_why")
+
+
+def test_one_that_skipped_a_call_like_the_next_is_found_by_its_lines(folder, judged):
+    def rank(comm):
+        comm.all_reduce(np.ones(4))
+        if comm.rank != 2:
+            comm.all_reduce(np.ones(4))  # skipped unseen
+        comm.all_reduce(np.ones(4))  # and here all goes on
+        comm.barrier()
+
+    # Nothing differs until the end: all make calls of the same kind, rank 2 one fewer.
+    with pytest.raises((CollectiveMismatch, PeerLost)):
+        world(3).run(rank)
+    told, _ = judged(folder)
+    assert told["kind"] == "skipped"
+    assert told["ranks"] == [2]
+    assert sides(told)[0] == (__file__, line_of("# skipped unseen"))
+
+
+def waits_for_the_others(comm, seq):
+    """Return when all other ranks have come to a call."""
+    others = [r for r in range(comm.world_size) if r != comm.rank]
+    while any(comm._native.states()[r][0] < seq for r in others):
+        time.sleep(0.001)
+
+
+def test_a_rank_that_is_slow_by_200_ms_is_named_with_the_line(folder, judged):
+    def rank(comm):
+        for step in range(6):
+            comm.barrier()
+            if comm.rank == 3:
+                waits_for_the_others(comm, 2 * step + 2)
+                time.sleep(0.2)
+            comm.all_reduce(np.ones(10))  # late here
+
+    with world(4) as four:
+        four.run(rank)
+    told, text = judged(folder)
+    assert told["kind"] == "late"
+    assert told["ranks"] == [3]
+    assert sides(told)[3] == (__file__, line_of("# late here"))
+    assert "came late to all_reduce" in text
+    assert "it was slow after barrier()" in text
+
+
+def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
+    """The others give up; the verdict reaches the stuck rank, whose watch writes."""
+    files = [folder / f"unisono-rank{r}-{os.getpid()}.json" for r in range(3)]
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            waits_for_the_others(comm, 2)
+            comm._native.give_up(1, True)  # as when the time of the others is up
+            while not files[1].exists():
+                time.sleep(0.01)
+            return
+        with pytest.raises(TimeoutError):
+            comm.all_reduce(np.ones(7))  # in vain
+
+    three = world(3)
+    three.run(rank)
+    told, _ = judged(folder)
+    three.close()
+    assert told["kind"] == "missing"
+    assert told["ranks"] == [1]
+    assert sides(told)[0] == (__file__, line_of("# in vain"))
+    record = msgspec.json.decode(files[1].read_bytes(), type=Flight)
+    assert "timeout, rank 1" in record.reason
+    assert any(
+        frame.filename == __file__ for stack in record.stacks for frame in stack.frames
+    )
+
+
+def test_nothing_is_said_against_those_who_did_nothing_wrong(
+    folder, judged, monkeypatch
+):
+    monkeypatch.setattr("unisono.trace.why.LATE_NS", 10**12)
+    with world(2) as two:
+        two.run(lambda comm: comm.all_reduce(np.ones(3)))
+    told, text = judged(folder)
+    assert told["kind"] == "nothing"
+    assert text == "nothing is wrong in these records: no call failed\n"
+
+
+def test_a_rank_without_a_record_is_missed(folder, judged, monkeypatch):
+    monkeypatch.setattr("unisono.trace.why.LATE_NS", 10**12)
+    with world(3) as three:
+        three.run(lambda comm: comm.all_reduce(np.ones(3)))
+    (folder / f"unisono-rank1-{os.getpid()}.json").unlink()
+    told, _ = judged(folder)
+    assert told["kind"] == "silent"
+    assert told["ranks"] == [1]
+
+
+def test_the_records_have_the_fields_that_pytorch_names(folder):
+    with world(2) as two:
+        two.run(lambda comm: comm.all_reduce(np.ones(3), label="grads"))
+    told = json.loads((folder / f"unisono-rank0-{os.getpid()}.json").read_text())
+    assert {"version", "pg_config", "pg_status", "entries", "rank"} <= told.keys()
+    (config,) = told["pg_config"].values()
+    assert config == {"name": "0", "desc": "world", "ranks": "[0, 1]"}
+    (status,) = told["pg_status"].values()
+    assert status == {
+        "last_enqueued_collective": 1,
+        "last_started_collective": 1,
+        "last_completed_collective": 1,
+    }
+    (entry,) = told["entries"]
+    assert {
+        *("frames", "record_id", "pg_id", "process_group", "collective_seq_id"),
+        *("p2p_seq_id", "op_id", "profiling_name", "time_created_ns", "input_sizes"),
+        *("input_dtypes", "output_sizes", "output_dtypes", "state", "retired"),
+        *("time_discovered_started_ns", "time_discovered_completed_ns", "is_p2p"),
+    } <= entry.keys()
+    assert entry["process_group"] == ["0", "world"]
+    assert entry["label"] == "grads"
+    assert entry["frames"][0]["filename"] == __file__
+
+
+def test_the_gravest_reason_stays(tmp_path):
+    with world(1) as alone:
+        logbook = alone.comms[0]._transport.logbook
+        for grave in (recorder.LEFT, recorder.FAILED, recorder.HEARD, recorder.LEFT):
+            why_ = f"reason {grave}"
+            file = recorder.write(logbook, str(tmp_path), why_, grave, {})
+    assert json.loads(file.read_text())["reason"] == f"reason {recorder.FAILED}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "zero"}'])
+def test_what_is_no_record_is_refused(tmp_path, text, capsys):
+    (tmp_path / "unisono-rank0-1.json").write_text(text)
+    assert main(["trace", "why", str(tmp_path)]) == 2
+    assert "not a flight record" in capsys.readouterr().err
+
+
+def test_a_folder_without_records_is_refused(tmp_path):
+    with pytest.raises(BadArgument, match="no flight records"):
+        flights.read(tmp_path)
+    with pytest.raises(BadArgument, match="expected a folder"):
+        flights.read(tmp_path / "nowhere")
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv(recorder.FLIGHT_DIR, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with world(1) as alone:
+        alone.run(lambda comm: comm.all_reduce(np.ones(3)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_clocks_of_hosts_count():
+    """A rank whose clock is an hour ahead is not late."""
+    tracing.look_for_sites()
+
+    def rank(comm):
+        comm.all_reduce(np.ones(3))
+        return json.loads(
+            msgspec.json.encode(recorder.flight(comm._transport.logbook, "asked", {}))
+        )
+
+    told = world(2).run(rank)
+    hour = 3600 * 10**9
+    for entry in told[1]["entries"]:
+        entry["time_created_ns"] += hour
+
+    def verdict():
+        decoded = [msgspec.convert(t, Flight) for t in told]
+        return why({f.rank: f for f in decoded})
+
+    assert verdict().ranks == (1,)
+    told[1]["clock_ns"] = -hour
+    late = verdict()
+    assert late.kind == "nothing" or "1 of 1" in late.verdict
+    assert "3600000 ms" not in late.verdict
