@@ -19,7 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LANES = ("calls", "arrival", "sends", "receives", "waiting", "messages", "ranges")
+LANES = (
+    *("calls", "arrival", "sends", "receives", "encoding", "waiting", "messages"),
+    "ranges",
+)
 """In the order they are shown; others come after them."""
 
 IN_FLIGHT = "bytes in flight"

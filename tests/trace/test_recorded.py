@@ -87,6 +87,25 @@ def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
     assert len(arrows) == 2 * transfers
 
 
+@pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
+def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts):
+    def rank(comm):
+        tracing.start(comm._transport.logbook)
+        comm.all_reduce(np.ones(4000, np.float32), algorithm="ring", codec="fp8")
+        tracing.stop(comm._transport.logbook)
+        return trace.gather(comm)
+
+    doc, *_ = world(4, hosts=hosts).run(rank)
+    assert trace.faults(doc) == []
+    ask = tables(doc)
+    assert ask("select count(*) from flow where ph='s'") == [(24,)]
+    assert ask("select count(distinct pid) from slice where cat='encoding'") == [(4,)]
+    (call,) = {
+        e["args"]["codec"] for e in doc["traceEvents"] if e.get("cat") == "collective"
+    }
+    assert call.startswith("fp8")
+
+
 def test_an_arrow_leads_to_the_rank_that_sent():
     def rank(comm):
         tracing.start(comm._transport.logbook)

@@ -194,7 +194,7 @@ def _arm_failpoints() -> None:
 
 def open_transports() -> list[Transport]:
     """The worlds that this process is in."""
-    return list(_OPEN)
+    return [transport for transport in list(_OPEN) if not transport.closed]
 
 
 @atexit.register

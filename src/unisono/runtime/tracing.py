@@ -40,20 +40,13 @@ _PINGS = 32
 _TAG = -77  # of the messages that compare clocks
 
 KINDS = (
-    "arrival",
-    "wait",
-    "copy",
-    "reduce",
-    "pull",
-    "deliver",
-    "send",
-    "exit",
-    "block",
+    *("arrival", "wait", "copy", "reduce", "pull", "deliver", "send"),
+    *("encode", "exit", "block"),
 )
 MOMENT = np.dtype(
     [
-        *(("begin", "<i8"), ("end", "<i8"), ("bytes", "<u8"), ("seq", "<u8")),
-        *(("communicator", "<u4"), ("peer", "<i4"), ("chunk", "<i4")),
+        *(("begin", "<i8"), ("end", "<i8"), ("bytes", "<u8"), ("seq", "<u4")),
+        *(("code", "<i4"), ("communicator", "<u4"), ("peer", "<i4"), ("chunk", "<i4")),
         *(("action", "<i4"), ("piece", "<i4"), ("index", "<i4"), ("output", "<i4")),
         *(("kind", "u1"), ("home", "u1"), ("lent", "u1"), ("unused", "u1")),
     ]

@@ -7,6 +7,7 @@ are "calls of tp" and so on):
     arrival    from "I am here" until everybody was; named after the last to come
     sends      values put where others find them, and messages to other hosts
     receives   copies and reductions of what others have, named after them
+    encoding   how long a step encoded what it made; shown at its end
     waiting    for another rank's step, or for those who still read at the end
     messages   send and recv
     ranges     what the user, or torch's profiler, gave a name
@@ -27,7 +28,7 @@ import numpy as np
 
 from unisono.chrome import Sheet, Slice
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.plans import CODES, LABELLED
+from unisono.runtime.plans import CODES, ENCODED, LABELLED
 from unisono.runtime.tracing import CALLED, KINDS, MOMENT, Group, Part
 from unisono.schedule.program import Home
 
@@ -46,6 +47,7 @@ class _Made:
     """Who made what, over all ranks: by communicator, call, piece, rank, and place."""
 
     windows: dict[Key, Slice] = field(default_factory=dict)
+    codes: dict[Key, Slice] = field(default_factory=dict)
     outputs: dict[Key, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     messages: dict[Key, Slice] = field(default_factory=dict)
     arrivals: dict[Key, Slice] = field(default_factory=dict)
@@ -54,6 +56,11 @@ class _Made:
     deliveries: list[tuple[Key, Slice, Any]] = field(default_factory=list)
     sends: dict[Key, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     recvs: dict[Key, list[Slice]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _seq(row: Any) -> int:
+    """The number of a call, as far as moments know it."""
+    return int(row["seq"]) & 0xFFFFFFFF
 
 
 def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
@@ -130,11 +137,12 @@ class _Rank:
             category=COLLECTIVE,
             args=args,
         )
-        self.made.calls[group.agreed, int(row["seq"]), self.part.rank] = made
+        self.made.calls[group.agreed, _seq(row), self.part.rank] = made
 
     def _about(self, row: Any, group: Group, name: str) -> dict[str, object]:
         count, dtype = int(row["count"]), _DTYPES[row["dtype"]]
         algorithm, _, label = row["algorithm"].decode().partition(LABELLED)
+        algorithm, _, codec = algorithm.partition(ENCODED)
         line = self.part.sites.get(int(row["site"]), [])
         return {
             "Collective name": name,
@@ -145,9 +153,10 @@ class _Rank:
             "Process Group Name": str(group.agreed),
             "Process Group Description": group.name,
             "Process Group Ranks": str(group.ranks),
-            "Seq": int(row["seq"]),
+            "Seq": _seq(row),
             "collective": name,
             "algorithm": algorithm,
+            "codec": codec,
             "label": label,
             "op": OPS[row["op"]],
             "root": int(row["root"]),
@@ -188,7 +197,7 @@ class _Rank:
         begin, end = self._times(row["begin"], row["end"])
         peer = int(row["peer"])
         there = group.ranks[peer] if peer >= 0 else -1
-        seq, rank = int(row["seq"]), self.part.rank
+        seq, rank = _seq(row), self.part.rank
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
         if kind == "arrival":
@@ -201,6 +210,9 @@ class _Rank:
             sent = self._put("sends", group, f"to {there}", begin, end, about)
             key = (*call, int(row["piece"]), rank, there, int(row["index"]))
             self.made.messages[key] = sent
+        elif kind == "encode":
+            about |= {"bytes": int(row["bytes"])}
+            self._put("encoding", group, "encode", begin, end, about)
         elif kind in _WAITS:
             told = "for its call" if kind == "block" else f"for rank {there}"
             self._put("waiting", group, told, begin, end, about)
@@ -238,7 +250,7 @@ class _Rank:
         told = ", ".join(map(str, peers))
         name = f"from {told}" if pulls else f"to {told}" if brings else "publish"
         about: dict[str, object] = {
-            "seq": int(row["seq"]),
+            "seq": _seq(row),
             "kind": KINDS[row["kind"]],
             "step": int(row["action"]),
             "chunk": chunk,
@@ -248,10 +260,12 @@ class _Rank:
         }
         lane = "receives" if pulls else "sends"
         made = self._put(lane, group, name, begin, end, about)
-        call = group.agreed, int(row["seq"])
+        call = group.agreed, _seq(row)
         place = (*call, int(row["piece"]), rank)
         if row["index"] >= 0:
             self.made.windows[*place, int(row["index"])] = made
+        if row["code"] >= 0:
+            self.made.codes[*place, int(row["code"])] = made
         if row["output"] >= 0:
             self.made.outputs[*place, int(row["output"])].append(made)
         for r in pulls:
@@ -291,6 +305,8 @@ def _source(
         return made.messages.get((*place, dst, index))
     if row["home"] == Home.WINDOW:
         return made.windows.get((*place, index))
+    if row["home"] == Home.CODE:
+        return made.codes.get((*place, index))
     if row["home"] == Home.OUTPUT:
         before = [s for s in made.outputs.get((*place, index), []) if s.end <= came.end]
         if before:  # the latest, since whoever overwrites it waits for its readers
