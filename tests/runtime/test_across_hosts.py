@@ -421,3 +421,22 @@ def forks_a_child(rank):
 def test_a_child_after_fork_is_no_rank_and_disturbs_none(forks):
     for end in forks.run(3, forks_a_child, hosts=(2, 1)):
         assert end.value == ["UsageError", 3.0], end
+
+
+def lets_go(rank):
+    """Nobody closes, and nobody has the communicator when the process ends."""
+    comm = rank.init(timeout_s=25)
+    comm.barrier()
+    if rank.number == 0:
+        return True
+    return attempt(comm.barrier)
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
+def test_who_lets_go_of_a_communicator_has_left_not_died(hosts, forks):
+    ends = forks.run(sum(hosts), lets_go, hosts=hosts)
+    assert ends[0].value is True
+    for end in ends[1:]:
+        assert end.value["error"] == "PeerLost", end
+        assert end.value["attributes"]["ranks"] == [0]
+        assert "died" not in end.value["message"], end

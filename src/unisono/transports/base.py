@@ -155,6 +155,8 @@ class Transport:
         while self.farewells:
             self.farewells.pop()()
         self.closed = True
+        if self.streams is not None:
+            self.streams.leave_all()
         self.engine.close()
         if self.leave is not None:
             self.leave()

@@ -104,6 +104,14 @@ class Streams:
             self._members.pop(agreed, None)
             self._gone.add(agreed)
 
+    def leave_all(self) -> None:
+        """Close this rank's end of the communicators that nobody has closed."""
+        with self._lock:
+            members = list(self._members.items())
+        for agreed, member in members:
+            member.native.close()
+            self.leave(agreed)
+
     def close(self) -> None:
         """Let go of what nobody came for."""
         with self._lock:
