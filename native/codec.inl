@@ -21,7 +21,19 @@ constexpr U32 kNaN = 0x7fc00000u;
 
 constexpr U32 magnitude(float x) { return as_bits(x) & 0x7fffffffu; }
 constexpr U32 least(U32 a, U32 b) { return a < b ? a : b; }
-constexpr U32 most(U32 a, U32 b) { return a > b ? a : b; }
+constexpr U32 greatest(U32 a, U32 b) { return a > b ? a : b; }
+
+// Before a loop: what it writes is not what it reads, so vectors need no check for it.
+#if defined(__clang__)
+#define UNISONO_APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define UNISONO_APART _Pragma("GCC ivdep")
+#endif
+
+// A size that the compiler knows, where a function also takes others.
+template <std::size_t N> struct Constant {
+  constexpr operator std::size_t() const { return N; }
+};
 
 template <class T> struct __attribute__((packed, may_alias)) Anywhere {
   T value;
@@ -56,6 +68,15 @@ Luck luck_of(U64 key, U64 group) {
   return {static_cast<U32>(z), static_cast<U32>(z >> 32)};
 }
 
+// `each(begin, size, luck)` for every group, which may be shorter only at the end.
+template <class Each> void in_groups(std::size_t count, U64 key, U64 group, Each each) {
+  std::size_t begin = 0;
+  for (; begin + kGroup <= count; begin += kGroup)
+    each(begin, Constant<kGroup>(), luck_of(key, group++));
+  if (begin < count)
+    each(begin, count - begin, luck_of(key, group));
+}
+
 U32 draw(Luck luck, U32 place) {
   U32 h = luck.a + place * 0x9e3779b9u;
   h = (h ^ (h >> 16)) * 0x85ebca6bu;
@@ -81,34 +102,48 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
   static constexpr U32 widened(U32 code) { return (code << drop) + low - (1u << 23); }
   static constexpr U32 top = widened(Saturates ? largest : infinity);
 
-  static Bits signed_or_special(U32 code, float x) {
-    const U32 size = magnitude(x);
-    if constexpr (HasInfinity && Saturates)
-      code = size == kInfinity ? infinity : code;
-    code = (HasInfinity ? size > kInfinity : size >= kInfinity) ? nan : code;
-    return static_cast<Bits>(code | ((as_bits(x) >> 31) << (E + M)));
+  static constexpr U32 sign = all + 1;
+
+  static U32 sign_of(float x) { return (as_bits(x) >> (31 - E - M)) & sign; }
+
+  // To nearest, ties to even: `size` is a magnitude that does not round beyond the topmost
+  // exponent. Adding a power of two that is large enough leaves the rounded mantissa in the
+  // low bits of the sum, subnormals too. The exponent and the sign of the code are already
+  // there, even numbers both, so that a tie is none of their business; above lies what is
+  // cut off.
+  static U32 rounded(U32 size, float x) {
+    constexpr U32 large = (drop << 23) + ((0u - (low >> drop)) & (all | sign));
+    const U32 exponent = greatest(size & kInfinity, low);
+    const U32 other = exponent + (exponent >> drop) + (large ^ sign_of(x));
+    return as_bits(as_float(size) + as_float(other));
   }
 
-  // To nearest, ties to even. Adding a power of two that large leaves the rounded mantissa
-  // in the low bits of the sum, subnormals too.
+  // For what is finite and no larger than the largest value, or by less than a rounding.
+  static Bits nearest_within(float x) { return static_cast<Bits>(rounded(magnitude(x), x)); }
+
   static Bits nearest(float x) {
-    const U32 size = least(magnitude(x), top);
-    const U32 exponent = most(size & kInfinity, low);
-    const U32 large = exponent + (drop << 23);
-    const U32 mantissa = as_bits(as_float(size) + as_float(large)) - large;
-    return signed_or_special(mantissa + ((exponent - low) >> drop), x);
+    const U32 size = magnitude(x);
+    return special(rounded(least(size, top), x), x);
+  }
+
+  static Bits special(U32 code, float x) {
+    const U32 size = magnitude(x);
+    if constexpr (HasInfinity && Saturates)
+      code = size == kInfinity ? infinity | sign_of(x) : code;
+    const bool is_nan = HasInfinity ? size > kInfinity : size >= kInfinity;
+    return static_cast<Bits>(is_nan ? nan | sign_of(x) : code);
   }
 
   // Up with the probability that the dropped bits say.
   static Bits by_chance(float x, U32 random) {
     const U32 size = least(magnitude(x), top);
-    const U32 exponent = most(size >> 23, low >> 23);
+    const U32 exponent = greatest(size >> 23, low >> 23);
     const U32 away = drop + exponent - (size >> 23);
     const U32 shift = least(away, 31u);
     const U32 whole = (size & 0x7fffffu) | 0x800000u;
     const U32 mantissa = (whole + (random >> (32u - shift))) >> shift;
     const U32 code = (away > 31u ? 0u : mantissa) + ((exponent - (low >> 23)) << M);
-    return signed_or_special(code, x);
+    return special(code | sign_of(x), x);
   }
 
   // Exact, and no subnormals of float32 on the way, which are slow on some machines.
@@ -177,15 +212,23 @@ constexpr float largest_scale(double most_code) {
 }
 
 // The largest magnitude, as bits: these are ordered as their floats are.
-template <bool FiniteOnly> U32 absmax(const Float *from, std::size_t count) {
+template <class Size> U32 absmax(const Float *from, Size count) {
   std::int32_t found = 0; // signed: older instruction sets compare nothing else
   for (std::size_t i = 0; i < count; ++i) {
-    std::int32_t size = static_cast<std::int32_t>(magnitude(from[i].value));
-    if constexpr (FiniteOnly)
-      size = size < static_cast<std::int32_t>(kInfinity) ? size : 0;
+    const std::int32_t size = static_cast<std::int32_t>(magnitude(from[i].value));
     found = found > size ? found : size;
   }
   return static_cast<U32>(found);
+}
+
+// The same of the finite values alone.
+__attribute__((noinline)) U32 finite_absmax(const Float *from, std::size_t count) {
+  U32 found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const U32 size = magnitude(from[i].value);
+    found = greatest(found, size < kInfinity ? size : 0u);
+  }
+  return found;
 }
 
 struct Scale {
@@ -195,6 +238,7 @@ struct Scale {
 // A float32 before the codes: the largest value becomes the largest code.
 template <int Most> struct Float32Scale {
   static constexpr std::size_t bytes = 4;
+  static constexpr U32 most = kInfinity - 1; // up to here nothing exceeds the codes
 
   static Scale of(U32 largest) {
     constexpr float ceiling = largest_scale(Most);
@@ -211,11 +255,12 @@ template <int Most> struct Float32Scale {
 // does not exceed 448, the largest code of E4M3.
 struct PowerScale {
   static constexpr std::size_t bytes = 1;
+  static constexpr U32 most = 0x7f600000u; // 448 * 2^119: up to here nothing does
 
   static Scale of(U32 largest) {
     // 448 is 1.75 * 2^8.
     const U32 above = (largest & 0x7fffffu) > 0x600000u;
-    const U32 exponent = least(most((largest >> 23) + above, 9u) - 8u, 246u);
+    const U32 exponent = least(greatest((largest >> 23) + above, 9u) - 8u, 246u);
     return {as_float(exponent << 23), as_float((254u - exponent) << 23)};
   }
   static void put(std::byte *to, float scale) {
@@ -240,174 +285,174 @@ template <class Format> struct Plain {
   static std::size_t bytes(std::size_t count) { return sizeof(Stored) * count; }
 
   static void nearest(std::byte *to, const Float *from, std::size_t count) {
-    auto *__restrict out = reinterpret_cast<Stored *>(to);
+    auto *out = reinterpret_cast<Stored *>(to);
+    UNISONO_APART
     for (std::size_t i = 0; i < count; ++i)
       out[i].value = Format::nearest(from[i].value);
   }
 
   static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
                         U64 group) {
-    auto *__restrict out = reinterpret_cast<Stored *>(to);
-    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
-      const Luck luck = luck_of(key, group);
-      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
-      for (U32 i = 0; i < size; ++i)
+    auto *out = reinterpret_cast<Stored *>(to);
+    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
+      const U32 end = static_cast<U32>(size);
+      UNISONO_APART
+      for (U32 i = 0; i < end; ++i)
         out[begin + i].value = Format::by_chance(from[begin + i].value, draw(luck, i));
-    }
+    });
   }
 
   template <class Take>
   static void decode(const std::byte *from, std::size_t count, Take take) {
     const auto *in = reinterpret_cast<const Stored *>(from);
+    UNISONO_APART
     for (std::size_t i = 0; i < count; ++i)
       take(i, Format::value(in[i].value));
   }
 };
 
-// Small floats after a scale. The scale is that of the finite values; NaN and infinities
-// have codes of their own.
-template <class Format, class Scaling, std::size_t Usual> struct ScaledFloats {
+void clear(std::byte *to, std::size_t bytes) { __builtin_memset(to, 0, bytes); }
+
+// A code of one byte for each element, after a scale. Codes says what they are.
+template <class Codes, class Scaling, std::size_t Usual> struct Scaled {
   using Stored = Anywhere<std::uint8_t>;
   static constexpr std::size_t usual = Usual;
 
   static std::size_t bytes(std::size_t count) { return Scaling::bytes + count; }
 
-  static float begin(std::byte *to, const Float *from, std::size_t count) {
-    const Scale scale = Scaling::of(absmax<true>(from, count));
+  // The scale of a block where anything may be; 0 for its inverse says that it is NaN.
+  static Scale begin(std::byte *to, const Float *from, std::size_t count, U32 largest) {
+    Scale scale{as_float(kNaN), 0.0f};
+    if (largest < kInfinity)
+      scale = Scaling::of(largest);
+    else if (Codes::has_nan)
+      scale = Scaling::of(finite_absmax(from, count));
     Scaling::put(to, scale.value);
-    return scale.inverse;
+    return scale;
   }
 
-  static void nearest(std::byte *to, const Float *from, std::size_t count) {
-    const float inverse = begin(to, from, count);
-    auto *__restrict out = reinterpret_cast<Stored *>(to + Scaling::bytes);
-    for (std::size_t i = 0; i < count; ++i)
-      out[i].value = Format::nearest(from[i].value * inverse);
-  }
-
-  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
-                        U64 group) {
-    const float inverse = begin(to, from, count);
-    auto *__restrict out = reinterpret_cast<Stored *>(to + Scaling::bytes);
-    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
-      const Luck luck = luck_of(key, group);
-      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
-      for (U32 i = 0; i < size; ++i)
-        out[begin + i].value =
-            Format::by_chance(from[begin + i].value * inverse, draw(luck, i));
-    }
-  }
-
-  template <class Take>
-  static void decode(const std::byte *from, std::size_t count, Take take) {
-    const float scale = Scaling::get(from);
-    const auto *in = reinterpret_cast<const Stored *>(from + Scaling::bytes);
-    for (std::size_t i = 0; i < count; ++i)
-      take(i, Format::value(in[i].value) * scale);
-  }
-};
-
-// Whole numbers have no NaN: a block with a NaN or an infinity in it has NaN for its scale
-// and so becomes NaN as a whole.
-template <int Most> struct ScaledWhole {
-  using Scaling = Float32Scale<Most>;
-
-  // The inverse of the scale; 0 says that the block has none.
-  static float begin(std::byte *to, const Float *from, std::size_t count,
-                     std::size_t code_bytes) {
-    const U32 largest = absmax<false>(from, count);
-    if (largest >= kInfinity) {
-      Scaling::put(to, as_float(kNaN));
-      __builtin_memset(to + Scaling::bytes, 0, code_bytes);
-      return 0.0f;
+  template <class Size>
+  static void nearest(std::byte *to, const Float *from, Size count) {
+    const U32 largest = absmax(from, count);
+    auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    const std::size_t end = count;
+    if (largest > Scaling::most) { // rare
+      const Scale scale = begin(to, from, count, largest);
+      if (scale.inverse == 0.0f)
+        return clear(to + Scaling::bytes, count);
+      for (std::size_t i = 0; i < end; ++i)
+        out[i].value = Codes::nearest(from[i].value * scale.inverse);
+      return;
     }
     const Scale scale = Scaling::of(largest);
     Scaling::put(to, scale.value);
-    return scale.inverse;
+    UNISONO_APART
+    for (std::size_t i = 0; i < end; ++i)
+      out[i].value = Codes::nearest_within(from[i].value * scale.inverse);
+  }
+
+  template <class Size>
+  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
+    const Scale scale = begin(to, from, count, absmax(from, count));
+    if (scale.inverse == 0.0f)
+      return clear(to + Scaling::bytes, count);
+    auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
+      const U32 end = static_cast<U32>(size);
+      UNISONO_APART
+      for (U32 i = 0; i < end; ++i)
+        out[begin + i].value =
+            Codes::by_chance(from[begin + i].value * scale.inverse, draw(luck, i));
+    });
+  }
+
+  template <class Size, class Take>
+  static void decode(const std::byte *from, Size count, Take take) {
+    const float scale = Scaling::get(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + Scaling::bytes);
+    const std::size_t end = count;
+    UNISONO_APART
+    for (std::size_t i = 0; i < end; ++i)
+      take(i, Codes::value(in[i].value) * scale);
   }
 };
 
-struct Int8 {
-  using Stored = Anywhere<std::uint8_t>;
-  static constexpr std::size_t usual = 128;
+// Small floats: the scale is that of the finite values; NaN and infinities have codes of
+// their own.
+template <class Format> struct Floats : Format {
+  static constexpr bool has_nan = true;
+};
 
-  static std::size_t bytes(std::size_t count) { return 4 + count; }
-
-  static void nearest(std::byte *to, const Float *from, std::size_t count) {
-    const float inverse = ScaledWhole<127>::begin(to, from, count, count);
-    if (inverse == 0.0f)
-      return;
-    auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
-    for (std::size_t i = 0; i < count; ++i)
-      out[i].value =
-          static_cast<std::uint8_t>(Whole<127>::nearest(from[i].value * inverse));
+// Whole numbers have no NaN: a block with a NaN or an infinity in it has NaN for its scale,
+// and so becomes NaN as a whole; its codes are zeros.
+struct Bytes {
+  static constexpr bool has_nan = false;
+  static std::uint8_t nearest_within(float x) {
+    return static_cast<std::uint8_t>(Whole<127>::nearest(x));
   }
-
-  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
-                        U64 group) {
-    const float inverse = ScaledWhole<127>::begin(to, from, count, count);
-    if (inverse == 0.0f)
-      return;
-    auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
-    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
-      const Luck luck = luck_of(key, group);
-      const std::size_t size = count - begin < kGroup ? count - begin : kGroup;
-      for (U32 i = 0; i < size; ++i)
-        out[begin + i].value = static_cast<std::uint8_t>(
-            Whole<127>::by_chance(from[begin + i].value * inverse, draw(luck, i)));
-    }
+  static std::uint8_t nearest(float x) { return nearest_within(x); }
+  static std::uint8_t by_chance(float x, U32 random) {
+    return static_cast<std::uint8_t>(Whole<127>::by_chance(x, random));
   }
-
-  template <class Take>
-  static void decode(const std::byte *from, std::size_t count, Take take) {
-    const float scale = read<float>(from);
-    const auto *in = reinterpret_cast<const Stored *>(from + 4);
-    for (std::size_t i = 0; i < count; ++i)
-      take(i, static_cast<float>(static_cast<std::int8_t>(in[i].value)) * scale);
+  static float value(std::uint8_t code) {
+    return static_cast<float>(static_cast<std::int8_t>(code));
   }
 };
 
-// Two to a byte: in each group of 32 the first half of the elements lies in the low four
-// bits and the second half in the high ones, so that both halves are runs of bytes.
+template <class Scaling, class Size> Scale scale_or_nan(const Float *from, Size count) {
+  const U32 largest = absmax(from, count);
+  return largest < kInfinity ? Scaling::of(largest) : Scale{as_float(kNaN), 0.0f};
+}
+
+// Two to a byte: the first half of a block lies in the low four bits and the second half in
+// the high ones, so that both are runs of bytes.
 struct Int4 {
   using Stored = Anywhere<std::uint8_t>;
+  using Scaling = Float32Scale<7>;
   static constexpr std::size_t usual = 128;
 
-  static std::size_t bytes(std::size_t count) { return 4 + (count + 1) / 2; }
+  static std::size_t bytes(std::size_t count) { return Scaling::bytes + (count + 1) / 2; }
 
-  // `code(begin, i)` is that of element i of the group which begins there.
-  template <class Code>
-  static void pack(std::byte *to, std::size_t count, Code code) {
-    auto *__restrict out = reinterpret_cast<Stored *>(to);
-    std::size_t begin = 0;
-    for (; begin + kGroup <= count; begin += kGroup)
-      for (U32 i = 0; i < kGroup / 2; ++i)
-        out[begin / 2 + i].value = static_cast<std::uint8_t>(
-            (code(begin, i) & 15u) | (code(begin, i + 16) << 4));
-    const U32 rest = static_cast<U32>(count - begin), half = (rest + 1) / 2;
-    for (U32 i = 0; i < half; ++i) {
-      const U32 high = half + i < rest ? code(begin, half + i) : 0u;
-      out[begin / 2 + i].value =
-          static_cast<std::uint8_t>((code(begin, i) & 15u) | (high << 4));
-    }
+  static std::uint8_t packed(U32 low, U32 high) {
+    return static_cast<std::uint8_t>((low & 15u) | (high << 4));
   }
 
-  static void nearest(std::byte *to, const Float *from, std::size_t count) {
-    const float inverse = ScaledWhole<7>::begin(to, from, count, (count + 1) / 2);
-    if (inverse != 0.0f)
-      pack(to + 4, count, [&](std::size_t begin, U32 i) {
-        return Whole<7>::nearest(from[begin + i].value * inverse);
-      });
+  template <class Size>
+  static void nearest(std::byte *to, const Float *from, Size count) {
+    const Scale scale = scale_or_nan<Scaling>(from, count);
+    Scaling::put(to, scale.value);
+    if (scale.value != scale.value)
+      return clear(to + Scaling::bytes, (count + 1) / 2);
+    auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    const std::size_t half = (count + 1) / 2, pairs = count / 2;
+    UNISONO_APART
+    for (std::size_t i = 0; i < pairs; ++i)
+      out[i].value = packed(Whole<7>::nearest(from[i].value * scale.inverse),
+                            Whole<7>::nearest(from[half + i].value * scale.inverse));
+    if (count % 2 != 0)
+      out[half - 1].value =
+          packed(Whole<7>::nearest(from[half - 1].value * scale.inverse), 0);
   }
 
-  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
-                        U64 group) {
-    const float inverse = ScaledWhole<7>::begin(to, from, count, (count + 1) / 2);
-    if (inverse != 0.0f)
-      pack(to + 4, count, [&](std::size_t begin, U32 i) {
-        const Luck luck = luck_of(key, group + begin / kGroup);
-        return Whole<7>::by_chance(from[begin + i].value * inverse, draw(luck, i));
-      });
+  template <class Size>
+  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
+    const Scale scale = scale_or_nan<Scaling>(from, count);
+    Scaling::put(to, scale.value);
+    if (scale.value != scale.value)
+      return clear(to + Scaling::bytes, (count + 1) / 2);
+    auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
+    const std::size_t half = (count + 1) / 2;
+    // In groups of its own each half, the first before the second.
+    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
+      for (U32 i = 0; i < size; ++i) {
+        const U32 code =
+            Whole<7>::by_chance(from[begin + i].value * scale.inverse, draw(luck, i));
+        if (begin + i < half)
+          out[begin + i].value = packed(code, 0);
+        else
+          out[begin + i - half].value |= packed(0, code);
+      }
+    });
   }
 
   static float low(U32 byte) {
@@ -417,24 +462,29 @@ struct Int4 {
     return static_cast<float>(static_cast<std::int32_t>(byte << 24) >> 28);
   }
 
-  template <class Take>
-  static void decode(const std::byte *from, std::size_t count, Take take) {
-    const float scale = read<float>(from);
-    const auto *in = reinterpret_cast<const Stored *>(from + 4);
-    std::size_t begin = 0;
-    for (; begin + kGroup <= count; begin += kGroup) {
-      for (std::size_t i = 0; i < kGroup / 2; ++i)
-        take(begin + i, low(in[begin / 2 + i].value) * scale);
-      for (std::size_t i = 0; i < kGroup / 2; ++i)
-        take(begin + 16 + i, high(in[begin / 2 + i].value) * scale);
-    }
-    const std::size_t rest = count - begin, half = (rest + 1) / 2;
+  template <class Size, class Take>
+  static void decode(const std::byte *from, Size count, Take take) {
+    const float scale = Scaling::get(from);
+    const auto *in = reinterpret_cast<const Stored *>(from + Scaling::bytes);
+    const std::size_t half = (count + 1) / 2, pairs = count / 2;
+    UNISONO_APART
     for (std::size_t i = 0; i < half; ++i)
-      take(begin + i, low(in[begin / 2 + i].value) * scale);
-    for (std::size_t i = 0; half + i < rest; ++i)
-      take(begin + half + i, high(in[begin / 2 + i].value) * scale);
+      take(i, low(in[i].value) * scale);
+    UNISONO_APART
+    for (std::size_t i = 0; i < pairs; ++i)
+      take(half + i, high(in[i].value) * scale);
   }
 };
+
+// A table, since not every machine can shift each lane by another number.
+struct Powers {
+  U32 of[32];
+  constexpr Powers() : of() {
+    for (U32 i = 0; i < 32; ++i)
+      of[i] = 1u << i;
+  }
+};
+constexpr Powers kPowers;
 
 // The sign, a bit, and the mean magnitude of the block: no other scale is nearer to it.
 struct OneBit {
@@ -465,16 +515,14 @@ struct OneBit {
     const bool finite = magnitude(scale) < kInfinity;
     write(to, finite ? scale : as_float(kNaN));
     auto *__restrict out = reinterpret_cast<Stored *>(to + 4);
-    if (!finite) {
-      __builtin_memset(to + 4, 0, (count + 7) / 8);
-      return;
-    }
+    if (!finite)
+      return clear(to + 4, (count + 7) / 8);
     for (std::size_t begin = 0; begin < count; begin += 8) {
       const std::size_t size = count - begin < 8 ? count - begin : 8;
-      U32 bits = 0;
+      U32 signs = 0;
       for (std::size_t k = 0; k < size; ++k)
-        bits |= (as_bits(from[begin + k].value) >> 31) << k;
-      out[begin / 8].value = static_cast<std::uint8_t>(bits);
+        signs |= (as_bits(from[begin + k].value) >> 31) << k;
+      out[begin / 8].value = static_cast<std::uint8_t>(signs);
     }
   }
 
@@ -483,14 +531,22 @@ struct OneBit {
     nearest(to, from, count);
   }
 
-  template <class Take>
-  static void decode(const std::byte *from, std::size_t count, Take take) {
-    const U32 scale = read<U32>(from);
-    const auto *in = reinterpret_cast<const Stored *>(from + 4);
-    for (std::size_t i = 0; i < count; ++i) {
-      const U32 bit = static_cast<U32>(in[i / 8].value >> (i % 8)) & 1u;
-      take(i, as_float(scale ^ (bit << 31)));
+  template <class Size, class Take>
+  static void decode(const std::byte *from, Size count, Take take) {
+    const U32 plus = read<U32>(from), minus = plus ^ 0x80000000u;
+    const auto value = [=](U32 signs, std::size_t i) {
+      return as_float((signs & kPowers.of[i]) != 0 ? minus : plus);
+    };
+    from += 4;
+    const std::size_t whole = count / 32 * 32, rest = count % 32;
+    for (std::size_t begin = 0; begin < whole; begin += 32) {
+      const U32 signs = read<U32>(from + begin / 8);
+      UNISONO_APART
+      for (std::size_t i = 0; i < 32; ++i)
+        take(begin + i, value(signs, i));
     }
+    for (std::size_t i = 0; i < rest; ++i)
+      take(whole + i, value(read<std::uint8_t>(from + (whole + i) / 8), i % 8));
   }
 };
 
@@ -519,7 +575,7 @@ void for_blocks(std::size_t count, std::size_t block, Each each) {
   const std::size_t step = Block::bytes(block), whole = count / block;
   if (Block::usual != 1 && block == Block::usual)
     for (std::size_t b = 0; b < whole; ++b)
-      each(b * block, Block::usual, b * step);
+      each(b * Block::usual, Constant<Block::usual>(), b * Block::bytes(Block::usual));
   else
     for (std::size_t b = 0; b < whole; ++b)
       each(b * block, block, b * step);
@@ -550,7 +606,7 @@ template <class Block>
 void decode(float *to, const std::byte *from, std::size_t count, std::size_t block) {
   auto *out = reinterpret_cast<Float *>(to);
   for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
-    Float *__restrict here = out + begin;
+    Float *here = out + begin;
     Block::decode(from + offset, size,
                   [=](std::size_t i, float value) { here[i].value = value; });
   });
@@ -560,7 +616,7 @@ template <class Block>
 void add(float *into, const std::byte *from, std::size_t count, std::size_t block) {
   auto *out = reinterpret_cast<Float *>(into);
   for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
-    Float *__restrict here = out + begin;
+    Float *here = out + begin;
     Block::decode(from + offset, size,
                   [=](std::size_t i, float value) { here[i].value += value; });
   });
@@ -574,10 +630,10 @@ template <class Block> constexpr Codec codec() {
 constexpr Codec kCodecs[] = {
     codec<Plain<Float16>>(),
     codec<Plain<BFloat16>>(),
-    codec<ScaledFloats<E4M3, Float32Scale<448>, 128>>(),
-    codec<ScaledFloats<E5M2, Float32Scale<57344>, 128>>(),
-    codec<ScaledFloats<E4M3, PowerScale, 32>>(),
-    codec<Int8>(),
+    codec<Scaled<Floats<E4M3>, Float32Scale<448>, 128>>(),
+    codec<Scaled<Floats<E5M2>, Float32Scale<57344>, 128>>(),
+    codec<Scaled<Floats<E4M3>, PowerScale, 32>>(),
+    codec<Scaled<Bytes, Float32Scale<127>, 128>>(),
     codec<Int4>(),
     codec<OneBit>(),
 };

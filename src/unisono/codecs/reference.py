@@ -21,7 +21,7 @@ Array = NDArray[Any]
 Rows = tuple[Array, Array]  # scales as bytes, codes as bytes; a row for each block
 
 GROUP = 32
-"""Elements that share 64 random bits, and of which int4 packs half over half."""
+"""Elements that share 64 random bits, of which each makes 32 of its own."""
 
 LEAST_SCALE = np.float32(2.0**-126)
 """Its inverse is finite; blocks below it lose precision, and then become zero."""
@@ -260,31 +260,19 @@ def _int8_decode(rows: Rows, size: int) -> Array:
     return rows[1].view(np.int8).astype(np.float32) * scale
 
 
-def _halves(size: int) -> list[tuple[int, int]]:
-    """The groups of a block of `size`: where each begins, and its first half's size."""
-    return [(at, -(-min(GROUP, size - at) // 2)) for at in range(0, size, GROUP)]
-
-
 def _int4_encode(x: Array, random: Array | None) -> Rows:
     scale, code = _whole(x, 7, random)
-    bits, packed = code.view(np.uint8) & 15, []
-    for at, half in _halves(x.shape[1]):
-        low = bits[:, at : at + half].copy()
-        high = bits[:, at + half : at + GROUP]
-        low[:, : high.shape[1]] |= high << 4
-        packed.append(low)
-    return _bytes(scale), np.concatenate(packed, axis=1)
+    bits, half = code.view(np.uint8) & 15, -(-x.shape[1] // 2)
+    packed = bits[:, :half].copy()
+    packed[:, : x.shape[1] - half] |= bits[:, half:] << 4
+    return _bytes(scale), packed
 
 
 def _int4_decode(rows: Rows, size: int) -> Array:
     scale = np.ascontiguousarray(rows[0]).view(np.float32)
-    found = np.empty((len(scale), size), np.int8)
-    for at, half in _halves(size):
-        packed = rows[1][:, at // 2 : at // 2 + half]
-        found[:, at : at + half] = packed.view(np.int8) << 4 >> 4
-        rest = min(GROUP, size - at) - half
-        found[:, at + half : at + half + rest] = packed.view(np.int8)[:, :rest] >> 4
-    return found.astype(np.float32) * scale
+    packed = rows[1].view(np.int8)
+    low, high = packed << 4 >> 4, packed[:, : size // 2] >> 4
+    return np.concatenate([low, high], axis=1).astype(np.float32) * scale
 
 
 def _onebit_encode(x: Array, random: Array | None) -> Rows:
