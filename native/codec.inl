@@ -146,14 +146,15 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
     return special(code | sign_of(x), x);
   }
 
-  // Exact, and no subnormals of float32 on the way, which are slow on some machines.
+  // Exact, and no subnormals of float32 on the way, which are slow on some machines. Read
+  // as if it were normal, a subnormal is too large; the line through it is the lower one.
   static float value(Bits stored) {
     const U32 size = stored & all;
     const float normal = as_float(widened(size));
-    const float small = as_float((size << drop) + low) - as_float(low);
-    U32 bits = as_bits(size < (1u << M) ? small : normal);
+    const float small = (normal + normal) - as_float(low);
+    U32 bits = as_bits(small < normal ? small : normal);
     bits = (HasInfinity ? size >= infinity : size == all) ? (size << drop) | kInfinity : bits;
-    return as_float(bits | (static_cast<U32>(stored >> (E + M)) << 31));
+    return as_float(bits | ((static_cast<U32>(stored) << (31 - E - M)) & 0x80000000u));
   }
 };
 
@@ -282,17 +283,19 @@ template <class Format> struct Plain {
   using Stored = Anywhere<typename Format::Stored>;
   static constexpr std::size_t usual = 1;
 
-  static std::size_t bytes(std::size_t count) { return sizeof(Stored) * count; }
+  static constexpr std::size_t bytes(std::size_t count) { return sizeof(Stored) * count; }
 
-  static void nearest(std::byte *to, const Float *from, std::size_t count) {
+  template <class Size>
+  static void nearest(std::byte *to, const Float *from, Size count) {
     auto *out = reinterpret_cast<Stored *>(to);
+    const std::size_t end = count;
     UNISONO_APART
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < end; ++i)
       out[i].value = Format::nearest(from[i].value);
   }
 
-  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64 key,
-                        U64 group) {
+  template <class Size>
+  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
     auto *out = reinterpret_cast<Stored *>(to);
     in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
       const U32 end = static_cast<U32>(size);
@@ -302,11 +305,12 @@ template <class Format> struct Plain {
     });
   }
 
-  template <class Take>
-  static void decode(const std::byte *from, std::size_t count, Take take) {
+  template <class Size, class Take>
+  static void decode(const std::byte *from, Size count, Take take) {
     const auto *in = reinterpret_cast<const Stored *>(from);
+    const std::size_t end = count;
     UNISONO_APART
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < end; ++i)
       take(i, Format::value(in[i].value));
   }
 };
@@ -552,35 +556,35 @@ struct OneBit {
 
 // Rows of blocks ------------------------------------------------------------------------
 
-// Without a scale everything is one block.
-template <class Block> std::size_t length(std::size_t block, std::size_t count) {
-  return Block::usual == 1 ? count : block;
-}
-
 template <class Block> std::size_t bytes(std::size_t block, std::size_t count) {
-  block = length<Block>(block, count);
-  if (count == 0)
-    return 0;
   const std::size_t rest = count % block;
   return count / block * Block::bytes(block) + (rest == 0 ? 0 : Block::bytes(rest));
 }
 
 // `each(begin, size, offset)` for all blocks; those of the usual size with a constant, for
-// which the compiler need not ask how many there are.
+// which the compiler need not ask how many there are. What has no scale is walked in runs.
 template <class Block, class Each>
 void for_blocks(std::size_t count, std::size_t block, Each each) {
-  if (count == 0)
-    return;
-  block = length<Block>(block, count);
+  constexpr std::size_t usual = Block::usual == 1 ? 128 : Block::usual;
+  block = Block::usual == 1 ? usual : block;
   const std::size_t step = Block::bytes(block), whole = count / block;
-  if (Block::usual != 1 && block == Block::usual)
+  if (block == usual)
     for (std::size_t b = 0; b < whole; ++b)
-      each(b * Block::usual, Constant<Block::usual>(), b * Block::bytes(Block::usual));
+      each(b * usual, Constant<usual>(), b * Block::bytes(usual));
   else
     for (std::size_t b = 0; b < whole; ++b)
       each(b * block, block, b * step);
   if (whole * block < count)
     each(whole * block, count - whole * block, whole * step);
+}
+
+// Asks for what is read in a few blocks' time, since a block is worked on for so long that
+// the machine does not look so far ahead by itself. It may lie behind the end: nothing is
+// read.
+template <class Size> void look_ahead(const Float *from, Size count) {
+  constexpr std::size_t distance = 1024, line = 16;
+  for (std::size_t i = 0; i < count; i += line)
+    __builtin_prefetch(reinterpret_cast<const char *>(from) + (distance + i) * sizeof *from);
 }
 
 template <class Block>
@@ -589,6 +593,7 @@ void encode_at(std::byte *to, const float *from, std::size_t count, std::size_t 
   const auto *in = reinterpret_cast<const Float *>(from);
   if (key == 0)
     for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
+      look_ahead(in + begin, size);
       Block::nearest(to + offset, in + begin, size);
     });
   else
