@@ -41,6 +41,7 @@ check: $(VENV)/.test
 bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py
 	@$(BIN)/python benchmarks/reductions.py
+	@$(BIN)/python benchmarks/codecs.py
 	@$(BIN)/python benchmarks/wire.py
 	@$(BIN)/python benchmarks/encryption.py
 	@$(BIN)/python benchmarks/engine.py
@@ -83,7 +84,7 @@ sanitize: .venv-asan/.ready .venv-tsan/.ready
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  .venv-asan/bin/python -m pytest --durations=5 $(UNSANITIZED:%=--deselect %) \
 	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime \
-	  tests/transports
+	  tests/transports tests/codecs/test_codec_bits.py tests/codecs/test_dense_codecs.py
 	@for script in runtime/races.py transports/lifeline_races.py; do \
 	  LD_PRELOAD=$(call library,libtsan.so) \
 	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/native/tsan.supp" \
