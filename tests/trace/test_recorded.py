@@ -125,7 +125,7 @@ def test_an_arrow_leads_to_the_rank_that_sent():
 def test_nothing_is_recorded_unless_it_is_on():
     def rank(comm):
         comm.all_reduce(np.ones(3))
-        comm.barrier()  # the switch is for all ranks of a process, and these are threads
+        comm.barrier()  # the switch is for all of a process, so for both
         trace.start()
         comm.barrier()
         comm.all_reduce(np.ones(4))

@@ -22,6 +22,7 @@ from unisono.errors import BadArgument, TransportError, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.coded_plans import coded_plan
+from unisono.runtime.failures import in_words
 from unisono.runtime.operations import Reduction, as_reduction
 from unisono.runtime.options import How as How
 from unisono.runtime.options import Options as Options
@@ -139,7 +140,7 @@ class Base(Verdicts):
         quick: tuple[int, Any, Any, Any, int] | None = None,
     ) -> Any:
         """Carry out a call, or begin it; `quick` is what to find it by next time."""
-        self._refuse_unusable(call.collective)
+        self._refuse_unusable(call.collective, lambda: in_words(call, reduction.op))
         plan = self._plan(call, reduction, how)
         input_at = 0 if call.input is None else call.input.address
         output_at = 0 if call.output is None else call.output.address

@@ -22,6 +22,7 @@ from unisono.transports.base import Peer
 
 if TYPE_CHECKING:
     from unisono._native import Comm
+    from unisono.runtime.calls import Call
 
 Note = tuple[int, int, int, int, int, int, str]
 Verdict = tuple[int, int, int, int]
@@ -62,6 +63,13 @@ def describe(note: Note) -> str:
         told.append(f"root {root}")
     by = f" by {algorithm}" if algorithm else ""
     return f"{name}({', '.join(told)}){by}"
+
+
+def in_words(call: Call, op: str) -> str:
+    """The same of a call that was not made, before an algorithm was chosen."""
+    number, place = CODES[call.collective], OPS.index(op)
+    note = (0, number, call.dtype.code, place, call.root, call.total, "")
+    return describe(note)
 
 
 def failure(

@@ -34,7 +34,6 @@ _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
 _STATES = ("scheduled", "started", "completed", "failed")
 _MESSAGES = ("send", "recv")
-_OURS = str(Path(__file__).parents[1]) + os.sep
 _DEEPEST = 64
 _WRITING = threading.Lock()
 
@@ -90,16 +89,21 @@ def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """Where the threads of this process stand, the innermost frame first."""
+    """Where the threads of this process stand, the innermost frame first.
+
+    The current one is who writes this: of a call that failed, its caller.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     told = []
     for ident, frame in sys._current_frames().items():
-        frames = _walk(frame)
-        if frames and not all(f["filename"].startswith(_OURS) for f in frames[-1:]):
-            main = ident == threading.main_thread().ident
-            told.append(
-                {"thread": names.get(ident, "?"), "main": main, "frames": frames}
-            )
+        told.append(
+            {
+                "thread": names.get(ident, "?"),
+                "main": ident == threading.main_thread().ident,
+                "current": ident == threading.get_ident(),
+                "frames": _walk(frame),
+            }
+        )
     return sorted(told, key=lambda stack: not stack["main"])
 
 
@@ -182,14 +186,18 @@ def write(
     return file
 
 
-def dump_on_error(logbook: Logbook, name: str, error: Exception) -> None:
-    """Write the records where the user asked for them; say so in the error."""
+def dump_on_error(logbook: Logbook, name: str, error: Exception, call: str) -> None:
+    """Write the records where the user asked for them; say so in the error.
+
+    `call` is the one that failed, in words, also if it was refused and has no record.
+    """
     folder = folder_for_records()
     if not folder:
         return
     about = {
         "type": type(error).__name__,
         "communicator": name,
+        "call": call,
         **{
             key: getattr(error, key)
             for key in ("ranks", "collective", "seq", "calls")

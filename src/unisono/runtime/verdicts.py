@@ -6,7 +6,7 @@ buffers that others may still be writing to are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.errors import BadArgument, UnisonoError, UsageError
@@ -37,18 +37,23 @@ class Verdicts:
         raise NotImplementedError
 
     def _failure(
-        self, timeout_s: float | None = None, refused: str = "", keep: object = None
+        self,
+        timeout_s: float | None = None,
+        refused: str = "",
+        keep: object = None,
+        words: str = "",
     ) -> UnisonoError:
         """What the verdict means, for the latest call or one refused because of it.
 
-        `keep` are the buffers of a call that others may have been writing to.
+        `keep` are the buffers of a call that others may have been writing to; `words`
+        tell more of what was refused, for the flight record.
         """
         self._keep_while_touched(keep)
         seq = self._native.seq() + bool(refused)
         notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
         call = refused or (describe(notes[0]) if notes else "a call")
         verdict = self._native.verdict()
-        return self._told(verdict, call, seq, timeout_s, self._native.awaited())
+        return self._told(verdict, call, seq, timeout_s, self._native.awaited(), words)
 
     def _out_of_reach(self, rank: int, what: str, *, late: bool) -> UnisonoError:
         """A rank is gone or cannot be reached before a call: that breaks it for all.
@@ -85,6 +90,7 @@ class Verdicts:
         seq: int,
         timeout_s: float | None,
         awaited: Sequence[int],
+        words: str = "",
     ) -> UnisonoError:
         error = failure(
             self._native,
@@ -96,10 +102,13 @@ class Verdicts:
             awaited=awaited,
             rank=self.rank,
         )
-        dump_on_error(self._transport.logbook, self.name, error)
+        dump_on_error(self._transport.logbook, self.name, error, words or call)
         return error
 
-    def _refuse_unusable(self, what: str) -> None:
+    def _refuse_unusable(
+        self, what: str, words: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Raise if nothing can be called any more; `words` are asked for then."""
         if self._transport.engine.forked():
             raise UsageError(
                 f"{what}: this process is a fork of rank {self.rank} and not itself a "
@@ -108,4 +117,4 @@ class Verdicts:
         if self._closed:
             raise UsageError(f"{what}: the communicator {self.name!r} is closed")
         if self._native.verdict()[0] != Trouble.NONE:
-            raise self._failure(refused=what)
+            raise self._failure(refused=what, words=words())

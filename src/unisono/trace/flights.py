@@ -101,6 +101,7 @@ class Stack(msgspec.Struct):
     thread: str
     main: bool
     frames: list[Frame]
+    current: bool = False
 
 
 class Told(msgspec.Struct):
@@ -108,6 +109,7 @@ class Told(msgspec.Struct):
 
     type: str = ""
     communicator: str = ""
+    call: str = ""
     ranks: list[int] = []
     collective: str = ""
     seq: int = 0
@@ -145,6 +147,12 @@ class Flight(msgspec.Struct, dict=True):
                 group = found.setdefault(entry.process_group[0], {})
                 group[entry.collective_seq_id] = entry
         return found
+
+    @property
+    def failed_at(self) -> str:
+        """The line of the call that failed, also of one that was refused."""
+        found = (users(s.frames) for s in self.stacks if s.current)
+        return str(next(found, None) or "a line that was not recorded")
 
     @property
     def stands(self) -> Frame | None:

@@ -73,23 +73,17 @@ class _Scene:
     calls: Mapping[int, Mapping[int, Entry]]  # by rank in the world, and seq
 
     def verdict(
-        self,
-        kind: str,
-        told: str,
-        ranks: Sequence[int],
-        seq: int,
-        sides: Sequence[Side],
+        self, kind: str, told: str, ranks: Sequence[int], call: Entry, sides: list[Side]
     ) -> Verdict:
-        entries = [c[seq] for c in self.calls.values() if seq in c]
-        common = Counter(e.what for e in entries).most_common(1)
+        """A verdict on this communicator, about this call."""
         return Verdict(
             kind,
             told,
             tuple(ranks),
             self.group.name,
             self.group.ranks,
-            common[0][0] if common else "",
-            seq,
+            call.what,
+            call.collective_seq_id,
             tuple(sides),
         )
 
@@ -154,23 +148,56 @@ def _differs(scene: _Scene) -> Verdict | None:
         entries = {r: c[seq] for r, c in scene.calls.items() if seq in c}
         alike: dict[str, list[int]] = {}
         for rank, entry in entries.items():
-            told = f"{entry.what} {entry.algorithm}"
-            alike.setdefault(told, []).append(rank)
-        if len(alike) < 2:
+            alike.setdefault(entry.what, []).append(rank)
+        algorithms = {entry.algorithm for entry in entries.values()}
+        if len(alike) < 2 and len(algorithms) < 2:
             continue
-        most = max(alike.values(), key=lambda ranks: (len(ranks), -min(ranks)))
-        odd = sorted(set(entries) - set(most))
-        skipped = _skipped(scene, odd[0], most[0], seq)
-        if skipped is not None:
-            return skipped
-        one, other = entries[odd[0]], entries[most[0]]
-        told = (
-            f"{_who(odd)} called {one.what} at {one.at}, "
-            f"where {_who(most)} called {other.what} at {other.at}"
-        )
-        sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
-        return scene.verdict("mismatch", told, odd, seq, sides)
+        if len(alike) < 2:  # the same call, but by other ways
+            alike = {}
+            for rank, entry in entries.items():
+                alike.setdefault(f"{entry.what} by {entry.algorithm}", []).append(rank)
+        return _disagreement(scene, seq, entries, alike)
     return None
+
+
+def _disagreement(
+    scene: _Scene, seq: int, entries: Mapping[int, Entry], alike: dict[str, list[int]]
+) -> Verdict:
+    """Who is the odd one, and both sides.
+
+    Who came to the call when it had failed already was refused and has no record of it,
+    but says what it would have called: that counts, too.
+    """
+    refused = {
+        rank: flight.error.call
+        for rank, flight in scene.flights.items()
+        if rank in scene.calls and rank not in entries
+    }
+    votes = Counter(refused.values())
+
+    def weight(told: str) -> tuple[int, int]:
+        return len(alike[told]) + votes[told], -min(alike[told])
+
+    usual = max(alike, key=weight)
+    most = alike[usual]
+    odd = sorted(set(entries) - set(most))
+    skipped = _skipped(scene, odd[0], most[0], seq)
+    if skipped is not None:
+        return skipped
+    one, other = entries[odd[0]], entries[most[0]]
+    hows = ("", "") if one.what != other.what else (one.algorithm, other.algorithm)
+    ways = [f" by {how}" if how else "" for how in hows]
+    told = (
+        f"{_who(odd)} called {one.what}{ways[0]} at {one.at}, "
+        f"where {_who(most)} called {other.what}{ways[1]} at {other.at}"
+    )
+    sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
+    sides += [
+        Side(rank, f"{call}, refused", scene.flights[rank].failed_at)
+        for rank, call in sorted(refused.items())
+        if call
+    ]
+    return scene.verdict("mismatch", told, odd, other, sides)
 
 
 def _key(entry: Entry, *, lines: bool) -> tuple[object, ...]:
@@ -197,7 +224,7 @@ def _skipped(scene: _Scene, rank: int, other: int, seq: int) -> Verdict | None:
         for r, calls in sorted(scene.calls.items())
         if number in calls
     ]
-    return scene.verdict("skipped", told, [rank], number, sides)
+    return scene.verdict("skipped", told, [rank], missed, sides)
 
 
 def _left_out(
@@ -270,7 +297,7 @@ def _missing(scene: _Scene) -> Verdict | None:
         f"{_who(waiting)} waited; {stands}"
     )
     sides += [_side(rank, open_[rank]) for rank in waiting]
-    return scene.verdict("missing", told, absent, seq, sides)
+    return scene.verdict("missing", told, absent, entry, sides)
 
 
 def _absentee(scene: _Scene, rank: int) -> Side:
@@ -323,8 +350,8 @@ def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
     )
     if seq - 1 in calls:
         told += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
-    sides = [_side(r, calls[seq]) for r, calls in sorted(scene.calls.items())]
-    return weight(times), scene.verdict("late", told, [rank], seq, sides)
+    sides = [_side(r, made[seq]) for r, made in sorted(scene.calls.items())]
+    return weight(times), scene.verdict("late", told, [rank], calls[seq], sides)
 
 
 def _last_ones(scene: _Scene) -> Iterator[tuple[int, int, int]]:
