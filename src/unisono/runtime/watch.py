@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 import weakref
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -39,6 +40,12 @@ _LOOK_S = 0.2
 _ANSWER_S = 5.0
 _LONGEST = 64
 _ALL: weakref.WeakSet[Watch] = weakref.WeakSet()
+_NUMBERS = count()  # a process may leave a world and be the same rank in another
+
+
+def name_of(pid: int, rank: int, number: int) -> str:
+    """Where a rank can be asked; the leading zero keeps it out of file systems."""
+    return f"\0{PREFIX}{os.getuid()}-{pid}-{rank}-{number}"
 
 
 class Watch:
@@ -50,9 +57,13 @@ class Watch:
         self._folder = folder
         self._ended = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0{PREFIX}{os.getuid()}-{os.getpid()}-{transport.rank}")
-        self._listener.listen(8)
         self._wake, self._woken = socket.socketpair()
+        try:
+            self._listener.bind(name_of(os.getpid(), transport.rank, next(_NUMBERS)))
+            self._listener.listen(8)
+        except OSError:
+            self.let_go()
+            raise
         self._woken.setblocking(False)
         threading.Thread(target=self._run, name="unisono watch", daemon=True).start()
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime.watch import PREFIX
+from unisono.runtime.watch import PREFIX, name_of
 from unisono.transports.unix import credentials
 
 _ANSWER_S = 10.0
@@ -28,21 +28,22 @@ class Door(NamedTuple):
 
     pid: int
     rank: int
+    number: int = 0
 
     @property
     def address(self) -> str:
         """Its name, which no file system knows."""
-        return f"\0{PREFIX}{os.getuid()}-{self.pid}-{self.rank}"
+        return name_of(*self)
 
 
 def doors() -> list[Door]:
     """The ranks of this user on this host that can be asked."""
-    named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)$")
+    named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)-(\d+)$")
     found = set()
     for line in _SOCKETS.read_text().splitlines():
         match = named.search(line)
         if match:
-            found.add(Door(int(match[1]), int(match[2])))
+            found.add(Door(*map(int, match.groups())))
     return sorted(found)
 
 
