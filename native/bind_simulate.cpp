@@ -41,14 +41,21 @@ template <class T, class Get> auto column(const Simulator &self, Get get) {
   return handed_over(std::move(found));
 }
 
-void construct(Simulator *self, std::int64_t n, Floats sizes, Floats bandwidth,
-               double overhead, double encode, double decode, double reduce,
-               double ratio) {
+void construct(Simulator *self, std::int64_t n, Floats sizes, Floats bandwidth, Ints twins,
+               double overhead, double encode, double decode, double reduce, double ratio,
+               double duplex, bool streams) {
   const auto slots = static_cast<std::int64_t>(sizes.size());
   if (n < 1 || n >= std::int64_t{1} << 31 || slots < 1)
     throw nb::value_error("simulate: expected ranks and slots");
-  new (self) Simulator(n, slots, copied(sizes), copied(bandwidth),
-                       Costs{overhead, encode, decode, reduce, ratio});
+  const auto links = static_cast<std::int64_t>(bandwidth.size());
+  const std::vector<std::int64_t> other = copied(twins);
+  for (const std::int64_t twin : other)
+    if (twin < -1 || twin >= links)
+      throw nb::value_error("simulate: a link's other direction is none of the links");
+  if (!other.empty() && static_cast<std::int64_t>(other.size()) != links)
+    throw nb::value_error("simulate: expected another direction for every link, or none");
+  new (self) Simulator(n, slots, copied(sizes), copied(bandwidth), other,
+                       Costs{overhead, encode, decode, reduce, ratio, streams, duplex});
 }
 
 void add(Simulator &self, const Ints &src, const Ints &dst, const Ints &chunk,
@@ -86,8 +93,8 @@ std::int64_t run(Simulator &self, const Floats &begin, std::int64_t n) {
 void bind_simulate(nb::module_ &m) {
   nb::class_<Simulator>(m, "Simulator")
       .def("__init__", &construct, nb::arg("n"), nb::arg("sizes"), nb::arg("bandwidth"),
-           nb::arg("overhead"), nb::arg("encode"), nb::arg("decode"), nb::arg("reduce"),
-           nb::arg("ratio"))
+           nb::arg("twins"), nb::arg("overhead"), nb::arg("encode"), nb::arg("decode"),
+           nb::arg("reduce"), nb::arg("ratio"), nb::arg("duplex"), nb::arg("streams"))
       .def("add", &add, nb::arg("src"), nb::arg("dst"), nb::arg("chunk"), nb::arg("into"),
            nb::arg("reduces"))
       .def("unknown",

@@ -12,10 +12,16 @@ constexpr double close_enough = 1e-12; // rates that are the same
 // Flows that began and shared alike end together but for rounding; a look at the shares
 // for each of them apart would cost more than all the rest.
 constexpr double at_once = 1e-9;
+// Where thousands share, sizes that differ by a byte would still end one by one, and each
+// end changes all rates. Then what ends this close ends together.
+constexpr double nearly_at_once = 1e-5;
+constexpr std::size_t many_flows = 4096;
+constexpr std::size_t fewest_events = 1 << 16; // before outdated ones are looked for
 } // namespace
 
 Simulator::Simulator(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes,
-                     std::vector<double> bandwidth, Costs costs)
+                     std::vector<double> bandwidth, std::vector<std::int64_t> twins,
+                     Costs costs)
     : n_(n), num_slots_(num_slots), sizes_(std::move(sizes)), costs_(costs),
       writers_(static_cast<std::size_t>(n * num_slots), -1),
       readers_(static_cast<std::size_t>(n * num_slots), -1),
@@ -23,7 +29,9 @@ Simulator::Simulator(std::int64_t n, std::int64_t num_slots, std::vector<double>
       wrote_(static_cast<std::size_t>(n * num_slots), -1), queue_(static_cast<std::size_t>(n)),
       carried_(bandwidth.size(), 0.0), links_(bandwidth.size()) {
   for (std::size_t k = 0; k < bandwidth.size(); ++k)
-    links_[k].bandwidth = bandwidth[k];
+    links_[k].bandwidth = links_[k].room = bandwidth[k];
+  for (std::size_t k = 0; k < twins.size(); ++k)
+    links_[k].twin = static_cast<std::int32_t>(twins[k]);
 }
 
 // --- from steps to messages and what they wait for
@@ -209,30 +217,75 @@ void Simulator::link_edges() {
   }
 }
 
+// A message leaves when the one before it to the same rank has.
+void Simulator::link_streams() {
+  behind_.assign(messages_.size(), -1);
+  std::unordered_map<std::int32_t, std::int32_t> last; // by path, that is by pair
+  for (const auto &mine : queue_)
+    for (const std::int32_t id : mine) {
+      Message &m = messages_[static_cast<std::size_t>(id)];
+      const auto [found, is_first] = last.try_emplace(m.path, id);
+      if (is_first)
+        continue;
+      behind_[static_cast<std::size_t>(found->second)] = id;
+      found->second = id;
+      ++m.waits_for;
+    }
+}
+
+void Simulator::begin_ranks(const std::vector<double> &begin) {
+  for (std::size_t rank = 0; rank < queue_.size(); ++rank) {
+    if (!costs_.streams) {
+      offer(static_cast<std::int32_t>(rank), begin[rank], -1);
+      continue;
+    }
+    for (const std::int32_t id : queue_[rank])
+      if (messages_[static_cast<std::size_t>(id)].waits_for == 0)
+        leave(id, begin[rank], -1);
+  }
+}
+
+// An end that was foreseen before rates changed.
+bool Simulator::stale(const Event &event) const {
+  return event.kind == Kind::drained &&
+         event.version != flows_[static_cast<std::size_t>(event.message)].version;
+}
+
+// Every change of a rate leaves an outdated event behind; they must not pile up.
+void Simulator::forget_stale() {
+  if (events_.size() < std::max(fewest_events, 2 * kept_events_))
+    return;
+  std::erase_if(events_, [this](const Event &event) { return stale(event); });
+  std::make_heap(events_.begin(), events_.end(), std::greater<>{});
+  kept_events_ = events_.size();
+}
+
 std::int64_t Simulator::run(const std::vector<double> &begin) {
   link_edges();
+  if (costs_.streams)
+    link_streams();
   const auto ranks = static_cast<std::size_t>(n_);
   turn_.assign(ranks, 0);
   last_.assign(ranks, 0);
   unsent_.assign(ranks, 0);
   sending_ = adding_ = finished_ = begin;
   flows_.resize(messages_.size());
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    offer(static_cast<std::int32_t>(rank), begin[rank], -1);
+  begin_ranks(begin);
   std::int64_t count = 0;
   while (!events_.empty()) {
     const double now = events_.front().time;
-    while (!events_.empty() && events_.front().time <= now * (1 + at_once)) {
+    const double until = now * (1 + (open_flows_ > many_flows ? nearly_at_once : at_once));
+    while (!events_.empty() && events_.front().time <= until) {
       std::pop_heap(events_.begin(), events_.end(), std::greater<>{});
       const Event event = events_.back();
       events_.pop_back();
-      if (event.kind == Kind::drained &&
-          event.version != flows_[static_cast<std::size_t>(event.message)].version)
+      if (stale(event))
         continue;
       ++count;
       handle(event);
     }
     settle(now);
+    forget_stale();
   }
   return count;
 }
@@ -312,6 +365,10 @@ void Simulator::complete(std::int32_t message, double now) {
     Message &after = messages_[static_cast<std::size_t>(id)];
     if (--after.waits_for > 0)
       continue;
+    if (costs_.streams) {
+      leave(id, now, message);
+      continue;
+    }
     const auto r = static_cast<std::size_t>(after.src);
     if (turn_[r] < last_[r] &&
         messages_[static_cast<std::size_t>(queue_[r][turn_[r]])].step == after.step)
@@ -320,6 +377,25 @@ void Simulator::complete(std::int32_t message, double now) {
 }
 
 // --- flows and the links they share
+
+void Simulator::mark(std::int32_t at) {
+  Link &link = links_[static_cast<std::size_t>(at)];
+  if (link.dirty)
+    return;
+  link.dirty = true;
+  dirty_.push_back(at);
+}
+
+// A link has begun to carry, or has ceased to: what it and its other direction have now.
+void Simulator::other_way(Link &link) {
+  if (link.twin < 0)
+    return;
+  Link &twin = links_[static_cast<std::size_t>(link.twin)];
+  link.room = link.bandwidth * (twin.flows.empty() ? 1 : costs_.duplex);
+  twin.room = twin.bandwidth * (link.flows.empty() ? 1 : costs_.duplex);
+  if (!twin.flows.empty())
+    mark(link.twin);
+}
 
 void Simulator::open(std::int32_t message, double now) {
   const Message &m = messages_[static_cast<std::size_t>(message)];
@@ -340,11 +416,12 @@ void Simulator::open(std::int32_t message, double now) {
     link.claimed += flow.cap;
     link.flows.push_back(message);
     carried_[static_cast<std::size_t>(at)] += flow.left;
-    if (link.crowded() && !link.dirty) {
-      link.dirty = true;
-      dirty_.push_back(at);
-    }
+    if (link.flows.size() == 1)
+      other_way(link);
+    if (link.crowded())
+      mark(at);
   }
+  ++open_flows_;
   fresh_.push_back(message);
 }
 
@@ -353,25 +430,32 @@ void Simulator::close(std::int32_t message, double now) {
   Flow &flow = flows_[static_cast<std::size_t>(message)];
   const auto p = static_cast<std::size_t>(m.path);
   ++flow.version;
-  if (flow.rate > 0)
+  if (flow.rate > 0) {
+    --open_flows_;
     for (std::int64_t i = first_[p]; i < first_[p + 1]; ++i) {
       const std::int32_t at = path_links_[static_cast<std::size_t>(i)];
       Link &link = links_[static_cast<std::size_t>(at)];
-      if (link.crowded() && !link.dirty) {
-        link.dirty = true;
-        dirty_.push_back(at);
-      }
+      if (link.crowded())
+        mark(at);
       auto &flows = link.flows;
       *std::find(flows.begin(), flows.end(), message) = flows.back();
       flows.pop_back();
       link.claimed = flows.empty() ? 0 : link.claimed - flow.cap;
+      if (flows.empty())
+        other_way(link);
     }
+  }
   flow.rate = 0;
   schedule(now + path_latency_[p], message, Kind::arrived);
   const auto r = static_cast<std::size_t>(m.src);
   finished_[r] = std::max(finished_[r], now);
-  if (--unsent_[r] == 0)
+  if (costs_.streams) {
+    const std::int32_t next = behind_[static_cast<std::size_t>(message)];
+    if (next >= 0 && --messages_[static_cast<std::size_t>(next)].waits_for == 0)
+      leave(next, now, message);
+  } else if (--unsent_[r] == 0) {
     offer(m.src, now, message);
+  }
 }
 
 // New rates for all whose share may have changed. A link that could carry all its flows
@@ -436,7 +520,7 @@ void Simulator::fill() {
     Link &link = links_[static_cast<std::size_t>(at)];
     if (!link.crowded())
       continue;
-    link.left = link.bandwidth;
+    link.left = link.room;
     link.open = static_cast<std::int32_t>(link.flows.size());
     links.push_back(at);
   }

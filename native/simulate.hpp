@@ -1,8 +1,9 @@
 // When every message of a schedule would leave and arrive, event by event.
 //
-// Messages wait for what they read and overwrite, leave a rank in the order of its steps,
-// and then share links fairly: the rate of every flow is max-min fair, that is, nobody can
-// get more without taking it from somebody who has less. Docs: docs/simulation.md.
+// Messages wait for what they read and overwrite, leave a rank in the order of its steps (or,
+// with streams, in that order for each peer alone), and then share links fairly: the rate of
+// every flow is max-min fair, that is, nobody can get more without taking it from somebody who
+// has less. Docs: docs/simulation.md.
 
 #pragma once
 
@@ -19,6 +20,8 @@ struct Costs {
   double decode = 0;   // seconds per byte, after it arrives
   double reduce = 0;   // seconds per byte that is added up
   double ratio = 1;    // of the bytes travel
+  bool streams = false; // messages to different ranks do not wait for each other
+  double duplex = 1;   // of a link's bandwidth is left while its other direction is busy
 };
 
 // One transfer of a step, as the bindings unpack it.
@@ -38,7 +41,7 @@ struct Message {
 class Simulator {
 public:
   Simulator(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes,
-            std::vector<double> bandwidth, Costs costs);
+            std::vector<double> bandwidth, std::vector<std::int64_t> twins, Costs costs);
 
   // A step: its messages, and what they wait for. False if a transfer is out of range.
   bool add(const std::vector<Transfer> &step);
@@ -73,11 +76,11 @@ private:
     bool growing = false, listed = false;
   };
   struct Link {
-    double bandwidth, claimed = 0, left = 0;
-    std::int32_t open = 0;
+    double bandwidth, room = 0, claimed = 0, left = 0; // room: of the bandwidth, now
+    std::int32_t open = 0, twin = -1;                  // twin: its other direction
     bool listed = false, dirty = false;
     std::vector<std::int32_t> flows;
-    bool crowded() const { return claimed > bandwidth * (1 + 1e-9); }
+    bool crowded() const { return claimed > room * (1 + 1e-9); }
     double share() const { return left / open; } // while some of its flows grow
   };
   struct Edge {
@@ -96,12 +99,16 @@ private:
   void push(std::vector<std::int32_t> &head, std::int64_t slot, std::int32_t message);
   void drop(std::vector<std::int32_t> &head, std::int64_t slot);
   void link_edges();
+  void link_streams();
+  void begin_ranks(const std::vector<double> &begin);
   void offer(std::int32_t rank, double now, std::int32_t cause);
   void leave(std::int32_t message, double now, std::int32_t cause);
   void handle(const Event &event);
   void open(std::int32_t message, double now);
   void close(std::int32_t message, double now);
   void complete(std::int32_t message, double now);
+  void mark(std::int32_t at);
+  void other_way(Link &link);
   void settle(double now);
   void gather();
   void fill();
@@ -109,6 +116,8 @@ private:
   void stop(std::int32_t message, double level);
   void apply(std::int32_t message, double rate, double now);
   void schedule(double time, std::int32_t message, Kind kind, std::uint32_t version = 0);
+  bool stale(const Event &event) const;
+  void forget_stale();
 
   const std::int64_t n_, num_slots_;
   std::vector<double> sizes_;
@@ -128,6 +137,7 @@ private:
   std::vector<Edge> edges_;
   std::vector<std::int64_t> next_; // the same by `before`: offsets
   std::vector<std::int32_t> then_;
+  std::vector<std::int32_t> behind_; // with streams: the next message to the same rank
 
   std::vector<std::vector<std::int32_t>> queue_; // messages by sender, in step order
   std::vector<std::size_t> turn_, last_;         // whose turn: queue_[r][turn_..last_-1]
@@ -138,6 +148,7 @@ private:
   std::vector<std::int32_t> dirty_, fresh_, some_links_, some_flows_;
   std::vector<std::int32_t> filling_links_, filling_flows_, full_;
   std::vector<Event> events_;
+  std::size_t open_flows_ = 0, kept_events_ = 0;
 };
 
 } // namespace unisono::sim

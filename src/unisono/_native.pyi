@@ -291,11 +291,14 @@ class Simulator:
         n: int,
         sizes: NDArray[np.float64],
         bandwidth: NDArray[np.float64],
+        twins: NDArray[np.int64],
         overhead: float,
         encode: float,
         decode: float,
         reduce: float,
         ratio: float,
+        duplex: float,
+        streams: bool,
     ) -> None: ...
     def add(
         self,

@@ -6,6 +6,8 @@ closed      any number of ranks in microseconds, by laws that are derived
 steps       a clock for every rank, a load for every link, step by step
 events      flows that share links fairly, event by event (native)
 bound       what no schedule can beat on this topology
+overlap     a collective beside computing: what of it is exposed
+limits      what would not fit, or take minutes, is refused first
 result      time, bandwidth, utilisation, critical path
 chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
@@ -22,6 +24,7 @@ from unisono.simulate.candidates import candidates, fitted
 from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
 from unisono.simulate.conditions import Codec, Conditions
+from unisono.simulate.overlap import Compute
 from unisono.simulate.result import Hop, Result, Timeline
 from unisono.simulate.training import TrainingStep, train
 
@@ -29,6 +32,7 @@ __all__ = [
     "FIDELITIES",
     "Codec",
     "Comparison",
+    "Compute",
     "Conditions",
     "Hop",
     "Result",

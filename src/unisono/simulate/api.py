@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import fitted, schedule_for
 from unisono.simulate.conditions import Codec, Conditions, World
 from unisono.simulate.events import by_events
+from unisono.simulate.limits import fits
 from unisono.simulate.messages import chunk_bytes
+from unisono.simulate.overlap import Compute, beside
 from unisono.simulate.result import Result
 from unisono.simulate.steps import by_steps
 from unisono.topology import Topology, parse
@@ -38,6 +41,7 @@ def simulate(
     failed: Sequence[str] = (),
     reduce: float | None = None,
     codec: Codec | None = None,
+    compute: Compute | float = 0.0,
 ) -> Result:
     """How long a schedule takes on a topology, and what decides it.
 
@@ -45,7 +49,9 @@ def simulate(
     size of one rank's buffer. "closed" is for any number of ranks and costs
     microseconds once the law is known; "steps" has link loads and a clock per rank;
     "events" has max-min fair flows. "auto" takes events where something is amiss
-    (delays, slow or failed links), the closed form above 16,384 ranks, steps else.
+    (delays, slow or failed links) or goes in streams, unless that would take minutes;
+    the closed form above 16,384 ranks, steps else. `compute` is what the ranks have to
+    compute meanwhile, in seconds; a `Compute` also says what that leaves.
     """
     where = parse(topology) if isinstance(topology, str) else topology
     size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes
@@ -57,36 +63,51 @@ def simulate(
     given = Conditions(
         _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or Codec()
     )
+    busy = compute if isinstance(compute, Compute) else Compute(float(compute))
     how = _fidelity(fidelity, where, given)
     if how == "closed":
-        return _closed(what, where, size, collective, segments, given)
+        found = _closed(what, where, size, collective, segments, given)
+        return beside(found, busy)
     schedule = _schedule(what, where, collective, segments)
     world = World.of(where, given)
-    sizes = chunk_bytes(schedule, size)
-    told = {
-        "collective": schedule.collective,
-        "algorithm": schedule.name,
-        "topology": where,
-        "nbytes": size,
-        "fidelity": how,
-        "bound": least_time(schedule.collective, where, size, schedule.root),
-    }
-    if how == "events":
-        events = by_events(schedule, world, sizes)
-        return Result(
-            **told,  # type: ignore[arg-type]
-            time=float(events.finished.max()),
-            messages=events.timeline.src.size,
-            events=events.count,
-            finished=events.finished,
-            carried=events.carried,
-            path=events.path(),
-            timeline=events.timeline,
-        )
-    clocks = by_steps(schedule, world, sizes, keep=True)
+    try:
+        found = (_events if how == "events" else _steps)(schedule, world, size)
+    except NotOffered:
+        if how != "events" or fidelity == "events":
+            raise
+        found = _steps(schedule, world, size)
+    return beside(found, busy)
+
+
+def _events(schedule: Schedule, world: World, nbytes: int) -> Result:
+    events = by_events(schedule, world, chunk_bytes(schedule, nbytes))
     return Result(
-        **told,  # type: ignore[arg-type]
-        time=float(clocks.clock.max()),
+        schedule.collective,
+        schedule.name,
+        world.topology,
+        nbytes,
+        "events",
+        float(events.finished.max()),
+        least_time(schedule.collective, world.topology, nbytes, schedule.root),
+        messages=events.timeline.src.size,
+        events=events.count,
+        finished=events.finished,
+        carried=events.carried,
+        path=events.path(),
+        timeline=events.timeline,
+    )
+
+
+def _steps(schedule: Schedule, world: World, nbytes: int) -> Result:
+    clocks = by_steps(schedule, world, chunk_bytes(schedule, nbytes), keep=True)
+    return Result(
+        schedule.collective,
+        schedule.name,
+        world.topology,
+        nbytes,
+        "steps",
+        float(clocks.clock.max()),
+        least_time(schedule.collective, world.topology, nbytes, schedule.root),
         messages=clocks.count,
         finished=clocks.clock[0],
         carried=clocks.carried[:-1],
@@ -109,12 +130,9 @@ def sweep(
     asking for each size apart.
     """
     how = _fidelity("auto", topology, Conditions())
-    if how == "closed":
-        given = Conditions()
-        return [
-            _closed(algorithm, topology, size, collective, segments, given)
-            for size in sizes
-        ]
+    if how != "steps":
+        more: dict[str, Any] = {"collective": collective, "segments": segments}
+        return [simulate(algorithm, topology, size, **more) for size in sizes]
     schedule = _schedule(algorithm, topology, collective, segments)
     world = World.of(topology, Conditions())
     unit = chunk_bytes(schedule, None)
@@ -151,7 +169,7 @@ def _fidelity(fidelity: str, topology: Topology, given: Conditions) -> str:
         raise unknown("fidelity", fidelity, FIDELITIES)
     if fidelity != "auto":
         return fidelity
-    if not given.usual:
+    if topology.streams or not given.usual:
         return "events"
     large = topology.n > LARGE and topology.grown is not None
     return "closed" if large else "steps"
@@ -161,6 +179,7 @@ def _schedule(
     what: Schedule | str, topology: Topology, name: str, segments: int
 ) -> Schedule:
     if isinstance(what, str):
+        fits(name, what, topology, segments)
         return schedule_for(name, what, topology, segments)
     if what.n != topology.n:
         raise BadTopology(

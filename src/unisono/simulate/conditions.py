@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.errors import BadArgument
+from unisono.schedule.collective import Ints
 from unisono.topology.routing import around
 from unisono.topology.topology import Floats, Route, Topology
 
@@ -76,6 +77,12 @@ class World:
     def overhead(self) -> float:
         """The time a rank needs for each message that it sends."""
         return self.topology.overhead
+
+    @property
+    def twins(self) -> Ints:
+        """The other direction of each link; none if that makes no difference."""
+        busy = self.topology.duplex < 1
+        return self.topology.wiring.twins if busy else np.empty(0, dtype=np.int64)
 
     @classmethod
     def of(cls, topology: Topology, conditions: Conditions) -> World:

@@ -1,9 +1,10 @@
 """Event by event: messages wait for their data, and flows share links fairly.
 
 A message waits until everything that it reads and overwrites is done (the dependencies
-of the schedule, not its steps), and until its sender's earlier steps have left. Then it
-is a flow along its route. Whenever one begins or ends, the rates of those that share a
-crowded link with it are set anew, max-min fair. The work is done by the native core.
+of the schedule, not its steps), and until its sender's earlier steps have left; or, if
+the topology has `streams`, those to the same rank. Then it is a flow along its route.
+Whenever one begins or ends, the rates of those that share a crowded link with it are
+set anew, max-min fair. The work is done by the native core.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 from unisono.simulate.conditions import World
+from unisono.simulate.limits import Load
 from unisono.simulate.result import Hop, Timeline
 from unisono.topology.topology import Floats
 
@@ -85,18 +87,23 @@ def loaded(schedule: Schedule, world: World, sizes: Floats) -> _native.Simulator
             "simulate: events need the native core, which is not built here; take "
             "fidelity='steps'"
         )
-    codec = world.codec
+    codec, load = world.codec, Load(f"{schedule.title}, events", world)
+    load.begins(sizes.size)
     simulator = _native.Simulator(
         world.n,
         np.ascontiguousarray(sizes),
         np.ascontiguousarray(world.bandwidth[:-1]),
+        world.twins,
         world.overhead,
         codec.encode,
         codec.decode,
         world.reduce,
         codec.ratio,
+        world.topology.duplex,
+        world.topology.streams,
     )
     for step in sound(schedule):
+        load.add(step)
         src, dst, chunk, mask, into = step.flat()
         simulator.add(
             _whole(src), _whole(dst), _whole(chunk), _whole(into), _whole(mask)

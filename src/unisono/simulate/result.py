@@ -57,7 +57,8 @@ class Result:
     `bound` is the time that no schedule can beat there (see `bound`). `carried` are the
     bytes that went over each link; `path` the messages that decided, first to last;
     both are None where the fidelity does not know, or where there are too many messages
-    to remember. `exact` is false where `time` is an upper bound only.
+    to remember. `exact` is false where `time` is an upper bound only. `compute` are the
+    seconds that the ranks compute beside it.
     """
 
     collective: Collective
@@ -74,6 +75,12 @@ class Result:
     path: tuple[Hop, ...] | None = None
     timeline: Timeline | None = None
     exact: bool = True
+    compute: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """The seconds that are left of the collective when the computing has ended."""
+        return max(0.0, self.time - self.compute)
 
     @property
     def algbw(self) -> float:
@@ -129,6 +136,8 @@ class Result:
             "fidelity": self.fidelity,
             "exact": self.exact,
             "time": self.time,
+            "compute": self.compute,
+            "exposed": self.exposed,
             "algbw": self.algbw,
             "busbw": self.busbw,
             "bound": self.bound,
@@ -153,6 +162,11 @@ class Result:
             f"  bound   {format_seconds(self.bound)}: {self.optimum:.1%} of the "
             "optimum",
         ]
+        if self.compute:
+            lines.append(
+                f"  beside  {format_seconds(self.compute)} of computing: "
+                f"{format_seconds(self.exposed)} exposed"
+            )
         for name, part in self.busiest(3):
             lines.append(f"  link    {name}: busy {part:.0%} of the time")
         path = self.path or ()

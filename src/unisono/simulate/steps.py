@@ -3,9 +3,11 @@
 In a step each rank sends its messages, which takes it some time for each, and they
 travel along their routes. All messages of one step that cross a link share it: a
 message takes as long as its most loaded link needs for everything on it, and then the
-latencies of its route. A link serves one step after the other. A rank is through with
-the step when its last message has left and all that it gets has arrived and been added
-up. Then, not before, its next step begins; other ranks may be ahead or behind.
+latencies of its route. A link of which both directions are in use in a step has what
+the topology's `duplex` leaves it. A link serves one step after the other. A rank is
+through with the step when its last message has left and all that it gets has arrived
+and been added up. Then, not before, its next step begins; other ranks may be ahead or
+behind.
 
 That is exact where the messages of a step begin together. Where ranks have drifted
 apart it takes messages for simultaneous that are not; the event simulation does not.
@@ -21,17 +23,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.simulate.conditions import World
+from unisono.simulate.limits import BYTES_A_TRANSFER, enough
 from unisono.simulate.messages import Messages, in_range, messages
 from unisono.simulate.result import Hop, Timeline
 from unisono.topology.topology import Floats
 
 MOST_REMEMBERED = 1 << 22
 """Up to how many messages are kept for the critical path and for traces."""
+
+LARGE_STEP = 1 << 22
+"""From so many transfers on a step is looked at before it is simulated."""
 
 _PATTERNS = 256
 
@@ -49,6 +56,7 @@ class Pattern:
     links: Ints
     latency: Floats
     waits: Floats
+    bandwidth: Floats
     narrowest: Floats
     alone: bool
     first: Ints
@@ -64,6 +72,7 @@ class Pattern:
         src, dst = pair // world.n, pair % world.n
         links = world.route(src, dst) % world.bandwidth.size  # -1 is the last of all
         used = np.bincount(links.ravel(), minlength=world.bandwidth.size)[:-1]
+        bandwidth = _left(world, used > 0)
         speakers, first, times = np.unique(src, return_index=True, return_counts=True)
         order = np.argsort(dst, kind="stable")
         hearers, heard = np.unique(dst[order], return_index=True)
@@ -73,7 +82,8 @@ class Pattern:
             links,
             world.latency[links].sum(axis=1),
             np.repeat(times.astype(np.float64), times) * world.overhead,
-            world.bandwidth[links].min(axis=1, initial=np.inf),
+            bandwidth,
+            bandwidth[links].min(axis=1, initial=np.inf),
             bool((used <= 1).all()),
             first,
             speakers,
@@ -96,6 +106,17 @@ class Pattern:
         each = np.repeat(sent, self.links.shape[1])
         found = np.bincount(self.links.ravel(), each, minlength=links)
         return found.astype(np.float64, copy=False)
+
+
+def _left(world: World, used: NDArray[np.bool_]) -> Floats:
+    """The bandwidth of links of which these are in use at once."""
+    twins = world.twins
+    if not twins.size:
+        return world.bandwidth
+    both = used & (twins >= 0) & used[twins]
+    part = np.where(both, world.topology.duplex, 1.0)
+    found: Floats = world.bandwidth * np.append(part, 1.0)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +228,7 @@ class Clocks:
         pattern.sent[:] += sent
         if pattern.alone:
             return sent / pattern.narrowest
-        busy = pattern.load(sent, self.carried.size) / self.world.bandwidth
+        busy = pattern.load(sent, self.carried.size) / pattern.bandwidth
         found: Floats = busy[pattern.links].max(axis=1, initial=0.0)
         return found
 
@@ -281,6 +302,8 @@ def by_steps(
         kept=[] if keep and scale.size == 1 else None,
     )
     for step in in_range(schedule):
+        if len(step) > LARGE_STEP:
+            enough(schedule.title, len(step) * BYTES_A_TRANSFER, "closed")
         acted = step if members is None else _acted(step, members)
         clocks.run(messages(acted, world.n, sizes, even))
     clocks.settle()

@@ -60,8 +60,16 @@ class Machine:
         """Plain data, for JSON."""
         return asdict(self) | {"cores": self.cores}
 
-    def topology(self) -> Topology:
-        """A rank on each core; memory of a NUMA node is a switch, linked to others."""
+    def topology(
+        self, latency: float = 0.0, bandwidth: float = 0.0, reduce: float = 0.0
+    ) -> Topology:
+        """A rank on each core; memory of a NUMA node is a switch, linked to others.
+
+        Who has measured what a message pays on its way to the switch, and the bandwidth
+        there, says so; otherwise they are defaults.
+        """
+        told = bool(latency or bandwidth)
+        late, rate = (latency, bandwidth or MEMORY) if told else (0.1e-6, MEMORY)
         n, nodes = self.cores, len(self.numa)
         home = np.repeat(np.arange(nodes), [len(cores) for cores in self.numa])
 
@@ -76,16 +84,17 @@ class Machine:
             place = np.tile(np.arange(nodes - 1), nodes)
             b = place + (place >= a)
             cables = [
-                Cable("memory", rank, hub, 0.1e-6, MEMORY),
-                Cable("memory", hub, rank, 0.1e-6, MEMORY),
-                Cable("numa", n + a, n + b, 0.2e-6, ACROSS),
+                Cable("memory", rank, hub, late, rate),
+                Cable("memory", hub, rank, late, rate),
+                Cable("numa", n + a, n + b, 0.2e-6, min(rate, ACROSS)),
             ]
             level = np.concatenate([home, np.arange(nodes)])
             parts = (("numa", nodes),)
             return Wiring(n, lay(cables), route, parts, (("numa", level),))
 
         about = f"{self.model}; bandwidths are defaults, not measured"
-        return Topology("this", n, wire, 0.5e-6, 1 / 20e9, about=about)
+        adding = reduce if told else 1 / 20e9
+        return Topology("this", n, wire, 0.0 if told else 0.5e-6, adding, about=about)
 
 
 def detect(root: Path = Path("/")) -> Machine:

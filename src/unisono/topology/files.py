@@ -6,6 +6,8 @@
     switches = ["left", "right"]        # nodes besides the ranks
     overhead = "1us"                    # optional: for each message a rank sends
     reduce = "20GB/s"                   # optional: how fast a rank adds up
+    duplex = 0.95                       # optional: of a link, while both ways are busy
+    streams = true                      # optional: messages to several ranks at once
 
     [kinds.bus]
     latency = "500ns"
@@ -70,6 +72,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     switches: list[str] = []
     overhead: str | float = 0.0
     reduce: str | float = 0.0
+    duplex: float = 1.0
+    streams: bool = False
 
 
 def load(path: Path) -> Topology:
@@ -124,6 +128,8 @@ def _topology(told: _File, where: str) -> Topology:
         1 / rate if rate else 0.0,
         per_host=int(sizes[0]) if told.hosts and (sizes == sizes[0]).all() else 0,
         about=f"read from {where}",
+        duplex=told.duplex,
+        streams=told.streams,
     )
 
 

@@ -71,6 +71,7 @@ def lay(cables: Sequence[Cable]) -> Links:
 
 
 _NONE = np.empty(0, dtype=np.int64)
+_COSTS = ("overhead", "reduce", "duplex", "streams")
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,26 @@ class Wiring:
         some = ", ".join(list(self.by_name)[:3])
         raise BadTopology(f"link {text!r}: there is none; they are named as in {some}")
 
+    @cached_property
+    def twins(self) -> Ints:
+        """For each link its other direction, or -1; parallel ones pair in order."""
+        found = np.full(len(self.links), -1)
+        ends = np.stack([self.links.src, self.links.dst])
+        there = np.lexsort((ends[1], ends[0]))
+        back = np.lexsort((ends[0], ends[1]))
+        if (ends[:, there] == ends[::-1, back]).all():  # as many each way, the usual
+            found[there] = back
+            return found
+        waiting: dict[tuple[int, int], list[int]] = {}
+        for link, (src, dst) in enumerate(ends.T.tolist()):
+            others = waiting.get((dst, src))
+            if others:
+                found[link] = others.pop(0)
+                found[found[link]] = link
+            else:
+                waiting.setdefault((src, dst), []).append(link)
+        return found
+
     def checked(self, name: str) -> Wiring:
         """This wiring, unless a link has no sensible latency or bandwidth."""
         links = self.links
@@ -162,9 +183,12 @@ class Topology:
 
     `overhead` is the time a rank needs for each message it sends, besides the links';
     `reduce` the time to add up one byte, where that is not hidden behind the links.
-    `per_host` is how many ranks every host has, `shape` the sides of a torus; names of
-    algorithms are fitted to these. `grown(k)` is the member of the same family that is
-    `scale` = k large, from which costs for any size are derived.
+    `duplex` is the part of its bandwidth that a link keeps while its other direction is
+    busy, too: over TCP less than 1, since acknowledgements travel among the data. With
+    `streams` messages to different ranks leave side by side, as over sockets, instead
+    of step by step. `per_host` is how many ranks every host has, `shape` the sides of a
+    torus; names of algorithms are fitted to these. `grown(k)` is the member of the same
+    family that is `scale` = k large, from which costs for any size are derived.
     """
 
     name: str
@@ -177,6 +201,8 @@ class Topology:
     scale: int = 0
     grown: Callable[[int], Topology] | None = field(default=None, repr=False)
     about: str = ""
+    duplex: float = 1.0
+    streams: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a world without ranks, and times that run backwards."""
@@ -185,6 +211,10 @@ class Topology:
         for what, value in (("overhead", self.overhead), ("reduce", self.reduce)):
             if not (0 <= value < float("inf")):
                 raise BadTopology(f"{self.name}: {what} {value:g}: cannot be")
+        if not 0 < self.duplex <= 1:
+            raise BadTopology(
+                f"{self.name}: duplex {self.duplex:g}: expected above 0, at most 1"
+            )
 
     @cached_property
     def wiring(self) -> Wiring:
@@ -199,14 +229,18 @@ class Topology:
         small = self.grown(2)
         links = small.wiring.links
         rates = links.latency.tobytes(), links.bandwidth.tobytes()
-        return (small.name, small.overhead, small.reduce, *rates)
+        return (small.name, small.overhead, small.reduce, small.duplex, *rates)
 
     def route(self, src: Ints, dst: Ints) -> Ints:
         """The links from each source to each destination, a row for each; -1 pads."""
         return self.wiring.route(src, dst)
 
     def but(self, **changes: object) -> Topology:
-        """The same topology with some attributes changed."""
+        """The same topology with some attributes changed, its family likewise."""
+        costs = {k: v for k, v in changes.items() if k in _COSTS}
+        grown = self.grown
+        if costs and grown is not None:
+            changes.setdefault("grown", lambda k: grown(k).but(**costs))
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, object]:
@@ -221,6 +255,8 @@ class Topology:
             "nodes": {name: count for name, count in wiring.parts},
             "overhead": self.overhead,
             "reduce": self.reduce,
+            "duplex": self.duplex,
+            "streams": self.streams,
             "links": kinds,
         }
 

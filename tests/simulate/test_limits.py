@@ -1,0 +1,186 @@
+"""Two directions of a link, streams, computing meanwhile; and what is refused first."""
+
+import numpy as np
+import pytest
+
+from unisono.errors import BadArgument, BadTopology, NotOffered
+from unisono.simulate import Compute, compare, limits, simulate
+from unisono.topology import parse
+from unisono.topology.files import loads
+
+MIB = 1 << 20
+PLAIN = "switch:{n},bandwidth=1e9,latency=0s"
+
+
+def switch(n, **changes):
+    return parse(PLAIN.format(n=n)).but(overhead=0.0, **changes)
+
+
+@pytest.mark.parametrize("fidelity", ["steps", "events", "closed"])
+def test_a_link_keeps_a_part_of_its_bandwidth_while_both_ways_are_busy(fidelity):
+    where = switch(4, duplex=0.8)
+    ring = simulate("ring", where, 4 * MIB, fidelity, reduce=0)
+    assert ring.time == pytest.approx(6 * MIB / 0.8e9, rel=1e-6)
+    one_way = simulate("naive", where, MIB, fidelity, collective="gather")
+    alone = simulate("naive", switch(4), MIB, fidelity, collective="gather")
+    assert one_way.time == pytest.approx(alone.time, rel=1e-9)
+
+
+def test_what_both_ways_leave_is_known_again_when_one_way_falls_silent():
+    """Rank 1 sends twice as much as it gets: the second half goes at the full rate."""
+    text = """
+    ranks = 2
+    duplex = 0.5
+    [kinds.wire]
+    latency = 0.0
+    bandwidth = 1e9
+    [[links]]
+    between = [[0], [1]]
+    kind = "wire"
+    """
+    where = loads(text)
+    both = simulate("direct", where, 2 * MIB, "events", collective="all_to_all")
+    assert both.time == pytest.approx(MIB / 0.5e9)
+    late = simulate(
+        "direct",
+        where,
+        2 * MIB,
+        "events",
+        collective="all_to_all",
+        delays={1: 0.5 * MIB / 1e9},
+    )
+    # Half of the first is through before the second begins; they share for as long as
+    # the rest of the first takes; what is left of the second has the link alone.
+    assert late.time == pytest.approx((0.5 + 1.0 + 0.5) * MIB / 1e9)
+
+
+def test_every_link_of_a_preset_has_its_other_direction():
+    for name in ("switch:5", "ring:4", "torus:3x4", "dgx-h100:2,nics=1", "wan:3x2"):
+        wiring = parse(name).wiring
+        links, twins = wiring.links, wiring.twins
+        assert (twins >= 0).all(), name
+        assert (twins[twins] == np.arange(len(links))).all()
+        assert (links.src[twins] == links.dst).all()
+        assert (links.dst[twins] == links.src).all()
+
+
+def test_a_link_of_one_direction_has_no_other():
+    where = loads(
+        """
+        ranks = 3
+        [kinds.wire]
+        latency = 0.0
+        bandwidth = 1e9
+        [[links]]
+        from = [0]
+        to = [1]
+        kind = "wire"
+        [[links]]
+        from = [1]
+        to = [2]
+        kind = "wire"
+        [[links]]
+        between = [[2], [0]]
+        kind = "wire"
+        """
+    )
+    names = [where.wiring.link_name(k) for k in range(4)]
+    other = {
+        name: names[twin] if twin >= 0 else ""
+        for name, twin in zip(names, where.wiring.twins, strict=True)
+    }
+    assert other == {"0>1": "", "1>2": "", "2>0": "0>2", "0>2": "2>0"}
+
+
+def test_with_streams_the_messages_of_a_root_go_side_by_side():
+    seconds = MIB / 1e9
+    in_steps = simulate("tree", switch(4), MIB, "events", collective="broadcast")
+    assert in_steps.time == pytest.approx(2 * seconds)
+    streams = switch(4, streams=True)
+    found = simulate("tree", streams, MIB, collective="broadcast")
+    assert found.fidelity == "events"
+    # Both of the root's messages share its link, and one of them has to go on.
+    assert found.time == pytest.approx(3 * seconds)
+
+
+def test_streams_keep_the_order_of_messages_to_one_rank():
+    found = simulate("ring", switch(5, streams=True), 5 * MIB, "events", reduce=0)
+    assert found.time == pytest.approx(8 * MIB / 1e9)
+
+
+@pytest.mark.parametrize("duplex", [0.0, -1.0, 1.5, float("nan")])
+def test_a_part_that_cannot_be_kept_is_refused(duplex):
+    with pytest.raises(BadTopology, match="duplex"):
+        switch(4, duplex=duplex)
+
+
+# Beside computing
+
+
+def test_what_is_left_after_the_computing_is_exposed():
+    alone = simulate("ring", switch(4), MIB)
+    half = simulate("ring", switch(4), MIB, compute=alone.time / 2)
+    assert half.time == pytest.approx(alone.time)
+    assert half.exposed == pytest.approx(alone.time / 2)
+    assert simulate("ring", switch(4), MIB, compute=1.0).exposed == 0.0
+    assert alone.exposed == alone.time
+
+
+def test_computing_slows_a_collective_for_as_long_as_it_lasts():
+    alone = simulate("ring", switch(4), MIB, "events")
+    beside = simulate(
+        "ring", switch(4), MIB, "events", compute=Compute(alone.time, share=0.25)
+    )
+    assert beside.time == pytest.approx(alone.time * 1.75)
+    assert beside.exposed == pytest.approx(alone.time * 0.75)
+    assert beside.path[-1].end == pytest.approx(beside.time)
+    assert beside.timeline.end.max() == pytest.approx(beside.time)
+    assert (np.diff(np.sort(beside.timeline.start)) >= 0).all()
+    assert "exposed" in str(beside)
+    assert beside.as_dict()["exposed"] == pytest.approx(beside.exposed)
+    slow = Compute(10.0, share=0.5)
+    assert simulate("ring", switch(4), MIB, compute=slow).time == 2 * alone.time
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": -1.0}, {"share": 0.0}, {"share": 1.1}])
+def test_computing_that_cannot_be_is_refused(wrong):
+    with pytest.raises(BadArgument, match="compute"):
+        Compute(**wrong)
+
+
+# Before it takes minutes
+
+
+def test_what_would_take_minutes_by_events_says_so_and_names_the_way_out(monkeypatch):
+    monkeypatch.setattr(limits, "MOST_CHANGES", 10_000)
+    with pytest.raises(NotOffered, match="fidelity='steps'"):
+        simulate("direct", "switch:80", MIB, "events")
+    unequal = simulate("direct", "switch:80", MIB, delays={3: 1e-3})
+    assert unequal.fidelity == "steps"
+    nobody_shares = simulate("direct", "full:80", MIB, "events")
+    assert nobody_shares.fidelity == "events"
+
+
+def test_what_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr(limits, "memory_free", lambda: 1 << 30)
+    with pytest.raises(NotOffered, match="of memory, and 1 GiB are free"):
+        simulate("direct", "switch:16384", MIB, "steps")
+    names = ["recursive_doubling", "direct"]
+    both = compare("all_reduce", names, parse("switch:4096"), [1024])
+    assert list(both.results) == names[:1]
+    assert "of memory" in both.left_out["direct"]
+
+
+def test_events_that_do_not_fit_are_refused_as_they_come(monkeypatch):
+    monkeypatch.setattr(limits, "memory_free", lambda: 1 << 20)
+    with pytest.raises(NotOffered, match="of memory"):
+        simulate("ring", "switch:64", MIB, "events")
+
+
+def test_ends_that_are_taken_together_change_next_to_nothing():
+    """Of 9,120 flows at once, those that end within 1e-5 of each other end together."""
+    told = {"fidelity": "events", "collective": "all_gather"}
+    uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **told)
+    even = simulate("direct", "switch:96", 96 * 10_417, **told)
+    assert uneven.time > even.time
+    assert uneven.time == pytest.approx(even.time, rel=2e-4)
