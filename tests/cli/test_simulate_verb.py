@@ -67,6 +67,14 @@ def test_conditions_reach_the_simulation(run):
     assert time("--segments", "2") != usual
 
 
+def test_what_computing_leaves_exposed_is_told(run):
+    command = ("simulate", "-t", "switch:4", "-b", "1M", "--algorithm", "ring")
+    _, out, _ = run(*command, "--compute", "20us", "--share", "0.5")
+    assert "beside  20.0 µs of computing" in out or "beside  20 µs of computing" in out
+    _, out, _ = run(*command, "--compute", "1s", "--json")
+    assert json.loads(out)["exposed"] == 0.0
+
+
 def test_a_plot_of_letters_has_every_line_and_a_legend(run):
     code, out, _ = run(
         *("simulate", "-t", "switch:8", "-b", "1K", "-e", "1M", "--plot"),
@@ -107,6 +115,8 @@ def test_a_picture_needs_matplotlib(run, tmp_path):
         (("-t", "ring:4", "--trace", "x.json"), "one --algorithm"),
         (("-t", "ring:4", "--algorithm", "rign"), "nearest"),
         (("all_reduec", "-t", "ring:4"), "nearest: all_reduce"),
+        (("-t", "ring:4", "--compute", "1ms", "--share", "0"), "share 0"),
+        (("-t", "ring:4", "--share", "0.5"), "only with --compute"),
     ],
 )
 def test_wrong_commands_are_one_line(run, arguments, why):
@@ -157,8 +167,9 @@ def test_both_verbs_have_an_example_and_their_options_are_frozen(run):
         told[verb] = sorted(w for w in words if w.startswith("--"))
     assert told == {
         "simulate": [
-            *("--algorithm", "--codec", "--delay", "--failed", "--fidelity", "--json"),
-            *("--maxbytes", "--minbytes", "--picture", "--plot", "--segments"),
+            *("--algorithm", "--codec", "--compute", "--delay", "--failed"),
+            *("--fidelity", "--json", "--maxbytes", "--minbytes", "--picture"),
+            *("--plot", "--segments", "--share"),
             *("--slow", "--stepfactor", "--topology", "--trace"),
         ],
         "topology": ["--json"],

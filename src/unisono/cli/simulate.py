@@ -12,10 +12,19 @@ from unisono.cli._train import train
 from unisono.cli.output import print_json, print_row, write_file
 from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
-from unisono.simulate import FIDELITIES, Codec, Comparison, Result, compare, to_chrome
+from unisono.simulate import (
+    FIDELITIES,
+    Codec,
+    Comparison,
+    Compute,
+    Result,
+    compare,
+    to_chrome,
+)
 from unisono.simulate import simulate as run
 from unisono.simulate.candidates import listed
-from unisono.topology import Topology, parse
+from unisono.topology import Topology
+from unisono.tune import topology_named
 from unisono.units import (
     format_bandwidth,
     format_bytes,
@@ -44,6 +53,8 @@ def simulate(
     slow: list[str] | None = None,
     failed: list[str] | None = None,
     codec: str = "",
+    compute: str = "",
+    share: float = 1.0,
     plot: bool = False,
     picture: Path | None = None,
     trace: Path | None = None,
@@ -60,7 +71,7 @@ def simulate(
     collective
         all_reduce, all_gather, broadcast, ...; `unisono algorithms` lists them.
     topology
-        A preset, as switch:8, torus:4x4x4, dgx-h100:16,nics=1, or a .toml file.
+        A preset, as switch:8, torus:4x4x4, dgx-h100:16,nics=1, a .toml file, or "this".
     begin
         The smallest size, as 8, 32M or 1G.
     end
@@ -81,6 +92,10 @@ def simulate(
         A link that is down, as 4-5 (both ways) or "4>5"; may be given again.
     codec
         What travels instead, as ratio=0.26,encode=1e-11,decode=1e-11 (seconds a byte).
+    compute
+        What every rank computes meanwhile, as 5ms: what is left then is exposed.
+    share
+        The part of its speed that the collective keeps while ranks compute.
     plot
         Draw times over sizes in the terminal.
     picture
@@ -94,7 +109,7 @@ def simulate(
         raise BadArgument(f"-f {factor}: expected 2 or more")
     if fidelity not in FIDELITIES:
         raise BadArgument(f"--fidelity {fidelity}: one of {', '.join(FIDELITIES)}")
-    what, where = find_collective(collective).name, parse(topology)
+    what, where = find_collective(collective).name, topology_named(topology)
     sizes = _sizes(parse_bytes(begin), parse_bytes(end or begin), factor)
     if not json:
         print(
@@ -103,6 +118,7 @@ def simulate(
         )
     names = listed(algorithm, what, where)
     options = _options(fidelity, delay, slow, failed, codec)
+    options |= _beside(compute, share)
     one = len(names) == 1 and len(sizes) == 1
     if trace and not one:
         raise BadArgument("--trace: takes one --algorithm and one size (-b alone)")
@@ -172,6 +188,15 @@ def _options(
     return found
 
 
+def _beside(compute: str, share: float) -> dict[str, Any]:
+    """Computing beside the collective, if there is any."""
+    if not compute:
+        if share != 1.0:
+            raise BadArgument(f"--share {share:g}: says something only with --compute")
+        return {}
+    return {"compute": Compute(parse_seconds(compute), share)}
+
+
 def _halves(text: str) -> tuple[str, str, str]:
     left, _, right = text.rpartition("=")
     return text, left, right
@@ -217,7 +242,8 @@ def _print(told: Comparison) -> None:
         about = format_bytes(cross.nbytes)
         print(f"# from about {about} on {cross.winner} beats {cross.loser}")
     if told.left_out:
-        print(f"# no closed form, left out: {', '.join(told.left_out)}")
+        for name, why in told.left_out.items():
+            print(f"# left out: {name}: {why}")
 
 
 def _plain(what: str, told: Comparison) -> dict[str, object]:

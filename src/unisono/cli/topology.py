@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
-from unisono.topology import PRESETS, detect, parse
+from unisono.topology import PRESETS, detect
+from unisono.tune import topology_named
 from unisono.units import format_bandwidth
 
 _LINKS_SHOWN = 12
@@ -47,7 +48,7 @@ def topology(action: str = "list", name: str = "", /, *, json: bool = False) -> 
 
 
 def _show(name: str, *, json: bool) -> int:
-    found = parse(name)
+    found = topology_named(name)
     if json:
         print_json(found.describe())
         return 0

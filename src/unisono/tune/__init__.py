@@ -6,6 +6,7 @@ candidates  algorithms × segments × radix × levels that could win
 price       what each would take, from the fits
 tuner       the candidates near the best are raced; the winners make the table
 files       the table on disk; `runtime/tuned.py` reads it
+this        this machine as a topology, with the links that were measured
 
 `unisono tune` does all this with ranks of its own. On a cluster, start it as any other
 program: `unisono run --hosts a:4,b:4 -m unisono.tune`.
@@ -15,6 +16,7 @@ from unisono.tune.candidates import candidates
 from unisono.tune.files import save
 from unisono.tune.fit import Fit, Piece, fit
 from unisono.tune.price import Costs
+from unisono.tune.this import this_machine, topology_named
 from unisono.tune.tuner import QUICK, Effort, Tuner, tune
 
 __all__ = [
@@ -27,5 +29,7 @@ __all__ = [
     "candidates",
     "fit",
     "save",
+    "this_machine",
+    "topology_named",
     "tune",
 ]
