@@ -27,6 +27,7 @@ from unisono.simulate.conditions import Conditions, World
 from unisono.simulate.events import loaded
 from unisono.simulate.messages import chunk_bytes
 from unisono.topology import Topology, parse
+from unisono.topology.files import loads
 
 RESULTS = Path(__file__).parent / "results" / "simulation.json"
 GIB = 1 << 30
@@ -56,17 +57,74 @@ def rings(topology: Topology, channels: int) -> Schedule:
     return plain.but(num_chunks=n * channels, make=make, name=f"{channels} rings")
 
 
+SHARP = """
+name = "8 H100 on a switch that adds up"
+ranks = 9
+hosts = [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
+overhead = "1us"
+
+[kinds.nvlink]
+latency = "2.4us"
+bandwidth = "{bandwidth}GB/s"
+
+[[links]]
+between = [["0..7"], ["8"]]
+kind = "nvlink"
+"""
+"""The switch is rank 8: it has a link to every GPU, and adding costs it nothing."""
+
+
+def sharp(gpus: int = 8) -> Schedule:
+    """An all_reduce inside the switch, as NCCL does it with NVLink SHARP.
+
+    Each GPU has a share. The switch adds up what all have of it, hands the sum to the
+    one whose share it is, takes it back, and copies it to all.
+    """
+    hub = gpus
+    share, gpu = np.divmod(np.arange(gpus * gpus), gpus)
+    own = np.arange(gpus)
+
+    def make() -> Iterator[Step]:
+        yield Step(gpu, np.full_like(gpu, hub), share, share, reduces=True)
+        yield Step(np.full_like(own, hub), own, own, own, reduces=False)
+        yield Step(own, np.full_like(own, hub), own, own, reduces=False)
+        yield Step(np.full_like(gpu, hub), gpu, share, share, reduces=False)
+
+    plain = unisono.schedule("all_reduce", "naive", n=gpus + 1)
+    return plain.but(num_chunks=gpus, make=make, name="sharp")
+
+
+def inside_the_switch() -> float:
+    """The bus bandwidth of that, as nccl-tests counts it: as if 8 GPUs made a ring."""
+    found = 450 * 0.82 * 0.85  # line rate, NCCL's part of it, its factor for SHARP
+    where, schedule = loads(SHARP.format(bandwidth=found)), sharp()
+    schedule.verify()
+    seconds = simulate(schedule, where, 4 * GIB, "events", segments=64, reduce=0).time
+    return 2 * 7 / 8 * 4 * GIB / seconds
+
+
 def published() -> list[dict[str, object]]:
-    """Bus bandwidths, as published and as simulated."""
+    """Bus bandwidths, as published and as simulated.
+
+    Several rings, and trees in segments, do not step together: they are simulated by
+    events.
+    """
     four, three = parse("dgx-a100:4"), parse("dgx-a100:3,nics=4")
     five = parse("dgx-h100:5,nics=4")
     rings(four, 8).verify()
+    trees = "hierarchical:by=direct/double_tree"
     cases: list[tuple[str, float, float, str]] = [
         (
             "ring all_reduce, 8 x H100, 4 GiB",
             367.5e9,
             simulate("ring", "dgx-h100:1", 4 * GIB).busbw,
             "github.com/NVIDIA/nccl/issues/1455: 365 to 370 GB/s with NCCL_ALGO=RING",
+        ),
+        (
+            "all_reduce inside the switch (NVLink SHARP), 8 x H100, 4 GiB",
+            480e9,
+            inside_the_switch(),
+            "github.com/NVIDIA/nccl/issues/1455: 480 GB/s with NCCL_ALGO=NVLS",
         ),
         (
             "ring all_reduce, 8 x A100, 4 GiB",
@@ -77,20 +135,26 @@ def published() -> list[dict[str, object]]:
         (
             "8 rings all_reduce, 4 x DGX A100 with 8 x 200 Gb/s, 4 GiB",
             192e9,
-            simulate(rings(four, 8), four, 4 * GIB).busbw,
+            simulate(rings(four, 8), four, 4 * GIB, "events").busbw,
             "github.com/NVIDIA/nccl/issues/812: 192 GB/s measured by its maintainers",
         ),
         (
             "8 rings all_reduce, 3 x 8 A100 with 4 x 200 Gb/s, 128 MiB",
             96e9,
-            simulate(rings(three, 8), three, GIB // 8).busbw,
+            simulate(rings(three, 8), three, GIB // 8, "events").busbw,
             "github.com/NVIDIA/nccl-tests/issues/119: peak of about 96 GB/s",
         ),
         (
             "8 rings all_reduce, 5 x 8 H100 with 4 x 400 Gb/s, 1 GiB",
             190e9,
-            simulate(rings(five, 8), five, GIB).busbw,
+            simulate(rings(five, 8), five, GIB, "events").busbw,
             "github.com/NVIDIA/nccl/issues/1368: 190 GB/s with NCCL_ALGO=Ring",
+        ),
+        (
+            "double trees all_reduce, 5 x 8 H100 with 4 x 400 Gb/s, 1 GiB",
+            150e9,
+            simulate(trees, five, GIB, "events", segments=16).busbw,
+            "github.com/NVIDIA/nccl/issues/1368: 150 GB/s with NCCL_ALGO=Tree",
         ),
     ]
     return [

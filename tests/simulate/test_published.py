@@ -11,7 +11,6 @@ def test_published_bandwidths_are_reproduced():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     errors = {row["case"]: row["error"] for row in module.published()}
-    near = [case for case, error in errors.items() if abs(error) <= 0.15]
-    assert sum("8 x H100, 4 GiB" in case for case in near) == 1
-    assert len(near) >= 4, errors
-    assert all(abs(error) < 0.2 for error in errors.values()), errors
+    for what in ("ring all_reduce, 8 x H100", "SHARP", "double trees", "8 x A100"):
+        assert any(what in case for case in errors), what
+    assert all(abs(error) <= 0.15 for error in errors.values()), errors

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from unisono.errors import UsageError
+from unisono.errors import BadArgument, UsageError
 from unisono.testing import Hosts, hosts_available, needs_hosts
 
 UNPRIVILEGED = """
@@ -44,3 +44,8 @@ def test_without_privileges_root_is_asked_for():
         [sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith("needs root: unshare: "), done
+
+
+def test_a_queue_too_short_for_one_stream_is_refused():
+    with pytest.raises(BadArgument, match="queue = 1K: expected 256K or more"):
+        Hosts(2, queue="1K")

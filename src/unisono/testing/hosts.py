@@ -16,7 +16,7 @@ A rate is a token bucket (tbf) in each direction of a host's link. It counts the
 of Ethernet frames without preamble and gap, so that "1gbit" carries at most 956 Mbit/s
 of data in one TCP stream, where a gigabit card carries 941. A link that was idle lets
 through at once what it carries in 250 µs, at least 4 KiB. What comes too fast queues
-(for 10 ms, at least 256 KiB) and is then lost, as in a switch.
+(for 10 ms, at least 256 KiB, or what `queue` says) and is then lost, as in a switch.
 
 Measured on two Arm cores (benchmarks/links.py): at "1gbit" a stream had 929 to 954
 Mbit/s, at "20mbit" 19.1, and volleys of datagrams on an idle gigabit link were never
@@ -49,7 +49,7 @@ from typing import Any, TypeVar
 from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
 from unisono.runtime.processes import Warden
 from unisono.testing._namespaces import call_inside, kill_inside, new_network
-from unisono.units import parse_rate, parse_seconds
+from unisono.units import parse_bytes, parse_rate, parse_seconds
 
 T = TypeVar("T")
 
@@ -134,19 +134,28 @@ class Hosts:
     """So many hosts and the switch between them, for as long as the context is open."""
 
     def __init__(
-        self, num_hosts: int, *, rate: str | None = None, latency: str | None = None
+        self,
+        num_hosts: int,
+        *,
+        rate: str | None = None,
+        latency: str | None = None,
+        queue: str | None = None,
     ) -> None:
         """Check what is asked for.
 
         `rate` limits both directions of every host's link ("1gbit", "20mbit").
         `latency` is added to every packet from host to host ("5ms"), for which the
-        kernel must have netem.
+        kernel must have netem. `queue` is how much may wait before a link ("16M"):
+        where all send to one, a short queue loses packets, and TCP waits for 200 ms.
         """
         self._num_hosts = whole_number("Hosts: num_hosts", num_hosts)
         if not 1 <= self._num_hosts <= _MOST_HOSTS:
             raise BadArgument(f"Hosts({num_hosts}): expected 1 to {_MOST_HOSTS} hosts")
         self._rate = None if rate is None else parse_rate(rate)
         self._latency_s = 0.0 if latency is None else parse_seconds(latency)
+        self._queue = None if queue is None else parse_bytes(queue)
+        if self._queue is not None and self._queue < _SHORTEST_QUEUE:
+            raise BadArgument(f"Hosts: queue = {queue}: expected 256K or more")
         self._hosts: list[Host] = []
         self._vanished: set[int] = set()
         self._num_bridges = 1
@@ -256,12 +265,15 @@ class Hosts:
             self._shape(host, self._rate)
 
     def _shape(self, host: Host, rate: int | None) -> None:
-        delay_s = self._latency_s / 2  # once on the way to the switch, once from it
-        host.call(_tell, ["tc", "-batch", "-"], _shaping("eth0", rate, delay_s))
+        host.call(_tell, ["tc", "-batch", "-"], self._shaping("eth0", rate))
         host.call(_tell, ["ip", "-batch", "-"], _sizing("eth0", rate))
         port = f"port{host.number}"
-        self._in_switch(["tc", "-batch", "-"], _shaping(port, rate, delay_s))
+        self._in_switch(["tc", "-batch", "-"], self._shaping(port, rate))
         self._in_switch(["ip", "-batch", "-"], _sizing(port, rate))
+
+    def _shaping(self, device: str, rate: int | None) -> list[str]:
+        delay_s = self._latency_s / 2  # once on the way to the switch, once from it
+        return _shaping(device, rate, delay_s, self._queue)
 
     def _at_switch(self, lines: Sequence[str]) -> None:
         self._in_switch(["ip", "-batch", "-"], lines)
@@ -348,7 +360,9 @@ def _bridge_lines(name: str) -> list[str]:
     ]
 
 
-def _shaping(device: str, rate: int | None, delay_s: float) -> list[str]:
+def _shaping(
+    device: str, rate: int | None, delay_s: float, queue: int | None
+) -> list[str]:
     """What leaves by this device: delayed first, then limited."""
     lines = [f"qdisc replace dev {device} root handle 9: pfifo limit 1000"]
     at = "root handle 1:"
@@ -359,10 +373,10 @@ def _shaping(device: str, rate: int | None, delay_s: float) -> list[str]:
         )
         at = "parent 1: handle 2:"
     if rate is not None:
-        queue = max(_SHORTEST_QUEUE, int(rate / 8 * _QUEUE_S))
+        usual = max(_SHORTEST_QUEUE, int(rate / 8 * _QUEUE_S))
         lines.append(
             f"qdisc replace dev {device} {at} tbf rate {rate}bit "
-            f"burst {_burst(rate)} limit {queue}"
+            f"burst {_burst(rate)} limit {queue or usual}"
         )
     return lines
 
