@@ -389,3 +389,26 @@ def test_schemes_in_calls_that_cannot_be(worlds, options, message):
 def test_schemes_elsewhere(worlds):
     with pytest.raises(BadArgument, match="only all_reduce can do that"):
         worlds(1).comms[0].broadcast(np.zeros(9, np.float32), codec="topk:0.5")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("topk:0.1", "60 of 600 elements from each rank, with their places"),
+        ("topk:0.6", "plain numbers: 360 with their places would be more"),
+        ("randomk:0.1", "60 of 600 elements, drawn by lot"),
+        ("powersgd:2", "a matrix of 30 by 20 as two of rank 2"),
+        ("powersgd:20", "everything, since thin factors would be more"),
+    ],
+)
+def test_what_a_scheme_would_send(worlds, spec, words):
+    def run(comm):
+        x = gradient(comm.rank, count=600).reshape(30, 20)
+        before = comm.sent_bytes
+        told = comm.explain("all_reduce", x, codec=spec)
+        assert comm.sent_bytes == before
+        return told
+
+    told = worlds(3).run(run)[0]
+    assert words in told
+    assert "from each rank, 3.12 KiB without" in told

@@ -331,6 +331,8 @@ class Communicator(Base):
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
         """What would run for such a call, and why; how long it took, if it has run."""
+        if collective == "all_reduce" and is_scheme(how.get("codec")):
+            return compressing.explain(self, x, How(**how))
         return report.explain(self, collective, x, **how)
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 from unisono.codecs.options import Scheme, scheme
 from unisono.codecs.powersgd import PowerSGD
 from unisono.codecs.randomk import RandomK
+from unisono.codecs.topk import PAIR_BYTES
 from unisono.errors import BadArgument
 from unisono.runtime import calls
 from unisono.runtime.base import How
@@ -23,6 +24,7 @@ from unisono.runtime.operations import Reduction
 from unisono.runtime.sparse import RandomKSum, TopKSum
 from unisono.runtime.stages import Staged, Stages
 from unisono.runtime.summing import Summing
+from unisono.units import format_bytes
 
 if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
@@ -43,6 +45,57 @@ def all_reduce(
     mean = reduction.op == "mean"
     work = Staged(_stages(way, call, mean, how.label), call.result, "all_reduce")
     return work if how.async_op else work.wait()
+
+
+def explain(comm: Communicator, x: Any, how: How) -> str:
+    """What such a call would send, in a few lines; nothing is run."""
+    told, n = scheme(how.codec), comm.world_size
+    call = calls.all_reduce(comm._at, x, None)
+    _refuse_misfits(str(how.codec), call, Reduction("sum"), how)
+    assert call.input is not None
+    what, least, most = _sent(told, call.input, n)
+    whole = 2 * call.input.nbytes * (n - 1) // n
+    near = format_bytes(least)
+    told_bytes = near if least == most else f"{near} to {format_bytes(most)}"
+    lines = [
+        f"all_reduce of {format_bytes(call.input.nbytes)} on {n} ranks as {how.codec}",
+        f"  sends      {what}",
+        f"  costs      {told_bytes} from each rank, {format_bytes(whole)} without",
+        "  error      depends on the values; what is not sent is lost, unless error "
+        "feedback sends it later (unisono.parallel)",
+    ]
+    return "\n".join(lines)
+
+
+def _sent(told: Scheme, source: Buffer, n: int) -> tuple[str, int, int]:
+    """What is chosen, and the least and the most that a rank sends, on average."""
+    count = source.count
+    if isinstance(told, PowerSGD):
+        sizes = told.sizes(source.shape)
+        if sizes is None:
+            numbers, what = count, "everything, since thin factors would be more"
+        else:
+            a, b, r = sizes
+            numbers = r * (a + b)
+            what = f"a matrix of {a} by {b} as two of rank {r}"
+    elif isinstance(told, RandomK):
+        numbers = told.count(count)
+        what = f"{numbers} of {count} elements, drawn by lot, the same on all ranks"
+    else:
+        return _sent_pairs(told.count(count), count, n)
+    nbytes = 8 * numbers * (n - 1) // n
+    return what, nbytes, nbytes
+
+
+def _sent_pairs(k: int, count: int, n: int) -> tuple[str, int, int]:
+    if 2 * k >= count:
+        nbytes = 8 * count * (n - 1) // n
+        return f"plain numbers: {k} with their places would be more", nbytes, nbytes
+    what = f"{k} of {count} elements from each rank, with their places"
+    fixed = 16 * n * (n - 1)
+    split = PAIR_BYTES * k * (n - 1) // n
+    most = min(PAIR_BYTES * k * n, 4 * count) * (n - 1) // n
+    return what, fixed + 2 * split, fixed + split + most
 
 
 def _stages(way: Summing, call: calls.Call, mean: bool, label: str) -> Stages:

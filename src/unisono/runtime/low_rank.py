@@ -73,10 +73,10 @@ class LowRankSum(Summing):
         with np.errstate(invalid="ignore", over="ignore"):
             left = [m @ self.memory[f"q{i}"] for i, m in enumerate(matrices)]
             rest = [wanted[at] for at in self._whole]
-            left, rest = yield from self._added(left, rest, label + ", P")
+            left, rest = yield from self._added(left, rest, f"{label} P".strip())
             left = [orthogonal(p) for p in left]
             right = [m.T @ p for m, p in zip(matrices, left, strict=True)]
-            right, _ = yield from self._added(right, [], label + ", Q")
+            right, _ = yield from self._added(right, [], f"{label} Q".strip())
             for at, part in zip(self._whole, rest, strict=True):
                 x[at] = part
             for i, (at, _) in enumerate(self._thin):
