@@ -337,7 +337,10 @@ def test_bad_input_is_one_line_and_exit_code_2(run, command, said):
     assert "Traceback" not in err
 
 
-VERBS = ["explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"]
+VERBS = [
+    *("explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"),
+    "studio",
+]
 
 
 def test_every_verb_has_an_example_and_json(run):
@@ -372,6 +375,7 @@ def test_options_are_frozen(run):
             *("--ranks", "--ssh"),
         ],
         "secret": ["--file", "--json"],
+        "studio": ["--json", "--open", "--port"],
         "bench": [
             *("--algorithm", "--check", "--csv", "--datatype", "--iters", "--json"),
             *("--maxbytes", "--minbytes", "--op", "--output-file", "--per-host"),

@@ -8,6 +8,9 @@ layout      where the nodes of a topology lie
 story       a schedule with all that a page shows of it, as plain data
 assets      the page's code, from the modules in web/
 html        the page, in one file
+explanation what `explain` returns: text, and more in a notebook
+widget      the page as a widget (an extra)
+studio      the page with choices, on loopback; `desk` answers what it asks
 
 Importing this room teaches schedules to draw themselves, in `print` and in notebooks.
 """

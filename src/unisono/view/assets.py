@@ -17,7 +17,7 @@ from importlib.resources import files
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
 _TYPES = re.compile(r"[ ]*/\*\*.*?\*/\n?", re.DOTALL)
-_EXPORT = re.compile(r"^export ((?:function|class|const|let) (\w+))", re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.M)
 
 
 def text(name: str) -> str:

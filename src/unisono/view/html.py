@@ -47,7 +47,7 @@ def page(stories: Sequence[Story]) -> str:
     return "\n".join(
         [
             "<!doctype html>",
-            '<html lang="en" data-theme="auto">',
+            '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',

@@ -19,6 +19,7 @@ import numpy as np
 
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
+from unisono.view.explanation import Explanation
 from unisono.view.facts import facts
 from unisono.view.frames import (
     Cell,
@@ -35,11 +36,15 @@ _MAX_LETTERS = 8
 _MAX_MOVES = 24
 
 
-def explain(schedule: Schedule) -> str:
-    """The schedule drawn step by step, costed and proven; or ScheduleError."""
+def explain(schedule: Schedule) -> Explanation:
+    """The schedule drawn step by step, costed and proven; or ScheduleError.
+
+    It is text; notebooks show it as a picture, or play it (see `explanation`).
+    """
     refuse_if_huge(schedule.n)
     told = facts(schedule)
-    return "\n".join([*_head(schedule), "", picture(schedule), "", *_foot(told)])
+    lines = [*_head(schedule), "", picture(schedule), "", *_foot(told)]
+    return Explanation("\n".join(lines), schedule)
 
 
 def picture(schedule: Schedule) -> str:

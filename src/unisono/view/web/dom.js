@@ -3,7 +3,6 @@
 /** @typedef {Record<string, string | number | boolean>} Attributes */
 
 /**
- * *
  * @param {Element} node
  * @param {Attributes} attributes
  */
@@ -15,7 +14,7 @@ export function set(node, attributes) {
 }
 
 /**
- * * An element of the page.
+ * An element of the page.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Attributes} [attributes]
@@ -30,7 +29,7 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 /**
- * * An element of a drawing.
+ * An element of a drawing.
  * @template {keyof SVGElementTagNameMap} K
  * @param {K} tag
  * @param {Attributes} [attributes]
@@ -45,7 +44,7 @@ export function s(tag, attributes = {}, ...children) {
 }
 
 /**
- * * A drawing that scales with the page but is never smaller than is legible.
+ * A drawing that scales with the page but is never smaller than is legible.
  * @param {number} width
  * @param {number} height
  * @param {string} label

@@ -8,8 +8,9 @@ import { Player } from "./player.js";
 /**
  * @param {HTMLElement} root
  * @param {Story[]} stories
+ * @param {EventTarget} [ears] whose keys are listened to: all, or those pressed in a part of the page
  */
-export function page(root, stories) {
+export function page(root, stories, ears = document) {
   const [story] = stories;
   const title = stories.length > 1 ? stories.map((one) => one.title).join(" beside ") : story.title;
   const stage = h("div", { class: "player" });
@@ -24,7 +25,7 @@ export function page(root, stories) {
     facts,
     h("p", { class: "keys" }, "Keys: space plays, ← and → go step by step, Home and End to the ends, 1 to 5 change the view, t scrubs by time."),
   );
-  return new Player(stage, stories);
+  return new Player(stage, stories, ears);
 }
 
 /** Light, dark, or as the reader's system has it. */
@@ -32,7 +33,8 @@ export function themes() {
   const made = h("select", { "aria-label": "Theme" });
   for (const name of ["auto", "light", "dark"]) made.append(h("option", { value: name }, name));
   made.addEventListener("change", () => {
-    set(document.documentElement, { "data-theme": made.value });
+    const whose = made.closest(".unisono-page, .unisono-alone");
+    if (whose) set(whose, { "data-theme": made.value });
   });
   return h("label", { class: "themes" }, "theme", made);
 }

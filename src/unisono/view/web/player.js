@@ -35,7 +35,6 @@ const PACE = 1.8;
 /** One schedule on the page: its heading, its sentence, its views. */
 class Stage {
   /**
-   * *
    * @param {Story} story
    * @param {(time: number) => void} seek
    * @param {number} span what the timeline spans, so that two have one scale
@@ -115,9 +114,11 @@ export class Player {
   /**
    * @param {HTMLElement} root
    * @param {Story[]} stories
+   * @param {EventTarget} ears
    */
-  constructor(root, stories) {
+  constructor(root, stories, ears) {
     this.root = root;
+    this.ears = ears;
     /** @type {By} */
     this.by = "step";
     this.at = 0;
@@ -150,8 +151,11 @@ export class Player {
       legend(stories[0]),
       h("div", { class: "controls", role: "group", "aria-label": "Playback" }, this.buttons.node, h("div", { class: "scrubber" }, this.slider, this.marks), this.where),
     );
-    this.ear = (/** @type {KeyboardEvent} */ event) => this.key(event);
-    document.addEventListener("keydown", this.ear);
+    /** @param {Event} event */
+    this.ear = (event) => {
+      if (event instanceof KeyboardEvent) this.key(event);
+    };
+    ears.addEventListener("keydown", this.ear);
     this.show("grid");
     this.switchTo("step");
   }
@@ -159,7 +163,7 @@ export class Player {
   /** Stop the clock and the ear; the page may have another player now. */
   close() {
     this.pause();
-    document.removeEventListener("keydown", this.ear);
+    this.ears.removeEventListener("keydown", this.ear);
     this.root.replaceChildren();
   }
 

@@ -1,0 +1,146 @@
+"""What the studio answers: choices, stories, cost curves. Words in, plain data out.
+
+Everything is asked for by name. Names of files are refused here, since a page of
+somebody else could ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from unisono.algorithms import schedule as make
+from unisono.errors import BadArgument, unknown
+from unisono.schedule.collective import COLLECTIVES, collective
+from unisono.simulate import Codec, candidates, compare
+from unisono.simulate.candidates import fitted
+from unisono.topology import Topology, parse
+from unisono.units import parse_bytes
+from unisono.view.frames import MAX_RANKS
+from unisono.view.story import Story, tell
+
+Wishes = Mapping[str, str]
+
+CODECS = {
+    "none": 1.0,
+    "fp16": 16 / 32,
+    "fp8": (128 * 8 + 32) / (128 * 32),
+    "int4": (128 * 4 + 32) / (128 * 32),
+    "onebit": (128 + 32) / (128 * 32),
+}
+"""Which part of the bytes of float32 travels: codes, and a scale for every 128."""
+
+SIZES = [1 << k for k in range(8, 31, 2)]
+_MOST_RANKS = 512
+_WORDS = ("collective", "algorithm", "beside", "n", "size", "topology", "codec")
+
+
+def choices(wishes: Wishes) -> dict[str, object]:
+    """What can be chosen, given a collective, a number of ranks and a topology."""
+    asked = _asked(wishes, "collective", "n", "topology")
+    what = collective(asked.get("collective", "all_reduce")).name
+    n = _ranks(asked.get("n", "5"))
+    offered = topologies(n)
+    chosen = asked.get("topology", "")
+    where = _topology(chosen) if chosen in offered else parse(offered[0])
+    return {
+        "collectives": {c.name: c.meaning for c in COLLECTIVES.values()},
+        "algorithms": candidates(what, where),
+        "topologies": offered,
+        "codecs": list(CODECS),
+        "most": MAX_RANKS,
+    }
+
+
+def topologies(n: int) -> list[str]:
+    """Names of topologies that have just so many ranks."""
+    found = [f"full:{n}", f"switch:{n}", f"ring:{n}"]
+    sides = [side for side in range(2, isqrt(n) + 1) if n % side == 0]
+    found += [f"torus:{side}x{n // side}" for side in sides]
+    found += [f"cloud:{k}x{n // k}" for k in range(2, n) if n % k == 0]
+    if n > 1:
+        found.append(f"wan:{n}")
+    for name, hold in (("dgx-h100", 8), ("dgx-a100", 8)):
+        if n % hold == 0:
+            found.append(f"{name}:{n // hold}")
+    found += [f"fat-tree:{p}" for p in (2, 4) if p**3 // 4 == n]
+    return found
+
+
+def stories(wishes: Wishes) -> list[Story]:
+    """One story, or two to be shown under one clock."""
+    asked = _asked(wishes, *_WORDS)
+    n = _ranks(asked.get("n", "5"))
+    where = _topology(asked.get("topology") or f"full:{n}")
+    size = parse_bytes(asked.get("size", "1M"))
+    codec = _codec(asked.get("codec", "none"))
+    what = asked.get("collective", "all_reduce")
+    names = [asked.get("algorithm", "ring"), asked.get("beside", "")]
+    return [
+        tell(make(what, _name(fitted(name, where)), n), where, size, codec=codec)
+        for name in names
+        if name
+    ]
+
+
+def curves(wishes: Wishes) -> dict[str, object]:
+    """The time of every algorithm over sizes, and where the fastest one changes."""
+    asked = _asked(wishes, "collective", "topology", "codec")
+    what = collective(asked.get("collective", "all_reduce")).name
+    where = _topology(asked.get("topology", "full:5"))
+    codec = _codec(asked.get("codec", "none"))
+    options: dict[str, Any] = {} if codec.ratio == 1 else {"codec": codec}
+    told = compare(what, candidates(what, where), where, SIZES, **options)
+    winners = [told.ranking(at)[0].algorithm for at in range(len(SIZES))]
+    return {
+        "collective": what,
+        "topology": where.name,
+        "n": where.n,
+        "sizes": SIZES,
+        "bound": [r.bound * 1e6 for r in next(iter(told.results.values()))],
+        "curves": [
+            {"name": name, "times": [r.time * 1e6 for r in results]}
+            for name, results in told.results.items()
+        ],
+        "winners": winners,
+        "crossovers": [
+            {"size": c.nbytes, "from": c.loser, "to": c.winner}
+            for c in told.crossovers()
+        ],
+    }
+
+
+def _asked(wishes: Wishes, *known: str) -> Wishes:
+    for word in wishes:
+        if word not in known:
+            raise unknown("choice", word, known)
+    return wishes
+
+
+def _ranks(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_RANKS:
+        raise BadArgument(f"n = {text}: expected 1 to {MAX_RANKS} ranks")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    """The name of an algorithm, and not that of a file."""
+    if ".py" in text or "/" in text.partition(":")[0] or "\\" in text:
+        raise BadArgument(f"{text}: the studio takes names of algorithms, not files")
+    return text
+
+
+def _topology(text: str) -> Topology:
+    if text.endswith(".toml") or text == "this":
+        raise BadArgument(f"{text}: the studio takes topologies as switch:8, not files")
+    found = parse(text)
+    if found.n > _MOST_RANKS:
+        raise BadArgument(f"{text}: the studio takes up to {_MOST_RANKS} ranks")
+    return found
+
+
+def _codec(name: str) -> Codec:
+    if name not in CODECS:
+        raise unknown("codec", name, CODECS)
+    return Codec(ratio=CODECS[name])

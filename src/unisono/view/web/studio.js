@@ -1,0 +1,167 @@
+// Entry point of the studio: choices above, what was chosen below.
+
+import { curves } from "./curves.js";
+import { h, set } from "./dom.js";
+import { page, themes } from "./page.js";
+import { strategies } from "./strategy.js";
+import { arranged, events, trace } from "./trace.js";
+
+/** @typedef {import("./player.js").Player} Player */
+/** @typedef {{collectives: Record<string, string>, algorithms: string[], topologies: string[],
+ *   codecs: string[], most: number}} Choices */
+
+const SIZES = ["1K", "16K", "256K", "1M", "4M", "16M", "64M", "256M", "1G"];
+const ROOMS = ["Explain", "Costs", "Strategies", "Trace"];
+
+/**
+ * Ask the server; what it refuses is an error with its words.
+ * @param {string} what
+ * @param {Record<string, string>} [wishes]
+ */
+async function ask(what, wishes = {}) {
+  const query = new URLSearchParams(Object.entries(wishes).filter(([, value]) => value)).toString();
+  const answer = await fetch(`/api/${what}${query ? `?${query}` : ""}`);
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.error);
+  return told;
+}
+
+class Desk {
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.room = "Explain";
+    /** @type {Player | null} */
+    this.player = null;
+    this.number = 0;
+    this.trouble = h("p", { role: "alert", class: "trouble" });
+    this.place = h("div", { class: "place", "aria-busy": "false" });
+    /** @type {Record<string, HTMLSelectElement>} */
+    this.fields = {};
+    this.form = h("form", { class: "desk", "aria-label": "Choices" });
+    for (const name of ["collective", "algorithm", "beside", "n", "size", "topology", "codec"]) {
+      const field = h("select", { name });
+      field.addEventListener("change", () => this.change());
+      this.fields[name] = field;
+      this.form.append(h("label", { class: `field ${name}` }, h("span", {}, name === "n" ? "ranks" : name), field));
+    }
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    const list = h("div", { role: "tablist", class: "tabs rooms", "aria-label": "Rooms" });
+    this.tabs = ROOMS.map((room) => {
+      const tab = h("button", { type: "button", role: "tab" }, room);
+      tab.addEventListener("click", () => this.enter(room));
+      list.append(tab);
+      return tab;
+    });
+    root.replaceChildren(h("header", {}, h("h1", {}, "unisono studio"), themes()), list, this.form, this.trouble, this.place);
+  }
+
+  async start() {
+    this.offer("n", [...Array(16).keys()].map((k) => String(k + 1)), "5");
+    this.offer("size", SIZES, "1M");
+    await this.enter("Explain");
+  }
+
+  /**
+   * Fill a field; what was chosen stays if it is still there.
+   * @param {string} name
+   * @param {string[]} values
+   * @param {string} [first]
+   */
+  offer(name, values, first) {
+    const field = this.fields[name];
+    const before = field.value;
+    field.replaceChildren(...values.map((value) => h("option", { value }, value || "nothing")));
+    field.value = values.includes(before) ? before : first ?? values[0];
+  }
+
+  /** @param {string} room */
+  async enter(room) {
+    this.room = room;
+    this.tabs.forEach((tab) => set(tab, { "aria-selected": String(tab.textContent === room) }));
+    this.form.hidden = room === "Strategies" || room === "Trace";
+    for (const name of ["algorithm", "beside", "size"]) {
+      const label = this.fields[name].parentElement;
+      if (label) label.hidden = room !== "Explain";
+    }
+    await this.change();
+  }
+
+  get wishes() {
+    return Object.fromEntries(Object.entries(this.fields).map(([name, field]) => [name, field.value]));
+  }
+
+  /** Something else was chosen: ask again, and show the newest answer only. */
+  async change() {
+    this.number += 1;
+    const mine = this.number;
+    set(this.place, { "aria-busy": "true" });
+    try {
+      const made = await this.make(() => mine === this.number);
+      if (mine !== this.number) return;
+      this.trouble.textContent = "";
+      if (made) this.put(made);
+    } catch (error) {
+      if (mine !== this.number) return;
+      this.trouble.textContent = error instanceof Error ? error.message : String(error);
+    }
+    set(this.place, { "aria-busy": "false", "data-room": this.room, "data-number": mine });
+  }
+
+  /** @param {Element} made */
+  put(made) {
+    this.player?.close();
+    this.player = null;
+    this.place.replaceChildren(made);
+  }
+
+  /**
+   * What the room shows; nothing if it has been put there already.
+   * @param {() => boolean} wanted
+   * @returns {Promise<Element | null>}
+   */
+  async make(wanted) {
+    if (this.room === "Strategies") return strategies(await ask("strategies"));
+    if (this.room === "Trace") return this.opener();
+    await this.refresh();
+    const { collective, topology, codec } = this.wishes;
+    if (this.room === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { collective, topology, codec })));
+    const told = await ask("stories", this.wishes);
+    if (!wanted()) return null;
+    const root = h("div");
+    this.put(root);
+    this.player = page(root, told);
+    return null;
+  }
+
+  /** What can be chosen hangs on what was. */
+  async refresh() {
+    const { collective, n, topology } = this.wishes;
+    /** @type {Choices} */
+    const told = await ask("choices", { collective, n, topology });
+    this.offer("collective", Object.keys(told.collectives), "all_reduce");
+    this.offer("topology", told.topologies);
+    this.offer("codec", told.codecs);
+    this.offer("algorithm", told.algorithms, told.algorithms.includes("ring") ? "ring" : told.algorithms[0]);
+    this.offer("beside", ["", ...told.algorithms], "");
+  }
+
+  opener() {
+    const input = h("input", { type: "file", accept: ".json,.gz,.trace" });
+    const shown = h("div");
+    input.addEventListener("change", async () => {
+      const file = input.files?.[0];
+      if (!file) return;
+      try {
+        shown.replaceChildren(trace(file.name, arranged(await events(file))));
+      } catch (error) {
+        const why = error instanceof Error ? error.message : String(error);
+        shown.replaceChildren(h("p", { role: "alert", class: "trouble" }, `${file.name}: ${why}`));
+      }
+      set(shown, { "data-file": file.name });
+    });
+    return h("section", { class: "traces" }, h("label", {}, "A trace in Chrome's format (unisono simulate --trace, a profiler's): ", input), shown);
+  }
+}
+
+const studio = document.getElementById("unisono");
+if (studio) new Desk(studio).start();

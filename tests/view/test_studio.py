@@ -1,0 +1,340 @@
+"""The studio: what it answers, whom it refuses, and how it looks in a browser."""
+
+import gzip
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+from urllib.parse import urlencode
+
+import pytest
+
+import unisono
+from unisono.errors import BadArgument
+from unisono.simulate import simulate, to_chrome
+from unisono.view import desk
+from unisono.view.assets import text
+from unisono.view.studio import POLICY, Studio
+
+
+@pytest.fixture(scope="module")
+def studio():
+    with Studio() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(studio, path, method="GET", **headers):
+    wire = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=60)
+    wire.request(method, path, headers=headers)
+    answer = wire.getresponse()
+    body = answer.read()
+    wire.close()
+    return answer, body
+
+
+def test_it_listens_on_loopback_alone(studio):
+    assert studio.server_address[0] == "127.0.0.1"
+    assert studio.address == f"http://127.0.0.1:{studio.port}/"
+
+
+@pytest.mark.parametrize("path", ["/", "/studio.js", "/style.css", "/api/strategies"])
+def test_files_come_with_a_strict_policy(studio, path):
+    answer, body = get(studio, path)
+    assert answer.status == 200
+    assert answer.headers["Content-Security-Policy"] == POLICY
+    assert "unsafe" not in POLICY
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert body
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Host": ""}, 421),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_others_are_refused(studio, headers, status):
+    answer, body = get(studio, "/api/choices", **headers)
+    assert answer.status == status
+    assert set(json.loads(body)) == {"error"}
+
+
+def test_by_either_name_it_is_us(studio):
+    for name in ("localhost", "127.0.0.1"):
+        assert get(studio, "/", Host=f"{name}:{studio.port}")[0].status == 200
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/../pyproject.toml", "/?x=1", "/api/"])
+def test_there_is_nothing_else(studio, path):
+    assert get(studio, path)[0].status == 404
+
+
+def test_nothing_but_reading(studio):
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert get(studio, "/", method)[0].status == 501
+
+
+@pytest.mark.parametrize(
+    ("path", "wishes", "said"),
+    [
+        ("stories", {"algorithm": "/tmp/mine.py"}, "not files"),
+        ("stories", {"algorithm": "mine.py:radix=2"}, "not files"),
+        ("stories", {"beside": "mine.py"}, "not files"),
+        ("stories", {"topology": "mine.toml"}, "not files"),
+        ("curves", {"topology": "this"}, "not files"),
+        ("stories", {"algorithm": "rign"}, "nearest: ring"),
+        ("stories", {"collective": "all_redcue"}, "nearest: all_reduce"),
+        ("stories", {"n": "17"}, "expected 1 to 16"),
+        ("stories", {"n": "0"}, "expected 1 to 16"),
+        ("stories", {"n": "٥"}, "expected 1 to 16"),
+        ("stories", {"size": "lots"}, "size 'lots'"),
+        ("stories", {"codec": "fp9"}, "nearest: fp8"),
+        ("stories", {"colour": "red"}, "choice"),
+        ("stories", {"n": "4", "topology": "switch:5"}, "5 ranks"),
+        ("curves", {"topology": "full:100000"}, "up to 512"),
+        ("choices", {"collective": "x"}, "collective"),
+    ],
+)
+def test_bad_wishes_are_named(studio, path, wishes, said):
+    answer, body = get(studio, f"/api/{path}?{urlencode(wishes)}")
+    assert answer.status == 400
+    assert said in json.loads(body)["error"]
+
+
+def test_a_wish_given_twice_and_one_that_is_none(studio):
+    assert get(studio, "/api/stories?n=2&n=3")[0].status == 400
+    assert get(studio, "/api/stories?n")[0].status == 400
+
+
+def test_stories_are_those_of_the_page(studio):
+    wishes = {"algorithm": "ring", "beside": "tree", "n": "3", "size": "4K"}
+    answer, body = get(studio, f"/api/stories?{urlencode(wishes)}")
+    assert answer.status == 200
+    told = json.loads(body)
+    assert [story["algorithm"] for story in told] == ["ring", "tree"]
+    made = unisono.schedule("all_reduce", "ring", n=3)
+    right = simulate(made, "full:3", 4096).time * 1e6
+    assert told[0]["time"] == pytest.approx(right, rel=1e-3)
+
+
+def test_every_topology_offered_has_so_many_ranks():
+    for n in range(1, 17):
+        assert {desk._topology(name).n for name in desk.topologies(n)} == {n}
+
+
+def test_every_algorithm_offered_has_a_story():
+    told = desk.choices({"n": "4", "topology": "torus:2x2"})
+    for algorithm in told["algorithms"]:
+        wishes = {"n": "4", "topology": "torus:2x2", "algorithm": algorithm}
+        assert desk.stories(wishes)[0].n == 4
+
+
+def test_curves_have_a_winner_for_each_size_and_codecs_save_time():
+    told = desk.curves({"topology": "switch:4"})
+    for at in range(len(told["sizes"])):
+        best = min(told["curves"], key=lambda curve: curve["times"][at])
+        winner = next(c for c in told["curves"] if c["name"] == told["winners"][at])
+        assert winner["times"][at] == best["times"][at] >= told["bound"][at] * 0.999
+    coded = desk.curves({"topology": "switch:4", "codec": "fp8"})
+    assert min(c["times"][-1] for c in coded["curves"]) < best["times"][-1]
+
+
+def test_ports_that_cannot_be_had(studio):
+    with pytest.raises(BadArgument, match=r"cannot be had.*--port 0"):
+        Studio(studio.port)
+    with pytest.raises(BadArgument, match="0 to 65535"):
+        Studio(99999)
+
+
+def test_strategies_are_a_recording():
+    told = json.loads(text("strategies.json"))
+    names = [strategy["name"] for strategy in told["strategies"]]
+    assert names == [
+        *("DDP", "ZeRO-2", "ZeRO-3", "FSDP", "Tensor parallel", "Context parallel")
+    ]
+    by_name = {s["name"]: s for s in told["strategies"]}
+    calls = {
+        name: [e["name"] for e in s["happenings"] if e["kind"] == "comm"]
+        for name, s in by_name.items()
+    }
+    assert set(calls["DDP"]) == {"all_reduce"}
+    assert set(calls["FSDP"]) == {"all_gather", "reduce_scatter"}
+    assert {"send", "recv", "all_reduce"} <= set(calls["Context parallel"])
+    assert by_name["FSDP"]["sent"] == pytest.approx(1.5 * by_name["DDP"]["sent"])
+    for strategy in told["strategies"]:
+        assert all(e["start"] <= e["end"] for e in strategy["happenings"])
+        starts = [e["start"] for e in strategy["happenings"]]
+        assert starts == sorted(starts)
+    least = {
+        name: min(s["memory"][-1]["parts"].values()) for name, s in by_name.items()
+    }
+    assert least["FSDP"] < least["DDP"]
+
+
+def test_the_verb_serves_until_it_is_interrupted():
+    started = subprocess.Popen(
+        [sys.executable, "-m", "unisono", "studio", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        port = int(json.loads(started.stdout.readline())["address"].split(":")[2][:-1])
+        wire = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        wire.request("GET", "/")
+        assert wire.getresponse().status == 200
+        wire.close()
+        started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 0
+    finally:
+        started.kill()
+        started.wait()
+        started.stdout.close()
+
+
+# --- in a browser
+
+
+@pytest.fixture
+def desk_page(browser, studio):
+    browser.window(1180, 900)
+    browser.open(studio.address, "document.querySelector('[data-number]')")
+    yield browser
+    browser.run("1")
+    assert browser.complaints == []
+
+
+def choose(browser, **wishes):
+    for name, value in wishes.items():
+        before = browser.run("document.querySelector('.place').dataset.number")
+        browser.run(
+            f"(() => {{ const f = document.querySelector('select[name={name}]');"
+            f"f.value = '{value}'; f.dispatchEvent(new Event('change')); }})()"
+        )
+        browser.wait(
+            f"document.querySelector('.place').dataset.number !== '{before}'"
+            " && document.querySelector('.place').ariaBusy === 'false'"
+        )
+
+
+def enter(browser, room):
+    browser.run(
+        "[...document.querySelectorAll('.rooms button')]"
+        f".find((e) => e.textContent === '{room}').click()"
+    )
+    browser.wait(f"document.querySelector('.place').dataset.room === '{room}'")
+
+
+grouped = pytest.mark.xdist_group("browser")
+
+
+@grouped
+def test_choices_change_the_picture(desk_page):
+    choose(desk_page, n=8, topology="dgx-h100:1", beside="rabenseifner", size="16M")
+    titles = desk_page.run("[...document.querySelectorAll('h2')].map(e => e.innerText)")
+    assert [title.split()[0] for title in titles] == ["ring", "rabenseifner"]
+    assert desk_page.run("document.querySelectorAll('.stage').length") == 2
+    assert "16 MiB" in desk_page.run("document.querySelector('.facts').innerText")
+    choose(desk_page, collective="broadcast")
+    assert "broadcast" in desk_page.run("document.querySelector('.place h1').innerText")
+    desk_page.run("document.activeElement.blur()")
+    desk_page.press("End")
+    at = desk_page.run("Number(document.querySelector('[data-at]').dataset.at)")
+    assert at > 0
+
+
+@grouped
+def test_costs_have_a_line_for_each_algorithm(desk_page):
+    enter(desk_page, "Costs")
+    choose(desk_page, n=8)
+    lines = desk_page.run("document.querySelectorAll('path.curve').length")
+    assert lines == len(desk.curves({"topology": "full:8"})["curves"])
+    assert "is faster than" in desk_page.run(
+        "document.querySelector('.curves ul').innerText"
+    )
+
+
+@grouped
+def test_strategies_can_be_walked_through(desk_page):
+    enter(desk_page, "Strategies")
+    desk_page.run("document.querySelectorAll('.strategies [role=tab]')[3].click()")
+    said = set()
+    for at in range(12):
+        desk_page.run(
+            "(() => { const s = document.querySelector('.strategies .scrub');"
+            f"s.value = {at}; s.dispatchEvent(new Event('input')); }})()"
+        )
+        said.add(desk_page.run("document.querySelector('.sentence').textContent"))
+    assert any(s.startswith("all_gather of") for s in said)
+    assert any(s.startswith("Forward of layer 0") for s in said)
+
+
+@grouped
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
+    result = simulate(unisono.schedule("all_reduce", "ring", n=4), "switch:4", "1M")
+    file = tmp_path / ("ring.json.gz" if packed else "ring.json")
+    data = to_chrome(result).encode()
+    file.write_bytes(gzip.compress(data) if packed else data)
+    enter(desk_page, "Trace")
+    put(desk_page, file)
+    assert desk_page.run("document.querySelectorAll('.traces .bar').length") == 48
+    assert desk_page.run("document.querySelectorAll('.traces .flow').length") == 24
+    assert "8 lanes" in desk_page.run("document.querySelector('.traces').innerText")
+
+
+@grouped
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [("{", "JSON"), ("{}", "no traceEvents"), ("[]", "nothing to draw")],
+)
+def test_a_file_that_is_no_trace_is_told(desk_page, tmp_path, data, said):
+    file = tmp_path / "odd.json"
+    file.write_text(data)
+    enter(desk_page, "Trace")
+    put(desk_page, file)
+    assert said in desk_page.run(
+        "document.querySelector('[role=alert]:not(:empty)').innerText"
+    )
+
+
+def put(browser, file):
+    """Give a file to the page, as a reader would."""
+    found = browser.call(
+        "Runtime.evaluate", expression="document.querySelector('input[type=file]')"
+    )
+    browser.call(
+        "DOM.setFileInputFiles",
+        files=[str(file)],
+        objectId=found["result"]["objectId"],
+    )
+    browser.wait(f"document.querySelector('[data-file=\"{file.name}\"]')")
+
+
+@grouped
+def test_the_desk_stands_out_in_both_themes(desk_page):
+    from test_explainer import PROBES
+
+    desk_page.run(PROBES)
+    for theme in ("light", "dark"):
+        desk_page.window(1180, 900, theme=theme)
+        for room in ("Explain", "Costs", "Strategies", "Trace"):
+            enter(desk_page, room)
+            assert desk_page.run("probe.faint(4.5)")["seen"] == []
+
+
+@grouped
+def test_the_desk_fits_a_phone(desk_page):
+    desk_page.window(390, 844)
+    for room in ("Explain", "Costs", "Strategies", "Trace"):
+        enter(desk_page, room)
+        assert desk_page.run("document.documentElement.scrollWidth") <= 390
