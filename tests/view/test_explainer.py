@@ -247,13 +247,17 @@ def test_two_under_one_clock(page):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out(page, theme):
     page.show(unisono.schedule("all_reduce", "tree", n=16), theme=theme, width=1800)
-    for view in VIEWS[:4]:
+    page.scrub(8)  # every colour is in use by now
+    told = page.run("probe.faint(4.5)")
+    assert told["seen"] == []
+    assert told["count"] > 100
+    page.show(unisono.schedule("all_reduce", "ring", n=4), theme=theme)
+    for view in VIEWS[1:4]:
         page.view(view)
-        for at in (1.5, 6):
-            page.scrub(at)
-            told = page.run("probe.faint(4.5)")
-            assert told["seen"] == []
-            assert told["count"] >= 30
+        page.scrub(1.5)
+        told = page.run("probe.faint(4.5)")
+        assert told["seen"] == []
+        assert told["count"] > 20
 
 
 def test_the_theme_can_be_chosen(page):

@@ -159,7 +159,7 @@ class Desk {
       }
       set(shown, { "data-file": file.name });
     });
-    return h("section", { class: "traces" }, h("label", {}, "A trace in Chrome's format (unisono simulate --trace, a profiler's): ", input), shown);
+    return h("section", { class: "traces" }, h("label", {}, "A trace in Chrome's format (unisono trace run, unisono simulate --trace, a profiler's): ", input), shown);
   }
 }
 
