@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from unisono.runtime.work import Work
     from unisono.schedule import Schedule, Step, copy, reduce
     from unisono.view import explain, to_svg
+    from unisono.view.html import to_html
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ __all__ = [
     "reduce",
     "schedule",
     "spawn",
+    "to_html",
     "to_svg",
 ]
 
@@ -98,6 +100,7 @@ _ROOMS = {
     "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],
+    "unisono.view.html": ["to_html"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

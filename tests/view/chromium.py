@@ -31,6 +31,10 @@ def find():
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+class DoesNotRun(Exception):
+    """There is a browser, but it ends before it has said a word."""
+
+
 class Browser:
     """A headless browser with one tab."""
 
@@ -58,6 +62,12 @@ class Browser:
         self.number, self.rest = 0, b""
         self.session = None
         self.complaints = []
+        try:
+            self.call("Browser.getVersion")
+        except (AssertionError, BrokenPipeError) as why:
+            self.close()
+            told = f"{find()} ended with {self.process.returncode}: {why}"
+            raise DoesNotRun(told) from why
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
@@ -115,10 +125,11 @@ class Browser:
 
     def open(self, address, ready):
         """Load a page and wait until the expression `ready` holds."""
+        self.run("window.stale = true")
         self.complaints.clear()
         told = self.call("Page.navigate", url=address)
         assert not told.get("errorText"), told
-        self.wait(ready)
+        self.wait(f"!window.stale && ({ready})")
 
     def run(self, code):
         """The value of an expression, which may be a promise."""

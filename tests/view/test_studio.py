@@ -290,6 +290,10 @@ def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
     assert desk_page.run("document.querySelectorAll('.traces .bar').length") == 48
     assert desk_page.run("document.querySelectorAll('.traces .flow').length") == 24
     assert "8 lanes" in desk_page.run("document.querySelector('.traces').innerText")
+    for _ in range(3):
+        desk_page.click(".buttons-in-words button")
+    few = desk_page.run("document.querySelectorAll('.traces .bar').length")
+    assert 0 < few < 48
 
 
 @grouped

@@ -8,7 +8,7 @@ import { nice } from "./timeline.js";
 /** @typedef {{name: string, start: number, end: number, args: Record<string, unknown>}} Slice */
 /** @typedef {{name: string, slices: Slice[]}} Lane */
 /** @typedef {{lanes: Lane[], arrows: {from: [number, number], to: [number, number]}[], start: number,
- *   end: number, left: number}} Trace */
+ *   end: number}} Trace */
 
 const WIDTH = 1000;
 const LEFT = 190;
@@ -49,10 +49,10 @@ export function arranged(all) {
     if (event.name === "thread_name") names.set(`${event.pid}/${event.tid}`, event.args.name);
   }
   const slices = all.filter((event) => event.ph === "X" && Number.isFinite(event.ts));
-  const shown = slices.slice(0, MOST);
-  for (const { pid = 0, tid = 0, name = "", ts = 0, dur = 0, args = {} } of shown) {
+  for (const { pid = 0, tid = 0, name = "", ts = 0, dur = 0, args = {} } of slices) {
     const key = `${pid}/${tid}`;
-    const title = `${names.get(`${pid}`) ?? `process ${pid}`}, ${names.get(key) ?? tid}`;
+    const owner = (names.get(`${pid}`) ?? `process ${pid}`).replace(/ \(.*\)$/, "");
+    const title = `${owner}, ${names.get(key) ?? tid}`;
     const lane = lanes.get(key) ?? { name: title, slices: [], order: [pid, tid] };
     lane.slices.push({ name, start: ts, end: ts + Math.max(0, dur), args });
     lanes.set(key, lane);
@@ -62,42 +62,93 @@ export function arranged(all) {
   const starts = new Map(all.filter((event) => event.ph === "s").map((event) => [event.id, event]));
   /** @type {Trace["arrows"]} */
   const arrows = [];
-  for (const end of all.filter((event) => event.ph === "f").slice(0, MOST)) {
+  for (const end of all.filter((event) => event.ph === "f")) {
     const begin = starts.get(end.id);
     const [a, b] = [place.get(`${begin?.pid}/${begin?.tid}`), place.get(`${end.pid}/${end.tid}`)];
     if (begin && a !== undefined && b !== undefined) arrows.push({ from: [begin.ts ?? 0, a], to: [end.ts ?? 0, b] });
   }
-  const times = shown.flatMap((event) => [event.ts ?? 0, (event.ts ?? 0) + (event.dur ?? 0)]);
-  const [start, end] = times.reduce(([low, high], t) => [Math.min(low, t), Math.max(high, t)], [Infinity, -Infinity]);
-  return { lanes: sorted.map(([, lane]) => lane), arrows, start, end, left: slices.length - shown.length };
+  let [start, end] = [Infinity, -Infinity];
+  for (const { ts = 0, dur = 0 } of slices) {
+    start = Math.min(start, ts);
+    end = Math.max(end, ts + Math.max(0, dur));
+  }
+  return { lanes: sorted.map(([, lane]) => lane), arrows, start, end };
 }
 
 /**
+ * The trace, with buttons to look closer and to go on.
  * @param {string} name the file's
- * @param {Trace} trace
+ * @param {Trace} all
  */
-export function trace(name, trace) {
-  if (!trace.lanes.length) return h("p", { role: "alert" }, `${name}: no slices with a time in it; there is nothing to draw.`);
-  const whole = Math.max(trace.end - trace.start, 1e-9);
-  const height = TOP + trace.lanes.length * LANE + 30;
-  const total = trace.lanes.reduce((sum, lane) => sum + lane.slices.length, 0);
-  const node = drawing(WIDTH, height, `${name}: ${total} slices in ${trace.lanes.length} lanes, ${duration(whole)}`, 0.6);
-  const scale = (WIDTH - LEFT - 12) / whole;
+export function trace(name, all) {
+  if (!all.lanes.length) return h("p", { role: "alert" }, `${name}: no slices with a time in it; there is nothing to draw.`);
+  const whole = Math.max(all.end - all.start, 1e-9);
+  const total = all.lanes.reduce((sum, lane) => sum + lane.slices.length, 0);
+  const place = h("div");
+  const said = h("span", { "aria-live": "polite" });
+  let [from, to] = [all.start, all.start + whole];
+
+  /**
+   * @param {number} middle
+   * @param {number} span
+   */
+  function show(middle, span) {
+    const width = Math.min(whole, span);
+    from = Math.max(all.start, Math.min(middle - width / 2, all.start + whole - width));
+    to = from + width;
+    const { node, left } = lanes(name, all, from, to);
+    place.replaceChildren(node);
+    const more = left ? ` ${left} more are there; look closer.` : "";
+    said.textContent = `${duration(from - all.start)} to ${duration(to - all.start)}.${more}`;
+  }
+  const bar = h("p", { class: "buttons-in-words" });
+  /** @type {[string, number, number][]} */
+  const ways = [["closer", 0, 0.5], ["wider", 0, 2], ["earlier", -0.5, 1], ["later", 0.5, 1], ["all", 0, Infinity]];
+  for (const [word, turn, by] of ways) {
+    const button = h("button", { type: "button" }, word);
+    button.addEventListener("click", () => show((from + to) / 2 + turn * (to - from), (to - from) * by));
+    bar.append(button, " ");
+  }
+  bar.append(said);
+  show(from + whole / 2, whole);
+  const about = `${name}: ${total} slices in ${all.lanes.length} lanes over ${duration(whole)}, ${all.arrows.length} arrows from send to receive.`;
+  return h("div", { class: "panel" }, h("p", {}, about), bar, place);
+}
+
+/**
+ * What lies between two times; and how much of it is too much to draw.
+ * @param {string} name
+ * @param {Trace} all
+ * @param {number} from
+ * @param {number} to
+ */
+function lanes(name, all, from, to) {
+  const height = TOP + all.lanes.length * LANE + 30;
+  const node = drawing(WIDTH, height, `${name}: ${all.lanes.length} lanes, ${duration(to - from)}`, 0.6);
+  const scale = (WIDTH - LEFT - 12) / (to - from);
   /** @param {number} at */
-  const x = (at) => LEFT + (at - trace.start) * scale;
-  const every = nice(whole / 8);
-  for (let at = 0; at <= whole * 1.0001; at += every) {
+  const x = (at) => LEFT + (Math.min(Math.max(at, from), to) - from) * scale;
+  const every = nice((to - from) / 8);
+  for (let at = Math.ceil((from - all.start) / every) * every; at <= to - all.start; at += every) {
+    const here = x(all.start + at);
     node.append(
-      s("line", { class: "rule", x1: LEFT + at * scale, x2: LEFT + at * scale, y1: TOP - 4, y2: height - 24 }),
-      s("text", { class: "small", x: LEFT + at * scale, y: 14, "text-anchor": "middle" }, duration(at)),
+      s("line", { class: "rule", x1: here, x2: here, y1: TOP - 4, y2: height - 24 }),
+      s("text", { class: "small", x: here, y: 14, "text-anchor": "middle" }, duration(at)),
     );
   }
-  const kinds = [...new Set(trace.lanes.flatMap((lane) => lane.slices.map((slice) => kind(slice))))];
-  trace.lanes.forEach((lane, k) => {
+  const kinds = [...new Set(all.lanes.flatMap((lane) => lane.slices.map((slice) => kind(slice))))];
+  let [drawn, left] = [0, 0];
+  all.lanes.forEach((lane, k) => {
     const y = TOP + k * LANE;
     node.append(s("text", { class: "small", x: LEFT - 10, y: y + 16, "text-anchor": "end" }, lane.name));
     for (const slice of lane.slices) {
-      const wide = Math.max(1, (slice.end - slice.start) * scale - 0.6);
+      if (slice.end < from || slice.start > to) continue;
+      if (drawn >= MOST) {
+        left += 1;
+        continue;
+      }
+      drawn += 1;
+      const wide = Math.max(1, x(slice.end) - x(slice.start) - 0.6);
       const about = Object.entries(slice.args).map(([key, value]) => `${key} ${value}`).join(", ");
       const title = s("title", {}, `${slice.name}: ${duration(slice.end - slice.start)} ${about}`);
       node.append(s("rect", { class: `bar r${kinds.indexOf(kind(slice)) % 16}`, x: x(slice.start), y: y + 3, width: wide, height: LANE - 6, rx: 2 }, title));
@@ -106,12 +157,12 @@ export function trace(name, trace) {
       }
     }
   });
-  for (const { from, to } of trace.arrows) {
+  const seen = all.arrows.filter((arrow) => arrow.to[0] >= from && arrow.from[0] <= to).slice(0, MOST);
+  for (const arrow of seen) {
     const y = /** @param {number} lane */ (lane) => TOP + lane * LANE + LANE / 2;
-    node.append(s("line", { class: "flow", x1: x(from[0]), y1: y(from[1]), x2: x(to[0]), y2: y(to[1]) }));
+    node.append(s("line", { class: "flow", x1: x(arrow.from[0]), y1: y(arrow.from[1]), x2: x(arrow.to[0]), y2: y(arrow.to[1]) }));
   }
-  const more = trace.left ? ` The first ${MOST} slices are drawn; ${trace.left} more are in the file.` : "";
-  return h("div", { class: "panel" }, h("p", {}, `${name}: ${total} slices in ${trace.lanes.length} lanes over ${duration(whole)}, ${trace.arrows.length} arrows from send to receive.${more}`), node);
+  return { node, left };
 }
 
 /**
