@@ -51,7 +51,7 @@ def caption(
     moved = [t for t in transfers if t.src != t.dst]
     what = _what(schedule, moved, finished)
     pairs = sorted({(t.src, t.dst) for t in moved})
-    acted = _who(pairs, schedule.n, what, _effect(moved, pairs))
+    acted = _who(pairs, schedule.n, what, _effect(moved))
     return f"{acted}: {_progress(schedule, transfers, sums, done)}."
 
 
@@ -70,58 +70,45 @@ def _what(schedule: Schedule, moved: Sequence[Transfer], finished: bool) -> str:
     return f"{low} to {high} {ready}chunks" if low != high else f"{low} {ready}chunks"
 
 
-def _effect(moved: Sequence[Transfer], pairs: Sequence[Pair]) -> str:
-    """What becomes of it where it arrives: kinds are few words, so they are spelled."""
+def _effect(moved: Sequence[Transfer]) -> str:
+    """What becomes of it where it arrives."""
     adds = {t.reduces for t in moved}
-    if adds == {True}:
-        return "adds" if _singular(pairs) else "add"
-    if adds == {False}:
-        return "keeps" if _singular(pairs) else "keep"
-    return "mixed"
+    return "mixed" if len(adds) > 1 else "adds" if True in adds else "keeps"
 
 
-def _singular(pairs: Sequence[Pair]) -> bool:
-    """Whether the sentence speaks of one receiver, as "the next rank"."""
-    return max(Counter(src for src, _ in pairs).values(), default=0) == 1
-
-
-_ENDINGS = {
-    "adds": ", which adds it to its own",
-    "add": ", who add it to their own",
-    "keeps": ", which keeps a copy",
-    "keep": ", who keep a copy",
-    "mixed": ", where some is added and some is kept",
-}
-_EACH = {
-    "adds": "; each adds it to its own",
-    "add": "; each adds it to its own",
-    "keeps": "; each keeps a copy",
-    "keep": "; each keeps a copy",
-    "mixed": _ENDINGS["mixed"],
-}
+_ENDINGS = {"adds": "adds it to its own", "keeps": "keeps a copy"}
+_MIXED = ", where some is added and some is kept"
 
 
 def _who(pairs: list[Pair], n: int, what: str, effect: str) -> str:
+    """Who sends what to whom, and what becomes of it there."""
     if not pairs:
         return "Chunks change their place within each rank's own memory"
     several = what.endswith("chunks") or _gathered(pairs)
-    ending, each = (
-        kinds[effect].replace(" it ", " them " if several else " it ")
-        for kinds in (_ENDINGS, _EACH)
-    )
+    does = _ENDINGS.get(effect, "").replace(" it ", " them " if several else " it ")
+    each = f"; each {does}" if does else _MIXED
+    ending = f", which {does}" if does and _singular(pairs) else each
     for sentence in (_one(pairs, n, what), _rotation(pairs, n, what)):
         if sentence:
             return sentence + ending
     exchange = _exchange(pairs, what.replace("it has", "they have"))
     if exchange:
-        more = {"adds": " and add what they get", "keeps": ""}.get(effect, ending)
-        return exchange + more
+        more = {"adds": " and add what they get", "keeps": ""}
+        return exchange + more.get(effect, _MIXED)
+    rings = _rings(pairs, n, what)
+    if rings:
+        return rings + ending
     if len(pairs) <= _LISTED:
         (a, b), *rest = pairs
         told = ", ".join(f"rank {src} to rank {dst}" for src, dst in rest)
         return f"Rank {a} sends {what} to rank {b}, {told}{each}"
     senders, receivers = len({a for a, _ in pairs}), len({b for _, b in pairs})
     return f"{senders} ranks send {what} to {receivers} ranks{each}"
+
+
+def _singular(pairs: Sequence[Pair]) -> bool:
+    """Whether the sentence speaks of one receiver, as "the next rank"."""
+    return max(Counter(src for src, _ in pairs).values(), default=0) == 1
 
 
 def _gathered(pairs: list[Pair]) -> bool:
@@ -184,6 +171,27 @@ def _exchange(pairs: list[Pair], what: str) -> str:
     if len(halves) > _LISTED:
         return f"Ranks exchange {what} in pairs ({', '.join(halves[:2])}, ...)"
     return f"Ranks {', '.join(halves)} exchange {what}"
+
+
+def _rings(pairs: list[Pair], n: int, what: str) -> str:
+    """Several rings at once, as in a hierarchy; nothing if it is not so."""
+    follows = dict(pairs)
+    if len(follows) < len(pairs) or set(follows) != set(follows.values()):
+        return ""
+    rings: list[list[int]] = []
+    seen: set[int] = set()
+    for first in follows:
+        ring = []
+        while first not in seen:
+            seen.add(first)
+            ring.append(first)
+            first = follows[first]
+        rings += [ring] if ring else []
+    if len(rings) < 2:
+        return ""
+    example = "→".join(map(str, [*rings[0], rings[0][0]]))
+    who = "every rank" if len(pairs) == n else f"each of {len(pairs)} ranks"
+    return f"In {len(rings)} rings at once ({example}, ...) {who} sends {what} to the next"
 
 
 def _progress(
