@@ -192,6 +192,20 @@ def test_everything_can_be_reached_by_tab_and_shows_it(page):
     assert {outline for name, outline in reached[:-1]} == {"solid"}
 
 
+def test_screen_readers_hear_a_name_for_every_control(page):
+    page.show(unisono.schedule("all_reduce", "ring", n=3))
+    tree = page.browser.call("Accessibility.getFullAXTree")["nodes"]
+    told = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in tree
+        if not node["ignored"]
+    ]
+    controls = {"button", "tab", "slider", "radio", "combobox", "tabpanel", "image"}
+    named = [(role, name) for role, name in told if role in controls]
+    assert {role for role, _ in named} == controls
+    assert all(name for _, name in named)
+
+
 def test_tabs_turn_by_arrows(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     page.run("document.querySelector('[role=tab]').focus()")

@@ -185,7 +185,7 @@ def test_joined_modules_import_nothing():
     for module in WEB.glob("*.js"):
         lines = text(module.name).splitlines()
         assert lines[0].startswith("// "), f"{module.name}: says nothing about itself"
-        assert len(lines) <= 420, f"{module.name}: too long"
+        assert len(lines) <= 400, f"{module.name}: too long"
 
 
 @pytest.mark.skipif(not shutil.which("tsc"), reason="no tsc (node-typescript)")

@@ -191,7 +191,8 @@ def _rings(pairs: list[Pair], n: int, what: str) -> str:
         return ""
     example = "→".join(map(str, [*rings[0], rings[0][0]]))
     who = "every rank" if len(pairs) == n else f"each of {len(pairs)} ranks"
-    return f"In {len(rings)} rings at once ({example}, ...) {who} sends {what} to the next"
+    where = f"In {len(rings)} rings at once ({example}, ...)"
+    return f"{where} {who} sends {what} to the next"
 
 
 def _progress(

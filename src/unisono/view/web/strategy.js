@@ -22,7 +22,7 @@ const KINDS = ["parameters", "gathered", "gradients", "optimizer", "activations"
 
 /** @param {Strategies} told */
 export function strategies(told) {
-  const picture = h("div", { class: "panel", tabindex: 0, role: "region", "aria-label": "Strategy" });
+  const picture = h("div", { class: "panel", tabindex: 0, role: "tabpanel", "aria-label": "Strategy" });
   const list = h("div", { role: "tablist", class: "tabs", "aria-label": "Strategies" });
   const tabs = told.strategies.map((strategy, at) => {
     const tab = h("button", { type: "button", role: "tab" }, strategy.name);
