@@ -17,11 +17,12 @@ from itertools import groupby
 from pathlib import Path
 
 from docs.drawings import DRAWINGS
-from docs.winning import CLOSE, MACHINES, verdict
+from docs.winning import CLOSE, MACHINES, overview, verdict
 from unisono.algorithms import Algorithm, library
 from unisono.algorithms import schedule as make
 from unisono.errors import UnsupportedWorld
 from unisono.schedule import Schedule
+from unisono.schedule.collective import COLLECTIVES
 from unisono.view import to_svg
 from unisono.view.html import to_html
 
@@ -121,6 +122,12 @@ WINNING = (
 )
 
 
+WINNERS = (
+    "As simulated ([what is, and what is not](../simulation.md)). Ranks of a host that "
+    "share memory are another matter: what wins there is [measured](../tuning.md)."
+)
+
+
 def idea(algorithm: Algorithm) -> Iterator[str]:
     """The file's own words without the paper; what is indented there keeps its form."""
     head, *rest = algorithm.story.split("\n\n")
@@ -156,7 +163,9 @@ def table(algorithms: list[Algorithm]) -> str:
 def index() -> str:
     """The table of everything."""
     head = f"# Algorithms\n\nEverything there is, verified and costed at n = {ODD}. "
-    return f"{head}{COLUMNS}\n\n{table(list(library().values()))}\n"
+    parts = [head + COLUMNS, table(list(library().values())), "## Who wins where"]
+    parts += [WINNERS, *map(overview, COLLECTIVES)]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -79,6 +79,26 @@ def closest(name: str, collective: str) -> Best | None:
     return min(found, key=lambda b: b.slower) if found else None
 
 
+def overview(collective: str) -> str:
+    """Who is fastest where: a line for each machine, a column for each of some sizes.
+
+    Only the first is named, though others may be as good.
+    """
+    places = [0] if collective == "barrier" else range(2, len(SIZES), 3)
+    sizes = (
+        "any"
+        if collective == "barrier"
+        else " | ".join(format_bytes(SIZES[at]) for at in places)
+    )
+    rows = [f"| {collective} | {sizes} |", "|---" * (len(places) + 1) + "|"]
+    for machine, words in MACHINES.items():
+        told = compared(collective, machine)
+        first = (told.ranking(at)[0].algorithm for at in places)
+        cells = " | ".join(f"[{name}]({idea(name)}.md)" for name in first)
+        rows.append(f"| {words} | {cells} |")
+    return "\n".join(rows)
+
+
 def ranges(flags: list[bool]) -> Iterator[str]:
     """Runs of sizes, in words: "up to 4 KiB", "64 KiB to 1 MiB", "from 16 MiB on"."""
     at = 0

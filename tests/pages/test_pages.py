@@ -26,6 +26,17 @@ def test_every_algorithm_has_its_page(docs, name):
             assert text.rstrip().endswith(algorithm.paper)
 
 
+def test_the_table_of_everything_tells_who_wins_where(docs):
+    text = (docs / "algorithms" / "index.md").read_text(encoding="utf-8")
+    for collective, name in library():
+        assert re.search(rf"^\| {collective} \| \[{name}\b", text, re.MULTILINE)
+        table = (
+            text.partition(f"| {collective} | 1 KiB |")[2]
+            or text.partition(f"| {collective} | any |")[2]
+        )
+        assert re.search(r"^\| two hosts of two \| \[[a-z_]+", table, re.MULTILINE)
+
+
 def test_pictures_are_drawings_with_a_title(docs):
     pictures = sorted((docs / "pictures").glob("*.svg"))
     assert {"costs.svg", "overlap.svg", "memory.svg"} <= {p.name for p in pictures}
