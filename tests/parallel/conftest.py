@@ -29,6 +29,23 @@ def threads():
     return run
 
 
+@pytest.fixture
+def refusals(threads):
+    """refusals(n, function): what each of n ranks raises; all of them must."""
+
+    def run(n, function):
+        def refused(comm):
+            try:
+                function(comm)
+            except Exception as error:
+                return error
+            raise AssertionError(f"rank {comm.rank} was told nothing")
+
+        return threads(n, refused)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def forks():
     """The process that the ranks which are processes are forked from."""

@@ -28,7 +28,9 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument, UsageError
+from unisono.parallel.agreement import heard
 from unisono.parallel.flat import Named, needs_grad, offsets, views
+from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
 
 MIB = 1 << 20
@@ -101,6 +103,7 @@ class Buckets:
     def __init__(
         self,
         buckets: list[Bucket],
+        comm: Communicator,
         *,
         launch: Callable[[Bucket], None],
         land: Callable[[list[Bucket]], None],
@@ -110,7 +113,7 @@ class Buckets:
         keeps_grads: bool = True,
     ) -> None:
         """Hook every parameter."""
-        self.buckets = buckets
+        self.buckets, self.comm = buckets, comm
         self.sync = True
         self.steps = 0
         self.order: list[nn.Parameter] = []
@@ -164,10 +167,11 @@ class Buckets:
         grad, place = param.grad, bucket.views[i]
         assert grad is not None
         if grad.is_sparse:
-            raise UsageError(
-                f"{bucket.names[i]}: its gradient is sparse and buckets are dense; "
-                "give the embedding sparse=False"
-            )
+            with heard(self.comm, "an error: sparse gradient"):
+                raise UsageError(
+                    f"{bucket.names[i]}: its gradient is sparse and buckets are dense; "
+                    "give the embedding sparse=False"
+                )
         if grad.data_ptr() != place.data_ptr():
             place.copy_(grad)
         if self._keeps_grads or not self.sync:
@@ -197,11 +201,12 @@ class Buckets:
         unused = [b.names[i] for b in self.buckets for i in sorted(b.missing)]
         if unused and not self._finds_unused:
             self._running = False
-            raise UsageError(
-                f"backward: {len(unused)} parameters got no gradient (the first is "
-                f"{unused[0]}); use all of them in every step, or say "
-                "find_unused_parameters=True"
-            )
+            with heard(self.comm, "an error: unused parameters"):
+                raise UsageError(
+                    f"backward: {len(unused)} parameters got no gradient (the first is "
+                    f"{unused[0]}); use all of them in every step, or say "
+                    "find_unused_parameters=True"
+                )
         for bucket in self.buckets:
             if bucket.data is None:
                 self._take(bucket)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import BadArgument, Corrupted
+from unisono.parallel.agreement import prepared
 from unisono.runtime.communicator import Communicator
 
 _NAMES = {
@@ -50,10 +51,12 @@ def save(
     comm: Communicator | None = None,
 ) -> None:
     """Write tensors by name. With `comm`, its first rank writes and all wait for it."""
-    if comm is None or comm.rank == 0:
+    if comm is None:
         _write(Path(path), state)
-    if comm is not None:
-        comm.barrier(label="checkpoint saved")
+        return
+    with prepared(comm, "save"):
+        if comm.rank == 0:
+            _write(Path(path), state)
 
 
 def _write(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -39,7 +39,7 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel import functions
-from unisono.parallel.agreement import agree
+from unisono.parallel.agreement import agree, heard, prepared
 from unisono.parallel.sharded import shared_out
 from unisono.runtime.communicator import Communicator
 
@@ -100,7 +100,8 @@ def ring_attention(
 
     `balanced` tells how the sequence was cut; it matters to causal attention only.
     """
-    _fit("ring_attention", q, k, v, 2 if balanced and causal else 1)
+    with heard(comm, "an error: attention's input"):
+        _fit("ring_attention", q, k, v, 2 if balanced and causal else 1)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     made: Tensor = _Ring.apply(q, k, v, comm, causal, balanced, scale)
     return made
@@ -256,15 +257,16 @@ def all_to_all_attention(
 ) -> Tensor:
     """The same as `ring_attention` for (b, h, t, d), where n divides the heads."""
     where, n = "all_to_all_attention", comm.world_size
-    _fit(where, q, k, v, 2 if balanced and causal else 1)
-    if q.dim() != 4:
-        raise BadArgument(
-            f"{where}: queries are {list(q.shape)}; expected (batch, heads, tokens, "
-            "features)"
-        )
-    for x in (q, k, v):
-        shared_out(f"{where}: heads", x.shape[1], n)
-    agree(comm, where, [f"forward: {q.dtype}{list(q.shape)}, keys {list(k.shape)}"])
+    with prepared(comm, where) as told:
+        _fit(where, q, k, v, 2 if balanced and causal else 1)
+        if q.dim() != 4:
+            raise BadArgument(
+                f"{where}: queries are {list(q.shape)}; expected (batch, heads, "
+                "tokens, features)"
+            )
+        for x in (q, k, v):
+            shared_out(f"{where}: heads", x.shape[1], n)
+        told.append(f"forward: {q.dtype}{list(q.shape)}, keys {list(k.shape)}")
     order = _order(n * q.shape[2], n, balanced) if causal else None
     whole = []
     for name, x in (("queries", q), ("keys", k), ("values", v)):

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.parallel.agreement import prepared
 from unisono.parallel.buckets import MIB, Bucket, Buckets, fill
 from unisono.parallel.compressed import Compression, PerBucket
 from unisono.parallel.flat import (
@@ -63,8 +64,13 @@ class DDP(nn.Module):
         """Begin with the first rank's parameters and buffers; all ranks together."""
         super().__init__()
         self.module, self.comm = module, comm
-        every = trainable(module, "DDP")
-        named = [(name, p) for name, p in every if not is_apart(p, comm)]
+        with prepared(comm, "DDP") as told:
+            every = trainable(module, "DDP")
+            named = [(name, p) for name, p in every if not is_apart(p, comm)]
+            first = fill(named[::-1], int(bucket_cap_mb * MIB))
+            told += [f"bucket_cap_mb = {bucket_cap_mb}", f"overlap = {overlap}"]
+            told.append(f"find_unused_parameters = {find_unused_parameters}")
+            told.append(f"broadcast_buffers = {broadcast_buffers}")
         same_start(comm, module, "DDP", leaves_apart=True)
         self._names = {param: name for name, param in named}
         self._cap = int(bucket_cap_mb * MIB)
@@ -78,10 +84,11 @@ class DDP(nn.Module):
         for _, param in named:
             sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
         self._rooms = {dtype: room(comm, size, dtype) for dtype, size in sizes.items()}
-        buckets = self._housed(fill(named[::-1], self._cap))
+        buckets = self._housed(first)
         self.compression = Compression(comm, codec, buckets)
         self._buckets = Buckets(
             buckets,
+            comm,
             launch=self._all_reduce,
             land=self._landed,
             overlap=overlap,

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, whole_number
 from unisono.parallel import functions
-from unisono.parallel.agreement import agree
+from unisono.parallel.agreement import heard, prepared
 from unisono.parallel.flat import keep_apart, same_start
 from unisono.parallel.sharded import shared_out
 from unisono.runtime.communicator import Communicator
@@ -81,20 +81,14 @@ class MoE(nn.Module):
         self.comm, self.replicas = comm, replicas
         self.gate = gate
         self.num_experts = len(experts)
-        self.top_k = whole_number("MoE: top_k", top_k)
         self.capacity_factor = capacity_factor
-        told = f"{len(experts)} experts, top_k = {top_k}, capacity {capacity_factor}"
-        agree(comm, "MoE", [told])
-        if not 1 <= self.top_k <= self.num_experts:
-            raise BadArgument(
-                f"MoE: top_k = {top_k}: expected 1..{self.num_experts}, the experts"
+        outer = comm if replicas is None else replicas
+        with prepared(outer, "MoE"), prepared(comm, "MoE") as told:
+            self.top_k = self._checked(top_k)
+            mine = shared_out("MoE: experts", self.num_experts, comm.world_size)
+            told.append(
+                f"{len(experts)} experts, top_k = {top_k}, capacity {capacity_factor}"
             )
-        if capacity_factor is not None and not capacity_factor > 0:
-            raise BadArgument(
-                f"MoE: capacity_factor = {capacity_factor}: expected more than 0, or "
-                "None to drop nothing"
-            )
-        mine = shared_out("MoE: experts", self.num_experts, comm.world_size)
         everything = nn.ModuleList([gate, *experts])
         for others in (replicas, comm):
             if others is not None:
@@ -105,6 +99,19 @@ class MoE(nn.Module):
             keep_apart(param, comm)
             if param.requires_grad:
                 self._average(name, param)
+
+    def _checked(self, top_k: int) -> int:
+        if not 1 <= whole_number("MoE: top_k", top_k) <= self.num_experts:
+            raise BadArgument(
+                f"MoE: top_k = {top_k}: expected 1..{self.num_experts}, the experts"
+            )
+        capacity = self.capacity_factor
+        if capacity is not None and not capacity > 0:
+            raise BadArgument(
+                f"MoE: capacity_factor = {capacity}: expected more than 0, or None to "
+                "drop nothing"
+            )
+        return top_k
 
     def forward(self, x: Tensor) -> Tensor:
         """What the experts make of this rank's tokens, in the shape of x."""
@@ -129,10 +136,11 @@ class MoE(nn.Module):
         """Choose experts for the tokens, and sort by expert what is to be sent."""
         scores = self.gate(rows).float() if rows.dtype.itemsize < 4 else self.gate(rows)
         if scores.shape[-1] != self.num_experts:
-            raise BadArgument(
-                f"MoE: the gate scores {scores.shape[-1]} experts, there are "
-                f"{self.num_experts}"
-            )
+            with heard(self.comm, "an error: the gate"):
+                raise BadArgument(
+                    f"MoE: the gate scores {scores.shape[-1]} experts, there are "
+                    f"{self.num_experts}"
+                )
         shares = scores.softmax(-1)
         best, chosen = shares.topk(self.top_k, dim=-1)
         if self.top_k > 1:

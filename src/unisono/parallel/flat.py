@@ -24,7 +24,8 @@ from unisono.parallel.agreement import agree
 from unisono.runtime.communicator import Communicator
 
 Named = list[tuple[str, nn.Parameter]]
-BROADCAST_BYTES = 8 << 20
+BROADCAST_BYTES = 1 << 20
+"""From here on a tensor is sent from where it lies; smaller ones go together."""
 
 
 def needs_grad(x: object) -> bool:
@@ -120,20 +121,32 @@ class Pool:
 def broadcast_tensors(
     comm: Communicator, tensors: Sequence[Tensor], *, root: int = 0, label: str = ""
 ) -> None:
-    """Give every rank the root's values, many small tensors in one message."""
+    """Give every rank the root's values, many small tensors in one message.
+
+    Large ones are sent as they lie: a copy of megabytes would be given back to malloc,
+    which from then on keeps holes of that size.
+    """
     with torch.no_grad():
         for same in _batches(tensors):
-            flat = torch.cat([t.detach().reshape(-1) for t in same])
+            alone = len(same) == 1 and same[0].is_contiguous()
+            flat = (
+                same[0].detach().view(-1)
+                if alone
+                else torch.cat([t.detach().reshape(-1) for t in same])
+            )
             comm.broadcast(flat, root=root, label=label)
-            if comm.rank != root:
+            if comm.rank != root and not alone:
                 for tensor, part in zip(same, views(flat, same), strict=True):
                     tensor.detach().copy_(part)
 
 
 def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type each, so few that a copy of them does not matter."""
+    """Small tensors of one type together, and every large one by itself."""
     open_ones: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
+        if tensor.nbytes >= BROADCAST_BYTES:
+            yield [tensor]
+            continue
         same = open_ones.setdefault(tensor.dtype, [])
         same.append(tensor)
         if sum(t.nbytes for t in same) >= BROADCAST_BYTES:

@@ -33,9 +33,10 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument
+from unisono.parallel.agreement import heard
 from unisono.parallel.compressed import dense
 from unisono.parallel.flat import Pool, needs_grad, same_start
-from unisono.parallel.partition import Rule, partition
+from unisono.parallel.partition import Rule, agreed_partition
 from unisono.parallel.pieces import (
     Piece,
     clip_grad_norm,
@@ -77,10 +78,12 @@ class FSDP(nn.Module):
         """Begin with the first rank's parameters; all ranks together."""
         super().__init__()
         self.module, self.comm = module, comm
-        if replicas is not None:
-            same_start(replicas, module, "FSDP")
-        same_start(comm, module, "FSDP")
-        parts = partition(module, units)
+        told = [f"computed in {param_dtype}, reduced in {reduce_dtype}"]
+        told.append(f"reshard_after_forward = {reshard_after_forward}")
+        parts = agreed_partition(module, units, comm, replicas, told)
+        for others in (replicas, comm):
+            if others is not None:
+                same_start(others, module, "FSDP")
         policy = Policy(
             *(comm, replicas, param_dtype, reduce_dtype, reproducible),
             *(dense(param_codec, "FSDP"), dense(reduce_codec, "FSDP")),
@@ -93,7 +96,7 @@ class FSDP(nn.Module):
         self._backward = False
         self._flying: deque[Unit] = deque()
         largest = max((u.count * u.shard.itemsize for u in self.units), default=0)
-        self._pool = Pool(comm, largest, self._land_oldest, rooms=3)
+        self._pool = Pool(comm, largest, self._land_oldest, rooms=2)
         module.register_forward_pre_hook(self._begin_forward)
         for part, unit in self._units.items():
             self._hook(part, unit)
@@ -154,7 +157,8 @@ class FSDP(nn.Module):
         All ranks call it together.
         """
         if args or options.get("prefix"):
-            raise BadArgument("FSDP.state_dict: takes no destination and no prefix")
+            with heard(self.comm, "an error: state_dict"):
+                raise BadArgument("FSDP.state_dict: takes no destination and no prefix")
         state = dict(self.module.state_dict())
         whole = dict(whole_parameters(self.pieces))
         # A parameter that stands in several places has a name for each.
@@ -231,7 +235,8 @@ class FSDP(nn.Module):
             unit.free()
         if learning:
             for leaf in tree_leaves(output):
-                unit.refuse_opaque(leaf)
+                with heard(self.comm, "an error: opaque output"):
+                    unit.refuse_opaque(leaf)
                 if needs_grad(leaf):
                     leaf.register_hook(lambda _: self._begin_unit(unit))
 

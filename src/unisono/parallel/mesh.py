@@ -24,7 +24,7 @@ from types import TracebackType
 import numpy as np
 
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.parallel.agreement import agree
+from unisono.parallel.agreement import agree, prepared
 from unisono.runtime.communicator import Communicator
 
 
@@ -37,10 +37,11 @@ class Mesh:
     def __init__(self, comm: Communicator, **axes: int) -> None:
         """Split the world once for each axis."""
         self.comm = comm
-        self.shape = _shape(comm.world_size, axes)
-        self.axes = tuple(axes)
-        order = host_order(comm.hosts)
-        agree(comm, "Mesh", [f"axes {self}", f"ranks in the order {order}"])
+        with prepared(comm, "Mesh") as told:
+            self.shape = _shape(comm.world_size, axes)
+            self.axes = tuple(axes)
+            order = host_order(comm.hosts)
+            told += [f"axes {self}", f"ranks in the order {order}"]
         self._grid = np.array(order).reshape(self.shape)
         here = np.argwhere(self._grid == comm.rank)[0]
         self._at = {axis: int(i) for axis, i in zip(axes, here, strict=True)}
@@ -80,6 +81,7 @@ class Mesh:
             raise BadArgument(f"Mesh.over{axes}: expected axes, each of them once")
         key = tuple(axis for i, axis in enumerate(self.axes) if i in picked)
         if key not in self._communicators:
+            agree(self.comm, "Mesh.over", [f"axes {', '.join(key)}"])
             members = self.ranks(*key)
             # Named after its first rank, a group has a color that no other has.
             made = self.comm.split(members[0], members.index(self.comm.rank))

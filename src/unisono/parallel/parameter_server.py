@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, CollectiveTimeout, UsageError, whole_number
+from unisono.parallel.agreement import heard, leave, prepared
 from unisono.parallel.flat import room, same_start, shares, trainable, views
 from unisono.parallel.pieces import refuse_closure, refuse_whole
 from unisono.runtime.communicator import Communicator
@@ -52,12 +53,17 @@ class _Flat:
         options: dict[str, Any],
     ) -> None:
         where = type(self).__name__
-        refuse_whole(make, where)
         self.module, self.comm = module, comm
-        self.params = [param for _, param in trainable(module, where)]
-        dtypes = {param.dtype for param in self.params}
-        if len(dtypes) != 1:
-            raise BadArgument(f"{where}: expected parameters of one type, got {dtypes}")
+        with prepared(comm, where) as told:
+            self._check(servers, where)
+            refuse_whole(make, where)
+            self.params = [param for _, param in trainable(module, where)]
+            dtypes = {param.dtype for param in self.params}
+            if len(dtypes) != 1:
+                raise BadArgument(
+                    f"{where}: expected parameters of one type, got {dtypes}"
+                )
+            told.append(f"{servers} servers")
         same_start(comm, module, where)
         count = sum(param.numel() for param in self.params)
         self.flat = room(comm, count, self.params[0].dtype)
@@ -71,7 +77,15 @@ class _Flat:
         if self.serving:
             begin, end = self.spans[comm.rank]
             self.mine = nn.Parameter(self.flat[begin:end])
-            self.inner = make([self.mine], **options)
+        with prepared(comm, where):  # it may refuse its options
+            if self.serving:
+                self.inner = make([self.mine], **options)
+
+    def _check(self, servers: int, where: str) -> None:
+        """Raise if there cannot be so many servers."""
+        n = self.comm.world_size
+        if not 1 <= whole_number(f"{where}: servers", servers) <= n:
+            raise BadArgument(f"{where}: servers = {servers}: expected 1..{n}")
 
     def _collect(self) -> Tensor:
         """The gradients, one after the other; zeros where there are none."""
@@ -114,17 +128,13 @@ class ParameterServer(_Flat):
         **options: Any,
     ) -> None:
         """Begin with the first rank's parameters; all ranks together."""
-        servers = whole_number("ParameterServer: servers", servers)
-        if not 1 <= servers <= comm.world_size:
-            raise BadArgument(
-                f"ParameterServer: servers = {servers}: expected 1..{comm.world_size}"
-            )
         super().__init__(module, comm, servers, optimizer, options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Push the gradients, have the servers step, pull the parameters."""
-        refuse_closure(closure, "ParameterServer")
+        with heard(self.comm, "an error: a closure"):
+            refuse_closure(closure, "ParameterServer")
         grads = self._collect()
         for server, (begin, end) in enumerate(self.spans):
             self.comm.reduce(
@@ -168,18 +178,21 @@ class AsyncParameterServer(_Flat):
         **options: Any,
     ) -> None:
         """Begin with the first rank's parameters; all ranks together."""
-        servers = whole_number("AsyncParameterServer: servers", servers)
-        self.staleness = whole_number("AsyncParameterServer: staleness", staleness)
-        if not 1 <= servers < comm.world_size or self.staleness < 0:
-            raise BadArgument(
-                f"AsyncParameterServer: servers = {servers}, staleness = {staleness}: "
-                f"expected a server and a worker at least among {comm.world_size} "
-                "ranks, and no negative staleness"
-            )
+        self.staleness = staleness
         super().__init__(module, comm, servers, optimizer, options)
         self.clocks = dict.fromkeys(range(servers, comm.world_size), 0)
         self.furthest_ahead = 0
         self._done = False
+
+    def _check(self, servers: int, where: str) -> None:
+        n, staleness = self.comm.world_size, self.staleness
+        whole_number(f"{where}: staleness", staleness)
+        if not 1 <= whole_number(f"{where}: servers", servers) < n or staleness < 0:
+            raise BadArgument(
+                f"{where}: servers = {servers}, staleness = {staleness}: expected a "
+                f"server and a worker at least among {n} ranks, and no negative "
+                "staleness"
+            )
 
     def step(self, closure: Any = None) -> None:
         """Push this worker's gradients and pull what the servers have made of all."""
@@ -254,6 +267,7 @@ class AsyncParameterServer(_Flat):
     ) -> None:
         """Say that no more comes; then all take the final parameters."""
         if error is not None:
+            leave(self.comm, error)  # others wait for its messages
             return
         if not self.serving and not self._done:
             self._done = True

@@ -7,13 +7,15 @@ message and small enough to hold two of: the layers of a transformer are about r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 
 from unisono.errors import BadArgument
+from unisono.parallel.agreement import prepared
 from unisono.parallel.flat import trainable
-from unisono.parallel.units import Member
+from unisono.parallel.units import Member, refuse_mixed
+from unisono.runtime.communicator import Communicator
 
 Rule = Callable[[str, nn.Module], bool] | Collection[type[nn.Module] | nn.Module] | None
 Part = tuple[nn.Module, str, list[Member]]
@@ -44,7 +46,25 @@ def partition(module: nn.Module, rule: Rule) -> list[Part]:
                 )
             if (part, name) not in known[param].places:
                 known[param].places.append((part, name))
+    for name, found in members.items():
+        refuse_mixed(name, found)
     return [(chosen[name], name, found) for name, found in members.items() if found]
+
+
+def agreed_partition(
+    module: nn.Module,
+    rule: Rule,
+    comm: Communicator,
+    replicas: Communicator | None,
+    told: Sequence[str],
+) -> list[Part]:
+    """The same, once all ranks have made it alike; `told` is what else they share."""
+    others = comm if replicas is None else replicas
+    with prepared(others, "FSDP"), prepared(comm, "FSDP") as mine:
+        parts = partition(module, rule)
+        mine += [f"unit {name or 'root'}" for _, name, _ in parts]
+        mine += [*told, "no replicas" if replicas is None else "replicas"]
+    return parts
 
 
 def _chosen(module: nn.Module, rule: Rule) -> dict[str, nn.Module]:

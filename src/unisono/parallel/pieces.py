@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.flat import shares
+from unisono.parallel.flat import Named, shares
 from unisono.runtime.communicator import Communicator
 
 State = dict[str, Any]
@@ -181,3 +181,20 @@ def refuse_whole(optimizer: object, where: str) -> None:
             f"{where}: {name} needs whole parameters, and a rank has runs of their "
             "elements; use one that works element by element, such as AdamW or SGD"
         )
+
+
+def refuse_strangers(groups: list[dict[str, Any]], named: Named) -> None:
+    """Groups are of the module's own parameters, those that learn."""
+    known = {param for _, param in named}
+    strangers = [p for g in groups for p in g["params"] if p not in known]
+    if strangers:
+        raise BadArgument(
+            f"ZeRO: groups have {len(strangers)} tensors that are not trainable "
+            "parameters of the module"
+        )
+
+
+def is_plain(value: object) -> bool:
+    """Whether an option reads the same on every rank that means the same."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(part, bool | int | float | str) for part in parts)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.parallel.agreement import agree
+from unisono.parallel.agreement import or_leaves, prepared
 from unisono.parallel.flat import same_start, shares
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
@@ -91,15 +91,18 @@ class Pipeline(nn.Module):
         """Keep this rank's layers, with the first rank's values; all ranks together."""
         super().__init__()
         self.comm = comm
-        self.microbatches = whole_number("Pipeline: microbatches", microbatches)
-        if order not in ORDERS:
-            raise unknown("order of a pipeline", str(order), ORDERS)
-        if self.microbatches < 1:
-            raise BadArgument(f"Pipeline: microbatches = {microbatches}: at least one")
+        with prepared(comm, "Pipeline") as told:
+            self.microbatches = whole_number("Pipeline: microbatches", microbatches)
+            if order not in ORDERS:
+                raise unknown("order of a pipeline", str(order), ORDERS)
+            if self.microbatches < 1:
+                raise BadArgument(
+                    f"Pipeline: microbatches = {microbatches}: at least one"
+                )
+            ends = _ends(len(layers), comm.world_size, at)
+            told += [f"stages {ends}, {microbatches} micro-batches", order]
         self.order = order
         self._last = comm.rank == comm.world_size - 1
-        ends = _ends(len(layers), comm.world_size, at)
-        agree(comm, "Pipeline", [f"stages {ends}, {microbatches} micro-batches", order])
         same_start(comm, layers, "Pipeline")
         begin, end = ends[comm.rank], ends[comm.rank + 1]
         # Under their own numbers, so that state dicts of stages make that of the whole.
@@ -141,12 +144,13 @@ class Pipeline(nn.Module):
         table = ORDERS[self.order](
             self.comm.rank, self.comm.world_size, self.microbatches
         )
-        for action in table:
-            if action.forward:
-                run.forward(action.number)
-            else:
-                run.backward(action.number)
-        run.finish()
+        with or_leaves(self.comm):  # its neighbours wait for messages
+            for action in table:
+                if action.forward:
+                    run.forward(action.number)
+                else:
+                    run.backward(action.number)
+            run.finish()
         total = torch.tensor([run.total], dtype=torch.float64)
         last = self.comm.world_size - 1
         return float(self.comm.broadcast(total, root=last, label="pipeline: loss"))
@@ -156,15 +160,17 @@ class Pipeline(nn.Module):
         first, m = self.comm.rank == 0, self.microbatches
         needed = [("x", x)] if first else []
         needed += [("target", target), ("loss", loss)] if self._last else []
-        problem = ""
-        for name, value in reversed(needed):
-            if value is None:
-                problem = f"{name} is missing on rank {self.comm.rank}"
-            elif isinstance(value, Tensor) and len(value) < m:
-                problem = f"{name} has {len(value)} rows for {m} micro-batches"
-        agree(self.comm, "Pipeline.step", [problem or "all that is needed"])
-        if problem:
-            raise BadArgument(f"Pipeline.step: {problem}")
+        with prepared(self.comm, "Pipeline.step"):
+            for name, value in needed:
+                if value is None:
+                    raise BadArgument(
+                        f"Pipeline.step: {name} is missing on rank {self.comm.rank}"
+                    )
+                if isinstance(value, Tensor) and len(value) < m:
+                    raise BadArgument(
+                        f"Pipeline.step: {name} has {len(value)} rows for {m} "
+                        "micro-batches"
+                    )
         xs = x.tensor_split(m) if first and x is not None else ()
         ys = target.tensor_split(m) if self._last and target is not None else ()
         return _Parts(xs, ys)

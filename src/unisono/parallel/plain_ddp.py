@@ -37,6 +37,6 @@ class PlainDDP(nn.Module):
 
     def sync(self) -> None:
         """Average every gradient over the ranks."""
-        for param in self.module.parameters():
+        for name, param in self.module.named_parameters():
             if param.grad is not None:
-                self.comm.all_reduce(param.grad, **self._how)
+                self.comm.all_reduce(param.grad, label=name, **self._how)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument
 from unisono.parallel import functions
+from unisono.parallel.agreement import heard
 from unisono.parallel.sharded import Sharded, Ties, shared_out
 from unisono.parallel.tensor import (
     Column,
@@ -211,10 +212,11 @@ def sum_gradient(param: nn.Parameter, comm: Communicator, how: Options) -> None:
 
 def check_length(where: str, x: Tensor, dim: int, comm: Communicator) -> None:
     """Raise if the sequence cannot be cut evenly."""
-    if not -x.dim() <= dim < x.dim():
-        raise BadArgument(
-            f"{where}: {list(x.shape)} has no dim {dim}; say with dim= which is the "
-            "sequence"
-        )
-    told = f"{where}: the sequence, dim {dim} of {list(x.shape)}"
-    shared_out(told, x.shape[dim], comm.world_size)
+    with heard(comm, "an error: sequence length"):
+        if not -x.dim() <= dim < x.dim():
+            raise BadArgument(
+                f"{where}: {list(x.shape)} has no dim {dim}; say with dim= which is "
+                "the sequence"
+            )
+        told = f"{where}: the sequence, dim {dim} of {list(x.shape)}"
+        shared_out(told, x.shape[dim], comm.world_size)

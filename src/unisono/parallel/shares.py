@@ -44,6 +44,7 @@ class Shares:
             self._take_over(bucket)
         self.buckets = Buckets(
             buckets,
+            comm,
             launch=self._launch,
             land=self._land_all,
             take=self._take,

@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.errors import BadArgument
+from unisono.parallel.agreement import heard
 from unisono.runtime.communicator import Communicator
 
 
@@ -101,9 +102,10 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise; in evaluation, with the running statistics, nothing is sent."""
-        self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return super().forward(input)
+        with heard(self.comm, "an error: batch norm's input"):
+            self._check_input_dim(input)
         normal, mean, var, count = _Normalise.apply(input, self.eps, self.comm)
         if self.training and self.running_mean is not None:
             self._remember(mean, var, float(count))

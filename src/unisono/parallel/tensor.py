@@ -36,9 +36,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.errors import BadArgument, UnisonoError, unknown
+from unisono.errors import BadArgument, unknown
 from unisono.parallel import functions
-from unisono.parallel.agreement import agree
+from unisono.parallel.agreement import heard, prepared
 from unisono.parallel.flat import same_start
 from unisono.parallel.sharded import Cut, Sharded, Ties, shared_out
 from unisono.parallel.vocabulary import VocabularyEmbedding
@@ -103,11 +103,12 @@ class RowLinear(Sharded):
     def forward(self, x: Tensor) -> Tensor:
         """All outputs, from this rank's inputs and those of the others."""
         if x.shape[-1] != self.weight.shape[1]:
-            raise BadArgument(
-                f"{self.where}: the input has {x.shape[-1]} features, expected this "
-                f"rank's {self.weight.shape[1]} of {self.in_features}; they come from "
-                "a column-parallel layer before it that does not gather"
-            )
+            with heard(self.comm, "an error: a row's input"):
+                raise BadArgument(
+                    f"{self.where}: the input has {x.shape[-1]} features, expected "
+                    f"this rank's {self.weight.shape[1]} of {self.in_features}; they "
+                    "come from a column-parallel layer before it that does not gather"
+                )
         y = self.left(functional.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
@@ -213,15 +214,20 @@ def parallelize(
     parameters. `reproducible`: the bits depend on nothing but the inputs.
     """
     same_start(comm, module, "parallelize")
-    todo, problem = [], None
-    try:
+    with prepared(comm, "parallelize") as told:
         todo = list(_named(module, plan))
-        told = [f"{name}: {style}" for name, style in todo]
-    except UnisonoError as error:
-        told, problem = [str(error)], error
-    agree(comm, "parallelize", [*told, f"reproducible = {reproducible}"])
-    if problem is not None:
-        raise problem
+        told += [f"{name}: {style}" for name, style in todo]
+        told.append(f"reproducible = {reproducible}")
+    with prepared(comm, "parallelize"):  # a layer may refuse to be cut
+        return _applied(module, comm, todo, reproducible)
+
+
+def _applied(
+    module: nn.Module,
+    comm: Communicator,
+    todo: list[tuple[str, Any]],
+    reproducible: bool,
+) -> nn.Module:
     ties: Ties = {}
     for name, style in todo:
         how: Options = {"label": name, "reproducible": reproducible}

@@ -38,6 +38,17 @@ class Member:
     places: list[tuple[nn.Module, str]]
 
 
+def refuse_mixed(name: str, members: list[Member]) -> None:
+    """Parameters of one unit are gathered in one message, so they have one type."""
+    types = {m.param.dtype for m in members}
+    if len(types) > 1:
+        told = ", ".join(sorted(str(t) for t in types))
+        raise BadArgument(
+            f"FSDP: the unit {name or 'root'} has parameters of {told}; give them one "
+            "type, or make units of one type each"
+        )
+
+
 @dataclass(frozen=True)
 class Policy:
     """How units compute and communicate; the same for all."""
@@ -60,13 +71,6 @@ class Unit:
         self.members, self._how = members, policy
         self.comm = policy.comm
         params = [m.param for m in members]
-        types = {p.dtype for p in params}
-        if len(types) > 1:
-            told = ", ".join(sorted(str(t) for t in types))
-            raise BadArgument(
-                f"FSDP: the unit {self.name} has parameters of {told}; give them one "
-                "type, or make units of one type each"
-            )
         self.begins = offsets(params)
         self.count = self.begins[-1]
         self.counts = counts_of(self.count, self.comm.world_size)
@@ -85,10 +89,7 @@ class Unit:
     def _cut(self, params: list[nn.Parameter]) -> None:
         """The share of this rank, and the pieces that it consists of."""
         size = self.upper - self.lower
-        with torch.no_grad():
-            flat = torch.cat([p.detach().reshape(-1) for p in params])
-            self.shard = room(self.comm, size, params[0].dtype)
-            self.shard.copy_(flat[self.lower : self.upper])
+        self.shard = room(self.comm, size, params[0].dtype)
         self.shard_grad: Tensor | None = None
         self.pieces: list[Piece] = []
         self._spans: list[slice] = []
@@ -98,6 +99,9 @@ class Unit:
             first = min(max(begin - self.lower, 0), size)
             last = max(min(self.begins[i + 1] - self.lower, size), first)
             data = self.shard[first:last]
+            whole = member.param.detach().reshape(-1)
+            skipped = max(self.lower - begin, 0)
+            data.copy_(whole[skipped : skipped + last - first])
             piece = nn.Parameter(data, requires_grad=member.param.requires_grad)
             n = self.comm.world_size
             counts = counts_in(begin, self.begins[i + 1], self.count, n)

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel import functions
+from unisono.parallel.agreement import heard
 from unisono.parallel.sharded import Cut, Sharded, Ties
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
@@ -55,7 +56,8 @@ class VocabularyEmbedding(Sharded):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The rows of these words, whoever has them."""
-        check_words(self.where, tokens, self.num_embeddings)
+        with heard(self.comm, "an error: tokens"):
+            check_words(self.where, tokens, self.num_embeddings)
         mine, local = _mine(tokens, self.first, self.weight.shape[0])
         if self.padding_idx is not None:  # its row gets no gradient
             learns = (tokens != self.padding_idx).unsqueeze(-1)
@@ -114,6 +116,26 @@ def vocabulary_cross_entropy(
     and gets the same loss.
     """
     where = "vocabulary_cross_entropy"
+    with heard(comm, "an error: cross entropy"):
+        counted, flat = _checked(where, logits, target, comm, ignore_index, reduction)
+    how: Options = {"label": where, "reproducible": reproducible}
+    rows = logits.reshape(-1, logits.shape[-1])
+    losses: Tensor = _CrossEntropy.apply(rows, flat, comm, how)
+    losses = losses * counted
+    if reduction == "none":
+        return losses.view(target.shape)
+    return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
+
+
+def _checked(
+    where: str,
+    logits: Tensor,
+    target: Tensor,
+    comm: Communicator,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """Which targets count, and all of them in a row, 0 where they do not."""
     if logits.dim() < 1 or logits.shape[:-1] != target.shape:
         raise BadArgument(
             f"{where}: logits are {list(logits.shape)}, targets {list(target.shape)}; "
@@ -126,13 +148,7 @@ def vocabulary_cross_entropy(
     counted = (target != ignore_index).reshape(-1)
     flat = torch.where(counted, target.reshape(-1), 0)
     check_words(where, flat, logits.shape[-1] * comm.world_size)
-    how: Options = {"label": where, "reproducible": reproducible}
-    rows = logits.reshape(-1, logits.shape[-1])
-    losses: Tensor = _CrossEntropy.apply(rows, flat, comm, how)
-    losses = losses * counted
-    if reduction == "none":
-        return losses.view(target.shape)
-    return losses.sum() / counted.sum() if reduction == "mean" else losses.sum()
+    return counted, flat
 
 
 def check_words(where: str, tokens: Tensor, words: int) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
+from unisono.parallel.agreement import heard, prepared
 from unisono.parallel.buckets import MIB, fill
 from unisono.parallel.compressed import Compression, PerBucket, dense
 from unisono.parallel.flat import same_start, trainable
@@ -34,9 +35,11 @@ from unisono.parallel.fsdp import FSDP
 from unisono.parallel.partition import Rule
 from unisono.parallel.pieces import (
     clip_grad_norm,
+    is_plain,
     load_optimizer_state,
     optimizer_state,
     refuse_closure,
+    refuse_strangers,
     refuse_whole,
 )
 from unisono.parallel.shares import Shares
@@ -72,12 +75,18 @@ class ZeRO(Optimizer):
         **options: Any,
     ) -> None:
         """Begin with the first rank's parameters; all ranks together."""
-        if stage not in (1, 2, 3):
-            raise BadArgument(f"ZeRO: stage = {stage!r}: expected 1, 2 or 3")
-        refuse_whole(optimizer, "ZeRO")
         self.module, self.comm, self.stage = module, comm, stage
-        named = trainable(module, "ZeRO")
-        told = [{"params": [p for _, p in named]}] if groups is None else list(groups)
+        with prepared(comm, "ZeRO") as told:
+            if stage not in (1, 2, 3):
+                raise BadArgument(f"ZeRO: stage = {stage!r}: expected 1, 2 or 3")
+            refuse_whole(optimizer, "ZeRO")
+            named = trainable(module, "ZeRO")
+            every = {"params": [p for _, p in named]}
+            in_groups = [every] if groups is None else list(groups)
+            refuse_strangers(in_groups, named)
+            first = fill(named[::-1], int(bucket_cap_mb * MIB))
+            told += [f"stage {stage}", f"bucket_cap_mb = {bucket_cap_mb}"]
+            told += [f"{k} = {v}" for k, v in options.items() if is_plain(v)]
         self._sharding: Shares | FSDP
         if stage == 3:
             self._sharding = FSDP(
@@ -91,14 +100,15 @@ class ZeRO(Optimizer):
             self._sharding = Shares(
                 module,
                 comm,
-                fill(named[::-1], int(bucket_cap_mb * MIB)),
+                first,
                 keeps=stage == 1,
                 reproducible=reproducible,
                 finds_unused=find_unused_parameters,
                 codec=codec,
             )
         self.pieces = [p for p in self._sharding.pieces if p.param.requires_grad]
-        self.inner = optimizer(self._in_pieces(told, named), **options)
+        with prepared(comm, "ZeRO"):  # it may refuse its options
+            self.inner = optimizer(self._in_pieces(in_groups, named), **options)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
@@ -107,17 +117,12 @@ class ZeRO(Optimizer):
     ) -> list[dict[str, Any]]:
         names = {param: name for name, param in named}
         piece = {p.name: p.param for p in self.pieces}
-        strangers = [p for g in groups for p in g["params"] if p not in names]
-        if strangers:
-            raise BadArgument(
-                f"ZeRO: groups have {len(strangers)} tensors that are not trainable "
-                "parameters of the module"
-            )
         return [g | {"params": [piece[names[p]] for p in g["params"]]} for g in groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step this rank's share, and gather what the others have stepped."""
-        refuse_closure(closure, "ZeRO")
+        with heard(self.comm, "an error: a closure"):
+            refuse_closure(closure, "ZeRO")
         self.inner.step()
         if isinstance(self._sharding, Shares):
             self._sharding.gather()
