@@ -118,6 +118,10 @@ class Unit:
             nn.Parameter(view, requires_grad=p.requires_grad)
             for view, p in zip(views(self.full, params), params, strict=True)
         ]
+        for whole, param in zip(self.wholes, params, strict=True):
+            # What other strategies do with its gradient, as along a sequence.
+            for hook in (param._backward_hooks or {}).values():
+                whole.register_hook(hook)
 
     @property
     def trainable(self) -> list[int]:
