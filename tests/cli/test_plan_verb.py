@@ -42,6 +42,40 @@ def test_what_to_try_next(run):
     assert "nothing fits, on 1024 ranks neither" in out
 
 
+def test_a_mesh(run):
+    code, out, _ = run(
+        *("plan", "gpt2-xl", "--mesh", "dp=2,tp=4", "--batch", "16", "--memory", "24G")
+    )
+    lines = out.splitlines()
+    assert code == 0
+    assert "; 8 ranks, 16 x 1024 tokens" in lines[0]
+    assert [line.split()[0] for line in lines[2:6]] == ["ddp", "zero1", "zero2", "fsdp"]
+    assert lines[6].startswith("# dp=2,tp=4 ddp sends: average ")
+    assert ", tp " in lines[6]
+    assert lines[-1].startswith("24 GiB: ")
+    _, out, _ = run("plan", "gpt2", "--mesh", "pp=4,dp=2", "--batch", "32")
+    assert "a stage of the pipeline idles 16% of the time" in out
+    assert "zero" not in out
+
+
+def test_experts(run):
+    _, out, _ = run("plan", "gpt:layers=4,experts=8", "--mesh", "dp=2,ep=4", "--json")
+    told = json.loads(out)
+    assert set(told["strategies"][0]["axes"]) == {"average", "ep"}
+    assert told["mesh"] == "dp=2,ep=4"
+
+
+def test_a_mesh_is_what_to_try_next(run):
+    model = ("gpt:layers=32,width=4096,words=50304", "--tokens", "8192")
+    how = ("--batch", "16", "--dtype", "bfloat16", "-n", "16", "--memory", "24G")
+    _, out, _ = run("plan", *model, *how)
+    assert "none of these fits on 16 ranks; --mesh" in out
+    suggested = out.rpartition("--mesh ")[2].split()[0]
+    how = (*how[:4], "--mesh", suggested, "--memory", "24G")
+    _, out, _ = run("plan", *model, *how)
+    assert "the simplest that fits" in out
+
+
 def test_the_classic_question(run):
     code, out, _ = run("plan", "7B", "-n", "4", "--compare")
     assert code == 0
@@ -96,6 +130,13 @@ def test_a_module_of_the_users(run, tmp_path):
         (["--batch", "0"], "batch = 0: at least one"),
         (["-n", "0"], "n = 0: at least one"),
         (["--memory", "lots"], "size 'lots'"),
+        (["--mesh", "dp=2,xp=4"], "'xp=4': expected each of dp, tp, pp, cp, ep"),
+        (["--mesh", "dp=2,dp=4"], "'dp=4': expected each"),
+        (["--mesh", "dp=0"], "mesh: dp = 0: at least one"),
+        (["--mesh", "dp=2", "-n", "4"], "mesh dp=2: it has 2 ranks, there are 4"),
+        (["--mesh", "tp=5"], "the width 768 cannot be divided by tp"),
+        (["--mesh", "dp=2", "--compare"], "leave out --mesh"),
+        (["gpt:experts=4,top_k=5"], "top_k = 5: expected 1..4"),
     ],
 )
 def test_what_cannot_be(run, arguments, told):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -19,6 +19,7 @@ from unisono.parallel.estimate import (
     first_that_fits,
     gpt,
 )
+from unisono.parallel.layout import Axes, best_mesh, idle, on_mesh
 from unisono.units import format_bytes, parse_bytes
 
 _KNOWN = {
@@ -61,7 +62,8 @@ def plan(
     model: str = "gpt2",
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "8",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    mesh: str = "",
     batch: int = 8,
     tokens: int = 1024,
     dtype: str = "float32",
@@ -75,13 +77,18 @@ def plan(
 
     Example: unisono plan gpt2-xl -n 8 --batch 16 --memory 24G
 
+    Example: unisono plan gpt2-xl --mesh dp=2,tp=4 --batch 16 --memory 24G
+
     Parameters
     ----------
     model
-        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt:layers=12,width=768,words=256,
-        a number of parameters as 7B, or file.py:Name, a torch module to count.
+        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt:layers=12,width=768,words=256
+        (with experts=8,top_k=2 a mixture), a number of parameters as 7B, or
+        file.py:Name, a torch module to count.
     n
-        Number of ranks.
+        Number of ranks; 8 if there is no mesh.
+    mesh
+        Strategies put together, as dp=2,tp=2,pp=2: axes dp, tp, pp, cp and ep.
     batch
         Sequences in a step, of all ranks together.
     tokens
@@ -104,25 +111,34 @@ def plan(
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
     found = _model(model, tokens)
+    axes = _axes(mesh) if mesh else None
     at = Setting(
-        parse_world(n),
+        parse_world(n) if n else axes.n if axes else 8,
         batch,
         tokens,
         _ITEMSIZES[dtype],
         _OPTIMIZERS[optimizer],
         microbatches,
     )
-    rows = list(estimates(found, at))
+    rows = list(estimates(found, at) if axes is None else on_mesh(found, at, axes))
     limit = parse_bytes(memory) if memory else 0
-    advice = _advice(found, at, limit) if limit else ""
+    if compare and axes is not None:
+        raise BadArgument(
+            "plan: --compare is about ddp and fsdp alone; leave out --mesh"
+        )
+    advice = _advice(found, at, limit, rows) if limit else ""
     if json:
         told = [{**asdict(row), "memory": row.memory} for row in rows]
         model_told = {**asdict(found), "block": found.block}
-        print_json({"model": model_told, "strategies": told, "advice": advice})
+        print_json(
+            {"model": model_told, "mesh": mesh, "strategies": told, "advice": advice}
+        )
     elif compare:
         _print_comparison(found, at, rows)
     else:
         _print_table(found, at, rows, limit)
+        if axes is not None:
+            _print_axes(at, axes, rows)
         if advice:
             print(advice)
     return 0
@@ -145,14 +161,29 @@ def _model(text: str, tokens: int) -> Model:
     raise unknown("model", text, [*_KNOWN, "gpt:layers=12,width=768", "7B"])
 
 
+def _axes(text: str) -> Axes:
+    """The mesh that is written as dp=2,tp=4."""
+    known = [axis.name for axis in fields(Axes)]
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in known or axis in sizes or not size.isdecimal():
+            raise BadArgument(
+                f"--mesh {text}: {part!r}: expected each of {', '.join(known)} at most "
+                "once, with a number, as in dp=2,tp=4"
+            )
+        sizes[axis] = int(size)
+    return Axes(**sizes)
+
+
 def _shaped(text: str, tokens: int) -> Model:
-    sizes = {"layers": 12, "width": 768, "words": 50257}
+    sizes = {"layers": 12, "width": 768, "words": 50257, "experts": 0, "top_k": 2}
     for part in text.removeprefix("gpt:").split(","):
         key, _, value = part.partition("=")
         if key not in sizes or not value.isdecimal():
             raise BadArgument(
-                f"model {text}: {part!r}: expected layers=, width= or words= with a "
-                "number, as in gpt:layers=12,width=768"
+                f"model {text}: {part!r}: expected layers=, width= or words= (or "
+                "experts= or top_k=) with a number, as in gpt:layers=12,width=768"
             )
         sizes[key] = int(value)
     return gpt(text, **sizes, length=tokens)
@@ -194,25 +225,37 @@ def _print_comparison(model: Model, at: Setting, rows: list[Estimate]) -> None:
     print(f"\n# {model.name}, {at.n} ranks, {at.batch} x {at.length} tokens per step")
 
 
-def _advice(model: Model, at: Setting, limit: int) -> str:
-    """What fits, or what to try next."""
+def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
+    """What goes along each axis, and how long a pipeline idles."""
+    for row in rows:
+        told = ", ".join(f"{k} {format_bytes(v)}" for k, v in row.axes.items())
+        print(f"# {axes} {row.strategy} sends: {told or 'nothing'}")
+    if axes.pp > 1:
+        print(f"# a stage of the pipeline idles {idle(at, axes):.0%} of the time")
+
+
+def _advice(model: Model, at: Setting, limit: int, rows: list[Estimate]) -> str:
+    """What fits, or what to try next: a mesh, or more ranks."""
     room = format_bytes(limit)
-    fits = first_that_fits(model, at, limit)
+    fits = next((row for row in rows if row.memory <= limit), None)
     if fits is not None:
         return f"{room}: take {fits.strategy}, the simplest that fits"
+    if found := _on(model, at, limit):
+        return f"{room}: none of these fits on {at.n} ranks; {found} does"
     for factor in (2, 4, 8, 16, 32, 64, 128):
-        more = Setting(
-            at.n * factor,
-            at.batch,
-            at.length,
-            at.itemsize,
-            at.optimizer,
-            at.microbatches,
-        )
-        fits = first_that_fits(model, more, limit)
-        if fits is not None:
+        more = replace(at, n=at.n * factor)
+        if found := _on(model, more, limit):
             return (
-                f"{room}: nothing fits on {at.n} ranks; {fits.strategy} does on "
+                f"{room}: nothing fits on {at.n} ranks; {found} does on "
                 f"{more.n}. Or recompute activations, or use fewer bytes per number"
             )
     return f"{room}: nothing fits, on {128 * at.n} ranks neither; take a smaller model"
+
+
+def _on(model: Model, at: Setting, limit: int) -> str:
+    """The simplest that fits on so many ranks, a mesh if nothing else does."""
+    fits = first_that_fits(model, at, limit)
+    if fits is not None:
+        return fits.strategy
+    best = best_mesh(model, at, limit)
+    return f"--mesh {best[0]} ({best[1].strategy})" if best else ""
