@@ -2,11 +2,15 @@
 
     python benchmarks/parallel.py             2 and 4 ranks, written to results/
     python benchmarks/parallel.py 2 --quick   a smaller model, a few steps, kept nowhere
+    python benchmarks/parallel.py 2 --memory  peak memory alone, in turns
 
 Every rank has all of them and takes turns, round by round; a figure is the middle of
 the rounds, and a ratio is torch's time over ours. Peak memory is measured in processes
-of their own, one strategy each: how far a rank's share of the memory in use (what ranks
-share is divided among them) rose above what it was before the model was made.
+of their own, one strategy each, by turns, and the middle taken: how far the rank that
+has most rose above what it had before the model was made. It is the kernel's "Pss": all
+pages in use, those that ranks share divided among them. ("Rss", kept beside it, counts
+such a page for each rank that has looked at it, so it grows where ranks read each
+other's memory instead of sending copies; no more memory is in use by that.)
 """
 
 from __future__ import annotations
@@ -163,25 +167,27 @@ def measured(size: list[int], rounds: int, comm: unisono.Communicator) -> Row:
     return {name: median(seconds) for name, seconds in found.items()}
 
 
-def held() -> int:
-    """This process's share of the memory it uses; what ranks share counts once."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    raise LookupError("Pss")
+def held() -> tuple[int, int]:
+    """Bytes of memory that this process uses: its share of it (Pss), and Rss."""
+    told = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    )
+    pss, rss = (int(told[key].split()[0]) << 10 for key in ("Pss", "Rss"))
+    return pss, rss
 
 
-def peak(name: str, size: list[int], comm: unisono.Communicator) -> int:
-    """How far one strategy raises the memory, looked at all the time."""
+def peak(name: str, size: list[int], comm: unisono.Communicator) -> list[int]:
+    """How far one strategy raises Pss and Rss, looked at all the time."""
     strategy(name, [64, 1], comm)()  # what is made once, whatever the model
     gc.collect()
-    before = most = held()
+    before = held()
+    most = list(before)
     over = threading.Event()
 
     def watch() -> None:
-        nonlocal most
         while not over.wait(0.001):
-            most = max(most, held())
+            most[:] = map(max, most, held())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -190,7 +196,7 @@ def peak(name: str, size: list[int], comm: unisono.Communicator) -> int:
         step()
     over.set()
     watching.join()
-    return most - before
+    return [high - low for high, low in zip(most, before, strict=True)]
 
 
 def rank_main(rank: int, n: int, folder: str, size: list[int], job: Any) -> None:
@@ -203,7 +209,8 @@ def rank_main(rank: int, n: int, folder: str, size: list[int], job: Any) -> None
         if isinstance(job, int):
             row = measured(size, job, comm)
         else:
-            row = {job: max(comm.all_gather_object(peak(job, size, comm)))}
+            every = comm.all_gather_object(peak(job, size, comm))
+            row = {job: [max(kind) for kind in zip(*every, strict=True)]}
     if rank == 0:
         Path(folder, "row.json").write_text(json.dumps(row))
     dist.barrier()
@@ -219,32 +226,61 @@ def world(n: int, size: list[int], job: int | str) -> Row:
     return found
 
 
+def peaks(n: int, size: list[int], turns: int) -> Row:
+    """The middle of the peaks of some turns, and all of them."""
+    found: dict[str, list[list[int]]] = {name: [] for name in NAMES[:4]}
+    for _ in range(turns):
+        for name, every in found.items():
+            every.append(world(n, size, name)[name])
+    kinds = {"peak_bytes": 0, "peak_rss_bytes": 1}
+    return {
+        **{
+            told: {
+                name: median(turn[kind] for turn in every)
+                for name, every in found.items()
+            }
+            for told, kind in kinds.items()
+        },
+        "peaks_of_turns": found,
+    }
+
+
+def print_row(row: Row) -> None:
+    """What n ranks have found."""
+    n, memory, seconds = row["n"], row["peak_bytes"], row.get("seconds", {})
+    for name in seconds or memory:
+        told = f"{n} ranks  {name:<12}"
+        told += f"{seconds[name] * 1e3:9.1f} ms a step" if seconds else ""
+        told += f"{memory[name] / 2**20:9.1f} MiB" if name in memory else ""
+        print(told)
+    for ours, theirs in PAIRS.items():
+        told = f"{n} ranks  {ours} against {theirs}: "
+        if seconds:
+            told += f"{seconds[theirs] / seconds[ours]:.2f} times as fast, "
+        print(
+            f"{told}{memory[theirs] / memory[ours]:.2f} times less memory", flush=True
+        )
+
+
 def main() -> None:
     """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("n", nargs="*", type=int, default=[])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=3)
     told = parser.parse_args()
     size, rounds = ([128, 2], 3) if told.quick else ([384, 6], told.rounds)
     rows = []
     for n in told.n or (2, 4):
-        seconds = world(n, size, rounds)
-        memory: Row = {}
-        for name in NAMES[:4]:
-            memory |= world(n, size, name)
-        rows.append({"n": n, "size": size, "seconds": seconds, "peak_bytes": memory})
-        for name in NAMES:
-            print(f"{n} ranks  {name:<12}{seconds[name] * 1e3:9.1f} ms a step", end="")
-            print(f"{memory[name] / 2**20:9.1f} MiB" if name in memory else "")
-        for ours, theirs in PAIRS.items():
-            faster = seconds[theirs] / seconds[ours]
-            less = memory[theirs] / memory[ours]
-            print(f"{n} ranks  {ours} against {theirs}: ", end="")
-            print(
-                f"{faster:.2f} times as fast, {less:.2f} times less memory", flush=True
-            )
-    if not told.n and not told.quick:
+        row: Row = {"n": n, "size": size}
+        row |= peaks(n, size, 1 if told.quick else told.turns)
+        if not told.memory:
+            row["seconds"] = world(n, size, rounds)
+        rows.append(row)
+        print_row(row)
+    if not told.n and not told.quick and not told.memory:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"written to {RESULTS}")
 

@@ -151,13 +151,13 @@ def test_volume_to_the_byte(threads, n, how):
 
 
 @pytest.mark.parametrize("how", BOTH)
-@pytest.mark.parametrize("dp", [1, 2])
-def test_training_with_data_parallelism_on_a_mesh(threads, how, dp):
-    """dp1×cp2 and dp2×cp2, 20 steps: what one process makes of all batches."""
+@pytest.mark.parametrize(("dp", "n"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)])
+def test_training_with_data_parallelism_on_a_mesh(threads, how, dp, n):
+    """cp1 to cp4 and dp2×cp2, 20 steps: what one process makes of all batches."""
     losses, right = one_process(replicas=dp)
 
     def run(comm):
-        with Mesh(comm, dp=dp, cp=2) as mesh:
+        with Mesh(comm, dp=dp, cp=n) as mesh:
             cp = mesh["cp"]
             plain = net(Net, seed=comm.rank)
             for layer in plain.layers:
@@ -176,10 +176,10 @@ def test_training_with_data_parallelism_on_a_mesh(threads, how, dp):
                 mine.append(loss.item())
             return mine, weights(plain)
 
-    found = threads(2 * dp, run)
+    found = threads(n * dp, run)
     for _, state in found:
         same(state, right, 1e-11)
-    means = [sum(step) / (2 * dp) for step in zip(*(f[0] for f in found), strict=True)]
+    means = [sum(step) / (n * dp) for step in zip(*(f[0] for f in found), strict=True)]
     assert means == pytest.approx(losses, rel=1e-11)
 
 
