@@ -71,6 +71,7 @@ class DDP(nn.Module):
             told += [f"bucket_cap_mb = {bucket_cap_mb}", f"overlap = {overlap}"]
             told.append(f"find_unused_parameters = {find_unused_parameters}")
             told.append(f"broadcast_buffers = {broadcast_buffers}")
+            told += [f"codec = {codec}"] if isinstance(codec, str) else []
         same_start(comm, module, "DDP", leaves_apart=True)
         self._names = {param: name for name, param in named}
         self._cap = int(bucket_cap_mb * MIB)

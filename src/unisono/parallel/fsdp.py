@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from unisono.errors import BadArgument
 from unisono.parallel.agreement import heard
 from unisono.parallel.compressed import dense
-from unisono.parallel.flat import Pool, needs_grad, same_start
+from unisono.parallel.flat import Pool, needs_grad
 from unisono.parallel.partition import Rule, agreed_partition
 from unisono.parallel.pieces import (
     Piece,
@@ -79,11 +79,9 @@ class FSDP(nn.Module):
         super().__init__()
         self.module, self.comm = module, comm
         told = [f"computed in {param_dtype}, reduced in {reduce_dtype}"]
+        told.append(f"gathered by {param_codec}, reduced by {reduce_codec}")
         told.append(f"reshard_after_forward = {reshard_after_forward}")
         parts = agreed_partition(module, units, comm, replicas, told)
-        for others in (replicas, comm):
-            if others is not None:
-                same_start(others, module, "FSDP")
         policy = Policy(
             *(comm, replicas, param_dtype, reduce_dtype, reproducible),
             *(dense(param_codec, "FSDP"), dense(reduce_codec, "FSDP")),

@@ -13,7 +13,7 @@ from torch import nn
 
 from unisono.errors import BadArgument
 from unisono.parallel.agreement import prepared
-from unisono.parallel.flat import trainable
+from unisono.parallel.flat import same_start, trainable
 from unisono.parallel.units import Member, refuse_mixed
 from unisono.runtime.communicator import Communicator
 
@@ -58,12 +58,18 @@ def agreed_partition(
     replicas: Communicator | None,
     told: Sequence[str],
 ) -> list[Part]:
-    """The same, once all ranks have made it alike; `told` is what else they share."""
+    """The same, once all ranks have made it alike, with the first rank's parameters.
+
+    `told` is what else must be the same on all.
+    """
     others = comm if replicas is None else replicas
     with prepared(others, "FSDP"), prepared(comm, "FSDP") as mine:
         parts = partition(module, rule)
         mine += [f"unit {name or 'root'}" for _, name, _ in parts]
         mine += [*told, "no replicas" if replicas is None else "replicas"]
+    for ranks in (replicas, comm):
+        if ranks is not None:
+            same_start(ranks, module, "FSDP")
     return parts
 
 

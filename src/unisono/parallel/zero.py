@@ -86,7 +86,8 @@ class ZeRO(Optimizer):
             refuse_strangers(in_groups, named)
             first = fill(named[::-1], int(bucket_cap_mb * MIB))
             told += [f"stage {stage}", f"bucket_cap_mb = {bucket_cap_mb}"]
-            told += [f"{k} = {v}" for k, v in options.items() if is_plain(v)]
+            named_options = {"codec": codec, **options}.items()
+            told += [f"{k} = {v}" for k, v in named_options if is_plain(v)]
         self._sharding: Shares | FSDP
         if stage == 3:
             self._sharding = FSDP(
