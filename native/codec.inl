@@ -54,34 +54,42 @@ template <class T> void write(std::byte *to, T value) {
 // encoded. Groups of 32 get 64 bits by the finalizer of SplitMix64; an element of a group
 // takes its own by the finalizer of MurmurHash3, in lanes of 32 bits.
 
-constexpr std::size_t kGroup = 32;
+constexpr std::size_t kGroup = 32, kRun = 128;
 
 struct Luck {
-  U32 a, b;
+  alignas(64) U32 of[kRun];
+
+  // For as many groups as there are in `count` elements, the first of which is `group`.
+  Luck(std::size_t count, U64 key, U64 group) {
+    for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
+      U64 z = key + (group + 1) * 0x9e3779b97f4a7c15u;
+      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+      z ^= z >> 31;
+      for (U32 i = 0; i < kGroup; ++i) {
+        U32 h = static_cast<U32>(z) + i * 0x9e3779b9u;
+        h = (h ^ (h >> 16)) * 0x85ebca6bu;
+        h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+        of[begin + i] = h ^ (h >> 16) ^ static_cast<U32>(z >> 32);
+      }
+    }
+  }
 };
 
-Luck luck_of(U64 key, U64 group) {
-  U64 z = key + (group + 1) * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  z ^= z >> 31;
-  return {static_cast<U32>(z), static_cast<U32>(z >> 32)};
-}
-
-// `each(begin, size, luck)` for every group, which may be shorter only at the end.
-template <class Each> void in_groups(std::size_t count, U64 key, U64 group, Each each) {
+// `each(begin, size, luck)` for runs of elements, of which only the last may be shorter.
+template <class Each>
+void by_luck(std::size_t count, U64 key, U64 group, Each each) {
   std::size_t begin = 0;
-  for (; begin + kGroup <= count; begin += kGroup)
-    each(begin, Constant<kGroup>(), luck_of(key, group++));
+  for (; begin + kRun <= count; begin += kRun, group += kRun / kGroup)
+    each(begin, Constant<kRun>(), Luck(kRun, key, group));
   if (begin < count)
-    each(begin, count - begin, luck_of(key, group));
+    each(begin, count - begin, Luck(count - begin, key, group));
 }
 
-U32 draw(Luck luck, U32 place) {
-  U32 h = luck.a + place * 0x9e3779b9u;
-  h = (h ^ (h >> 16)) * 0x85ebca6bu;
-  h = (h ^ (h >> 13)) * 0xc2b2ae35u;
-  return h ^ (h >> 16) ^ luck.b;
+template <std::size_t N, class Each>
+void by_luck(Constant<N> count, U64 key, U64 group, Each each) {
+  static_assert(N <= kRun);
+  each(std::size_t(0), count, Luck(N, key, group));
 }
 
 // Small floats --------------------------------------------------------------------------
@@ -297,11 +305,11 @@ template <class Format> struct Plain {
   template <class Size>
   static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
     auto *out = reinterpret_cast<Stored *>(to);
-    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
-      const U32 end = static_cast<U32>(size);
+    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+      const std::size_t end = size;
       UNISONO_APART
-      for (U32 i = 0; i < end; ++i)
-        out[begin + i].value = Format::by_chance(from[begin + i].value, draw(luck, i));
+      for (std::size_t i = 0; i < end; ++i)
+        out[begin + i].value = Format::by_chance(from[begin + i].value, luck.of[i]);
     });
   }
 
@@ -361,12 +369,12 @@ template <class Codes, class Scaling, std::size_t Usual> struct Scaled {
     if (scale.inverse == 0.0f)
       return clear(to + Scaling::bytes, count);
     auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
-    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
-      const U32 end = static_cast<U32>(size);
+    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+      const std::size_t end = size;
       UNISONO_APART
-      for (U32 i = 0; i < end; ++i)
+      for (std::size_t i = 0; i < end; ++i)
         out[begin + i].value =
-            Codes::by_chance(from[begin + i].value * scale.inverse, draw(luck, i));
+            Codes::by_chance(from[begin + i].value * scale.inverse, luck.of[i]);
     });
   }
 
@@ -446,16 +454,19 @@ struct Int4 {
       return clear(to + Scaling::bytes, (count + 1) / 2);
     auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
     const std::size_t half = (count + 1) / 2;
-    // In groups of its own each half, the first before the second.
-    in_groups(count, key, group, [=](std::size_t begin, auto size, Luck luck) {
-      for (U32 i = 0; i < size; ++i) {
-        const U32 code =
-            Whole<7>::by_chance(from[begin + i].value * scale.inverse, draw(luck, i));
-        if (begin + i < half)
-          out[begin + i].value = packed(code, 0);
-        else
-          out[begin + i - half].value |= packed(0, code);
-      }
+    // Place by place, so what is in both halves of a byte is not made at once.
+    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+      std::uint8_t codes[kRun];
+      const std::size_t end = size;
+      UNISONO_APART
+      for (std::size_t i = 0; i < end; ++i)
+        codes[i] = static_cast<std::uint8_t>(
+            Whole<7>::by_chance(from[begin + i].value * scale.inverse, luck.of[i]));
+      const std::size_t lows = half < begin ? 0 : half - begin < end ? half - begin : end;
+      for (std::size_t i = 0; i < lows; ++i)
+        out[begin + i].value = packed(codes[i], 0);
+      for (std::size_t i = lows; i < end; ++i)
+        out[begin + i - half].value |= packed(0, codes[i]);
     });
   }
 
