@@ -191,12 +191,22 @@ def all_wait(pid):
     return doors if sorted(arrived) == [1, 2, 2] else None
 
 
-def test_a_job_that_is_stuck_is_asked_where(tmp_path):
+def looked_at(capfd, pid):
+    """What `unisono top` says of a job, as JSON and for people."""
+    assert main(["top", str(pid), "--json"]) == 0
+    seen = json.loads(capfd.readouterr().out)
+    assert main(["top", str(pid), "--once"]) == 0
+    return seen, capfd.readouterr().out
+
+
+def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     file, folder = tmp_path / "stuck.py", tmp_path / "records"
     file.write_text(STUCK)
     with running("-n", 3, "--records", folder, file) as job:
         until(lambda: all_wait(job.pid))
         flights.write(ask.records(job.pid), tmp_path / "asked")
+        seen, table = looked_at(capfd, job.pid)
         (pid,) = {d.pid for d in ask.one_job(job.pid) if d.rank == 2}
         os.kill(pid, signal.SIGUSR2)
         written = folder / f"unisono-rank2-{pid}.json"
@@ -204,6 +214,14 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path):
         assert ask.ask(ask.Door(pid, 2), "nonsense") == {
             "error": "expected state or record"
         }
+    assert seen["late"] == [2]
+    assert [row["seq"] for row in seen["rows"]] == [2, 2, 1]
+    assert [row["behind"] for row in seen["rows"]] == [0, 0, 1]
+    assert seen["rows"][0]["doing"].startswith("in all_reduce(float64 × 20, sum)")
+    assert seen["rows"][2]["doing"].startswith("after all_reduce(float64 × 10, sum)")
+    assert all(row["rate"] == 0 for row in seen["rows"])
+    assert "3 of 3 ranks; others wait for rank 2" in table
+    assert "1 late" in table
     verdict = why(flights.read(tmp_path / "asked"))
     assert verdict.kind == "missing"
     assert verdict.ranks == (2,)
@@ -237,3 +255,26 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
             assert here.startswith("http://127.0.0.1:")
         finally:
             job.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("x",), "expected the number of a process"),
+        (("--every", "0"), "expected seconds"),
+        (("--every", "soon"), "expected seconds"),
+        (("1", "--once"), "no job of yours"),
+    ],
+)
+def test_a_look_that_cannot_be_is_refused(capfd, words, said):
+    assert main(["top", *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_the_options_of_top_are_frozen(capfd):
+    assert main(["top", "--help"]) == 0
+    out = capfd.readouterr().out
+    assert "Example: unisono top" in out
+    words = {w.strip("│ ,():.;") for w in out.split()}
+    options = {w for w in words if w.startswith("--")}
+    assert options == {"--every", "--json", "--once"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -63,6 +64,17 @@ def counter_example(wrong: ScheduleError) -> dict[str, object]:
         "missing": wrong.missing,
         "doubled": wrong.doubled,
     }
+
+
+def seconds_of(option: str, text: str, *, zero: bool = True) -> float:
+    """The seconds that an option was given."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf or not (seconds or zero):
+        raise BadArgument(f"{option} {text}: expected seconds, as in 2.5")
+    return seconds
 
 
 def print_json(thing: object) -> None:

@@ -8,7 +8,6 @@ found with the sign that ends options, `--`, in between.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -19,7 +18,7 @@ from typing import Annotated, BinaryIO, TextIO
 from cyclopts import App, Parameter
 
 from unisono.cli import _hosts
-from unisono.cli.output import parse_world, print_json
+from unisono.cli.output import parse_world, print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.runtime.fleet import launch_on_hosts
 from unisono.runtime.launch import launch
@@ -144,12 +143,12 @@ def _run(
     json
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
-    grace_s = _seconds("--grace", grace)
+    grace_s = seconds_of("--grace", grace)
     environment = {WATCH: "1", **_hosts.variables(env or [])}
     if records is not None:
         environment[FLIGHT_DIR] = str(records.absolute())
     if timeout_s:
-        seconds = _seconds("--timeout-s", timeout_s, zero=False)
+        seconds = seconds_of("--timeout-s", timeout_s, zero=False)
         environment["UNISONO_TIMEOUT_S"] = str(seconds)
     places = _hosts.places(hosts, hostfile, _ranks(n))
     world = _hosts.world(places) if places else _ranks(n) or _cores()
@@ -187,16 +186,6 @@ def _ranks(text: str) -> int | None:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _seconds(option: str, text: str, *, zero: bool = True) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf or not (seconds or zero):
-        raise BadArgument(f"{option} {text}: expected seconds, as in 2.5")
-    return seconds
 
 
 def _only(text: str, world: int | None) -> frozenset[int] | None:

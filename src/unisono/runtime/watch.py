@@ -155,11 +155,17 @@ def state(transport: Transport) -> dict[str, Any]:
         "pids": [peer.pid for peer in transport.peers],
         "job": os.environ.get("UNISONO_JOB", ""),
         "time_ns": time.monotonic_ns(),
-        "communicators": [_progress(comm) for comm in _open(transport)],
+        "communicators": _progresses(transport),
     }
 
 
-def _progress(comm: Any) -> dict[str, Any]:
+def _progresses(transport: Transport) -> list[dict[str, Any]]:
+    last = {e["pg_id"]: e for e in recorder.records(transport.logbook)}
+    return [_progress(comm, last.get(comm._native.id())) for comm in _open(transport)]
+
+
+def _progress(comm: Any, last: dict[str, Any] | None) -> dict[str, Any]:
+    """`last` is the record of the latest call."""
     native = comm._native
     states = native.states()
     arrived, *notes = states[comm.rank][:3]
@@ -172,6 +178,9 @@ def _progress(comm: Any) -> dict[str, Any]:
         "arrived": [s[0] for s in states],
         "gone": [r for r, s in enumerate(states) if s[4] or s[5]],
         "call": describe(now) if now and arrived else "",
+        "inside": last is not None and not last["retired"],
+        "since_ns": last["time_created_ns"] if last else 0,
+        "ended_ns": (last["time_discovered_completed_ns"] or 0) if last else 0,
         "trouble": Trouble(native.verdict()[0]).name.lower(),
         "sent_bytes": native.sent_bytes(),
         "timeout_s": comm.timeout_s,

@@ -1,0 +1,136 @@
+"""A job that runs, at a glance: who is where, who is behind, how much is sent.
+
+    before = look(doors); ...; print(look(doors, before))
+
+Everything is asked of the ranks (`ask`); rates are what changed between two looks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unisono.trace import ask
+
+SILENT = "does not answer"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rank in one of its communicators; `seconds` since its last call began or ended.
+
+    `behind` is by how many calls it is behind the furthest; `rate` in bytes per second.
+    """
+
+    rank: int
+    pid: int
+    group: str
+    seq: int
+    behind: int
+    doing: str
+    seconds: float
+    sent: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class Glance:
+    """All ranks that can be asked here, at one time."""
+
+    time: float
+    job: str
+    world_size: int
+    rows: tuple[Row, ...]
+
+    @property
+    def late(self) -> list[int]:
+        """The ranks that others wait for: they are behind, and some are in a call."""
+        waiting = {row.group for row in self.rows if row.doing.startswith("in ")}
+        return sorted(
+            {row.rank for row in self.rows if row.behind and row.group in waiting}
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "late": self.late}
+
+
+def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
+    """Ask all ranks."""
+    now = time.monotonic()
+    states = {door: ask.ask(door, "state") for door in doors}
+    told = [state for state in states.values() if state is not None]
+    rows = [
+        row
+        for door, state in states.items()
+        for row in _rows(door, state, told, now, before)
+    ]
+    first: dict[str, Any] = told[0] if told else {"job": "", "world_size": 0}
+    return Glance(now, first["job"], first["world_size"], tuple(sorted(rows, key=_key)))
+
+
+def _key(row: Row) -> tuple[str, int]:
+    return "" if row.group == "world" else row.group, row.rank
+
+
+def _rows(
+    door: ask.Door,
+    state: dict[str, Any] | None,
+    told: Sequence[dict[str, Any]],
+    now: float,
+    before: Glance | None,
+) -> list[Row]:
+    if state is None:
+        return [Row(door.rank, door.pid, "world", 0, 0, SILENT, 0.0, 0, None)]
+    furthest = _furthest(told)
+    rows = []
+    for group in state["communicators"]:
+        behind = furthest[group["name"], tuple(group["ranks"])] - group["seq"]
+        row = Row(
+            state["rank"],
+            state["pid"],
+            group["name"],
+            group["seq"],
+            behind,
+            _doing(group),
+            _since(group, state["time_ns"]),
+            group["sent_bytes"],
+            _rate(before, state["rank"], group, now),
+        )
+        rows.append(row)
+    return rows
+
+
+def _furthest(told: Sequence[dict[str, Any]]) -> dict[tuple[str, tuple[int, ...]], int]:
+    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    for state in told:
+        for group in state["communicators"]:
+            key = group["name"], tuple(group["ranks"])
+            found[key] = max(found.get(key, 0), group["seq"])
+    return found
+
+
+def _doing(group: dict[str, Any]) -> str:
+    if group["trouble"] != "none":
+        return f"broken: {group['trouble'].replace('_', ' ')}"
+    if not group["seq"]:
+        return "no call yet"
+    return f"in {group['call']}" if group["inside"] else f"after {group['call']}"
+
+
+def _since(group: dict[str, Any], now_ns: int) -> float:
+    since = group["since_ns"] if group["inside"] else group["ended_ns"]
+    return max(0.0, (now_ns - since) / 1e9) if since else 0.0
+
+
+def _rate(
+    before: Glance | None, rank: int, group: dict[str, Any], now: float
+) -> float | None:
+    if before is None or now <= before.time:
+        return None
+    for row in before.rows:
+        if (row.rank, row.group) == (rank, group["name"]):
+            return float(max(0, group["sent_bytes"] - row.sent) / (now - before.time))
+    return None
