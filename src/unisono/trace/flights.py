@@ -208,23 +208,41 @@ def write(told: Mapping[int, Any], folder: Path) -> None:
 
 
 def to_pickle(folder: Path, into: Path) -> list[Path]:
-    """The same records for torchfrtrace: one pickle per rank, named after it.
-
-    Its analyser knows NCCL's names, and a process group as a name and a description.
-    """
+    """The same records for torchfrtrace: one pickle per rank, named after it."""
     into.mkdir(parents=True, exist_ok=True)
     files = []
-    for rank in read(folder):
-        source = max(folder.glob(f"unisono-rank{rank}-*.json"))
+    for rank, flight in read(folder).items():
+        source = folder / f"unisono-rank{rank}-{flight.pid}.json"
         told = msgspec.json.decode(source.read_bytes())
         told["version"] = "2.10"
+        members = {name: group.ranks for name, group in groups([flight]).items()}
         for entry in told["entries"]:
-            name = entry["profiling_name"].replace("all_to_all", "all_to_all_single")
-            entry["profiling_name"] = f"nccl:{name}"
-            entry["pg_id"] = int(entry["process_group"][0] or 0) % (1 << 31)
+            _as_torch(entry, members.get(entry["process_group"][0], ()), rank)
             entry["time_created_ns"] += told["clock_ns"]
         told["pg_config"] = {s["name"]: s for s in told["pg_config"].values()}
         file = into / f"rank_{rank}"
         file.write_bytes(pickle.dumps(told))
         files.append(file)
     return files
+
+
+def _as_torch(entry: dict[str, Any], members: Sequence[int], rank: int) -> None:
+    """Change a record to what torchfrtrace expects.
+
+    It knows a few libraries by name, of which we borrow one; each rank's own sizes; the
+    ends of a message as part of its name; and no calls that have failed.
+    """
+    name, (count,) = entry["profiling_name"], entry["input_sizes"][0]
+    share = [[count // max(1, len(members))]]
+    if name in ("all_gather", "gather"):
+        entry["input_sizes"] = share
+    elif name in ("reduce_scatter", "scatter"):
+        entry["output_sizes"] = share
+    if entry["is_p2p"]:
+        me = members.index(rank) if rank in members else 0
+        peer = entry["peer"] or 0
+        name += f" {me}->{peer}" if name == "send" else f" {me}<-{peer}"
+    entry["profiling_name"] = f"gloo:{name}"
+    entry["pg_id"] = int(entry["process_group"][0] or 0) % (1 << 31)
+    if entry["state"] == "failed":
+        entry["state"] = "started"
