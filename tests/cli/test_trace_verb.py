@@ -107,7 +107,12 @@ def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
     assert out.count("1.00") == 2
     code, out, _ = run("diff", file, parts, "--json")
     assert {change["ratio"] for change in json.loads(out)} == {1.0}
-    code, out, _ = run("open", file, "--json")
+    code, out, _ = run("open", file, "--json", "--per-rank", tmp_path / "each")
+    each = [read(tmp_path / "each" / f"rank{r}.pt.trace.json.gz") for r in range(4)]
+    assert [one["distributedInfo"]["rank"] for one in each] == [0, 1, 2, 3]
+    assert [faults(one) for one in each] == [[]] * 4
+    mine = [e for e in each[2]["traceEvents"] if e.get("cat") == "collective"]
+    assert len(mine) == 6
     assert json.loads(out)["events"] == len(doc["traceEvents"])
 
 
@@ -156,7 +161,7 @@ def test_the_verbs_have_examples_and_their_options_are_frozen(run):
         told[verb] = sorted(w for w in words if w.startswith("--") and len(w) > 2)
     assert told == {
         "run": ["--json", "--keep"],
-        "open": ["--browser", "--json", "--once", "--port"],
+        "open": ["--browser", "--json", "--once", "--per-rank", "--port"],
         "summary": ["--json"],
         "diff": ["--json"],
         "why": ["--json", "--pickle", "--records"],

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -274,6 +275,42 @@ def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(Corrupted, match="expected a rank's part"):
         read_parts(tmp_path)
+
+
+def test_a_part_of_another_version_is_not_believed(tmp_path):
+    with world(1) as alone:
+        part = tracing.harvest(alone.comms[0]._transport.logbook)
+    part.version += 1
+    (tmp_path / "rank0-1.trace").write_bytes(msgspec.msgpack.encode(part))
+    with pytest.raises(Corrupted, match="record it again"):
+        read_parts(tmp_path)
+
+
+def test_every_event_has_what_loaders_ask_for(tmp_path):
+    doc = good()
+    for event in doc["traceEvents"]:
+        assert {"ph", "name", "pid", "ts"} <= event.keys()
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "X":
+            assert {"cat", "dur", "tid", "args"} <= event.keys()
+            assert isinstance(event["tid"], int)
+    calls = [e["args"] for e in doc["traceEvents"] if e.get("cat") == "collective"]
+    for args in calls:
+        assert args["Collective name"] == "all_reduce"
+        assert args["In msg nelems"] == args["Out msg nelems"] == 100
+        assert (args["Group size"], args["Process Group Name"]) == (2, "0")
+    file = tmp_path / "run.pt.trace.json.gz"
+    trace.write(doc, file)
+    assert read(file) == json.loads(json.dumps(doc))
+
+
+def test_holistic_trace_analysis_loads_the_file(tmp_path):
+    loader = pytest.importorskip("hta.common.trace", reason="HTA is not installed")
+    doc = good()
+    file = tmp_path / "run.pt.trace.json.gz"
+    trace.write(doc, file)
+    _, table, *_ = loader.parse_trace_file(str(file))
+    assert len(table) == sum(e["ph"] == "X" for e in doc["traceEvents"])
 
 
 def test_a_trace_cannot_be_switched_where_nobody_is(monkeypatch):

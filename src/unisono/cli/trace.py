@@ -196,6 +196,7 @@ def open_(
     port: str = str(PORT),
     once: bool = False,
     browser: bool = False,
+    per_rank: Path | None = None,
     json: bool = False,
 ) -> int:
     """Say how to look at a trace, and with --browser open it.
@@ -215,6 +216,8 @@ def open_(
         With --browser: end after the first fetch.
     browser
         Serve the file and open Perfetto's page in a browser.
+    per_rank
+        Also write a file for each rank to this folder, for analysers such as HTA.
     json
         Print one JSON object instead.
     """
@@ -222,6 +225,8 @@ def open_(
     if path.is_dir():
         path = path / "merged.pt.trace.json.gz"
         document.write(doc, path)
+    for rank, part in document.per_rank(doc).items() if per_rank else ():
+        document.write(part, Path(str(per_rank)) / f"rank{rank}.pt.trace.json.gz")
     events, size = len(doc["traceEvents"]), path.stat().st_size
     if json:
         told = {"path": str(path), "events": events, "bytes": size, "viewer": VIEWER}

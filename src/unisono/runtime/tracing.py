@@ -35,6 +35,8 @@ EVENTS = "UNISONO_TRACE_EVENTS"
 MOMENTS = 1 << 17
 """How many moments a rank's ring holds, of 64 bytes each; calls: an eighth."""
 SUFFIX = ".trace"
+VERSION = 1
+"""Of what lies in a part; one of another version is not believed."""
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PINGS = 32
 _TAG = -77  # of the messages that compare clocks
@@ -103,7 +105,7 @@ class Part(msgspec.Struct):
     lost: tuple[int, int]
     sites: dict[int, list[Frame]]
     spans: list[Span]
-    version: int = 1
+    version: int = VERSION
 
 
 _SPANS: list[Span] = []
@@ -187,6 +189,11 @@ def read_part(file: Path) -> Part:
         part = msgspec.msgpack.decode(file.read_bytes(), type=Part)
     except msgspec.DecodeError as why:
         raise Corrupted(f"{file}: expected a rank's part of a trace: {why}") from why
+    if part.version != VERSION:
+        raise Corrupted(
+            f"{file}: a part of version {part.version}, expected {VERSION}: it was "
+            "recorded by another unisono; record it again"
+        )
     if len(part.calls) % CALLED.itemsize or len(part.moments) % MOMENT.itemsize:
         raise Corrupted(f"{file}: a rank's part of a trace, cut short")
     return part

@@ -74,15 +74,21 @@ def write(doc: Document, path: Path) -> None:
         raise BadArgument(f"{path}: cannot be written: {why.strerror}") from why
 
 
-def write_per_rank(parts: Sequence[Part], folder: Path) -> list[Path]:
-    """A file for each rank, as PyTorch's analysers of many ranks want them."""
-    files = []
-    for part in parts:
-        doc = merge([part])
-        file = folder / f"rank{part.rank}.pt.trace.json.gz"
-        write(doc, file)
-        files.append(file)
-    return files
+def per_rank(doc: Document) -> dict[int, Document]:
+    """The same as a document for each rank, as analysers of many ranks want them.
+
+    Arrows between ranks have no place there.
+    """
+    found: dict[int, Document] = {}
+    for rank in sorted({event["pid"] for event in doc["traceEvents"]}):
+        mine = [
+            event
+            for event in doc["traceEvents"]
+            if event["pid"] == rank and event["ph"] not in ("s", "f")
+        ]
+        world = {**doc.get("distributedInfo", {}), "rank": rank}
+        found[rank] = {**doc, "distributedInfo": world, "traceEvents": mine}
+    return found
 
 
 def read_parts(folder: Path) -> list[Part]:
