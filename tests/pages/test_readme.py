@@ -88,7 +88,7 @@ def test_options_that_pages_name_exist():
     assert len(rows) > 10
     option = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
     for row in rows:
-        verb = re.match(r"simulate train|[a-z]+", row)[0].split()
+        verb = re.match(r"simulate train|trace [a-z]+|[a-z]+", row)[0].split()
         code, known = here(["unisono", *verb, "--help"])
         assert code == 0
         told = set(option.findall(row))
