@@ -219,6 +219,24 @@ def test_stage_3_takes_dense_ones(threads):
     threads(2, run)
 
 
+def on_processes(rank):
+    torch.set_num_threads(1)
+    with rank.init(timeout_s=60) as comm:
+        model, _, optimizer = ddp(comm, "topk:0.05")
+        train(comm, model, optimizer, Gpt, steps=3)
+        return [value.tolist() for value in weights(model.module).values()]
+
+
+def test_processes_get_what_threads_get(processes, threads):
+    def run(comm):
+        model, _, optimizer = ddp(comm, "topk:0.05")
+        train(comm, model, optimizer, Gpt, steps=3)
+        return [value.tolist() for value in weights(model.module).values()]
+
+    one, other = processes(2, on_processes)
+    assert one == other == threads(2, run)[0]
+
+
 # --- what cannot be
 
 

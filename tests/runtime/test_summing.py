@@ -14,6 +14,7 @@ from unisono.runtime.remembered import CodedSum
 from unisono.runtime.sparse import RandomKSum, TopKSum
 from unisono.runtime.stages import Staged
 from unisono.runtime.summing import shares
+from unisono.testing import world
 
 NS = [1, 2, 3, 5]
 COUNT = 1000
@@ -305,6 +306,31 @@ def test_codes_of_a_share_are_coded_once(worlds):
         assert not memory["owner"].any()
         parts = [codec.nbytes(size) for size in shares(COUNT, 3)]
         assert sent == [sum(parts) - parts[rank]]
+
+
+# --- beyond one host
+
+
+@pytest.mark.parametrize("spec", ["topk:0.05", "randomk:0.05", "powersgd:2"])
+def test_the_same_between_hosts(worlds, spec):
+    """Three times, so that sizes differ from call to call."""
+
+    def run(comm):
+        found = []
+        for step in range(3):
+            x = gradient(comm.rank, step, 600).reshape(30, 20)
+            found.append(comm.all_reduce(x, codec=spec).tobytes())
+        return found
+
+    with world(3, hosts=(0, 0, 1), timeout_s=60.0) as apart:
+        between = apart.run(run)
+    within = worlds(3).run(run)
+    assert between[0] == between[1] == between[2]
+    if spec.startswith("topk"):  # sums in rank order, whoever shares a host with whom
+        assert between == within
+    for one, other in zip(between[0], within[0], strict=True):
+        one, other = (np.frombuffer(x, np.float32) for x in (one, other))
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 # --- calls in stages
