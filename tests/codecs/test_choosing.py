@@ -140,6 +140,19 @@ def test_warm_up_goes_down_to_the_density():
     assert how.count(10_000) == 100
 
 
+def test_warm_up_goes_down_to_k():
+    how = TopK(k=10, warmup=2)
+    assert [how.count(1000, step) for step in range(3)] == [250, 50, 10]
+    assert [how.count(20, step) for step in range(3)] == [10, 10, 10]
+
+
+def test_a_share_is_rounded_up_but_not_for_nothing():
+    assert TopK(0.07).count(100) == 7
+    assert RandomK(0.07).count(101) == 8
+    assert TopK(0.01).count(3) == 1
+    assert TopK().count(0) == 0
+
+
 # --- how they are spelled
 
 
@@ -178,6 +191,11 @@ def test_names_and_options():
 def test_what_cannot_be(spec, message):
     with pytest.raises(BadArgument, match=message):
         scheme(spec)
+
+
+def test_what_is_no_name():
+    with pytest.raises(BadArgument, match="a float: expected a name such as"):
+        scheme(0.01)
 
 
 @pytest.mark.parametrize("how", [TopK(k=11), RandomK(k=11)])

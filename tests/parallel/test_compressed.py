@@ -6,6 +6,7 @@ import torch
 from nets import Gpt, Mlp, alone, made, same, sgd, train, weights
 from torch import nn
 
+from unisono import codecs
 from unisono.codecs.options import PowerSGD
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel import DDP, FSDP, OneBitAdam, ZeRO
@@ -85,10 +86,10 @@ def test_stages_of_zero_are_alike(threads):
 
 
 def test_a_codec_for_each_bucket(threads):
-    """Large ones are compressed and small ones are not; told as objects, too."""
+    """Large ones are compressed and small ones are coded; told as objects."""
 
     def choose(bucket):
-        return PowerSGD(1) if bucket.count > 500 else None
+        return PowerSGD(1) if bucket.count > 500 else codecs.get("fp16")
 
     def run(comm):
         model = DDP(made(Gpt), comm, bucket_cap_mb=SMALL, codec=choose)
@@ -248,6 +249,7 @@ def test_processes_get_what_threads_get(processes, threads):
         ("fq8", "unknown codec 'fq8'"),
         ("fp8:block=33", "block 33"),
         ("powersgd:0", "rank = 0"),
+        (0.01, "a float: expected a name"),
     ],
 )
 def test_codecs_that_cannot_be(threads, codec, message):

@@ -2,6 +2,7 @@
 
 get, Codec   dense codecs by name: a block of elements becomes a scale and short codes
 reference    the same in NumPy: the definition, which native code equals bit for bit
+options      schemes that choose what to send: topk, randomk, powersgd; `feedback`
 
     fp8 = unisono.codecs.get("fp8")
     code = fp8.encode(x)                 # bytes, fp8.nbytes(x.size) of them

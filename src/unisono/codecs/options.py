@@ -34,8 +34,12 @@ def is_scheme(spec: object) -> bool:
 
 def scheme(spec: str | Scheme) -> Scheme:
     """The scheme that is spelled so; BadArgument says what can be told."""
-    if not isinstance(spec, str):
+    if isinstance(spec, Scheme):
         return spec
+    if not isinstance(spec, str):
+        raise BadArgument(
+            f"codec: a {type(spec).__name__}: expected a name such as 'topk:0.01'"
+        )
     name, _, told = spec.partition(":")
     if name not in SCHEMES:
         raise unknown("codec", name, SCHEMES)

@@ -17,7 +17,6 @@ pseudorandom number generators" (2014), for the mixing of bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +48,7 @@ class RandomK:
 
     def count(self, elements: int) -> int:
         """How many of so many elements are sent."""
-        if self.k:
-            return chosen("randomk", self.k, elements)
-        return min(elements, ceil(self.density * elements))
+        return chosen("randomk", self.k, self.density, elements)
 
 
 def numbers(seed: int, count: int) -> NDArray[np.uint64]:

@@ -60,12 +60,12 @@ class TopK:
 
     def count(self, elements: int, step: int | None = None) -> int:
         """How many of so many elements are sent, in this step."""
-        density = self.density
-        if step is not None and step < self.warmup and density < FIRST_DENSITY:
-            density = FIRST_DENSITY * (density / FIRST_DENSITY) ** (step / self.warmup)
-        if self.k and density == self.density:
-            return chosen("topk", self.k, elements)
-        return min(elements, ceil(density * elements))
+        k = chosen("topk", self.k, self.density, elements)
+        first = FIRST_DENSITY * elements
+        if step is not None and step < self.warmup and k < first:
+            less: float = (k / first) ** (step / self.warmup)
+            return ceil(first * less)
+        return k
 
 
 def check_choice(where: str, density: float, k: int) -> None:
@@ -79,8 +79,10 @@ def check_choice(where: str, density: float, k: int) -> None:
         raise BadArgument(f"{where}: k = {k}: expected 1 or more elements")
 
 
-def chosen(where: str, k: int, elements: int) -> int:
-    """k, if there are so many."""
+def chosen(where: str, k: int, density: float, elements: int) -> int:
+    """k, if it is given and there are so many; or the share, one element at least."""
+    if not k:  # 0.07 * 100 is a little more than 7
+        return ceil(round(density * elements, 6))
     if k > elements:
         raise BadArgument(
             f"{where}: k = {k}, but there are {elements} elements; choose fewer, or "

@@ -40,7 +40,7 @@ from unisono.runtime.stages import Staged, Stages
 from unisono.runtime.summing import Summing
 from unisono.runtime.work import Work
 
-Choice = str | Scheme | None
+Choice = str | codecs.Codec | Scheme | None
 PerBucket = Choice | Callable[[Bucket], Choice]
 FEEDBACK = "+feedback"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,6 +66,7 @@ class Compression:
             if told is None:
                 continue
             _refuse_type(bucket, told)
+            told = str(told) if isinstance(told, codecs.Codec) else told
             if isinstance(told, str) and not _remembers(told):
                 self._codes[bucket.number] = dense(told, "DDP or ZeRO")
             else:
