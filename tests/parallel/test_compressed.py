@@ -171,13 +171,16 @@ def test_dense_codecs_stay_near(threads, make, codec):
     assert 0 < lost < moved * 0.1**2
 
 
+def square():
+    return nn.Linear(64, 64, bias=False)
+
+
 def test_parameters_and_gradients_of_fsdp_in_codes(threads):
     """Gathered twice and reduced once, each a quarter; shards stay as they were."""
 
     def run(comm, both):
-        torch.manual_seed(0)
         told = {"param_codec": "fp8", "reduce_codec": "fp8"} if both else {}
-        model = FSDP(nn.Linear(64, 64, bias=False), comm, **told)
+        model = FSDP(made(square), comm, **told)
         before, shard = comm.sent_bytes, model.units[0].shard.clone()
         y = model(torch.eye(64))
         y.square().sum().backward()
@@ -195,8 +198,7 @@ def test_parameters_and_gradients_of_fsdp_in_codes(threads):
 
 def test_fsdp_across_hosts_codes_only_between_them():
     def run(comm, codec):
-        torch.manual_seed(0)
-        model = FSDP(nn.Linear(64, 64, bias=False), comm, reduce_codec=codec)
+        model = FSDP(made(square), comm, reduce_codec=codec)
         model(torch.eye(64)).square().sum().backward()
         return model.units[0].shard_grad.clone()
 
@@ -353,8 +355,7 @@ def test_what_has_no_gradient_stays(threads):
             return self.rows(x)
 
     def run(comm):
-        torch.manual_seed(0)
-        model = Part()
+        model = made(Part)
         before = model.rows.weight.detach().clone()
         optimizer = OneBitAdam(model, comm, warmup=1)
         for _ in range(3):
