@@ -16,7 +16,16 @@ from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
 from unisono.tune import Costs, Effort, Tuner, candidates, fit, save, tune
 from unisono.tune.files import destination
-from unisono.tune.tuner import MOST_RACED, NEAR, nearest, winner
+from unisono.tune.race import (
+    MOST_RACED,
+    NEAR,
+    WORTH_A_TRY,
+    beats,
+    decided,
+    nearest,
+    promising,
+    winner,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -199,3 +208,27 @@ def test_what_cannot_be_tuned_is_refused():
     ):
         with pytest.raises(BadArgument):
             Effort(**wrong)
+
+
+def test_turns_are_compared_not_means():
+    slow_turns = [1.0, 9.0, 1.0, 9.0, 1.0, 9.0]
+    assert beats(slow_turns, [1.1 * t for t in slow_turns])
+    assert not beats(slow_turns, [1.01 * t for t in slow_turns])
+    assert not beats(slow_turns, slow_turns)
+    # Lucky twice by far, beaten four times by little.
+    assert not beats([1.0] * 6, [9.0, 9.0, 0.9, 0.9, 0.9, 0.9])
+
+
+def test_who_was_lucky_in_the_race_gives_the_place_back():
+    row = Row(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
+    told = {"ring": 1e-6, "direct": 2e-6}
+    kept = decided(row, "direct", told, {"ring": [1.0] * 4, "direct": [2.0] * 4})
+    assert (kept.algorithm, kept.measured, kept.runner_up) == ("ring", 1.0, "direct")
+    lost = decided(row, "direct", told, {"ring": [2.0] * 4, "direct": [2.0] * 4})
+    assert (lost.algorithm, lost.predicted, lost.runner_up) == ("direct", 2e-6, "ring")
+
+
+def test_whom_the_model_thinks_slow_is_tried_all_the_same():
+    told = {"a": 1.0, "b": 0.99 * WORTH_A_TRY, "c": 1.01 * WORTH_A_TRY}
+    assert promising(told) == ["a", "b"]
+    assert promising({}) == []

@@ -4,6 +4,7 @@ fit         latency and bandwidth from measured times, in pieces, with their err
 measure     a stopwatch for all ranks of a communicator
 candidates  algorithms × segments × radix × levels that could win
 price       what each would take, from the fits
+race        who is tried, who is raced, who has won
 tuner       the candidates near the best are raced; the winners make the table
 files       the table on disk; `runtime/tuned.py` reads it
 this        this machine as a topology, with the links that were measured

@@ -6,18 +6,18 @@
     tuner.world()                   what goes into the table
 
 Rank 0 decides what is measured next and tells the others, so all do the same whatever
-their processors make of the last bit. For every size the candidates are predicted, and
-those within 1.25 of the best are raced, always together with what would be chosen
-without a table. Predictions are then corrected by what came out, and who comes near the
-winner now is raced as well. So the model may be wrong, but not unnoticed.
+their processors make of the last bit. For every size the candidates are predicted, all
+that are not hopeless are tried for a moment, and those within 1.25 of the best are
+raced, always together with what would be chosen without a table. Whoever would take the
+place of that has to beat it once more. So the model may be wrong, but not unnoticed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -43,12 +43,8 @@ from unisono.tune.measure import (
     whole_bytes,
 )
 from unisono.tune.price import Costs
+from unisono.tune.race import decided, nearest, promising, winner
 
-NEAR = 1.25
-"""Who is raced: all whose predicted time is at most so many times the best."""
-MOST_RACED = 8
-SAME = 1.03
-"""A difference that is not worth leaving the usual choice for."""
 FURTHER = 2
 """How often those are added who come near once predictions are corrected."""
 _REDUCED = 1 << 20
@@ -173,14 +169,18 @@ class Tuner:
         self.costs = Costs(*fits, message, max(0.0, median(each)), cores)
 
     def _raced(
-        self, collective: str, nbytes: int, names: Sequence[str]
+        self,
+        collective: str,
+        nbytes: int,
+        names: Sequence[str],
+        watch: Stopwatch | None = None,
     ) -> dict[str, list[float]]:
         dtype, n = self.effort.dtype, self.comm.world_size
         count = elements(collective, nbytes, n, DTYPES[dtype].itemsize)
         calls = {
             name: call_of(self.comm, collective, count, dtype, name) for name in names
         }
-        return self.watch.race(calls)
+        return (watch or self.watch).race(calls)
 
     def part(self, collective: str) -> Part:
         """Find the winner of a collective at every size."""
@@ -210,11 +210,12 @@ class Tuner:
             for name in dict.fromkeys([*names, usual])
             if leads
         }
+        tried = self._tried(collective, nbytes, [*promising(told), usual])
         times: dict[str, list[float]] = {}
         refused: set[str] = set()
         for turn in range(1 + FURTHER):
             known = {name: median(found) for name, found in times.items()}
-            wanted = nearest(told, known, refused) if leads else []
+            wanted = nearest(tried, known, refused) if leads else []
             if turn == 0 and leads and usual not in wanted:
                 wanted.append(usual)
             wanted = self.comm.broadcast_object(wanted)
@@ -223,7 +224,25 @@ class Tuner:
             raced = self._raced(collective, nbytes, wanted)
             times |= raced
             refused |= set(wanted) - set(raced)
-        row = winner(nbytes, told, times, usual) if leads else None
+        row = self._agreed(winner(nbytes, told, times, usual) if leads else None)
+        if row.algorithm == usual or usual not in times:
+            return row
+        # The best of many has been lucky: it has to beat the usual one once more.
+        watch = replace(self.watch, rounds=2 * self.watch.rounds)
+        again = self._raced(collective, nbytes, [usual, row.algorithm], watch)
+        return self._agreed(decided(row, usual, told, again) if leads else None)
+
+    def _tried(
+        self, collective: str, nbytes: int, names: Sequence[str]
+    ) -> dict[str, float]:
+        """A short look at everybody who may be good, whatever the model thinks best."""
+        wanted = self.comm.broadcast_object(list(dict.fromkeys(names)))
+        watch = replace(self.watch, batch_s=self.watch.batch_s / 10, rounds=2)
+        found = self._raced(collective, nbytes, wanted, watch)
+        return {name: min(times) for name, times in found.items()}
+
+    def _agreed(self, row: Row | None) -> Row:
+        """Rank 0's, on all ranks."""
         plain = self.comm.broadcast_object(msgspec.to_builtins(row))
         return msgspec.convert(plain, Row)
 
@@ -241,53 +260,6 @@ class Tuner:
             self.added_error,
             time.strftime("%Y-%m-%d %H:%M"),
         )
-
-
-def nearest(
-    told: Mapping[str, float], times: Mapping[str, float], refused: Collection[str] = ()
-) -> list[str]:
-    """Who is to be raced next: within 1.25 of the best, and not raced yet.
-
-    `told` are predictions, `times` what was measured. What was measured of some says
-    how far off predictions are, and the others are taken to be as far off.
-    """
-    if times:
-        off = median(times[a] / told[a] for a in times if told[a] > 0)
-        best = min(times.values())
-    else:
-        off, best = 1.0, min((told[a] for a in told if a not in refused), default=0.0)
-    open_ = [a for a in told if a not in times and a not in refused]
-    close = [a for a in open_ if told[a] * off <= NEAR * best]
-    return sorted(close, key=told.__getitem__)[:MOST_RACED]
-
-
-def winner(
-    nbytes: int,
-    told: Mapping[str, float],
-    rounds: Mapping[str, Sequence[float]],
-    usual: str,
-) -> Row:
-    """The quickest of those raced, by the median of its rounds.
-
-    The usual one stays unless it is beaten clearly: by its median, and by most rounds.
-    """
-    times = {name: median(found) for name, found in rounds.items()}
-    ranked = sorted(times, key=times.__getitem__)
-    first = ranked[0]
-    late = sorted(rounds[first])[3 * len(rounds[first]) // 4]
-    if usual in times and times[usual] <= max(SAME * times[first], late):
-        first = usual
-    second = next((name for name in ranked if name != first), "")
-    return Row(
-        nbytes,
-        nbytes,
-        first,
-        told[first],
-        times[first],
-        second,
-        told.get(second, 0.0),
-        times.get(second, 0.0),
-    )
 
 
 def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -1,0 +1,104 @@
+"""Who is raced, and who has won: decisions from predicted and measured times alone.
+
+The best of many is also the luckiest. So who would take the place of the usual choice
+has to win a race of many, and then to beat it once more, alone and turn by turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
+
+from unisono.runtime.tuned import Row
+
+NEAR = 1.25
+"""Who is raced: all whose predicted time is at most so many times the best."""
+MOST_RACED = 8
+SAME = 1.03
+"""A difference that is not worth leaving the usual choice for."""
+WORTH_A_TRY = 4.0
+"""Who is tried at all: the model is not off by more than that, it is hoped."""
+
+
+def nearest(
+    told: Mapping[str, float], times: Mapping[str, float], refused: Collection[str] = ()
+) -> list[str]:
+    """Who is to be raced next: within 1.25 of the best, and not raced yet.
+
+    `told` are predictions, or times of one try, `times` what was measured. What was
+    measured of some says how far off those are; the others are taken to be as far off.
+    """
+    if times:
+        off = median(times[a] / told[a] for a in times if told[a] > 0)
+        best = min(times.values())
+    else:
+        off, best = 1.0, min((told[a] for a in told if a not in refused), default=0.0)
+    open_ = [a for a in told if a not in times and a not in refused]
+    close = [a for a in open_ if told[a] * off <= NEAR * best]
+    return sorted(close, key=told.__getitem__)[:MOST_RACED]
+
+
+def winner(
+    nbytes: int,
+    told: Mapping[str, float],
+    rounds: Mapping[str, Sequence[float]],
+    usual: str,
+) -> Row:
+    """The quickest of those raced, by the median of its rounds.
+
+    The usual one stays unless it is beaten clearly: by its median, and by most rounds.
+    """
+    times = {name: median(found) for name, found in rounds.items()}
+    ranked = sorted(times, key=times.__getitem__)
+    first = ranked[0]
+    late = sorted(rounds[first])[3 * len(rounds[first]) // 4]
+    if usual in times and times[usual] <= max(SAME * times[first], late):
+        first = usual
+    second = next((name for name in ranked if name != first), "")
+    return Row(
+        nbytes,
+        nbytes,
+        first,
+        told[first],
+        times[first],
+        second,
+        told.get(second, 0.0),
+        times.get(second, 0.0),
+    )
+
+
+def decided(
+    row: Row,
+    usual: str,
+    told: Mapping[str, float],
+    again: Mapping[str, Sequence[float]],
+) -> Row:
+    """The row after its winner and the usual choice have met alone."""
+    names = [row.algorithm, usual]
+    first, second = names if beats(again[names[0]], again[usual]) else names[::-1]
+    return Row(
+        row.nbytes,
+        row.nbytes,
+        first,
+        told[first],
+        median(again[first]),
+        second,
+        told[second],
+        median(again[second]),
+    )
+
+
+def beats(mine: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether one is quicker turn by turn: clearly, and in two turns of three.
+
+    What slows the machine down in a turn slows both, so turns are compared, not means.
+    """
+    ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
+    won = sum(ratio > 1 for ratio in ratios)
+    return median(ratios) > SAME and 3 * won >= 2 * len(ratios)
+
+
+def promising(told: Mapping[str, float]) -> list[str]:
+    """Who is worth a try: all but those that are predicted to be far behind."""
+    best = min(told.values(), default=0.0)
+    return [name for name in told if told[name] <= WORTH_A_TRY * best]
