@@ -65,6 +65,7 @@ def test_conditions_reach_the_simulation(run):
     assert time("--codec", "ratio=0.5") < usual
     assert time("--fidelity", "events") == pytest.approx(usual)
     assert time("--segments", "2") != usual
+    assert time("--reduce", "1GB/s") > usual
 
 
 def test_what_computing_leaves_exposed_is_told(run):
@@ -117,6 +118,8 @@ def test_a_picture_needs_matplotlib(run, tmp_path):
         (("all_reduec", "-t", "ring:4"), "nearest: all_reduce"),
         (("-t", "ring:4", "--compute", "1ms", "--share", "0"), "share 0"),
         (("-t", "ring:4", "--share", "0.5"), "only with --compute"),
+        (("-t", "ring:4", "--reduce", "fast"), "fast"),
+        (("-t", "ring:4", "--reduce", "0GB/s"), "above 0"),
     ],
 )
 def test_wrong_commands_are_one_line(run, arguments, why):
@@ -169,7 +172,7 @@ def test_both_verbs_have_an_example_and_their_options_are_frozen(run):
         "simulate": [
             *("--algorithm", "--codec", "--compute", "--delay", "--failed"),
             *("--fidelity", "--json", "--maxbytes", "--minbytes", "--picture"),
-            *("--plot", "--segments", "--share"),
+            *("--plot", "--reduce", "--segments", "--share"),
             *("--slow", "--stepfactor", "--topology", "--trace"),
         ],
         "topology": ["--json"],

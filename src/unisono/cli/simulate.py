@@ -29,6 +29,7 @@ from unisono.units import (
     format_bandwidth,
     format_bytes,
     format_seconds,
+    parse_bandwidth,
     parse_bytes,
     parse_seconds,
 )
@@ -53,6 +54,7 @@ def simulate(
     slow: list[str] | None = None,
     failed: list[str] | None = None,
     codec: str = "",
+    reduce: str = "",
     compute: str = "",
     share: float = 1.0,
     plot: bool = False,
@@ -92,6 +94,8 @@ def simulate(
         A link that is down, as 4-5 (both ways) or "4>5"; may be given again.
     codec
         What travels instead, as ratio=0.26,encode=1e-11,decode=1e-11 (seconds a byte).
+    reduce
+        How fast a rank adds up, as 20GB/s; otherwise as the topology says.
     compute
         What every rank computes meanwhile, as 5ms: what is left then is exposed.
     share
@@ -118,7 +122,7 @@ def simulate(
         )
     names = listed(algorithm, what, where)
     options = _options(fidelity, delay, slow, failed, codec)
-    options |= _beside(compute, share)
+    options |= _beside(compute, share) | _adding(reduce)
     one = len(names) == 1 and len(sizes) == 1
     if trace and not one:
         raise BadArgument("--trace: takes one --algorithm and one size (-b alone)")
@@ -195,6 +199,16 @@ def _beside(compute: str, share: float) -> dict[str, Any]:
             raise BadArgument(f"--share {share:g}: says something only with --compute")
         return {}
     return {"compute": Compute(parse_seconds(compute), share)}
+
+
+def _adding(reduce: str) -> dict[str, Any]:
+    """The seconds that a byte takes to be added, if that was told."""
+    if not reduce:
+        return {}
+    rate = parse_bandwidth(reduce)
+    if rate <= 0:
+        raise BadArgument(f"--reduce {reduce}: expected above 0")
+    return {"reduce": 1 / rate}
 
 
 def _halves(text: str) -> tuple[str, str, str]:

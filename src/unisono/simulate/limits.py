@@ -24,7 +24,7 @@ from unisono.topology.topology import Topology
 from unisono.transports.base import memory_free
 from unisono.units import format_bytes
 
-BYTES_A_TRANSFER = 160
+BYTES_A_TRANSFER = 200
 """What one costs while its step is simulated: its arrays, sorted and by link."""
 BYTES_A_MESSAGE = 320
 """What one costs the event simulation to the end: itself, its flow, its edges."""
