@@ -2,6 +2,7 @@
 
     sudo .venv/bin/python benchmarks/truth.py            measure, judge, draw: 6 minutes
     .venv/bin/python benchmarks/truth.py judge           what was measured, judged anew
+    .venv/bin/python benchmarks/truth.py memory          shared memory instead: a minute
 
 Hosts are network namespaces with one rank each, joined by a switch; token buckets keep
 their links at 50 Mbit/s, so that two cores are never the limit. From messages between
@@ -20,11 +21,16 @@ What would be measured besides the links is kept out of it:
   default, remembers the share that it had in the last crowd and starts from there.
 - Every call is made twice before it is timed, so that windows are open. A time is the
   least of some: from the first rank's start to the last one's end, all on one clock.
+
+In shared memory nothing is kept out: four ranks on the cores that there are, `tune`'s
+fits of messages, of all_gather and reduce_scatter by direct, and its prices for every
+other candidate. The error is what it is.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -34,14 +40,16 @@ from typing import Any
 
 import numpy as np
 
+import unisono
 from unisono import Communicator
 from unisono.cli._matplotlib import pyplot, save
 from unisono.simulate import simulate
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.topology import Topology
 from unisono.topology.presets import switch
+from unisono.tune import Tuner, candidates
 from unisono.tune.fit import Fit, fit
-from unisono.tune.measure import call_of, elements, whole_bytes
+from unisono.tune.measure import Stopwatch, call_of, elements, whole_bytes
 
 RESULTS = Path(__file__).parent / "results" / "truth.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "truth.svg"
@@ -218,6 +226,52 @@ def judge(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+# Shared memory
+
+
+def in_memory(comm: Communicator) -> list[Row]:
+    """What `tune` predicts from its fits, and what comes out."""
+    tuner = Tuner(comm)
+    tuner.links()
+    watch, n = Stopwatch(comm, batch_s=5e-3, rounds=5), comm.world_size
+    rows: list[Row] = []
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        known = collective in ("all_gather", "reduce_scatter")
+        names = candidates(collective, comm.hosts)
+        names = [name for name in names if not (known and name == "direct")]
+        for nbytes in (64 << 10, 512 << 10, 4 << 20):
+            count = elements(collective, nbytes, n, ITEM)
+            calls = {
+                name: call_of(comm, collective, count, "float32", name)
+                for name in names
+            }
+            whole = whole_bytes(collective, count, n, ITEM)
+            for name, times in watch.race(calls).items():
+                row = _row(collective, name, n, whole, float(np.median(times)))
+                found = tuner.costs.seconds(collective, name, comm.hosts, whole)
+                rows.append(
+                    row | {"predicted": found, "error": found / row["measured"] - 1}
+                )
+    return rows
+
+
+def memory() -> None:
+    """Judge the prices of `tune` on four ranks of this machine."""
+    rows = unisono.spawn(in_memory, 4, timeout_s=600)[0]
+    errors = np.abs([row["error"] for row in rows])
+    median, p90 = float(np.median(errors)), float(np.percentile(errors, 90))
+    told = {
+        "cases": len(rows),
+        "median": median,
+        "p90": p90,
+        "load": os.getloadavg()[0],
+    }
+    RESULTS.with_name("truth_memory.json").write_text(
+        json.dumps({**told, "rows": rows}, indent=1) + "\n"
+    )
+    print(f"{len(rows)} cases: median {median:.0%}, p90 {p90:.0%}")
+
+
 def draw(told: dict[str, Any]) -> None:
     """Predicted over measured, a point for each case; on the line they are equal."""
     plot = pyplot("benchmarks/truth.py")
@@ -249,6 +303,9 @@ def draw(told: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure unless told not to, judge, draw, and keep it all."""
+    if sys.argv[1:] == ["memory"]:
+        memory()
+        return
     if sys.argv[1:] == ["judge"]:
         rows = json.loads(RESULTS.read_text())["rows"]
     else:
