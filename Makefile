@@ -29,11 +29,11 @@ browser:
 	    chromium fonts-dejavu-core; } > /dev/null 2>&1 \
 	  || echo "chromium could not be installed: tests of the pages are skipped"; }
 
-# The types of the pages' code; tsc is Debian's node-typescript, or npm's typescript.
+# The types of the pages' code, where there is a tsc: Debian's node-typescript, or npm's.
 types:
-	@tsc -p src/unisono/view/web
+	@! command -v tsc > /dev/null || tsc -p src/unisono/view/web
 
-check: $(VENV)/.test
+check: $(VENV)/.test types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
