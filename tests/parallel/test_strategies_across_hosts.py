@@ -30,7 +30,7 @@ def test_hosts_change_no_bit(monkeypatch):
     hosts = [2, 1]
     monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0], prepend=":")
     _, right = alone(Gpt, sum(hosts), steps=4)
-    for found, size, numbers in world_across(hosts).run(trained):
+    for found, size, numbers in world_across(hosts, timeout_s=180).run(trained):
         assert size == sum(hosts)
         assert len(set(numbers)) == len(hosts)
         for one in found:
