@@ -12,7 +12,7 @@ kernel keeps. All strategies train the same small GPT and take turns, step by st
 
 Waited is that of the rank which waited least: the other also waited for this one to
 come. A figure is the middle of the rounds; every single one goes to
-results/overlap.json. With delays put in, waited and alone are what the link was told.
+results/overlap.json.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Row = dict[str, float]
 class Watched:
     """A communicator that knows how long somebody waited for it in a step."""
 
-    def __init__(self, comm: unisono.Communicator) -> None:
+    def __init__(self, comm: unisono.Communicator | SlowLink) -> None:
         """In front of `comm`."""
         self._comm = comm
         self.restart()
@@ -101,23 +101,6 @@ class _Waited:
         return self._work.done()
 
 
-class Injected(SlowLink):
-    """The same face on a link whose delays are put in."""
-
-    def restart(self) -> None:
-        """A step begins."""
-        self.total_s = self.exposed_s = 0.0
-
-    @property
-    def waited_s(self) -> float:
-        """What was waited for."""
-        return self.exposed_s
-
-    def alone(self) -> float:
-        """What all of it takes on the link."""
-        return self.total_s
-
-
 def trained(name: str, size: list[int], link: Any) -> Callable[[], None]:
     """A step of training by a strategy on the link."""
     torch.manual_seed(0)
@@ -153,7 +136,7 @@ def measured(
     """Every round of every strategy."""
     torch.set_num_threads(1)
     links: dict[str, Any] = {
-        name: Injected(comm, bytes_per_s=bytes_per_s) if bytes_per_s else Watched(comm)
+        name: Watched(SlowLink(comm, bytes_per_s=bytes_per_s) if bytes_per_s else comm)
         for name in NAMES
     }
     steps = {name: trained(name, size, link) for name, link in links.items()}

@@ -87,7 +87,7 @@ def or_leaves(comm: Communicator) -> Iterator[None]:
 
 def leave(comm: Communicator, error: BaseException) -> None:
     """Let the others know that this rank has failed, if they do not know it yet."""
-    if not isinstance(error, _BROKEN):
+    if comm.world_size > 1 and not isinstance(error, _BROKEN):
         comm.close()
 
 

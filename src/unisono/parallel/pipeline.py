@@ -76,7 +76,8 @@ class Pipeline(nn.Module):
     """This rank's run of the layers, and the steps it takes with the others.
 
     `at` are the numbers of the layers where a new stage begins, if they shall not have
-    equally many. `order` is "1f1b" or "gpipe".
+    equally many. `order` is "1f1b" or "gpipe". A stage that fails in a step closes its
+    communicator, so that the others raise PeerLost and do not wait for its messages.
     """
 
     def __init__(
