@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono import parallel as parallel
+    from unisono import trace as trace
     from unisono.algorithms import algorithm as algorithm
     from unisono.algorithms import schedule as schedule
     from unisono.errors import (
@@ -125,8 +126,8 @@ class _Face(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """A public name, from the room it stands in."""
-        if name == "parallel":  # a room that is used by its name
-            return import_module("unisono.parallel")
+        if name in ("parallel", "trace"):  # rooms that are used by their names
+            return import_module(f"unisono.{name}")
         if name in _ROOM_OF:
             value = getattr(import_module(_ROOM_OF[name]), name)
             setattr(self, name, value)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import msgspec
@@ -12,7 +14,7 @@ import unisono
 from unisono import trace
 from unisono.errors import BadArgument, Corrupted
 from unisono.runtime import tracing
-from unisono.testing import world
+from unisono.testing import world, world_across
 from unisono.trace.document import read, read_parts
 
 pytestmark = pytest.mark.timeout(60)
@@ -265,6 +267,32 @@ def test_ranks_leave_their_parts_where_they_are_told(tmp_path, monkeypatch):
     assert sorted(os.listdir(folder)) == [
         f"rank{r}-{os.getpid()}.trace" for r in (0, 1)
     ]
+
+
+def across(comm):
+    comm.all_reduce(np.ones(5000))
+    return comm._transport.logbook.clock
+
+
+def test_processes_on_several_hosts_leave_parts_on_one_clock(tmp_path, monkeypatch):
+    monkeypatch.setenv(tracing.TRACE, str(tmp_path))
+    clocks = world_across([2, 1]).run(across)
+    assert clocks[:2] == [(0, 0), (0, 0)]
+    offset, doubt = clocks[2]
+    assert 0 <= abs(offset) <= doubt  # it is this machine's clock, and that is known
+    assert doubt > 0
+    doc = read(tmp_path)
+    assert trace.faults(doc) == []
+    assert doc["otherData"]["clock_doubt_ns"] == {2: doubt}
+    calls = [e["pid"] for e in doc["traceEvents"] if e.get("cat") == "collective"]
+    assert set(calls) == {0, 1, 2}
+    arrows = {e["id"]: e["pid"] for e in doc["traceEvents"] if e["ph"] == "f"}
+    assert 2 in arrows.values()
+
+
+def test_the_room_is_there_by_its_name():
+    code = "import unisono; unisono.trace.faults({'traceEvents': []})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
