@@ -190,14 +190,19 @@ def until(condition):
 
 
 def all_wait(pid):
-    """The doors of a job whose ranks but one have come to their second call."""
+    """The records of a job, once all but one of its ranks wait for that one."""
     try:
         doors = ask.one_job(pid)  # others may run jobs here, too
     except BadArgument:
         return None
     states = [state for state in ask.states(doors).values() if state]
-    arrived = [c["seq"] for s in states for c in s["communicators"]]
-    return doors if sorted(arrived) == [1, 2, 2] else None
+    groups = [group for state in states for group in state["communicators"]]
+    where = sorted((c["arrived"][c["rank"]], c["inside"]) for c in groups)
+    if where != [(1, False), (2, True), (2, True)]:
+        return None
+    told = ask.records(pid)
+    stands = [f["name"] for s in told[2]["stacks"] if s["main"] for f in s["frames"]]
+    return told if "load" in stands else None
 
 
 def looked_at(capfd, pid):
@@ -213,8 +218,7 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
     file, folder = tmp_path / "stuck.py", tmp_path / "records"
     file.write_text(STUCK)
     with running("-n", 3, "--records", folder, file) as job:
-        until(lambda: all_wait(job.pid))
-        flights.write(ask.records(job.pid), tmp_path / "asked")
+        flights.write(until(lambda: all_wait(job.pid)), tmp_path / "asked")
         seen, table = looked_at(capfd, job.pid)
         (pid,) = {d.pid for d in ask.one_job(job.pid) if d.rank == 2}
         os.kill(pid, signal.SIGUSR2)
