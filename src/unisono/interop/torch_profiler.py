@@ -13,14 +13,13 @@ all ranks of a host share.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from unisono.runtime.tracing import Span, add_span
+from unisono.runtime.tracing import Span, add_span, time_of_day
 
 _KINDS = ("user_annotation", "cpu_op")
 
@@ -35,7 +34,7 @@ def profiled(*, operators: bool = True, **options: Any) -> Iterator[profile]:
     options.setdefault("activities", [ProfilerActivity.CPU])
     with profile(**options) as seen:
         yield seen
-    wall = time.time_ns() - time.monotonic_ns()
+    wall = time_of_day()
     results = seen.profiler.kineto_results if seen.profiler is not None else None
     for event in results.events() if results is not None else ():
         kind = event.activity_type()
