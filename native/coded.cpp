@@ -34,30 +34,36 @@ std::size_t Collective::perform_coded(const Program::Action &action) {
 }
 
 // Makes elements first..first+count-1 of the piece out of the operands, which begin there.
-// Where it is cut, whole blocks end.
+// Where it is cut, whole blocks end. What a code says goes straight to the output if it can.
 void Collective::blend(const Movement &m, std::size_t first, std::size_t count) {
   const Plan::Coding &c = plan_->coding;
   slice_.resize(2 * c.slice);
-  float *values = slice_.data();
   std::byte *place =
       m.action.code < 0 ? nullptr : code_place(comm_.rank(), m.action.code, piece_);
-  const Program::Source &source = program_->sources[std::size_t(m.action.first_source)];
-  const bool handed_on = m.sources == 1 && is_code(source);
+  const bool code_comes = is_code(program_->sources[std::size_t(m.action.first_source)]);
+  const bool handed_on = m.sources == 1 && code_comes;
+  const bool plain = c.dtype == DType::float32;
+  const bool as_it_is = m.sources == 1 && !code_comes && plain;
+  const bool straight = plain && m.output != nullptr && m.window == nullptr;
   const bool kept = m.output != nullptr || m.window != nullptr;
   const std::uint64_t slot = (comm_.rank() << action_bits | action_) << 24 | std::uint64_t(piece_);
   const std::uint64_t key = c.by_chance ? codec_key(seq, slot) : 0;
+  const auto *operand = static_cast<const std::byte *>(operands_[0]);
   for (std::size_t done = 0; done < count; done += c.slice) {
     const std::size_t some = std::min(c.slice, count - done), bytes = c.bytes(some);
+    const std::size_t at = (first + done) * plan_->itemsize;
     std::byte *code = place == nullptr ? nullptr : place + c.bytes(first + done);
+    const std::byte *says = code;
+    float *found = straight ? reinterpret_cast<float *>(m.output + at) : slice_.data();
+    const float *values = found;
     if (handed_on) {
-      const auto *from = static_cast<const std::byte *>(operands_[0]) + c.bytes(done);
-      if (code != nullptr && code != from)
-        std::memcpy(code, from, bytes);
-      if (kept)
-        c.codec->decode(values, from, some, c.block);
-      decoded += kept ? bytes : 0;
+      says = operand + c.bytes(done);
+      if (code != nullptr && code != says)
+        std::memcpy(code, says, bytes);
     } else {
-      sum(m, done, some);
+      values = as_it_is ? reinterpret_cast<const float *>(operand) + done : slice_.data();
+      if (!as_it_is)
+        sum(m, done, some);
       if (code != nullptr) {
         const std::int64_t begun = traced_ ? now_ns() : 0;
         c.codec->encode_at(code, values, some, c.block, key, first + done);
@@ -65,12 +71,13 @@ void Collective::blend(const Movement &m, std::size_t first, std::size_t count) 
         if (traced_)
           encoding_ += now_ns() - begun;
       }
-      if (m.action.back) {
-        c.codec->decode(values, code, some, c.block);
-        decoded += bytes;
-      }
     }
-    store(m, (first + done) * plan_->itemsize, values, some);
+    if (handed_on ? kept : m.action.back != 0) {
+      c.codec->decode(found, says, some, c.block);
+      decoded += bytes;
+      values = found;
+    }
+    store(m, at, values, some);
   }
 }
 
@@ -98,7 +105,7 @@ void Collective::sum(const Movement &m, std::size_t done, std::size_t count) {
 void Collective::store(const Movement &m, std::size_t at, const float *values,
                        std::size_t count) const {
   for (std::byte *to : {m.output, m.window})
-    if (to != nullptr)
+    if (to != nullptr && reinterpret_cast<const std::byte *>(values) != to + at)
       narrow(to + at, values, plan_->coding.dtype, count);
 }
 
@@ -127,7 +134,6 @@ Status Collective::receive_coded(const Program::Action &action) {
       const Io io = comm_.inlet(rank).take(mark, into, c.bytes(some));
       if (io != Io::done)
         return stopped(rank, io);
-      end_wait(Moment::wait);
       ++moved;
       awaited_ = nobody;
       operands_[arrived_] = into;
