@@ -60,6 +60,7 @@ Status Collective::go_on() {
     if (!lead())
       return Status::blocked;
     phase_ = Phase::arrive;
+    depart(); // what was published: should calls differ, others must see it, too
     [[fallthrough]];
   case Phase::arrive: {
     const Status status = arrive();

@@ -361,6 +361,7 @@ X = np.ones(10, np.float32)
         (lambda c: c.all_reduce(X.copy(), error_bound=0.1), "need a codec"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8", error_bound=-1), "error_bound"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8:block=30"), "multiple of 32"),
+        (lambda c: c.all_reduce(X.copy(), codec="fp8", reproducible=True), "blocks"),
         (lambda c: c.barrier(codec="fp8"), "moves no values"),
         (lambda c: c.send(X, 1 - c.rank, codec="fp8"), "encode the message yourself"),
     ],
@@ -379,13 +380,28 @@ def test_blocks_too_large_for_the_window_are_refused():
         w.run(work)
 
 
-def test_ranks_that_encode_differently_are_told_so():
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+@pytest.mark.parametrize(
+    "specs", [("fp8", "int8"), ("fp8", None), ("fp8", "fp8@hosts")]
+)
+def test_ranks_that_encode_differently_are_told_so(hosts, specs):
     def work(comm):
-        with pytest.raises(CollectiveMismatch, match=r"in fp8.*in int8"):
-            comm.all_reduce(np.ones(10, np.float32), codec=["fp8", "int8"][comm.rank])
+        with pytest.raises(CollectiveMismatch, match="in fp8"):
+            comm.all_reduce(np.ones(10, np.float32), codec=specs[comm.rank])
+
+    with world(2, hosts=hosts) as w:
+        w.run(work)
+
+
+def test_the_variable_chooses_here_too(monkeypatch):
+    monkeypatch.setenv("UNISONO_ALGORITHM", "all_reduce=ring")
+
+    def work(comm):
+        comm.all_reduce(np.ones(10, np.float32), codec="fp8")
+        return comm.records()[-1]["algorithm"]
 
     with world(2) as w:
-        w.run(work)
+        assert w.run(work) == ["ring", "ring"]
 
 
 def test_rounding_by_chance_differs_from_call_to_call():

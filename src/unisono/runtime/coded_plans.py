@@ -64,6 +64,11 @@ def coded_plan(
     """
     coding = as_coding(how.codec, how.coded)
     refuse_misfits(call.collective, coding, call.dtype, reduction)
+    if how.reproducible:
+        raise BadArgument(
+            f"{call.collective}: reproducible=True promises bits that depend on "
+            "nothing but the inputs, those of codes depend on blocks; leave out one"
+        )
     with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
         kind = _kind(call, reduction, how, coding, at.n, hosts)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
@@ -86,11 +91,6 @@ def _kind(
     )
     key = call.collective, choice.algorithm, n, call.root
     refuse_too_wrong(*key, coding, hosts, how.error_bound)
-    if how.reproducible and not lowered(*key, 0, hosts, coding.scope).canonical:
-        raise BadArgument(
-            f"{call.collective}: {choice.algorithm} adds in an order of its own; "
-            "reproducible=True needs one pass in rank order, as direct and naive do"
-        )
     what = call.collective, call.dtype, reduction, call.root, call.counts
     return Kind(*what, choice.algorithm, how.label, coding)
 

@@ -22,7 +22,13 @@ from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError, unknown
 from unisono.runtime.operations import Reduction
 from unisono.runtime.plans import lowered
-from unisono.runtime.select import SHARED_OUT_FROM, Choice, choose, quickest
+from unisono.runtime.select import (
+    SHARED_OUT_FROM,
+    Choice,
+    by_variable,
+    choose,
+    quickest,
+)
 from unisono.schedule.coding import Scope
 
 BOUND = 4.0
@@ -122,6 +128,8 @@ def choose_coded(
             reproducible=False,
             hosts=hosts or None,
         )
+    if chosen := by_variable(collective):
+        return chosen
     if hosts and len(set(hosts)) < n:
         return quickest(collective, small, hosts, _TWO_LEVELS[collective])
     if n > FLAT_UP_TO and collective != "reduce":

@@ -12,7 +12,11 @@ may be used by several threads; calls then queue.
 Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+direct`),
 `async_op=True` (returns a Work), `timeout_s=`, `label=` (what the call is for: ranks
 must agree on that too, and errors and records name it), and those that reduce also
-`reproducible=True` (the bits depend on nothing but the inputs).
+`reproducible=True` (the bits depend on nothing but the inputs). With `codec="fp8"` (see
+`unisono.codecs`) values travel as codes, a little wrong and much smaller: between all
+ranks, or with `coded="hosts"` only between hosts. All ranks still end with the same
+bits, and the root of a broadcast, too, holds what others got. A call is refused if the
+relative error of its result, known beforehand, is above `error_bound=`.
 """
 
 from __future__ import annotations

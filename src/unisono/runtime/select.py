@@ -127,10 +127,8 @@ def choose(
         raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
     if named:
         return Choice(named, "the caller named it", by="caller")
-    told = os.environ.get(VARIABLE, "")
-    found = _told(told, collective) if told and not reproducible else ""
-    if found:
-        return Choice(found, f"{VARIABLE}={told}", by="variable")
+    if not reproducible and (chosen := by_variable(collective)):
+        return chosen
     if tuned is not None and not reproducible:
         row = tuned.row(collective, nbytes, n, hosts, itemsize)
         if row is not None:
@@ -141,6 +139,13 @@ def choose(
         found = _on_one_host(collective, nbytes, n).algorithm
         return Choice(found, "reproducible: one pass in rank order, on any hosts")
     return _across_hosts(collective, nbytes, numbered(hosts))
+
+
+def by_variable(collective: str) -> Choice | None:
+    """What the environment names for a collective, if it does."""
+    told = os.environ.get(VARIABLE, "")
+    found = _told(told, collective) if told else ""
+    return Choice(found, f"{VARIABLE}={told}", by="variable") if found else None
 
 
 def _by_table(row: Row) -> Choice:
