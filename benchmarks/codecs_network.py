@@ -42,7 +42,7 @@ def timed(comm: Communicator, sizes: list[int], specs: list[str]) -> dict[str, A
     best: dict[str, dict[str, float]] = {spec: {} for spec in specs}
     wrong: dict[str, float] = {}
     for nbytes in sizes:
-        calls = 3 if nbytes > 1 << 23 else 20
+        calls = 6 if nbytes > 1 << 23 else 30
         x = np.random.default_rng(comm.rank).standard_normal(nbytes // 4)
         x = x.astype(np.float32)
         exact = comm.all_reduce(x.astype(np.float64))
@@ -116,7 +116,7 @@ def main(hosts: int = 2, per_host: int = 1, rate: str = "1gbit") -> None:
         )
     kept = {"hosts": hosts, "per_host": per_host, "rate": rate, **told}
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known[f"{hosts}x{per_host}"] = kept
+    known[f"{hosts}x{per_host} at {rate}"] = kept
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
 
 

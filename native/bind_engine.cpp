@@ -420,18 +420,20 @@ unisono::Op kernel_op(int op) {
   return op == int(unisono::Op::count) ? unisono::Op::sum : unisono::Op(op);
 }
 
-// Codec, elements of a block, bytes to the first code and to the next, rounded by chance.
-using CodingArgs = std::tuple<std::string, std::size_t, std::size_t, std::size_t, bool>;
+// Codec, elements of a block, bytes to the first code and to the next, rounded by chance,
+// room for codes if they do not lie in the window.
+using CodingArgs =
+    std::tuple<std::string, std::size_t, std::size_t, std::size_t, bool, std::size_t>;
 
 Plan::Coding coding_of(const CodingArgs &given, DType dtype) {
   constexpr std::size_t in_cache = 4096; // elements
-  const auto &[name, block, at, stride, by_chance] = given;
+  const auto &[name, block, at, stride, by_chance, room] = given;
   const Codec *codec = find_codec(name);
   if (codec == nullptr || block == 0 || !can_widen(dtype))
     throw nb::value_error("a plan has a codec that there is not, or not for its elements");
   const std::size_t frame = std::max<std::size_t>(1, frame_bytes / codec->bytes(block, block));
   const std::size_t slice = std::max<std::size_t>(1, in_cache / block);
-  return {codec, dtype, block, at, stride, frame * block, slice * block, by_chance};
+  return {codec, dtype, block, at, stride, frame * block, slice * block, by_chance, room};
 }
 
 void bind_programs(nb::module_ &m) {

@@ -14,8 +14,15 @@
 
 namespace unisono {
 
+// Where every reader is on another host, codes lie in memory of our own, of which there can be
+// more than of a window: then less often one piece waits for another.
 std::byte *Collective::code_place(std::size_t rank, std::int32_t index,
-                                  std::int64_t piece) const {
+                                  std::int64_t piece) {
+  if (const std::size_t room = plan_->coding.room; room > 0) {
+    codes_.resize(std::max(codes_.size(), 2 * room));
+    return codes_.data() + std::size_t(piece & 1) * room +
+           std::size_t(index) * plan_->coding.stride;
+  }
   return comm_.layout().window(rank, first_generation_ + std::uint64_t(piece)) +
          plan_->coding.at + std::size_t(index) * plan_->coding.stride;
 }

@@ -111,7 +111,7 @@ private:
   void store(const Movement &movement, std::size_t at, const float *values,
              std::size_t count) const;
   bool is_code(const Program::Source &source) const;
-  std::byte *code_place(std::size_t rank, std::int32_t index, std::int64_t piece) const;
+  std::byte *code_place(std::size_t rank, std::int32_t index, std::int64_t piece);
   std::byte *place(std::size_t rank, std::int32_t index, std::int64_t piece);
 
   Comm &comm_;
@@ -140,6 +140,7 @@ private:
   std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
   std::size_t awaited_ = nobody;     // whose message is not there yet
   std::vector<float> slice_;         // of a sum that is to be encoded, and of an operand
+  std::vector<std::byte> codes_;     // for two pieces, where they are not in the window
   bool traced_ = false;              // this call, from beginning to end
   std::int64_t posted_ = 0;          // when it arrived, until all have
   std::int64_t since_ = 0;           // when it began to wait, while it does,

@@ -99,6 +99,7 @@ struct Plan {
     std::size_t frame = 0;             // elements of a frame between hosts
     std::size_t slice = 0;             // elements that stay in the cache
     bool by_chance = false;            // how codes are rounded
+    std::size_t room = 0; // where nobody here reads them: bytes for codes, not in the window
 
     std::size_t bytes(std::size_t count) const { return codec->bytes(block, count); }
   } coding;

@@ -151,7 +151,7 @@ class Plan:
         root: int,
         count: int,
         algorithm: str,
-        coding: tuple[str, int, int, int, bool] | None,
+        coding: tuple[str, int, int, int, bool, int] | None,
     ) -> None: ...
 
 class Work:

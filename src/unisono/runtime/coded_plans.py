@@ -46,6 +46,9 @@ from unisono.schedule.program import Lowered
 CHANCE_BLOCK = 32
 """Pieces end at multiples of so many elements, even where there are no blocks."""
 
+ROOM = 4 << 20
+"""Bytes for the codes of a piece where they need not lie in a window."""
+
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -110,7 +113,11 @@ def make_coded_plan(
     input_count, output_count = held(contract, sizes, rank)
     made = lowered(*key, 0, hosts, coding.scope)
     largest = int(sizes.max(initial=0))
-    piece, at, stride = _layout(made, codec, window, itemsize, largest)
+    # Where all readers are on other hosts, codes need not lie in a window.
+    apart = bool(hosts) and len(set(hosts)) == n and not made.places
+    space = max(window, ROOM) if apart else window
+    piece, at, stride = _layout(made, codec, space, itemsize, largest)
+    room = made.codes * stride if apart else 0
     program = _native_program(*key, hosts, coding.scope, rank)
     plan = _native.Plan(
         programs=[program],
@@ -135,7 +142,7 @@ def make_coded_plan(
         root=kind.root,
         count=int(sizes.sum()),
         algorithm=in_short(kind.algorithm, kind.label, str(coding)),
-        coding=(codec.name, codec.block, at, stride, codec.stochastic),
+        coding=(codec.name, codec.block, at, stride, codec.stochastic, room),
     )
     return plan, sorted({m.to for m in made.programs[rank].messages})
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from unisono.algorithms.hierarchical import telling
 from unisono.codecs import Codec, get
 from unisono.codecs.options import is_scheme
 from unisono.dtypes import DType
@@ -30,6 +31,7 @@ from unisono.runtime.select import (
     quickest,
 )
 from unisono.schedule.coding import Scope
+from unisono.transports.base import WINDOW
 
 BOUND = 4.0
 """Without `error_bound`: how many times the error of encoding once is accepted."""
@@ -38,6 +40,9 @@ DTYPES = "float32", "bfloat16", "float16"
 REDUCING = "all_reduce", "reduce_scatter", "reduce"
 FLAT_UP_TO = 32
 """Above so many ranks a direct algorithm has too many messages."""
+LEAST_MESSAGE = 16 << 10
+"""Between hosts calls that need their windows more than once are cut into segments of
+so many bytes, so that some are encoded and added up while others are on their way."""
 _TWO_LEVELS = {
     "all_reduce": ("direct/direct",),
     "reduce_scatter": ("direct/direct",),
@@ -132,6 +137,11 @@ def choose_coded(
         return chosen
     if hosts and len(set(hosts)) < n:
         return quickest(collective, small, hosts, _TWO_LEVELS[collective])
+    segments = WINDOW // (n * LEAST_MESSAGE)
+    if hosts and small > WINDOW and segments > 1 and collective != "reduce":
+        by = f"hierarchical:{telling(hosts)},by=direct/direct,segments={segments}"
+        why = "each value is encoded once, and each sum once, while others are sent"
+        return Choice(by, why, "direct")
     if n > FLAT_UP_TO and collective != "reduce":
         why = f"{n} ranks, above {FLAT_UP_TO}: two levels need fewer messages"
         return Choice("hierarchical:by=direct/direct", why, "direct")
