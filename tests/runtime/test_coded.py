@@ -7,6 +7,7 @@ import unisono
 from unisono import codecs
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument, CollectiveMismatch
+from unisono.runtime import coded_plans
 from unisono.runtime.coded_plans import chunk_sizes
 from unisono.runtime.plans import lowered, offsets
 from unisono.schedule.coding import Scope
@@ -147,6 +148,33 @@ def test_messages_of_many_frames():
     xs = gaussian(2, 300_000)
     with world(2, hosts=(0, 1), window=1 << 20) as w:
         check("all_reduce", "direct", "fp16", xs, w, hosts=(0, 1))
+
+
+def test_codes_outside_the_window_in_many_pieces(monkeypatch):
+    monkeypatch.setattr(coded_plans, "ROOM", 1 << 14)
+    hosts = (0, 1, 2)
+    xs = gaussian(3, 40_000)
+    with world(3, hosts=hosts, window=1 << 12) as w:
+        for name in ("direct", "ring", "naive"):
+            check("all_reduce", name, "fp8", xs, w, hosts=hosts)
+        check("broadcast", "tree", "int8", xs, w, hosts=hosts)
+
+
+def test_large_calls_between_hosts_are_cut_into_segments():
+    hosts = (0, 1)
+    xs = gaussian(2, 300_000)
+
+    def work(comm):
+        x = called(comm, "all_reduce", xs, codec="fp8")
+        return comm.records()[-1]["algorithm"], x
+
+    with world(2, hosts=hosts) as w:
+        found = w.run(work)
+        name = "hierarchical:levels=1x2,by=direct/direct,segments=8"
+        wanted = made_by_hand("all_reduce", name, codecs.get("fp8"), xs, hosts=hosts)
+    for (by, mine), right in zip(found, wanted, strict=True):
+        assert by.startswith("hierarchical:levels=1x2")
+        np.testing.assert_array_equal(mine, right)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
