@@ -18,6 +18,8 @@ enum class Status { done, blocked, failed };
 // How long one whose connection has ended is given the benefit of the doubt, in ns: if it is
 // dead we shall be told so, and by what name.
 constexpr std::int64_t word_of_death = 1'000'000'000;
+// How long a stream may take to be attached that was opened by one who has since left.
+constexpr std::int64_t on_its_way = 5'000'000'000;
 
 // What a task waits for: that `rank` arrives at call `word`, or that its progress gets there.
 struct Need {

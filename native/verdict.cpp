@@ -149,7 +149,7 @@ bool Comm::has_left(std::size_t rank, const Task &op) const {
   if (left == 0 || !far(rank))
     return left != 0;
   return !(op.breaks_all && inlets_[rank]->open()) &&
-         now_ns() - std::int64_t(left) > word_of_death;
+         now_ns() - std::int64_t(left) > on_its_way;
 }
 
 bool Comm::doomed(Task &op) {
