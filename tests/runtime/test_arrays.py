@@ -359,8 +359,8 @@ def test_what_cannot_be_is_refused_and_does_no_harm(worlds, what):
 
 def test_options_that_there_are_not():
     comm = unisono.init(0, 1)
-    with comm, pytest.raises(TypeError, match="codec"):
-        comm.all_reduce(X, codec="fp8")
+    with comm, pytest.raises(TypeError, match="compression"):
+        comm.all_reduce(X, compression="fp8")
 
 
 def test_an_algorithm_of_another_collective_is_not_offered(worlds):
