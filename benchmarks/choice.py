@@ -40,7 +40,7 @@ from unisono import Communicator
 from unisono.runtime.select import choose
 from unisono.runtime.tuned import Tuned, read
 from unisono.tune import Effort, candidates, tune
-from unisono.tune.measure import Call, Stopwatch, call_of
+from unisono.tune.measure import Call, Stopwatch, calls_of
 from unisono.units import format_bytes
 
 RESULTS = Path(__file__).parent / "results"
@@ -80,11 +80,12 @@ def judged(comm: Communicator, sizes: list[int], where: str) -> list[dict[str, A
             tuned=table,
             itemsize=ITEM,
         )
-        calls = {
-            name: call_of(comm, "all_reduce", nbytes // ITEM, "float32", name)
+        hopeful = [
+            name
             for name in dict.fromkeys([*names, chosen.algorithm])
             if nbytes < hopeless.get(name, nbytes + 1) or name == chosen.algorithm
-        }
+        ]
+        calls = calls_of(comm, "all_reduce", nbytes // ITEM, "float32", hopeful)
         tried = {k: min(v) for k, v in Stopwatch(comm, 2e-3, 2).race(calls).items()}
         best = min(tried.values())
         for name in tried:

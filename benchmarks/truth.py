@@ -49,7 +49,7 @@ from unisono.topology import Topology
 from unisono.topology.presets import switch
 from unisono.tune import Tuner, candidates
 from unisono.tune.fit import Fit, fit
-from unisono.tune.measure import Stopwatch, call_of, elements, whole_bytes
+from unisono.tune.measure import Stopwatch, calls_of, elements, whole_bytes
 
 RESULTS = Path(__file__).parent / "results" / "truth.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "truth.svg"
@@ -135,10 +135,7 @@ def measured(comm: Communicator) -> list[Row]:
         names = [*told.split(), *filter(None, [CALIBRATED.get(collective)])]
         for nbytes in SIZES:
             count = elements(collective, nbytes, n, ITEM)
-            calls = {
-                name: call_of(comm, collective, count, "float32", name)
-                for name in names
-            }
+            calls = calls_of(comm, collective, count, "float32", names)
             whole = whole_bytes(collective, count, n, ITEM)
             for name, seconds in timed(comm, calls).items():
                 rows.append(_row(collective, name, n, whole, seconds))
@@ -241,10 +238,7 @@ def in_memory(comm: Communicator) -> list[Row]:
         names = [name for name in names if not (known and name == "direct")]
         for nbytes in (64 << 10, 512 << 10, 4 << 20):
             count = elements(collective, nbytes, n, ITEM)
-            calls = {
-                name: call_of(comm, collective, count, "float32", name)
-                for name in names
-            }
+            calls = calls_of(comm, collective, count, "float32", names)
             whole = whole_bytes(collective, count, n, ITEM)
             for name, times in watch.race(calls).items():
                 row = _row(collective, name, n, whole, float(np.median(times)))

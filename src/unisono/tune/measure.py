@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,14 +106,18 @@ def whole_bytes(collective: str, count: int, n: int, itemsize: int) -> int:
     return count * itemsize * (1 if collective in WHOLE else n)
 
 
-def call_of(
-    comm: Communicator, collective: str, count: int, dtype: str, algorithm: str
-) -> Call:
-    """The call to be timed, with its arrays; `count` elements for each rank."""
+def calls_of(
+    comm: Communicator,
+    collective: str,
+    count: int,
+    dtype: str,
+    algorithms: Iterable[str],
+) -> dict[str, Call]:
+    """The calls to be timed, on the same arrays; `count` elements for each rank."""
     kind, n, at_root = numpy_dtype(dtype), comm.world_size, comm.rank == 0
     method = getattr(comm, collective)
     if collective == "barrier":
-        return partial(method, algorithm=algorithm)
+        return {name: partial(method, algorithm=name) for name in algorithms}
     part, whole = np.zeros(count, kind), np.zeros(count * n, kind)
     arrays: dict[str, tuple[Any, Any]] = {
         "all_gather": (part, whole),
@@ -123,7 +127,7 @@ def call_of(
         "scatter": (whole if at_root else None, part),
     }
     x, out = arrays.get(collective, (part, None))
-    return partial(method, x, out=out, algorithm=algorithm)
+    return {name: partial(method, x, out=out, algorithm=name) for name in algorithms}
 
 
 def itemsize_of(collective: str, dtype: str) -> int:

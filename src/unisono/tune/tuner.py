@@ -37,7 +37,7 @@ from unisono.tune.files import destination, save
 from unisono.tune.fit import SURE, Fit, fit
 from unisono.tune.measure import (
     Stopwatch,
-    call_of,
+    calls_of,
     elements,
     itemsize_of,
     whole_bytes,
@@ -177,9 +177,7 @@ class Tuner:
     ) -> dict[str, list[float]]:
         dtype, n = self.effort.dtype, self.comm.world_size
         count = elements(collective, nbytes, n, DTYPES[dtype].itemsize)
-        calls = {
-            name: call_of(self.comm, collective, count, dtype, name) for name in names
-        }
+        calls = calls_of(self.comm, collective, count, dtype, names)
         return (watch or self.watch).race(calls)
 
     def part(self, collective: str) -> Part:
