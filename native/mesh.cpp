@@ -259,8 +259,10 @@ bool Mesh::receive(std::size_t from) {
   packet.msg_control = space;
   packet.msg_controllen = sizeof space;
   const ssize_t got = ::recvmsg(sockets_[from], &packet, MSG_CMSG_CLOEXEC);
+  // A reset, because it did not read all that it was sent, is told once and before what it
+  // has sent itself: that is still there.
   if (got < 0)
-    return errno == EAGAIN || errno == EINTR;
+    return errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
   if (got == 0)
     return false;
   int fd = -1;
