@@ -289,7 +289,7 @@ def test_a_rank_of_another_job_is_told_and_the_others_meet(hasty):
     ],
 )
 def test_who_does_not_belong_is_told_and_rank_0_waits_on(options, error, says, hasty):
-    calls = [(0, 2, {"timeout_s": 1.5}), (1, 2, {"timeout_s": 0.5} | options)]
+    calls = [(0, 2, {"timeout_s": 3.0}), (1, 2, {"timeout_s": 1.5} | options)]
     host, guest = Meeting().run(*calls)
     assert isinstance(guest, error), guest
     assert says in str(guest)

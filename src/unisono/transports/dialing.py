@@ -142,10 +142,15 @@ class _Dialing:
         self.timeout_s, self.lost = timeout_s, lost
         self.deadline = self.doubt = time.monotonic() + timeout_s
         self.doubts = False
+        self.refusal: TransportError | None = None
         self.where = f"rank {me.rank} dials rank {peer} at {address}, for {label}"
 
     def until_done(self) -> Connection:
-        """Attempts with pauses between; the last one's failure is raised."""
+        """Attempts with pauses between; then the last one's failure is raised.
+
+        Or why it was turned away before, which tells more than that there was no time
+        left to be turned away once more.
+        """
         pause = 0.002
         while True:
             try:
@@ -154,6 +159,8 @@ class _Dialing:
                 self._weigh(why)
             except (OSError, ConnectFailed) as why:
                 if time.monotonic() + pause >= self.deadline:
+                    if self.refusal is not None:
+                        raise self._told(self.refusal) from why
                     raise self._failed(why) from why
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S)
@@ -163,6 +170,7 @@ class _Dialing:
 
     def _weigh(self, why: TransportError) -> None:
         """Whether one who turned us away is asked again."""
+        self.refusal = why
         now = time.monotonic()
         behind = (
             isinstance(why, Refused)
@@ -175,10 +183,13 @@ class _Dialing:
             self.doubts, self.doubt = True, min(self.deadline, now + DOUBT_S)
         if now < (self.deadline if behind else self.doubt):
             return
+        raise self._told(why) from None
+
+    def _told(self, why: TransportError) -> TransportError:
         told = f"{self.where}: {why}"
         if isinstance(why, Refused):
-            raise Refused(told, verdict=why.verdict, epoch=why.epoch) from None
-        raise NotAuthentic(told) from None
+            return Refused(told, verdict=why.verdict, epoch=why.epoch)
+        return NotAuthentic(told)
 
     def _failed(self, why: Exception) -> ConnectFailed:
         cause = getattr(why, "strerror", None) or str(why)
