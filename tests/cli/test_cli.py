@@ -8,7 +8,6 @@ import pytest
 
 import unisono
 from unisono.algorithms import library
-from unisono.cli import main
 
 RIGHT = """
 import numpy as np
@@ -32,16 +31,6 @@ def all_reduce(n):
         yield reduce(0, src=r, dst=(r + d) % n)
         d *= 2
 """
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_explain_draws_costs_and_proves(run):

@@ -4,18 +4,6 @@ import json
 
 import pytest
 
-from unisono.cli import main
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
 
 def test_the_table(run):
     code, out, _ = run("plan", "gpt2", "-n", "8", "--memory", "1G")

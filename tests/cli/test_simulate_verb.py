@@ -4,18 +4,6 @@ import json
 
 import pytest
 
-from unisono.cli import main
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
 
 def test_the_winner_for_each_size_and_the_crossovers(run):
     code, out, _ = run(

@@ -4,20 +4,9 @@ import json
 
 import pytest
 
-from unisono.cli import main
 from unisono.runtime import tuned
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ as many bytes as the code of the whole; a block is short only where a share itse
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from unisono import _native
 from unisono.codecs import Codec
-from unisono.dtypes import OPS
 from unisono.errors import BadArgument
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.coding import (
@@ -28,16 +26,14 @@ from unisono.runtime.coding import (
 from unisono.runtime.operations import Reduction
 from unisono.runtime.options import How
 from unisono.runtime.plans import (
-    CODES,
     LENT_PIECE,
     LINE,
+    ONE_AT_A_TIME,
     Kind,
-    held,
-    in_short,
     lowered,
-    offsets,
-    tables,
+    native_program,
     verified,
+    what_is_called,
 )
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Contract, Ints
@@ -48,8 +44,6 @@ CHANCE_BLOCK = 32
 
 ROOM = 4 << 20
 """Bytes for the codes of a piece where they need not lie in a window."""
-
-_ONE_AT_A_TIME = threading.Lock()
 
 
 def coded_plan(
@@ -72,7 +66,7 @@ def coded_plan(
             f"{call.collective}: reproducible=True promises bits that depend on "
             "nothing but the inputs, those of codes depend on blocks; leave out one"
         )
-    with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+    with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
         kind = _kind(call, reduction, how, coding, at.n, hosts)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
 
@@ -106,11 +100,8 @@ def make_coded_plan(
     assert coding is not None
     codec = coding.codec
     key = kind.collective, kind.algorithm, n, kind.root
-    contract = verified(*key).contract
-    sizes = chunk_sizes(contract, kind.counts, codec.block)
-    input_at, output_at = offsets(contract, sizes)
+    sizes = chunk_sizes(verified(*key).contract, kind.counts, codec.block)
     itemsize = kind.dtype.itemsize
-    input_count, output_count = held(contract, sizes, rank)
     made = lowered(*key, 0, hosts, coding.scope)
     largest = int(sizes.max(initial=0))
     # Where all readers are on other hosts, codes need not lie in a window.
@@ -118,31 +109,18 @@ def make_coded_plan(
     space = max(window, ROOM) if apart else window
     piece, at, stride = _layout(made, codec, space, itemsize, largest)
     room = made.codes * stride if apart else 0
-    program = _native_program(*key, hosts, coding.scope, rank)
     plan = _native.Plan(
-        programs=[program],
-        input_at=input_at,
-        output_at=output_at,
-        size=sizes,
+        programs=[native_program(*key, 0, hosts, coding.scope, rank)],
         piece=[piece],
         pieces=[max(1, -(-largest // piece))],
-        input_bytes=input_count * itemsize,
-        output_bytes=output_count * itemsize,
         sent_bytes=int(sent_bytes(kind, n, hosts)[rank]),
-        divisor=n if kind.reduction.op == "mean" else 1,
         in_header=False,
         may_lend=False,
         may_reach=False,
         lent_always=0 if hosts else -1,
         streams=False,
-        fingerprint=kind.fingerprint(),
-        collective=CODES[kind.collective],
-        dtype=kind.dtype.code,
-        op=OPS.index(kind.reduction.op),
-        root=kind.root,
-        count=int(sizes.sum()),
-        algorithm=in_short(kind.algorithm, kind.label, str(coding)),
         coding=(codec.name, codec.block, at, stride, codec.stochastic, room),
+        **what_is_called(kind, n, rank, sizes),
     )
     return plan, sorted({m.to for m in made.programs[rank].messages})
 
@@ -193,20 +171,6 @@ def _layout(
 
 def _lines(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
-
-
-@lru_cache(maxsize=2048)
-def _native_program(
-    collective: str,
-    algorithm: str,
-    n: int,
-    root: int,
-    hosts: tuple[int, ...],
-    scope: Scope,
-    rank: int,
-) -> _native.Program:
-    programs = lowered(collective, algorithm, n, root, 0, hosts, scope).programs
-    return tables(programs[rank])
 
 
 def sent_bytes(kind: Kind, n: int, hosts: tuple[int, ...]) -> NDArray[np.int64]:

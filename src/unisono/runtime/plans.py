@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,7 +60,7 @@ STREAMS_FROM = 4 << 20
 """From this many bytes of output on, it is written past the caches."""
 
 
-_ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,42 @@ def _sends(collective: str, algorithm: str, n: int, root: int, rank: int) -> Int
 
 
 @lru_cache(maxsize=2048)
-def _native_program(
+def native_program(
     collective: str,
     algorithm: str,
     n: int,
     root: int,
     lent: int,
     hosts: tuple[int, ...],
+    coded: Scope | None,
     rank: int,
 ) -> _native.Program:
-    programs = lowered(collective, algorithm, n, root, lent, hosts).programs
-    return tables(programs[rank])
+    """The program of one rank, as the core reads it."""
+    made = lowered(collective, algorithm, n, root, lent, hosts, coded)
+    return tables(made.programs[rank])
+
+
+def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]:
+    """What any plan tells of a call: its buffers, and what ranks compare and note."""
+    contract = verified(kind.collective, kind.algorithm, n, kind.root).contract
+    input_at, output_at = offsets(contract, sizes)
+    input_count, output_count = held(contract, sizes, rank)
+    coding = str(kind.coding) if kind.coding is not None else ""
+    return {
+        "input_at": input_at,
+        "output_at": output_at,
+        "size": sizes,
+        "input_bytes": input_count * kind.dtype.itemsize,
+        "output_bytes": output_count * kind.dtype.itemsize,
+        "divisor": n if kind.reduction.op == "mean" else 1,
+        "fingerprint": kind.fingerprint(),
+        "collective": CODES[kind.collective],
+        "dtype": kind.dtype.code,
+        "op": OPS.index(kind.reduction.op),
+        "root": kind.root,
+        "count": int(sizes.sum()),
+        "algorithm": in_short(kind.algorithm, kind.label, coding),
+    }
 
 
 def make_plan(
@@ -170,7 +195,7 @@ def make_plan(
     `hosts` are the ranks' hosts, if there are several. `reaches` tells whether ranks of
     a host can read each other's private memory, on all of them.
     """
-    with _ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+    with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
         return _make_plan(kind, n, rank, window, hosts, reaches)
 
 
@@ -178,11 +203,9 @@ def _make_plan(
     kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...], reaches: bool
 ) -> tuple[_native.Plan, list[int]]:
     key = kind.collective, kind.algorithm, n, kind.root
-    contract = verified(*key).contract
-    sizes = contract.chunk_sizes(kind.counts)
-    input_at, output_at = offsets(contract, sizes)
+    sizes = verified(*key).contract.chunk_sizes(kind.counts)
+    called = what_is_called(kind, n, rank, sizes)
     itemsize = kind.dtype.itemsize
-    input_count, output_count = held(contract, sizes, rank)
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
     staged = lowered(*key, 0, hosts)
@@ -210,29 +233,17 @@ def _make_plan(
     reached = sorted({m.to for m in programs[rank].messages})
     pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
     plan = _native.Plan(
-        programs=[_native_program(*key, mode, hosts, rank) for mode in modes],
-        input_at=input_at,
-        output_at=output_at,
-        size=sizes,
+        programs=[native_program(*key, mode, hosts, None, rank) for mode in modes],
         piece=piece,
         pieces=pieces,
-        input_bytes=input_count * itemsize,
-        output_bytes=output_count * itemsize,
         sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
-        divisor=n if kind.reduction.op == "mean" else 1,
         in_header=header,
         may_lend=modes[-1] == 3,
         may_reach=lends and _reaches(kind.collective, total, n),
         lent_always=modes[0] if hosts else -1,
-        streams=output_count * itemsize >= STREAMS_FROM,
-        fingerprint=kind.fingerprint(),
-        collective=CODES[kind.collective],
-        dtype=kind.dtype.code,
-        op=OPS.index(kind.reduction.op),
-        root=kind.root,
-        count=int(sizes.sum()),
-        algorithm=in_short(kind.algorithm, kind.label),
+        streams=called["output_bytes"] >= STREAMS_FROM,
         coding=None,
+        **called,
     )
     return plan, reached
 

@@ -21,7 +21,7 @@ from itertools import product
 
 import msgspec
 
-from unisono.runtime.plans import _native_program
+from unisono.runtime.plans import native_program
 from unisono.runtime.select import choose
 from unisono.schedule.placement import numbered
 from unisono.testing._faults.judge import judge
@@ -127,7 +127,7 @@ def _lower(
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
     for root, lent in product(range(n if rooted else 1), (0, 3) if told else range(4)):
         for rank in range(n):
-            _native_program(collective, found, n, root, lent, told, rank)
+            native_program(collective, found, n, root, lent, told, None, rank)
 
 
 def _begin(trial: Trial) -> _Scene:
