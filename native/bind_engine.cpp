@@ -604,13 +604,14 @@ void bind_comms(nb::module_ &m) {
            nb::arg("rank"), nb::arg("messages"))
       .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("half"))
       .def("set_patience",
-           [](Handle &c, std::uint32_t spins, std::uint32_t yields, std::int64_t late,
-              std::int64_t timeout) {
-             c.patience = {spins, yields};
+           [](Handle &c, std::uint32_t spins, std::uint32_t yields, std::int64_t turn,
+              std::int64_t late, std::int64_t timeout) {
+             c.patience = {spins, yields, turn};
              c.late_after = late;
              c.timeout = timeout;
            },
-           nb::arg("spins"), nb::arg("yields"), nb::arg("late_after"), nb::arg("timeout"))
+           nb::arg("spins"), nb::arg("yields"), nb::arg("turn"), nb::arg("late_after"),
+           nb::arg("timeout"))
       .def("remember",
            [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
               nb::handle root, std::shared_ptr<Plan> plan) {

@@ -43,10 +43,12 @@ inline void futex_wake(std::atomic<std::uint32_t> &word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// How long to spin and to yield before sleeping; policy that Python sets.
+// How long to spin and to yield before sleeping, and how long a yield may take if only ranks
+// of ours share the core, in nanoseconds; policy that Python sets.
 struct Patience {
   std::uint32_t spins = 2000;
   std::uint32_t yields = 200;
+  std::int64_t turn = 500'000;
 };
 
 // Whether the cores are shared with processes that are not ours: they are taken to be, for a
@@ -108,12 +110,11 @@ private:
     const std::int64_t before = now_ns();
     ::sched_yield();
     const std::int64_t now = now_ns();
-    if (now - before > foreign_slice)
+    if (now - before > patience_.turn)
       crowd_.saw_slice(now);
     return (count_ - patience_.spins) % 64 == 0;
   }
 
-  static constexpr std::int64_t foreign_slice = 500'000;
   static constexpr std::int64_t shortest_nap = 100'000, longest_nap = 6'400'000;
   Patience patience_;
   Control &control_;

@@ -193,7 +193,7 @@ class Comm:
     @staticmethod
     def memory_needed(n: int, half: int) -> int: ...
     def set_patience(
-        self, spins: int, yields: int, late_after: int, timeout: int
+        self, spins: int, yields: int, turn: int, late_after: int, timeout: int
     ) -> None: ...
     def remember(
         self, kind: int, x: object, out: object, op: object, root: object, plan: Plan

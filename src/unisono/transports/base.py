@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 WINDOW = 256 << 10
 """Bytes of half a rank's window: the pieces of one generation."""
 
+TURN_NS = 500_000
+"""How long a rank mostly computes before it waits for another."""
+
 _ASK_FROM = 256 << 20
 """Above this many bytes look first: the kernel would rather kill than refuse."""
 
@@ -111,7 +114,7 @@ class Transport:
     note: int = 0
     tuned: Any = None
     closed: bool = field(init=False, default=False)
-    patience: tuple[int, int] = field(init=False)
+    patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
     logbook: Logbook = field(init=False)
@@ -124,9 +127,12 @@ class Transport:
         self.logbook = Logbook(self.engine, self.rank, self.peers, self.hosts)
         # Not for long: another rank may have been put on the same core, and waits.
         here = self.hosts.count(self.hosts[self.rank])
-        self.patience = (300, 4000) if here <= self.cores else (0, 400)
+        spins, yields = (300, 4000) if here <= self.cores else (0, 400)
         if here < len(self.peers):  # what comes from afar ends a sleep by itself
-            self.patience = (100, 20) if here <= self.cores else (0, 20)
+            spins, yields = (100, 20) if here <= self.cores else (0, 20)
+        # The core comes back when each rank that shares it has had its turn. If that
+        # takes longer, somebody else is there, and it is better to sleep.
+        self.patience = spins, yields, TURN_NS * -(-here // self.cores)
 
     def admit(self, user: object, number: int, known: Known) -> None:
         """Take in a communicator, whose records bear this number."""
