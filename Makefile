@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 PACKAGE := $(shell find src -name '*.py')
 
-.PHONY: demo test check bench peers docs sanitize clean trials torch-suite browser types
+.PHONY: demo test again check bench peers docs sanitize clean trials torch-suite browser types
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -20,6 +20,13 @@ demo: $(VENV)/.cli
 
 test: check browser
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=5
+
+# The tests that failed last time, alone, if they are few.
+again: check
+	@failed=$$($(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
+	  --collect-only | grep -c '::'); echo "$$failed failed; once more, alone"; \
+	[ $$failed -gt 0 ] && [ $$failed -le 5 ]
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -v
 
 # A browser for the tests of the pages, where one can be had; else they are skipped.
 browser:
