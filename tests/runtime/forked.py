@@ -7,6 +7,9 @@ calls some_function(rank, 1, "two") in three processes at once, where `rank` can
 the others, and tells how each ended. The function must stand in a file by its name; its
 arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
 forking process reads the file once, so what it imports costs the ranks nothing.
+
+No order between processes comes by itself: a rank that must be later than another
+waits for its word (`rank.tell`, `rank.until`), not for a time.
 """
 
 import atexit
@@ -17,16 +20,19 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 ATTRIBUTES = ("ranks", "pids", "host", "collective", "seq", "calls", "missing")
 
 
@@ -37,11 +43,33 @@ class Rank:
     number: int
     n: int
     job: str
+    folder: str
 
     def init(self, **options):
         import unisono
 
         return unisono.init(self.number, self.n, job=self.job, **options)
+
+    def tell(self, word):
+        """Let the others know that this rank has come so far, and its pid."""
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False) as file:
+            file.write(str(os.getpid()))
+        os.rename(file.name, f"{self.folder}/{word} of {self.number}")
+
+    def until(self, word, *ranks):
+        """Wait until these ranks have told it; their pids."""
+        files = [Path(self.folder) / f"{word} of {number}" for number in ranks]
+        for file in files:
+            await_that(file.exists, file.name)
+        return [int(file.read_text()) for file in files]
+
+
+def await_that(true, what="it"):
+    """Wait until something holds; the limit is there for what hangs."""
+    until = time.monotonic() + LIMIT_S / 2
+    while not true():
+        assert time.monotonic() < until, f"{what} does not happen"
+        time.sleep(0.005)
 
 
 @dataclass
@@ -83,9 +111,18 @@ def attempt(call, *args, **options):
 
 def interrupt_after(seconds, number=signal.SIGINT):
     """Have the kernel send this process a signal in a while."""
-    import threading
-
     threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+
+def interrupt_in_call(comm, number=signal.SIGINT):
+    """Have the kernel send this process a signal while a call of it is in flight."""
+
+    def strike():
+        await_that(lambda: not all(r["retired"] for r in comm.records()), "a call")
+        time.sleep(0.05)  # most often it is asleep by then
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=strike).start()
 
 
 class Forks:
@@ -153,7 +190,8 @@ def child(order, rank, job, tell, stderr):
     function = getattr(module_of(order["file"]), order["name"])
     status = 0
     try:
-        end = {"value": function(Rank(rank, order["n"], job), *order["args"])}
+        me = Rank(rank, order["n"], job, order["folder"])
+        end = {"value": function(me, *order["args"])}
     except BaseException as error:
         traceback.print_exc()
         end, status = told(error), 1
@@ -166,12 +204,23 @@ def child(order, rank, job, tell, stderr):
 
 def meeting():
     """What ranks of several hosts are told."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = f"127.0.0.1:{door.getsockname()[1]}"
+    from unisono.runtime.place import free_port
+
+    address = f"127.0.0.1:{free_port()}"
     return {"UNISONO_ADDRESS": address, "UNISONO_SECRET": secrets.token_hex(32)}
 
 
 def run(order):
+    folder = tempfile.mkdtemp()  # not removed by ranks as they end
+    os.chmod(folder, 0o777)  # some become another user
+    try:
+        return run_in(folder, order)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_in(folder, order):
+    order["folder"] = folder
     job = secrets.token_hex(8)
     ranks = []
     module_of(order["file"])

@@ -64,19 +64,18 @@ class World:
                 ended[comm.rank].set()
 
         running = [threading.Thread(target=rank, args=(c,)) for c in self.comms]
-        for thread in running:
-            thread.start()
         try:
+            for thread in running:
+                thread.start()
             for event in ended:
                 event.wait()
         except BaseException:  # interrupted: then nobody waits for anybody any longer
             self.close()
-            for event in ended:
-                event.wait()
             raise
         finally:
             for thread in running:
-                thread.join()
+                if thread.is_alive():  # or never begun
+                    thread.join()
         if errors:
             about_others = (PeerLost, CollectiveTimeout)
             own = [e for e in errors if not isinstance(e[1], about_others)]
