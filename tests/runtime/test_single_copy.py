@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 from conformance import check, every_algorithm, perform
-from forked import Forks
+from forked import Forks, await_that
 
 import unisono
 from unisono import _native
@@ -91,20 +93,39 @@ def test_ranks_that_may_not_reach_others_are_staged(forks):
 
 
 def given_up(rank):
-    """Rank 1 is slow to bring its part; rank 0 does not wait for it."""
+    """Rank 1 is stopped as it brings its part; rank 0 does not wait for it."""
     comm = rank.init()
     warm(comm)
     x = np.ones(large(2), np.float32)
     if rank.number == 1:
-        _native.arm_failpoints("deliver:1:sleep=600")
-        with pytest.raises(unisono.UnisonoError):
-            comm.all_reduce(x)
-        return None
+        return brings_its_part(rank, comm, x)
+    threading.Thread(target=give_up_while_touched, args=(comm, goes_on)).start()
     with pytest.raises(CollectiveTimeout):
-        comm.all_reduce(x, timeout_s=0.2)
+        comm.all_reduce(x)
     x[:] = 7  # ours again
-    time.sleep(0.8)
+    rank.until("done", 1)
     return float(x.min()), float(x.max())
+
+
+def brings_its_part(rank, comm, x):
+    """And stands still while it has its hands in rank 0's buffer."""
+    _native.arm_failpoints("deliver:1:stop")
+    with pytest.raises(unisono.UnisonoError):
+        comm.all_reduce(x)
+    rank.tell("done")
+
+
+def give_up_while_touched(comm, then):
+    """Have rank 0 lose patience while rank 1 writes."""
+    await_that(comm._native.touched, "a hand in the buffer")
+    comm._native.give_up(1, True)
+    then(comm)
+
+
+def goes_on(comm):
+    """Let rank 1 go on, most often while rank 0 waits for its hands."""
+    time.sleep(0.2)
+    os.kill(comm.peers[1].pid, signal.SIGCONT)
 
 
 def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
@@ -114,18 +135,18 @@ def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
 
 
 def stopped(rank):
-    """Rank 1 sleeps longer than anybody waits for its hands."""
+    """Rank 1 stands still for longer than anybody waits for its hands."""
     comm = rank.init()
     warm(comm)
+    x = np.ones(large(2), np.float32)
     if rank.number == 1:
-        _native.arm_failpoints("deliver:1:sleep=2500")
-        with pytest.raises(unisono.UnisonoError):
-            comm.all_reduce(np.ones(large(2), np.float32))
-        return None
+        return brings_its_part(rank, comm, x)
     from unisono.runtime import verdicts
 
+    threading.Thread(target=give_up_while_touched, args=(comm, repr)).start()
     with pytest.raises(CollectiveTimeout):
-        comm.all_reduce(np.ones(large(2), np.float32), timeout_s=0.2)
+        comm.all_reduce(x)
+    os.kill(comm.peers[1].pid, signal.SIGCONT)
     return len(verdicts._KEPT)
 
 

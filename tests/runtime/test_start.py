@@ -481,7 +481,7 @@ def splits_and_closes(rank, cycles, messages):
     return leaked(before)
 
 
-@pytest.mark.parametrize(("cycles", "messages"), [(1000, False), (50, True)])
+@pytest.mark.parametrize(("cycles", "messages"), [(200, False), (50, True)])
 def test_splitting_and_closing_leaks_nothing(cycles, messages, forks):
     for end in forks.run(2, splits_and_closes, cycles, messages):
         assert end.value == {}, end

@@ -52,7 +52,7 @@ def until(holds, what="it"):
 class Star:
     """A hub and its leaves as lifelines of this process, and what each has heard."""
 
-    def __init__(self, n, without=(), tcp=True, **options):
+    def __init__(self, n, without=(), tcp=True, begun=True, **options):
         self.n, self.lines, self.outside = n, {}, {}
         self.heard = {rank: [] for rank in range(n)}
         fds = {rank: [-1] * n for rank in range(n)}
@@ -63,11 +63,17 @@ class Star:
                     self.outside[rank, other] = ends[rank]
                 else:
                     fds[rank][other] = ends[rank].detach()
-        for rank in range(n):
-            if rank not in without:
-                self.lines[rank] = _native.Lifeline(
-                    rank, fds[rank], keys(rank, n), **(CALM | options)
-                )
+        self._ends = {rank: fds[rank] for rank in range(n) if rank not in without}
+        self._options = CALM | options
+        if begun:
+            self.begin()
+
+    def begin(self):
+        """From now on who is silent is noticed."""
+        for rank, fds in self._ends.items():
+            self.lines[rank] = _native.Lifeline(
+                rank, fds, keys(rank, self.n), **self._options
+            )
 
     def __getitem__(self, rank):
         return self.lines[rank]

@@ -59,11 +59,13 @@ def test_leaves_that_die_together():
 
 
 def test_a_stopped_process_is_stalled_then_silent_and_hears_it_when_it_goes_on():
-    quick = {"beat_ms": 50, "limit_ms": 1500}
-    with Star(3, without=[1], **quick) as star, Process(star, 1, **quick) as process:
+    quick = {"beat_ms": 50, "limit_ms": 2500}
+    star = Star(3, without=[1], begun=False, **quick)  # a process is slow to start
+    with star, Process(star, 1) as process:
+        star.begin()
         until(lambda: star[0].silence()[1] < 500, "rank 1 is heard")
         process.send(signal.SIGSTOP)
-        until(lambda: star[0].silence()[1] > 500, "rank 1 is stalled, not yet dead")
+        until(lambda: not 0 <= star[0].silence()[1] <= 500, "rank 1 is stalled")
         star.all_hear(dead(1, "silent"))
         process.send(signal.SIGCONT)
         heard, status = process.end()

@@ -95,6 +95,18 @@ def hasty(monkeypatch):
     monkeypatch.setattr(meeting, "_GRACE_S", 0.5)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Rank 0's time is not up before something holds of it, whatever it was told."""
+
+    def until(holds, tick_s=1.0):
+        left = meeting._Hosting.left.fget
+        lasting = property(lambda self: left(self) if holds(self) else tick_s)
+        monkeypatch.setattr(meeting._Hosting, "left", lasting)
+
+    return until
+
+
 # --- those who meet
 
 
@@ -219,9 +231,11 @@ def test_a_host_can_be_parted_but_not_joined(monkeypatch):
 
 
 @pytest.mark.parametrize("absent", [[2], [1, 2]])
-def test_who_is_missing_is_named_to_all(absent, hasty):
-    calls = [call for call in all_of(4, timeout_s=0.4) if call[0] not in absent]
-    for end in Meeting().run(*calls):
+def test_who_is_missing_is_named_to_all(absent, hasty, patient):
+    present = [rank for rank in range(1, 4) if rank not in absent]
+    patient(lambda hosting: all(map(hosting._is_here, present)))
+    calls = [(rank, 4, {}) for rank in present]
+    for end in Meeting().run((0, 4, {"timeout_s": 0.4}), *calls):
         assert isinstance(end, ConnectFailed), end
         assert end.missing == tuple(absent)
         assert "did not appear at 127.0.0.1:" in str(end)
@@ -284,15 +298,29 @@ def test_a_rank_of_another_job_is_told_and_the_others_meet(hasty):
     [
         ({"secret": make_secret()}, NotAuthentic, "give all ranks the same UNISONO_SE"),
         ({"secret": None}, NotAuthentic, "give all ranks the same UNISONO_SECRET"),
-        ({"epoch": 3}, Refused, "rank 0 is in epoch 0 of the job, rank 1 in 3"),
+        (
+            {"epoch": 3, "timeout_s": 2.0},  # it waits for rank 0 to follow
+            Refused,
+            "rank 0 is in epoch 0 of the job, rank 1 in 3",
+        ),
         ({"job": "other"}, Refused, "serves another job"),
     ],
 )
-def test_who_does_not_belong_is_told_and_rank_0_waits_on(options, error, says, hasty):
-    calls = [(0, 2, {"timeout_s": 3.0}), (1, 2, {"timeout_s": 1.5} | options)]
-    host, guest = Meeting().run(*calls)
-    assert isinstance(guest, error), guest
-    assert says in str(guest)
+def test_who_does_not_belong_is_told_and_rank_0_waits_on(
+    options, error, says, hasty, patient
+):
+    gathering, tried = Meeting(), threading.Event()
+    patient(lambda hosting: tried.is_set(), tick_s=0.1)
+
+    def comes():
+        try:
+            with pytest.raises(error) as caught:
+                gathering.come(1, 2, **options)
+        finally:
+            tried.set()
+        assert says in str(caught.value)
+
+    (host,) = gathering.run((0, 2, {"timeout_s": 0.1}), during=comes)
     assert isinstance(host, ConnectFailed)
     assert host.missing == (1,)
     assert "turned away, the last from 127.0.0.1" in str(host)
@@ -429,9 +457,10 @@ def test_one_who_says_that_it_is_another(hasty):
     assert "rank 1 says that it is rank 2" in str(end)
 
 
-def test_no_lifeline(monkeypatch, hasty):
+def test_no_lifeline(hasty, patient):
     """A rank that stops between its hello and its lifeline is named."""
     gathering = Meeting()
+    patient(lambda hosting: hosting.guests)
     opened = []
 
     def stops():
@@ -492,8 +521,16 @@ def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
 
 
 def rank_0_dies(rank, folder, secret):
+    """When rank 1 has come with its lifeline, and waits for the third."""
     if rank.number == 0:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        true_wait = meeting._Hosting._await_guests
+
+        def wait(self):
+            true_wait(self)
+            if self._is_here(1):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        meeting._Hosting._await_guests = wait
     if rank.number == 2:
         return None
     return attempt(comes_from_a_process, rank, folder, secret)

@@ -352,7 +352,7 @@ def test_a_silent_stranger_is_not_told_a_byte_and_has_to_go():
             with strangers.connect(reception.address) as sock:
                 says(sock)
                 assert strangers.everything_said_to(sock) == b""
-        assert reception.turned_away == 2
+        await_that(lambda: reception.turned_away == 2)
         assert "took too long" in reception.complaint()
 
 
