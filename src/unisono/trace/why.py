@@ -166,7 +166,8 @@ def _disagreement(
     """Who is the odd one, and both sides.
 
     Who came to the call when it had failed already was refused and has no record of it,
-    but says what it would have called: that counts, too.
+    but says what it would have called: that counts, too. Who was still in the call
+    before says nothing. Where as many say the one as the other, lines may tell.
     """
     refused = {
         rank: flight.error.call
@@ -178,12 +179,16 @@ def _disagreement(
     def weight(told: str) -> tuple[int, int]:
         return len(alike[told]) + votes[told], -min(alike[told])
 
+    def against(told: str) -> list[int]:
+        return sorted(set(entries) - set(alike[told]))
+
     usual = max(alike, key=weight)
-    most = alike[usual]
-    odd = sorted(set(entries) - set(most))
-    skipped = _skipped(scene, odd[0], most[0], seq)
-    if skipped is not None:
-        return skipped
+    as_many = [told for told in alike if weight(told)[0] == weight(usual)[0]]
+    for told in sorted(as_many, key=weight, reverse=True):
+        skipped = _skipped(scene, against(told)[0], alike[told][0], seq)
+        if skipped is not None:
+            return skipped
+    most, odd = alike[usual], against(usual)
     one, other = entries[odd[0]], entries[most[0]]
     hows = ("", "") if one.what != other.what else (one.algorithm, other.algorithm)
     ways = [f" by {how}" if how else "" for how in hows]
