@@ -3,7 +3,7 @@
 import pytest
 from forked import Forks
 
-LIMIT_S = 45.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="session")

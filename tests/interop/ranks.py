@@ -46,7 +46,7 @@ def store_of(rank, kind="file"):
 
 
 @contextlib.contextmanager
-def group(rank, backend="unisono", kind="file", store=None, timeout_s=30, **options):
+def group(rank, backend="unisono", kind="file", store=None, timeout_s=60, **options):
     """The group of all ranks, while it lasts."""
     torch.set_num_threads(1)
     torch.manual_seed(rank.number)
@@ -87,7 +87,7 @@ def close(found, wanted, limit=1e-6):
         torch.testing.assert_close(one, other, rtol=limit, atol=limit)
 
 
-def until(true, limit_s=10.0):
+def until(true, limit_s=30.0):
     """Wait for something to become true."""
     deadline = time.monotonic() + limit_s
     while not true():

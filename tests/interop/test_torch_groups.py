@@ -167,23 +167,21 @@ def shut_down(rank, how):
     with group(rank):
         made = dist.new_group([0, 1])
         summed(made, [0, 1])
-        began = time.monotonic()
         told = None
         if rank.number == 0:
-            time.sleep(0.2)
+            time.sleep(0.2)  # the other waits by now, most likely
             getattr(made, how)()
         else:
             told = attempt(made.allreduce([torch.ones(5)]).wait)
         summed(None, [0, 1])  # the other groups go on
-        return [told, time.monotonic() - began]
+        return told
 
 
 @pytest.mark.parametrize("how", ["shutdown", "abort"])
 def test_others_are_told(ranks, how):
-    told, seconds = ranks(2, shut_down, how)[1]
+    told = ranks(2, shut_down, how)[1]
     assert told["error"] == "PeerLost"
-    assert told["ranks"] == [0] if "ranks" in told else "rank 0" in told["message"]
-    assert seconds < 10
+    assert told["attributes"]["ranks"] == [0]
 
 
 def aborted_in_flight(rank):

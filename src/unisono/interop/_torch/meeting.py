@@ -111,9 +111,10 @@ class Meeting:
         missing = []
         for rank in range(1, self.size):
             left = max(deadline - time.monotonic(), 1e-3)
-            try:
+            with suppress(RuntimeError):
                 self._store.wait([f"{turn}/{rank}"], timedelta(seconds=left))
-            except RuntimeError:
+            # Asked once more: a millisecond may be too short for any store to answer.
+            if not self._store.check([f"{turn}/{rank}"]):
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
