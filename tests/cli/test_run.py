@@ -15,7 +15,7 @@ import pytest
 
 from unisono.cli import main
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 UNISONO = [sys.executable, "-m", "unisono", "run"]
 HEAD = """
@@ -72,7 +72,7 @@ def state_of(pid):
     return stat.rpartition(")")[2].split()[0]
 
 
-def wait_for(condition, within=5.0):
+def wait_for(condition, within=40.0):
     until = time.monotonic() + within
     while not condition():
         assert time.monotonic() < until
@@ -82,6 +82,15 @@ def wait_for(condition, within=5.0):
 def wait_for_end(*pids):
     """Until they are gone; a zombie is."""
     wait_for(lambda: all(state_of(pid) in "ZX" for pid in pids))
+
+
+def is_watched(launcher, pid):
+    """Whether a launcher still has the kernel tell it of a rank's end."""
+    for file in Path(f"/proc/{launcher}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if f"Pid:\t{pid}\n" in file.read_text():
+                return True
+    return False
 
 
 # What is run
@@ -236,7 +245,7 @@ while True:
     with started("-n", "1", file) as running:
         pid = int(running.stdout.readline().split()[1])
         running.stdout.close()
-        assert running.wait(timeout=20) == 0
+        assert running.wait(timeout=40) == 0
         wait_for_end(pid)
 
 
@@ -255,7 +264,7 @@ time.sleep(60)
             "[1] ready\n",
         }
         running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=40)
     assert sorted(out.splitlines()) == ["[0] leaving", "[1] leaving"]
     assert (running.returncode, err) == (5, "unisono: ended by SIGTERM\n")
 
@@ -265,7 +274,7 @@ def test_sigterm_to_ranks_that_do_not_care_ends_with_143(script):
         for _ in range(2):
             running.stdout.readline()
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=20) == 143
+        assert running.wait(timeout=40) == 143
 
 
 def test_ctrl_c_is_passed_on_once_and_ends_with_130(script):
@@ -280,7 +289,7 @@ except KeyboardInterrupt:
         for _ in range(2):
             running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=40)
     assert sorted(out.splitlines()) == ["[0] interrupted", "[1] interrupted"]
     assert (running.returncode, err) == (130, "unisono: ended by SIGINT\n")
 
@@ -300,24 +309,25 @@ while True:
         running.send_signal(signal.SIGINT)
         assert {running.stdout.readline()[4:] for _ in range(2)} == {"no\n"}
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=20)
+        running.communicate(timeout=40)
     assert running.returncode == 130
     wait_for_end(*pids)
 
 
 def test_a_failure_before_ctrl_c_keeps_its_code(script):
     file = script("""
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+print(os.getpid())
 if rank == 1:
     sys.exit(3)
-print("ready")
-signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 time.sleep(60)
 """)
     with started("-n", "2", "--grace", "50", file) as running:
-        running.stdout.readline()
-        time.sleep(0.3)
+        said = [running.stdout.readline().split() for _ in range(2)]
+        (failed,) = [int(pid) for rank, pid in said if rank == "[1]"]
+        wait_for(lambda: not is_watched(running.pid, failed))
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=40)
     assert running.returncode == 3
     assert "rank 1 (pid " in err
 
@@ -372,7 +382,7 @@ def on_a_terminal(*arguments, **environment):
     os.close(terminal)
 
 
-def read_until(terminal, wanted, within=20.0):
+def read_until(terminal, wanted, within=40.0):
     told = b""
     until = time.monotonic() + within
     while wanted not in told:
@@ -395,7 +405,7 @@ if rank == 0:
         read_until(terminal, b"typed something")
         os.write(terminal, b"\x03")
         read_until(terminal, b"ended by SIGINT")
-        assert running.wait(timeout=20) == 130
+        assert running.wait(timeout=40) == 130
 
 
 def test_no_color_is_obeyed_and_ctrl_z_pauses_the_ranks(script):
@@ -410,4 +420,4 @@ def test_no_color_is_obeyed_and_ctrl_z_pauses_the_ranks(script):
         running.send_signal(signal.SIGCONT)
         wait_for(lambda: state_of(rank) != "T")
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=20) == 143
+        assert running.wait(timeout=40) == 143

@@ -27,16 +27,16 @@ def wrapped(name, comm):
 def struck(rank, name, file):
     """Train and save; one is killed during backward, the others tell whom they miss."""
     torch.set_num_threads(1)
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=60)
     model, opt = wrapped(name, comm)
     for step in range(10):
-        save(file, model.state_dict(), comm)
-        if step == LAST and rank.number == 1:
-            inside = (model if name == "zero2" else model.module).blocks[1]
-            inside.register_full_backward_hook(
-                lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            )
         try:
+            save(file, model.state_dict(), comm)  # who is slow may hear of it in here
+            if step == LAST and rank.number == 1:
+                inside = (model if name == "zero2" else model.module).blocks[1]
+                inside.register_full_backward_hook(
+                    lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                )
             train(comm, model, opt, Gpt, steps=1, first=step)
         except unisono.PeerLost as error:
             return step, list(error.ranks)
@@ -45,7 +45,7 @@ def struck(rank, name, file):
 
 def resumed(rank, file):
     torch.set_num_threads(1)
-    with rank.init(timeout_s=20) as comm:
+    with rank.init(timeout_s=60) as comm:
         model = FSDP(made(Gpt, seed=3), comm, reproducible=True)
         model.load_state_dict(load(file))
         opt = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,5 +1,7 @@
 """Parameter servers: the same steps as DDP, and how far apart workers may drift."""
 
+import time
+
 import pytest
 import torch
 from nets import NS, Mlp, alone, batch, loss_of, made, same, train, weights
@@ -46,7 +48,7 @@ def test_the_servers_link_is_the_bottleneck(threads, n, servers):
         assert sent == 4 * (pushed + handed_out)
 
 
-def work(comm, server, net, steps, slow=None):
+def work(comm, server, net, steps, before_first=lambda: None):
     with server:
         if server.serving:
             server.serve()
@@ -54,20 +56,10 @@ def work(comm, server, net, steps, slow=None):
             for step in range(steps):
                 x, y = batch(Mlp, step, comm.rank)
                 loss_of(net(x), y).backward()
-                if comm.rank == slow and step == 0:
-                    slow_down.wait(0.5)
+                if step == 0:
+                    before_first()
                 server.step()
     return weights(net), server.furthest_ahead
-
-
-class _Never:
-    def wait(self, seconds):
-        import time
-
-        time.sleep(seconds)
-
-
-slow_down = _Never()
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -92,13 +84,24 @@ def test_a_single_worker_trains_as_if_alone(threads, servers):
 @pytest.mark.parametrize("servers", [1, 2])
 def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
     """One worker dawdles; the others stop at the bound, and all end with one model."""
+    serving = [None] * servers
+
+    def until_the_others_are_held_up():
+        ends = time.monotonic() + 25
+        while any(s is None or s.furthest_ahead <= staleness for s in serving):
+            assert time.monotonic() < ends, "the others do not get that far"
+            time.sleep(0.01)
 
     def run(comm):
         net = made(Mlp)
         server = AsyncParameterServer(
             net, comm, torch.optim.SGD, servers=servers, staleness=staleness, lr=0.01
         )
-        return work(comm, server, net, 8, slow=servers)
+        if comm.rank < servers:
+            serving[comm.rank] = server
+        if comm.rank == servers:
+            return work(comm, server, net, 8, until_the_others_are_held_up)
+        return work(comm, server, net, 8)
 
     found = threads(servers + 3, run)
     for one, ahead in found:

@@ -222,11 +222,11 @@ class Job(Overseer):
         seen = os.waitid(os.P_PID, rank.process.pid, how)
         if seen is None:
             return
+        rank.ended = time.monotonic()
         if rank.handle is not None:
             self._selector.unregister(rank.handle)
             os.close(rank.handle)
             rank.handle = None
-        rank.ended = time.monotonic()
         exited = seen.si_code == os.CLD_EXITED
         rank.status = seen.si_status if exited else -seen.si_status
         if rank.status:
