@@ -94,8 +94,11 @@ def sgd(params):
 
 
 @functools.cache
-def one_process(kind=Net, dtype=torch.float64, replicas=1, steps=STEPS):
-    """Losses and weights where one process has the batches of so many replicas."""
+def one_process(kind=Net, dtype=torch.float64, replicas=1, steps=STEPS, clip=None):
+    """Losses and weights where one process has the batches of so many replicas.
+
+    `clip`: the greatest norm, and which norm.
+    """
     model = net(kind, dtype)
     opt = sgd(model.parameters())
     losses = []
@@ -105,6 +108,8 @@ def one_process(kind=Net, dtype=torch.float64, replicas=1, steps=STEPS):
         opt.zero_grad()
         loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), *clip)
         opt.step()
         losses.append(loss.item())
     return losses, weights(model)

@@ -16,11 +16,13 @@
     context            attention over a sequence in shards ring_attention(q, k, v, ...)
     expert             tokens travel to their experts      MoE(gate, experts, comm)
     pipeline           layers one after the other          Pipeline(layers, comm, ...)
+    clipping           by the norm of the whole model      clip_grad_norm_(params, 1.0)
 
 What they are made of: `flat` (many tensors in one), `buckets` (gradients as they come),
 `shares` (buckets of which a rank steps its part), `units` and `partition` (parameters
 that come and go), `pieces` (what a rank has of a parameter), `sharded` (layers that are
-cut), `functions` (collectives that gradients flow through), `checkpoint`.
+cut), `apart` (the mark on what is cut), `functions` (collectives that gradients flow
+through), `checkpoint`.
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from unisono.parallel.clipping import clip_grad_norm_
     from unisono.parallel.context import (
         all_to_all_attention,
         positions,
@@ -91,6 +94,7 @@ __all__ = [
     "ZeRO",
     "all_to_all_attention",
     "attention_plan",
+    "clip_grad_norm_",
     "load_whole_state",
     "mlp_plan",
     "parallelize",
@@ -124,6 +128,7 @@ _FILE_OF = {
     "ZeRO": "zero",
     "all_to_all_attention": "context",
     "attention_plan": "tensor",
+    "clip_grad_norm_": "clipping",
     "load_whole_state": "sharded",
     "mlp_plan": "tensor",
     "parallelize": "tensor",

@@ -26,15 +26,11 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.agreement import prepared
+from unisono.parallel.apart import is_apart, refuse_unaveraged
 from unisono.parallel.buckets import MIB, Bucket, Buckets, fill
+from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import Compression, PerBucket
-from unisono.parallel.flat import (
-    broadcast_tensors,
-    is_apart,
-    room,
-    same_start,
-    trainable,
-)
+from unisono.parallel.flat import broadcast_tensors, room, same_start, trainable
 from unisono.runtime.communicator import Communicator
 
 
@@ -66,6 +62,7 @@ class DDP(nn.Module):
         self.module, self.comm = module, comm
         with prepared(comm, "DDP") as told:
             every = trainable(module, "DDP")
+            refuse_unaveraged(every, comm, "DDP")
             named = [(name, p) for name, p in every if not is_apart(p, comm)]
             first = fill(named[::-1], int(bucket_cap_mb * MIB))
             told += [f"bucket_cap_mb = {bucket_cap_mb}", f"overlap = {overlap}"]
@@ -118,6 +115,14 @@ class DDP(nn.Module):
             yield
         finally:
             self._buckets.sync = before
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm of the whole model's gradients; returns it.
+
+        torch's own function does the same where no parameter is cut.
+        """
+        mine = self.module.parameters()
+        return clip_grad_norm_(mine, max_norm, norm_type, comm=self.comm)
 
     @contextmanager
     def join(

@@ -38,7 +38,8 @@ from torch import Tensor, nn
 from unisono.errors import BadArgument, whole_number
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard, prepared
-from unisono.parallel.flat import keep_apart, same_start
+from unisono.parallel.apart import keep_apart
+from unisono.parallel.flat import same_start
 from unisono.parallel.sharded import shared_out
 from unisono.runtime.communicator import Communicator
 
@@ -96,7 +97,7 @@ class MoE(nn.Module):
         self.first = comm.rank * mine
         self.experts = nn.ModuleList(experts[self.first : self.first + mine])
         for name, param in self.experts.named_parameters():
-            keep_apart(param, comm)
+            keep_apart(param, comm, averaged=True)
             if param.requires_grad:
                 self._average(name, param)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument
 from unisono.parallel.agreement import agree
+from unisono.parallel.apart import is_apart
 from unisono.runtime.communicator import Communicator
 
 Named = list[tuple[str, nn.Parameter]]
@@ -177,17 +178,6 @@ def check_alike(comm: Communicator, where: str, module: nn.Module) -> None:
     agree(comm, where, told)
 
 
-def keep_apart(param: nn.Parameter, comm: Communicator) -> None:
-    """Remember that these ranks have different parameters here, as their experts."""
-    param.ranks_apart = frozenset(comm.world_ranks)  # type: ignore[attr-defined]
-
-
-def is_apart(param: Tensor, comm: Communicator) -> bool:
-    """Whether ranks of `comm` have different parameters here, on purpose."""
-    apart: frozenset[int] = getattr(param, "ranks_apart", frozenset())
-    return len(apart & set(comm.world_ranks)) > 1
-
-
 def same_start(
     comm: Communicator, module: nn.Module, where: str, *, leaves_apart: bool = False
 ) -> None:
@@ -196,8 +186,9 @@ def same_start(
     apart = [name for name, p in module.named_parameters() if is_apart(p, comm)]
     if apart and not leaves_apart:
         raise BadArgument(
-            f"{where}: {apart[0]} is another parameter on each of these ranks, as an "
-            "expert is; use a communicator of ranks that have the same, or DDP"
+            f"{where}: {apart[0]} is another parameter on each of these ranks, as a "
+            "shard or an expert is; use a communicator of ranks that have the same, as "
+            'mesh["dp"], or for experts DDP'
         )
     params = [p for p in module.parameters() if not is_apart(p, comm)]
     state = [*params, *module.buffers()]

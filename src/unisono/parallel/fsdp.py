@@ -34,15 +34,11 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument
 from unisono.parallel.agreement import heard
+from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import dense
 from unisono.parallel.flat import Pool, needs_grad
 from unisono.parallel.partition import Rule, agreed_partition
-from unisono.parallel.pieces import (
-    Piece,
-    clip_grad_norm,
-    load_parameters,
-    whole_parameters,
-)
+from unisono.parallel.pieces import Piece, load_parameters, whole_parameters
 from unisono.parallel.units import Order, Policy, Unit
 from unisono.runtime.communicator import Communicator
 
@@ -77,7 +73,7 @@ class FSDP(nn.Module):
     ) -> None:
         """Begin with the first rank's parameters; all ranks together."""
         super().__init__()
-        self.module, self.comm = module, comm
+        self.module, self.comm, self._replicas = module, comm, replicas
         told = [f"computed in {param_dtype}, reduced in {reduce_dtype}"]
         told.append(f"gathered by {param_codec}, reduced by {reduce_codec}")
         told.append(f"reshard_after_forward = {reshard_after_forward}")
@@ -123,8 +119,9 @@ class FSDP(nn.Module):
             self._sync = before
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip by the norm of all gradients together; returns it."""
-        return clip_grad_norm(self.pieces, self.comm, max_norm, norm_type)
+        """Clip by the norm of the whole model's gradients; returns it."""
+        mine = [piece.param for piece in self.pieces]
+        return clip_grad_norm_(mine, max_norm, norm_type, comm=self._replicas)
 
     # --- whole parameters for people and files
 

@@ -68,34 +68,6 @@ def counts_in(begin: int, end: int, total: int, n: int) -> list[int]:
     ]
 
 
-def clip_grad_norm(
-    pieces: Sequence[Piece],
-    comm: Communicator,
-    max_norm: float,
-    norm_type: float = 2.0,
-) -> Tensor:
-    """Scale the gradients so that their norm over all ranks is at most `max_norm`.
-
-    Returns the norm before; the same bits on all ranks.
-    """
-    found = (piece.param.grad for piece in pieces)
-    grads = [grad for grad in found if grad is not None and grad.numel()]
-    norms = torch.stack(
-        [torch.zeros((), dtype=torch.float64)]
-        + [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads]
-    )
-    if norm_type == float("inf"):
-        total = comm.all_reduce(norms.max().reshape(1), op="max", label="norm")[0]
-    else:
-        powers = norms.pow(norm_type).sum().reshape(1)
-        total = comm.all_reduce(powers, label="norm")[0].pow(1.0 / norm_type)
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(scale.to(grad.dtype))
-    norm: Tensor = total.to(torch.float32)
-    return norm
-
-
 def whole_parameters(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
     """Every parameter in full, one at a time, on every rank."""
     for piece in pieces:

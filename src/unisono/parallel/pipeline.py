@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, unknown, whole_number
 from unisono.parallel.agreement import or_leaves, prepared
+from unisono.parallel.apart import keep_apart
 from unisono.parallel.flat import same_start, shares
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
@@ -108,6 +109,8 @@ class Pipeline(nn.Module):
         begin, end = ends[comm.rank], ends[comm.rank + 1]
         # Under their own numbers, so that state dicts of stages make that of the whole.
         self.layers = nn.ModuleDict({str(i): layers[i] for i in range(begin, end)})
+        for param in self.layers.parameters():
+            keep_apart(param, comm)
 
     def forward(self, x: Tensor) -> Tensor:
         """This stage alone."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import BadArgument
+from unisono.parallel.apart import keep_apart
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
 
@@ -78,6 +79,7 @@ class Sharded(nn.Module):
             if cut is not None:
                 shard = cut.shard(f"{self.where}.{name}", whole, self.comm)
                 made = nn.Parameter(shard, whole.requires_grad)
+                keep_apart(made, self.comm, of=whole)
             # The whole one is kept too, so that nobody else gets its identity.
             known[id(whole), cut] = whole, made
         self.register_parameter(name, known[id(whole), cut][1])

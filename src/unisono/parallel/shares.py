@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from unisono.parallel.apart import keep_apart
 from unisono.parallel.buckets import Bucket, Buckets
 from unisono.parallel.compressed import Compression, PerBucket
 from unisono.parallel.flat import Pool, counts_of, room, share, views
@@ -70,6 +71,7 @@ class Shares:
             last = max(min(end, upper), first)
             counts = counts_in(begin, end, bucket.count, self.comm.world_size)
             param = nn.Parameter(flat[first:last])
+            keep_apart(param, self.comm, of=bucket.params[i])
             shape = bucket.params[i].shape
             piece = Piece(bucket.names[i], param, shape, counts, self.comm)
             places.append((piece, slice(first - lower, last - lower)))

@@ -213,7 +213,7 @@ def parallelize(
     Vocabulary, Divide or what `sequence` has. All begin with the first rank's
     parameters. `reproducible`: the bits depend on nothing but the inputs.
     """
-    same_start(comm, module, "parallelize")
+    same_start(comm, module, "parallelize", leaves_apart=True)
     with prepared(comm, "parallelize") as told:
         todo = list(_named(module, plan))
         told += [f"{name}: {style}" for name, style in todo]

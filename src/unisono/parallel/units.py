@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from unisono.errors import BadArgument, UsageError
+from unisono.parallel.apart import keep_apart
 from unisono.parallel.flat import Lapsing, Pool, counts_of, offsets, room, share, views
 from unisono.parallel.pieces import Piece, counts_in
 from unisono.runtime.communicator import Communicator
@@ -103,6 +104,7 @@ class Unit:
             skipped = max(self.lower - begin, 0)
             data.copy_(whole[skipped : skipped + last - first])
             piece = nn.Parameter(data, requires_grad=member.param.requires_grad)
+            keep_apart(piece, self.comm, of=member.param)
             n = self.comm.world_size
             counts = counts_in(begin, self.begins[i + 1], self.count, n)
             shape = member.param.shape

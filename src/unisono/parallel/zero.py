@@ -29,12 +29,12 @@ from torch.optim import Optimizer
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel.agreement import heard, prepared
 from unisono.parallel.buckets import MIB, fill
+from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import Compression, PerBucket, dense
 from unisono.parallel.flat import same_start, trainable
 from unisono.parallel.fsdp import FSDP
 from unisono.parallel.partition import Rule
 from unisono.parallel.pieces import (
-    clip_grad_norm,
     is_plain,
     load_optimizer_state,
     optimizer_state,
@@ -163,8 +163,8 @@ class ZeRO(Optimizer):
             buckets.sync = before
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip by the norm of all gradients together; returns it."""
-        return clip_grad_norm(self.pieces, self.comm, max_norm, norm_type)
+        """Clip by the norm of the whole model's gradients; returns it."""
+        return clip_grad_norm_([p.param for p in self.pieces], max_norm, norm_type)
 
     def model_state_dict(self) -> dict[str, Any]:
         """The module's plain state dict, whole, on every rank, in every stage."""
