@@ -10,7 +10,10 @@
 #include "frame.hpp"
 #include "tls.hpp"
 
+void bind_program(nanobind::module_ &m);
 void bind_engine(nanobind::module_ &m);
+void bind_work(nanobind::module_ &m);
+void bind_comm(nanobind::module_ &m);
 void bind_tls(nanobind::module_ &m);
 void bind_wire(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);

@@ -110,7 +110,10 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
   bind_tls(m);
+  bind_program(m);
   bind_engine(m);
+  bind_work(m);
+  bind_comm(m);
   bind_wire(m);
   bind_simulate(m);
   bind_codec(m);

@@ -1,0 +1,63 @@
+// What Python holds of the engine: a communicator, and work that is in flight on it; and
+// how the core's knowledge of a call is told in plain values.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "comm.hpp"
+#include "shortcuts.hpp"
+
+namespace unisono {
+
+struct Handle : Comm {
+  using Comm::Comm;
+  Shortcuts shortcuts;
+  std::int64_t timeout = 0;
+};
+
+struct Work {
+  std::shared_ptr<Comm> comm;
+  std::shared_ptr<Task> op;
+  std::vector<std::size_t> late; // who was awaited when a wait for it ran out
+
+  // 0: still at it, 1: done, 2: failed.
+  // One who does not help leaves it to the progress thread, and sleeps.
+  int wait(std::int64_t timeout, bool helps = true);
+
+private:
+  void note_block(std::int64_t begun);
+  bool wait_unlocked(std::int64_t timeout, bool helps);
+};
+
+using Facts = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
+
+inline Facts facts(Verdict v) { return {int(v.trouble), v.culprit, v.reporter, v.seq}; }
+
+inline void set_note(Note &note, int collective, int dtype, int op, int root,
+                     std::uint64_t count, const std::string &algorithm) {
+  note.collective = std::uint8_t(collective);
+  note.dtype = std::uint8_t(dtype);
+  note.op = std::uint8_t(op);
+  note.root = root;
+  note.count = count;
+  std::strncpy(note.algorithm, algorithm.c_str(), sizeof note.algorithm - 1);
+}
+
+inline nanobind::tuple told(const Note &note) {
+  return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
+                              note.count, std::string(note.algorithm));
+}
+
+} // namespace unisono
+
+// The ways into a call, for a communicator's class: bind_calls.cpp.
+void bind_calls(nanobind::module_ &m, nanobind::class_<unisono::Handle> &comm);
