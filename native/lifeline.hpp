@@ -17,7 +17,6 @@
 
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -26,49 +25,13 @@
 #include <mutex>
 #include <span>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
+#include "event.hpp"
 #include "frame.hpp"
-#include "shared.hpp"
 #include "tls.hpp"
 
 namespace unisono {
-
-// How it shows that somebody is dead.
-enum class Cause : std::uint32_t {
-  none,
-  gone,          // its connection ended
-  silent,        // nothing was heard of it for the limit
-  slow,          // it did not take in what it was told
-  corrupted,     // what came from it was damaged
-  not_authentic, // what came in its name was not made with its key
-};
-constexpr std::size_t num_causes = 6;
-const char *cause_name(Cause cause);
-
-// As it travels, too.
-struct Event {
-  enum class Kind : std::uint32_t {
-    beat,
-    dead,
-    left,
-    verdict, // a communicator is broken
-    called,  // what a rank had called, told before the verdict that it was something else
-    closed,  // a rank has closed its end of a communicator
-    waits,   // a rank has waited for another for some time, or does no longer
-  };
-  Kind kind = Kind::beat;
-  std::uint32_t rank = 0; // who is dead, has left, closed, called, waits, or speaks the verdict
-  Cause cause = Cause::none;
-  std::uint32_t reporter = 0; // who found out
-  std::uint64_t comm = 0;     // of which communicator, where it is about one
-  std::uint64_t word = 0;     // see Verdict, and RankBlock::waits_for, in shared.hpp
-  std::array<std::byte, sizeof(Note)> note{}; // of called and waits: which call
-};
-constexpr std::size_t num_event_kinds = 7;
-static_assert(std::has_unique_object_representations_v<Event>);
-const char *event_name(Event::Kind kind);
 
 class Lifeline {
 public:
@@ -111,35 +74,34 @@ public:
 
 private:
   enum class Fate : std::uint8_t { living, left, dead };
-  struct Peer;
-  // What was told, until all have been sent it, each from its own place on.
-  struct Log;
+  struct Peer;  // one connection: lifeline_peer.hpp
+  struct Log;   // what was told, until all have been sent it: lifeline_log.hpp
   struct Watch; // all lifelines of this process, for fork
 
   void open(const std::vector<Connection> &connections);
   bool tell(const Event &event);
+
+  // The thread: lifeline_thread.cpp.
   void run();
   void wait(std::int64_t until);
   void attend(Peer *peer, std::uint32_t events);
   void take_inbox();
-  void hear(Peer &peer);
-  bool understand(Peer &peer, std::span<const std::byte> bytes);
-  bool sound(const Peer &peer, const Event &event) const;
-  void learn(const Event &event, std::size_t source, bool is_news);
-  void append(const Event &event, std::size_t source);
-  void bury(const Event &event);
-  void lose(Peer &peer, Cause cause);
-  void dismiss(Peer &peer, const Event &news);
-  void drop(Peer &peer);
-  bool put(Peer &peer, const Event &event);
-  void write(Peer &peer);
-  void want_writable(Peer &peer, bool wanted);
-  void flood();
-  void feed(Peer &peer);
   void beat();
   void look();
   void farewell();
   bool parted(Peer &peer);
+
+  // What comes in and goes round: lifeline_news.cpp.
+  void hear(Peer &peer);
+  bool understand(Peer &peer, std::span<const std::byte> bytes);
+  bool sound(const Peer &peer, const Event &event) const;
+  void learn(const Event &event, std::size_t source, bool is_news);
+  void bury(const Event &event);
+  void lose(Peer &peer, Cause cause);
+  void dismiss(Peer &peer, const Event &news);
+  void append(const Event &event, std::size_t source);
+  void flood();
+  void feed(Peer &peer);
 
   std::size_t rank_;
   Options options_;

@@ -1,7 +1,6 @@
 #include "mesh.hpp"
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "failpoint.hpp"
+#include "no_signals.hpp"
 
 namespace unisono {
 
@@ -105,12 +105,8 @@ Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
   stop_ = ::eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0)
     fail("making an event descriptor");
-  // Signals are for the threads of Python.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  NoSignals while_it_begins;
   watcher_ = std::thread([this] { watch(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Mesh::~Mesh() { close(); }

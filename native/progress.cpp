@@ -1,12 +1,10 @@
 #include "progress.hpp"
 
 #include <algorithm>
-#include <csignal>
-
-#include <pthread.h>
 
 #include "comm.hpp"
-#include "lifeline.hpp"
+#include "event.hpp"
+#include "no_signals.hpp"
 
 namespace unisono {
 
@@ -69,11 +67,8 @@ void Progress::wake() {
     ++news_;
     if (!started_) {
       started_ = true;
-      sigset_t all, before; // signals are for the threads of Python
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+      NoSignals while_it_begins;
       thread_ = std::thread([this] { run(); });
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
   changed_.notify_all();

@@ -8,18 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <vector>
 
+#include "clock.hpp"
 #include "shared.hpp"
 
 namespace unisono {
-
-inline std::int64_t now_ns() {
-  timespec t;
-  ::clock_gettime(CLOCK_MONOTONIC, &t);
-  return std::int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 struct Record {
   enum State : std::uint32_t { scheduled, started, completed, failed };
