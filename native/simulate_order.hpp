@@ -1,0 +1,100 @@
+// From the steps of a schedule to messages, and which of them wait for which.
+//
+// What a rank sends to another in one step is one message. It waits for those that wrote
+// what it reads, and for those that read or wrote what it overwrites: the last writers and
+// the last readers of every slot are remembered, step by step.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace unisono::sim {
+
+// One transfer of a step, as the bindings unpack it.
+struct Transfer {
+  std::int64_t src, dst, chunk, into;
+  bool reduces;
+};
+
+struct Message {
+  std::int32_t src, dst, step, path;
+  std::int32_t waits_for = 0; // dependencies that are not yet done
+  std::int32_t cause = -1;    // the message whose end let it go
+  double nbytes = 0, reduced = 0;
+  double start = 0, end = 0;
+};
+
+class Order {
+public:
+  Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes);
+
+  // A step: its messages, and what they wait for. False if a transfer is out of range.
+  bool add(const std::vector<Transfer> &step);
+  // All steps are there: counts what each message waits for. With streams it also waits
+  // for the one before it to the same rank.
+  void complete(bool streams);
+
+  std::vector<Message> &messages() { return messages_; }
+  const std::vector<Message> &messages() const { return messages_; }
+  // Pairs (src * n + dst) that have no path yet, in the order they appeared.
+  const std::vector<std::int64_t> &unknown() const { return unknown_; }
+  void forget_unknown() { unknown_.clear(); }
+  // The edges found so far, as before * (number of messages) + after.
+  std::vector<std::int64_t> edges() const;
+
+  // The messages of a rank, in the order of their steps.
+  const std::vector<std::int32_t> &sent_by(std::size_t rank) const { return queue_[rank]; }
+  std::size_t num_ranks() const { return queue_.size(); }
+  // Those that wait for a message; the next one in its stream, or -1.
+  std::span<const std::int32_t> after(std::int32_t message) const {
+    const auto k = static_cast<std::size_t>(message);
+    return {then_.data() + next_[k], then_.data() + next_[k + 1]};
+  }
+  std::int32_t behind(std::int32_t message) const {
+    return behind_[static_cast<std::size_t>(message)];
+  }
+
+private:
+  struct Edge {
+    std::int32_t before, after;
+  };
+  struct Cell { // a node of a list of messages; lists share one pool
+    std::int32_t message, next;
+  };
+
+  std::int32_t message_of(std::int64_t pair, std::int32_t step);
+  void wait(std::int32_t before, std::int32_t after);
+  void thin_out(std::size_t from);
+  void reads(const std::vector<Transfer> &step);
+  void writes(const std::vector<Transfer> &step);
+  void note(const std::vector<Transfer> &step);
+  void push(std::vector<std::int32_t> &head, std::int64_t slot, std::int32_t message);
+  void drop(std::vector<std::int32_t> &head, std::int64_t slot);
+  void link_edges();
+  void link_streams();
+
+  const std::int64_t n_, num_slots_;
+  std::vector<double> sizes_;
+  std::vector<Message> messages_;
+  std::unordered_map<std::int64_t, std::int32_t> path_of_; // by pair
+  std::vector<std::int64_t> unknown_;
+  std::vector<std::vector<std::int32_t>> queue_; // messages by sender
+
+  std::unordered_map<std::int64_t, std::int32_t> here_; // messages of the step, by pair
+  std::vector<std::int32_t> of_transfer_;
+  std::vector<std::int32_t> writers_, readers_; // of each slot: the head of a list
+  std::vector<std::int32_t> written_, wrote_;   // and in which step it was last written
+  std::vector<Cell> cells_;
+  std::int32_t spare_ = -1, steps_ = 0;
+
+  std::vector<Edge> edges_;
+  std::vector<std::int64_t> next_; // the same by `before`: offsets
+  std::vector<std::int32_t> then_;
+  std::vector<std::int32_t> behind_; // with streams: the next message to the same rank
+};
+
+} // namespace unisono::sim
