@@ -1,11 +1,12 @@
+// A call from beginning to end: what needs no waiting is published, all arrive, the program
+// runs once for each piece, and those that others still read from stay until they have.
+
 #include "collective.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "comm.hpp"
 #include "failpoint.hpp"
-#include "mesh.hpp"
 #include "wait.hpp"
 
 namespace unisono {
@@ -124,29 +125,7 @@ void Collective::begin() {
   note.seq = seq;
   if (!plan_->may_lend || (lent_ != 0 && comm_.here().size() == 1))
     return;
-  // A buffer of no bytes, which nobody reads, may as well be lent.
-  Lent lent[2] = {};
-  if (lends(input_, plan_->input_bytes, false, lent[0]))
-    flags_ |= Header::lends_input;
-  if (lends(output_, plan_->output_bytes, true, lent[1]))
-    flags_ |= Header::lends_output;
-  std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, lent, sizeof lent);
-}
-
-bool Collective::lends(const std::byte *data, std::size_t bytes, bool for_writing,
-                       Lent &lent) {
-  if (bytes == 0)
-    return true;
-  const auto found = comm_.mesh().locate(data, bytes);
-  if (found)
-    lent = *found;
-  else if (lent_ != 0 ||
-           (plan_->may_reach && comm_.lending().reach() == Lending::reaches &&
-            comm_.lending().reachable(data, bytes, for_writing)))
-    lent = {Lent::own, reinterpret_cast<std::uintptr_t>(data)};
-  else
-    return false;
-  return true;
+  lend();
 }
 
 // Where the input is not lent, what others read of it can be published before anybody has
@@ -217,51 +196,6 @@ Status Collective::settle() {
   return status;
 }
 
-Status Collective::agree() {
-  const std::size_t n = comm_.size();
-  if (plan_->lent_always < 0) {
-    if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
-      return Status::done;
-    std::uint64_t all = flags_;
-    for (const std::size_t q : comm_.here())
-      all &= comm_.layout().block(q).headers[seq & 1].flags;
-    lent_ = unsigned(all >> 1 & 3);
-    if (!plan_->programs[lent_])
-      lent_ = 0;
-  }
-  if (lent_ == 0)
-    return Status::done;
-  const Program &program = *plan_->programs[lent_];
-  inputs_.assign(n, {});
-  outputs_.assign(n, {});
-  hold_.clear();
-  // Only those that are used: their ranks do not end this call, nor let go of them, before
-  // they have been. Whoever is not used may be gone already.
-  for (const Program::Source &source : program.sources)
-    if (source.home != Program::window && source.home != Program::stream &&
-        !resolve(std::size_t(source.rank), source.home == Program::input))
-      return Status::blocked;
-  for (const std::int32_t q : program.deliveries)
-    if (!resolve(std::size_t(q), false))
-      return Status::blocked;
-  program_ = &program;
-  return Status::done;
-}
-
-// Finds a buffer of another rank; false if its descriptor is still on the way.
-bool Collective::resolve(std::size_t rank, bool input) {
-  Reach &found = (input ? inputs_ : outputs_)[rank];
-  if (rank == comm_.rank() || found.at != nullptr)
-    return true;
-  Lent lent[2];
-  std::memcpy(lent, comm_.layout().block(rank).headers[seq & 1].payload, sizeof lent);
-  const Lent &from = lent[input ? 0 : 1];
-  if (from.segment == 0)
-    return true; // a buffer of no bytes
-  found = comm_.mesh().resolve(comm_.world_rank(rank), from, hold_);
-  return found.at != nullptr;
-}
-
 // A rank's memory could not be reached. Most likely it has died, or has given the call up:
 // we shall know in a moment. If neither, it cannot be helped.
 Status Collective::give_up() {
@@ -282,6 +216,7 @@ Status Collective::generations() {
   for (; piece_ < plan_->pieces[lent_]; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
     if (!window_free())
       return Status::blocked;
+    const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
     for (; action_ < program.actions.size(); ++action_) {
       const Program::Action &action = program.actions[action_];
       if (!ready(action))
@@ -302,7 +237,7 @@ Status Collective::generations() {
       wait_ = 0;
       ++moved;
       if (action_ < shared_actions && action_ + 1 < program.actions.size())
-        report(action_ + 1);
+        report(generation, action_ + 1);
       failpoint("action.done");
       if (!program_->courses.empty()) {
         ++action_; // what it made may leave
@@ -312,10 +247,7 @@ Status Collective::generations() {
           return Status::blocked;
       }
     }
-    const std::uint64_t next = first_generation_ + std::uint64_t(piece_) + 1;
-    comm_.layout().block(comm_.rank()).progress.store(progress_word(next, 0),
-                                                      std::memory_order_release);
-    ring(comm_.layout(), comm_.size());
+    report(generation + 1, 0);
     failpoint("generation.done");
   }
   return Status::done;
@@ -376,75 +308,11 @@ bool Collective::ready(const Program::Action &action) {
   return true;
 }
 
-void Collective::report(std::uint64_t actions) {
-  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
+// Tells the others here how far this rank is.
+void Collective::report(std::uint64_t generation, std::uint64_t actions) {
   comm_.layout().block(comm_.rank()).progress.store(progress_word(generation, actions),
                                                     std::memory_order_release);
   ring(comm_.layout(), comm_.size());
-}
-
-bool Collective::hindered_by(std::size_t rank) const {
-  if (rank == lost_)
-    return true;
-  if (comm_.far(rank))
-    return phase_ != Phase::begin && crosses(rank);
-  // Before all have arrived we do not know how many generations there will be.
-  const bool settled = phase_ != Phase::lead && phase_ != Phase::arrive;
-  const std::uint64_t end = settled ? comm_.generation : first_generation_ + 1;
-  return phase_ != Phase::begin &&
-         comm_.layout().block(rank).progress.load(std::memory_order_acquire) <
-             progress_word(end, 0);
-}
-
-std::vector<Need> Collective::needs() const {
-  std::vector<Need> open;
-  if (lost_ != nobody)
-    return {{lost_, true, seq + 1}};
-  const auto awaits = [&](const Program::Wait &wait, std::uint64_t generation) {
-    const auto q = std::size_t(wait.rank);
-    const std::uint64_t word = progress_word(generation, std::uint64_t(wait.count));
-    if (comm_.far(q)) {
-      if (!departed(wait, generation))
-        open.push_back({q, true, ~std::uint64_t(0)});
-    } else if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word) {
-      open.push_back({q, false, word});
-    }
-  };
-  const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
-  switch (phase_) {
-  case Phase::lead:
-    for (const std::int32_t q : comm_.window_readers[first_generation_ & 1])
-      awaits({q, 0}, first_generation_ - 1);
-    break;
-  case Phase::arrive:
-    for (const std::size_t q : comm_.here())
-      if (comm_.layout().block(q).headers[seq & 1].seq.load() != seq)
-        open.push_back({q, true, seq});
-    break;
-  case Phase::generations:
-    if (!free_) {
-      for (const std::int32_t q : comm_.window_readers[generation & 1])
-        awaits({q, 0}, generation - 1);
-    } else if (awaited_ != nobody) {
-      open.push_back({awaited_, true, ~std::uint64_t(0)});
-    } else if (action_ < program_->actions.size()) {
-      const Program::Action &action = program_->actions[action_];
-      for (auto w = action.first_wait; w < action.end_wait; ++w)
-        awaits(program_->waits[std::size_t(w)], generation);
-    }
-    break;
-  case Phase::exit:
-    for (const auto &wait : program_->exits)
-      awaits(wait, comm_.generation - 1);
-    break;
-  default:
-    break;
-  }
-  if (open.empty()) // a descriptor that is on the way
-    for (std::size_t q = 0; q < comm_.size(); ++q)
-      if (q != comm_.rank() && hindered_by(q))
-        open.push_back({q, true, seq});
-  return open;
 }
 
 } // namespace unisono

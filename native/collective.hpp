@@ -25,9 +25,9 @@ public:
                std::shared_ptr<const Plan> keep = nullptr);
 
   Status advance() override;
-  bool hindered_by(std::size_t rank) const override;
-  std::vector<Need> needs() const override;
-  bool interests(std::vector<pollfd> &into) const override;
+  bool hindered_by(std::size_t rank) const override; // needs.cpp
+  std::vector<Need> needs() const override;          // needs.cpp
+  bool interests(std::vector<pollfd> &into) const override; // crossing.cpp
 
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
@@ -37,20 +37,23 @@ private:
   Status go_on();
   Status give_up();
   void begin();
-  bool lends(const std::byte *data, std::size_t bytes, bool for_writing, Lent &lent);
   bool lead();
   void post(std::uint64_t flags);
   Status arrive();
   Status settle();
-  Status agree();
-  bool resolve(std::size_t rank, bool input);
   Status generations();
   bool window_free();
   bool reached(std::int32_t rank, std::uint64_t word);
   bool passed(const Program::Wait &wait, std::uint64_t generation);
   bool departed(const Program::Wait &wait, std::uint64_t generation) const;
   bool ready(const Program::Action &action);
-  void report(std::uint64_t actions);
+  void report(std::uint64_t generation, std::uint64_t actions);
+
+  // Which buffers are used where they lie: in_place.cpp.
+  void lend();
+  bool lends(const std::byte *data, std::size_t bytes, bool for_writing, Lent &lent);
+  Status agree();
+  bool resolve(std::size_t rank, bool input);
 
   // What goes between hosts: crossing.cpp.
   struct Cursor { // how far the messages to one rank have been offered
