@@ -1,10 +1,10 @@
+// How a communicator is made and ended, and how a call is driven on its caller's thread.
+
 #include "comm.hpp"
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
-#include "failpoint.hpp"
 #include "lifeline.hpp"
 #include "progress.hpp"
 
@@ -64,20 +64,20 @@ void Comm::close() {
   layout_.block(rank_).left.store(1, std::memory_order_release);
   ring(layout_, size());
   std::scoped_lock lock(transferring_, mutex_);
+  const Verdict left{Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
   if (!queue_.empty()) {
-    condemn({Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0});
+    condemn(left);
     lending_.hands_off();
   }
-  for (auto &op : queue_) {
-    op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
-    op->finish(Task::broken);
-  }
-  queue_.clear();
-  for (auto &op : transfers_) {
-    op->verdict = {Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
-    op->finish(Task::broken);
-  }
-  transfers_.clear();
+  const auto end = [&](auto &tasks) {
+    for (auto &op : tasks) {
+      op->verdict = left;
+      op->finish(Task::broken);
+    }
+    tasks.clear();
+  };
+  end(queue_);
+  end(transfers_);
   for (auto &outlet : outlets_)
     if (outlet)
       outlet->leave(layout_.control().abort.load(std::memory_order_acquire));
@@ -101,29 +101,6 @@ Status Comm::step(Task &op) {
     op.verdict = op.breaks_all ? condemn(starved) : starved;
     return Status::failed;
   }
-}
-
-// Whom work in flight waits for; only whoever advances the collectives may ask them.
-std::vector<std::size_t> Comm::missing(Task &op) {
-  if (dynamic_cast<Transfer *>(&op) != nullptr)
-    return culprits(op);
-  for (int tries = 0; tries < 1000; ++tries) {
-    bool idle = false;
-    if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire)) {
-      ::sched_yield();
-      continue;
-    }
-    std::shared_ptr<Task> first; // those behind it wait for whom it waits for
-    {
-      std::lock_guard lock(mutex_);
-      if (!queue_.empty())
-        first = queue_.front();
-    }
-    const auto late = first ? culprits(*first) : std::vector<std::size_t>{};
-    busy_.store(false, std::memory_order_release);
-    return late;
-  }
-  return {};
 }
 
 Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
@@ -176,23 +153,6 @@ void Comm::doze(const Task &op, std::int64_t nap) {
   nap = alone ? nap : std::min<std::int64_t>(nap, 100'000);
   const timespec limit{nap / 1'000'000'000, nap % 1'000'000'000};
   ::ppoll(sockets.data(), sockets.size(), &limit, nullptr);
-}
-
-bool Comm::interests(std::vector<pollfd> &into) {
-  if (outlets_.empty())
-    return false;
-  bool idle = false;
-  if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire))
-    return false;
-  bool alone = false;
-  {
-    std::lock_guard lock(mutex_);
-    alone = !queue_.empty() && queue_.front()->interests(into);
-    for (const auto &transfer : transfers_)
-      alone = transfer->interests(into) && alone;
-  }
-  busy_.store(false, std::memory_order_release);
-  return alone;
 }
 
 // Threads of this process that wait for work in flight sleep where the rank does.
@@ -252,11 +212,10 @@ Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output
                                std::int64_t timeout) {
   if (queued_.load(std::memory_order_acquire) != 0)
     return nullptr;
-  bool idle = false;
-  if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire))
+  if (!claim())
     return nullptr;
   if (queued_.load(std::memory_order_acquire) != 0) {
-    busy_.store(false, std::memory_order_release);
+    release();
     return nullptr;
   }
   inline_.prepare(plan, input, output);
@@ -269,140 +228,9 @@ Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output
 }
 
 void Comm::end_inline() {
-  busy_.store(false, std::memory_order_release);
+  release();
   if (queued_.load(std::memory_order_acquire) != 0)
     engine_.progress->wake();
-}
-
-std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void *input,
-                                 void *output, std::int64_t timeout, std::uint32_t site) {
-  auto op = std::make_shared<Collective>(*this);
-  op->queued = true;
-  op->prepare(*plan, input, output, plan);
-  op->timeout = timeout;
-  record(*op, plan->note, now_ns());
-  op->record->site = site; // before anybody can see it
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(op);
-    queued_.fetch_add(1, std::memory_order_release);
-  }
-  engine_.progress->wake();
-  return op;
-}
-
-std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
-  transfer->queued = true;
-  {
-    std::lock_guard lock(mutex_);
-    transfers_.push_back(transfer);
-  }
-  engine_.progress->wake();
-  return transfer;
-}
-
-// Takes back what was queued and will not be waited for: its buffers may be gone.
-void Comm::cancel(const std::shared_ptr<Task> &op) {
-  bool idle = false;
-  while (!busy_.compare_exchange_weak(idle, true, std::memory_order_acquire)) {
-    idle = false;
-    ::sched_yield();
-  }
-  {
-    std::lock_guard lock(mutex_);
-    queued_.fetch_sub(std::uint32_t(std::erase(queue_, op)), std::memory_order_release);
-  }
-  if (op->pending_now())
-    op->finish(Task::broken);
-  lending_.hands_off();
-  busy_.store(false, std::memory_order_release);
-}
-
-bool Comm::progress(bool *left) {
-  bool more = false;
-  const bool moved = advance_queue(&more);
-  const bool sent = advance_transfers(&more);
-  *left = more;
-  return moved || sent;
-}
-
-bool Comm::advance_queue(bool *left) {
-  bool moved = false;
-  while (queued_.load(std::memory_order_acquire) != 0) {
-    bool idle = false;
-    if (!busy_.compare_exchange_strong(idle, true, std::memory_order_acquire)) {
-      *left = true; // somebody is at it, and wakes us when done
-      return moved;
-    }
-    std::shared_ptr<Task> op;
-    {
-      std::lock_guard lock(mutex_);
-      if (!queue_.empty())
-        op = queue_.front();
-    }
-    if (!op) {
-      busy_.store(false, std::memory_order_release);
-      return moved;
-    }
-    if (op->record != nullptr && op->record->begun == 0 && op->record->id == op->record_id) {
-      op->record->begun = now_ns();
-      op->record->note.seq = seq + 1;
-      op->record->state.store(Record::started, std::memory_order_relaxed);
-    }
-    Status status = step(*op);
-    if (status == Status::blocked && doomed(*op))
-      status = Status::failed;
-    if (status == Status::blocked) {
-      busy_.store(false, std::memory_order_release);
-      *left = true;
-      return moved;
-    }
-    settle(*op, status);
-    {
-      std::lock_guard lock(mutex_);
-      if (!queue_.empty() && queue_.front() == op) {
-        queue_.pop_front();
-        queued_.fetch_sub(1, std::memory_order_release);
-      }
-    }
-    busy_.store(false, std::memory_order_release);
-    wake_waiters();
-    moved = true;
-  }
-  return moved;
-}
-
-bool Comm::advance_transfers(bool *left) {
-  const std::unique_lock only(transferring_, std::try_to_lock);
-  if (!only) {
-    *left = true; // somebody is at it
-    return false;
-  }
-  std::vector<std::shared_ptr<Task>> now;
-  {
-    std::lock_guard lock(mutex_);
-    now = transfers_;
-  }
-  bool moved = false;
-  for (auto &op : now) {
-    if (!op->pending_now())
-      continue; // another thread was faster
-    Status status = step(*op);
-    if (status == Status::blocked && doomed(*op))
-      status = Status::failed;
-    if (status == Status::blocked) {
-      *left = true;
-      continue;
-    }
-    settle(*op, status);
-    {
-      std::lock_guard lock(mutex_);
-      std::erase(transfers_, op);
-    }
-    wake_waiters();
-    moved = true;
-  }
-  return moved;
 }
 
 } // namespace unisono

@@ -76,15 +76,18 @@ public:
   Collective *begin_inline(const Plan &plan, const void *input, void *output,
                            std::int64_t timeout);
   void end_inline();
+
+  // What is queued: queued.cpp.
   std::shared_ptr<Task> submit(std::shared_ptr<const Plan> plan, const void *input,
                              void *output, std::int64_t timeout, std::uint32_t site = 0);
   std::shared_ptr<Task> submit(std::shared_ptr<Transfer> transfer);
   void cancel(const std::shared_ptr<Task> &op);
   // Advances what is queued; whether anything moved, and whether anything is left.
   bool progress(bool *left);
-
   // The sockets that what is queued waits for; true if it waits for nothing else.
   bool interests(std::vector<pollfd> &into);
+  std::vector<std::size_t> missing(Task &op);
+
   // Sleeps until something may have come for `op`, but not long.
   void doze(const Task &op, std::int64_t nap);
 
@@ -105,7 +108,6 @@ public:
   // The first of its ranks that is dead, or its size if all live.
   std::size_t dead() const;
   void record(Task &op, const Note &note, std::int64_t now);
-  std::vector<std::size_t> missing(Task &op);
   // Who holds `op` up: those it waits for, or those that they in turn wait for.
   std::vector<std::size_t> culprits(const Task &op) const;
   // Whom the last call on its caller's thread was waiting for when its time was up.
@@ -132,8 +134,16 @@ private:
   void tell_waiting(Task &op, std::int64_t waited);
   bool calls_otherwise(std::size_t rank, std::uint64_t seq) const;
   bool has_left(std::size_t rank, const Task &op) const;
+  // Whoever advances the collectives claims them first; false if somebody else is at it.
+  bool claim() {
+    bool idle = false;
+    return busy_.compare_exchange_strong(idle, true, std::memory_order_acquire);
+  }
+  void release() { busy_.store(false, std::memory_order_release); }
   bool advance_queue(bool *left);
   bool advance_transfers(bool *left);
+  Status attempt(Task &op);
+  std::shared_ptr<Task> next();
   void settle(Task &op, Status status);
   void trace_call(const Task &op);
   Status step(Task &op);
