@@ -18,25 +18,13 @@
 #include <vector>
 
 #include "mesh.hpp"
+#include "ring.hpp"
 #include "stream.hpp"
 #include "task.hpp"
 
 namespace unisono {
 
 class Comm;
-
-struct MessageHead {
-  std::uint64_t bytes;
-  std::int64_t tag;
-  std::uint64_t type; // fingerprint of the element type
-};
-
-// One direction between two ranks. `sent` and `taken` count bytes since the beginning.
-struct Ring {
-  alignas(line_size) Word sent;
-  Word cut; // 1: a message was given up half sent, and nothing can follow it
-  alignas(line_size) Word taken;
-};
 
 class Transfer;
 
@@ -88,20 +76,23 @@ private:
     std::uint64_t shipped = 0;      // how much of the ring was given to it
   };
 
-  Status severed(Transfer &transfer, std::size_t from);
-  Status send(Transfer &transfer);
-  Status receive(Transfer &transfer);
-  bool pump(std::size_t source);
-  bool ship(std::size_t to);
-  void haul(std::size_t source);
   bool open_outbox();
   bool open_inbox(std::size_t source);
+  Status send(Transfer &transfer);
+  bool put(Transfer &transfer, Ring *ring);
+
+  // Who gets what has come: channel_receiving.cpp.
+  Status receive(Transfer &transfer);
+  bool pump(std::size_t source);
+  void begin(std::size_t source, const MessageHead &head);
   std::shared_ptr<Transfer> wanted(std::size_t source, std::int64_t tag) const;
-  bool from_aside(Transfer &transfer, std::size_t source);
   void deliver(Transfer &transfer, std::size_t source, const MessageHead &head);
-  std::byte *bytes_of(Ring *ring) const {
-    return reinterpret_cast<std::byte *>(ring) + sizeof(Ring);
-  }
+  bool from_aside(Transfer &transfer, std::size_t source);
+
+  // Streams between the rings of two hosts: channel_crossing.cpp.
+  bool ship(std::size_t to);
+  void haul(std::size_t source);
+  Status severed(Transfer &transfer, std::size_t from);
 
   Comm &comm_;
   std::mutex mutex_;
@@ -130,6 +121,11 @@ public:
 
 private:
   friend class Post;
+  // Whether it asks for a message like this and has none yet.
+  bool wants(std::size_t source, std::int64_t tag) const {
+    return !claimed_ && tag_ == tag && (peer_ == source || peer_ == Post::any);
+  }
+
   Comm &comm_;
   Direction direction_;
   std::size_t peer_;
