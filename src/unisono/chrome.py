@@ -7,15 +7,26 @@
     sheet.document()                                          a dict, ready for JSON
 
 Ranks are processes and lanes are threads, so that a model and a measurement open side
-by side. Perfetto wants the slices of one thread to nest: those that overlap otherwise
-go to another thread of the same lane, "sends 2" and so on. What an arrow stands for is
-under way from where it leaves to the end of the slice that receives it, and until then
-counts as bytes in flight. The keys at the top are Kineto's, for PyTorch's tools.
+by side. What Perfetto wants beyond Chrome's rules is kept to:
+
+- the slices of a thread nest, to the nanosecond that it counts in; those that overlap
+  otherwise go to another thread of the same lane, "sends 2" and so on;
+- an arrow holds on to the slice that its thread opened last, so nothing is opened
+  within a slice that has an arrow;
+- an arrow leads forward: one that ends in a slice that began before the one it comes
+  from is turned round, so what was expected before it was sent has a slice of its own
+  for its coming;
+- a thread has a number that no other has, nor any process: that would be its main one.
+
+What an arrow stands for is under way from where it leaves to the end of the slice that
+receives it, and until then counts as bytes in flight. The keys at the top are Kineto's,
+for PyTorch's tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +37,8 @@ LANES = (
 """In the order they are shown; others come after them."""
 
 IN_FLIGHT = "bytes in flight"
+COMING = "coming"
+"""The category of a slice for what was expected before it was sent."""
 INSTANT = 1e-3
 """A nanosecond, the shortest that a slice lasts: an arrow needs something to hold."""
 
@@ -88,14 +101,19 @@ class Sheet:
         args: Mapping[str, object] | None = None,
     ) -> Slice:
         """Add a slice; one that would end before it begins lasts an instant."""
-        made = Slice(
-            rank, lane, name, begin, max(end, begin + INSTANT), category, args or {}
-        )
+        begin, end = _whole(begin), max(_whole(end), _whole(begin + INSTANT))
+        made = Slice(rank, lane, name, begin, end, category, args or {})
         self.slices.append(made)
         return made
 
     def arrow(self, sent: Slice, came: Slice, nbytes: float = 0) -> None:
-        """Add an arrow between two slices."""
+        """Add an arrow between two slices, or to the coming of what one waited for."""
+        if came.begin < sent.begin:
+            came = self.slice(
+                *(came.rank, came.lane, f"from {sent.rank}", sent.begin, came.end),
+                category=COMING,
+                args={"bytes": nbytes, "peer": sent.rank},
+            )
         self.arrows.append(Arrow(sent, came, nbytes))
 
     def document(self, **about: object) -> dict[str, Any]:
@@ -120,16 +138,17 @@ class Sheet:
 
     def _spread(self) -> dict[tuple[int, int], str]:
         """Give each slice a thread on which it nests; the names of the threads."""
-        open_: dict[tuple[int, str], list[list[float]]] = {}
+        held = {end for arrow in self.arrows for end in (arrow.sent, arrow.came)}
+        open_: dict[tuple[int, str], list[list[Slice]]] = {}
         used: dict[tuple[int, str], list[list[Slice]]] = {}
         for each in self.slices:
             stacks = open_.setdefault((each.rank, each.lane), [])
-            number = _room(stacks, each)
+            number = _room(stacks, each, held)
             lanes = used.setdefault((each.rank, each.lane), [])
             if number == len(lanes):
                 lanes.append([])
             lanes[number].append(each)
-        return _numbered(used)
+        return _numbered(used, 1 + max(self.names, default=0))
 
     def _named(self, threads: Mapping[tuple[int, int], str]) -> Iterator[object]:
         for rank, name in sorted(self.names.items()):
@@ -147,7 +166,7 @@ class Sheet:
             ends = (("s", arrow.sent, leaves), ("f", arrow.came, arrives))
             for phase, there, at in ends:
                 binds = {"bp": "e"} if phase == "f" else {}
-                where = {"pid": there.rank, "tid": there.tid, "ts": at}
+                where = {"pid": there.rank, "tid": there.tid, "ts": _told(at)}
                 yield {"ph": phase, **common, **where, **binds}
 
     def _counters(self) -> Iterator[object]:
@@ -169,25 +188,27 @@ def _counted(rank: int, changes: Iterable[tuple[float, float]]) -> Iterator[obje
     for at, change in changes:
         bytes_now = max(0.0, bytes_now + change)
         args = {"bytes": bytes_now}
-        yield {"ph": "C", "name": IN_FLIGHT, "pid": rank, "ts": at, "args": args}
+        told = {"pid": rank, "ts": _told(at), "args": args}
+        yield {"ph": "C", "name": IN_FLIGHT, **told}
 
 
-def _room(stacks: list[list[float]], each: Slice) -> int:
-    """The first of a lane's threads where a slice nests; the ends of what is open."""
-    for number, ends in enumerate(stacks):
-        while ends and ends[-1] <= each.begin:
-            ends.pop()
-        if not ends or each.end <= ends[-1]:
-            ends.append(each.end)
+def _room(stacks: list[list[Slice]], each: Slice, held: Container[Slice]) -> int:
+    """The first of a lane's threads where a slice has room; what is open on them."""
+    for number, within in enumerate(stacks):
+        while within and within[-1].end <= each.begin:
+            within.pop()
+        around = within[-1] if within else None
+        if around is None or (each.end <= around.end and around not in held):
+            within.append(each)
             return number
-    stacks.append([each.end])
+    stacks.append([each])
     return len(stacks) - 1
 
 
 def _numbered(
-    used: Mapping[tuple[int, str], list[list[Slice]]],
+    used: Mapping[tuple[int, str], list[list[Slice]]], first: int
 ) -> dict[tuple[int, int], str]:
-    """Number the threads of every rank in the order of its lanes."""
+    """Number the threads from `first` on: rank by rank, in the order of its lanes."""
     threads: dict[tuple[int, int], str] = {}
     order = {lane: place for place, lane in enumerate(LANES)}
 
@@ -196,10 +217,9 @@ def _numbered(
         kind, _, group = lane.partition(" of ")
         return rank, group, order.get(kind, len(order)), lane
 
-    numbers: dict[int, int] = {}
     for rank, lane in sorted(used, key=place):
         for more, slices in enumerate(used[rank, lane]):
-            tid = numbers[rank] = numbers.get(rank, 0) + 1
+            tid = first + len(threads)
             threads[rank, tid] = f"{lane} {more + 1}" if more else lane
             for each in slices:
                 each.tid = tid
@@ -217,7 +237,23 @@ def _complete(each: Slice) -> dict[str, object]:
         "name": each.name,
         "pid": each.rank,
         "tid": each.tid,
-        "ts": each.begin,
-        "dur": each.end - each.begin,
+        "ts": _told(each.begin),
+        "dur": _told(each.end - each.begin),
         "args": each.args,
     }
+
+
+def _whole(us: float) -> float:
+    """Microseconds to the nanosecond, as all of the file is told."""
+    return round(us * 1e3) / 1e3
+
+
+def _told(us: float) -> float:
+    """The same nanosecond for readers that round and for those that cut off.
+
+    1.001 times 1000 is a little less than 1001, and Perfetto before its version 51 took
+    that for 1000; then neighbours overlap.
+    """
+    told = _whole(us)
+    cut = int(told * 1e3) < round(us * 1e3)
+    return math.nextafter(told, math.inf) if cut else told

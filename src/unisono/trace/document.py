@@ -22,6 +22,7 @@ from unisono.runtime.tracing import SUFFIX, Part, read_part
 from unisono.trace.draw import draw
 
 Document = dict[str, Any]
+Span = tuple[int, int]
 
 
 def merge(parts: Sequence[Part]) -> Document:
@@ -127,11 +128,11 @@ def faults(doc: Document) -> list[str]:
     counters do not fall below nothing.
     """
     events = doc["traceEvents"]
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
     found = []
     for event in events:
         if event["ph"] == "X":
-            span = event["ts"], event["ts"] + event["dur"]
+            span = _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
             threads[event["pid"], event["tid"]].append(span)
             if not event["dur"] > 0 or event["ts"] < 0:
                 found.append(f"{event['name']} at {event['ts']} lasts {event['dur']}")
@@ -143,20 +144,25 @@ def faults(doc: Document) -> list[str]:
     return found
 
 
-def _crossed(spans: list[tuple[float, float]]) -> Iterator[str]:
+def _ns(us: float) -> int:
+    return round(us * 1e3)
+
+
+def _crossed(spans: list[Span]) -> Iterator[str]:
     """Slices that overlap without one being inside the other."""
-    ends: list[float] = []
+    ends: list[int] = []
     for begin, end in sorted(spans, key=lambda s: (s[0], -s[1])):
         while ends and ends[-1] <= begin:
             ends.pop()
         if ends and end > ends[-1]:
-            yield f"a slice from {begin} to {end} crosses one that ends at {ends[-1]}"
+            times = f"{begin} to {end} ns"
+            yield f"a slice from {times} crosses one that ends at {ends[-1]}"
         ends.append(end)
 
 
 def _loose_ends(
     events: Sequence[dict[str, Any]],
-    threads: dict[tuple[int, int], list[tuple[float, float]]],
+    threads: dict[tuple[int, int], list[Span]],
 ) -> Iterator[str]:
     """Flows without a partner, or beside every slice of their thread."""
     flows: dict[object, list[str]] = defaultdict(list)
@@ -166,13 +172,13 @@ def _loose_ends(
             continue
         flows[event["id"]].append(event["ph"])
         spans = begins.get((event["pid"], event["tid"]), [])
-        if not _within(spans, event["ts"]):
+        if not _within(spans, _ns(event["ts"])):
             yield f"flow {event['id']}, {event['ph']}: no slice at {event['ts']}"
     for number, ends in flows.items():
         if sorted(ends) != ["f", "s"]:
             yield f"flow {number} has the ends {ends}"
 
 
-def _within(spans: list[tuple[float, float]], at: float) -> bool:
+def _within(spans: list[Span], at: int) -> bool:
     """Whether a slice is open at this time."""
     return any(begin <= at < end for begin, end in spans if begin <= at)

@@ -6,7 +6,7 @@ are "calls of tp" and so on):
     calls      each collective, from its beginning to its end
     arrival    from "I am here" until everybody was; named after the last to come
     sends      values put where others find them, and messages to other hosts
-    receives   copies and reductions of what others have, named after them
+    receives   copies and reductions of what others have, and what they bring
     encoding   how long a step encoded what it made; shown at its end
     waiting    for another rank's step, or for those who still read at the end
     messages   send and recv
@@ -285,7 +285,7 @@ def _join(sheet: Sheet, made: _Made) -> None:
     for (agreed, seq, dst), sent, row in made.deliveries:
         call = made.calls.get((agreed, seq, dst))
         if call is not None:
-            sheet.arrow(sent, call, int(row["bytes"]))
+            sheet.arrow(sent, _brought(sheet, sent, call), int(row["bytes"]))
     for key, sends in made.sends.items():
         recvs = made.recvs.get(key, [])
         # Messages keep their order; if some are missing nobody knows which.
@@ -293,6 +293,16 @@ def _join(sheet: Sheet, made: _Made) -> None:
             for sent, came in zip(sends, recvs, strict=True):
                 nbytes = sent.args["bytes"]
                 sheet.arrow(sent, came, nbytes if isinstance(nbytes, int) else 0)
+
+
+def _brought(sheet: Sheet, sent: Slice, call: Slice) -> Slice:
+    """What `sent` wrote where the other rank's result is: it came as it was written."""
+    _, of, group = sent.lane.partition(" of ")
+    return sheet.slice(
+        *(call.rank, f"receives{of}{group}", f"from {sent.rank}", sent.begin, sent.end),
+        category="brought",
+        args={**sent.args, "kind": "brought", "peer": sent.rank},
+    )
 
 
 def _source(
