@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := CMakeLists.txt $(wildcard native/*)
 PACKAGE := $(shell find src -name '*.py')
 
-.PHONY: demo test again check bench peers docs sanitize clean trials torch-suite browser types
+.PHONY: demo test again check bench peers docs sanitize clean trials torch-suite browser types perfetto
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -77,6 +77,12 @@ torch-suite: $(VENV)/.test
 	  export UNISONO_TORCH_ADAPTER=$$adapter; echo "adapter: $$adapter"; \
 	  for n in 2 3 4 8; do $(BIN)/python tests/interop/torch_suite.py -n $$n; done; \
 	  $(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu; done
+
+# Perfetto's trace processor, which its package fetches (16 MB, once), and our traces
+# in it; without it those tests are skipped.
+perfetto: $(VENV)/.test
+	@$(BIN)/python -c 'from perfetto.trace_processor.platform import PlatformDelegate as P; P().get_shell_path(None)'
+	@$(BIN)/python -m pytest tests/trace/test_perfetto.py
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m docs.make_pages
