@@ -129,6 +129,17 @@ def test_a_nan_wins_from_either_side(op, order):
     assert np.isnan(reduce(np.empty(1, np.float32), sources, op)[0])
 
 
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("name", ["float64", "float32", *SMALL])
+def test_of_0_and_minus_0_the_later_is_taken(op, name):
+    """They are equal; which one machines take by themselves depends on the machine."""
+    zeros = np.tile(np.array([0.0, -0.0]).astype(numpy_dtype(name)), 20)
+    for way in ways():
+        for first, second in ((zeros, -zeros), (-zeros, zeros)):
+            out = reduce(np.empty_like(first), [first, second], op, by=way)
+            assert (np.signbit(out) == np.signbit(second)).all(), way
+
+
 def test_integers_wrap_and_their_mean_is_towards_zero():
     top = np.array([127], np.int8)
     assert reduce(np.empty(1, np.int8), [top, np.array([1], np.int8)])[0] == -128

@@ -123,11 +123,20 @@ def _product(a: Array, b: Array) -> Array:
     return product
 
 
+def _lesser(a: Array, b: Array) -> Array:
+    # Not np.minimum: of 0 and -0 it takes the second on x86 and -0 on Arm.
+    return np.where((a < b) | (a != a), a, b)
+
+
+def _greater(a: Array, b: Array) -> Array:
+    return np.where((a > b) | (a != a), a, b)
+
+
 _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "prod": _product,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": _lesser,
+    "max": _greater,
     "band": np.bitwise_and,
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
