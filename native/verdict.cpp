@@ -37,6 +37,14 @@ std::uint64_t get_seq(const Note &note) {
   return seq;
 }
 
+// A copy of such a note; its number is 0 if it was written meanwhile.
+Note get(const Note &note) {
+  const std::uint64_t seq = get_seq(note);
+  Note copy = note;
+  copy.seq = get_seq(note) == seq ? seq : 0;
+  return copy;
+}
+
 } // namespace
 
 // Tells other hosts that this rank has left, and why if it is because of a verdict: who
@@ -62,7 +70,7 @@ std::size_t Comm::dead() const {
 // Shows all what the two ranks had called whose calls differ, as far as it is known here.
 void Comm::accuse(const Verdict &verdict) {
   for (const std::size_t q : {std::size_t(verdict.culprit), rank_}) {
-    Note note = layout_.block(q).notes[verdict.seq & 1];
+    Note note = get(layout_.block(q).notes[verdict.seq & 1]);
     if (far(q) && std::uint32_t(note.seq) != verdict.seq)
       note = inlets_[q]->note();
     if (std::uint32_t(note.seq) != verdict.seq)
@@ -110,7 +118,7 @@ void Comm::hear(const Event &event) {
       std::memcpy(&note, event.note.data(), sizeof note);
       put(layout_.block(rank).notes[note.seq & 1], note);
       block.needs.store(~std::uint64_t(0), std::memory_order_relaxed);
-      block.waits_for.store(event.word, std::memory_order_relaxed);
+      block.waits_for.store(event.word, std::memory_order_release);
     }
     break;
   case Event::Kind::closed:
@@ -190,8 +198,8 @@ bool Comm::doomed(Task &op) {
     mine.needs.store(open.empty() ? 0 : open[0].word, std::memory_order_relaxed);
     mine.waits_for.store(open.empty() ? 0
                                       : (open[0].rank + 1) | std::uint64_t(open[0].arrival) << 32,
-                         std::memory_order_relaxed);
-    mine.looked.store(std::uint64_t(now), std::memory_order_relaxed);
+                         std::memory_order_release);
+    mine.looked.store(std::uint64_t(now), std::memory_order_release);
   }
   if (op.waiting_since == 0)
     op.waiting_since = now;
@@ -231,10 +239,13 @@ void Comm::tell_waiting(Task &op, std::int64_t waited) {
 std::size_t Comm::culprit(std::size_t rank, std::int64_t since) const {
   for (std::size_t steps = 0; steps < size(); ++steps) {
     const RankBlock &block = layout_.block(rank);
-    const std::uint64_t waits_for = block.waits_for.load(std::memory_order_relaxed);
+    // Written in the other order: whoever has looked up has said for whom it waits, and
+    // whoever has said that has said what it needs.
+    const std::uint64_t looked = block.looked.load(std::memory_order_acquire);
+    const std::uint64_t waits_for = block.waits_for.load(std::memory_order_acquire);
     if (waits_for == 0)
       return rank;
-    if (!far(rank) && std::int64_t(block.looked.load(std::memory_order_relaxed)) < since)
+    if (!far(rank) && std::int64_t(looked) < since)
       return rank;
     const auto next = std::size_t(waits_for & 0xffffffff) - 1;
     if (next >= size() || next == rank_)
