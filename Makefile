@@ -126,6 +126,12 @@ UNSANITIZED := $(addprefix tests/runtime/, \
 	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes
 	@touch $@
 
+# The native core compiled for Arm and a part of the tests on it, under qemu: where apt-get
+# has what that needs, or else it says what is missing. TESTS=... runs those instead.
+.PHONY: arm
+arm:
+	@PYTHON=$(PYTHON) sh tools/arm.sh $(TESTS)
+
 $(VENV)/bin/python:
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
@@ -138,4 +144,4 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-asan .venv-tsan .venv-openmpi .venv-mpich build site
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build site
