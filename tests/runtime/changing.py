@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,18 @@ import unisono
 from unisono.runtime import growing, shrinking
 from unisono.runtime.agreement import Kind
 from unisono.transports import doors, gate
+
+
+def tell(folder, word):
+    """Let the others know that something has happened."""
+    Path(folder, word).touch()
+
+
+def until_told(folder, *words):
+    deadline = time.monotonic() + 40
+    while not all(Path(folder, word).exists() for word in words):
+        assert time.monotonic() < deadline, f"{words} do not happen"
+        time.sleep(0.01)
 
 
 def die():
@@ -113,27 +126,35 @@ def loses_another_meanwhile(comm, first, second, point):
     return told(comm)
 
 
-def one_comes_late(comm, late):
+def one_comes_late(comm, late, folder):
     """It lives, but calls shrink long after the others; they go on."""
     works(comm)
+    others = {*range(comm.world_size)} - {late}
     if comm.rank != late:
-        comm = comm.shrink(timeout_s=1.0)
+        tell(folder, f"{comm.rank} worked")
+        until_told(folder, *(f"{rank} worked" for rank in others))
+        tell_after = f"{comm.rank} went on"
+        comm = comm.shrink(timeout_s=2.0)
         found = told(comm)
-        time.sleep(3.0)  # until the late one has asked
+        tell(folder, tell_after)
+        until_told(folder, "it has asked")
         comm.close()
         return found
-    time.sleep(2.5)
+    until_told(folder, *(f"{rank} went on" for rank in others))
     try:
-        comm.shrink(timeout_s=5.0)
+        comm.shrink(timeout_s=20)
     except unisono.UnisonoError as why:
         return type(why), str(why)
+    finally:
+        tell(folder, "it has asked")
 
 
-def nobody_died(comm):
+def nobody_died(comm, folder):
     """One calls shrink while the others wait in a collective."""
     works(comm)
+    tell(folder, f"{comm.rank} worked")
     if comm.rank == 1:
-        time.sleep(0.2)
+        until_told(folder, *(f"{rank} worked" for rank in range(comm.world_size)))
     else:
         lost = until_lost_in_barrier(comm)
         assert lost.ranks
@@ -149,18 +170,20 @@ def until_lost_in_barrier(comm):
         return lost
 
 
-def only_one_calls(comm, caller):
+def only_one_calls(comm, caller, folder):
     works(comm)
     if comm.rank != caller:
-        time.sleep(3.0)
+        until_told(folder, "it has called")
         return None
     try:
         comm.shrink(timeout_s=1.0)
     except unisono.ConnectFailed as why:
         return why.missing, str(why)
+    finally:
+        tell(folder, "it has called")
 
 
-def misuses(comm):
+def misuses(comm, folder):
     """Every way not to call it; what each says."""
     said = {}
 
@@ -186,7 +209,8 @@ def misuses(comm):
         os._exit(2)
     said["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     works(comm)
-    comm.barrier()
+    tell(folder, f"{comm.rank} worked")
+    until_told(folder, *(f"{rank} worked" for rank in range(comm.world_size)))
     out = np.zeros(8)
     work = comm.recv(out, src=(comm.rank + 1) % comm.world_size, async_op=True)
     made = []

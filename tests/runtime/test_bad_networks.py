@@ -19,9 +19,11 @@ from unisono.errors import PeerLost
 from unisono.runtime.place import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(150)
 
 SILENCE_S = 2
+CALM = {"UNISONO_SILENCE_S": "30", "UNISONO_TIMEOUT_S": "30"}
+"""Who is to be waited for is waited for, however busy this machine is."""
 
 
 def go_on(comm, flag):
@@ -45,7 +47,7 @@ def go_on(comm, flag):
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks(UNISONO_SILENCE_S=str(SILENCE_S), UNISONO_TIMEOUT_S="4") as made:
+    with Forks(UNISONO_SILENCE_S=str(SILENCE_S), UNISONO_TIMEOUT_S="30") as made:
         yield made
 
 
@@ -60,13 +62,13 @@ def works(rank, flag):
 class Scene:
     """Ranks at work on hosts of one each, with a proxy before rank 0 and rank 1."""
 
-    def __init__(self, forks, n, flag):
+    def __init__(self, forks, flag, n=2, **told):
         self.ports = [free_port(), free_port()]
         self.to_0, self.to_1 = (Proxy(f"127.0.0.1:{port}") for port in self.ports)
         self.flag = flag
         real = f"127.0.0.1:{self.ports[0]}"
-        env = [{"UNISONO_ADDRESS": real} for _ in range(n)]
-        env[1] = {
+        env = [told | {"UNISONO_ADDRESS": real} for _ in range(n)]
+        env[1] = told | {
             "UNISONO_ADDRESS": self.to_0.address,
             "UNISONO_ADVERTISE": self.to_1.address,
             "UNISONO_PORT": str(self.ports[1]),
@@ -80,7 +82,7 @@ class Scene:
 
     def await_work(self, more=200_000):
         """Until so much more has passed to rank 1."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 50
         start = self.to_1.nbytes["forth"]
         while self.to_1.nbytes["forth"] < start + more:
             assert time.monotonic() < until, "nothing passes"
@@ -99,7 +101,7 @@ class Scene:
 
 @pytest.fixture
 def scene(forks, tmp_path, request):
-    made = Scene(forks, getattr(request, "param", 2), tmp_path / "flag")
+    made = Scene(forks, tmp_path / "flag", **getattr(request, "param", {}))
     yield made
     made.flag.touch()
     made._thread.join()
@@ -119,7 +121,7 @@ def all_raise(results, *errors):
         assert "rank 0" in error["message"] or "rank 1" in error["message"]
 
 
-@pytest.mark.parametrize("scene", [2, 3], indirect=True)
+@pytest.mark.parametrize("scene", [{"n": 2}, {"n": 3}], ids=["2", "3"], indirect=True)
 def test_a_corrupted_byte_is_found_and_all_are_told(scene):
     scene.await_work()
     scene.to_1.corrupt(direction="forth")
@@ -132,6 +134,7 @@ def test_a_corrupted_byte_beside_the_lifeline(scene):
     all_raise(scene.results(), "Corrupted", "PeerLost")
 
 
+@pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
 def test_a_late_and_slow_network_changes_no_result(scene):
     scene.await_work()
     scene.to_1.delay(30)
@@ -140,6 +143,7 @@ def test_a_late_and_slow_network_changes_no_result(scene):
     all_well(scene.end())
 
 
+@pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
 def test_a_network_that_stands_still_for_a_while(scene):
     scene.await_work()
     for proxy in (scene.to_0, scene.to_1):
@@ -160,6 +164,10 @@ def test_a_network_that_stands_still_for_good(scene):
     assert [error["attributes"]["ranks"] for _, error in results] == [[1], [0]]
 
 
+LATE = CALM | {"UNISONO_TIMEOUT_S": "4"}
+
+
+@pytest.mark.parametrize("scene", [LATE], ids=["late"], indirect=True)
 def test_one_direction_that_stands_still(scene):
     """Both live and say so; the call is late."""
     scene.await_work()
@@ -173,7 +181,7 @@ def test_a_connection_that_is_half_closed(scene):
     all_raise(scene.results(), "PeerLost")
 
 
-@pytest.mark.parametrize("scene", [2, 3], indirect=True)
+@pytest.mark.parametrize("scene", [{"n": 2}, {"n": 3}], ids=["2", "3"], indirect=True)
 def test_a_connection_that_is_reset(scene):
     scene.await_work()
     scene.to_1.drop()
@@ -207,9 +215,9 @@ def hosts():
 
 
 @contextlib.contextmanager
-def running(hosts, ranks, flag):
+def running(hosts, ranks, flag, silence_s=SILENCE_S):
     """Ranks at work in namespaces; healed afterwards."""
-    env = {"UNISONO_SILENCE_S": str(SILENCE_S), "UNISONO_TIMEOUT_S": "40"}
+    env = {"UNISONO_SILENCE_S": str(silence_s), "UNISONO_TIMEOUT_S": "40"}
     world = world_across(ranks, on=hosts, env=env, grace_s=30)
     with world.start(go_on, str(flag)) as found:
         try:
@@ -221,7 +229,7 @@ def running(hosts, ranks, flag):
 
 def await_turns(found, n, more):
     begun = [len(found.stdout(rank)) for rank in range(n)]
-    until = time.monotonic() + 30
+    until = time.monotonic() + 50
     while any(len(found.stdout(r)) < begun[r] + more for r in range(n)):
         assert time.monotonic() < until, "they do not go on"
         time.sleep(0.02)
@@ -230,12 +238,12 @@ def await_turns(found, n, more):
 @needs_hosts()
 def test_a_short_partition_heals(hosts, tmp_path):
     flag = tmp_path / "flag"
-    with running(hosts, [2, 1], flag) as found:
+    with running(hosts, [2, 1], flag, silence_s=30) as found:
         hosts.partition({0}, {1})
-        time.sleep(SILENCE_S / 4)
         before = found.stdout(0)
-        time.sleep(SILENCE_S / 4)
-        assert found.stdout(0) == before, "this was no partition"
+        time.sleep(1)
+        # what had come before may still be added up, and told
+        assert len(found.stdout(0)) <= len(before) + 2, "this was no partition"
         hosts.heal()
         await_turns(found, 3, 3)
         flag.touch()

@@ -284,22 +284,26 @@ def test_newcomers_must_encrypt_too():
     assert sorted(one[0] for one in told) == [0, 1, 2]
 
 
-def joins_without():
-    """What a newcomer is told that does not encrypt."""
-    if "UNISONO_JOIN" not in os.environ:
-        with changing.begun(2) as comm, pytest.raises(ConnectFailed):
-            comm.grow(3, timeout_s=2)
-        return ""
-    try:
-        unisono.init(meeting_s=40)
-    except TransportError as why:
-        return f"{type(why).__name__}: {why}"
+def joins_without(told):
+    """What a newcomer is told that does not encrypt; the others wait for it so long."""
+    if "UNISONO_JOIN" in os.environ:
+        try:
+            unisono.init(meeting_s=40)
+        except TransportError as why:
+            return f"{type(why).__name__}: {why}"
+        finally:
+            Path(told).touch()
+    with changing.begun(2) as comm:
+        while comm.broadcast_object(not os.path.exists(told)):
+            with pytest.raises(ConnectFailed):
+                comm.grow(3, timeout_s=1)
+    return None
 
 
-def test_a_newcomer_that_does_not_is_told_so():
+def test_a_newcomer_that_does_not_is_told_so(tmp_path):
     def env_of(rank):
         return {"UNISONO_JOIN": "1", "UNISONO_TLS": ""} if rank == 2 else {}
 
     plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
-    told = plan.run(joins_without)
+    told = plan.run(joins_without, str(tmp_path / "told"))
     assert told[2].startswith("Refused: rank 0 encrypts, rank ")

@@ -1,6 +1,7 @@
 """Worlds of processes on pretended hosts: what ranks are told, return and leave."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UnisonoError
 from unisono.testing import world_across
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TELL = "import os; print({k: v for k, v in os.environ.items() if 'UNISONO' in k})"
 
@@ -163,7 +164,7 @@ def test_after_a_failure_the_others_have_their_grace_and_no_more(tmp_path):
         world.run_command([sys.executable, str(script)])
     notes = "\n".join(caught.value.__notes__)
     assert "rank 1 was stuck here" in notes
-    assert "line 5" in notes
+    assert re.search("line [45]", notes)  # as it begins to sleep, or just before
 
 
 def test_nothing_is_left_behind():
@@ -180,7 +181,7 @@ def test_nothing_is_left_behind():
 
 def wait_for_no_group(group):
     """Raises as soon as nobody is in it; killed orphans are reaped by init."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         os.killpg(group, 0)
         time.sleep(0.01)

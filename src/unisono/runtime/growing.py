@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 _TOLD_BYTES = 1024
 _PATIENCE_S = 3 * MEETING_S
 """For those who still wait to meet, or at a barrier, in a world that will not be."""
-_GRACE_S = 30.0  # for rank 0 to say that the time is up
 
 
 def grow(
@@ -67,7 +66,7 @@ def grow(
             return comm
         if comm.rank == 0:
             return _Host(comm, member, wanted, timeout_s, address).grow()
-        told = _tell(comm, None, timeout_s + _GRACE_S)
+        told = _tell(comm, None, timeout_s + comm.timeout_s)
         return _meet(comm, member, told)
 
 
@@ -100,7 +99,7 @@ class _Host:
                 not self.comm._closed
             ):  # it is still good, and the others wait for a word
                 wrong = str(why)[: _TOLD_BYTES - 64]
-                _tell(self.comm, Welcome(wrong=wrong), self.timeout_s)
+                _tell(self.comm, Welcome(wrong=wrong))
             raise
         finally:
             for link in self.newcomers:
@@ -160,7 +159,7 @@ class _Host:
         engine = self.comm._transport.engine
         dead = [r for r in range(self.comm.world_size) if engine.dead(r)]
         if dead:
-            _tell(self.comm, Welcome(dead=tuple(dead)), self.timeout_s)
+            _tell(self.comm, Welcome(dead=tuple(dead)))
             raise _lost(self.comm, dead)
         self.comm._refuse_unusable("grow")
 
@@ -173,14 +172,20 @@ class _Host:
 
     def _announce(self, place: str) -> None:
         told = Welcome(0, self.wanted, self.member.epoch + 1, place)
-        _tell(self.comm, told, self.timeout_s)
+        _tell(self.comm, told)
         for number, link in enumerate(self.newcomers):
             rank = self.comm.world_size + number
             link.send(msgspec.structs.replace(told, rank=rank))
 
 
-def _tell(comm: Communicator, told: Welcome | None, timeout_s: float) -> Welcome:
-    """What rank 0 tells all ranks."""
+def _tell(
+    comm: Communicator, told: Welcome | None, timeout_s: float | None = None
+) -> Welcome:
+    """What rank 0 tells all ranks.
+
+    They may call later than rank 0 by more than newcomers are waited for: that is no
+    reason to break what they have, so they have the time that any call has.
+    """
     raw = np.zeros(_TOLD_BYTES, np.uint8)
     if told is not None:
         data = msgspec.msgpack.encode(told)

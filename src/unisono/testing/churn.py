@@ -95,6 +95,8 @@ class Churn:
                     rounds += 1
                     for delay_s in (0.05, 1.0)[: 1 + (rng.random() < _DOUBLES)]:
                         time.sleep(rng.random() * delay_s)
+                        if any(_ends(one.text()) for one in living):
+                            break  # whoever came now would find nobody to join
                         victim = living.pop(rng.randrange(len(living)))
                         os.kill(victim.process.pid, signal.SIGKILL)
                         victim.process.wait()

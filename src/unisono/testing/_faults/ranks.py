@@ -100,6 +100,8 @@ def _observed(
     desk = comm = None
     try:
         comm = init(rank, trial.n, job=job, timeout_s=trial.timeout_s)
+        if trial.action == "stop":  # nobody else is to be late
+            comm.barrier(timeout_s=trial.limit_s)
         _shorten(comm, trial)
         desk = Desk(comm, trial, lambda: life.sign(rank))
         _arm(trial, rank)

@@ -41,7 +41,7 @@ class Trial(msgspec.Struct, frozen=True):
     leave_at_once: bool = False
     timeout_s: float = 30.0
     late_s: float = 5.0
-    limit_s: float = 10.0
+    limit_s: float = 30.0
 
     @property
     def places(self) -> tuple[int, ...]:

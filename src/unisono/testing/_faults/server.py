@@ -11,7 +11,6 @@ import os
 import secrets
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from itertools import product
 
 import msgspec
 
+from unisono.runtime.place import free_port
 from unisono.runtime.plans import native_program
 from unisono.runtime.select import choose
 from unisono.schedule.placement import numbered
@@ -132,8 +132,7 @@ def _lower(
 
 def _begin(trial: Trial) -> _Scene:
     life = Life(trial.n)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = f"127.0.0.1:{door.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     meeting = Meeting(secrets.token_hex(8), address, secrets.token_hex(32))
     stderr = os.memfd_create("stderr")
     children: list[_Child] = []
@@ -182,7 +181,7 @@ def _passes_failpoint(scene: _Scene) -> bool:
             return True
         _hear(scene, 0.002)
     # If all have told already, it is dying: its sockets end before its process does.
-    return not scene.awaited(with_victim=False) and _has_ended(scene.victim, 0.5)
+    return not scene.awaited(with_victim=False) and _has_ended(scene.victim, 5.0)
 
 
 def _listen(scene: _Scene, *, with_victim: bool) -> None:
@@ -239,7 +238,7 @@ def _end(scene: _Scene) -> None:
     hang = scene.awaited(with_victim=True)
     for fd in scene.release:
         os.close(fd)
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + 20.0
     for child in scene.children:
         left = 0.0 if child in hang else max(0.0, until - time.monotonic())
         if child.ended is None and not select.select([child.handle], [], [], left)[0]:
