@@ -192,6 +192,7 @@ def _disagreement(
     one, other = entries[odd[0]], entries[most[0]]
     hows = ("", "") if one.what != other.what else (one.algorithm, other.algorithm)
     ways = [f" by {how}" if how else "" for how in hows]
+    most = sorted([*most, *(rank for rank in refused if refused[rank] == usual)])
     told = (
         f"{_who(odd)} called {one.what}{ways[0]} at {one.at}, "
         f"where {_who(most)} called {other.what}{ways[1]} at {other.at}"
