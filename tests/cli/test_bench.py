@@ -495,7 +495,7 @@ def running():
         process.communicate()
 
 
-def gone(pids, seconds=20):
+def gone(pids, seconds=60):
     """Whether all these processes end within the time."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:

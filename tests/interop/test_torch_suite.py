@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("torch-suite")  # which runs once for all of them
+
 SUITE = Path(__file__).with_name("torch_suite.py")
 SOME = [
     "test_DistributedDataParallelCPU",

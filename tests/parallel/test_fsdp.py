@@ -449,7 +449,7 @@ def test_forward_more_often_on_one_rank(threads):
         loss_of(output, y).backward()
 
     with pytest.raises(CollectiveMismatch, match=r"root (forward|backward), odd step"):
-        threads(2, run, timeout_s=10)
+        threads(2, run)
 
 
 def test_units_in_another_order_on_one_rank(threads):
@@ -464,7 +464,7 @@ def test_units_in_another_order_on_one_rank(threads):
         FSDP(made(Turned), comm)(batch(Gpt, 0, 0)[0], comm.rank == 1)
 
     with pytest.raises(CollectiveMismatch, match=r"blocks.0 forward.*blocks.2 forward"):
-        threads(2, run, timeout_s=10)
+        threads(2, run)
 
 
 def test_outputs_that_hide_their_tensors(threads):

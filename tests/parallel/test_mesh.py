@@ -87,7 +87,7 @@ def test_ranks_that_differ_are_told_so():
             Mesh(comm, **axes)
         return str(raised.value)
 
-    with world(2, timeout_s=10) as w:
+    with world(2) as w:
         said = w.run(make)
     assert said[0] == said[1]
     assert "rank 0 has axes Mesh(dp=1, tp=2), rank 1 has axes Mesh(dp=2" in said[0]
