@@ -225,7 +225,7 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
         written = folder / f"unisono-rank2-{pid}.json"
         until(written.exists)
         assert ask.ask(ask.Door(pid, 2), "nonsense") == {
-            "error": "expected state or record"
+            "error": "expected state, record or links"
         }
     assert seen["late"] == [2]
     assert [row["seq"] for row in seen["rows"]] == [2, 2, 1]
@@ -233,6 +233,15 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
     assert seen["rows"][0]["doing"].startswith("in all_reduce(float64 × 20, sum)")
     assert seen["rows"][2]["doing"].startswith("after all_reduce(float64 × 10, sum)")
     assert all(row["rate"] == 0 for row in seen["rows"])
+    for row in seen["rows"]:
+        links = [link for link in seen["links"] if link["src"] == row["rank"]]
+        assert sum(link["sent"] for link in links) == row["sent"] > 0
+        assert all(link["near"] and link["rate"] == 0 for link in links)
+    (within,) = seen["hosts"]
+    assert within["links"] == len(seen["links"])
+    assert within["sent"] == sum(row["sent"] for row in seen["rows"])
+    assert (seen["guessed"], seen["missing"]) == (0, [])
+    assert "links, the busiest first" in table
     assert "3 of 3 ranks; others wait for rank 2" in table
     assert "1 late" in table
     verdict = why(flights.read(tmp_path / "asked"))

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from unisono.cli.output import print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.trace import ask
+from unisono.trace.links import HostPair, Link
 from unisono.trace.live import Glance, Row, look
 from unisono.units import format_bandwidth, format_bytes, format_seconds
+
+NOTES = 3
+"""Lines below the tables, if there is something to say."""
+FRAME = 3
+"""Lines of a table besides its rows: its title, its head, and what was left out."""
 
 
 def top(
     pid: str = "", /, *, every: str = "1", once: bool = False, json: bool = False
 ) -> int:
-    """Where the ranks of a job are: calls, who is behind, how much is sent.
+    """Where the ranks of a job are: calls, who is behind, how much goes to whom.
 
     Only asks: nothing of the job is changed. A rank can be asked if unisono run has
     started it, or if UNISONO_WATCH=1 was set. It ends by Ctrl-C, or with the job.
@@ -50,11 +58,13 @@ def top(
         else:
             _console().print(drawn(glance))
         return 0
-    with Live(drawn(glance), console=_console(), auto_refresh=False) as live:
+    console = _console()
+    first = drawn(glance, console.height)
+    with Live(first, console=console, auto_refresh=False) as live:
         while any(os.path.exists(f"/proc/{door.pid}") for door in doors):
             time.sleep(seconds)
             glance = look(doors, glance)
-            live.update(drawn(glance), refresh=True)
+            live.update(drawn(glance, console.height), refresh=True)
     return 0
 
 
@@ -62,20 +72,94 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def drawn(glance: Glance) -> Table:
-    """The table; who is late is marked by a word, not by a colour alone."""
+def drawn(glance: Glance, height: int | None = None) -> Group:
+    """The tables, in so many lines; None for as many as it takes."""
+    links, hosts = glance.traffic.links, glance.traffic.hosts
+    if height is None:
+        shown = len(glance.rows), len(links), len(hosts)
+    else:
+        shown = lines_for(height, len(glance.rows), len(links), len(hosts))
+    ranks = _ranks(glance, shown[0], in_one_line=height is not None)
+    parts: list[RenderableType] = [ranks, _links(links, shown[1])]
+    if len(hosts) > 1 or shown[1] < len(links):
+        parts.append(_hosts(hosts, shown[2]))
+    if glance.traffic.missing:
+        missing = ", ".join(map(str, glance.traffic.missing))
+        parts.append(f"To whom these ranks send is not known: {missing}")
+    if glance.traffic.guessed:
+        told = format_bytes(glance.traffic.guessed)
+        parts.append(
+            f"Where {told} went is taken from other calls: too many were made since "
+            "the last look. Look more often with --every."
+        )
+    return Group(*parts)
+
+
+def lines_for(height: int, ranks: int, links: int, hosts: int) -> tuple[int, int, int]:
+    """How many rows of each table fit, with their frames; two at least of each."""
+    room = height - 3 * FRAME - NOTES
+    few = min(hosts, max(2, room // 6))
+    half = min(links, max(2, (room - few) // 2))
+    some = min(ranks, max(2, room - few - half))
+    more = min(links, max(half, room - few - some))
+    return some, more, min(hosts, max(few, room - some - more))
+
+
+def _ranks(glance: Glance, shown: int, *, in_one_line: bool) -> Table:
+    """Where each rank is; who is late is marked by a word, not by a colour alone."""
     late = glance.late
     names = {row.rank for row in glance.rows}
     told = f"{len(names)} of {glance.world_size} ranks"
     if late:
         told += f"; others wait for rank {', '.join(map(str, late))}"
-    table = Table(title=told, title_justify="left")
+    table = _table(told, len(glance.rows), shown)
     for head in ("rank", "pid", "group", "call", "behind", "sent", "rate", "doing"):
-        table.add_column(head, justify="left" if head == "doing" else "right")
-    for row in glance.rows:
+        last = head == "doing"  # the one that gives way
+        table.add_column(head, justify="left" if last else "right", no_wrap=not last)
+    # Those that others wait for are not to be cut off.
+    chosen = sorted(glance.rows, key=lambda row: row.rank not in late)[:shown]
+    for row in (row for row in glance.rows if row in chosen):
         style = "bold" if row.rank in late else ""
-        table.add_row(*_cells(row, late=row.rank in late), style=style)
+        *cells, doing = _cells(row, late=row.rank in late)
+        said = Text(doing, no_wrap=in_one_line, overflow="ellipsis")
+        table.add_row(*cells, said, style=style)
     return table
+
+
+def _links(links: Sequence[Link], shown: int) -> Table:
+    table = _table("links, the busiest first", len(links), shown)
+    for head in ("from", "to", "rate", "sent", "where"):
+        table.add_column(head, justify="left" if head == "where" else "right")
+    for link in links[:shown]:
+        where = "near" if link.near else "between hosts"
+        table.add_row(str(link.src), str(link.dst), *_amounts(link), where)
+    return table
+
+
+def _hosts(hosts: Sequence[HostPair], shown: int) -> Table:
+    table = _table("hosts", len(hosts), shown)
+    for head in ("from", "to", "rate", "sent", "links"):
+        table.add_column(head, justify="right")
+    for pair in hosts[:shown]:
+        table.add_row(pair.src, pair.dst, *_amounts(pair), str(pair.links))
+    return table
+
+
+def _table(title: str, rows: int, shown: int) -> Table:
+    left = rows - shown
+    caption = f"and {left} more" if left > 0 else None
+    return Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=None,
+    )
+
+
+def _amounts(what: Link | HostPair) -> tuple[str, str]:
+    rate = "" if what.rate is None else format_bandwidth(what.rate)
+    return rate, format_bytes(what.sent)
 
 
 def _cells(row: Row, *, late: bool) -> list[str]:

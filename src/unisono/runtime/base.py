@@ -64,6 +64,7 @@ class Base(Verdicts):
         self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
         self._hosts = self.hosts if any(self.hosts) else ()
         self._plans: dict[object, _native.Plan] = {}
+        self._once: deque[object] = deque(maxlen=256)  # keys of plans not kept
         self._inflight: deque[Work] = deque()
         self._lock = threading.Lock()
         self._on_close = on_close
@@ -225,18 +226,7 @@ class Base(Verdicts):
             self._reach(reached, call.collective)
             return plan
         how.refuse_idle(call.collective)
-        choice = choose(
-            *(call.collective, call.total * dtype.itemsize, self.world_size),
-            named=how.algorithm,
-            reproducible=how.reproducible,
-            hosts=self._hosts or None,
-            tuned=self._transport.tuned,
-            itemsize=dtype.itemsize,
-        )
-        kind = Kind(
-            *(call.collective, dtype, reduction, call.root, call.counts),
-            *(choice.algorithm, how.label),
-        )
+        kind = self._kind(call, reduction, how)
         if how.reproducible:
             self._refuse_other_orders(kind)
         plan, reached = make_plan(
@@ -249,6 +239,19 @@ class Base(Verdicts):
         )
         self._reach(reached, call.collective)
         return plan
+
+    def _kind(self, call: Call, reduction: Reduction, how: How) -> Kind:
+        """What the ranks must agree on in a call without a codec."""
+        choice = choose(
+            *(call.collective, call.total * call.dtype.itemsize, self.world_size),
+            named=how.algorithm,
+            reproducible=how.reproducible,
+            hosts=self._hosts or None,
+            tuned=self._transport.tuned,
+            itemsize=call.dtype.itemsize,
+        )
+        what = call.collective, call.dtype, reduction, call.root, call.counts
+        return Kind(*what, choice.algorithm, how.label)
 
     def _reach(
         self, ranks: Sequence[int], what: str, *, messages: bool = False

@@ -67,11 +67,11 @@ def coded_plan(
             "nothing but the inputs, those of codes depend on blocks; leave out one"
         )
     with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
-        kind = _kind(call, reduction, how, coding, at.n, hosts)
+        kind = coded_kind(call, reduction, how, coding, at.n, hosts)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
 
 
-def _kind(
+def coded_kind(
     call: Call,
     reduction: Reduction,
     how: How,

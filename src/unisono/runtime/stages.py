@@ -60,7 +60,10 @@ class Staged(Work):
 def once(comm: Communicator, call: Call, label: str) -> Work:
     """Begin a call whose sizes depend on data: its plan is not worth keeping."""
     comm._refuse_unusable(call.collective)
-    plan = comm._made_plan(call, _COPIES, How(label=label))
+    how = How(label=label)
+    plan = comm._made_plan(call, _COPIES, how)
+    what = call.collective, call.dtype.code, _COPIES.op, call.root, call.counts
+    comm._once.append((*what, how))
     input_at = 0 if call.input is None else call.input.address
     output_at = 0 if call.output is None else call.output.address
     limit = comm._nanoseconds(None)

@@ -7,6 +7,7 @@ vouches for who connects, and only the same user (or root) is answered. It can b
 
     state      who this rank is, and where it and the others have got to
     record     its flight record: calls, lines, stacks
+    links      how much it has sent to each of the others
 
 and nothing that it is asked changes anything. With a folder for flight records it also
 looks now and then whether a communicator is broken. A verdict reaches every rank over
@@ -30,6 +31,7 @@ from typing import Any
 import msgspec
 
 from unisono.runtime import recorder, tracing
+from unisono.runtime.destinations import Destinations
 from unisono.runtime.failures import Trouble, describe
 from unisono.transports.base import Logbook, Transport
 from unisono.transports.unix import credentials
@@ -56,6 +58,7 @@ class Watch:
         self._transport = weakref.ref(transport)
         self._folder = folder
         self._ended = False
+        self._destinations = Destinations()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake, self._woken = socket.socketpair()
         try:
@@ -127,13 +130,19 @@ class Watch:
             if credentials(connection)[1] not in (os.getuid(), 0):
                 return
             asked = connection.recv(_LONGEST).strip()
-            if asked == b"state":
-                told = state(transport)
-            elif asked == b"record":
-                told = recorder.flight(transport.logbook, "it was asked", {})
-            else:
-                told = {"error": "expected state or record"}
-            connection.sendall(msgspec.json.encode(told))
+            connection.sendall(msgspec.json.encode(self._told(transport, asked)))
+
+    def _told(self, transport: Transport, asked: bytes) -> dict[str, Any]:
+        if asked == b"state":
+            return state(transport)
+        if asked == b"record":
+            return recorder.flight(transport.logbook, "it was asked", {})
+        if asked == b"links":
+            try:
+                return self._destinations.told(transport, _open(transport))
+            except Exception as wrong:  # the rank can still be asked the rest
+                return {"error": f"{type(wrong).__name__}: {wrong}"}
+        return {"error": "expected state, record or links"}
 
 
 def _open(transport: Transport) -> list[Any]:

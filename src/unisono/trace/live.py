@@ -1,4 +1,4 @@
-"""A job that runs, at a glance: who is where, who is behind, how much is sent.
+"""A job that runs, at a glance: who is where, who is behind, how much goes to whom.
 
     before = look(doors); ...; print(look(doors, before))
 
@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.trace import ask
+from unisono.trace.links import Links, links_of
 
 SILENT = "does not answer"
 
@@ -43,6 +44,7 @@ class Glance:
     job: str
     world_size: int
     rows: tuple[Row, ...]
+    traffic: Links
 
     @property
     def late(self) -> list[int]:
@@ -54,7 +56,10 @@ class Glance:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {**asdict(self), "late": self.late}
+        plain = asdict(self)
+        traffic = plain.pop("traffic")
+        traffic.pop("told")  # what the next look needs, and nobody else
+        return {**plain, "late": self.late, **traffic}
 
 
 def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
@@ -68,7 +73,24 @@ def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
         for row in _rows(door, state, told, now, before)
     ]
     first: dict[str, Any] = told[0] if told else {"job": "", "world_size": 0}
-    return Glance(now, first["job"], first["world_size"], tuple(sorted(rows, key=_key)))
+    return Glance(
+        now,
+        first["job"],
+        first["world_size"],
+        tuple(sorted(rows, key=_key)),
+        _traffic(states, before),
+    )
+
+
+def _traffic(
+    states: dict[ask.Door, dict[str, Any] | None], before: Glance | None
+) -> Links:
+    """Ask those who answer to whom they have sent."""
+    told = {
+        door.rank: None if state is None else ask.ask(door, "links")
+        for door, state in states.items()
+    }
+    return links_of(told, None if before is None else before.traffic)
 
 
 def _key(row: Row) -> tuple[str, int]:

@@ -1,0 +1,127 @@
+"""How much goes from rank to rank, and from host to host, between two looks at a job.
+
+Every rank that can be asked here tells how much it has sent to each of the others; that
+makes the links that begin on this host. A link is near if both ranks are on one host:
+what goes over it is read from memory, but counted as a message would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Told = Mapping[int, dict[str, Any] | None]
+"""What the ranks answer, by rank; None for those that do not."""
+_Group = dict[str, Any]
+_Sent = dict[tuple[int, str, tuple[int, ...]], _Group]
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one rank to another: bytes so far, and per second since the last look."""
+
+    src: int
+    dst: int
+    near: bool
+    sent: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class HostPair:
+    """All links from one host to another, or within one."""
+
+    src: str
+    dst: str
+    links: int
+    sent: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class Links:
+    """All links at one time, the busiest first.
+
+    `guessed` is how many bytes since the last look were shared out by the calls that
+    were seen, since too many had been made; `missing` are ranks that did not tell.
+    """
+
+    links: tuple[Link, ...] = ()
+    hosts: tuple[HostPair, ...] = ()
+    guessed: int = 0
+    missing: tuple[int, ...] = ()
+    told: _Sent = field(default_factory=dict, repr=False, compare=False)
+
+
+def links_of(told: Told, before: Links | None = None) -> Links:
+    """Put together what the ranks tell; rates are by each rank's own clock."""
+    good = {r: t for r, t in told.items() if t is not None and "groups" in t}
+    now: _Sent = {
+        (rank, group["name"], tuple(group["ranks"])): {**group, "at": said["time_ns"]}
+        for rank, said in good.items()
+        for group in said["groups"]
+    }
+    earlier = {} if before is None else before.told
+    asked = {key[0]: group["at"] for key, group in earlier.items()}
+    sums: dict[tuple[int, int], tuple[int, float | None]] = {}
+    guessed = 0
+    for key, group in now.items():
+        was = earlier.get(key)
+        if was is None and key[0] in asked:  # a communicator that was not there yet
+            was = {"sent_to": [0] * len(key[2]), "guessed": 0, "at": asked[key[0]]}
+        guessed += 0 if was is None else max(0, group["guessed"] - was["guessed"])
+        for at, dst in enumerate(key[2]):
+            sent, rate = sums.get((key[0], dst), (0, None))
+            more = _rate(group, was, at)
+            both = rate if more is None else more + (rate or 0.0)
+            sums[key[0], dst] = sent + group["sent_to"][at], both
+    hosts: list[int] = next((t["hosts"] for t in good.values()), [])
+    names = _names(hosts, next((t["names"] for t in good.values()), []))
+    found = [
+        Link(src, dst, hosts[src] == hosts[dst], sent, rate)
+        for (src, dst), (sent, rate) in sums.items()
+        if sent
+    ]
+    found.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
+    missing = tuple(sorted(set(told) - set(good)))
+    by_hosts = _by_hosts(found, [names[host] for host in hosts])
+    return Links(tuple(found), by_hosts, guessed, missing, now)
+
+
+def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
+    """Bytes per second to one rank since the last look; None if there was none.
+
+    Where less was sent than before, a communicator of that name was made anew.
+    """
+    if before is None or now["at"] <= before["at"]:
+        return None
+    sent, was = now["sent_to"][at], before["sent_to"][at]
+    fresh = sent - was if sent >= was else sent
+    return float(fresh * 1e9 / (now["at"] - before["at"]))
+
+
+def _names(hosts: Sequence[int], named: Sequence[str]) -> dict[int, str]:
+    """What to call the hosts: as they call themselves, if that tells them apart."""
+    first = dict(zip(hosts, named, strict=True))
+    if len(set(first.values())) == len(first):
+        return first
+    return {host: f"host {host}" for host in first}
+
+
+def _by_hosts(links: Iterable[Link], name: Sequence[str]) -> tuple[HostPair, ...]:
+    pairs: dict[tuple[str, str], list[Link]] = {}
+    for link in links:
+        pairs.setdefault((name[link.src], name[link.dst]), []).append(link)
+    found = [
+        HostPair(
+            *pair,
+            len(among),
+            sum(link.sent for link in among),
+            None
+            if any(link.rate is None for link in among)
+            else sum(link.rate or 0 for link in among),
+        )
+        for pair, among in pairs.items()
+    ]
+    return tuple(sorted(found, key=lambda p: (-(p.rate or 0), -p.sent, p.src, p.dst)))
