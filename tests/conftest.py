@@ -5,6 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 for _folder in ("algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
@@ -15,3 +17,9 @@ os.environ["UNISONO_TUNED"] = "0"
 # there are tests of it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test passes or fails by a clock, those of made-up examples neither.
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")

@@ -35,7 +35,7 @@ def format_bytes(nbytes: float) -> str:
     """`nbytes` with three digits and a binary prefix: 1536 is "1.5 KiB"."""
     for prefix in ("", "Ki", "Mi", "Gi"):
         if abs(nbytes) < 1024:
-            return f"{nbytes:.3g} {prefix}B"
+            return f"{nbytes:.{4 if abs(nbytes) >= 999.5 else 3}g} {prefix}B"
         nbytes /= 1024
     return f"{nbytes:.4g} TiB"
 

@@ -14,7 +14,7 @@ from unisono.schedule import COLLECTIVES
 from unisono.schedule.placement import numbered
 from unisono.schedule.traffic import Traffic, traffic
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 placements = st.lists(st.integers(0, 4), min_size=1, max_size=16).map(numbered)
 BY = {
     "all_reduce": ["", "direct", "naive", "direct/ring", "naive/recursive_doubling"],

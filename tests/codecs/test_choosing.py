@@ -15,7 +15,7 @@ from unisono.errors import BadArgument
 FLOATS = st.lists(st.floats(width=32), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FLOATS, st.integers(0, 40))
 def test_the_largest_are_chosen(values, k):
     x = np.array(values, np.float32)
@@ -39,7 +39,7 @@ def test_nan_comes_before_infinity():
     assert largest(x, 1).tolist() == [2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(FLOATS)
 def test_pairs_there_and_back(values):
     x = np.array(values, np.float32)
@@ -51,7 +51,7 @@ def test_pairs_there_and_back(values):
     assert found.tobytes() == x.tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 500), st.floats(0, 1), st.integers(0, 1 << 40))
 def test_the_lot_is_drawn_once_in_each_run(elements, share, seed):
     k = int(share * elements)

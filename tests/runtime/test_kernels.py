@@ -94,7 +94,7 @@ def test_rounding_is_that_of_ml_dtypes_at_every_boundary(name):
     assert same(out, (a.astype(np.float32) + b.astype(np.float32)).astype(dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["float32", "int32", "bfloat16", "bool"]),
     st.integers(1, 9),

@@ -101,7 +101,6 @@ things = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(things)
 @example([])
 @example(((), [], {}, set(), frozenset(), "", b"", bytearray()))
@@ -272,7 +271,7 @@ def test_a_million_brackets_are_no_recursion():
 def test_size_has_a_limit(monkeypatch):
     monkeypatch.setattr(objects, "MOST_BYTES", 1000)
     assert back([bytes(900)])
-    with pytest.raises(BadArgument, match=r"object at \[1\]: more than 1e\+03 B"):
+    with pytest.raises(BadArgument, match=r"object at \[1\]: more than 1000 B"):
         encode([bytes(900), np.zeros(100)])
 
 
@@ -366,7 +365,7 @@ def test_random_changes_are_survived():
         survive(bytes(data))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([*b"NTFifcsbBSYagtpluezd\0\1\2\3\xff"]) | st.binary()))
 def test_random_bytes_are_survived(pieces):
     parts = [p if isinstance(p, bytes) else bytes((p,)) for p in pieces]

@@ -29,7 +29,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("what", COLLECTIVES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(hosts=placements, nbytes=st.sampled_from(SIZES))
 def test_what_is_chosen_and_what_comes_next_are_right(what, hosts, nbytes):
     found = chosen(what, nbytes, tuple(hosts))

@@ -96,7 +96,7 @@ def test_who_names_an_algorithm_gets_it(monkeypatch):
     assert chosen(table).by == "variable"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     nbytes=st.integers(0, 1 << 30),
     itemsize=st.sampled_from([1, 2, 4, 8]),

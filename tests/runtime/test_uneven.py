@@ -77,7 +77,6 @@ def any_cases(draw):
 
 @settings(
     max_examples=120,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(any_cases(), st.sampled_from([512, 4096, 1 << 16]))
@@ -87,7 +86,6 @@ def test_any_counts_types_and_roots(worlds, cases, window):
 
 @settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=3))

@@ -24,7 +24,7 @@ from unisono.schedule.collective import (
     collective,
 )
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 worlds = st.integers(1, 9)
 pieces = st.integers(1, 4)
 counts = st.one_of(st.just(0), st.just(1), st.integers(0, 200))

@@ -28,7 +28,7 @@ from unisono.schedule import (
 )
 from unisono.schedule.collective import ALL_REDUCE
 
-law = settings(deadline=None, max_examples=150)
+law = settings(max_examples=150)
 NAMES = [name for what, name in library() if what == "all_reduce"]
 NAMES += ["dissemination:carry", "direct:rotate", "ring:both", "tree:radix=3"]
 NAMES += ["rabenseifner:early=1", "rabenseifner:early=2", "swing+ring"]

@@ -14,7 +14,7 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule import Cost, Schedule
 
-law = settings(deadline=None, max_examples=40)
+law = settings(max_examples=40)
 VARIANTS = [
     ("broadcast", "tree:radix=4"),
     ("broadcast", "chain:segments=9"),

@@ -22,7 +22,7 @@ from unisono.schedule import (
 )
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 Judge = Callable[[Schedule], object]
 N = 4
 

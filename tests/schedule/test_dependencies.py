@@ -18,7 +18,7 @@ from unisono.algorithms import library
 from unisono.schedule import Schedule, Transfer
 from unisono.schedule.collective import Place
 
-law = settings(deadline=None, max_examples=40)
+law = settings(max_examples=40)
 VARIANTS = [
     ("broadcast", "tree+ring"),
     ("all_gather", "ring:both"),

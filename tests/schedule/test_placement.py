@@ -8,7 +8,7 @@ from unisono import UnsupportedWorld
 from unisono.errors import BadArgument
 from unisono.schedule.placement import numbered, parse_hosts, written
 
-law = settings(deadline=None, max_examples=200)
+law = settings(max_examples=200)
 placements = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
 WRITTEN = {

@@ -11,7 +11,7 @@ from unisono.errors import BadArgument
 from unisono.schedule import Schedule, product, verify
 from unisono.schedule.product import Groups
 
-law = settings(deadline=None, max_examples=40)
+law = settings(max_examples=40)
 KEYS = list(library())
 group_sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 PLAIN = ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"]

@@ -15,7 +15,7 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument, ScheduleError
 from unisono.schedule import Schedule, load, save
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 CASES = [*library(), ("all_reduce", "dissemination:carry"), ("broadcast", "tree+ring")]
 SUFFIXES = (".json", ".npz")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from unisono.errors import BadArgument
 from unisono.schedule import Step, Transfer, copy, reduce, together
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 transfers = st.builds(
     Transfer,
     src=st.integers(0, 5),

@@ -10,7 +10,7 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule.traffic import ROWS, traffic
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 KEYS = [key for key in library() if key[0] != "barrier"]
 
 

@@ -9,8 +9,8 @@ from unisono.algorithms import library
 from unisono.errors import BadArgument, ScheduleError
 from unisono.schedule import Schedule, Transfer, fold, refine, relabel, split, verify
 
-law = settings(deadline=None, max_examples=25)
-quick = settings(deadline=None, max_examples=8)
+law = settings(max_examples=25)
+quick = settings(max_examples=8)
 KEYS = list(library())
 WORLDS = (*range(1, 10), 13)
 MIRRORED = {"all_gather": "reduce_scatter", "broadcast": "reduce", "scatter": "gather"}

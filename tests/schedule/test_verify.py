@@ -15,7 +15,7 @@ from unisono.schedule import Schedule, Step, Transfer, check_exactly, from_steps
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE
 from unisono.schedule.domains import Lot, Presence, Values, is_prime, random_prime
 
-law = settings(deadline=None, max_examples=80)
+law = settings(max_examples=80)
 VERIFIER = sys.modules["unisono.schedule.verify"]  # the name in the package: a function
 NATIVE = sys.modules["unisono.schedule.domains"].__dict__["_native"] is not None
 both_built = pytest.mark.skipif(not NATIVE, reason="unisono._native was not built")

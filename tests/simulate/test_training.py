@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, NotOffered
@@ -153,7 +153,6 @@ tasks = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(tasks)
 def test_nothing_begins_before_it_may_and_nothing_dawdles(plan):
     ran = run(plan)

@@ -288,7 +288,7 @@ class Pieces:
         self.got += b"END"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cuts=st.lists(st.integers(1, 499), max_size=20),
     rules=st.builds(

@@ -45,7 +45,7 @@ def test_all_ways_agree_at_every_length_and_place():
 
 
 @given(st.binary(max_size=1500), st.integers(0, 2**32 - 1), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_checksum_in_parts_is_that_of_the_whole(data, seed, place):
     cut = int(place * len(data))
     expected = wire.crc32c(data, seed)
@@ -68,7 +68,7 @@ def test_known_keyed_checksums():
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(max_size=300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keyed_checksums_agree(key, data):
     assert _native.siphash(key, data) == wire.siphash(key, data)
 
@@ -87,7 +87,7 @@ WORDS = {
     st.integers(0, 2**32 - 1),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_the_core_seals_is_what_the_reference_writes(frames, epoch, rng):
     seal = _native.Seal(KEY, epoch)
     stream, expected = b"", []
@@ -131,7 +131,7 @@ def test_every_flaw_of_a_header_has_its_name(name):
 
 
 @given(st.dictionaries(st.sampled_from(wire.FIELDS[1:12]), st.integers(0, 9)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_headers_are_judged_as_the_reference_judges_them(changed):
     header = wire.frame(KEY, b"", **changed)[:64]
     expected = wire.flaw(KEY, 3, 0, 5, header)

@@ -123,7 +123,7 @@ def refuses(middle, target=1):
     return False
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=40_000), max_size=6), st.sampled_from([0, 1]))
 def test_what_is_said_is_heard(parts, source):
     with Middle() as middle:

@@ -19,7 +19,7 @@ def times(sizes, latency, byte, *, noise=0.0, seed=0):
     return (exact * (1 + noise * random.standard_normal(len(sizes)))).tolist()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(latency=st.floats(1e-7, 1e-3), byte=st.floats(1e-11, 1e-8))
 def test_a_straight_line_is_one_piece_and_given_back(latency, byte):
     found = fit(SIZES, times(SIZES, latency, byte))

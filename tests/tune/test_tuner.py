@@ -4,7 +4,7 @@ import stat
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import unisono
@@ -90,7 +90,6 @@ def test_between_hosts_the_slower_of_two_things_counts():
     assert took == pytest.approx(1e-3)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(1e-6, 1.0)))
 def test_raced_are_those_near_the_best(told):
     found = nearest(told, {})
