@@ -94,3 +94,11 @@ def test_no_thread_has_the_number_of_another_or_of_a_process():
     assert len(tids) == 18
     assert set(tids.values()) == {1}
     assert tids.keys().isdisjoint(range(6))
+
+
+def test_the_events_come_before_all_that_older_readers_stop_at():
+    sheet = Sheet()
+    sheet.slice(0, "sends", "x", 0, 1)
+    first, *others = sheet.document(schemaVersion=2, traceName="t")
+    assert first == "traceEvents"
+    assert {"schemaVersion", "traceName", "displayTimeUnit"} <= set(others)

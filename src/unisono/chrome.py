@@ -122,18 +122,19 @@ class Sheet:
             self.rank(rank)
         self.slices.sort(key=lambda s: (s.begin, -s.end))
         threads = self._spread()
+        events = [
+            *self._named(threads),
+            *map(_complete, self.slices),
+            *self._flows(),
+            *self._counters(),
+        ]
         return {
+            "traceEvents": events,  # first: older readers stop at a key unknown to them
             "schemaVersion": 1,
             "deviceProperties": [],
             "displayTimeUnit": "ns",
             "baseTimeNanoseconds": 0,
             **about,
-            "traceEvents": [
-                *self._named(threads),
-                *map(_complete, self.slices),
-                *self._flows(),
-                *self._counters(),
-            ],
         }
 
     def _spread(self) -> dict[tuple[int, int], str]:
