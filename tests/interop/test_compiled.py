@@ -1,5 +1,7 @@
 """Both adapters of the torch backend: calls, futures, errors and an orderly end."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")  # which DDP imports when it is first called
 
 from unisono.errors import BadArgument, UsageError  # noqa: E402
 from unisono.interop._torch import adapters, compiled  # noqa: E402
@@ -48,11 +51,8 @@ def adapter(request):
     return request.param
 
 
-def ranks(tmp_path, adapter, code, n=2, dies=()):
-    """Run the code on n ranks; what each of them says."""
-    script = tmp_path / "script.py"
-    script.write_text(PRELUDE + code)
-    env = os.environ | {
+def environment(tmp_path, adapter, n):
+    return {
         "XDG_CACHE_HOME": str(CACHE),
         "UNISONO_TORCH_ADAPTER": adapter,
         "WORLD_SIZE": str(n),
@@ -60,6 +60,37 @@ def ranks(tmp_path, adapter, code, n=2, dies=()):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+
+
+def scripted(rank, code):
+    """The code as a rank; what it prints."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {"__name__": "__main__"})
+    return said.getvalue()
+
+
+@pytest.fixture
+def ranks(forks, tmp_path):
+    """ranks(adapter, code): what each of two ranks says, which are forked."""
+
+    def run(adapter, code, dies=()):
+        common = environment(tmp_path, adapter, 2)
+        env = [common | {"RANK": str(r)} for r in range(2)]
+        ends = forks.run(2, scripted, PRELUDE + code, env=env)
+        for end in ends:
+            assert end.rank in dies or end.status == 0, end.stderr
+            assert "leaked" not in end.stderr
+        return [end.value for end in ends]
+
+    return run
+
+
+def processes(tmp_path, adapter, code, n=2):
+    """Run the code on n ranks, which begin and end as interpreters do."""
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + code)
+    env = os.environ | environment(tmp_path, adapter, n)
     started = [
         subprocess.Popen(
             [sys.executable, str(script)],
@@ -72,7 +103,7 @@ def ranks(tmp_path, adapter, code, n=2, dies=()):
     ]
     said = [process.communicate(timeout=200) for process in started]
     for r, process in enumerate(started):
-        assert r in dies or process.returncode == 0, said[r][1]
+        assert process.returncode == 0, said[r][1]
         assert "leaked" not in said[r][1]
     return [out for out, _ in said]
 
@@ -154,8 +185,8 @@ end()
 """
 
 
-def test_calls(tmp_path, adapter):
-    first, second = ranks(tmp_path, adapter, CALLS)
+def test_calls(ranks, adapter):
+    first, second = ranks(adapter, CALLS)
     assert second.split() == [adapter, adapter, "unisono"]
     assert first.split()[0] == "CollectiveTimeout"
 
@@ -179,8 +210,8 @@ assert work.is_completed()
 """
 
 
-def test_a_lost_rank_is_named_by_the_future_and_by_wait(tmp_path, adapter):
-    said = ranks(tmp_path, adapter, LOST, dies=[1])[0].splitlines()
+def test_a_lost_rank_is_named_by_the_future_and_by_wait(ranks, adapter):
+    said = ranks(adapter, LOST, dies=[1])[0].splitlines()
     assert said[0].startswith("future: ")
     assert "PeerLost: " in said[0]
     assert "rank 1" in said[0]
@@ -199,8 +230,8 @@ end()
 """
 
 
-def test_ddp(tmp_path, adapter):
-    assert ranks(tmp_path, adapter, DDP) == ["unisono\n"] * 2
+def test_ddp(ranks, adapter):
+    assert ranks(adapter, DDP) == ["unisono\n"] * 2
 
 
 LEFT = """
@@ -216,7 +247,7 @@ print("bye")
 
 
 def test_a_process_may_end_without_destroying_its_group(tmp_path, adapter):
-    assert ranks(tmp_path, adapter, LEFT) == ["bye\n"] * 2
+    assert processes(tmp_path, adapter, LEFT) == ["bye\n"] * 2
 
 
 OPS = """
@@ -242,8 +273,8 @@ end()
 
 @grouped
 @pytest.mark.usefixtures("built")
-def test_what_only_a_backend_can_do(tmp_path):
-    for said in ranks(tmp_path, "compiled", OPS):
+def test_what_only_a_backend_can_do(ranks):
+    for said in ranks("compiled", OPS):
         assert "unisono:all_reduce [[4, 5]]" in said
         assert "unisono:barrier" in said
         assert "unisono:broadcast [[6]]" in said
@@ -262,8 +293,8 @@ end()
 
 @grouped
 @pytest.mark.usefixtures("built")
-def test_beside_the_backend_of_another_device(tmp_path):
-    assert ranks(tmp_path, "auto", MIXED) == ["compiled gloo\n"] * 2
+def test_beside_the_backend_of_another_device(ranks):
+    assert ranks("auto", MIXED) == ["compiled gloo\n"] * 2
 
 
 def test_the_other_backend_is_not_dropped_silently(monkeypatch):

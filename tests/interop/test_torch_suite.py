@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("torch-suite")  # which runs once for all of them
+# It runs once for all of them.
+pytestmark = [pytest.mark.xdist_group("torch-suite"), pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("torch_suite.py")
 SOME = [
@@ -47,7 +48,7 @@ def ends(tmp_path_factory):
     subprocess.run(
         [sys.executable, SUITE, "-n", "3", "--only", pattern, "--json", found],
         capture_output=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
     return json.loads(found.read_text())
