@@ -119,7 +119,7 @@ def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
 
 def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
     file = tmp_path / "run.pt.trace.json.gz"
-    code, _, err = run("run", "-o", file, "-n", 2, script, "--fail")
+    code, _, err = run("run", "-n", 2, "-o", file, script, "--fail")
     assert code == 3
     assert "rank 1" in err
     assert summarise(read(file)).calls == 6

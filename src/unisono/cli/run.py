@@ -26,19 +26,12 @@ from unisono.runtime.lines import Stage
 from unisono.runtime.recorder import FLIGHT_DIR
 from unisono.runtime.watch import WATCH
 
-_TAKE_A_VALUE = (
+TAKE_A_VALUE = (
     *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),
-    *(
-        "--hostfile",
-        "--ssh",
-        "--python",
-        "--chdir",
-        "--address",
-        "--env",
-        "-x",
-        "--records",
-    ),
+    *("--hostfile", "--ssh", "--python", "--chdir", "--address", "--env", "-x"),
+    "--records",
 )
+"""The options behind which another word stands."""
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 run = App(
@@ -77,7 +70,7 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         if word.startswith("-m"):
             at += 2 if word == "-m" else 1
             return words[:at], words[at:]
-        at += 2 if word in _TAKE_A_VALUE else 1
+        at += 2 if word in TAKE_A_VALUE else 1
     return words[:at], words[at:]
 
 

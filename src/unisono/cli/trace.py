@@ -52,11 +52,11 @@ run = App(
 def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Run a script as unisono run does, and record what its ranks do.
 
-    Before the words of `unisono run` may stand -o FILE (the trace; run.pt.trace.json.gz
-    if not given), --keep DIR (keep the parts of the ranks there as well) and --json
-    (the summary as one JSON object, the last line).
+    Beside the options of `unisono run` may stand -o FILE (the trace, if not given
+    run.pt.trace.json.gz), --keep DIR (keep the parts of the ranks there as well) and
+    --json (the summary as one JSON object, the last line).
 
-    Example: unisono trace run -o step.json -n 4 train.py
+    Example: unisono trace run -n 4 -o step.json train.py
     """
     if words[:1] in (("--help",), ("-h",)):
         print(inspect.getdoc(_run))
@@ -86,20 +86,26 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     return code
 
 
-def _split(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """Our own options, which come first, and the rest."""
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Our own options, which stand before the script, and the words of `run`."""
     ours: dict[str, str] = {}
-    at = 0
-    while at < len(words) and words[at] in (*_TAKE_A_VALUE, _JSON):
-        if words[at] == _JSON:
-            ours[_JSON] = ""
-            at += 1
-            continue
-        if at + 1 == len(words):
-            raise BadArgument(f"trace run {words[at]}: expected a path behind it")
-        ours[words[at]] = words[at + 1]
-        at += 2
-    return ours, words[at:]
+    theirs: list[str] = []
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        if word == "--" or word.startswith("-m"):
+            return ours, [*theirs, word, *left]
+        if word == _JSON:
+            ours[word] = ""
+        elif word not in _TAKE_A_VALUE:
+            values = 1 if word in run_verb.TAKE_A_VALUE else 0
+            theirs += [word, *left[:values]]
+            del left[:values]
+        elif left:
+            ours[word] = left.pop(0)
+        else:
+            raise BadArgument(f"trace run {word}: expected a path behind it")
+    return ours, [*theirs, *left]
 
 
 def summary(path: Path, /, *, json: bool = False) -> int:
