@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -15,19 +13,12 @@
 #include <unistd.h>
 
 #include "clock.hpp"
+#include "fail.hpp"
 #include "lifeline_log.hpp"
 #include "lifeline_peer.hpp"
 #include "no_signals.hpp"
 
 namespace unisono {
-
-namespace {
-
-[[noreturn]] void fail(const char *what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
-
-} // namespace
 
 // A forked child would keep the connections open when the parent dies, and nobody would
 // hear of it. Never destroyed: a thread may outlive the statics of its process.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "clock.hpp"
+#include "fail.hpp"
 
 namespace unisono {
 
@@ -48,8 +48,7 @@ Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options,
   epoll_event ready{EPOLLIN, {}};
   ready.data.ptr = this;
   if (::epoll_ctl(epoll, EPOLL_CTL_ADD, c.fd, &ready) != 0)
-    throw std::system_error(errno, std::generic_category(),
-                            "a lifeline: waiting for a connection");
+    fail("a lifeline: waiting for a connection");
 }
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {

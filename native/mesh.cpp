@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -15,6 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "fail.hpp"
 #include "failpoint.hpp"
 #include "no_signals.hpp"
 
@@ -23,10 +23,6 @@ namespace unisono {
 namespace {
 
 std::atomic<std::uint64_t> forks = 0;
-
-[[noreturn]] void fail(const char *what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
 
 int open_pidfd(int pid) {
   return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
