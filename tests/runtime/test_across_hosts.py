@@ -218,11 +218,13 @@ def is_late(rank, count, late):
     with rank.init(timeout_s=20) as comm:
         for _ in range(2):
             comm.all_reduce(ones())
+        rank.tell("passed")
         last, patience = int(late == 0), 20.0
         if rank.number == late:
             until_broken(comm)
         elif rank.number == last:
             rank.until("waits", *({*range(rank.n)} - {late, last}))
+            rank.until("passed", late)
             patience = 1.0
         else:
             comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
@@ -383,7 +385,9 @@ def test_new_processes_name_who_was_killed():
 def is_interrupted(rank, name):
     comm = rank.init(timeout_s=25)
     comm.barrier()
+    rank.tell("passed")
     if rank.number == 0:
+        rank.until("passed", 1)
         call = partial(blocked(name), comm)
         if name == "send":  # more than the sockets hold
             call = partial(comm.send, ones(20_000_000), 1)
