@@ -266,7 +266,10 @@ def grows_or_joins(first, world_size, shrinks=()):
 
 
 def nobody_joins(comm, address):
+    """Most often the others call later than newcomers are waited for."""
     works(comm)
+    if comm.rank > 0 and address is None:
+        time.sleep(1.2)
     try:
         comm.grow(comm.world_size + 1, timeout_s=0.5, address=address)
     except unisono.ConnectFailed as why:
