@@ -135,7 +135,7 @@ run() {
     "$threads::test_every_type_and_operation_on_threads[2]" \
     "$threads::test_every_algorithm_on_processes[2]"
   echo "again, without the atomic instructions of later processors"
-  QEMU_CPU=cortex-a53 "$python" tests/runtime/races.py
+  QEMU_CPU=cortex-a53 "$python" tests/runtime/races.py 4
   QEMU_CPU=cortex-a53 "$python" -m unisono run -n 2 examples/all_reduce.py
 }
 
@@ -147,7 +147,8 @@ mkdir -p "$here"
 tools > /dev/null
 [ -e "$here/bin/ninja" ] || {
   "${PYTHON:-python3}" -m venv "$here"
-  "$here/bin/python" -m pip --disable-pip-version-check -qq install 'cmake<4' ninja
+  "$here/bin/python" -m pip --disable-pip-version-check -qq install 'cmake<4' ninja ||
+    cannot "pip could not install cmake and ninja"
 }
 arm_root
 version=$(basename "$(readlink "$root/usr/bin/python3")" | sed s/python//)

@@ -1,6 +1,7 @@
 """Everything at once on threads, for the race detector: `make sanitize` runs it.
 
-Not a test by itself: what it shows, ThreadSanitizer says.
+Not a test by itself: what it shows, ThreadSanitizer says. `make arm` runs fewer rounds
+of it, as many as the argument says.
 """
 
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 from unisono.errors import CollectiveTimeout, UnisonoError
 from unisono.testing import world
 
-ROUNDS = 20
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 
 
 def everything(comm):
