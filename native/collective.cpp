@@ -54,6 +54,7 @@ Status Collective::go_on() {
       verdict = broken;
       return Status::failed;
     }
+    lend();
     phase_ = Phase::lead;
     depart();
     [[fallthrough]];
@@ -123,9 +124,6 @@ void Collective::begin() {
   Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
   note = plan_->note;
   note.seq = seq;
-  if (!plan_->may_lend || (lent_ != 0 && comm_.here().size() == 1))
-    return;
-  lend();
 }
 
 // Where the input is not lent, what others read of it can be published before anybody has

@@ -120,10 +120,8 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
       break;
     if (!look)
       continue;
-    if (doomed(op)) {
-      status = Status::failed;
+    if ((status = judge(op)) != Status::blocked)
       break;
-    }
     const std::int64_t now = now_ns();
     if (asked == 0)
       asked = now;

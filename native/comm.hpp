@@ -101,6 +101,8 @@ public:
   void hear(const Event &event);
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
+  // Whether `op`, which was blocked, must fail, has come about after all, or goes on waiting.
+  Status judge(Task &op);
   bool gone(std::size_t rank) const {
     return mesh().dead(world_rank(rank)) ||
            layout_.block(rank).left.load(std::memory_order_acquire) != 0;

@@ -9,8 +9,12 @@
 
 namespace unisono {
 
-// A buffer of no bytes, which nobody reads, may as well be lent.
+// Says which buffers others may reach, unless a call has failed: then one who is slow may
+// still read what this header held two calls ago. A buffer of no bytes, which nobody reads,
+// may as well be lent.
 void Collective::lend() {
+  if (!plan_->may_lend || (lent_ != 0 && comm_.here().size() == 1))
+    return;
   Lent lent[2] = {};
   if (lends(input_, plan_->input_bytes, false, lent[0]))
     flags_ |= Header::lends_input;

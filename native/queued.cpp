@@ -62,7 +62,7 @@ bool Comm::progress(bool *left) {
 // As far as it goes without waiting; failed also if it cannot go on.
 Status Comm::attempt(Task &op) {
   const Status status = step(op);
-  return status == Status::blocked && doomed(op) ? Status::failed : status;
+  return status == Status::blocked ? judge(op) : status;
 }
 
 bool Comm::advance_queue(bool *left) {

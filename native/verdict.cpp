@@ -217,6 +217,16 @@ bool Comm::doomed(Task &op) {
   return false;
 }
 
+// A rank that slept while the others ended this call, and failed in a later one, looks once
+// more before it takes their verdict for its own: all it waited for may be there.
+Status Comm::judge(Task &op) {
+  if (!doomed(op))
+    return Status::blocked;
+  const bool later =
+      op.breaks_all && std::int32_t(op.verdict.seq - std::uint32_t(op.seq)) > 0;
+  return later && step(op) == Status::done ? Status::done : Status::failed;
+}
+
 // Tells other hosts whom this rank has been waiting for, so that they do not take it for
 // the one that is late; in time, before anybody loses patience.
 void Comm::tell_waiting(Task &op, std::int64_t waited) {
