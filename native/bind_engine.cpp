@@ -19,6 +19,7 @@
 #include "lifeline.hpp"
 #include "progress.hpp"
 #include "sites.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -175,6 +176,7 @@ void bind_engine(nb::module_ &m) {
   m.def("look_for_sites", &look_for_sites, nb::arg("ours"));
   m.def("site_frames", &site_frames, nb::arg("site"));
   m.def("now_ns", &now_ns);
+  m.def("process_ends", [] { process_ends.store(true, std::memory_order_release); });
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
 }

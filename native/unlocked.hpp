@@ -1,11 +1,14 @@
 // Without the interpreter lock, and how to get it back.
 //
 // A thread that wants the lock back while the interpreter ends is ended by it, which no
-// destructor survives; so it waits for the end instead. A communicator that is closed
-// while it is waited for is a sign that the end may be near.
+// destructor survives; so it waits for the end instead. Communicators are closed a moment
+// before that, as the process says goodbye (`process_ends`): whoever is thrown out of a call
+// by it gives the end some time to come. Not for ever: there may be somebody who joins this
+// thread before.
 
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -25,15 +28,17 @@ inline bool finalizing() {
 #endif
 }
 
+// Whether Python has begun to end this process. Its main thread says so.
+inline std::atomic<bool> process_ends = false;
+
 class Unlocked {
 public:
   explicit Unlocked(const Comm &comm) : comm_(comm), state_(PyEval_SaveThread()) {}
   ~Unlocked() {
-    for (int i = 0; comm_.closed() && i < 20; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      if (finalizing())
-        break;
-    }
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    while (process_ends.load(std::memory_order_acquire) && comm_.closed() && !finalizing() &&
+           std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     while (finalizing())
       ::pause();
     PyEval_RestoreThread(state_);
@@ -46,9 +51,11 @@ private:
   PyThreadState *state_;
 };
 
-// Whether a signal's handler has raised; asks the interpreter, so it takes its lock.
+// Whether a signal's handler has raised; asks the interpreter, so it takes its lock. Handlers
+// run on the main thread alone: others need not ask, and so are not at the lock when the
+// interpreter begins to end.
 inline bool signalled() {
-  if (finalizing())
+  if (::gettid() != ::getpid() || finalizing())
     return false;
   nanobind::gil_scoped_acquire locked;
   return PyErr_CheckSignals() != 0;

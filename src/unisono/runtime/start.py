@@ -200,6 +200,7 @@ def open_transports() -> list[Transport]:
 @atexit.register
 def _leave() -> None:
     """At the end of the process, tell the others that this rank is gone."""
+    _native.process_ends()
     for transport in list(_OPEN):
         if not transport.engine.forked():
             for comm in list(transport.users):

@@ -18,7 +18,7 @@ of data in one TCP stream, where a gigabit card carries 941. A link that was idl
 through at once what it carries in 250 µs, at least 4 KiB. What comes too fast queues
 (for 10 ms, at least 256 KiB, or what `queue` says) and is then lost, as in a switch.
 
-Measured on two Arm cores (benchmarks/links.py): at "1gbit" a stream had 929 to 954
+Measured on two cores (benchmarks/links.py): at "1gbit" a stream had 929 to 954
 Mbit/s, at "20mbit" 19.1, and volleys of datagrams on an idle gigabit link were never
 more than 31 KiB ahead of its rate. With a dozen other processes on those cores a
 gigabit fell to 680 to 820 Mbit/s.

@@ -18,7 +18,7 @@ give that rank `UNISONO_ADVERTISE=proxy.address`, and set `proxy.target` to wher
 really listens once that is known; till then those who dial wait. For rank 0 nothing is
 needed but the address by which the others are started, UNISONO_ADDRESS=proxy.address.
 
-Without rules one stream had 1.2 to 1.6 GB/s through it, on two Arm cores where it has
+Without rules one stream had 1.2 to 1.6 GB/s through it, on two cores where it has
 2.7 without it. The proxy is a thread of its own, on the host where it is made: for one
 of `testing.Hosts` that is `host.call(lambda: Proxy(target, listen=host.address))`.
 """
