@@ -38,7 +38,7 @@ bool drive(Comm &comm, Task &op, std::size_t bytes) {
   if (brief && comm.try_drive(op, spins))
     return outcome(op);
   {
-    Unlocked unlocked(comm);
+    Unlocked unlocked;
     comm.drive(op, comm.patience, signalled);
   }
   return outcome(op);

@@ -19,7 +19,7 @@ int Work::wait(std::int64_t timeout, bool helps) {
     bool interrupted = false;
     const std::int64_t begun = comm->trace().on() ? now_ns() : 0;
     {
-      Unlocked unlocked(*comm);
+      Unlocked unlocked;
       interrupted = !wait_unlocked(timeout, helps);
     }
     if (begun != 0 && comm->trace().on())

@@ -3,7 +3,7 @@
 // A thread that wants the lock back while the interpreter ends is ended by it, which no
 // destructor survives; so it waits for the end instead. Communicators are closed a moment
 // before that, as the process says goodbye (`process_ends`): whoever is thrown out of a call
-// by it gives the end some time to come. Not for ever: there may be somebody who joins this
+// then gives the end some time to come. Not for ever: there may be somebody who joins this
 // thread before.
 
 #pragma once
@@ -16,8 +16,6 @@
 
 #include <unistd.h>
 
-#include "comm.hpp"
-
 namespace unisono {
 
 inline bool finalizing() {
@@ -28,17 +26,17 @@ inline bool finalizing() {
 #endif
 }
 
+inline bool on_main_thread() { return ::gettid() == ::getpid(); }
+
 // Whether Python has begun to end this process. Its main thread says so.
 inline std::atomic<bool> process_ends = false;
 
 class Unlocked {
 public:
-  explicit Unlocked(const Comm &comm) : comm_(comm), state_(PyEval_SaveThread()) {}
+  Unlocked() : state_(PyEval_SaveThread()) {}
   ~Unlocked() {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-    while (process_ends.load(std::memory_order_acquire) && comm_.closed() && !finalizing() &&
-           std::chrono::steady_clock::now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (process_ends.load(std::memory_order_acquire) && !on_main_thread())
+      await_end();
     while (finalizing())
       ::pause();
     PyEval_RestoreThread(state_);
@@ -47,7 +45,12 @@ public:
   Unlocked &operator=(const Unlocked &) = delete;
 
 private:
-  const Comm &comm_;
+  static void await_end() {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    while (!finalizing() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
   PyThreadState *state_;
 };
 
@@ -55,7 +58,7 @@ private:
 // run on the main thread alone: others need not ask, and so are not at the lock when the
 // interpreter begins to end.
 inline bool signalled() {
-  if (::gettid() != ::getpid() || finalizing())
+  if (!on_main_thread() || finalizing())
     return false;
   nanobind::gil_scoped_acquire locked;
   return PyErr_CheckSignals() != 0;
