@@ -99,9 +99,12 @@ def _observed(
     seen = Seen(rank)
     desk = comm = None
     try:
-        comm = init(rank, trial.n, job=job, timeout_s=trial.timeout_s)
-        if trial.action == "stop":  # nobody else is to be late
-            comm.barrier(timeout_s=trial.limit_s)
+        stops = trial.action == "stop"
+        patience = trial.limit_s if stops else trial.timeout_s
+        comm = init(rank, trial.n, job=job, timeout_s=patience)
+        if stops:  # nobody else is to be late, nor to look for whom it has not met
+            PROGRAMS[trial.program](Desk(comm, trial, lambda: None), 0)
+            comm.barrier()
         _shorten(comm, trial)
         desk = Desk(comm, trial, lambda: life.sign(rank))
         _arm(trial, rank)
@@ -133,6 +136,7 @@ def _arm(trial: Trial, rank: int) -> None:
 
 def _shorten(comm: Communicator, trial: Trial) -> None:
     """Let the engine lose patience as early as the trial wants."""
+    comm.timeout_s = trial.timeout_s
     comm._native.set_patience(
         *comm._transport.patience, int(trial.late_s * 1e9), int(trial.timeout_s * 1e9)
     )
