@@ -19,7 +19,7 @@ demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono bench all_reduce -n 4 -b 8 -e 16M -f 8
 
 test: check browser
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=5
+	@$(BIN)/python -m pytest -n 2 --durations=5
 
 # The tests that failed last time, alone, if they are few.
 again: check

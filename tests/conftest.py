@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 for _folder in ("algorithms", "runtime", "schedule"):
@@ -23,3 +24,27 @@ settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("unhurried")
+
+# What is dear to make (a site, a module, a browser, a run of torch's suite) one worker
+# makes for all; another would make it again, or wait for it.
+TOGETHER = {
+    "test_pages.py": "site",
+    "test_links.py": "site",
+    "test_explainer.py": "browser",
+    "test_notebook.py": "browser",
+    "test_studio.py": "browser",
+    "test_compiled.py": "compiled",
+    "test_torch_suite.py": "suite",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give workers single tests, but those of such files together, and first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, nodeid)
+
+    return Together(config, log)

@@ -15,8 +15,6 @@ pytest.importorskip("torch._dynamo")  # which DDP imports when it is first calle
 from unisono.errors import BadArgument, UsageError  # noqa: E402
 from unisono.interop._torch import adapters, compiled  # noqa: E402
 
-# One worker makes the module; another would only wait for it.
-grouped = pytest.mark.xdist_group("compiled")
 # A folder of its own, so that the user's groups do not change for our tests.
 CACHE = Path(__file__).parents[2] / "build" / "cache"
 PRELUDE = """
@@ -44,7 +42,7 @@ def built():
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=280)
 
 
-@pytest.fixture(params=["python", pytest.param("compiled", marks=grouped)])
+@pytest.fixture(params=["python", "compiled"])
 def adapter(request):
     if request.param == "compiled":
         request.getfixturevalue("built")
@@ -271,7 +269,6 @@ end()
 """
 
 
-@grouped
 @pytest.mark.usefixtures("built")
 def test_what_only_a_backend_can_do(ranks):
     for said in ranks("compiled", OPS):
@@ -291,7 +288,6 @@ end()
 """
 
 
-@grouped
 @pytest.mark.usefixtures("built")
 def test_beside_the_backend_of_another_device(ranks):
     assert ranks("auto", MIXED) == ["compiled gloo\n"] * 2

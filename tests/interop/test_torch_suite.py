@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # It runs once for all of them.
-pytestmark = [pytest.mark.xdist_group("torch-suite"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SUITE = Path(__file__).with_name("torch_suite.py")
 SOME = [

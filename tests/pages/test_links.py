@@ -39,7 +39,6 @@ def broken(file):
             yield target
 
 
-@pytest.mark.xdist_group("site")
 def test_all_links_of_the_site_lead_somewhere(docs):
     pages = sorted(docs.rglob("*.md"))
     assert {"index.md", "glossary.md", "ring.md"} <= {page.name for page in pages}

@@ -8,8 +8,6 @@ import pytest
 
 from unisono.algorithms import library
 
-pytestmark = pytest.mark.xdist_group("site")  # which is made once
-
 NAMES = sorted({algorithm.name for algorithm in library().values()})
 
 

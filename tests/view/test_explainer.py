@@ -12,8 +12,6 @@ from unisono.view.frames import frames, letter
 from unisono.view.html import to_html
 from unisono.view.story import tell
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 HERE = Path(__file__).parent
 SCREENS = HERE / "screens"
 PROBES = (HERE / "probes.js").read_text(encoding="utf-8")

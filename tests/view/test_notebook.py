@@ -55,7 +55,6 @@ def test_the_widget_carries_the_story():
     assert "application/vnd.jupyter.widget-view+json" in bundle[0]
 
 
-@pytest.mark.xdist_group("browser")
 def test_the_widget_plays_and_keeps_to_itself(browser):
     import msgspec
 

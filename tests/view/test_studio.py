@@ -235,10 +235,6 @@ def enter(browser, room):
     browser.wait(f"document.querySelector('.place').dataset.room === '{room}'")
 
 
-grouped = pytest.mark.xdist_group("browser")
-
-
-@grouped
 def test_choices_change_the_picture(desk_page):
     choose(desk_page, n=8, topology="dgx-h100:1", beside="rabenseifner", size="16M")
     titles = desk_page.run("[...document.querySelectorAll('h2')].map(e => e.innerText)")
@@ -253,7 +249,6 @@ def test_choices_change_the_picture(desk_page):
     assert at > 0
 
 
-@grouped
 def test_costs_have_a_line_for_each_algorithm(desk_page):
     enter(desk_page, "Costs")
     choose(desk_page, n=8)
@@ -264,7 +259,6 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
     )
 
 
-@grouped
 def test_strategies_can_be_walked_through(desk_page):
     enter(desk_page, "Strategies")
     desk_page.run("document.querySelectorAll('.strategies [role=tab]')[3].click()")
@@ -279,7 +273,6 @@ def test_strategies_can_be_walked_through(desk_page):
     assert any(s.startswith("Forward of layer 0") for s in said)
 
 
-@grouped
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
     result = simulate(unisono.schedule("all_reduce", "ring", n=4), "switch:4", "1M")
@@ -297,7 +290,6 @@ def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
     assert 0 < few < 48
 
 
-@grouped
 @pytest.mark.parametrize(
     ("data", "said"),
     [("{", "JSON"), ("{}", "no traceEvents"), ("[]", "nothing to draw")],
@@ -325,7 +317,6 @@ def put(browser, file):
     browser.wait(f"document.querySelector('[data-file=\"{file.name}\"]')")
 
 
-@grouped
 def test_the_desk_stands_out_in_both_themes(desk_page):
     from test_explainer import PROBES
 
@@ -337,7 +328,6 @@ def test_the_desk_stands_out_in_both_themes(desk_page):
             assert desk_page.run("probe.faint(4.5)")["seen"] == []
 
 
-@grouped
 def test_the_desk_fits_a_phone(desk_page):
     desk_page.window(390, 844)
     for room in ("Explain", "Costs", "Strategies", "Trace"):
