@@ -310,6 +310,8 @@ def test_a_leaf_that_does_not_read_is_slow_and_hurts_nobody(limit_ms, count):
         with Deaf(star.outside[1, 0], 1):
             for word in range(count):
                 star[0].tell_verdict(1, word)
+                if word % 10_000 == 0:
+                    star.settle([0, 2])  # who reads keeps up
             star.hears(2, dead(1, "slow"))
             star.settle([0, 2])
         words = [e[5] for e in star.news(2) if e[0] == "verdict"]
