@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from watching import has_ended, state_of, wait_for
 
 from unisono.cli import main
 
@@ -63,25 +64,9 @@ def started(*arguments, **options):
             running.kill()
 
 
-def state_of(pid):
-    """The letter that the kernel has for it; X if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "X"
-    return stat.rpartition(")")[2].split()[0]
-
-
-def wait_for(condition, within=40.0):
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def wait_for_end(*pids):
     """Until they are gone; a zombie is."""
-    wait_for(lambda: all(state_of(pid) in "ZX" for pid in pids))
+    wait_for(lambda: all(map(has_ended, pids)))
 
 
 def is_watched(launcher, pid):

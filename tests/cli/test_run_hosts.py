@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from standins import stand_in
+from watching import has_ended, wait_for
 
 from unisono.cli import main
 from unisono.runtime.agent import free_port
@@ -73,21 +73,6 @@ def started(ssh):
     for process in running:
         process.kill()
         process.communicate()
-
-
-def is_gone(pid):
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
-
-
-def wait_for(condition, within=40.0):
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def lines(process, count):
@@ -313,7 +298,7 @@ def test_signals_reach_all_ranks(started, script, number, code):
     pids = [int(line) for line in lines(process, 4)]
     process.send_signal(number)
     assert process.wait(40) == code
-    assert all(map(is_gone, pids))
+    assert all(map(has_ended, pids))
     assert f"ended by {number.name}" in process.stderr.read()
 
 
@@ -365,7 +350,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(started, script):
     process = started("--hosts", "a,b", "-n", "2", script(code))
     pids = [int(pid) for line in lines(process, 4) for pid in line.split()]
     process.kill()
-    wait_for(lambda: all(map(is_gone, pids)))
+    wait_for(lambda: all(map(has_ended, pids)))
 
 
 def parent(pid):
@@ -385,7 +370,7 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
     assert "the connection to host b ended" in err
     found = json.loads(out)
     assert (process.returncode, found["first_failure"]["host"]) == (255, "b")
-    wait_for(lambda: all(is_gone(int(pid)) for _, _, pid in told))
+    wait_for(lambda: all(has_ended(int(pid)) for _, _, pid in told))
 
 
 # What cannot be

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from watching import is_gone
 
 from unisono.errors import BadArgument
 from unisono.runtime.launch import launch
@@ -55,20 +56,6 @@ def start(code, n=2, *, only=None, log_dir=None, **options):
 
 def statuses(outcome):
     return [end.status for end in outcome.ranks]
-
-
-def is_gone(pid, within=30.0):
-    """Whether a process ends in time; a zombie has ended."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
-        if stat.rpartition(")")[2].split()[0] in "ZX":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 # What ranks are told

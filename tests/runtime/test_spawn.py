@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from watching import is_gone
 
 import unisono
 from unisono.errors import BadArgument, PeerLost, UnisonoError, UnsupportedWorld
@@ -46,20 +46,6 @@ def forked(monkeypatch):
         return spawn(fn, n, args, method="fork", **options)
 
     return call
-
-
-def is_gone(pid, within=30.0):
-    """Whether a process ends in time; a zombie has ended."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
-        if stat.rpartition(")")[2].split()[0] in "ZX":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def write(file, text):

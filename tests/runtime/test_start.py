@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import Forks, attempt, await_that, interrupt_after
+from watching import has_ended
 
 import unisono
 from unisono.errors import BadArgument
@@ -234,15 +235,6 @@ def dies_while_they_meet(rank, who):
 def dies_when_they_came(rank):
     rank.until("they came", 0)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def has_ended(pid):
-    """Whether there is no such process, or nobody has waited for its end."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 @pytest.mark.parametrize("who", [0, 1])

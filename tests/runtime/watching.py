@@ -1,0 +1,35 @@
+"""Other processes, as the kernel tells of them; and waiting for what they do."""
+
+import time
+from pathlib import Path
+
+
+def state_of(pid):
+    """The letter that the kernel has for a process; X if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def has_ended(pid):
+    """Whether there is no such process, or nobody has waited for its end."""
+    return state_of(pid) in "ZX"
+
+
+def is_gone(pid, within=30.0):
+    """Whether a process ends in time; a zombie has ended."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if has_ended(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def wait_for(condition, within=40.0):
+    until = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
