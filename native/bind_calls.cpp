@@ -25,9 +25,10 @@ namespace {
 constexpr std::size_t brief_bytes = 32768;
 constexpr std::uint32_t brief_spins = 1000;
 
-// Raises what a signal's handler raised; otherwise whether the work was done.
+// Raises what a signal's handler raised, even if another rank's failure came first;
+// otherwise whether the work was done.
 bool outcome(const Task &op) {
-  if (op.verdict.trouble == Trouble::interrupted && PyErr_Occurred())
+  if (PyErr_Occurred())
     throw nb::python_error();
   return op.state.load(std::memory_order_relaxed) == Task::succeeded;
 }
@@ -45,36 +46,68 @@ bool drive(Comm &comm, Task &op, std::size_t bytes) {
 }
 
 // To its end, what `begin_inline` has begun; then those may go on who came meanwhile.
-bool drive_inline(Comm &comm, Collective &op, const Plan &plan) {
+bool drive_inline(Comm &comm, Collective &op, std::size_t bytes) {
   struct End {
     Comm &comm;
     ~End() { comm.end_inline(); }
   } end{comm};
   op.record->site = site_here();
-  return drive(comm, op, plan.output_bytes + plan.input_bytes);
+  return drive(comm, op, bytes);
 }
 
-Work submit(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan,
-            std::uint64_t input, std::uint64_t output, std::int64_t timeout) {
+// The buffers of a blocking call. If it fails, in whatever way, while another rank is in
+// the middle of writing to them, that rank may be stopped there and write on at any time
+// later: so they are never let go.
+class Buffers {
+public:
+  Buffers(Comm &comm, nb::handle first, nb::handle second = {})
+      : comm_(comm), held_{first, second} {}
+  ~Buffers() {
+    if (done_ || !comm_.lending().touched())
+      return;
+    for (const nb::handle held : held_)
+      held.inc_ref(); // for good; the interpreter lock is held here
+  }
+  Buffers(const Buffers &) = delete;
+  Buffers &operator=(const Buffers &) = delete;
+  bool release(bool done) { return done_ = done; }
+
+private:
+  Comm &comm_;
+  nb::handle held_[2];
+  bool done_ = false;
+};
+
+Work submit(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t input,
+            std::uint64_t output, std::int64_t timeout) {
   return {comm,
-          comm->submit(std::move(plan), reinterpret_cast<const void *>(input),
+          comm->submit(plan.plan, reinterpret_cast<const void *>(input),
                        reinterpret_cast<void *>(output), timeout, site_here()),
           {}};
 }
 
-bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t input,
-         std::uint64_t output, std::int64_t timeout) {
-  Collective *op = comm->begin_inline(*plan, reinterpret_cast<const void *>(input),
+// Takes back a queued call whose caller was interrupted: its buffers are the caller's
+// again. Without the interpreter lock, which whoever is in a call may be waiting for.
+void give_up(Comm &comm, const Work &work) {
+  const auto me = std::uint32_t(comm.rank());
+  Unlocked unlocked;
+  comm.condemn({Trouble::interrupted, me, me, std::uint32_t(work.op->seq)});
+  comm.cancel(work.op);
+}
+
+bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t input,
+         std::uint64_t output, std::int64_t timeout, nb::handle keep) {
+  Buffers buffers(*comm, keep);
+  const std::size_t bytes = plan.plan->output_bytes + plan.plan->input_bytes;
+  Collective *op = comm->begin_inline(plan.plan, reinterpret_cast<const void *>(input),
                                       reinterpret_cast<void *>(output), timeout);
   if (op != nullptr)
-    return drive_inline(*comm, *op, *plan);
+    return buffers.release(drive_inline(*comm, *op, bytes));
   Work work = submit(comm, plan, input, output, timeout); // others come first
   try {
-    return work.wait(-1) == Task::succeeded;
-  } catch (nb::python_error &) { // interrupted, and the buffers are the caller's again
-    const auto me = std::uint32_t(comm->rank());
-    comm->condemn({Trouble::interrupted, me, me, std::uint32_t(work.op->seq)});
-    comm->cancel(work.op);
+    return buffers.release(work.wait(-1) == Task::succeeded);
+  } catch (nb::python_error &) {
+    give_up(*comm, work);
     throw;
   }
 }
@@ -82,15 +115,17 @@ bool run(std::shared_ptr<Handle> comm, std::shared_ptr<Plan> plan, std::uint64_t
 // A plain call that was made before. 0: it was not, go the long way; 1: done; 2: failed.
 int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
           nb::handle root) {
-  const Shortcuts::Found found = comm.shortcuts.find(kind, x, out, op, root);
+  Shortcuts::Found found = comm.shortcuts.find(kind, x, out, op, root);
   if (found.plan == nullptr || comm.closed() || comm.mesh().forked() ||
       comm.verdict().trouble != Trouble::none)
     return 0;
+  const std::size_t bytes = found.plan->output_bytes + found.plan->input_bytes;
   Collective *task =
-      comm.begin_inline(*found.plan, found.input, found.output, comm.timeout);
+      comm.begin_inline(std::move(found.plan), found.input, found.output, comm.timeout);
   if (task == nullptr)
     return 0;
-  return drive_inline(comm, *task, *found.plan) ? 1 : 2;
+  Buffers buffers(comm, x, out);
+  return buffers.release(drive_inline(comm, *task, bytes)) ? 1 : 2;
 }
 
 // The same as a plain C function of Python's, which is called the quickest way there is.
@@ -104,8 +139,10 @@ PyObject *quick_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                                  args[1], args[2], args[3], args[4]));
   } catch (nb::python_error &raised) {
     raised.restore();
-    return nullptr;
+  } catch (const std::exception &error) { // nothing of C++ may leave through Python
+    PyErr_SetString(PyExc_RuntimeError, error.what());
   }
+  return nullptr;
 }
 
 PyMethodDef quick_method = {"quick", reinterpret_cast<PyCFunction>(
@@ -155,13 +192,13 @@ Work transfer(std::shared_ptr<Handle> comm, bool sends, std::int64_t peer, std::
 void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
   comm.def("remember",
            [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
-              nb::handle root, std::shared_ptr<Plan> plan) {
-             c.shortcuts.remember(kind, x, out, op, root, std::move(plan));
+              nb::handle root, const PlanHolder &plan) {
+             c.shortcuts.remember(kind, x, out, op, root, plan.plan);
            },
            nb::arg("kind"), nb::arg("x"), nb::arg("out").none(), nb::arg("op").none(),
            nb::arg("root"), nb::arg("plan"))
       .def("run", &run, nb::arg("plan"), nb::arg("input"), nb::arg("output"),
-           nb::arg("timeout"))
+           nb::arg("timeout"), nb::arg("keep").none())
       .def("submit", &submit, nb::arg("plan"), nb::arg("input"), nb::arg("output"),
            nb::arg("timeout"))
       .def("transfer", &transfer, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -40,15 +39,16 @@ std::vector<std::int64_t> values(const Column &column) {
   return {column.data(), column.data() + column.shape(0)};
 }
 
-void make_program(Program *self, const Table &actions, const Table &sources,
+void make_program(ProgramHolder *self, const Table &actions, const Table &sources,
                   const Table &waits, const Table &exits, std::vector<std::int32_t> lead,
                   std::vector<std::int32_t> readers, std::vector<std::int32_t> deliveries,
                   std::int32_t tail, const Table &messages) {
-  auto *program = new (self)
+  auto program = std::make_shared<Program>(
       Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
               rows<Program::Wait>(waits), rows<Program::Wait>(exits), std::move(lead),
-              std::move(readers), std::move(deliveries), tail, {}, {}, {}};
+              std::move(readers), std::move(deliveries), tail, {}, {}, {}});
   program->cross(rows<Program::Message>(messages));
+  new (self) ProgramHolder{std::move(program)};
 }
 
 // Notes also know the mean, which is a sum that is divided.
@@ -73,7 +73,7 @@ Plan::Coding coding_of(const CodingArgs &given, DType dtype) {
   return {codec, dtype, block, at, stride, frame * block, slice * block, by_chance, room};
 }
 
-void make_plan(Plan *self, std::vector<std::shared_ptr<Program>> programs,
+void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &programs,
                const Column &input_at, const Column &output_at, const Column &size,
                const std::vector<std::int64_t> &piece,
                const std::vector<std::int64_t> &pieces, std::size_t input_bytes,
@@ -82,11 +82,11 @@ void make_plan(Plan *self, std::vector<std::shared_ptr<Program>> programs,
                std::uint64_t fingerprint, int collective, int dtype, int op, int root,
                std::uint64_t count, const std::string &algorithm,
                const nb::object &coding) {
-  auto *plan = new (self) Plan;
+  const auto plan = std::make_shared<Plan>();
   if (!coding.is_none())
     plan->coding = coding_of(nb::cast<CodingArgs>(coding), DType(dtype));
   for (std::size_t i = 0; i < programs.size() && i < 4; ++i) {
-    plan->programs[i] = programs[i];
+    plan->programs[i] = programs[i]->program;
     plan->piece[i] = piece.at(i);
     plan->pieces[i] = pieces.at(i);
   }
@@ -111,16 +111,17 @@ void make_plan(Plan *self, std::vector<std::shared_ptr<Program>> programs,
   plan->streams = streams;
   plan->fingerprint = fingerprint;
   set_note(plan->note, collective, dtype, op, root, count, algorithm);
+  new (self) PlanHolder{plan};
 }
 
 } // namespace
 
 void bind_program(nb::module_ &m) {
-  nb::class_<Program>(m, "Program")
+  nb::class_<ProgramHolder>(m, "Program")
       .def("__init__", &make_program, nb::arg("actions"), nb::arg("sources"),
            nb::arg("waits"), nb::arg("exits"), nb::arg("lead"), nb::arg("readers"),
            nb::arg("deliveries"), nb::arg("tail"), nb::arg("messages"));
-  nb::class_<Plan>(m, "Plan")
+  nb::class_<PlanHolder>(m, "Plan")
       .def("__init__", &make_plan, nb::arg("programs"), nb::arg("input_at"),
            nb::arg("output_at"), nb::arg("size"), nb::arg("piece"), nb::arg("pieces"),
            nb::arg("input_bytes"), nb::arg("output_bytes"), nb::arg("sent_bytes"),

@@ -14,16 +14,15 @@ namespace unisono {
 Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()),
       reached_(comm.size()) {}
 
-void Collective::prepare(const Plan &plan, const void *input, void *output,
-                         std::shared_ptr<const Plan> keep) {
-  plan_ = &plan;
-  keep_ = std::move(keep);
+void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
+                         void *output) {
+  plan_ = std::move(plan);
   input_ = static_cast<const std::byte *>(input);
   output_ = static_cast<std::byte *>(output);
   phase_ = Phase::begin;
   state.store(pending, std::memory_order_relaxed);
   verdict = {};
-  sends = plan.sent_bytes;
+  sends = plan_->sent_bytes;
   encoded = decoded = 0;
   waiting_since = 0;
   warned = false;

@@ -20,9 +20,8 @@ class Comm;
 class Collective final : public Task {
 public:
   explicit Collective(Comm &comm);
-  // Makes it ready for another call. `keep` holds the plan while it is in flight.
-  void prepare(const Plan &plan, const void *input, void *output,
-               std::shared_ptr<const Plan> keep = nullptr);
+  // Makes it ready for another call; it owns the plan until the next.
+  void prepare(std::shared_ptr<const Plan> plan, const void *input, void *output);
 
   Status advance() override;
   bool hindered_by(std::size_t rank) const override; // needs.cpp
@@ -118,8 +117,7 @@ private:
   std::byte *place(std::size_t rank, std::int32_t index, std::int64_t piece);
 
   Comm &comm_;
-  const Plan *plan_ = nullptr;
-  std::shared_ptr<const Plan> keep_;
+  std::shared_ptr<const Plan> plan_;
   const std::byte *input_ = nullptr;
   std::byte *output_ = nullptr;
   Phase phase_ = Phase::begin;

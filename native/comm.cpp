@@ -206,8 +206,8 @@ void Comm::trace_call(const Task &op) {
                       record->state.load(std::memory_order_relaxed), op.queued, {}};
 }
 
-Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output,
-                               std::int64_t timeout) {
+Collective *Comm::begin_inline(std::shared_ptr<const Plan> plan, const void *input,
+                               void *output, std::int64_t timeout) {
   if (queued_.load(std::memory_order_acquire) != 0)
     return nullptr;
   if (!claim())
@@ -216,9 +216,9 @@ Collective *Comm::begin_inline(const Plan &plan, const void *input, void *output
     release();
     return nullptr;
   }
-  inline_.prepare(plan, input, output);
+  record(inline_, plan->note, now_ns());
+  inline_.prepare(std::move(plan), input, output);
   inline_.timeout = timeout;
-  record(inline_, plan.note, now_ns());
   inline_.record->note.seq = seq + 1;
   inline_.record->begun = inline_.record->created;
   inline_.record->state.store(Record::started, std::memory_order_relaxed);

@@ -73,8 +73,8 @@ public:
   bool try_drive(Task &op, std::uint32_t spins);
 
   // A collective on the caller's thread: null if it has to queue.
-  Collective *begin_inline(const Plan &plan, const void *input, void *output,
-                           std::int64_t timeout);
+  Collective *begin_inline(std::shared_ptr<const Plan> plan, const void *input,
+                           void *output, std::int64_t timeout);
   void end_inline();
 
   // What is queued: queued.cpp.

@@ -40,7 +40,7 @@ std::vector<std::string> failpoint_names() {
           "arrive.posted", "arrive.seen",      "action.begin", "action.done",
           "deliver",       "generation.done",  "exit.wait",    "call.end",
           "send.header",   "send.part",        "recv.part",    "message.offered",
-          "stream.send",   "stream.receive"};
+          "stream.send",   "stream.receive",   "reach.write"};
 }
 
 void arm_failpoints(const std::string &spec) {

@@ -24,6 +24,16 @@ struct Handle : Comm {
   std::int64_t timeout = 0;
 };
 
+// What Python holds of a program and of a plan. Not these themselves: then the last
+// reference would be Python's, and whichever thread lets go of it, the progress thread
+// for one, would have to take the interpreter lock.
+struct ProgramHolder {
+  std::shared_ptr<const Program> program;
+};
+struct PlanHolder {
+  std::shared_ptr<const Plan> plan;
+};
+
 struct Work {
   std::shared_ptr<Comm> comm;
   std::shared_ptr<Task> op;

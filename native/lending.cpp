@@ -84,7 +84,7 @@ void Lending::hands_off() const {
 bool Lending::touched() const {
   for (const std::size_t q : here_)
     if (q != rank_ && layout_.block(q).touching.load(std::memory_order_seq_cst) != 0 &&
-        !mesh_->dead(ranks_[q]))
+        !mesh_->ended(ranks_[q])) // a silent one may be stopped, and write on
       return true;
   return false;
 }

@@ -295,12 +295,17 @@ bool Mesh::drain(std::size_t from) {
   return true;
 }
 
+void Mesh::end(std::size_t rank) {
+  hub_->ended[rank].store(true, std::memory_order_release);
+  bury(rank);
+}
+
 void Mesh::watch() {
   const std::size_t n = sockets_.size();
   for (std::size_t r = 0; r < n; ++r)
     if (gone_[r]) {
       drain(r);
-      bury(r);
+      end(r);
     }
   std::vector<pollfd> polled(2 * n + 1);
   for (std::size_t r = 0; r < n; ++r) {
@@ -323,7 +328,7 @@ void Mesh::watch() {
       if (died)
         polled[2 * r + 1].fd = -1;
       if (ended || died)
-        bury(r);
+        end(r);
     }
   }
 }

@@ -46,9 +46,10 @@ private:
 
 // The segments of all ranks, and who is dead: private to a process, or common to threads.
 struct Hub {
-  explicit Hub(std::size_t n) : dead(n), segments(n) {}
+  explicit Hub(std::size_t n) : dead(n), ended(n), segments(n) {}
   std::mutex mutex;
   std::vector<std::atomic<bool>> dead;
+  std::vector<std::atomic<bool>> ended; // the kernel of this host says so
   std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Memory>>> segments;
 };
 
@@ -79,6 +80,11 @@ public:
   bool dead(std::size_t rank) const {
     return hub_->dead[rank].load(std::memory_order_acquire);
   }
+  // Whether its process has ended, or let go of this mesh, by the word of this host's
+  // kernel. One that is dead because nothing was heard of it may still live.
+  bool ended(std::size_t rank) const {
+    return hub_->ended[rank].load(std::memory_order_acquire);
+  }
   // Whether another rank's memory could not be taken in, for want of memory or descriptors.
   bool starved() const { return starved_.load(std::memory_order_acquire); }
   void bury(std::size_t rank) { hub_->dead[rank].store(true, std::memory_order_release); }
@@ -90,6 +96,7 @@ public:
 private:
   struct Message;
   void watch();
+  void end(std::size_t rank);
   bool receive(std::size_t from);
   bool drain(std::size_t from);
   void announce(const Message &message, int fd);

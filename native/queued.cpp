@@ -14,7 +14,7 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void 
                                  void *output, std::int64_t timeout, std::uint32_t site) {
   auto op = std::make_shared<Collective>(*this);
   op->queued = true;
-  op->prepare(*plan, input, output, plan);
+  op->prepare(plan, input, output);
   op->timeout = timeout;
   record(*op, plan->note, now_ns());
   op->record->site = site; // before anybody can see it

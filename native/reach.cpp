@@ -6,6 +6,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "failpoint.hpp"
+
 namespace unisono {
 
 namespace {
@@ -39,6 +41,7 @@ bool fetch(std::byte *to, Reach from, std::size_t bytes) {
 }
 
 bool put(Reach to, const std::byte *from, std::size_t bytes) {
+  failpoint("reach.write");
   if (to.pid != 0)
     return move(::process_vm_writev, to.pid, const_cast<std::byte *>(from), to.at, bytes);
   std::memcpy(to.at, from, bytes);

@@ -62,18 +62,18 @@ Shortcuts::Found Shortcuts::find(int kind, nb::handle x, nb::handle out, nb::han
     return {};
   const ArrayHead *a = array(x);
   if (out.is_none())
-    return {entry.plan.get(), a->data, a->data};
+    return {entry.plan, a->data, a->data};
   const ArrayHead *b = array(out);
   const std::size_t bytes = entry.plan->itemsize;
   const bool overlap = a->data < b->data + std::size_t(key.out_count) * bytes &&
                        b->data < a->data + std::size_t(key.count) * bytes;
   if (overlap)
     return {};
-  return {entry.plan.get(), a->data, b->data};
+  return {entry.plan, a->data, b->data};
 }
 
 void Shortcuts::remember(int kind, nb::handle x, nb::handle out, nb::handle op,
-                         nb::handle root, std::shared_ptr<Plan> plan) {
+                         nb::handle root, std::shared_ptr<const Plan> plan) {
   Key key;
   if (!key_of(key, kind, x, out, op, root))
     return;

@@ -45,15 +45,15 @@ public:
   static const ArrayHead *array(nanobind::handle x);
 
   struct Found {
-    const Plan *plan;
-    const void *input;
-    void *output;
+    std::shared_ptr<const Plan> plan; // owned: another thread may forget it meanwhile
+    const void *input = nullptr;
+    void *output = nullptr;
   };
-  // Null where this call has not been remembered, or has to be looked at.
+  // Without a plan where this call has not been remembered, or has to be looked at.
   Found find(int kind, nanobind::handle x, nanobind::handle out, nanobind::handle op,
              nanobind::handle root) const;
   void remember(int kind, nanobind::handle x, nanobind::handle out, nanobind::handle op,
-                nanobind::handle root, std::shared_ptr<Plan> plan);
+                nanobind::handle root, std::shared_ptr<const Plan> plan);
 
 private:
   struct Key {
@@ -64,7 +64,7 @@ private:
   };
   struct Entry {
     Key key;
-    std::shared_ptr<Plan> plan;
+    std::shared_ptr<const Plan> plan;
     nanobind::object descr, op, root; // kept, so that their addresses stay theirs
   };
   static constexpr std::size_t size = 64;

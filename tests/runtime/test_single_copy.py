@@ -1,15 +1,18 @@
 """Ordinary buffers of other processes, reached through the kernel if it allows it."""
 
+import contextlib
 import ctypes
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from conformance import check, every_algorithm, perform
-from forked import Forks, await_that
+from forked import Forks, await_that, interrupt_in_call
 
 import unisono
 from unisono import _native
@@ -134,23 +137,109 @@ def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
     assert second.status == 0, second
 
 
-def stopped(rank):
-    """Rank 1 stands still for longer than anybody waits for its hands."""
+def stopped_in_write(rank, way):
+    """Rank 1 is stopped in the write itself, and goes on when rank 0 has let go of x.
+
+    Whether rank 0's array lives on, and what it holds after rank 1 has written.
+    """
     comm = rank.init()
     warm(comm)
-    x = np.ones(large(2), np.float32)
     if rank.number == 1:
-        return brings_its_part(rank, comm, x)
-    from unisono.runtime import verdicts
+        _native.arm_failpoints("reach.write:1:stop")
+        with pytest.raises(unisono.UnisonoError):
+            comm.all_reduce(np.ones(large(2), np.float32))
+        return rank.tell("done")
+    lives = WAYS[way](comm)
+    gc.collect()
+    os.kill(comm.peers[1].pid, signal.SIGCONT)
+    rank.until("done", 1)
+    return lives() is not None
 
+
+def by_timeout(comm):
     threading.Thread(target=give_up_while_touched, args=(comm, repr)).start()
+    x = np.ones(large(2), np.float32)
     with pytest.raises(CollectiveTimeout):
         comm.all_reduce(x)
-    os.kill(comm.peers[1].pid, signal.SIGCONT)
-    return len(verdicts._KEPT)
+    return weakref.ref(x)
 
 
-def test_a_buffer_that_may_still_be_written_is_kept(forks):
-    first, second = forks.run(2, stopped)
-    assert first.value == 1, first
+def by_signal(comm):
+    def strike():
+        await_that(comm._native.touched, "a write")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=strike).start()
+    x = np.ones(large(2), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        comm.all_reduce(x)
+    return weakref.ref(x)
+
+
+def by_signal_anew(comm):
+    """Not a call that was made before: it comes another way into the engine."""
+
+    def strike():
+        await_that(comm._native.touched, "a write")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=strike).start()
+    x = np.ones(large(2), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        comm.all_reduce(x, timeout_s=50.0)
+    return weakref.ref(x)
+
+
+def by_close(comm):
+    x = np.ones(large(2), np.float32)
+    comm.all_reduce(x, async_op=True)
+    await_that(comm._native.touched, "a write")
+    comm.close()
+    return weakref.ref(x)
+
+
+def by_later_call(comm):
+    """The Work of the failed call is dropped; the next call forgets it."""
+    x = np.ones(large(2), np.float32)
+    work = comm.all_reduce(x, async_op=True)
+    await_that(comm._native.touched, "a write")
+    comm._native.give_up(1, True)
+    work.rest()
+    comm._in_flight(work)
+    return weakref.ref(x)
+
+
+WAYS = {
+    way.__name__: way
+    for way in (by_timeout, by_signal, by_signal_anew, by_close, by_later_call)
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_buffer_that_may_still_be_written_is_kept(forks, way):
+    first, second = forks.run(2, stopped_in_write, way)
+    assert first.value is True, first
     assert second.status == 0, second
+
+
+def interrupted_unwritten(rank):
+    """Nobody was writing when rank 0 was interrupted: its array is let go."""
+    comm = rank.init()
+    warm(comm)
+    if rank.number == 1:
+        rank.until("interrupted", 0)
+        return None
+    x = np.ones(large(2), np.float32)
+    lives = weakref.ref(x)
+    interrupt_in_call(comm)
+    with contextlib.suppress(KeyboardInterrupt):
+        comm.all_reduce(x)
+    rank.tell("interrupted")
+    del x
+    gc.collect()
+    return lives() is not None
+
+
+def test_a_buffer_that_nobody_writes_is_let_go(forks):
+    first, _ = forks.run(2, interrupted_unwritten)
+    assert first.value is False, first

@@ -149,11 +149,11 @@ class Base(Verdicts):
         if how.async_op:
             native = self._native.submit(plan, input_at, output_at, timeout)
             return self._work(native, call, how.timeout_s)
-        if self._native.run(plan, input_at, output_at, timeout):
+        if self._native.run(plan, input_at, output_at, timeout, call):
             if quick is not None and call.finish is None and how == _PLAIN:
                 self._native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
-        raise self._failure(how.timeout_s, keep=call)
+        raise self._failure(how.timeout_s)
 
     def start(
         self,
@@ -187,14 +187,14 @@ class Base(Verdicts):
             work = Work(
                 native,
                 None,
-                explain=lambda failed: self._explained(failed, timeout_s, keep),
+                explain=lambda failed: self._explained(failed, timeout_s),
                 keep=keep,
                 call=collective,
             )
             return self._in_flight(work)
-        if self._native.run(plan, input_at, output_at, timeout):
+        if self._native.run(plan, input_at, output_at, timeout, keep):
             return None
-        raise self._failure(timeout_s, keep=keep)
+        raise self._failure(timeout_s)
 
     def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
         dtype = call.dtype
@@ -282,7 +282,7 @@ class Base(Verdicts):
         work = Work(
             native,
             call.result,
-            explain=lambda failed: self._explained(failed, timeout_s, call),
+            explain=lambda failed: self._explained(failed, timeout_s),
             finish=call.finish,
             keep=(call.input, call.output),
             call=call.collective,
@@ -292,10 +292,20 @@ class Base(Verdicts):
     def _in_flight(self, work: Work) -> Work:
         with self._lock:  # the arrays must live until it is done, whoever drops it
             while self._inflight and self._inflight[0].done():
-                self._inflight.popleft()
+                self._let_go(self._inflight.popleft())
             if not work.done():
                 self._inflight.append(work)
         return work
+
+    def _let_go(self, *ended: Work) -> None:
+        """Refer no longer to calls in flight that have ended.
+
+        If one has failed while another rank was writing to its arrays, that one may
+        have been stopped in the middle and write on later: then they are kept for good.
+        """
+        failed = [work.arrays for work in ended if work.failed()]
+        if failed and self._native.touched():
+            _KEPT.extend(failed)
 
     def _transfer(
         self,
@@ -349,6 +359,7 @@ class Base(Verdicts):
         self._native.close()
         if self._transport.streams is not None:
             self._transport.streams.leave(self._agreed)
+        self._let_go(*self._inflight)
         self._inflight.clear()  # none is in flight any longer; they refer to this
         if self._on_close is not None:
             self._on_close()
@@ -364,11 +375,14 @@ class Base(Verdicts):
         self._native.close()
         if self._transport.streams is not None:
             self._transport.streams.leave(self._agreed)
+        self._let_go(*self._inflight)
         self._inflight.clear()
         self._transport.users.discard(self)
 
 
 _PLAIN = How()
+_KEPT: list[object] = []
+"""Arrays of calls in flight that failed while others were writing to them."""
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 

@@ -67,7 +67,7 @@ class Communicator(Base):
         if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         reduction = as_reduction(op)
         if how.get("codec") is not None and is_scheme(how["codec"]):
             return compressing.all_reduce(self, x, out, reduction, How(**how))
@@ -83,7 +83,7 @@ class Communicator(Base):
         if not how and (state := self._quick(_BROADCAST, x, out, None, root)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         call = calls.broadcast(self._at, x, out, root)
         return self._go(call, _COPIES, How(**how), (_BROADCAST, x, out, None, root))
 
@@ -101,7 +101,7 @@ class Communicator(Base):
         if not how and (state := self._quick(*key)):
             if state == 1:
                 return None if root != self.rank else x if out is None else out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         reduction = as_reduction(op)
         if reduction.in_python:
             return functions.reduce(self, x, out, reduction, root, How(**how))
@@ -125,7 +125,7 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         call = calls.all_gather(self._at, x, out, counts)
         return self._go(call, _COPIES, How(**how), key if even else None)
 
@@ -144,7 +144,7 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         reduction = as_reduction(op)
         if reduction.in_python:
             return functions.reduce_scatter(self, x, out, reduction, counts, How(**how))
@@ -167,7 +167,7 @@ class Communicator(Base):
         if plain and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         call = calls.gather(self._at, x, out, root, counts)
         return self._go(call, _COPIES, How(**how), key if plain else None)
 
@@ -187,7 +187,7 @@ class Communicator(Base):
         if plain and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         call = calls.scatter(self._at, x, out, root, counts)
         return self._go(call, _COPIES, How(**how), key if plain else None)
 
@@ -210,7 +210,7 @@ class Communicator(Base):
         if even and out is not None and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure(keep=(x, out))
+            raise self._failure()
         matrix = None
         if not even:
             matrix = groups.exchange_counts(self, x, send_counts, recv_counts)

@@ -1,7 +1,6 @@
 """What a communicator says when a call has failed, or will not be made.
 
-The engine's verdict is one word; here it becomes an error that names ranks, and the
-buffers that others may still be writing to are kept.
+The engine's verdict is one word; here it becomes an error that names ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from unisono._native import Comm
     from unisono._native import Work as NativeWork
     from unisono.transports.base import Peer, Transport
-
-_KEPT: list[object] = []
-
 
 class Verdicts:
     """The part of a communicator that knows what went wrong."""
@@ -40,15 +36,12 @@ class Verdicts:
         self,
         timeout_s: float | None = None,
         refused: str = "",
-        keep: object = None,
         words: str = "",
     ) -> UnisonoError:
         """What the verdict means, for the latest call or one refused because of it.
 
-        `keep` are the buffers of a call that others may have been writing to; `words`
-        tell more of what was refused, for the flight record.
+        `words` tell more of what was refused, for the flight record.
         """
-        self._keep_while_touched(keep)
         seq = self._native.seq() + bool(refused)
         notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
         call = refused or (describe(notes[0]) if notes else "a call")
@@ -63,16 +56,8 @@ class Verdicts:
         self._native.give_up(rank, late)
         return self._failure(refused=what)
 
-    def _keep_while_touched(self, buffers: object) -> None:
-        """Never let go of what a rank was writing to when it was stopped."""
-        if buffers is not None and self._native.touched():
-            _KEPT.append(buffers)
-
-    def _explained(
-        self, work: NativeWork, timeout_s: float | None, made: object
-    ) -> UnisonoError:
+    def _explained(self, work: NativeWork, timeout_s: float | None) -> UnisonoError:
         """What went wrong with a call in flight."""
-        self._keep_while_touched(made)
         verdict = work.verdict()
         call = describe(work.note())
         if verdict[0] == Trouble.MISFIT:

@@ -80,6 +80,15 @@ class Work:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.state() != 0
 
+    def failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self._native is not None and self._native.state() == 2
+
+    @property
+    def arrays(self) -> object:
+        """What it keeps alive while it is in flight."""
+        return self._keep
+
     def exception(self) -> BaseException | None:
         """What went wrong, if it has ended and anything did."""
         if self._native is not None and self.done():

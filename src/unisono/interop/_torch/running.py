@@ -151,7 +151,7 @@ class Run:
             *("all_gather", type_of(mine), n * n),
             *(mine.data_ptr(), all_ranks.data_ptr()),
             timeout_s=self._timeout_s,
-            keep=self._holds,
+            keep=(mine, all_ranks),
         )
         found: list[list[int]] = all_ranks.tolist()
         return found
