@@ -114,13 +114,15 @@ def plan_forgotten_in_call(rank):
     ctypes.CDLL(None).mallopt(M_PERTURB, 165)  # what is freed is overwritten
     comm = rank.init()
 
-    def call():
-        x = np.full(COUNT, comm.rank + 1, np.float32)
+    def call(count=COUNT):
+        x = np.full(count, comm.rank + 1, np.float32)
         comm.all_reduce(x)
         return x
 
     for _ in range(3):
         call()
+    call(COUNT + 1)
+    another = list(comm._plans.values())[-1]
     comm.barrier()
     if rank.number == 1:
         rank.until("forgotten", 0)
@@ -128,12 +130,10 @@ def plan_forgotten_in_call(rank):
 
     def forget():
         await_that(lambda: unfinished(comm) == 1, "a call")
-        other = np.ones(COUNT + 1, np.float32)
-        plan = comm._plans[next(iter(comm._plans))]
-        for count in range(1, 2000):  # every slot of the quick path
-            comm._native.remember(6, other[:count], None, "sum", 0, plan)
+        many = np.ones(4000, np.float32)
+        for count in range(COUNT + 1, many.size):  # every slot of the quick path
+            comm._native.remember(6, many[:count], None, "sum", 0, another)
         comm._plans.clear()
-        del plan
         gc.collect()
         rank.tell("forgotten")
 
