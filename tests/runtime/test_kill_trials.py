@@ -64,6 +64,7 @@ AT = {
         Trial(2, 0, "broadcast", PIECES, hit=2),
         Trial(3, 1, "all_reduce", PIECES, shared=True, hit=4),
     ],
+    "reach.write": [Trial(2, 1, "all_reduce", PIECES, hit=2)],
     "generation.done": [
         Trial(3, 0, "all_reduce", PIECES, hit=3, leave_at_once=True),
         Trial(4, 3, "gather", PIECES, hit=2),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unisono._native import Work as NativeWork
     from unisono.transports.base import Peer, Transport
 
+
 class Verdicts:
     """The part of a communicator that knows what went wrong."""
 
