@@ -7,6 +7,8 @@ job encrypts, the opening of TLS.
 from __future__ import annotations
 
 import logging
+import select
+import selectors
 import socket
 import time
 from dataclasses import dataclass, field
@@ -33,18 +35,23 @@ class Stranger:
     tls: Tls | None = None
     _frame: bytearray = field(default_factory=bytearray)
 
-    def hear(self) -> bool:
-        """Take in what has come; whether that was the last there is to prove.
+    def hear(self) -> int:
+        """Take in what has come; what to wait for next, of a selector's events.
 
-        OSError (BlockingIOError if nothing has come) or NotAuthentic if it cannot be.
+        0 when that was the last there is to prove, or when `rules` refuse. OSError
+        (BlockingIOError if nothing has come) or NotAuthentic if it cannot be.
         """
         if self.tls is None:
             self._answer()
             session = self.rules.session
-            if session is None or not session.tls_key:
-                return session is not None
+            if session is None:
+                return 0 if self.rules.refusal is not None else selectors.EVENT_READ
+            if not session.tls_key:
+                return 0
             self.tls = tls.begin(self.socket, session.tls_key, dials=False)
-        return not tls.shake(self.tls)
+        awaited = tls.shake(self.tls)
+        reads = selectors.EVENT_READ if awaited & select.POLLIN else 0
+        return reads | (selectors.EVENT_WRITE if awaited & select.POLLOUT else 0)
 
     def _answer(self) -> None:
         wanted = self.rules.wanted
