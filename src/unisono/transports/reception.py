@@ -322,15 +322,15 @@ class Reception:
             self._reject(one, getattr(why, "strerror", None) or str(why))
             return
         rules = one.rules
-        if rules.refusal is not None:
+        if awaited:
+            self._selector.modify(one.socket, awaited, one)
+        elif rules.refusal is not None:
             self._reject(one, str(rules.refusal))
             meets = rules.offered is not None and rules.offered.label == MEET
             if meets and rules.refusal.verdict == Verdict.OTHER_TLS:
                 with self._changed:
                     self.differs = str(rules.refusal)
                     self._changed.notify_all()
-        elif awaited:
-            self._selector.modify(one.socket, awaited, one)
         elif rules.session is not None:
             self._forget(one)
             made = connection_over(one.socket, rules.session, one.tls)
