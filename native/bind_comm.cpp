@@ -26,19 +26,19 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
                     half, id, agreed);
 }
 
-// Gives a stream one of its sockets, which is its own from here on.
+// Gives a stream one of its sockets, which is its own from here on, if this does not throw.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
             int fd, nb::bytes key, std::uint32_t epoch, bool messages,
             const TlsHolder *tls) {
-  if (rank >= comm.size() || !comm.far(rank) || lane >= lanes)
-    throw nb::value_error("attach: expected a rank of another host, and one of its lanes");
-  const Key bytes = key_of(key);
-  if (sends)
-    (messages ? comm.post().outlet(rank) : comm.outlet(rank))
-        .attach(lane, lanes, fd, bytes, epoch, tls_of(tls));
-  else
-    (messages ? comm.post().inlet(rank) : comm.inlet(rank))
-        .attach(lane, lanes, fd, bytes, epoch, tls_of(tls));
+  if (rank >= comm.size() || !comm.far(rank))
+    throw nb::value_error("attach: expected a rank of another host");
+  const auto give = [&](auto &stream) {
+    return stream.attach(lane, lanes, fd, key_of(key), epoch, tls_of(tls));
+  };
+  const bool taken = sends ? give(messages ? comm.post().outlet(rank) : comm.outlet(rank))
+                           : give(messages ? comm.post().inlet(rank) : comm.inlet(rank));
+  if (!taken)
+    throw nb::value_error("attach: expected one of the lanes that are missing");
 }
 
 bool leads_to(Handle &comm, std::size_t rank, bool messages) {
@@ -102,6 +102,7 @@ void bind_comm(nb::module_ &m) {
       .def("set_patience", &set_patience, nb::arg("spins"), nb::arg("yields"),
            nb::arg("turn"), nb::arg("late_after"), nb::arg("timeout"))
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
+      .def("tell_connecting", &Comm::tell_connecting, nb::arg("rank"), nb::arg("lasts"))
       .def("give_up", &give_up, nb::arg("rank"), nb::arg("late"))
       .def("seq", [](const Handle &c) { return c.seq; })
       .def("id", [](const Handle &c) { return c.id(); })

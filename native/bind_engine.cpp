@@ -179,4 +179,5 @@ void bind_engine(nb::module_ &m) {
   m.def("process_ends", [] { process_ends.store(true, std::memory_order_release); });
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
+  m.def("cut_names", &cut_names);
 }

@@ -9,6 +9,7 @@
 
 #include "comm.hpp"
 #include "failpoint.hpp"
+#include "progress.hpp"
 #include "wait.hpp"
 
 namespace unisono {
@@ -65,19 +66,33 @@ bool Post::withdraw(Transfer &transfer) {
   std::lock_guard lock(mutex_);
   if (transfer.complete_ && !transfer.misfit_)
     return false;
-  if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {
-    outboxes_[transfer.peer_].ring->cut.store(1, std::memory_order_release);
-    ring(comm_.layout(), comm_.size());
-  }
+  if (transfer.head_sent_)
+    give_up(transfer);
   for (Outbox &box : outboxes_)
     std::erase(box.waiting, &transfer);
   std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
   for (Inbox &box : inboxes_)
     if (box.into.get() == &transfer) {
       box.into = nullptr;
-      box.aside.push_back({box.head, std::make_unique<std::byte[]>(box.head.bytes), 0, true});
+      box.aside.push_back({box.head, {}, true});
     }
   return true;
+}
+
+// What is in the ring stays there. If that is not all, whoever reads it is told so; between
+// hosts it must still be sent there, which is done by the progress thread.
+void Post::give_up(Transfer &transfer) {
+  Outbox &box = outboxes_[transfer.peer_];
+  if (transfer.done_ < transfer.bytes_) {
+    box.ring->cut.store(1, std::memory_order_release);
+    ring(comm_.layout(), comm_.size());
+  }
+  if (!comm_.far(transfer.peer_) || !box.outlet->open() || box.abandoned ||
+      !ship(transfer.peer_) || all_has_left(box))
+    return;
+  box.abandoned = true;
+  abandoned_.fetch_add(1, std::memory_order_release);
+  comm_.engine().progress->wake();
 }
 
 Status Post::advance(Transfer &transfer) {
@@ -95,18 +110,24 @@ bool Post::drained(std::size_t source) {
     return !inlet(source).open();
   if (!open_inbox(source))
     return comm_.layout().block(source).outbox.load(std::memory_order_acquire) == 0;
-  Ring *ring = inboxes_[source].ring;
-  return ring->sent.load(std::memory_order_acquire) ==
-         ring->taken.load(std::memory_order_relaxed);
+  const Inbox &box = inboxes_[source];
+  if (box.ended == Io::corrupt)
+    return true; // nothing of what is there can be read
+  const std::uint64_t there = box.ring->sent.load(std::memory_order_acquire) -
+                              box.ring->taken.load(std::memory_order_relaxed);
+  return there == 0 || (!box.open && there < sizeof(MessageHead));
 }
 
 void Post::close() {
   std::lock_guard lock(mutex_);
   if (outbox_ == 0)
     return;
-  for (Outbox &box : outboxes_)
-    if (box.outlet)
-      box.outlet->leave(0);
+  for (std::size_t q = 0; q < outboxes_.size(); ++q)
+    if (outboxes_[q].outlet) {
+      if (outboxes_[q].abandoned)
+        (void)ship(q);
+      outboxes_[q].outlet->leave(0);
+    }
   for (const Outbox &box : outboxes_)
     if (box.ring->sent.load(std::memory_order_relaxed) !=
         box.ring->taken.load(std::memory_order_acquire))

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "mesh.hpp"
+#include "pieces.hpp"
 #include "ring.hpp"
 #include "stream.hpp"
 #include "task.hpp"
@@ -46,13 +48,15 @@ public:
   Outlet &outlet(std::size_t rank) { return *outboxes_[rank].outlet; }
   Inlet &inlet(std::size_t rank) { return *inboxes_[rank].inlet; }
   void interests(const Transfer &transfer, std::vector<pollfd> &into);
+  // Sends on what was left behind by sends that were given up; whether anything remains.
+  bool ship_abandoned();
+  void abandoned_interests(std::vector<pollfd> &into);
 
 private:
   friend class Transfer;
   struct Aside { // a message that came before it was asked for
     MessageHead head;
-    std::unique_ptr<std::byte[]> data;
-    std::size_t filled = 0;
+    Pieces data;       // what has come of it
     bool lost = false; // whoever it was for is gone; read only to be rid of it
   };
   struct Inbox {
@@ -74,16 +78,22 @@ private:
     std::deque<Transfer *> waiting;
     std::unique_ptr<Outlet> outlet; // to another host
     std::uint64_t shipped = 0;      // how much of the ring was given to it
+    bool cut_told = false;          // that a message was given up half sent
+    bool abandoned = false;         // nobody waits any more for what is still to leave
   };
 
   bool open_outbox();
   bool open_inbox(std::size_t source);
   Status send(Transfer &transfer);
   bool put(Transfer &transfer, Ring *ring);
+  void give_up(Transfer &transfer);
 
   // Who gets what has come: channel_receiving.cpp.
   Status receive(Transfer &transfer);
   bool pump(std::size_t source);
+  bool begins(std::size_t source);
+  std::size_t store(Inbox &box, std::uint64_t from, std::size_t bytes);
+  void end(Inbox &box);
   void begin(std::size_t source, const MessageHead &head);
   std::shared_ptr<Transfer> wanted(std::size_t source, std::int64_t tag) const;
   void deliver(Transfer &transfer, std::size_t source, const MessageHead &head);
@@ -91,6 +101,7 @@ private:
 
   // Streams between the rings of two hosts: channel_crossing.cpp.
   bool ship(std::size_t to);
+  bool all_has_left(const Outbox &box) const;
   void haul(std::size_t source);
   Status severed(Transfer &transfer, std::size_t from);
 
@@ -101,6 +112,7 @@ private:
   std::vector<Inbox> inboxes_;
   std::vector<Outbox> outboxes_;
   std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of their calls
+  std::atomic<std::size_t> abandoned_ = 0;        // outboxes with something that is
 };
 
 // One send or one receive.

@@ -5,6 +5,7 @@
 
 #include "channel.hpp"
 #include "comm.hpp"
+#include "failpoint.hpp"
 
 namespace unisono {
 
@@ -29,19 +30,56 @@ bool Post::ship(std::size_t to) {
     return true;
   Ring *ring = box.ring;
   const std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
+  const bool cut = ring->cut.load(std::memory_order_relaxed) != 0;
   for (;;) {
     const Io io = box.outlet->idle() ? Io::done : box.outlet->pump();
     if (io == Io::lost)
       return false;
     ring->taken.store(box.outlet->left(box.shipped), std::memory_order_release);
     const std::size_t at = box.shipped % capacity_;
-    const std::size_t some = std::min({largest_frame, std::size_t(sent - box.shipped),
+    const std::size_t most = std::min({largest_frame, std::size_t(sent - box.shipped),
                                        capacity_ - at});
-    if (some == 0 ||
-        !box.outlet->offer({box.shipped}, nullptr, bytes_of(ring) + at, some, box.shipped))
+    const std::size_t some = most == 0 ? 0 : std::max<std::size_t>(
+                                                 allowed("message.frame", most), 1);
+    if (some == 0 && !(cut && !box.cut_told && box.outlet->cut()))
+      return true;
+    if (some == 0)
+      box.cut_told = true;
+    else if (!box.outlet->offer({box.shipped}, nullptr, bytes_of(ring) + at, some,
+                                box.shipped))
       return true;
     box.shipped += some;
   }
+}
+
+// Whether the other end has all there is to be had of this ring, as far as sockets tell.
+bool Post::all_has_left(const Outbox &box) const {
+  const bool cut = box.ring->cut.load(std::memory_order_relaxed) != 0;
+  return box.outlet->idle() && (box.cut_told || !cut) &&
+         box.shipped == box.ring->sent.load(std::memory_order_relaxed);
+}
+
+bool Post::ship_abandoned() {
+  if (abandoned_.load(std::memory_order_acquire) == 0)
+    return false;
+  std::lock_guard lock(mutex_);
+  for (std::size_t q = 0; q < outboxes_.size(); ++q) {
+    Outbox &box = outboxes_[q];
+    if (box.abandoned && (!ship(q) || all_has_left(box))) {
+      box.abandoned = false;
+      abandoned_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+  return abandoned_.load(std::memory_order_relaxed) != 0;
+}
+
+void Post::abandoned_interests(std::vector<pollfd> &into) {
+  if (abandoned_.load(std::memory_order_acquire) == 0)
+    return;
+  std::lock_guard lock(mutex_);
+  for (const Outbox &box : outboxes_)
+    if (box.abandoned)
+      box.outlet->interests(into);
 }
 
 // Puts what has come from another host into its ring, as far as there is room.
@@ -56,6 +94,8 @@ void Post::haul(std::size_t source) {
       if (io != Io::done) {
         box.framed = 0;
         box.ended = io;
+        if (io == Io::cut)
+          box.ring->cut.store(1, std::memory_order_release);
         return;
       }
     }

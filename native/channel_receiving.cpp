@@ -54,38 +54,69 @@ bool Post::pump(std::size_t source) {
     return false;
   if (comm_.far(source))
     haul(source);
-  const std::byte *bytes = bytes_of(box.ring);
-  std::uint64_t taken = box.ring->taken.load(std::memory_order_relaxed);
-  std::size_t there = box.ring->sent.load(std::memory_order_acquire) - taken;
-  if (there == 0)
+  const bool began = !box.open;
+  if (began && !begins(source))
     return false;
-  if (!box.open) {
-    MessageHead head;
-    copy_out(reinterpret_cast<std::byte *>(&head), bytes, capacity_, taken, sizeof head);
-    begin(source, head);
-    taken += sizeof head;
-    there -= sizeof head;
-  }
-  const std::size_t some = std::min<std::size_t>(there, box.head.bytes - box.filled);
-  std::byte *to = box.into ? box.into->data_ : box.aside.back().data.get();
-  copy_out(to + box.filled, bytes, capacity_, taken, some);
+  const std::uint64_t taken = box.ring->taken.load(std::memory_order_relaxed);
+  const std::size_t there = box.ring->sent.load(std::memory_order_acquire) - taken;
+  const std::size_t rest = box.head.bytes - box.filled;
+  if (there == 0 && rest > 0)
+    return began;
+  const std::size_t some = store(box, taken, std::min(there, rest));
   failpoint("recv.part");
   box.filled += some;
-  if (!box.into)
-    box.aside.back().filled = box.filled;
   box.ring->taken.store(taken + some, std::memory_order_release);
   ring(comm_.layout(), comm_.size());
-  if (box.filled == box.head.bytes) {
-    box.open = false;
-    if (!box.into && box.aside.back().lost)
-      box.aside.pop_back();
-    if (box.into) {
-      box.into->complete_ = true;
-      std::erase(posted_, box.into);
-      box.into = nullptr;
-    }
-  }
+  if (box.filled == box.head.bytes)
+    end(box);
   return true;
+}
+
+// Whether the next message has begun. Between hosts a head may come in parts.
+bool Post::begins(std::size_t source) {
+  Inbox &box = inboxes_[source];
+  const std::uint64_t taken = box.ring->taken.load(std::memory_order_relaxed);
+  MessageHead head;
+  if (box.ring->sent.load(std::memory_order_acquire) - taken < sizeof head)
+    return false;
+  copy_out(reinterpret_cast<std::byte *>(&head), bytes_of(box.ring), capacity_, taken,
+           sizeof head);
+  if (head.bytes > most_message_bytes) {
+    box.ended = Io::corrupt;
+    return false;
+  }
+  begin(source, head);
+  box.ring->taken.store(taken + sizeof head, std::memory_order_release);
+  ring(comm_.layout(), comm_.size());
+  return true;
+}
+
+// Puts bytes of the ring where the message goes; how many found room.
+std::size_t Post::store(Inbox &box, std::uint64_t from, std::size_t bytes) {
+  std::byte *to = nullptr;
+  if (box.into) {
+    to = box.into->data_ + box.filled;
+  } else if (!box.aside.back().lost) {
+    const auto room = box.aside.back().data.room(box.head.bytes - box.filled);
+    to = room.data();
+    bytes = std::min(bytes, room.size());
+    box.aside.back().data.add(bytes);
+  }
+  if (to != nullptr && bytes > 0)
+    copy_out(to, bytes_of(box.ring), capacity_, from, bytes);
+  return bytes;
+}
+
+// A message is there entirely.
+void Post::end(Inbox &box) {
+  box.open = false;
+  if (!box.into && box.aside.back().lost)
+    box.aside.pop_back();
+  if (box.into) {
+    box.into->complete_ = true;
+    std::erase(posted_, box.into);
+    box.into = nullptr;
+  }
 }
 
 // A message begins: it goes to whoever asked for it, or aside.
@@ -100,7 +131,7 @@ void Post::begin(std::size_t source, const MessageHead &head) {
     deliver(*taker, source, head);
   if (!taker || taker->misfit_) {
     // May fail for want of memory, so before anything is changed.
-    box.aside.push_back({head, std::make_unique<std::byte[]>(head.bytes), 0});
+    box.aside.push_back({head, {}});
     std::erase(posted_, taker);
     taker = nullptr;
   } else {
@@ -137,11 +168,11 @@ bool Post::from_aside(Transfer &transfer, std::size_t source) {
   for (auto at = box.aside.begin(); at != box.aside.end(); ++at) {
     if (at->lost || at->head.tag != transfer.tag_)
       continue;
-    if (at->filled < at->head.bytes)
+    if (at->data.size() < at->head.bytes)
       return false; // still coming; those behind it must wait for it
     deliver(transfer, source, at->head);
     if (!transfer.misfit_) {
-      std::memcpy(transfer.data_, at->data.get(), at->head.bytes);
+      at->data.copy_to(transfer.data_);
       box.aside.erase(at);
     }
     transfer.complete_ = true;

@@ -99,6 +99,11 @@ public:
   Verdict condemn(Verdict verdict);
   // What a rank of another host tells.
   void hear(const Event &event);
+  // A verdict that came from a rank, or that what came from it cannot be right.
+  Verdict believed(const Verdict &verdict, std::size_t from) const;
+  // Says that this rank waits until it is connected to another, before its call begins;
+  // with its own rank, that it does no longer. Other hosts are told if it lasts.
+  void tell_connecting(std::size_t rank, bool lasts);
   // Whether `op`, which is blocked, must fail now: somebody died, or its time is up.
   bool doomed(Task &op);
   // Whether `op`, which was blocked, must fail, has come about after all, or goes on waiting.

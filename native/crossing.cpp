@@ -177,10 +177,12 @@ Status Collective::stopped(std::size_t rank, Io why) {
     return Status::failed;
   case Io::left: // it may have left because of somebody else
     if (const std::uint64_t word = comm_.inlet(rank).verdict(); word != 0) {
-      verdict = comm_.condemn(Verdict::of(word));
+      verdict = comm_.condemn(comm_.believed(Verdict::of(word), rank));
       return Status::failed;
     }
     return fails(Trouble::left);
+  case Io::cut: // said of messages alone
+    return fails(Trouble::corrupted);
   case Io::lost:
     lost_ = rank;
     lost_since_ = 0;

@@ -1,9 +1,12 @@
 #include "failpoint.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <csignal>
 #include <cstdlib>
 #include <mutex>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -17,20 +20,53 @@ namespace {
 struct Armed {
   std::string name;
   long hit;
+  bool every; // not at one passage alone
   std::string action;
+  long value; // what stands behind its =
 };
 
 std::mutex mutex;
 std::vector<Armed> armed;
+std::mt19937_64 chance;
 
-void act(const std::string &action) {
-  if (action == "kill") {
+void act(const Armed &what, std::uint64_t drawn) {
+  if (what.action == "kill") {
     std::raise(SIGKILL);
-  } else if (action == "stop") {
+  } else if (what.action == "stop") {
     std::raise(SIGSTOP);
-  } else if (action.rfind("sleep=", 0) == 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(std::stol(action.substr(6))));
+  } else if (what.action == "sleep") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(what.value));
+  } else if (what.action == "jitter" && drawn % 8 == 0) {
+    const auto most = std::uint64_t(what.value) + 1;
+    std::this_thread::sleep_for(std::chrono::microseconds(drawn / 8 % most));
   }
+}
+
+bool is_one_of(const std::vector<std::string> &all, const std::string &name) {
+  return std::find(all.begin(), all.end(), name) != all.end();
+}
+
+bool is_known(const Armed &a) {
+  if (a.action == "short" || a.action == "cut")
+    return is_one_of(cut_names(), a.name) && a.every && a.value >= 1;
+  const bool timed = (a.action == "sleep" || a.action == "jitter") && a.value >= 0;
+  return is_one_of(failpoint_names(), a.name) &&
+         (timed || a.action == "kill" || a.action == "stop");
+}
+
+Armed parsed(const std::string &item) {
+  const auto one = item.find(':'), two = item.find(':', one + 1);
+  if (one == std::string::npos || two == std::string::npos)
+    throw std::invalid_argument("a failpoint is name:hit:action, not " + item);
+  const std::string hit = item.substr(one + 1, two - one - 1), what = item.substr(two + 1);
+  const auto equals = what.find('=');
+  Armed a{item.substr(0, one), std::atol(hit.c_str()), hit == "*",
+          what.substr(0, equals), -1};
+  if (equals != std::string::npos)
+    a.value = std::atol(what.c_str() + equals + 1);
+  if ((a.hit < 1 && !a.every) || !is_known(a))
+    throw std::invalid_argument("no such failpoint: " + item);
+  return a;
 }
 
 } // namespace
@@ -43,37 +79,53 @@ std::vector<std::string> failpoint_names() {
           "stream.send",   "stream.receive",   "reach.write"};
 }
 
+std::vector<std::string> cut_names() {
+  return {"stream.send", "stream.receive", "tls.send",     "tls.receive",
+          "life.send",   "life.receive",   "message.frame"};
+}
+
 void arm_failpoints(const std::string &spec) {
-  std::lock_guard lock(mutex);
-  armed.clear();
+  std::vector<Armed> all;
   std::istringstream items(spec);
-  for (std::string item; std::getline(items, item, ',');) {
-    const auto one = item.find(':'), two = item.find(':', one + 1);
-    if (one == std::string::npos || two == std::string::npos)
-      throw std::invalid_argument("a failpoint is name:hit:action, not " + item);
-    Armed a{item.substr(0, one), std::atol(item.substr(one + 1, two - one - 1).c_str()),
-            item.substr(two + 1)};
-    bool known = false;
-    for (const std::string &name : failpoint_names())
-      known = known || name == a.name;
-    const bool can = a.action == "kill" || a.action == "stop" || a.action.rfind("sleep=", 0) == 0;
-    if (!known || a.hit < 1 || !can)
-      throw std::invalid_argument("no such failpoint: " + item);
-    armed.push_back(a);
-  }
+  for (std::string item; std::getline(items, item, ',');)
+    all.push_back(parsed(item));
+  std::lock_guard lock(mutex);
+  armed = std::move(all);
+  chance.seed(1);
+  for (const Armed &a : armed)
+    if (a.action == "cut")
+      chance.seed(std::uint64_t(a.value));
   failpoints_armed.store(!armed.empty(), std::memory_order_relaxed);
 }
 
 void failpoint_passed(const char *name) {
-  std::string action;
+  std::vector<Armed> due;
+  std::uint64_t drawn;
   {
     std::lock_guard lock(mutex);
+    drawn = chance();
     for (Armed &a : armed)
-      if (a.name == name && --a.hit == 0)
-        action = a.action;
+      if (a.name == name && (a.every || --a.hit == 0))
+        due.push_back(a);
   }
-  if (!action.empty())
-    act(action);
+  for (const Armed &a : due)
+    act(a, drawn);
+}
+
+std::size_t failpoint_allows(const char *name, std::size_t bytes) {
+  std::lock_guard lock(mutex);
+  for (const Armed &a : armed) {
+    if (a.name != name || (a.action != "short" && a.action != "cut"))
+      continue;
+    const std::uint64_t drawn = chance();
+    if (drawn % 2 == 0)
+      return 0;
+    const std::uint64_t scale = std::uint64_t(1) << drawn / 2 % 12;
+    const std::size_t most =
+        a.action == "short" ? std::size_t(a.value) : 1 + std::size_t(drawn / 64 % scale);
+    return std::min(bytes, most);
+  }
+  return bytes;
 }
 
 } // namespace unisono

@@ -62,9 +62,18 @@ inline void set_note(Note &note, int collective, int dtype, int op, int root,
   std::strncpy(note.algorithm, algorithm.c_str(), sizeof note.algorithm - 1);
 }
 
+// A name in a note that came from another host may have no end, or be no text.
+inline std::string algorithm_of(const Note &note) {
+  std::string name(note.algorithm, ::strnlen(note.algorithm, sizeof note.algorithm));
+  for (char &letter : name)
+    if (static_cast<unsigned char>(letter) >= 0x80)
+      letter = '?';
+  return name;
+}
+
 inline nanobind::tuple told(const Note &note) {
   return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
-                              note.count, std::string(note.algorithm));
+                              note.count, algorithm_of(note));
 }
 
 } // namespace unisono

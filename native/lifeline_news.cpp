@@ -10,6 +10,7 @@
 #include "clock.hpp"
 #include "lifeline_log.hpp"
 #include "lifeline_peer.hpp"
+#include "socket_error.hpp"
 
 namespace unisono {
 
@@ -21,11 +22,14 @@ Cause cause_of(Flaw flaw) {
 
 // A host that cannot be reached is silent; one that answers that nobody is there is gone.
 Cause cause_of_error(int error) {
-  if (error == EBADMSG) // by TLS
+  switch (error == 0 ? SocketError::ended : socket_error(error)) {
+  case SocketError::forged:
     return Cause::not_authentic;
-  const bool vanished =
-      error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  return vanished ? Cause::silent : Cause::gone;
+  case SocketError::unreachable:
+    return Cause::silent;
+  default: // ended, or a fault of this process, which is over for the other as well
+    return Cause::gone;
+  }
 }
 
 } // namespace
@@ -36,7 +40,7 @@ void Lifeline::hear(Peer &peer) {
     const ssize_t got = peer.recv(bytes, sizeof bytes);
     if (got < 0 && errno == EINTR)
       continue;
-    if (got < 0 && errno == EAGAIN)
+    if (got < 0 && passes(socket_error(errno)))
       return;
     if (got <= 0)
       return lose(peer, cause_of_error(got < 0 ? errno : peer.error));

@@ -14,6 +14,8 @@
 
 #include "clock.hpp"
 #include "fail.hpp"
+#include "failpoint.hpp"
+#include "socket_error.hpp"
 
 namespace unisono {
 
@@ -52,8 +54,13 @@ Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options,
 }
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
+  bytes = allowed("life.receive", bytes);
+  if (bytes == 0) { // as if nothing had come
+    errno = EAGAIN;
+    return -1;
+  }
   return tls ? tls->recv(into, bytes)
-             : ::recv(fd.load(std::memory_order_relaxed), into, bytes, 0);
+             : ::recv(fd.load(std::memory_order_relaxed), into, bytes, MSG_DONTWAIT);
 }
 
 ssize_t Lifeline::Peer::skim() {
@@ -89,9 +96,11 @@ void Lifeline::Peer::write() {
     const ssize_t sent = send();
     if (sent >= 0) {
       begin += std::size_t(sent);
-    } else if (errno == EAGAIN) {
+    } else if (errno == EINTR) {
+      continue;
+    } else if (passes(socket_error(errno))) {
       return want_writable(true);
-    } else if (errno != EINTR) {
+    } else {
       error = errno;
       begin = end;
     }
@@ -100,7 +109,13 @@ void Lifeline::Peer::write() {
 }
 
 ssize_t Lifeline::Peer::send() {
-  const iovec part{out.data() + begin, queued()};
+  // What TLS could not send must be offered again undiminished, so there it is cut further
+  // down.
+  const iovec part{out.data() + begin, tls ? queued() : allowed("life.send", queued())};
+  if (part.iov_len == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
   return tls ? tls->send(&part, 1)
              : ::send(fd.load(std::memory_order_relaxed), part.iov_base, part.iov_len,
                       MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -11,6 +11,7 @@
 #include "clock.hpp"
 #include "lifeline_log.hpp"
 #include "lifeline_peer.hpp"
+#include "socket_error.hpp"
 
 namespace unisono {
 
@@ -147,7 +148,7 @@ bool Lifeline::parted(Peer &peer) {
   if (peer.next == log_->end && peer.queued() == 0)
     ::shutdown(fd, SHUT_WR);
   const ssize_t got = peer.skim();
-  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
+  if (got > 0 || (got < 0 && passes(socket_error(errno))))
     return false;
   peer.drop();
   return true;

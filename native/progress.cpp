@@ -8,6 +8,12 @@
 
 namespace unisono {
 
+namespace {
+
+constexpr std::size_t most_kept = 4096;
+
+} // namespace
+
 Progress::Progress() : fork_epoch_(fork_epoch()) {}
 
 Progress::~Progress() {
@@ -44,11 +50,21 @@ void Progress::hear(const Event &event) {
       comm->hear(event);
       known = true;
     }
-  // Nobody closes what some have not yet joined: that one is closed here, too.
-  const bool breaks =
-      event.kind == Event::Kind::verdict || event.kind == Event::Kind::called;
-  if (!known && breaks && early_.size() < 1024)
-    early_.push_back(event);
+  if (!known && std::find(ended_.begin(), ended_.end(), event.comm) == ended_.end())
+    keep(event);
+}
+
+// Some join a communicator later than others, who may break it, wait in it and even close
+// it before. The oldest go first if there are many, for some may never be asked for.
+void Progress::keep(const Event &event) {
+  const auto same = [&](const Event &e) { // of how a rank waits, the last is all that counts
+    return e.kind == Event::Kind::waits && event.kind == e.kind && e.comm == event.comm &&
+           e.rank == event.rank;
+  };
+  std::erase_if(early_, same);
+  early_.push_back(event);
+  if (early_.size() > most_kept)
+    early_.pop_front();
 }
 
 void Progress::remove(Comm *comm) {
@@ -56,6 +72,9 @@ void Progress::remove(Comm *comm) {
     return;
   std::unique_lock lock(mutex_);
   std::erase(comms_, comm);
+  ended_.push_back(comm->agreed());
+  if (ended_.size() > most_kept)
+    ended_.pop_front();
   // The thread may be in the middle of a round; the next is without this one. It may be
   // so busy that we never see it between two.
   changed_.wait(lock, [this, round = round_] { return !working_ || round_ != round; });

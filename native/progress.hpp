@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -31,7 +32,9 @@ private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Comm *> comms_;
-  std::vector<Event> early_; // of communicators that are not here yet
+  void keep(const Event &event);
+  std::deque<Event> early_;         // of communicators that are not here yet
+  std::deque<std::uint64_t> ended_; // those that are here no longer, the last of them
   bool started_ = false, stop_ = false, working_ = false;
   std::uint64_t news_ = 0, round_ = 0;
   std::uint64_t fork_epoch_;

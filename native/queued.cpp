@@ -131,6 +131,8 @@ bool Comm::advance_transfers(bool *left) {
     wake_waiters();
     moved = true;
   }
+  if (post_.ship_abandoned())
+    *left = true;
   return moved;
 }
 
@@ -167,6 +169,7 @@ bool Comm::interests(std::vector<pollfd> &into) {
     for (const auto &transfer : transfers_)
       alone = transfer->interests(into) && alone;
   }
+  post_.abandoned_interests(into);
   release();
   return alone;
 }

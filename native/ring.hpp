@@ -19,6 +19,8 @@ struct MessageHead {
   std::int64_t tag;
   std::uint64_t type; // fingerprint of the element type
 };
+// More than any machine holds: who announces a longer one has not made that head.
+constexpr std::uint64_t most_message_bytes = std::uint64_t(1) << 48;
 
 struct Ring {
   alignas(line_size) Word sent;

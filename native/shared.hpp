@@ -130,6 +130,7 @@ enum class Trouble : std::uint8_t {
   none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable,
   corrupted, severed
 };
+constexpr Trouble last_trouble = Trouble::severed;
 
 struct Verdict {
   Trouble trouble = Trouble::none;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -11,16 +12,30 @@
 #include <unistd.h>
 
 #include "failpoint.hpp"
+#include "socket_error.hpp"
 
 namespace unisono {
 
 namespace {
 
-enum Flag : std::uint16_t { noted = 1, leaving = 2 };
+enum Flag : std::uint16_t { noted = 1, leaving = 2, cut_off = 4 };
+constexpr std::uint16_t all_flags = noted | leaving | cut_off;
 
 constexpr std::size_t most_awaited = 64 << 10;
 
-bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+// As if the socket were not ready, which a test may want.
+ssize_t not_ready() {
+  errno = EAGAIN;
+  return -1;
+}
+
+// Leaves so many bytes of the parts, at most.
+void shorten(iovec *parts, std::size_t count, std::size_t bytes) {
+  for (std::size_t i = 0; i < count; ++i) {
+    parts[i].iov_len = std::min(parts[i].iov_len, bytes);
+    bytes -= parts[i].iov_len;
+  }
+}
 
 } // namespace
 
@@ -35,6 +50,7 @@ void Wire::attach(int socket, const Key &key, std::uint32_t epoch,
 void Wire::close() {
   if (fd >= 0)
     ::close(fd);
+  fd = -1;
 }
 
 bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
@@ -64,6 +80,8 @@ bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
 }
 
 Io Outlet::pump() {
+  if (!open())
+    return Io::blocked;
   for (Leaving &lane : lanes_)
     if (lane.busy && pump(lane) == Io::lost)
       return Io::lost;
@@ -82,45 +100,68 @@ Io Outlet::pump(Leaving &lane) {
     parts[first].iov_base = static_cast<std::byte *>(parts[first].iov_base) + skip;
     parts[first].iov_len -= skip;
     failpoint("stream.send");
-    msghdr message{};
-    message.msg_iov = parts + first;
-    message.msg_iovlen = 3 - first;
-    const ssize_t count = lane.tls ? lane.tls->send(parts + first, 3 - first)
-                                   : ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t count = send(lane, parts + first, 3 - first);
     if (count < 0)
-      return later() ? Io::blocked : Io::lost;
+      return passes(socket_error(errno)) ? Io::blocked : Io::lost;
     lane.sent += std::size_t(count);
   }
   lane.busy = false;
   return Io::done;
 }
 
+// As sendmsg. What TLS could not send must be offered again undiminished, so there it is cut
+// further down.
+ssize_t Outlet::send(Leaving &lane, iovec *parts, std::size_t count) {
+  if (lane.tls)
+    return lane.tls->send(parts, count);
+  const std::size_t most = allowed("stream.send", SIZE_MAX);
+  if (most == 0)
+    return not_ready();
+  shorten(parts, count, most);
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 bool Outlet::idle() const {
-  return std::none_of(lanes_.begin(), lanes_.end(), [](const Leaving &l) { return l.busy; });
+  return !open() || std::none_of(lanes_.begin(), lanes_.end(), [](const Leaving &l) { return l.busy; });
 }
 
 std::uint64_t Outlet::left(std::uint64_t next) const {
+  if (!open())
+    return next;
   for (const Leaving &lane : lanes_)
     if (lane.busy)
       next = std::min(next, lane.ordinal);
   return next;
 }
 
-// After a message that was given up half sent, nothing can be said.
-void Outlet::leave(std::uint64_t verdict) {
+// A frame without a payload. Behind one that has not left entirely nothing can be said.
+bool Outlet::say(std::uint16_t flag, std::uint64_t word) {
   if (!open() || lanes_[turn_].busy)
-    return;
+    return false;
   Leaving &lane = lanes_[turn_];
   lane.head = {};
-  lane.head.flags = Flag::leaving;
-  lane.head.fingerprint = verdict;
+  lane.head.flags = flag;
+  lane.head.fingerprint = word;
   lane.noted = lane.bytes = lane.sent = 0;
+  lane.ordinal = ~std::uint64_t(0);
   lane.seal.seal(lane.head, 0u);
   lane.busy = true;
-  (void)pump(lane);
+  return true;
 }
 
+void Outlet::leave(std::uint64_t verdict) {
+  if (say(Flag::leaving, verdict))
+    (void)pump(lanes_[turn_]);
+}
+
+bool Outlet::cut() { return say(Flag::cut_off, 0); }
+
 void Outlet::interests(std::vector<pollfd> &into) const {
+  if (!open())
+    return;
   for (const Leaving &lane : lanes_)
     if (lane.busy)
       into.push_back({lane.fd, POLLOUT, 0});
@@ -169,8 +210,11 @@ Io Inlet::header(Arriving &lane, std::size_t room) {
   const FrameHeader &head = lane.head;
   lane.noted = (head.flags & Flag::noted) != 0 ? sizeof(Note) : 0;
   if (lane.seal.check(head, room + lane.noted) != Flaw::none ||
-      head.kind != FrameKind::data || head.length < lane.noted)
+      head.kind != FrameKind::data || head.length < lane.noted ||
+      (head.flags & ~all_flags) != 0)
     return Io::corrupt;
+  if ((head.flags & Flag::cut_off) != 0)
+    return Io::cut;
   if ((head.flags & Flag::leaving) != 0)
     return Io::left;
   lane.filled = 0;
@@ -234,14 +278,20 @@ Io Inlet::fill(Arriving &lane) {
 
 Io Inlet::read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
   failpoint("stream.receive");
-  const ssize_t got = lane.tls ? lane.tls->recv(into, bytes)
-                               : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
-  if (got < 0 && lane.tls && errno == EBADMSG)
+  bytes = allowed("stream.receive", bytes);
+  const ssize_t got = bytes == 0  ? not_ready()
+                      : lane.tls ? lane.tls->recv(into, bytes)
+                                 : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
+  if (got > 0) {
+    *count = std::size_t(got);
+    return Io::done;
+  }
+  if (got == 0)
+    return Io::lost;
+  const SocketError why = socket_error(errno);
+  if (why == SocketError::forged)
     return Io::corrupt;
-  if (got <= 0)
-    return got < 0 && later() ? Io::blocked : Io::lost;
-  *count = std::size_t(got);
-  return Io::done;
+  return passes(why) ? Io::blocked : Io::lost;
 }
 
 std::size_t Inlet::drain(Arriving &lane, void *into, std::size_t bytes) {

@@ -8,7 +8,8 @@
 // is believed when its checksum is right. A lane may be encrypted (tls.hpp), which changes
 // nothing but how its bytes look on the wire.
 //
-// Lanes are attached by other threads than those that move bytes.
+// Lanes are attached by other threads than those that move bytes, which look at none before
+// all are there.
 
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -30,8 +32,9 @@ namespace unisono {
 
 constexpr std::size_t frame_bytes = 128 << 10;
 constexpr std::size_t read_ahead = 16 << 10;
+constexpr std::size_t most_lanes = 64;
 
-enum class Io { done, blocked, lost, corrupt, mismatch, left };
+enum class Io { done, blocked, lost, corrupt, mismatch, left, cut };
 
 // Which frame is meant: of which call, with which payload.
 struct Mark {
@@ -62,12 +65,22 @@ public:
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
 
-  void attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
+  // False if the peer has named lanes that cannot be; then the socket stays the caller's.
+  // While some are missing, one that comes again takes the place of the one before, which
+  // its dialer has given up; once all are there, they are in use and none is taken.
+  bool attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
               std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr) {
-    lanes_.resize(std::max(lanes, lanes_.size()));
-    lanes_.at(lane).attach(fd, key, epoch, std::move(tls));
-    if (++attached_ == lanes_.size())
+    std::lock_guard lock(attaching_);
+    const bool others = !lanes_.empty() && lanes_.size() != lanes;
+    if (open() || others || lanes > most_lanes || lane >= lanes)
+      return false;
+    lanes_.resize(lanes);
+    attached_ += lanes_[lane].fd < 0;
+    lanes_[lane].close();
+    lanes_[lane].attach(fd, key, epoch, std::move(tls));
+    if (attached_ == lanes)
       open_.store(true, std::memory_order_release);
+    return true;
   }
   bool open() const { return open_.load(std::memory_order_acquire); }
 
@@ -78,6 +91,7 @@ protected:
   std::size_t turn_ = 0;
 
 private:
+  std::mutex attaching_;
   std::size_t attached_ = 0;
   std::atomic<bool> open_ = false;
 };
@@ -115,10 +129,15 @@ public:
   std::uint64_t left(std::uint64_t next) const;
   // Says that nothing more will come, and by what verdict, if there is one.
   void leave(std::uint64_t verdict);
+  // Says that what was sent last is all there will be of it; false if the lane is busy. It
+  // leaves as a frame does.
+  bool cut();
   void interests(std::vector<pollfd> &into) const;
 
 private:
+  bool say(std::uint16_t flag, std::uint64_t word);
   static Io pump(Leaving &lane);
+  static ssize_t send(Leaving &lane, iovec *parts, std::size_t count);
 };
 
 class Inlet : public Lanes<Arriving> {

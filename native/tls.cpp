@@ -10,6 +10,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include "failpoint.hpp"
+#include "socket_error.hpp"
+
 struct ssl_ctx_st;
 struct bio_st;
 struct bio_method_st;
@@ -91,7 +94,15 @@ template <typename F> void look_up(void *library, const char *name, F *&into) {
 
 const OpenSsl &openssl();
 
-bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+// How many bytes may pass at once; as if the socket were not ready if a test wants none.
+bool may_move(const char *name, int &bytes) {
+  if (bytes <= 0)
+    return true;
+  bytes = int(allowed(name, std::size_t(bytes)));
+  if (bytes == 0)
+    errno = EAGAIN;
+  return bytes > 0;
+}
 
 } // namespace
 
@@ -103,19 +114,23 @@ struct TlsWire {
   static int done(Bio *bio, Tls &tls, ssize_t count, int flag) {
     tls.error_ = count < 0 ? errno : 0;
     openssl().BIO_clear_flags(bio, flag_read | flag_write | flag_retry);
-    if (count < 0 && later())
+    if (count < 0 && passes(socket_error(errno)))
       openssl().BIO_set_flags(bio, flag | flag_retry);
     return int(count);
   }
   static int write(Bio *bio, const char *from, int bytes) {
     Tls &tls = *static_cast<Tls *>(openssl().BIO_get_data(bio));
-    return done(bio, tls,
-                ::send(tls.fd_, from, std::size_t(bytes), MSG_DONTWAIT | MSG_NOSIGNAL),
-                flag_write);
+    const ssize_t sent =
+        may_move("tls.send", bytes)
+            ? ::send(tls.fd_, from, std::size_t(bytes), MSG_DONTWAIT | MSG_NOSIGNAL)
+            : -1;
+    return done(bio, tls, sent, flag_write);
   }
   static int read(Bio *bio, char *into, int bytes) {
     Tls &tls = *static_cast<Tls *>(openssl().BIO_get_data(bio));
-    const ssize_t got = ::recv(tls.fd_, into, std::size_t(bytes), MSG_DONTWAIT);
+    const ssize_t got = may_move("tls.receive", bytes)
+                            ? ::recv(tls.fd_, into, std::size_t(bytes), MSG_DONTWAIT)
+                            : -1;
     tls.ended_ = tls.ended_ || (got == 0 && bytes > 0);
     return done(bio, tls, got, flag_read);
   }

@@ -107,11 +107,13 @@ void Comm::hear(const Event &event) {
   case Event::Kind::called:
     std::memcpy(&block.differing, event.note.data(), sizeof block.differing);
     break;
-  case Event::Kind::verdict:
-    layout_.control().abort.compare_exchange_strong(none, event.word,
+  case Event::Kind::verdict: {
+    const Verdict verdict = believed(Verdict::of(event.word), rank);
+    layout_.control().abort.compare_exchange_strong(none, verdict.word(),
                                                     std::memory_order_acq_rel);
-    answer(Verdict::of(event.word));
+    answer(verdict);
     break;
+  }
   case Event::Kind::waits:
     if (far(rank)) {
       Note note;
@@ -130,6 +132,23 @@ void Comm::hear(const Event &event) {
     break;
   }
   ring(layout_, size());
+}
+
+Verdict Comm::believed(const Verdict &verdict, std::size_t from) const {
+  const bool known = verdict.trouble > Trouble::none && verdict.trouble <= last_trouble;
+  if (known && verdict.culprit < size() && verdict.reporter < size())
+    return verdict;
+  return {Trouble::corrupted, std::uint32_t(from), std::uint32_t(rank_), verdict.seq};
+}
+
+void Comm::tell_connecting(std::size_t rank, bool lasts) {
+  RankBlock &mine = layout_.block(rank_);
+  const std::uint64_t word = rank == rank_ ? 0 : (rank + 1) | std::uint64_t(1) << 32;
+  mine.needs.store(~std::uint64_t(0), std::memory_order_relaxed);
+  mine.waits_for.store(word, std::memory_order_release);
+  mine.looked.store(std::uint64_t(now_ns()), std::memory_order_release);
+  if (lasts && !far_.empty() && engine_.lifeline)
+    (void)engine_.lifeline->tell_waits(agreed_, word, Note{});
 }
 
 // Whoever found our call to differ may not know what it was.

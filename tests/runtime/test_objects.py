@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from unisono.errors import BadArgument, Corrupted, MissingExtra
-from unisono.runtime import objects
+from unisono.runtime import groups, objects
 from unisono.runtime.objects import decode, encode
 
 SMALL = [
@@ -485,3 +485,40 @@ def test_hostile_tensors_are_corrupted(torch):
         decode(b"\x01t\x07float32" + huge)
     with pytest.raises(Corrupted, match="this torch has no float8_none"):
         decode(b"\x01t\x0bfloat8_none\x00")
+
+
+# --- sizes that another rank announces
+
+
+class Announced:
+    """A communicator whose other rank says that its object has so many bytes."""
+
+    rank, world_size, peers = 1, 2, ("rank 0", "rank 1")
+
+    def __init__(self, size):
+        self.size = size
+
+    def broadcast(self, x, root):
+        assert x.shape == (1,), "no memory is taken for it"
+        return np.array([self.size])
+
+    def all_gather(self, x):
+        return np.array([self.size, x[0]])
+
+
+@pytest.mark.parametrize("size", [-1, 0, objects.MOST_BYTES + 1, 1 << 62, -(1 << 63)])
+def test_sizes_that_no_object_has_are_refused(size):
+    with pytest.raises(Corrupted, match=f"rank 0 announces an object of {size} bytes"):
+        groups.broadcast_object(Announced(size), None, 0, False)
+    with pytest.raises(Corrupted, match=f"rank 0 announces an object of {size} bytes"):
+        groups.gather_objects(Announced(size), "mine", None, False)
+
+
+@pytest.mark.parametrize("count", [-1, (1 << 48) + 1])
+def test_counts_that_nobody_can_send_are_refused(count):
+    class Comm(Announced):
+        def all_gather(self, x):
+            return np.array([[1, count], x[0]])
+
+    with pytest.raises(BadArgument, match="rank 0 gave wrong send_counts"):
+        groups.exchange_counts(Comm(0), np.ones(2), [1, 1], None)

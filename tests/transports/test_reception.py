@@ -9,17 +9,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 import strangers
 from forked import Forks
 
+from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports import dialing
 from unisono.transports.addresses import Address
 from unisono.transports.dialing import dial
 from unisono.transports.handshake import MEET, Member, Offering, Refused, Verdict, data
+from unisono.transports.letters import Letters
 from unisono.transports.reception import MOST_STRANGERS, Reception
 from unisono.transports.secret import Secret, make_secret, open_secret
+from unisono.transports.strangers import Stranger
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -201,6 +205,72 @@ def test_a_purpose_that_is_handed_on(pair):
 
 
 # --- what fails, and what it says
+
+
+def test_a_handler_that_raises_ends_its_connection_and_nothing_else(pair, caplog):
+    one, two = pair
+
+    def handler(connection):
+        raise RuntimeError("in a handler")
+
+    early = two.dial(0, data(3), GENEROUS_S)
+    await_that(lambda: one._arrived)
+    with caplog.at_level(logging.WARNING, "unisono"):
+        one.hand_on("data", handler)
+        late = two.dial(0, data(4), GENEROUS_S)
+        with closing([early, late]):
+            for told in (early, late):
+                told.socket.settimeout(GENEROUS_S)
+                assert told.socket.recv(1) == b""
+        talk(*pair)
+    assert one.turned_away == 2
+    told = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
+    assert told in caplog.text
+
+
+def test_whatever_a_stranger_brings_about_ends_that_one_alone(pair, monkeypatch):
+    def hear(self):
+        raise MemoryError("no memory for this one")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Stranger, "hear", hear)
+        with socket.create_connection(tuple_of(pair[0].address)) as stranger:
+            stranger.sendall(b"x")
+            stranger.settimeout(GENEROUS_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    talk(*pair)
+
+
+def tuple_of(address):
+    return address.host, address.port
+
+
+@pytest.mark.skipif(bool(_native.tls_missing()), reason="no OpenSSL 3")
+@pytest.mark.parametrize("how", ["short=1", "short=5", "cut=3"])
+def test_an_opening_of_tls_that_is_cut_anywhere(how):
+    """Who answers waits for room to send as well as for what comes."""
+    members = [Member(SECRET, "job", r, tls=True) for r in range(2)]
+    made = [Reception(LOOPBACK, member) for member in members]
+    for one in made:
+        one.know({r: other.address for r, other in enumerate(made)})
+    _native.arm_failpoints(f"tls.send:*:{how},tls.receive:*:{how}")
+    try:
+        with closing(made):
+            there = made[1].dial(0, MEET, GENEROUS_S)
+            here = made[0].expect(1, MEET, GENEROUS_S)
+            with closing([here, there]):
+                letters = Letters(there), Letters(here)
+                for one, other in (letters, letters[::-1]):
+                    one.send(Word("x" * 500), timeout_s=GENEROUS_S)
+                    got = other.receive(Word, longest=1000, timeout_s=GENEROUS_S)
+                    assert got.text == "x" * 500
+    finally:
+        _native.arm_failpoints("")
+
+
+class Word(msgspec.Struct):
+    text: str
 
 
 def test_nobody_there(pair):

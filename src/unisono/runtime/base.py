@@ -22,6 +22,7 @@ from unisono.errors import BadArgument, TransportError, whole_number
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call, Place
 from unisono.runtime.coded_plans import coded_plan
+from unisono.runtime.connecting import connecting
 from unisono.runtime.failures import in_words
 from unisono.runtime.operations import Reduction, as_reduction
 from unisono.runtime.options import How as How
@@ -261,14 +262,21 @@ class Base(Verdicts):
         for rank in ranks:
             if streams is None or self.hosts[rank] == self.hosts[self.rank]:
                 continue
+            if self._native.leads_to(rank, messages):
+                continue
             deadline = time.monotonic() + self.timeout_s
             try:
-                streams.reach(
-                    self._agreed, rank, timeout_s=self.timeout_s, messages=messages
-                )
+                with connecting(self._native, self.rank, rank, self._patience_s()):
+                    streams.reach(
+                        self._agreed, rank, timeout_s=self.timeout_s, messages=messages
+                    )
             except TransportError as why:
                 late = time.monotonic() >= deadline - 0.1 * self.timeout_s
                 raise self._out_of_reach(rank, what, late=late) from why
+
+    def _patience_s(self) -> float:
+        """When others begin to ask who is late."""
+        return min(LATE_S, self.timeout_s)
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)

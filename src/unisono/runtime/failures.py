@@ -55,14 +55,19 @@ class Trouble(enum.IntEnum):
 def describe(note: Note) -> str:
     """A call as in "all_reduce(float32 x 1024, sum) by ring"."""
     _, collective, dtype, op, root, count, algorithm = note
-    name = _NAMES[collective] if collective < len(_NAMES) else "?"
-    told = [] if name == "barrier" else [f"{_DTYPES[dtype]} × {count}"]
+    name = _named(_NAMES, collective)
+    told = [] if name == "barrier" else [f"{_named(_DTYPES, dtype)} × {count}"]
     if name in _REDUCING:
-        told.append(OPS[op])
+        told.append(_named(OPS, op))
     if name in _ROOTED:
         told.append(f"root {root}")
     by = f" by {algorithm}" if algorithm else ""
     return f"{name}({', '.join(told)}){by}"
+
+
+def _named(names: Sequence[str], number: int) -> str:
+    """What another host tells may have a number that is not known here."""
+    return names[number] if number < len(names) else "?"
 
 
 def in_words(call: Call, op: str) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.errors import BadArgument, PeerLost, whole_number
+from unisono.errors import BadArgument, Corrupted, PeerLost, whole_number
 from unisono.runtime.base import agreed_number
 from unisono.runtime.buffers import readable
-from unisono.runtime.objects import decode, encode
+from unisono.runtime.objects import MOST_BYTES, decode, encode
+from unisono.units import format_bytes
 
 if TYPE_CHECKING:
     from unisono.runtime.communicator import Communicator
 
 _NO_COLOR = -(1 << 62)
+_MOST_ROWS = 1 << 48
+"""More than any machine holds: who announces that many is mistaken."""
 
 
 def split(comm: Communicator, color: int | None, key: int) -> Communicator | None:
@@ -66,6 +69,7 @@ def broadcast_object(
     """The root's object on every rank: its size first, then its bytes."""
     if comm.rank != root:
         size = int(comm.broadcast(np.zeros(1, np.int64), root=root)[0])
+        _check_sizes(comm, "broadcast_object", {root: size})
         data = comm.broadcast(np.empty(size, np.uint8), root=root)
         return decode(data.data, allow_pickle=allow_pickle)
     data = _encoded(thing, allow_pickle)
@@ -80,6 +84,7 @@ def gather_objects(
     """Everybody's object on the root, or on every rank if there is none."""
     data = _encoded(thing, allow_pickle)
     sizes = comm.all_gather(np.array([data.size], np.int64)).tolist()
+    _check_sizes(comm, "gathering objects", dict(enumerate(sizes)))
     if root is None:
         joined = comm.all_gather(data, counts=sizes)
     else:
@@ -89,6 +94,16 @@ def gather_objects(
     ends = np.cumsum(sizes)
     parts = [joined[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     return [decode(part.data, allow_pickle=allow_pickle) for part in parts]
+
+
+def _check_sizes(comm: Communicator, what: str, sizes: Mapping[int, int]) -> None:
+    """Before memory is taken: all ranks see the same sizes, and refuse together."""
+    for rank, size in sizes.items():
+        if not 0 < size <= MOST_BYTES:
+            raise Corrupted(
+                f"{what}: {comm.peers[rank]} announces an object of {size} bytes; one "
+                f"has from 1 to {format_bytes(MOST_BYTES)}"
+            )
 
 
 def _encoded(thing: Any, allow_pickle: bool) -> NDArray[np.uint8]:
@@ -115,7 +130,7 @@ def exchange_counts(
             f"all_to_all: send_counts = {list(send)}: expected {n} numbers, "
             "none negative"
         )
-    bad = [r for r in range(n) if told[r, 0] < 0]
+    bad = [r for r in range(n) if not ((told[r] >= 0) & (told[r] <= _MOST_ROWS)).all()]
     if bad:
         raise BadArgument(f"all_to_all: rank {bad[0]} gave wrong send_counts")
     arriving = told[:, comm.rank].tolist()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Callable
+
+_LOOK_S = 0.2
 
 
 class Until:
     """While its context is open; the socket's timeout is as before afterwards."""
 
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        """From now on."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        timeout_s: float,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        """From now on. `look` is called now and then, and may raise."""
         self._sock, self._before = sock, sock.gettimeout()
         self._deadline = time.monotonic() + timeout_s
+        self._look = look
 
     def __enter__(self) -> Until:
         """The same."""
@@ -28,7 +38,8 @@ class Until:
         try:
             while raw:
                 self._arm()
-                raw = raw[self._sock.send(raw) :]
+                with contextlib.suppress(TimeoutError):  # or the next look says so
+                    raw = raw[self._sock.send(raw) :]
         except ConnectionError:
             return
 
@@ -38,7 +49,10 @@ class Until:
         try:
             while len(raw) < size:
                 self._arm()
-                more = self._sock.recv(size - len(raw))
+                try:
+                    more = self._sock.recv(size - len(raw))
+                except TimeoutError:
+                    continue
                 if not more:
                     break
                 raw += more
@@ -50,4 +64,5 @@ class Until:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the handshake was not done in time")
-        self._sock.settimeout(left)
+        self._look()
+        self._sock.settimeout(min(left, _LOOK_S))

@@ -12,6 +12,7 @@ end: it will follow.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import time
@@ -37,6 +38,24 @@ if TYPE_CHECKING:
 
 DOUBT_S = 5.0
 """How long one who turns us away is asked again."""
+
+_NO_ROOM = "this process or host is short of file descriptors (ulimit -n)"
+_NO_MEMORY = "the kernel of this host is short of memory for sockets"
+_NO_WAY = "no route leads there: is it the address of the right network?"
+_HINTS: dict[int | None, str] = {
+    errno.EMFILE: _NO_ROOM,
+    errno.ENFILE: _NO_ROOM,
+    errno.ENOBUFS: _NO_MEMORY,
+    errno.ENOMEM: _NO_MEMORY,
+    errno.EADDRNOTAVAIL: "this host has no free port left to dial from",
+    errno.EACCES: "a firewall of this host forbids it",
+    errno.EPERM: "a firewall of this host forbids it",
+    errno.EAFNOSUPPORT: "this host has no such kind of network: IPv4 or IPv6?",
+    errno.ENETUNREACH: _NO_WAY,
+    errno.EHOSTUNREACH: _NO_WAY,
+}
+"""What to look at, by the error of the last attempt. All are tried again meanwhile:
+each can pass."""
 
 _CONNECT_S = 3.0  # one attempt: lost packets have been sent again twice by then
 _PAUSE_S = 0.2
@@ -164,9 +183,13 @@ class _Dialing:
                     raise self._failed(why) from why
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S)
-            why_lost = self.lost()
-            if why_lost:
-                raise PeerLost(f"{self.where}: {why_lost}", ranks=[self.peer])
+            self._look()
+
+    def _look(self) -> None:
+        """Whether it is still worth trying."""
+        why_lost = self.lost()
+        if why_lost:
+            raise PeerLost(f"{self.where}: {why_lost}", ranks=[self.peer])
 
     def _weigh(self, why: TransportError) -> None:
         """Whether one who turned us away is asked again."""
@@ -193,9 +216,10 @@ class _Dialing:
 
     def _failed(self, why: Exception) -> ConnectFailed:
         cause = getattr(why, "strerror", None) or str(why)
+        number = getattr(why, "errno", None)
+        hint = _HINTS.get(number, "does it run, and does a firewall stand between?")
         return ConnectFailed(
-            f"{self.where}: {cause}; tried for {self.timeout_s:g} s: does it run, and "
-            "does a firewall stand between?",
+            f"{self.where}: {cause}; tried for {self.timeout_s:g} s: {hint}",
             missing=[self.peer],
         )
 
@@ -224,6 +248,7 @@ class _Dialing:
                 self.peer,
                 self.label,
                 timeout_s=self._at_most(HANDSHAKE_S),
+                look=self._look,
             )
             return dialed_over(sock, session, timeout_s=self._at_most(HANDSHAKE_S))
         except BaseException:

@@ -45,6 +45,7 @@ import hmac
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -320,15 +321,16 @@ def offer(
     label: Label,
     *,
     timeout_s: float = HANDSHAKE_S,
+    look: Callable[[], object] = lambda: None,
 ) -> Session:
-    """Authenticate a connection that we have made.
+    """Authenticate a connection that we have made; `look` is called while it waits.
 
     Raises NotAuthentic if the other is none of this job, Refused if it says why it will
     not talk, TimeoutError if it says nothing in time. The socket is the caller's to
     close; its timeout is as before.
     """
     rules = Offering(me, peer, label)
-    with Until(sock, timeout_s) as wire:
+    with Until(sock, timeout_s, look) as wire:
         wire.send(rules.opening)
         answer = wire.receive(rules.wanted)
         if len(answer) < rules.wanted:

@@ -17,7 +17,11 @@ from unisono.transports.base import (
     Transport,
     cores_here,
 )
-from unisono.transports.streams import Streams, between_threads
+from unisono.transports.streams import End, Streams, between_threads, pair
+
+_BEAT_NS = 60 * 10**9
+_SILENCE_NS = 3600 * 10**9
+"""A thread that is silent is not dead: they all stop and go on together."""
 
 
 def threads(
@@ -36,9 +40,12 @@ def threads(
     streams: list[Streams | None] = [None] * n
     if apart:
         streams = [*between_threads(range(n), encrypted=encrypted)]
+    engines = [_native.Engine.between_threads(hub, r) for r in range(n)]
+    if apart:
+        _live(engines, encrypted)
     return [
         Transport(
-            _native.Engine.between_threads(hub, r),
+            engines[r],
             r,
             peers,
             cores,
@@ -49,6 +56,29 @@ def threads(
         )
         for r in range(n)
     ]
+
+
+def _live(engines: Sequence[_native.Engine], encrypted: bool) -> None:
+    """Let ranks that have no memory in common hear of each other's verdicts.
+
+    By lifelines, as ranks of several hosts do: else one that waits for a rank which has
+    failed before it opened a stream would wait until its own time is up.
+    """
+    n = len(engines)
+    ends: list[list[End | None]] = [[None] * n for _ in engines]
+    for leaf in range(1, n):
+        ends[0][leaf], ends[leaf][0] = pair(encrypted)
+    for engine, row in zip(engines, ends, strict=True):
+        keys = [b"" if end is None else end.key for end in row]
+        engine.live(
+            [-1 if end is None else end.socket.detach() for end in row],
+            keys,
+            keys,
+            0,
+            _BEAT_NS,
+            _SILENCE_NS,
+            [None if end is None else end.tls for end in row],
+        )
 
 
 def alone() -> Transport:

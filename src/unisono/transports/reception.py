@@ -191,7 +191,7 @@ class Reception:
             early = [one for one in self._arrived if one.label.purpose == purpose]
             self._arrived = [one for one in self._arrived if one not in early]
         for one in early:
-            handler(one)
+            self._hand(one, handler)
 
     def complaint(self) -> str:
         """For errors: who was turned away, in brackets, or nothing."""
@@ -243,11 +243,19 @@ class Reception:
             ready = self._selector.select(self._until_next())
             for key, _ in ready:
                 if isinstance(key.data, Stranger):
-                    self._hear(key.data)
+                    self._hear_safely(key.data)
             # After those who are here: newcomers may take their place.
             if any(key.fileobj is self._listener for key, _ in ready):
                 self._accept()
             self._expire()
+
+    def _hear_safely(self, one: Stranger) -> None:
+        """This thread goes on whatever happens: without it nobody could come."""
+        try:
+            self._hear(one)
+        except Exception as why:
+            if one in self._strangers:
+                self._reject(one, f"{type(why).__name__}: {why}")
 
     def _until_next(self) -> float | None:
         """Seconds until something is due by the clock."""
@@ -274,8 +282,13 @@ class Reception:
             sock.setblocking(False)
             now = time.monotonic()
             one = Stranger(sock, str(where[0]), Answering(self.me), now)
+            try:
+                self._selector.register(sock, selectors.EVENT_READ, one)
+            except OSError as why:  # the kernel's limit of what may be waited for
+                sock.close()
+                self._turn_away(one.sender, f"no room for it: {why.strerror}")
+                return
             self._strangers.append(one)
-            self._selector.register(sock, selectors.EVENT_READ, one)
 
     def _made_room(self) -> bool:
         """Turn one away, or if even that one has just come, pause."""
@@ -302,21 +315,23 @@ class Reception:
 
     def _hear(self, one: Stranger) -> None:
         try:
-            proven = one.hear()
-        except BlockingIOError:
+            awaited = one.hear()
+        except (BlockingIOError, InterruptedError):
             return
         except (OSError, NotAuthentic) as why:
             self._reject(one, getattr(why, "strerror", None) or str(why))
             return
         rules = one.rules
-        if rules.refusal is not None:
+        if awaited:
+            self._selector.modify(one.socket, awaited, one)
+        elif rules.refusal is not None:
             self._reject(one, str(rules.refusal))
             meets = rules.offered is not None and rules.offered.label == MEET
             if meets and rules.refusal.verdict == Verdict.OTHER_TLS:
                 with self._changed:
                     self.differs = str(rules.refusal)
                     self._changed.notify_all()
-        elif proven and rules.session is not None:
+        elif rules.session is not None:
             self._forget(one)
             made = connection_over(one.socket, rules.session, one.tls)
             self._let_in(made, rules.me)
@@ -331,7 +346,20 @@ class Reception:
                 self._arrived.append(connection)
                 self._changed.notify_all()
         if handler is not None:
+            self._hand(connection, handler)
+
+    def _hand(
+        self, connection: Connection, handler: Callable[[Connection], None]
+    ) -> None:
+        """Whatever it raises ends this connection and nothing else."""
+        try:
             handler(connection)
+        except Exception as why:
+            connection.close()
+            what = f"{type(why).__name__}: {why}"
+            self._turn_away(
+                f"rank {connection.peer}", f"for {connection.label}: {what}"
+            )
 
     def _expire(self) -> None:
         now = time.monotonic()

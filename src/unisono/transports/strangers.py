@@ -7,12 +7,13 @@ job encrypts, the opening of TLS.
 from __future__ import annotations
 
 import logging
+import select
+import selectors
 import socket
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from unisono.errors import NotAuthentic
 from unisono.transports import tls
 from unisono.transports.handshake import Answering
 
@@ -32,19 +33,28 @@ class Stranger:
     came: float
     tls: Tls | None = None
     _frame: bytearray = field(default_factory=bytearray)
+    _unsent: bytes = b""
 
-    def hear(self) -> bool:
-        """Take in what has come; whether that was the last there is to prove.
+    def hear(self) -> int:
+        """Take in what has come; what to wait for next, of a selector's events.
 
-        OSError (BlockingIOError if nothing has come) or NotAuthentic if it cannot be.
+        0 when that was the last there is to prove, or when `rules` refuse. OSError
+        (BlockingIOError if nothing has come) or NotAuthentic if it cannot be.
         """
-        if self.tls is None:
+        if self.tls is not None:
+            return self._shaken()
+        if not self._unsent:
             self._answer()
-            session = self.rules.session
-            if session is None or not session.tls_key:
-                return session is not None
-            self.tls = tls.begin(self.socket, session.tls_key, dials=False)
-        return not tls.shake(self.tls)
+        self._unsent = self._unsent[self._sent() :]
+        if self._unsent:
+            return selectors.EVENT_WRITE
+        session = self.rules.session
+        if session is None:
+            return 0 if self.rules.refusal is not None else selectors.EVENT_READ
+        if not session.tls_key:
+            return 0
+        self.tls = tls.begin(self.socket, session.tls_key, dials=False)
+        return self._shaken()
 
     def _answer(self) -> None:
         wanted = self.rules.wanted
@@ -52,11 +62,20 @@ class Stranger:
         self._frame += more
         if more and len(self._frame) < wanted:
             return
-        reply = self.rules.take(bytes(self._frame))
+        self._unsent = self.rules.take(bytes(self._frame))
         self._frame.clear()
-        # Into the empty buffer of a new connection it goes at once, or never.
-        if reply and self.socket.send(reply) < len(reply):
-            raise NotAuthentic("it does not listen")
+
+    def _sent(self) -> int:
+        try:
+            return self.socket.send(self._unsent) if self._unsent else 0
+        except BlockingIOError:
+            return 0
+
+    def _shaken(self) -> int:
+        assert self.tls is not None
+        awaited = tls.shake(self.tls)
+        reads = selectors.EVENT_READ if awaited & select.POLLIN else 0
+        return reads | (selectors.EVENT_WRITE if awaited & select.POLLOUT else 0)
 
 
 class Rejects:

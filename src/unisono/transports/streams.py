@@ -8,18 +8,27 @@ those that some schedule uses.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono.errors import Corrupted
 from unisono.transports import tls
 from unisono.transports.handshake import KEY_SIZE
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Tls
+
+MOST_LANES = 64
+MOST_WAITING = 1024
+"""Streams of one rank that are kept here for communicators which are not here yet."""
+_MOST_GONE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -87,22 +96,27 @@ class Streams:
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._waiting: dict[int, list[tuple[int, Label, End]]] = {}
-        self._gone: set[int] = set()
+        self._gone: OrderedDict[int, None] = OrderedDict()  # the last of them
 
     def join(self, agreed: int, native: Comm, ranks: Sequence[int]) -> None:
         """From now on streams with this number are for this communicator."""
         with self._lock:
             self._members[agreed] = member = _Member(native, ranks)
-            self._gone.discard(agreed)
+            self._gone.pop(agreed, None)
             waiting = self._waiting.pop(agreed, [])
         for rank, label, end in waiting:
-            self._attach(member, False, rank, label, end)
+            with contextlib.suppress(
+                Corrupted
+            ):  # closed: the calls that need it say so
+                self._take(member, rank, label, end)
 
     def leave(self, agreed: int) -> None:
         """Nothing more is for this communicator."""
         with self._lock:
             self._members.pop(agreed, None)
-            self._gone.add(agreed)
+            self._gone[agreed] = None
+            if len(self._gone) > _MOST_GONE:
+                self._gone.popitem(last=False)
 
     def leave_all(self) -> None:
         """Close this rank's end of the communicators that nobody has closed."""
@@ -121,15 +135,53 @@ class Streams:
             end.socket.close()
 
     def arrived(self, rank: int, label: Label, end: End) -> None:
-        """A rank of the world has opened a stream to this one."""
-        with self._lock:
-            member = self._members.get(label.agreed)
-            if member is None and label.agreed not in self._gone:
-                self._waiting.setdefault(label.agreed, []).append((rank, label, end))
-                return
-        if member is None or rank not in member.ranks:
+        """A rank of the world has opened a stream to this one.
+
+        Corrupted, and it is closed, if no rank can mean what the label says, or if
+        there are too many for communicators that are not here.
+        """
+        try:
+            _check(rank, label)
+            with self._lock:
+                member = self._members.get(label.agreed)
+                if member is None and label.agreed not in self._gone:
+                    self._keep(rank, label, end)
+                    return
+        except Corrupted:
+            end.socket.close()
+            raise
+        if member is None:
             end.socket.close()
             return
+        self._take(member, rank, label, end)
+
+    def _keep(self, rank: int, label: Label, end: End) -> None:
+        """Until its communicator comes; of one that never does, not for ever.
+
+        Where there is no room, those go first that were closed at the other end: its
+        rank has left the communicator before this one knew of it.
+        """
+        held = [each for some in self._waiting.values() for each in some]
+        of_rank = [each for each in held if each[0] == rank]
+        if len(of_rank) >= MOST_WAITING:
+            ended = [each for each in of_rank if _has_ended(each[2].socket)]
+            for each in ended:
+                self._waiting[each[1].agreed].remove(each)
+                each[2].socket.close()
+            self._waiting = {a: some for a, some in self._waiting.items() if some}
+            if not ended:
+                raise Corrupted(
+                    f"rank {rank} has opened {len(of_rank)} streams for communicators "
+                    "that this rank does not have: no more are kept"
+                )
+        self._waiting.setdefault(label.agreed, []).append((rank, label, end))
+
+    def _take(self, member: _Member, rank: int, label: Label, end: End) -> None:
+        if rank not in member.ranks:
+            end.socket.close()
+            raise Corrupted(
+                f"rank {rank} has opened a stream of a communicator that it is not in"
+            )
         self._attach(member, False, rank, label, end)
 
     def reach(
@@ -158,17 +210,49 @@ class Streams:
         end: End,
     ) -> None:
         rank = list(member.ranks).index(world_rank)
-        member.native.attach(
-            sends,
-            rank,
-            label.lane,
-            label.lanes,
-            end.socket.detach(),
-            end.key,
-            self._epoch,
-            label.messages,
-            end.tls,
+        try:
+            member.native.attach(
+                sends,
+                rank,
+                label.lane,
+                label.lanes,
+                end.socket.fileno(),
+                end.key,
+                self._epoch,
+                label.messages,
+                end.tls,
+            )
+        except ValueError:
+            end.socket.close()
+            raise Corrupted(
+                f"a stream between this rank and rank {world_rank}: lane {label.lane} "
+                f"of {label.lanes} is not one that it misses"
+            ) from None
+        end.socket.detach()  # it belongs to the stream now
+
+
+def _check(rank: int, label: Label) -> None:
+    """Refuse numbers that no rank would send."""
+    if not 0 <= label.lane < label.lanes <= MOST_LANES:
+        raise Corrupted(
+            f"rank {rank} has opened lane {label.lane} of {label.lanes} of a stream: "
+            f"there are 1 to {MOST_LANES}, counted from 0; do all ranks run the same "
+            "unisono?"
         )
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the other end is closed, and nothing lies here that it has sent."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if not poll.poll(0):
+        return False
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # reset
+        return True
 
 
 def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[Streams]:
@@ -177,7 +261,7 @@ def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[St
 
     def dialer(rank: int) -> Dial:
         def dial(to: int, label: Label, _: float, __: Callable[[], str]) -> End:
-            mine, theirs = _pair(encrypted)
+            mine, theirs = pair(encrypted)
             made[to].arrived(rank, label, theirs)
             return mine
 
@@ -187,7 +271,7 @@ def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[St
     return made
 
 
-def _pair(encrypted: bool) -> tuple[End, End]:
+def pair(encrypted: bool) -> tuple[End, End]:
     """Two open ends: what each says in the opening, the other hears at once."""
     socks = socket.socketpair()
     key = os.urandom(KEY_SIZE)

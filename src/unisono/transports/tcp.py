@@ -28,7 +28,7 @@ from unisono.transports.handshake import Label as Purpose
 from unisono.transports.meeting import meet_across
 from unisono.transports.roll import Roll
 from unisono.transports.secret import Secret
-from unisono.transports.streams import Dial, End, Label, Streams
+from unisono.transports.streams import MOST_LANES, Dial, End, Label, Streams
 from unisono.transports.tls import check
 
 LANES = "UNISONO_TCP_LANES"
@@ -67,7 +67,7 @@ def meet(
     """Find the other ranks of `job`, on this host and on others."""
     if tls:
         check(secret)
-    lanes = _number(LANES, 1, most=64)
+    lanes = _number(LANES, 1, most=MOST_LANES)
     limit = _number(LIMIT, 10, most=3600)
     roll = meet_across(
         rank,

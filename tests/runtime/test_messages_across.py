@@ -1,0 +1,205 @@
+"""Messages between hosts: given up half way, announced too large, with cut heads."""
+
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+from test_cut_streams import ENCRYPTED, cut
+
+from unisono import _native
+from unisono.errors import CollectiveTimeout, Corrupted, TransportError
+from unisono.runtime.failures import Trouble
+from unisono.testing import world
+
+pytestmark = pytest.mark.timeout(120)
+
+LARGE = 600_000  # float64: more than two rings and all buffers of a socket hold
+RING = 256 << 10
+HEAD = struct.Struct("<Qqq")
+KEY = bytes(range(16))
+DATA, LEAVES = 1, 2  # the kind of a frame, and a flag of it
+
+
+@pytest.mark.parametrize("short_of", [1, 8, 23])
+def test_a_head_across_the_end_of_the_ring(short_of):
+    """Frames end where the ring ends, so the head of the next message comes in two."""
+
+    def passed(comm):
+        first = np.arange(RING - 2 * HEAD.size - short_of - 1000).astype(np.uint8)
+        for x in (first, np.full(1000 - HEAD.size, 3, np.uint8), np.arange(5)):
+            if comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                got = comm.recv(np.zeros_like(x), 0)
+                assert (got == x).all()
+
+    with cut("short=70000"), world(2, hosts=(0, 1), timeout_s=30.0) as made:
+        made.run(passed)
+
+
+@pytest.mark.parametrize("tls", ENCRYPTED)
+def test_a_message_given_up_half_sent_is_cut_at_the_far_end(tls):
+    """Its sender makes no more calls: the rest of a frame and the word leave anyway."""
+    received = threading.Event()
+
+    def given_up(comm):
+        if comm.rank == 0:
+            comm.send(np.arange(3.0), 1, tag=2)
+            with pytest.raises(CollectiveTimeout):
+                comm.send(np.ones(LARGE), 1, timeout_s=0.2)
+            gave_up.set()
+            assert received.wait(60.0)
+            with pytest.raises(TransportError, match="half sent"):
+                comm.send(np.ones(1), 1)
+            return
+        assert gave_up.wait(60.0)
+        for out, tag in ((np.empty(LARGE), 0), (np.empty(1), 7)):
+            with pytest.raises(TransportError, match=r"rank 0 .* half sent"):
+                comm.recv(out, 0, tag=tag)
+        assert comm.recv(np.empty(3), 0, tag=2).tolist() == [0, 1, 2]
+        received.set()
+
+    gave_up = threading.Event()
+    with world(2, hosts=(0, 1), timeout_s=40.0, tls=tls) as made:
+        made.run(given_up)
+
+
+def flood(comm, counts):
+    while True:
+        counts.append(len(counts))
+        comm.send(np.full(500, counts[-1]), 1, timeout_s=0.2)
+
+
+def test_a_message_given_up_when_all_of_it_was_on_its_way_arrives():
+    """Small ones until no buffer has room: the last is late, and spoils nothing."""
+    gave_up = threading.Event()
+    counts = []
+
+    def flooded(comm):
+        if comm.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                flood(comm, counts)
+            gave_up.set()
+            comm.send(np.array([-1]), 1, tag=1)
+            return
+        assert gave_up.wait(60.0)
+        for turn in counts:
+            assert (comm.recv(np.empty(500, int), 0) == turn).all()
+        assert comm.recv(np.empty(1, int), 0, tag=1)[0] == -1
+
+    with world(2, hosts=(0, 1), timeout_s=40.0) as made:
+        made.run(flooded)
+
+
+# --- what somebody sends who holds the key but is wrong
+
+
+class Forger:
+    """Sends rank 1 of a world what it likes, in the place of rank 0."""
+
+    def __init__(self, comm, *, messages):
+        here, there = socket.socketpair()
+        self.seal = _native.Seal(KEY, 0)
+        self.socket = here
+        comm._native.attach(False, 0, 0, 1, there.detach(), KEY, 0, messages, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.socket.close()
+
+    def send(self, payload=b"", **head):
+        self.socket.sendall(self.seal.seal(payload, DATA, **head) + payload)
+
+    def announce(self, nbytes, tag=0):
+        self.send(HEAD.pack(nbytes, tag, 0) + bytes(100))
+
+
+@pytest.fixture
+def victim():
+    with world(2, hosts=(0, 1), timeout_s=20.0) as made:
+        yield made.comms[1]
+
+
+@pytest.mark.parametrize("nbytes", [(1 << 48) + 1, 1 << 63, (1 << 64) - 1])
+def test_a_message_larger_than_any_is_refused(victim, nbytes):
+    with Forger(victim, messages=True) as forger:
+        forger.announce(nbytes)
+        for tag in (0, 1):
+            with pytest.raises(Corrupted, match="rank 0"):
+                victim.recv(np.empty(10), 0, tag=tag)
+
+
+def test_no_memory_is_taken_for_what_was_announced_and_has_not_come(victim):
+    """A terabyte that nobody asked for: put aside as it comes, which it does not."""
+    with Forger(victim, messages=True) as forger:
+        forger.announce(1 << 40)
+        with pytest.raises(CollectiveTimeout):
+            victim.recv(np.empty(10), 0, tag=1, timeout_s=0.2)
+
+
+def word(trouble, culprit, reporter):
+    return int(trouble) | culprit << 8 | reporter << 20 | 1 << 32
+
+
+WRONG = [
+    word(Trouble.TIMEOUT, 0xFFF, 0),
+    word(Trouble.MISMATCH, 2, 0),
+    word(Trouble.PEER_LOST, 0, 7),
+    word(99, 0, 0),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_verdict_about_ranks_that_there_are_not(victim, wrong):
+    with Forger(victim, messages=False) as forger:
+        forger.send(flags=LEAVES, fingerprint=wrong)
+        with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+            victim.broadcast(np.ones(4), root=0)
+
+
+def test_flags_that_nobody_knows(victim):
+    with Forger(victim, messages=False) as forger:
+        forger.send(flags=1 << 15)
+        with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+            victim.broadcast(np.ones(4), root=0)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_verdict_that_a_lifeline_brings(victim, wrong):
+    ends = socket.socketpair()
+    fds = [end.detach() for end in ends]
+    nothing = (b"", b"")
+    victim._transport.engine.live(
+        [fds[1], -1], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9, [None, None]
+    )
+    hub = _native.Lifeline(0, [-1, fds[0]], [nothing, (KEY, KEY)])
+    assert hub.tell_verdict(victim._agreed, wrong)
+    with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+        victim.broadcast(np.ones(4), root=0)
+    hub.close()
+
+
+def test_a_note_with_numbers_that_nobody_knows(victim):
+    """A call that differs, by who has an element type and an operation more."""
+    with Forger(victim, messages=False) as forger:
+        note = struct.pack("<QQi4B40s", 1, 5, 0, 3, 200, 200, 0, b"\xff" * 40)
+        forger.send(note, flags=1, call=1)
+        with pytest.raises(Exception, match=r"reduce\(\? × 5, \?, root 0\)"):
+            victim.broadcast(np.ones(4), root=0)
+
+
+@pytest.mark.parametrize(
+    ("lane", "lanes"), [(0, 0), (1, 1), (0, 65), (0, 1 << 60), (5, 1 << 63)]
+)
+def test_lanes_that_cannot_be(victim, lane, lanes):
+    ends = socket.socketpair()
+    with pytest.raises(ValueError, match="lanes"):
+        victim._native.attach(
+            False, 0, lane, lanes, ends[0].fileno(), KEY, 0, False, None
+        )
+    for end in ends:
+        end.close()  # it has stayed the caller's
