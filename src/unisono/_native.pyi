@@ -74,7 +74,11 @@ def process_ends() -> None: ...
 def arm_failpoints(spec: str) -> None: ...
 def failpoint_names() -> list[str]: ...
 
-Note = tuple[int, int, int, int, int, int, str]
+NOTE_BYTES: int
+MOST_ACTIONS: int
+MOST_RANKS: int
+
+Note = tuple[int, int, int, int, int, int, int, int, str, str, str, str]
 Verdict = tuple[int, int, int, int]
 State = tuple[int, Note, Note, int, bool, bool, Note]
 Record = tuple[int, int, Note, int, int, int, int, int, int, int, int, int]
@@ -151,7 +155,8 @@ class Plan:
         op: int,
         root: int,
         count: int,
-        algorithm: str,
+        content: int,
+        texts: list[str],
         coding: tuple[str, int, int, int, bool, int] | None,
     ) -> None: ...
 
