@@ -9,12 +9,12 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
 from unisono.errors import BadArgument, NotOffered, UnisonoError, unknown
@@ -136,8 +136,7 @@ def _left_out(entry: EntryPoint, why: str) -> None:
     warnings.warn(f"algorithms of {entry.value} left out: {why}", stacklevel=4)
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """An algorithm as people name it, and what the files in it held when it was read.
 
     `files` has, for every path in the name, the module that its content became. So two

@@ -23,6 +23,7 @@ REMEMBERED = 1 << 14
 """Of so many plans the names are known in full; of older ones as in their notes."""
 
 _CUT = ".."
+_ALL_FITS = min(LABEL_BYTES, CODEC_BYTES, SHAPE_BYTES)
 
 
 class Names(NamedTuple):
@@ -81,6 +82,9 @@ def in_short(names: Names) -> list[str]:
     Labels count at their end ("step 12, bucket 3"); an algorithm begins with what it
     is and ends with its parameters, or with the name of its file.
     """
+    whole = "".join(names)
+    if whole.isascii() and len(whole) <= _ALL_FITS:
+        return list(names)
     label = _end(_sound(names.label), LABEL_BYTES)
     codec = _beginning(_sound(names.codec), CODEC_BYTES)
     shape = _beginning(names.shape, SHAPE_BYTES)
