@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from unisono import Communicator
+from unisono.algorithms import read
 from unisono.dtypes import DTYPES
 from unisono.runtime.coded_report import seconds
 from unisono.runtime.coding import as_coding, choose_coded
@@ -73,7 +74,7 @@ def modelled(nbytes: int, spec: str, hosts: tuple[int, ...], model: Model) -> An
     choice = choose_coded("all_reduce", nbytes, n, coding, itemsize=4, hosts=hosts)
     kind = Kind(
         *("all_reduce", dtype, Reduction("sum"), 0, nbytes // 4),
-        *(choice.algorithm, "", coding),
+        *(read(choice.algorithm), "", coding),
     )
     return seconds(kind, n, hosts, nbytes, model)
 

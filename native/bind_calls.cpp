@@ -178,7 +178,7 @@ Work transfer(std::shared_ptr<Handle> comm, bool sends, std::int64_t peer, std::
               std::uint64_t data, std::size_t bytes, std::uint64_t type, int collective,
               int dtype, std::uint64_t count, std::int64_t timeout, bool async_op) {
   Note note{};
-  set_note(note, collective, dtype, 0, int(peer), count, "");
+  set_note(note, collective, dtype, 0, int(peer), count);
   auto op = enter(*comm, sends, peer, tag, data, bytes, type, note, timeout);
   if (async_op)
     comm->submit(op);

@@ -19,6 +19,8 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
                std::size_t rank, std::vector<std::size_t> here, std::size_t owner,
                std::uint64_t segment, std::size_t half, std::uint64_t id,
                std::uint64_t agreed) {
+  if (ranks.size() > Verdict::most_ranks)
+    throw nb::value_error("a communicator has more ranks than a verdict can name");
   auto memory = engine.mesh->find(owner, segment);
   if (!memory || memory->size() < Layout::bytes(ranks.size(), half))
     throw nb::value_error("the communicator's memory is missing or too small");

@@ -43,6 +43,8 @@ void make_program(ProgramHolder *self, const Table &actions, const Table &source
                   const Table &waits, const Table &exits, std::vector<std::int32_t> lead,
                   std::vector<std::int32_t> readers, std::vector<std::int32_t> deliveries,
                   std::int32_t tail, const Table &messages) {
+  if (actions.shape(0) > most_actions)
+    throw nb::value_error("a program has more actions than a progress word can count");
   auto program = std::make_shared<Program>(
       Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
               rows<Program::Wait>(waits), rows<Program::Wait>(exits), std::move(lead),
@@ -80,8 +82,11 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
                std::size_t output_bytes, std::uint64_t sent_bytes, std::uint32_t divisor,
                bool in_header, bool may_lend, bool may_reach, int lent_always, bool streams,
                std::uint64_t fingerprint, int collective, int dtype, int op, int root,
-               std::uint64_t count, const std::string &algorithm,
-               const nb::object &coding) {
+               std::uint64_t count, std::uint64_t content,
+               const std::vector<std::string> &texts, const nb::object &coding) {
+  Note note{};
+  if (!set_texts(note, texts))
+    throw nb::value_error("a plan has names that are longer than a note");
   const auto plan = std::make_shared<Plan>();
   if (!coding.is_none())
     plan->coding = coding_of(nb::cast<CodingArgs>(coding), DType(dtype));
@@ -110,13 +115,19 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
   }
   plan->streams = streams;
   plan->fingerprint = fingerprint;
-  set_note(plan->note, collective, dtype, op, root, count, algorithm);
+  set_note(note, collective, dtype, op, root, count);
+  note.fingerprint = fingerprint;
+  note.content = content;
+  plan->note = note;
   new (self) PlanHolder{plan};
 }
 
 } // namespace
 
 void bind_program(nb::module_ &m) {
+  m.attr("NOTE_BYTES") = sizeof(Note::text);
+  m.attr("MOST_ACTIONS") = most_actions;
+  m.attr("MOST_RANKS") = Verdict::most_ranks;
   nb::class_<ProgramHolder>(m, "Program")
       .def("__init__", &make_program, nb::arg("actions"), nb::arg("sources"),
            nb::arg("waits"), nb::arg("exits"), nb::arg("lead"), nb::arg("readers"),
@@ -128,6 +139,6 @@ void bind_program(nb::module_ &m) {
            nb::arg("divisor"), nb::arg("in_header"), nb::arg("may_lend"),
            nb::arg("may_reach"), nb::arg("lent_always"), nb::arg("streams"),
            nb::arg("fingerprint"), nb::arg("collective"), nb::arg("dtype"), nb::arg("op"),
-           nb::arg("root"), nb::arg("count"), nb::arg("algorithm"),
+           nb::arg("root"), nb::arg("count"), nb::arg("content"), nb::arg("texts"),
            nb::arg("coding").none());
 }

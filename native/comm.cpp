@@ -188,9 +188,13 @@ void Comm::settle(Task &op, Status status) {
   }
   if (!failed) // counted before anybody can see that it is done
     sent_.fetch_add(op.sends, std::memory_order_relaxed);
-  op.finish(failed ? Task::broken : Task::succeeded);
+  if (!op.pending_now())
+    return; // another thread was faster
+  const auto how = failed ? Task::broken : Task::succeeded;
+  op.close_record(how);
   if (trace().on())
     trace_call(op);
+  op.publish(how);
 }
 
 // A copy of its record, which is soon overwritten.

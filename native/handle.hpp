@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -53,27 +54,44 @@ using Facts = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
 inline Facts facts(Verdict v) { return {int(v.trouble), v.culprit, v.reporter, v.seq}; }
 
 inline void set_note(Note &note, int collective, int dtype, int op, int root,
-                     std::uint64_t count, const std::string &algorithm) {
+                     std::uint64_t count) {
   note.collective = std::uint8_t(collective);
   note.dtype = std::uint8_t(dtype);
   note.op = std::uint8_t(op);
   note.root = root;
   note.count = count;
-  std::strncpy(note.algorithm, algorithm.c_str(), sizeof note.algorithm - 1);
 }
 
-// A name in a note that came from another host may have no end, or be no text.
-inline std::string algorithm_of(const Note &note) {
-  std::string name(note.algorithm, ::strnlen(note.algorithm, sizeof note.algorithm));
-  for (char &letter : name)
-    if (static_cast<unsigned char>(letter) >= 0x80)
-      letter = '?';
-  return name;
+// False if they do not fit.
+inline bool set_texts(Note &note, const std::vector<std::string> &texts) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < texts.size() && i < Note::num_texts; ++i) {
+    const std::string &text = texts[i];
+    if (text.size() > 0xff || text.size() > sizeof note.text - at)
+      return false;
+    std::memcpy(note.text + at, text.data(), text.size());
+    note.lengths[i] = std::uint8_t(text.size());
+    at += text.size();
+  }
+  return texts.size() <= Note::num_texts;
 }
 
+// One of its texts, whatever its lengths say: it may be torn, or another host's.
+inline nanobind::object text_of(const Note &note, Note::Text which) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < which; ++i)
+    at = std::min(at + note.lengths[i], sizeof note.text);
+  const std::size_t length = std::min<std::size_t>(note.lengths[which], sizeof note.text - at);
+  return nanobind::steal(
+      PyUnicode_DecodeUTF8(note.text + at, Py_ssize_t(length), "replace"));
+}
+
+// As src/unisono/runtime/notes.py has it.
 inline nanobind::tuple told(const Note &note) {
   return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
-                              note.count, algorithm_of(note));
+                              note.count, note.fingerprint, note.content,
+                              text_of(note, Note::algorithm), text_of(note, Note::label),
+                              text_of(note, Note::codec), text_of(note, Note::shape));
 }
 
 } // namespace unisono

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace unisono {
 
@@ -25,6 +26,7 @@ static_assert(Word::is_always_lock_free);
 constexpr std::size_t line_size = 64;
 constexpr std::size_t header_payload = 40;
 constexpr unsigned action_bits = 20; // of a progress word; the rest is the generation
+constexpr std::size_t most_actions = (std::size_t(1) << action_bits) - 1; // of a program
 
 constexpr std::uint64_t progress_word(std::uint64_t generation, std::uint64_t actions) {
   return generation << action_bits | actions;
@@ -49,18 +51,24 @@ struct alignas(line_size) Header {
 static_assert(sizeof(Header) == line_size);
 static_assert(2 * sizeof(Lent) <= header_payload);
 
-// The same call in full, for the error message when fingerprints differ.
+// The same call in full, for records and for the error message when fingerprints differ.
+// Its texts lie one after the other in `text`; src/unisono/runtime/notes.py shortens what
+// does not fit, and src/unisono/runtime/tracing.py reads the same layout.
 struct alignas(line_size) Note {
+  enum Text : std::size_t { algorithm, label, codec, shape, num_texts };
   std::uint64_t seq;
   std::uint64_t count;
+  std::uint64_t fingerprint;
+  std::uint64_t content; // a digest of the steps that are run
   std::int32_t root;
   std::uint8_t collective;
   std::uint8_t dtype;
   std::uint8_t op;
-  std::uint8_t flags;
-  char algorithm[40];
+  std::uint8_t lengths[num_texts]; // in bytes; a note from elsewhere may say too much
+  char text[149];
 };
-static_assert(sizeof(Note) == line_size);
+static_assert(sizeof(Note) == 3 * line_size);
+static_assert(std::has_unique_object_representations_v<Note>); // it travels as it lies
 
 struct RankBlock {
   Header headers[2]; // by the parity of seq
@@ -133,19 +141,24 @@ enum class Trouble : std::uint8_t {
 constexpr Trouble last_trouble = Trouble::severed;
 
 struct Verdict {
+  static constexpr unsigned rank_bits = 12;
+  static constexpr std::size_t most_ranks = std::size_t(1) << rank_bits;
   Trouble trouble = Trouble::none;
   std::uint32_t culprit = 0;  // who is the cause
   std::uint32_t reporter = 0; // who found out
   std::uint32_t seq = 0;      // in which call, as far as 32 bits tell
 
   std::uint64_t word() const {
-    return std::uint64_t(trouble) | std::uint64_t(culprit & 0xfff) << 8 |
-           std::uint64_t(reporter & 0xfff) << 20 | std::uint64_t(seq) << 32;
+    return std::uint64_t(trouble) | std::uint64_t(culprit & rank_mask) << 8 |
+           std::uint64_t(reporter & rank_mask) << (8 + rank_bits) | std::uint64_t(seq) << 32;
   }
   static Verdict of(std::uint64_t word) {
-    return {Trouble(word & 0xff), std::uint32_t(word >> 8 & 0xfff),
-            std::uint32_t(word >> 20 & 0xfff), std::uint32_t(word >> 32)};
+    return {Trouble(word & 0xff), std::uint32_t(word >> 8 & rank_mask),
+            std::uint32_t(word >> (8 + rank_bits) & rank_mask), std::uint32_t(word >> 32)};
   }
+
+private:
+  static constexpr std::uint32_t rank_mask = most_ranks - 1;
 };
 
 } // namespace unisono

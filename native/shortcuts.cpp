@@ -39,7 +39,14 @@ bool Shortcuts::key_of(Key &key, int kind, nb::handle x, nb::handle out, nb::han
   constexpr int read = ArrayHead::contiguous | ArrayHead::aligned;
   if (!usable(a, apart ? read : read | ArrayHead::writable))
     return false;
-  key = {kind, a->descr, op.ptr(), root.ptr(), a->count(), -1};
+  if (a->ndim > most_axes)
+    return false;
+  key.kind = kind;
+  key.ndim = a->ndim;
+  key.descr = a->descr;
+  key.op = op.ptr();
+  key.root = root.ptr();
+  std::copy_n(a->shape, a->ndim, key.shape.begin());
   if (!apart)
     return true;
   const ArrayHead *b = array(out);
@@ -48,7 +55,7 @@ bool Shortcuts::key_of(Key &key, int kind, nb::handle x, nb::handle out, nb::han
   for (int i = 1; i < a->ndim; ++i)
     if (a->shape[i] != b->shape[i])
       return false;
-  key.out_count = b->count();
+  key.out_rows = b->ndim > 0 ? b->shape[0] : 1;
   return true;
 }
 
@@ -65,8 +72,8 @@ Shortcuts::Found Shortcuts::find(int kind, nb::handle x, nb::handle out, nb::han
     return {entry.plan, a->data, a->data};
   const ArrayHead *b = array(out);
   const std::size_t bytes = entry.plan->itemsize;
-  const bool overlap = a->data < b->data + std::size_t(key.out_count) * bytes &&
-                       b->data < a->data + std::size_t(key.count) * bytes;
+  const bool overlap = a->data < b->data + std::size_t(b->count()) * bytes &&
+                       b->data < a->data + std::size_t(a->count()) * bytes;
   if (overlap)
     return {};
   return {entry.plan, a->data, b->data};

@@ -1,7 +1,7 @@
 // Plans of plain calls, found by what the caller passed, without going through Python.
 //
 // A plain call on a NumPy array that has been made before needs no argument checked anew:
-// the same element type, size, operation and root lead to the same plan. NumPy's array
+// the same element type, shape, operation and root lead to the same plan. NumPy's array
 // object has kept its layout through all releases; it is read directly, after a trial at
 // import has shown that it is as expected. If it is not, every call takes the long way.
 
@@ -9,6 +9,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -56,11 +58,18 @@ public:
                 nanobind::handle root, std::shared_ptr<const Plan> plan);
 
 private:
+  static constexpr int most_axes = 8; // arrays with more take the long way
   struct Key {
     int kind = -1;
+    int ndim = 0;
     const PyObject *descr = nullptr, *op = nullptr, *root = nullptr;
-    Py_ssize_t count = -1, out_count = -1;
-    bool operator==(const Key &) const = default;
+    Py_ssize_t out_rows = -1; // -1: none; its other axes are those of x
+    std::array<Py_ssize_t, most_axes> shape; // of x, as far as ndim says
+    bool operator==(const Key &other) const {
+      return kind == other.kind && ndim == other.ndim && descr == other.descr &&
+             op == other.op && root == other.root && out_rows == other.out_rows &&
+             std::equal(shape.begin(), shape.begin() + ndim, other.shape.begin());
+    }
   };
   struct Entry {
     Key key;
@@ -69,9 +78,11 @@ private:
   };
   static constexpr std::size_t size = 64;
   static std::size_t slot(const Key &key) {
-    const auto mixed = (std::size_t(key.count) * 31 + std::size_t(key.kind)) * 31 +
-                       reinterpret_cast<std::uintptr_t>(key.descr) / 16 +
-                       reinterpret_cast<std::uintptr_t>(key.op) / 16 * 7;
+    std::size_t mixed = std::size_t(key.kind);
+    for (int i = 0; i < key.ndim; ++i)
+      mixed = mixed * 31 + std::size_t(key.shape[std::size_t(i)]);
+    mixed = mixed * 31 + reinterpret_cast<std::uintptr_t>(key.descr) / 16 +
+            reinterpret_cast<std::uintptr_t>(key.op) / 16 * 7;
     return (mixed ^ mixed >> 17) % size;
   }
   static bool key_of(Key &key, int kind, nanobind::handle x, nanobind::handle out,

@@ -25,16 +25,17 @@ void Task::when_done(void (*call)(void *, int), void *arg) {
   call(arg, int(state.load(std::memory_order_acquire)));
 }
 
-void Task::finish(State how) {
-  if (!pending_now())
-    return; // another thread was faster
-  if (record != nullptr && record->id == record_id) {
-    record->ended = now_ns();
-    record->encoded = encoded;
-    record->decoded = decoded;
-    record->state.store(how == succeeded ? Record::completed : Record::failed,
-                        std::memory_order_relaxed);
-  }
+void Task::close_record(State how) {
+  if (record == nullptr || record->id != record_id)
+    return;
+  record->ended = now_ns();
+  record->encoded = encoded;
+  record->decoded = decoded;
+  record->state.store(how == succeeded ? Record::completed : Record::failed,
+                      std::memory_order_relaxed);
+}
+
+void Task::publish(State how) {
   if (!queued) {
     state.store(how, std::memory_order_release);
     return;

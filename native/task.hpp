@@ -50,7 +50,16 @@ public:
   // The sockets it waits for; true if it waits for nothing else.
   virtual bool interests(std::vector<pollfd> &) const { return false; }
 
-  void finish(State how);
+  // Writes down how it ended; then lets others see that it has. What tells of a call is
+  // written in between, so that whoever has waited for it finds it.
+  void finish(State how) {
+    if (!pending_now())
+      return; // another thread was faster
+    close_record(how);
+    publish(how);
+  }
+  void close_record(State how);
+  void publish(State how);
   bool pending_now() const { return state.load(std::memory_order_acquire) == pending; }
   // Has `call` called once when this has ended, at once if it has.
   void when_done(void (*call)(void *arg, int state), void *arg);

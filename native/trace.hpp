@@ -58,7 +58,7 @@ struct Called {
   std::uint32_t queued; // 1: not on its caller's thread
   std::uint32_t unused[2];
 };
-static_assert(sizeof(Called) == 128);
+static_assert(sizeof(Called) == 256);
 
 class Trace {
 public:

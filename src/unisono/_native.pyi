@@ -75,7 +75,11 @@ def arm_failpoints(spec: str) -> None: ...
 def failpoint_names() -> list[str]: ...
 def cut_names() -> list[str]: ...
 
-Note = tuple[int, int, int, int, int, int, str]
+NOTE_BYTES: int
+MOST_ACTIONS: int
+MOST_RANKS: int
+
+Note = tuple[int, int, int, int, int, int, int, int, str, str, str, str]
 Verdict = tuple[int, int, int, int]
 State = tuple[int, Note, Note, int, bool, bool, Note]
 Record = tuple[int, int, Note, int, int, int, int, int, int, int, int, int]
@@ -152,7 +156,8 @@ class Plan:
         op: int,
         root: int,
         count: int,
-        algorithm: str,
+        content: int,
+        texts: list[str],
         coding: tuple[str, int, int, int, bool, int] | None,
     ) -> None: ...
 

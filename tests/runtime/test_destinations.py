@@ -118,7 +118,7 @@ def test_codes_between_hosts_alone():
     assert 0 < found[2][0] < plain / 2
 
 
-def test_uneven_shares_that_records_do_not_tell_apart():
+def test_uneven_shares():
     """The same number of elements in all, other ones to each, call after call."""
 
     def work(comm):
@@ -138,19 +138,21 @@ def test_uneven_shares_that_records_do_not_tell_apart():
 
 
 def test_uneven_shares_that_come_again():
-    """Which plan ran when is not known; the sum still is, and that it is a guess."""
+    """Calls of one size in all are told apart by their fingerprints."""
 
     def work(comm):
-        look = Looks(comm)
+        look, right = Looks(comm), np.zeros(N, np.int64)
         turns = [np.roll([1, 2, 6], turn + comm.rank).tolist() for turn in range(2)]
-        for mine in turns:
+        for mine in (*turns, turns[0], turns[0], turns[1]):
             comm.all_to_all(np.ones(9, np.int32), send_counts=mine)
-        assert look()[0]["guessed"] == 0
-        for mine in (turns[0], turns[0], turns[1]):
-            comm.all_to_all(np.ones(9, np.int32), send_counts=mine)
-        return look()[0]["guessed"]
+            right += [0 if r == comm.rank else 4 * c for r, c in enumerate(mine)]
+            counts = N * 8  # by which they tell each other, in an all_gather
+            right += [0 if r == comm.rank else counts for r in range(N)]
+            assert look()[0]["guessed"] == 0
+        return look()[0]["sent_to"], right.tolist()
 
-    assert min(matrix(N, work)) > 0
+    for found, right in matrix(N, work):
+        assert found == right
 
 
 def test_calls_that_no_record_tells_of_any_more():

@@ -88,7 +88,15 @@ def test_the_environment_names_algorithms(monkeypatch):
 FIELDS = {
     *("record_id", "pg_id", "collective_seq_id", "profiling_name", "algorithm"),
     *("label", "op", "root", "input_dtypes", "input_sizes", "peer", "tag", "state"),
-    *("codec", "encoded_bytes", "decoded_bytes", "process_group", "p2p_seq_id"),
+    *(
+        "content",
+        "shape",
+        "codec",
+        "encoded_bytes",
+        "decoded_bytes",
+        "process_group",
+        "p2p_seq_id",
+    ),
     *("op_id", "is_p2p", "output_dtypes", "output_sizes", "retired", "duration_ms"),
     "frames",
     *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),

@@ -125,11 +125,15 @@ def test_what_went_wrong_is_kept(worlds):
 
 
 def test_those_in_flight_end_when_a_peer_leaves():
+    begun = threading.Event()
+
     def left(comm):
         if comm.rank == 1:
+            assert begun.wait(60)
             comm.close()
             return None
         works = [comm.all_reduce(np.ones(4), async_op=True) for _ in range(3)]
+        begun.set()
         for work in works:
             with pytest.raises(PeerLost, match="rank 1"):
                 work.wait(20.0)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from unisono import algorithms
 from unisono.cli import main
 from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
 from unisono.runtime import recorder, tracing
@@ -70,6 +71,43 @@ def test_a_rank_with_another_type_is_named_with_both_lines(folder, judged):
     assert first.startswith("rank 2 called all_gather(float64 × 32) at test_why.py:")
     # also those who came when it had failed, and were refused
     assert "where ranks 0, 1, 3 called all_gather(float32 × 32)" in first
+
+
+def test_a_rank_with_another_shape_is_named_with_both(folder, judged):
+    def rank(comm):
+        comm.all_reduce(np.ones((6, 2) if comm.rank == 1 else (2, 6)))
+
+    with pytest.raises(CollectiveMismatch):
+        world(3).run(rank)
+    told, text = judged(folder)
+    assert (told["kind"], told["ranks"]) == ("mismatch", [1])
+    first = text.splitlines()[0]
+    assert first.startswith("rank 1 called all_reduce(float64[6, 2], sum) at test_why")
+    assert "where ranks 0, 2 called all_reduce(float64[2, 6], sum)" in first
+
+
+def test_ranks_with_other_steps_of_one_name_are_found(folder, tmp_path, judged):
+    file = tmp_path / "mine.py"
+    names = ["ring", "direct", "ring"]
+    sources = [
+        (Path(algorithms.__file__).parent / f"{a}.py").read_text() for a in names
+    ]
+
+    def rank(comm):
+        for turn, source in enumerate(sources):
+            comm.barrier()
+            if comm.rank == turn:
+                file.write_text(source)
+                comm.explain("all_reduce", np.ones(3), algorithm=str(file))
+        comm.barrier()
+        comm.all_reduce(np.ones(3), algorithm=str(file))
+
+    with pytest.raises(CollectiveMismatch):
+        world(3).run(rank)
+    told, text = judged(folder)
+    # Who came when it had failed already was refused, and does not say which steps.
+    assert told["kind"] == "mismatch"
+    assert text.splitlines()[0].count(f"by {file} (steps ") == 2
 
 
 def test_a_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):

@@ -7,17 +7,27 @@ what passes through the busiest rank of each step, summed over the steps, and *w
 what it adds up; both in buffers of one rank (see `schedule/cost.py`).
 """
 
-from unisono.algorithms.library import Library, find, library, load_file, schedule
+from unisono.algorithms.library import (
+    Library,
+    Spec,
+    find,
+    library,
+    load_file,
+    read,
+    schedule,
+)
 from unisono.algorithms.registry import Algorithm, Need, algorithm, power_of_two
 
 __all__ = [
     "Algorithm",
     "Library",
     "Need",
+    "Spec",
     "algorithm",
     "find",
     "library",
     "load_file",
     "power_of_two",
+    "read",
     "schedule",
 ]

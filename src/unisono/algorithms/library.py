@@ -10,9 +10,11 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
 from unisono.errors import BadArgument, NotOffered, UnisonoError, unknown
@@ -134,20 +136,88 @@ def _left_out(entry: EntryPoint, why: str) -> None:
     warnings.warn(f"algorithms of {entry.value} left out: {why}", stacklevel=4)
 
 
+class Spec(NamedTuple):
+    """An algorithm as people name it, and what the files in it held when it was read.
+
+    `files` has, for every path in the name, the module that its content became. So two
+    that are equal mean the same steps, even if a file is edited between them.
+    """
+
+    name: str
+    files: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        """The name."""
+        return self.name
+
+
+def read(algorithm: str) -> Spec:
+    """The name with the content that its files have now; BadArgument if not."""
+    if ".py" not in algorithm:
+        return Spec(algorithm)
+    found = (_FILE.fullmatch(part) for part in _parts(algorithm))
+    paths = dict.fromkeys(file["path"] for file in found if file)
+    return Spec(algorithm, tuple((path, _read_file(path)) for path in paths))
+
+
+def _read_file(path: str) -> str:
+    """The module of a file's content, loaded unless it was before."""
+    file, source = _source(path)
+    name = _module_name(file, source)
+    if name not in sys.modules:
+        _load(path, file, source)
+    return name
+
+
 def load_file(path: str | Path) -> list[Algorithm]:
     """The algorithms defined in a Python file; BadArgument, with the line, if not."""
+    return _load(path, *_source(path))
+
+
+def _source(path: str | Path) -> tuple[Path, bytes]:
     file = Path(path).resolve()
     if not file.is_file():
         raise BadArgument(f"{path}: no such file")
-    # A name of its own, so that a user's json.py is not the standard library's.
-    name = f"{FROM_FILE}{abs(hash(str(file)))}"
+    try:
+        return file, file.read_bytes()
+    except OSError as why:
+        raise BadArgument(f"{path}: {why.strerror}") from why
+
+
+def _module_name(file: Path, source: bytes) -> str:
+    """A name of its own, so that a user's json.py is not the standard library's."""
+    told = b"\0".join([str(file).encode(errors="surrogateescape"), source])
+    return FROM_FILE + blake2b(told, digest_size=16).hexdigest()
+
+
+def _load(path: str | Path, file: Path, source: bytes) -> list[Algorithm]:
+    name = _module_name(file, source)
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise BadArgument(f"{path}: not a Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    before, sys.modules[name] = sys.modules.get(name), module
+    try:
+        found = _run(path, file, source, module)
+    except BaseException:  # what did not load is not there
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return found
+
+
+def _run(
+    path: str | Path, file: Path, source: bytes, module: ModuleType
+) -> list[Algorithm]:
+    """Run a file's content as a module.
+
+    It is compiled here: Python's own cache would take a file for unchanged that has
+    been edited within a second.
+    """
     sys.path.insert(0, str(file.parent))  # as for a script: its helpers lie beside it
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
     except SyntaxError as why:
         where = f"{file}:{why.lineno}" if why.lineno else str(file)
         raise BadArgument(f"{where}: {why.msg}") from why
@@ -167,44 +237,66 @@ def load_file(path: str | Path) -> list[Algorithm]:
 
 
 def schedule(
-    collective_name: str, algorithm: str, n: int, *, root: int = 0, **params: Param
+    collective_name: str,
+    algorithm: str | Spec,
+    n: int,
+    *,
+    root: int = 0,
+    **params: Param,
 ) -> Schedule:
     """The schedule of a collective by an algorithm, for n ranks: pure data.
 
     The algorithm is a name as `ring`, `tree:radix=4` or `ring+recursive_doubling`, or
     the path of a Python file; parameters can also be given by keyword.
     """
-    for name in (collective_name, algorithm):
+    spec = algorithm if isinstance(algorithm, Spec) else Spec(algorithm)
+    for name in (collective_name, spec.name):
         if not isinstance(name, str):
             raise BadArgument(
                 f"{name!r}: expected the name of a collective or algorithm"
             )
     what = collective(collective_name)
-    return _resolve(what, algorithm, n, root, params)
+    return _resolve(what, spec.name, n, root, params, dict(spec.files))
 
 
-def _resolve(
-    what: Collective, spec: str, n: int, root: int, params: Mapping[str, Param]
-) -> Schedule:
+def _parts(spec: str) -> list[str]:
+    """The names that a name is joined of."""
     file = _FILE.fullmatch(spec)
     alone = (
         file and Path(file["path"]).exists() and not _PAIR.search(file["params"] or "")
     )
-    parts = [spec] if alone else _PAIR.split(spec)
+    return [spec] if alone else _PAIR.split(spec)
+
+
+def _resolve(
+    what: Collective,
+    spec: str,
+    n: int,
+    root: int,
+    params: Mapping[str, Param],
+    files: Mapping[str, str],
+) -> Schedule:
+    parts = _parts(spec)
     if len(parts) == 2:
-        return _pair(what, parts[0], parts[1], n, root, params)
+        return _pair(what, (parts[0], parts[1]), n, root, params, files)
     if len(parts) > 2:
         raise BadArgument(f"algorithm {spec!r}: at most two can be joined by +")
-    found = find(what, spec)
+    found = find(what, spec, files)
     return found[0].rooted_at(root, n, {**found[1], **params})
 
 
-def find(what: Collective, spec: str) -> tuple[Algorithm, dict[str, Param]]:
-    """The algorithm that a name means, and the parameters told in it."""
+def find(
+    what: Collective, spec: str, files: Mapping[str, str] | None = None
+) -> tuple[Algorithm, dict[str, Param]]:
+    """The algorithm that a name means, and the parameters told in it.
+
+    `files` are those that have been read before: the module of each path.
+    """
     from_file = _FILE.fullmatch(spec)
     if from_file:
-        own = Library(load_file(from_file["path"]))
-        chosen = own.find(what, Path(from_file["path"]).stem)
+        path, module = from_file["path"], (files or {}).get(from_file["path"])
+        found = algorithms_in(sys.modules[module]) if module else load_file(path)
+        chosen = Library(found).find(what, Path(path).stem)
         return chosen, _told(chosen, from_file["params"] or "")
     name, _, told = spec.partition(":")
     chosen = _ours(what, name) or library().find(what, name)
@@ -235,12 +327,13 @@ _HALVES = {
 
 def _pair(
     what: Collective,
-    first: str,
-    second: str,
+    names: tuple[str, str],
     n: int,
     root: int,
     params: Mapping[str, Param],
+    files: Mapping[str, str],
 ) -> Schedule:
+    first, second = names
     if params:
         raise BadArgument(
             f"{first}+{second}: write parameters into the name, as in tree:radix=4"
@@ -254,7 +347,7 @@ def _pair(
         raise BadArgument(f"{what.name} has no root")
     one, two = (collective(half) for half in _HALVES[what.name])
     a, b = (
-        _resolve(half, name, n, root if half.rooted else 0, {})
+        _resolve(half, name, n, root if half.rooted else 0, {}, files)
         for half, name in ((one, first), (two, second))
     )
     about = f"{one.name} by {a.name}, then {two.name} by {b.name}."

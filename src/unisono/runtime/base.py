@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from unisono import _native
+from unisono.algorithms import Spec, read
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, TransportError, whole_number
 from unisono.runtime.buffers import Buffer
@@ -66,6 +67,7 @@ class Base(Verdicts):
         self._hosts = self.hosts if any(self.hosts) else ()
         self._plans: dict[object, _native.Plan] = {}
         self._once: deque[object] = deque(maxlen=256)  # keys of plans not kept
+        self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self._inflight: deque[Work] = deque()
         self._lock = threading.Lock()
         self._on_close = on_close
@@ -201,9 +203,10 @@ class Base(Verdicts):
         dtype = call.dtype
         # What a plan follows from, before an algorithm is chosen. Made anew only when
         # one of them is.
-        key = (call.collective, dtype.code, reduction.op, call.root, call.counts, how)
         if how.timeout_s is not None or how.async_op:
-            key = (*key[:5], how._replace(timeout_s=None, async_op=False))
+            how = how._replace(timeout_s=None, async_op=False)
+        sizes = call.counts, call.shape
+        key = (call.collective, dtype.code, reduction.op, call.root, *sizes, how)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._made_plan(call, reduction, how)
@@ -220,7 +223,7 @@ class Base(Verdicts):
         reduction.check(dtype)
         if how.codec is not None:
             plan, reached = coded_plan(
-                *(call, reduction, how, self._at),
+                *(call, reduction, how, self._at, self._spec),
                 window=self._transport.window,
                 hosts=self._hosts,
             )
@@ -252,7 +255,21 @@ class Base(Verdicts):
             itemsize=call.dtype.itemsize,
         )
         what = call.collective, call.dtype, reduction, call.root, call.counts
-        return Kind(*what, choice.algorithm, how.label)
+        spec = self._spec(choice.algorithm)
+        return Kind(*what, spec, how.label, shape=call.shape)
+
+    def _spec(self, algorithm: str) -> Spec:
+        """An algorithm with what its files held when this communicator first used it.
+
+        So an edited file does not change what a job that runs is doing, on one rank
+        before it does on another; who makes a new communicator gets the new one.
+        """
+        found = self._specs.get(algorithm)
+        if found is None:
+            found = read(algorithm)
+            if found.files:  # other names always mean the same
+                self._specs[algorithm] = found
+        return found
 
     def _reach(
         self, ranks: Sequence[int], what: str, *, messages: bool = False

@@ -33,7 +33,12 @@ class Place:
 
 @dataclass(slots=True)
 class Call:
-    """One call: what is read, what is written, what the caller gets."""
+    """One call: what is read, what is written, what the caller gets.
+
+    `shape` is what all ranks must agree on: the array's where all have one and the
+    same, or that of all ranks' rows together. A single number has the shape of an array
+    of one. None if the caller tells of elements alone.
+    """
 
     collective: str
     counts: int | tuple[int, ...]
@@ -42,6 +47,7 @@ class Call:
     result: Any
     finish: Callable[[Any], Any] | None = None
     root: int = 0
+    shape: tuple[int, ...] | None = None
 
     @property
     def dtype(self) -> DType:
@@ -59,7 +65,7 @@ class Call:
 def all_reduce(at: Place, x: Any, out: Any) -> Call:
     """Every rank's x, reduced, into x or out."""
     source, target, result, finish = _same_shape("all_reduce", x, out)
-    return Call("all_reduce", source.count, source, target, result, finish)
+    return _alike("all_reduce", source, source, target, result, finish)
 
 
 def reduce(at: Place, x: Any, out: Any, root: int) -> Call:
@@ -67,9 +73,9 @@ def reduce(at: Place, x: Any, out: Any, root: int) -> Call:
     root = _root("reduce", at, root)
     if at.rank != root:
         source = readable(x, "reduce")
-        return Call("reduce", source.count, source, None, None, None, root)
+        return _alike("reduce", source, source, None, None, None, root)
     source, target, result, finish = _same_shape("reduce", x, out)
-    return Call("reduce", source.count, source, target, result, finish, root)
+    return _alike("reduce", source, source, target, result, finish, root)
 
 
 def broadcast(at: Place, x: Any, out: Any, root: int) -> Call:
@@ -77,10 +83,10 @@ def broadcast(at: Place, x: Any, out: Any, root: int) -> Call:
     root = _root("broadcast", at, root)
     if at.rank == root:
         source, target, result, finish = _same_shape("broadcast", x, out)
-        return Call("broadcast", source.count, source, target, result, finish, root)
+        return _alike("broadcast", source, source, target, result, finish, root)
     wanted = x if out is None else out
     target, finish = target_of(wanted, "broadcast")
-    return Call("broadcast", target.count, None, target, wanted, finish, root)
+    return _alike("broadcast", target, None, target, wanted, finish, root)
 
 
 def all_gather(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
@@ -98,7 +104,8 @@ def gather(
     if at.rank == root:
         return _gathering("gather", at, source, rows, out, counts, root)
     told = _elements(rows, source.row, even=counts is None)
-    return Call("gather", told, source, None, None, None, root)
+    shape = _rows_of_all(rows, source)
+    return Call("gather", told, source, None, None, None, root, shape)
 
 
 def reduce_scatter(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
@@ -127,7 +134,8 @@ def scatter(
             f"scatter: out has {target.rows} rows, counts say {rows[at.rank]}"
         )
     told = _elements(rows, target.row, even=counts is None)
-    return Call("scatter", told, None, target, out, finish, root)
+    shape = _rows_of_all(rows, target)
+    return Call("scatter", told, None, target, out, finish, root, shape)
 
 
 def all_to_all(
@@ -155,10 +163,28 @@ def all_to_all(
         source = buffer_of(held, "all_to_all")
     flat = [mine] * at.n if matrix is None else matrix
     told = tuple(count * source.row for row in flat for count in row)
-    even = matrix is None
-    return Call(
-        "all_to_all", told[0] * at.n if even else told, source, target, result, finish
-    )
+    counts = told[0] * at.n if matrix is None else told
+    whole = _rows_of_all([c for row in flat for c in row], source)
+    return Call("all_to_all", counts, source, target, result, finish, 0, whole)
+
+
+def _alike(
+    where: str,
+    agreed: Buffer,
+    source: Buffer | None,
+    target: Buffer | None,
+    result: Any,
+    finish: Callable[[Any], Any] | None,
+    root: int = 0,
+) -> Call:
+    """A call for which all ranks have arrays of one shape, that of `agreed`."""
+    shape = agreed.shape or (1,)
+    return Call(where, agreed.count, source, target, result, finish, root, shape)
+
+
+def _rows_of_all(rows: Sequence[int], some: Buffer) -> tuple[int, ...]:
+    """The shape of all ranks' rows together, if they are as those of `some`."""
+    return (sum(rows), *some.shape[1:])
 
 
 def _root(name: str, at: Place, root: int) -> int:
@@ -257,7 +283,8 @@ def _gathering(
             "which is the one way that it may"
         )
     told = _elements(rows, source.row, even=counts is None)
-    return Call(where, told, source, target, result, finish, root)
+    whole = _rows_of_all(rows, source)
+    return Call(where, told, source, target, result, finish, root, whole)
 
 
 def _scattering(
@@ -284,4 +311,5 @@ def _scattering(
             "which is the one way that it may"
         )
     told = _elements(rows, source.row, even=counts is None)
-    return Call(where, told, source, target, result, finish, root)
+    whole = _rows_of_all(rows, source)
+    return Call(where, told, source, target, result, finish, root, whole)

@@ -6,13 +6,14 @@ as many bytes as the code of the whole; a block is short only where a share itse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono import _native
+from unisono.algorithms import Spec, read
 from unisono.codecs import Codec
 from unisono.errors import BadArgument
 from unisono.runtime.calls import Call, Place
@@ -51,13 +52,15 @@ def coded_plan(
     reduction: Reduction,
     how: How,
     at: Place,
+    spec: Callable[[str], Spec],
     *,
     window: int,
     hosts: tuple[int, ...] = (),
 ) -> tuple[_native.Plan, list[int]]:
     """The plan of one rank for a call with a codec, and which ranks it sends to.
 
-    BadArgument if it cannot be had, or not with so small an error.
+    `spec` tells what an algorithm's name means. BadArgument if the plan cannot be had,
+    or not with so small an error.
     """
     coding = as_coding(how.codec, how.coded)
     refuse_misfits(call.collective, coding, call.dtype, reduction)
@@ -67,7 +70,7 @@ def coded_plan(
             "nothing but the inputs, those of codes depend on blocks; leave out one"
         )
     with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
-        kind = coded_kind(call, reduction, how, coding, at.n, hosts)
+        kind = coded_kind(call, reduction, how, coding, at.n, hosts, spec)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
 
 
@@ -78,6 +81,7 @@ def coded_kind(
     coding: Coding,
     n: int,
     hosts: tuple[int, ...],
+    spec: Callable[[str], Spec] = read,
 ) -> Kind:
     """What the ranks must agree on, the algorithm chosen and found good enough."""
     choice = choose_coded(
@@ -86,10 +90,10 @@ def coded_kind(
         named=how.algorithm,
         hosts=hosts,
     )
-    key = call.collective, choice.algorithm, n, call.root
-    refuse_too_wrong(*key, coding, hosts, how.error_bound)
+    by = spec(choice.algorithm)
+    refuse_too_wrong(call.collective, by, n, call.root, coding, hosts, how.error_bound)
     what = call.collective, call.dtype, reduction, call.root, call.counts
-    return Kind(*what, choice.algorithm, how.label, coding)
+    return Kind(*what, by, how.label, coding, call.shape)
 
 
 def make_coded_plan(
@@ -188,7 +192,7 @@ def sent_bytes(kind: Kind, n: int, hosts: tuple[int, ...]) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=64)
 def _sends(
-    collective: str, algorithm: str, n: int, root: int, hosts: tuple[int, ...]
+    collective: str, algorithm: Spec, n: int, root: int, hosts: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """How many times each rank sends each chunk, within its host and to others."""
     schedule = verified(collective, algorithm, n, root)

@@ -63,10 +63,11 @@ def explained(
         named=how.algorithm,
         hosts=hosts,
     )
-    key = collective, choice.algorithm, n, root
+    spec = comm._spec(choice.algorithm)
+    key = collective, spec, n, root
     refuse_too_wrong(*key, coding, hosts, how.error_bound)
     count = nbytes // dtype.itemsize
-    kind = Kind(collective, dtype, _SUM, root, count, choice.algorithm, coding=coding)
+    kind = Kind(collective, dtype, _SUM, root, count, spec, coding=coding)
     steps = verified(*key).num_steps
     told = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm} "

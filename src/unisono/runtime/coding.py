@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from unisono.algorithms import Spec
 from unisono.algorithms.hierarchical import telling
 from unisono.codecs import Codec, get
 from unisono.codecs.options import is_scheme
@@ -154,7 +155,7 @@ def choose_coded(
 
 def predicted_error(
     collective: str,
-    algorithm: str,
+    algorithm: str | Spec,
     n: int,
     root: int,
     coding: Coding,
@@ -168,7 +169,7 @@ def predicted_error(
 
 def refuse_too_wrong(
     collective: str,
-    algorithm: str,
+    algorithm: str | Spec,
     n: int,
     root: int,
     coding: Coding,

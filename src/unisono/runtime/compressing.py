@@ -20,6 +20,7 @@ from unisono.runtime import calls
 from unisono.runtime.base import How
 from unisono.runtime.buffers import Buffer, as_numpy
 from unisono.runtime.low_rank import LowRankSum
+from unisono.runtime.notes import shape_text
 from unisono.runtime.operations import Reduction
 from unisono.runtime.sparse import RandomKSum, TopKSum
 from unisono.runtime.stages import Staged, Stages
@@ -43,7 +44,9 @@ def all_reduce(
     assert call.input is not None
     way = _summing(comm, told, call.input)
     mean = reduction.op == "mean"
-    work = Staged(_stages(way, call, mean, how.label), call.result, "all_reduce")
+    # What is sent is flat, so the ranks compare the shape by the label.
+    label = f"{how.label} {call.dtype.name}{shape_text(call.shape)}".lstrip()
+    work = Staged(_stages(way, call, mean, label), call.result, "all_reduce")
     return work if how.async_op else work.wait()
 
 

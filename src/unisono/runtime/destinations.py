@@ -9,31 +9,31 @@ the plans they ran, and what these send is added up:
     plan      in that ring rank 1 sends 8192 bytes to rank 2
     link      1 -> 2: 8192 bytes more
 
-The sum over all peers is always what the core has counted. What no record tells of any
-more (over 2,000 calls since the last look) is taken to have gone as the rest did. Plans
-that differ in their uneven shares alone are not told apart by records: if each has run
-once since it was made, all is clear, and if not the last calls are taken to have run
-the last plans. `guessed` says how many bytes are where they are for such a reason.
+A record and a plan belong together if their fingerprints are the same. The sum over all
+peers is always what the core has counted. What no record tells of any more (over 2,000
+calls since the last look), and what ran by a plan that is gone, is taken to have gone
+as the rest did; `guessed` says how many bytes that are.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from unisono import _native
-from unisono.dtypes import DTYPES, OPS
+from unisono.algorithms import Spec
+from unisono.dtypes import DTYPES
 from unisono.runtime.buffers import Buffer
 from unisono.runtime.calls import Call
 from unisono.runtime.coded_plans import chunk_sizes, coded_kind
 from unisono.runtime.coding import as_coding
+from unisono.runtime.notes import Note
 from unisono.runtime.operations import as_reduction
 from unisono.runtime.options import How
-from unisono.runtime.plans import CODES, Kind, in_short, verified
+from unisono.runtime.plans import CODES, Kind, content, verified
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Ints
 from unisono.transports.base import Transport
@@ -41,11 +41,6 @@ from unisono.transports.base import Transport
 _SEND = CODES["send"]
 _STARTED, _COMPLETED = 1, 2
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
-_UNEVEN = 256
-"""So many plans are kept apart that records do not tell apart."""
-
-Note = tuple[int, int, int, int, int, str]
-"""What a record tells of a call: collective, type, op, root, elements, algorithm."""
 
 
 def sent_to(kind: Kind, n: int, rank: int, hosts: tuple[int, ...] = ()) -> Ints:
@@ -64,7 +59,7 @@ def sent_to(kind: Kind, n: int, rank: int, hosts: tuple[int, ...] = ()) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _times(collective: str, algorithm: str, n: int, root: int, rank: int) -> Ints:
+def _times(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How often a rank sends each chunk to each peer: a row per peer."""
     schedule = verified(collective, algorithm, n, root)
     chunks = schedule.num_chunks
@@ -85,33 +80,26 @@ def _sizes(kind: Kind, n: int) -> Ints:
     return chunk_sizes(contract, kind.counts, kind.coding.codec.block)
 
 
-def _note(kind: Kind, n: int) -> Note:
-    coding = str(kind.coding) if kind.coding is not None else ""
-    return (
-        CODES[kind.collective],
-        kind.dtype.code,
-        OPS.index(kind.reduction.op),
-        kind.root,
-        int(_sizes(kind, n).sum()),
-        in_short(kind.algorithm, kind.label, coding),
-    )
+def _fingerprint(kind: Kind, n: int) -> int:
+    key = kind.collective, kind.algorithm, n, kind.root
+    return kind.fingerprint(content(*key))
 
 
 def _kind_of(comm: Any, key: Any) -> Kind:
     """The kind of call that a communicator keeps a plan for under this key."""
-    how = How()
-    if len(key) == 6:
-        collective, code, op, root, counts, how = key
+    how, shape = How(), None
+    if len(key) == 7:
+        collective, code, op, root, counts, shape, how = key
     else:  # as `start` has it
         collective, code, counts, op, root = key
     nothing = Buffer(None, 0, (), _BY_CODE[code])
-    call = Call(collective, counts, nothing, nothing, None, None, root)
+    call = Call(collective, counts, nothing, nothing, None, None, root, shape)
     if how.codec is None:
         kind: Kind = comm._kind(call, as_reduction(op), how)
         return kind
     coding = as_coding(how.codec, how.coded)
     what = call, as_reduction(op), how, coding
-    return coded_kind(*what, comm.world_size, comm._hosts)
+    return coded_kind(*what, comm.world_size, comm._hosts, comm._spec)
 
 
 class _Group:
@@ -121,46 +109,40 @@ class _Group:
         n = comm.world_size
         self.to = np.zeros(n, dtype=np.int64)
         self._guesses = np.zeros_like(self.to)
-        self._ways: dict[Note, deque[Ints]] = {}
-        self._keys: set[object] = set()
-        self._fresh: Counter[Note] = Counter()
+        self._ways: dict[int, Ints] = {}  # by fingerprint
+        self._keys: dict[object, int] = {}
 
-    def learn(self, comm: Any) -> None:
-        """What there are plans for, those made last at the end."""
-        keys, self._fresh = [*comm._plans, *comm._once], Counter()
-        for key in keys:
-            if key not in self._keys:
-                kind = _kind_of(comm, key)
-                note = _note(kind, comm.world_size)
-                ways = self._ways.setdefault(note, deque(maxlen=_UNEVEN))
-                sent = sent_to(kind, comm.world_size, comm.rank, comm._hosts)
-                if not ways or (ways[-1] != sent).any():
-                    ways.append(sent)
-                    self._fresh[note] += 1
-        self._keys = set(keys)
+    def learn(self, comm: Any, flying: list[Any]) -> None:
+        """What there are plans for; what is in flight may run by one that is gone."""
+        keys = {}
+        for key in [*comm._plans, *comm._once]:
+            known = self._keys.get(key)
+            keys[key] = self._learned(comm, key) if known is None else known
+        # A plan that is gone may have calls that are done only now, or in flight.
+        kept = {*keys.values(), *self._keys.values()}
+        kept.update(Note(*r[2]).fingerprint for r in flying)
+        self._ways = {p: way for p, way in self._ways.items() if p in kept}
+        self._keys = keys
 
-    def add(
-        self, comm: Any, done: list[Any], flying: list[Any], counted: int, at: int
-    ) -> None:
+    def _learned(self, comm: Any, key: object) -> int:
+        kind = _kind_of(comm, key)
+        fingerprint = _fingerprint(kind, comm.world_size)
+        if fingerprint not in self._ways:
+            sent = sent_to(kind, comm.world_size, comm.rank, comm._hosts)
+            self._ways[fingerprint] = sent
+        return fingerprint
+
+    def add(self, comm: Any, done: list[Any], counted: int, at: int) -> None:
         """Take in the records of calls that are done since the last look.
 
         What was `counted` at a time is theirs, but for those that ended later.
         """
-        known, likely = np.zeros_like(self.to), np.zeros_like(self.to)
-        clear = self._clear(done, flying)
-        for note, way in self._ways_of(comm, done):
-            part = known if note is None or note in clear else likely
-            part += way
+        known = self._sum(comm, done)
         self.to += known
-        ended_later = [r for r in done if r[5] > at]
-        later = sum(int(way.sum()) for _, way in self._ways_of(comm, ended_later))
-        left = counted + later - int(self.to.sum())
-        explained = min(max(left, 0), int(likely.sum()))
-        self._guess(_spread(explained, likely))
-        rest = left - explained
+        later = int(self._sum(comm, [r for r in done if r[5] > at]).sum())
+        rest = counted + later - int(self.to.sum())
         if rest > 0:
-            weights = known + likely
-            self._guess(_spread(rest, weights if weights.any() else self.to))
+            self._guess(_spread(rest, known if known.any() else self.to))
         else:  # some call was counted a moment before its record said so
             self._guess(-_spread(min(-rest, self.guessed), self._guesses))
 
@@ -173,34 +155,17 @@ class _Group:
         """How many of the bytes are where they are by a guess."""
         return int(self._guesses.sum())
 
-    def _clear(self, done: list[Any], flying: list[Any]) -> set[Note]:
-        """Of which calls it is certain what plan they ran."""
-        calls = Counter(r[2][1:] for r in done)
-        return {
-            note
-            for note, ways in self._ways.items()
-            if len(ways) == 1 or calls[note] == self._fresh[note]
-        } - {r[2][1:] for r in flying if len(self._ways.get(r[2][1:], ())) > 1}
-
-    def _ways_of(
-        self, comm: Any, records: list[Any]
-    ) -> Iterator[tuple[Note | None, Ints]]:
-        """Where the bytes of each went; a message has no note."""
-        used: dict[Note, int] = {}
-        for record in reversed(records):  # the last plans go with the last records
-            _, code, dtype, *_, count, _ = record[2]
-            if code == _SEND:
-                way = np.zeros_like(self.to)
+    def _sum(self, comm: Any, records: list[Any]) -> Ints:
+        """Where the bytes of these calls went, as far as there are plans."""
+        total = np.zeros_like(self.to)
+        for record in records:
+            note = Note(*record[2])
+            if note.collective == _SEND:
                 away = record[7] != comm.rank
-                way[record[7]] = count * _BY_CODE[dtype].itemsize * away
-                yield None, way
-                continue
-            note = record[2][1:]
-            ways = self._ways.get(note)
-            if ways:
-                at = min(used.get(note, 0), len(ways) - 1)
-                used[note] = at + 1
-                yield note, ways[-1 - at]
+                total[record[7]] += note.elements * _BY_CODE[note.dtype].itemsize * away
+            elif note.fingerprint in self._ways:
+                total += self._ways[note.fingerprint]
+        return total
 
 
 def _spread(total: int, weights: Ints) -> Ints:
@@ -237,10 +202,9 @@ class Destinations:
             number = comm._native.id()
             group = self._groups.get(number) or _Group(comm)
             groups[number] = group
-            group.learn(comm)
+            group.learn(comm, [r for r in flying if r[1] == number])
             mine = [r for r in done if r[1] == number]
-            open_ones = [r for r in flying if r[1] == number]
-            group.add(comm, mine, open_ones, counted[number], at)
+            group.add(comm, mine, counted[number], at)
         self._groups = groups
         return {
             "rank": transport.rank,

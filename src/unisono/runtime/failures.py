@@ -17,14 +17,15 @@ from unisono.errors import (
     TransportError,
     UnisonoError,
 )
+from unisono.runtime.notes import Note, shape_text
 from unisono.runtime.plans import CODES
 from unisono.transports.base import Peer
 
 if TYPE_CHECKING:
     from unisono._native import Comm
+    from unisono._native import Note as NativeNote
     from unisono.runtime.calls import Call
 
-Note = tuple[int, int, int, int, int, int, str]
 Verdict = tuple[int, int, int, int]
 
 _DYING_S = 1.0
@@ -52,29 +53,36 @@ class Trouble(enum.IntEnum):
     SEVERED = 11
 
 
-def describe(note: Note) -> str:
-    """A call as in "all_reduce(float32 x 1024, sum) by ring"."""
-    _, collective, dtype, op, root, count, algorithm = note
-    name = _named(_NAMES, collective)
-    told = [] if name == "barrier" else [f"{_named(_DTYPES, dtype)} × {count}"]
+def describe(told: NativeNote) -> str:
+    """A call as in "all_reduce(float32 x 1024, sum) by ring"; or float32[32, 32]."""
+    note = Note(*told)
+    name, names = _nth(_NAMES, note.collective), note.names
+    about = [] if name == "barrier" else [_elements(note, names.shape)]
     if name in _REDUCING:
-        told.append(_named(OPS, op))
+        about.append(_nth(OPS, note.op))
     if name in _ROOTED:
-        told.append(f"root {root}")
-    by = f" by {algorithm}" if algorithm else ""
-    return f"{name}({', '.join(told)}){by}"
+        about.append(f"root {note.root}")
+    by = f" by {names.algorithm}" if names.algorithm else ""
+    by += f" in {names.codec}" if names.codec else ""
+    by += f" for {names.label}" if names.label else ""
+    return f"{name}({', '.join(about)}){by}"
 
 
-def _named(names: Sequence[str], number: int) -> str:
-    """What another host tells may have a number that is not known here."""
-    return names[number] if number < len(names) else "?"
+def _elements(note: Note, shape: str) -> str:
+    dtype = _nth(_DTYPES, note.dtype)
+    return f"{dtype}{shape}" if "," in shape else f"{dtype} × {note.elements}"
+
+
+def _nth(words: Sequence[str], number: int) -> str:
+    """A word by its number, which may have come from another host."""
+    return words[number] if number < len(words) else "?"
 
 
 def in_words(call: Call, op: str) -> str:
     """The same of a call that was not made, before an algorithm was chosen."""
     number, place = CODES[call.collective], OPS.index(op)
-    note = (0, number, call.dtype.code, place, call.root, call.total, "")
-    return describe(note)
+    what = 0, number, call.dtype.code, place, call.root, call.total
+    return describe((*what, 0, 0, "", "", "", shape_text(call.shape)))
 
 
 def failure(
@@ -156,19 +164,36 @@ def _mismatch(
     comm: Comm, peers: Sequence[Peer], culprit: int, reporter: int, seq: int
 ) -> CollectiveMismatch:
     calls: dict[int, str] = {}
+    notes = []
     for rank in sorted({culprit, reporter}):
         note = _note_of(comm, rank, seq)
         calls[rank] = describe(note) if note else "something else"
+        notes += [Note(*note)] if note else []
     told = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
     return CollectiveMismatch(
-        f"call {seq} differs between ranks: {told}. All ranks of a communicator must "
-        "make the same calls in the same order",
+        f"call {seq} differs between ranks: {told}. {_advice(notes, calls)}",
         calls=calls,
         seq=seq,
     )
 
 
-def _note_of(comm: Comm, rank: int, seq: int) -> Note | None:
+def _advice(notes: Sequence[Note], calls: dict[int, str]) -> str:
+    """What to do about it; also where the two calls look the same."""
+    if len(notes) == 2 and len(set(calls.values())) == 1:
+        one, other = notes
+        if one.content != other.content:
+            return (
+                f"The steps of {one.names.algorithm} are not the same there: give all "
+                "ranks the same file, or the same version of the package it is from"
+            )
+        return (
+            "What differs is too long to be told here: how many elements each rank "
+            "has, or the middle of a name"
+        )
+    return "All ranks of a communicator must make the same calls in the same order"
+
+
+def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
     """What a rank called; one of another host may still have to tell."""
     until = time.monotonic() + _MOMENT_S
     while True:

@@ -67,10 +67,12 @@ def _reduced(
     everything = new_like(source.array, (comm.world_size * source.count,))
     flat = replace(source, shape=(source.count,))
     target = readable(everything, call.collective)
-    gathered = calls.Call("all_gather", target.count, flat, target, call.result, root=0)
+    gathered = calls.Call("all_gather", target.count, flat, target, call.result)
+    gathered.shape = call.shape  # of what is reduced: on that the ranks must agree
     gathered.finish = lambda result: _folded(comm, call, target, reduction, result)
     if how.algorithm:  # it says how to add, not how to gather; but it must exist
-        verified(call.collective, how.algorithm, comm.world_size, call.root)
+        spec = comm._spec(how.algorithm)
+        verified(call.collective, spec, comm.world_size, call.root)
     return comm._go(gathered, _SUM, how._replace(algorithm=None, reproducible=False))
 
 

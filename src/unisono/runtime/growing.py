@@ -32,7 +32,7 @@ from unisono.runtime.membership import Membership
 from unisono.runtime.shrinking import survive
 from unisono.runtime.start import count_epochs_from, first_communicator
 from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
+from unisono.transports.base import Transport, refuse_too_many
 from unisono.transports.doors import Link
 from unisono.transports.gate import Coming, Gate, Joining, Welcome
 from unisono.transports.handshake import Member
@@ -53,6 +53,7 @@ def grow(
     """The world of these ranks and newcomers; see `Communicator.grow`."""
     nanoseconds(timeout_s)
     wanted = whole_number("world_size", world_size)
+    refuse_too_many(wanted)
     if wanted < comm.world_size:
         raise BadArgument(
             f"grow: world_size = {wanted}, but {comm.world_size} ranks are here; "

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono import _native
+from unisono.algorithms import Spec, read
 from unisono.algorithms import schedule as make_schedule
 from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
+from unisono.runtime.notes import Names, in_short, remember, shape_text
 from unisono.runtime.operations import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
@@ -37,16 +39,8 @@ CODES: dict[str, int] = {
 }
 """Numbers of the calls, as the native core's notes and warnings have them."""
 
-LABELLED = " for "
-"""What stands between the algorithm and the label in the native core's notes."""
-ENCODED = " in "
-"""And what between the algorithm and the codec."""
-
 HEADER_BYTES = 40
 LINE = 64
-NOTE_LETTERS = 39
-LABEL_LETTERS = 28
-CODEC_LETTERS = 18
 PAGE = 4096
 LENDS_FROM = 32 << 10
 """Below this many bytes copying is as good as reading others' buffers in place."""
@@ -58,6 +52,8 @@ LENT_PIECE = 1 << 20
 """How many bytes of a chunk are done at a time where nothing goes through windows."""
 STREAMS_FROM = 4 << 20
 """From this many bytes of output on, it is written past the caches."""
+MOST_ACTIONS = _native.MOST_ACTIONS
+"""So many actions of a program can be counted while it runs."""
 
 
 ONE_AT_A_TIME = threading.Lock()
@@ -68,7 +64,8 @@ class Kind:
     """One kind of call: all that the ranks must agree on.
 
     `counts` is the number of elements, or one number per share (per pair of ranks in
-    all_to_all) if they are uneven.
+    all_to_all) if they are uneven. `shape` is that of all ranks' rows together, or None
+    if the caller has told of elements alone.
     """
 
     collective: str
@@ -76,12 +73,13 @@ class Kind:
     reduction: Reduction
     root: int
     counts: int | tuple[int, ...]
-    algorithm: str
+    algorithm: Spec
     label: str = ""
     coding: Coding | None = None
+    shape: tuple[int, ...] | None = None
 
-    def fingerprint(self) -> int:
-        """These, in 64 bits."""
+    def fingerprint(self, content: int) -> int:
+        """These, in 64 bits; `content` stands for the steps of the algorithm."""
         told = repr(
             (
                 self.collective,
@@ -89,27 +87,75 @@ class Kind:
                 self.reduction.op,
                 self.root,
                 self.counts,
-                self.algorithm,
+                self.shape,
+                self.algorithm.name,
+                content,
                 self.label,
                 str(self.coding),
             )
         )
-        digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
+        return _digest(told.encode())
+
+    def names(self) -> Names:
+        """What it is called, in words."""
+        coding = str(self.coding) if self.coding is not None else ""
+        shape = shape_text(self.shape)
+        return Names(self.algorithm.name, self.label, coding, shape)
+
+
+def _digest(*parts: bytes) -> int:
+    made = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        made.update(part)
+    return int.from_bytes(made.digest(), "little")
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """A schedule that was proven, its steps as they were then, and a digest of them."""
+
+    schedule: Schedule
+    content: int
+
+
+def verified(collective: str, algorithm: str | Spec, n: int, root: int) -> Schedule:
+    """The schedule by that name, proven: nothing else is ever run."""
+    return _verified(collective, _as_spec(algorithm), n, root).schedule
+
+
+def content(collective: str, algorithm: str | Spec, n: int, root: int) -> int:
+    """What its steps are, in 64 bits: the same on two ranks if they would run alike."""
+    return _verified(collective, _as_spec(algorithm), n, root).content
+
+
+def _as_spec(algorithm: str | Spec) -> Spec:
+    return read(algorithm) if isinstance(algorithm, str) else algorithm
 
 
 @lru_cache(maxsize=256)
-def verified(collective: str, algorithm: str, n: int, root: int) -> Schedule:
-    """The schedule by that name, proven: nothing else is ever run."""
+def _verified(collective: str, algorithm: Spec, n: int, root: int) -> Verified:
     made = make_schedule(collective, algorithm, n, root=root)
+    # Kept, so that what is proven is what ranks compare and what is run, whatever the
+    # algorithm would yield the next time, or does with its arrays after it has yielded.
+    steps = [step.copy() for step in made]
+    made = made.but(make=lambda: steps)
     made.verify()
-    return made
+    return Verified(made, content_of(made))
 
 
-@lru_cache(maxsize=512)
+def content_of(schedule: Schedule) -> int:
+    """A digest of what a schedule does, without its name."""
+    about = schedule.n, schedule.num_chunks, schedule.num_temporaries, schedule.root
+    parts = [repr((schedule.collective.name, *about)).encode()]
+    for step in schedule:
+        parts.append(len(step).to_bytes(8, "little"))
+        parts += [column.tobytes() for column in step.flat()]
+    return _digest(*parts)
+
+
 def lowered(
     collective: str,
-    algorithm: str,
+    algorithm: str | Spec,
     n: int,
     root: int,
     lent: int = 0,
@@ -120,17 +166,39 @@ def lowered(
 
     `coded` tells between whom values travel as codes, if they do.
     """
-    return lower(
+    spec = _as_spec(algorithm)
+    return _lowered(collective, spec, n, root, lent, hosts, coded)
+
+
+@lru_cache(maxsize=512)
+def _lowered(
+    collective: str,
+    algorithm: Spec,
+    n: int,
+    root: int,
+    lent: int,
+    hosts: tuple[int, ...],
+    coded: Scope | None,
+) -> Lowered:
+    made = lower(
         verified(collective, algorithm, n, root),
         input_shared=bool(lent & 1),
         output_shared=bool(lent & 2),
         hosts=hosts,
         coded=coded,
     )
+    longest = max((len(p.actions) for p in made.programs), default=0)
+    if longest > MOST_ACTIONS:
+        raise BadArgument(
+            f"{collective} by {algorithm}: a rank would have {longest} actions, at "
+            f"most {MOST_ACTIONS} can be run; choose another algorithm, or fewer "
+            "segments"
+        )
+    return made
 
 
 @lru_cache(maxsize=2048)
-def _sends(collective: str, algorithm: str, n: int, root: int, rank: int) -> Ints:
+def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How many times a rank sends each chunk to another, counted from the steps."""
     schedule = verified(collective, algorithm, n, root)
     times = np.zeros(schedule.num_chunks, dtype=np.int64)
@@ -145,7 +213,7 @@ def _sends(collective: str, algorithm: str, n: int, root: int, rank: int) -> Int
 @lru_cache(maxsize=2048)
 def native_program(
     collective: str,
-    algorithm: str,
+    algorithm: Spec,
     n: int,
     root: int,
     lent: int,
@@ -160,10 +228,12 @@ def native_program(
 
 def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]:
     """What any plan tells of a call: its buffers, and what ranks compare and note."""
-    contract = verified(kind.collective, kind.algorithm, n, kind.root).contract
+    proven = _verified(kind.collective, kind.algorithm, n, kind.root)
+    contract = proven.schedule.contract
     input_at, output_at = offsets(contract, sizes)
     input_count, output_count = held(contract, sizes, rank)
-    coding = str(kind.coding) if kind.coding is not None else ""
+    fingerprint, names = kind.fingerprint(proven.content), kind.names()
+    remember(fingerprint, names)
     return {
         "input_at": input_at,
         "output_at": output_at,
@@ -171,13 +241,14 @@ def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]
         "input_bytes": input_count * kind.dtype.itemsize,
         "output_bytes": output_count * kind.dtype.itemsize,
         "divisor": n if kind.reduction.op == "mean" else 1,
-        "fingerprint": kind.fingerprint(),
+        "fingerprint": fingerprint,
         "collective": CODES[kind.collective],
         "dtype": kind.dtype.code,
         "op": OPS.index(kind.reduction.op),
         "root": kind.root,
         "count": int(sizes.sum()),
-        "algorithm": in_short(kind.algorithm, kind.label, coding),
+        "content": proven.content,
+        "texts": in_short(names),
     }
 
 
@@ -246,22 +317,6 @@ def _make_plan(
         **called,
     )
     return plan, reached
-
-
-def in_short(algorithm: str, label: str = "", coding: str = "") -> str:
-    """As much of a name as a note has room for; of a label, its end."""
-    if len(coding) > CODEC_LETTERS:
-        coding = coding[: CODEC_LETTERS - 2] + ".."
-    coding = ENCODED + coding if coding else ""
-    if label:
-        most = min(LABEL_LETTERS, NOTE_LETTERS - len(coding) - len(LABELLED) - 3)
-        if len(label) > most:
-            label = ".." + label[2 - most :]
-        label = LABELLED + label
-    room = NOTE_LETTERS - len(label) - len(coding)
-    if len(algorithm) > room:
-        algorithm = algorithm[: room - 2] + ".."
-    return algorithm + coding + label
 
 
 def _reaches(collective: str, total: int, n: int) -> bool:

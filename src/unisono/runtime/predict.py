@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from unisono.algorithms import schedule
+from unisono.algorithms import Spec, schedule
 from unisono.schedule.traffic import Traffic, traffic
 
 
@@ -99,7 +99,7 @@ def predicted_coded(
 @lru_cache(maxsize=1024)
 def lines(
     collective: str,
-    algorithm: str,
+    algorithm: str | Spec,
     segments: int,
     hosts: tuple[int, ...],
     model: Model = MODEL,
@@ -110,7 +110,7 @@ def lines(
 
 
 @lru_cache(maxsize=256)
-def _traffic(collective: str, algorithm: str, hosts: tuple[int, ...]) -> Traffic:
+def _traffic(collective: str, algorithm: str | Spec, hosts: tuple[int, ...]) -> Traffic:
     return traffic(schedule(collective, algorithm, len(hosts)), hosts)
 
 

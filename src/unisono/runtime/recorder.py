@@ -23,7 +23,8 @@ import msgspec
 
 from unisono import _native
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.plans import CODES, ENCODED, LABELLED
+from unisono.runtime.notes import Note
+from unisono.runtime.plans import CODES
 from unisono.transports.base import Logbook
 
 FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
@@ -42,32 +43,33 @@ def records(logbook: Logbook) -> list[dict[str, Any]]:
     """The records of this rank, the oldest first."""
     found = []
     for record in logbook.engine.records():
-        number, group, note, created, begun, ended, state, *more = record
+        number, group, noted, created, begun, ended, state, *more = record
         peer, tag, encoded, decoded, site = more
-        seq, collective, dtype, op, root, count, algorithm = note
-        algorithm, _, label = algorithm.partition(LABELLED)
-        algorithm, _, codec = algorithm.partition(ENCODED)
+        note = Note(*noted)
+        names, dtype = note.names, _DTYPES[note.dtype]
         known = logbook.known.get(group)
-        name = _NAMES[collective]
+        name = _NAMES[note.collective]
         found.append(
             {
                 "record_id": number,
                 "pg_id": group,
                 "process_group": [str(known.agreed), known.name] if known else ["", ""],
-                "collective_seq_id": seq,
+                "collective_seq_id": note.seq,
                 "p2p_seq_id": 0,
                 "op_id": number,
                 "profiling_name": name,
                 "is_p2p": name in _MESSAGES,
-                "algorithm": algorithm,
-                "codec": codec,
-                "label": label,
-                "op": OPS[op],
-                "root": root,
-                "input_dtypes": [_DTYPES[dtype]],
-                "input_sizes": [[count]],
-                "output_dtypes": [_DTYPES[dtype]],
-                "output_sizes": [[count]],
+                "algorithm": names.algorithm,
+                "content": f"{note.content:016x}",
+                "codec": names.codec,
+                "label": names.label,
+                "op": OPS[note.op],
+                "root": note.root,
+                "shape": names.shape,
+                "input_dtypes": [dtype],
+                "input_sizes": [[note.elements]],
+                "output_dtypes": [dtype],
+                "output_sizes": [[note.elements]],
                 "peer": None if peer < 0 else peer,
                 "tag": tag,
                 "encoded_bytes": encoded,

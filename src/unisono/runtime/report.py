@@ -11,7 +11,7 @@ from unisono.errors import BadArgument
 from unisono.runtime import recorder
 from unisono.runtime.coded_report import Coded, explained
 from unisono.runtime.options import How
-from unisono.runtime.plans import ENCODED, in_short, lowered, verified
+from unisono.runtime.plans import lowered, verified
 from unisono.runtime.select import Choice, choose
 from unisono.runtime.tuned import Row, Tuned
 from unisono.schedule.collective import collective as find_collective
@@ -63,9 +63,10 @@ def explain(
         tuned=comm._transport.tuned,
         itemsize=0 if x is None else dtype_of(x).itemsize,
     )
-    schedule = verified(collective, choice.algorithm, n, root if what.rooted else 0)
+    spec = comm._spec(choice.algorithm)
+    schedule = verified(collective, spec, n, root if what.rooted else 0)
     cost = schedule.cost(nbytes)
-    programs = lowered(collective, choice.algorithm, n, schedule.root, 0, comm._hosts)
+    programs = lowered(collective, spec, n, schedule.root, 0, comm._hosts)
     lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  why        {choice.why}",
@@ -152,7 +153,6 @@ def _measured(
 ) -> str:
     """The median of the calls like this one that the recorder remembers."""
     codec = found.codec if isinstance(found, Coded) else ""
-    told = in_short(found.algorithm, "", codec).split(ENCODED)
     count = 0 if x is None else _size(x) // dtype_of(x).itemsize
     if collective in ("all_gather", "gather"):
         count *= comm.world_size
@@ -160,7 +160,7 @@ def _measured(
         r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
         for r in recorder.records(comm._transport.logbook)
         if r["profiling_name"] == collective
-        and [r["algorithm"], *filter(None, [r["codec"]])] == told
+        and (r["algorithm"], r["codec"]) == (found.algorithm, codec)
         and r["input_sizes"] == [[count]]
         and r["state"] == "completed"
     ]

@@ -63,7 +63,7 @@ def once(comm: Communicator, call: Call, label: str) -> Work:
     how = How(label=label)
     plan = comm._made_plan(call, _COPIES, how)
     what = call.collective, call.dtype.code, _COPIES.op, call.root, call.counts
-    comm._once.append((*what, how))
+    comm._once.append((*what, call.shape, how))
     input_at = 0 if call.input is None else call.input.address
     output_at = 0 if call.output is None else call.output.address
     limit = comm._nanoseconds(None)

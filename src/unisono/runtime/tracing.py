@@ -25,6 +25,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.errors import BadArgument, Corrupted
+from unisono.runtime.notes import Names, named
 from unisono.transports.base import Logbook, Transport
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ EVENTS = "UNISONO_TRACE_EVENTS"
 MOMENTS = 1 << 17
 """How many moments a rank's ring holds, of 64 bytes each; calls: an eighth."""
 SUFFIX = ".trace"
-VERSION = 1
+VERSION = 2
 """Of what lies in a part; one of another version is not believed."""
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PINGS = 32
@@ -55,8 +56,9 @@ MOMENT = np.dtype(
 )
 CALLED = np.dtype(
     [
-        *(("seq", "<u8"), ("count", "<u8"), ("root", "<i4"), ("collective", "u1")),
-        *(("dtype", "u1"), ("op", "u1"), ("flags", "u1"), ("algorithm", "S40")),
+        *(("seq", "<u8"), ("count", "<u8"), ("fingerprint", "<u8")),
+        *(("content", "<u8"), ("root", "<i4"), ("collective", "u1"), ("dtype", "u1")),
+        *(("op", "u1"), ("lengths", "u1", 4), ("text", f"S{_native.NOTE_BYTES}")),
         *(("created", "<i8"), ("begun", "<i8"), ("ended", "<i8"), ("sent", "<u8")),
         *(("communicator", "<u4"), ("peer", "<i4"), ("tag", "<i4"), ("site", "<u4")),
         *(("state", "<u4"), ("queued", "<u4"), ("unused", "V8")),
@@ -90,6 +92,7 @@ class Part(msgspec.Struct):
 
     `clock` is what to add to have rank 0's clock, and how sure that is; `wall` what to
     add to have the time of day. `lost` are the calls and moments that were overwritten.
+    `names` are the names of the calls in full, by their fingerprints.
     """
 
     rank: int
@@ -105,6 +108,7 @@ class Part(msgspec.Struct):
     lost: tuple[int, int]
     sites: dict[int, list[Frame]]
     spans: list[Span]
+    names: dict[int, Names] = {}
     version: int = VERSION
 
 
@@ -160,7 +164,9 @@ def harvest(logbook: Logbook) -> Part:
     """What this rank has recorded so far."""
     (calls, num_calls), (moments, num_moments) = logbook.engine.traced()
     me = logbook.peers[logbook.rank]
-    sites = np.unique(np.frombuffer(calls, CALLED)["site"]).tolist()
+    called = np.frombuffer(calls, CALLED)
+    sites = np.unique(called["site"]).tolist()
+    names = {p: named(p) for p in np.unique(called["fingerprint"]).tolist()}
     return Part(
         rank=logbook.rank,
         world_size=len(logbook.peers),
@@ -181,6 +187,7 @@ def harvest(logbook: Logbook) -> Part:
         ),
         sites={site: _native.site_frames(site) for site in sites},
         spans=list(_SPANS),
+        names={p: found for p, found in names.items() if found is not None},
     )
 
 

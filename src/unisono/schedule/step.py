@@ -123,6 +123,18 @@ class Step:
         """The same transfers as part of `phase`."""
         return replace(self, phase=phase)
 
+    def copy(self) -> Step:
+        """The same transfers in arrays of its own."""
+        chunk, reduces = self.chunk.copy(), self.reduces
+        return Step(
+            self.src.copy(),
+            self.dst.copy(),
+            chunk,
+            chunk if self.into is self.chunk else self.into.copy(),
+            reduces if isinstance(reduces, bool) else reduces.copy(),
+            self.phase,
+        )
+
     def backwards(self, *, swap_kinds: bool) -> Step:
         """Every transfer the other way round; copies and reductions change places."""
         reduces = self.reduces

@@ -28,7 +28,8 @@ import numpy as np
 
 from unisono.chrome import Sheet, Slice
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.plans import CODES, ENCODED, LABELLED
+from unisono.runtime.notes import Names
+from unisono.runtime.plans import CODES
 from unisono.runtime.tracing import CALLED, KINDS, MOMENT, Group, Part
 from unisono.schedule.program import Home
 
@@ -61,6 +62,13 @@ class _Made:
 def _seq(row: Any) -> int:
     """The number of a call, as far as moments know it."""
     return int(row["seq"]) & 0xFFFFFFFF
+
+
+def _noted(row: Any) -> Names:
+    """The names in the note of a call, where they are not known in full."""
+    ends = np.cumsum(row["lengths"], dtype=int).tolist()
+    texts = (row["text"][a:b] for a, b in zip([0, *ends], ends, strict=False))
+    return Names(*(text.decode(errors="replace") for text in texts))
 
 
 def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
@@ -141,8 +149,7 @@ class _Rank:
 
     def _about(self, row: Any, group: Group, name: str) -> dict[str, object]:
         count, dtype = int(row["count"]), _DTYPES[row["dtype"]]
-        algorithm, _, label = row["algorithm"].decode().partition(LABELLED)
-        algorithm, _, codec = algorithm.partition(ENCODED)
+        names = self.part.names.get(int(row["fingerprint"])) or _noted(row)
         line = self.part.sites.get(int(row["site"]), [])
         return {
             "Collective name": name,
@@ -155,9 +162,10 @@ class _Rank:
             "Process Group Ranks": str(group.ranks),
             "Seq": _seq(row),
             "collective": name,
-            "algorithm": algorithm,
-            "codec": codec,
-            "label": label,
+            "algorithm": names.algorithm,
+            "codec": names.codec,
+            "label": names.label,
+            "shape": names.shape,
             "op": OPS[row["op"]],
             "root": int(row["root"]),
             "bytes": count * DTYPES[dtype].itemsize,

@@ -69,6 +69,8 @@ class Entry(msgspec.Struct):
     time_created_ns: int
     frames: list[Frame] = []
     time_discovered_completed_ns: int | None = None
+    shape: str = ""
+    content: str = ""
 
     @property
     def what(self) -> str:
@@ -76,7 +78,8 @@ class Entry(msgspec.Struct):
         count = self.input_sizes[0][0]
         told = []
         if self.profiling_name != "barrier":
-            told.append(f"{self.input_dtypes[0]} × {count}")
+            elements = self.shape if "," in self.shape else f" × {count}"
+            told.append(f"{self.input_dtypes[0]}{elements}")
         if self.profiling_name in _REDUCING:
             told.append(self.op)
         if self.profiling_name in _ROOTED:

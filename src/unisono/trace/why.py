@@ -149,13 +149,13 @@ def _differs(scene: _Scene) -> Verdict | None:
         alike: dict[str, list[int]] = {}
         for rank, entry in entries.items():
             alike.setdefault(entry.what, []).append(rank)
-        algorithms = {entry.algorithm for entry in entries.values()}
-        if len(alike) < 2 and len(algorithms) < 2:
+        ways = _ways(entries)
+        if len(alike) < 2 and len(set(ways.values())) < 2:
             continue
         if len(alike) < 2:  # the same call, but by other ways
             alike = {}
             for rank, entry in entries.items():
-                alike.setdefault(f"{entry.what} by {entry.algorithm}", []).append(rank)
+                alike.setdefault(f"{entry.what} by {ways[rank]}", []).append(rank)
         return _disagreement(scene, seq, entries, alike)
     return None
 
@@ -190,12 +190,14 @@ def _disagreement(
             return skipped
     most, odd = alike[usual], against(usual)
     one, other = entries[odd[0]], entries[most[0]]
-    hows = ("", "") if one.what != other.what else (one.algorithm, other.algorithm)
-    ways = [f" by {how}" if how else "" for how in hows]
+    hows, ways = ("", ""), _ways(entries)
+    if one.what == other.what:
+        hows = ways[odd[0]], ways[most[0]]
+    by = [f" by {how}" if how else "" for how in hows]
     most = sorted([*most, *(rank for rank in refused if refused[rank] == usual)])
     told = (
-        f"{_who(odd)} called {one.what}{ways[0]} at {one.at}, "
-        f"where {_who(most)} called {other.what}{ways[1]} at {other.at}"
+        f"{_who(odd)} called {one.what}{by[0]} at {one.at}, "
+        f"where {_who(most)} called {other.what}{by[1]} at {other.at}"
     )
     sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
     sides += [
@@ -204,6 +206,19 @@ def _disagreement(
         if call
     ]
     return scene.verdict("mismatch", told, odd, other, sides)
+
+
+def _ways(entries: Mapping[int, Entry]) -> dict[int, str]:
+    """The algorithms of one call, by rank; with their steps if the names hide them."""
+    contents: dict[str, set[str]] = {}
+    for entry in entries.values():
+        contents.setdefault(entry.algorithm, set()).add(entry.content)
+    return {
+        rank: f"{entry.algorithm} (steps {entry.content})"
+        if len(contents[entry.algorithm]) > 1
+        else entry.algorithm
+        for rank, entry in entries.items()
+    }
 
 
 def _key(entry: Entry, *, lines: bool) -> tuple[object, ...]:

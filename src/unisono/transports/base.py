@@ -38,6 +38,18 @@ if TYPE_CHECKING:
 WINDOW = 256 << 10
 """Bytes of half a rank's window: the pieces of one generation."""
 
+MOST_RANKS = _native.MOST_RANKS
+"""So many ranks can be told apart in the word that says who failed."""
+
+
+def refuse_too_many(n: int) -> None:
+    """Raise UnsupportedWorld, before anybody is waited for."""
+    if n > MOST_RANKS:
+        raise UnsupportedWorld(
+            f"a world of {n} ranks: at most {MOST_RANKS} are supported", n=n
+        )
+
+
 TURN_NS = 500_000
 """How long a rank mostly computes before it waits for another."""
 

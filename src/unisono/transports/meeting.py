@@ -35,7 +35,7 @@ from unisono.errors import (
     TransportError,
 )
 from unisono.transports.addresses import Address, Choice, choose, stay
-from unisono.transports.base import cores_here
+from unisono.transports.base import cores_here, refuse_too_many
 from unisono.transports.dialing import Connection, dial
 from unisono.transports.handshake import MEET, Member, life
 from unisono.transports.letters import Letters
@@ -90,6 +90,7 @@ def meet_across(
     `insecure`. `lost` says why the meeting cannot be, as soon as that is known. With
     `tls` all is encrypted, here and later.
     """
+    refuse_too_many(world_size)
     if not 0 <= rank < world_size:
         raise BadArgument(f"rank = {rank}: expected 0 to {world_size - 1}")
     place = Address.parse(address)

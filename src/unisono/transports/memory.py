@@ -16,6 +16,7 @@ from unisono.transports.base import (
     Peer,
     Transport,
     cores_here,
+    refuse_too_many,
 )
 from unisono.transports.streams import End, Streams, between_threads, pair
 
@@ -32,6 +33,7 @@ def threads(
     encrypted: bool = False,
 ) -> list[Transport]:
     """The transports of n ranks, one for each thread."""
+    refuse_too_many(n)
     hub = _native.Hub(n)
     peers = [Peer(r, os.getpid(), socket.gethostname()) for r in range(n)]
     # Python runs one thread at a time, so a rank that spins keeps the others waiting.

@@ -28,6 +28,7 @@ from unisono.transports.base import (
     Peer,
     Transport,
     cores_here,
+    refuse_too_many,
 )
 from unisono.transports.unix import abstract, credentials, seqpacket
 
@@ -89,6 +90,7 @@ def meet(
     `lost` says why the meeting cannot be, as soon as that is known. Rank 0's `note`
     comes to all of them.
     """
+    refuse_too_many(world_size)
     offer = _Answer(window=window, note=note)
     sockets, answer = _meet(rank, world_size, job, version, timeout_s, offer, lost)
     pids = [pid for pid, _ in answer.peers]

@@ -20,6 +20,7 @@ from itertools import product
 
 import msgspec
 
+from unisono.algorithms import read
 from unisono.runtime.place import free_port
 from unisono.runtime.plans import native_program
 from unisono.runtime.select import choose
@@ -124,10 +125,11 @@ def _lower(
         reproducible=False,
         hosts=told or None,
     ).algorithm
+    spec = read(found)
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
     for root, lent in product(range(n if rooted else 1), (0, 3) if told else range(4)):
         for rank in range(n):
-            native_program(collective, found, n, root, lent, told, None, rank)
+            native_program(collective, spec, n, root, lent, told, None, rank)
 
 
 def _begin(trial: Trial) -> _Scene:
