@@ -320,8 +320,10 @@ void Mesh::watch() {
       const bool ended = speaks && !drain(r);
       if (ended)
         polled[2 * r].fd = -1;
-      if (died)
+      if (died) {
         polled[2 * r + 1].fd = -1;
+        hub_->ended[r].store(true, std::memory_order_release);
+      }
       if (ended || died)
         bury(r);
     }

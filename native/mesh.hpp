@@ -46,9 +46,10 @@ private:
 
 // The segments of all ranks, and who is dead: private to a process, or common to threads.
 struct Hub {
-  explicit Hub(std::size_t n) : dead(n), segments(n) {}
+  explicit Hub(std::size_t n) : dead(n), ended(n), segments(n) {}
   std::mutex mutex;
   std::vector<std::atomic<bool>> dead;
+  std::vector<std::atomic<bool>> ended; // by the word of the kernel
   std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Memory>>> segments;
 };
 
@@ -78,6 +79,11 @@ public:
 
   bool dead(std::size_t rank) const {
     return hub_->dead[rank].load(std::memory_order_acquire);
+  }
+  // Whether the kernel of this host says that its process has ended. Unlike `dead`, which
+  // may rest on a connection that ended, this cannot be wrong.
+  bool ended(std::size_t rank) const {
+    return hub_->ended[rank].load(std::memory_order_acquire);
   }
   // Whether another rank's memory could not be taken in, for want of memory or descriptors.
   bool starved() const { return starved_.load(std::memory_order_acquire); }
