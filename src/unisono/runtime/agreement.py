@@ -303,7 +303,7 @@ class Agreement:
         here = self._free(came)
         away = set(range(self.n)) - here - self.dead
         if self.me not in here or not self._may_go_on(here, away):
-            return self._despair(away)
+            return self._despair(away - came)
         for rank in came - here:  # bound by a world that this one would be without
             self.outbox.append((rank, Reply(hopeless=tuple(sorted(away - {rank})))))
         self.silent.update(came - here)
