@@ -95,13 +95,15 @@ class Address:
 class Choice:
     """An address of this host, the interface it is on, and why it was chosen.
 
-    `bind` is where to listen, if not at the address that others are told.
+    `bind` is where to listen, if not at the address that others are told; `others` are
+    where to listen as well, at the same port.
     """
 
     host: str
     interface: str
     why: str
     bind: str = ""
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line for people."""
@@ -136,14 +138,16 @@ def choose(interface: str | None = None, towards: Address | None = None) -> Choi
 def stay(told: Address) -> Choice:
     """The address of this host that was told: where rank 0 listens.
 
-    Of those that a name stands for, the first that this host has.
+    Of those that a name stands for, the first that this host has; and the others that
+    it has, since who dials the name may reach only one of them.
     """
-    hosts = [_host_of(family, where) for family, where in told.resolve()]
-    host = next(filter(_is_own, hosts), hosts[0])
+    found = [_host_of(family, where) for family, where in told.resolve()]
+    hosts = list(dict.fromkeys(found))
+    host, *others = list(filter(_is_own, hosts)) or hosts[:1]
     why = f"{told.host} is where rank 0 was told to listen"
     if is_loopback(host) and told.host != "localhost" and not is_loopback(told.host):
         why += "; on this host that name is a loopback address, out of others' reach"
-    return Choice(host, _interface_of(host), why)
+    return Choice(host, _interface_of(host), why, others=tuple(others))
 
 
 def refuse_open(host: str, secret: Secret) -> None:

@@ -106,7 +106,7 @@ class Gate:
             if one.address == place:
                 return cls(None, one)
         try:
-            gate = cls(None, Reception(place, me))
+            gate = cls(None, Reception(place, me, others=choice.others))
         except ConnectFailed as why:
             raise ConnectFailed(
                 f"grow: newcomers come to {address}, the address of the job, and there "
