@@ -110,15 +110,13 @@ class Verdicts:
         awaited: Sequence[int],
         words: str = "",
     ) -> UnisonoError:
-        # Whose limit ran out tells the limit; those of other ranks are not known here.
-        is_mine = verdict[2] == self.rank
         error = failure(
             self._native,
             self.peers,
             verdict,
             call=call,
             seq=seq,
-            timeout_s=limit if is_mine else -1.0,
+            timeout_s=limit,
             awaited=awaited,
             rank=self.rank,
         )

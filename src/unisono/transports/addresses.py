@@ -4,7 +4,8 @@ Loopback, unless somebody says otherwise. With other hosts in the job, it is the
 from which this host reaches rank 0 (the kernel is asked for the route; nothing is
 sent), or what `interface` names (UNISONO_INTERFACE): an interface (eth0), a network
 (10.0.0.0/8), or an address of this host. All interfaces at once (0.0.0.0 or ::) only
-if named so. The choice comes with its reason:
+if named so. Rank 0 listens at each address of its host that its name stands for. The
+choice comes with its reason:
 
     10.0.3.4 on eth0: the route to 10.0.3.1 leaves there
 
