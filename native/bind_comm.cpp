@@ -103,6 +103,8 @@ void bind_comm(nb::module_ &m) {
       .def("leads_to", &leads_to, nb::arg("rank"), nb::arg("messages"))
       .def("set_patience", &set_patience, nb::arg("spins"), nb::arg("yields"),
            nb::arg("turn"), nb::arg("late_after"), nb::arg("timeout"))
+      .def("set_timeout", [](Handle &c, std::int64_t timeout) { c.timeout = timeout; },
+           nb::arg("timeout"))
       .def("verdict", [](const Handle &c) { return facts(c.verdict()); })
       .def("tell_connecting", &Comm::tell_connecting, nb::arg("rank"), nb::arg("lasts"))
       .def("give_up", &give_up, nb::arg("rank"), nb::arg("late"))

@@ -147,6 +147,8 @@ void bind_engine(nb::module_ &m) {
       .def("bury", [](Engine &e, std::size_t rank) { e.mesh->bury(rank); }, nb::arg("rank"))
       .def("dead", [](Engine &e, std::size_t rank) { return e.mesh->dead(rank); },
            nb::arg("rank"))
+      .def("ended", [](Engine &e, std::size_t rank) { return e.mesh->ended(rank); },
+           nb::arg("rank"))
       .def("starved", [](Engine &e) { return e.mesh->starved(); })
       .def("forked", [](Engine &e) { return e.mesh->forked(); })
       .def("live", &live, nb::arg("fds"), nb::arg("outgoing"), nb::arg("incoming"),

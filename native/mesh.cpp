@@ -295,17 +295,13 @@ bool Mesh::drain(std::size_t from) {
   return true;
 }
 
-void Mesh::end(std::size_t rank) {
-  hub_->ended[rank].store(true, std::memory_order_release);
-  bury(rank);
-}
-
 void Mesh::watch() {
   const std::size_t n = sockets_.size();
   for (std::size_t r = 0; r < n; ++r)
     if (gone_[r]) {
       drain(r);
-      end(r);
+      hub_->ended[r].store(true, std::memory_order_release);
+      bury(r);
     }
   std::vector<pollfd> polled(2 * n + 1);
   for (std::size_t r = 0; r < n; ++r) {
@@ -325,10 +321,12 @@ void Mesh::watch() {
       const bool ended = speaks && !drain(r);
       if (ended)
         polled[2 * r].fd = -1;
-      if (died)
+      if (died) {
         polled[2 * r + 1].fd = -1;
+        hub_->ended[r].store(true, std::memory_order_release);
+      }
       if (ended || died)
-        end(r);
+        bury(r);
     }
   }
 }

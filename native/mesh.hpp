@@ -49,7 +49,7 @@ struct Hub {
   explicit Hub(std::size_t n) : dead(n), ended(n), segments(n) {}
   std::mutex mutex;
   std::vector<std::atomic<bool>> dead;
-  std::vector<std::atomic<bool>> ended; // the kernel of this host says so
+  std::vector<std::atomic<bool>> ended; // by the word of the kernel
   std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Memory>>> segments;
 };
 
@@ -80,8 +80,8 @@ public:
   bool dead(std::size_t rank) const {
     return hub_->dead[rank].load(std::memory_order_acquire);
   }
-  // Whether its process has ended, or let go of this mesh, by the word of this host's
-  // kernel. One that is dead because nothing was heard of it may still live.
+  // Whether the kernel of this host says that its process has ended. Unlike `dead`, which
+  // may rest on a connection that ended, this cannot be wrong.
   bool ended(std::size_t rank) const {
     return hub_->ended[rank].load(std::memory_order_acquire);
   }
@@ -96,7 +96,6 @@ public:
 private:
   struct Message;
   void watch();
-  void end(std::size_t rank);
   bool receive(std::size_t from);
   bool drain(std::size_t from);
   void announce(const Message &message, int fd);

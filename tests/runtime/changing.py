@@ -74,6 +74,15 @@ def loses(comm, victims):
     return told(comm)
 
 
+def loses_rank_0(comm, knows):
+    """The other one shrinks; it may be told that rank 0 has ended."""
+    works_until_it_dies(comm, 0)
+    try:
+        return told(comm.shrink(timeout_s=20, dead=[0] if knows else []))
+    except unisono.ConnectFailed as why:
+        return why.missing, str(why)
+
+
 def _dies_at(point):
     """Have this process killed at a point of shrinking."""
     if point == "first word":
@@ -119,8 +128,9 @@ def loses_another_meanwhile(comm, first, second, point):
         _dies_at(point)
     lost = works_until_it_dies(comm, first)
     assert lost.ranks == (first,)
+    left = comm.world_size - 2
     comm = comm.shrink(timeout_s=20)
-    while comm.world_size > 2:  # it died so late that this world was settled with it
+    while comm.world_size > left:  # it died so late that this world was settled with it
         until_lost(comm)
         comm = comm.shrink(timeout_s=20)
     return told(comm)

@@ -1,10 +1,12 @@
-"""Who is left: the rules, one by one and in a hundred thousand simulated schedules."""
+"""Who is left: the rules, one by one and in many thousand simulated schedules."""
 
 import os
+import random
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from unisono.runtime import agreement
 from unisono.runtime.agreement import (
     Agreement,
     Come,
@@ -14,10 +16,11 @@ from unisono.runtime.agreement import (
     outweighs,
 )
 from unisono.testing import survivors
-from unisono.testing.survivors import Schedule, simulate
+from unisono.testing.survivors import Partition, Schedule, simulate
 
 PER_PART = 5_000
 PARTS = 8
+KINDS = [Schedule.random, Schedule.parted]
 NOTHING = Come(False, 0, (), ())
 
 
@@ -73,6 +76,120 @@ def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
     near = rules(3, is_near=True)
     near.learn(silent=[0, 1, 2])
     assert near.step(0.0).kind is Kind.HOST
+
+
+def test_who_has_met_a_world_does_not_go_on_where_others_may_have_settled_it():
+    """0 and 1 may have gone on from there, two of three, whatever 2 has heard."""
+    one = rules(2, 5)
+    one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    one.learn(silent=[0, 1])
+    one.came(3, NOTHING)
+    one.came(4, NOTHING)
+    step = one.step(0.0)
+    assert step.kind is Kind.HOPELESS
+    assert step.ranks == (0, 1)
+
+
+@pytest.mark.parametrize("gone", [{"dead": [0, 1]}, {"silent": [0]}], ids=str)
+def test_it_goes_on_where_nobody_can_have_gone_on_from_what_it_met(gone):
+    one = rules(2, 5)
+    one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    one.learn(**gone)
+    one.learn(dead=[1])
+    one.came(3, NOTHING)
+    one.came(4, NOTHING)
+    assert one.step(0.0).kind is (Kind.HOST if "dead" in gone else Kind.HOPELESS)
+    other = rules(1, 5)
+    other.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    other.learn(silent=[0])  # one of three cannot have gone on
+    for rank in (2, 3, 4):
+        other.came(rank, NOTHING)
+    assert other.step(0.0).kind is Kind.HOST
+
+
+def test_a_guest_that_is_bound_is_told_and_not_counted():
+    one = rules(0, 5)
+    for rank in (1, 2):
+        one.came(rank, NOTHING)
+    one.came(3, Come(False, 1, (), (4,), ((3, 4),)))
+    one.came(3, Come(False, 1, (), (4,), ((4, 3),)))  # as rank 0 there, 4 is half
+    step = one.step(0.0)
+    assert step.proposal.members == (0, 1, 2)
+    assert step.proposal.left_out == (3, 4)
+    assert (3, Reply(hopeless=(4,))) in one.outbox
+
+
+def test_in_a_world_that_not_all_are_known_to_share_the_dead_may_be_elsewhere():
+    one = rules(0, 3, is_strict=True)
+    one.learn(dead=[1, 2])
+    assert one.step(0.0).kind is Kind.HOPELESS
+    two = rules(0, 3, is_strict=True)
+    two.learn(dead=[2])
+    two.came(1, NOTHING)
+    assert two.step(0.0).kind is Kind.HOST
+
+
+def test_newcomers_are_no_part_of_a_majority_until_all_know():
+    one = rules(2, 5, voters=2)
+    one.learn(silent=[0, 1])
+    for rank in (3, 4):
+        one.came(rank, NOTHING)
+    assert one.step(0.0).kind is Kind.HOPELESS
+    whole = rules(2, 5)
+    whole.learn(silent=[0, 1])
+    for rank in (3, 4):
+        whole.came(rank, NOTHING)
+    assert whole.step(0.0).kind is Kind.HOST
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Come(False, -1, (), ()),
+        Come(False, 1 << 31, (), ()),
+        Come(False, 0, (4,), ()),
+        Come(False, 0, (), (-1,)),
+        Come(False, 0, (2, 2), ()),
+        Come(False, 0, (), (), ((0, 9),)),
+    ],
+    ids=str,
+)
+def test_what_no_rank_can_say_is_passed_over(word):
+    one = rules(0)
+    one.came(1, word)
+    assert not one.guests
+    assert not one.dead
+    assert one.step(0.0).ranks == (1, 2, 3)
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 4, 1 << 31])
+def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
+    one = rules(0)
+    one.came(rank, NOTHING)
+    assert not one.guests
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Reply(proposal=Proposal(1, (0, 2, 9), ())),
+        Reply(proposal=Proposal(1, (0, 2, 2), ())),
+        Reply(proposal=Proposal(1 << 40, (0, 2), ())),
+        Reply(proposal=Proposal(0, (0, 2), ())),
+        Reply(settled=Proposal(1, (0, -2), ())),
+        Reply(hopeless=(7,)),
+        Reply(wait_s=float("inf")),
+        Reply(wait_s=float("nan")),
+        Reply(wait_s=-5.0),
+    ],
+    ids=str,
+)
+def test_an_answer_that_nobody_can_give_changes_nothing(word):
+    one = rules(2)
+    assert one.step(0.0).until == 10.0
+    one.heard(0, word, 0.0)
+    step = one.step(0.0)
+    assert (step.kind, step.ranks, step.until) == (Kind.ASK, (0,), 10.0)
 
 
 def test_one_alone_goes_on_if_all_others_are_certainly_dead():
@@ -143,9 +260,20 @@ def test_who_was_taken_for_dead_is_told_and_takes_no_part():
     assert 2 in one.silent
 
 
-def simulate_many(count):
+def torn(seed):
+    """Three of five meet without the late ones, and are parted just then."""
+    rng = random.Random(seed)
+    ranks = range(5)
+    cut = frozenset((a, b) for a in ranks for b in ranks if (a < 2) != (b < 2))
+    parts = Partition(10 + rng.random() * 1.5, 1e9, cut, rng.random() < 0.5)
+    late = (10 + rng.random(), 10 + rng.random())
+    calls = (0.0, 0.0, 0.0, *late)
+    return Schedule(seed, calls, (None,) * 5, slow=0.3, partitions=(parts,))
+
+
+def simulate_many(count, kind=Schedule.random):
     for seed in range(count):
-        simulate(Schedule.random(seed))
+        simulate(kind(seed))
 
 
 def play(part: int) -> list[str]:
@@ -153,22 +281,33 @@ def play(part: int) -> list[str]:
     wrong = []
     for seed in range(part * PER_PART, (part + 1) * PER_PART):
         try:
-            simulate(Schedule.random(seed))
+            simulate(KINDS[seed % 2](seed))
         except AssertionError as why:
             wrong.append(f"seed {seed}: {why}")
     return wrong
 
 
-@pytest.mark.timeout(300)
-def test_a_hundred_thousand_schedules_end_in_one_world():
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_schedules_end_in_one_world(kind):
+    simulate_many(1_000, kind)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(600)
+def test_forty_thousand_schedules_end_in_one_world():
     with ProcessPoolExecutor(min(PARTS, os.cpu_count() or 1)) as pool:
         wrong = [one for part in pool.map(play, range(PARTS)) for one in part]
     assert not wrong, wrong[:3]
 
 
-def test_the_simulation_is_the_same_each_time():
+def test_three_that_are_parted_when_they_have_met_end_in_one_world():
+    simulate_many(300, torn)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, torn], ids=lambda kind: kind.__name__)
+def test_the_simulation_is_the_same_each_time(kind):
     for seed in range(50):
-        schedule = Schedule.random(seed)
+        schedule = kind(seed)
         assert simulate(schedule) == simulate(schedule)
 
 
@@ -188,27 +327,39 @@ def believes_rumours(self, rank, word):
     TRUE_CAME(self, rank, word)
 
 
+def takes_refusals_for_deaths(self, seat, rank, link):
+    self.soon(self.learn, seat, rank, link, True)
+
+
+def tries_the_first_address_only(self, process):
+    return TRUE_ADDRESSES(self, process)[:1]
+
+
+def is_never_bound(self, rank, here):
+    return False
+
+
+TRUE_ADDRESSES = survivors.Crowd.addresses
 TRUE_FAILED = Agreement.failed
 TRUE_CAME = Agreement.came
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "mistake"),
+    ("where", "name", "mistake", "kind"),
     [
-        ("unisono.runtime.agreement", "outweighs", everything_may),
-        (Agreement, "failed", forgets_what_it_met),
-        (Agreement, "came", believes_rumours),
+        (agreement, "outweighs", everything_may, Schedule.random),
+        (Agreement, "failed", forgets_what_it_met, Schedule.random),
+        (Agreement, "came", believes_rumours, Schedule.random),
+        (survivors.Crowd, "refused", takes_refusals_for_deaths, Schedule.parted),
+        (survivors.Crowd, "addresses", tries_the_first_address_only, Schedule.parted),
+        (Agreement, "_is_bound", is_never_bound, torn),
     ],
     ids=lambda what: getattr(what, "__name__", str(what)),
 )
-def test_the_simulation_finds_mistakes(monkeypatch, where, name, mistake):
-    target = f"{where}.{name}" if isinstance(where, str) else None
-    if target:
-        monkeypatch.setattr(target, mistake)
-    else:
-        monkeypatch.setattr(where, name, mistake)
+def test_the_simulation_finds_mistakes(monkeypatch, where, name, mistake, kind):
+    monkeypatch.setattr(where, name, mistake)
     with pytest.raises(AssertionError):
-        simulate_many(20_000)
+        simulate_many(20_000, kind)
 
 
 def test_a_world_that_closes_too_early_is_found(monkeypatch):

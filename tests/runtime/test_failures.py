@@ -1008,3 +1008,48 @@ def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeyp
     (note,) = world(2).run(leaves)[0]
     assert "could not be written" in note
     assert Path(file).read_text() == ""
+
+
+def changes_its_limit(comm, passed):
+    """A call that was made before goes the quick way, and is timed there."""
+    x = ones()
+    comm.all_reduce(x)
+    comm.all_reduce(x)
+    comm.timeout_s = 0.3
+    passed.wait(20)
+    return comm.timeout_s, attempt(comm.all_reduce, x) if comm.rank == 0 else None
+
+
+def test_a_limit_that_is_set_holds_for_every_later_call():
+    passed = threading.Barrier(2)
+    found = world(2, timeout_s=30).run(changes_its_limit, passed)
+    limit, error = found[0]
+    assert limit == 0.3
+    assert error["error"] == "CollectiveTimeout"
+    assert "within 0.3 s" in error["message"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "soon", float("nan")])
+def test_a_limit_that_is_none_is_refused_and_changes_nothing(seconds):
+    with world(1, timeout_s=7.0) as w:
+        comm = w.comms[0]
+        with pytest.raises(BadArgument, match="timeout_s"):
+            comm.timeout_s = seconds
+        assert comm.timeout_s == 7.0
+
+
+def is_refused_after_a_timeout(comm, passed):
+    comm.barrier()
+    passed.wait(20)
+    if comm.rank == 0:
+        attempt(comm.all_reduce, ones(), timeout_s=0.3)
+    passed.wait(20)
+    return attempt(comm.barrier)
+
+
+def test_a_refused_call_tells_the_limit_that_ran_out():
+    """Of the call that failed, not the communicator's; another rank's is not known."""
+    passed = threading.Barrier(2)
+    first, second = world(2, timeout_s=50).run(is_refused_after_a_timeout, passed)
+    assert "within 0.3 s" in first["message"]
+    assert "not completed; rank 0" in second["message"]

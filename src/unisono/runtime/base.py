@@ -76,12 +76,12 @@ class Base(Verdicts):
         self.left_out: tuple[int, ...] = ()
         self.rank = self._ranks.index(transport.rank)
         self.world_size = len(self._ranks)
-        self.timeout_s = timeout_s
         self.name = name
         self._at = Place(self.rank, self.world_size)
         native.set_patience(
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
+        self.timeout_s = timeout_s
         self._quick = _native.quick_of(native)
         transport.admit(self, native.id(), Known(name, agreed, self._ranks))
 
@@ -118,6 +118,16 @@ class Base(Verdicts):
             name=name,
             on_close=release,
         )
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that is given no limit of its own; can be set."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._native.set_timeout(nanoseconds(seconds))  # of calls that skip Python
+        self._timeout_s = seconds
 
     @property
     def peers(self) -> list[Peer]:

@@ -283,15 +283,21 @@ class Communicator(Base):
         assert made is not None
         return made
 
-    def shrink(self, *, timeout_s: float = SHRINK_S) -> Communicator:
+    def shrink(
+        self, *, timeout_s: float = SHRINK_S, dead: Sequence[int] = ()
+    ) -> Communicator:
         """The communicator of those who are left: epoch one up, ranks moved together.
 
         All survivors call it, after a PeerLost or at any time; this one is closed then.
-        A rank that lives but does not come within `timeout_s` is left out, and is among
-        `left_out` of the new one. On a communicator from split it is an error.
+        A rank that may live but does not come within `timeout_s`, or cannot be reached,
+        is left out, and is among `left_out` of the new one. On several hosts those who
+        go on without it must be more than half, or half with rank 0; else ConnectFailed
+        is raised. `dead` are ranks that you know to have ended, from a scheduler, say:
+        for these no majority is needed. If that is wrong, there may be two worlds.
+        On a communicator from split it is an error.
         """
         found: Communicator = import_module("unisono.runtime.elastic").shrink(
-            self, timeout_s
+            self, timeout_s, dead
         )
         return found
 

@@ -9,9 +9,10 @@ only one of them found out why.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.errors import UsageError
+from unisono.errors import BadArgument, UsageError, whole_number
 from unisono.runtime.base import nanoseconds
 from unisono.runtime.membership import Membership
 from unisono.runtime.shrinking import survive
@@ -45,9 +46,12 @@ class Changing:
         _CHANGING.release()
 
 
-def shrink(comm: Communicator, timeout_s: float) -> Communicator:
+def shrink(
+    comm: Communicator, timeout_s: float, dead: Sequence[int] = ()
+) -> Communicator:
     """The world of those who are left; see `Communicator.shrink`."""
     nanoseconds(timeout_s)
+    known = [_other_rank(comm, rank) for rank in dead]
     with Changing("shrink"):
         member = world_of(comm, "shrink")
         transport = comm._transport
@@ -57,12 +61,22 @@ def shrink(comm: Communicator, timeout_s: float) -> Communicator:
         def first(made: Transport, meeting_s: float) -> Communicator:
             return first_communicator(made, timeout_s=limit, meeting_s=meeting_s)
 
-        found = survive(transport, member, timeout_s, first)
+        found = survive(transport, member, timeout_s, first, dead=known)
         made = found.comm
         made.left_out = found.left_out
         assert made._member is not None
         count_epochs_from(member.job, made._member.epoch + 1)
         return made
+
+
+def _other_rank(comm: Communicator, rank: int) -> int:
+    found = whole_number("dead", rank)
+    if not 0 <= found < comm.world_size or found == comm.rank:
+        raise BadArgument(
+            f"shrink: dead = {found}: expected other ranks of {comm.name!r}, 0 to "
+            f"{comm.world_size - 1} without {comm.rank}"
+        )
+    return found
 
 
 def world_of(comm: Communicator, what: str) -> Membership:

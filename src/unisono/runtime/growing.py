@@ -93,7 +93,7 @@ class _Host:
         try:
             gate = self._gate()
             self._gather(gate)
-            told = Welcome(0, self.wanted, self.member.epoch + 1, self._place())
+            told = self._welcome(self._place())
             return _meet(self.comm, self.member, told, self._announce)
         except (ConnectFailed, OSError) as why:
             if (
@@ -171,8 +171,12 @@ class _Host:
         here = Address.parse(self.address) if reception is None else reception.address
         return str(Address(here.host, 0))
 
+    def _welcome(self, place: str) -> Welcome:
+        epoch, before = self.member.epoch + 1, self.comm.world_size
+        return Welcome(0, self.wanted, epoch, place, before=before)
+
     def _announce(self, place: str) -> None:
-        told = Welcome(0, self.wanted, self.member.epoch + 1, place)
+        told = self._welcome(place)
         _tell(self.comm, told)
         for number, link in enumerate(self.newcomers):
             rank = self.comm.world_size + number
@@ -198,10 +202,12 @@ def _tell(
         return told
     size = int.from_bytes(raw[:2].tobytes(), "big")
     heard = msgspec.msgpack.decode(raw[2 : 2 + size].tobytes(), type=Welcome)
-    if heard.dead:
+    if heard.dead and all(0 <= rank < comm.world_size for rank in heard.dead):
         raise _lost(comm, heard.dead)
     if heard.wrong:
         raise ConnectFailed(heard.wrong)
+    if not heard.is_sound() or heard.before != comm.world_size:
+        raise ConnectFailed("grow: rank 0 tells of a world that cannot be")
     return heard
 
 
@@ -307,6 +313,8 @@ def join(
             continue
         if told.wrong:
             raise ConnectFailed(f"join: {told.wrong}")
+        if not told.is_sound() or told.rank == 0:
+            raise ConnectFailed("join: rank 0 offers a place that cannot be")
         comm = _take_seat(member.later(told.epoch), told, timeout_s)
         if comm is not None:
             return comm
@@ -343,6 +351,7 @@ def _take_seat(
             member,
             _PATIENCE_S,
             lambda made, _: _first(made, member, timeout_s),
+            voters=told.before,
         )
         return _settled(found.comm, ())
     return _settled(comm, ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.02  # between knocks at a door that is not there yet
 _AGAIN_S = 0.5  # at one that cannot be reached
+_ENDING_S = 1.0
+"""How long after a process has closed its sockets the kernel may say that it ended."""
 _ELSEWHERE = Proposal(0, (), ())
 """What is told in a world that came to nothing: those who ask have no part in it."""
 
@@ -57,19 +59,29 @@ def survive(
     timeout_s: float,
     first: First,
     attempt: Attempt | None = None,
+    *,
+    dead: Iterable[int] = (),
+    voters: int = 0,
 ) -> Survived:
     """Agree with the others of this world; `first` makes a communicator.
 
-    If there is an `attempt`, they agree only if that fails.
+    If there is an `attempt`, they agree only if that fails. `dead` are ranks that have
+    ended for certain, by the caller's word; `voters` as in Agreement.
     """
     names = list(range(len(transport.peers)))  # in the world that shrink was called on
     parts: list[_Survivor] = []
     left_out: list[int] = []
+    is_strict = False
     try:
         while True:
-            parts.append(_Survivor(transport, member, timeout_s, first))
-            proposal, comm, all_know = parts[-1].agree(attempt)
+            part = _Survivor(transport, member, timeout_s, first, is_strict, voters)
+            parts.append(part)
+            part.rules.learn(dead=dead)
+            dead = ()
+            proposal, comm, all_know = part.agree(attempt)
+            voters = len(proposal.members) if attempt is not None else 0
             attempt = None
+            is_strict = is_strict or bool(proposal.left_out)
             left_out += [names[r] for r in proposal.left_out]
             names = [names[r] for r in proposal.members]
             names += [-1] * (comm.world_size - len(names))  # newcomers had none
@@ -114,6 +126,8 @@ class _Survivor:
     member: Membership
     timeout_s: float
     first: First
+    is_strict: bool = False
+    voters: int = 0
     doors: list[Door] = field(default_factory=list)
     asked: dict[int, Link] = field(default_factory=dict)
     """Links that this rank has made."""
@@ -122,6 +136,8 @@ class _Survivor:
     mute: list[Link] = field(default_factory=list)
     """Links of those who have said nothing yet."""
     retry: dict[int, float] = field(default_factory=dict)
+    ending: dict[int, float] = field(default_factory=dict)
+    """Until when the kernel is waited for to say that a rank of this host ended."""
     held: Communicator | None = None
     attempts: int = 0
 
@@ -135,6 +151,8 @@ class _Survivor:
             self.member.epoch,
             self.timeout_s,
             self.door.is_near,
+            self.is_strict,
+            self.voters,
         )
 
     def agree(
@@ -154,6 +172,7 @@ class _Survivor:
 
     def _act(self) -> tuple[Proposal, Communicator, bool] | None:
         """One step by the rules."""
+        self._hear_kernel()
         step = self.rules.step(time.monotonic())
         self._tell_all()
         if step.kind is Kind.ASK:
@@ -185,15 +204,36 @@ class _Survivor:
             self._read(link)
         self.mute += self.door.arrivals()
 
+    def _hear_kernel(self) -> None:
+        """Learn who of this host has ended, which nobody else can tell for certain.
+
+        A process that ends closes its connections first. So if others have given up a
+        rank of this host, the kernel is given a moment to say whether it has ended.
+        """
+        if self.door.is_near:  # there the other's door tells, see `_refused`
+            return
+        engine, rules = self.transport.engine, self.rules
+        for rank in self.transport.here(range(rules.n)):
+            if rank == rules.me or rank in rules.dead:
+                continue
+            while not engine.ended(rank) and self._may_be_ending(rank):
+                time.sleep(_RETRY_S)
+            if engine.ended(rank):
+                rules.learn(dead=[rank])
+
+    def _may_be_ending(self, rank: int) -> bool:
+        if rank not in self.rules.silent:
+            return False
+        now = time.monotonic()
+        return now < self.ending.setdefault(rank, now + _ENDING_S)
+
     def _knock(self, rank: int) -> None:
         is_dead = self.transport.engine.dead(rank)
         self.retry[rank] = time.monotonic() + _RETRY_S
         try:
             link = self.door.knock(rank)
         except ConnectionRefusedError:
-            # On one host a rank opens its door only when it comes to agree.
-            if is_dead or not self.door.is_near:
-                self.rules.learn(dead=[rank])
+            self._refused(rank, is_dead)
         except ConnectionError:
             return  # it closed on us: full, or just about to end
         except OSError:
@@ -204,19 +244,34 @@ class _Survivor:
             link.send(self.rules.come())
             self.asked[rank] = link
 
+    def _refused(self, rank: int, is_dead: bool) -> None:
+        """Nobody opens. Only within a host that is certain to be the rank's own doing.
+
+        On one host a rank opens its door only when it comes to agree; if it is dead, or
+        has left its world, it will not. From another host the same answer may be a
+        firewall's, and the rank may live: it is given up, but not for dead.
+        """
+        if self.door.is_near and not is_dead:
+            return
+        if self.door.is_near:
+            self.rules.learn(dead=[rank])
+        else:
+            self.rules.learn(silent=[rank])
+
     def _read(self, link: Link) -> None:
         rank = link.rank
         if self.asked.get(rank) is link:
             reply = link.receive(Reply)
-            if reply is None:
+            if reply is None or not reply.is_sound(self.rules.n):
                 self.asked.pop(rank).close()
+                self.retry[rank] = time.monotonic() + _RETRY_S
             else:
                 self.rules.heard(rank, reply, time.monotonic())
             return
         come = link.receive(Come)
         if link in self.mute:
             self.mute.remove(link)
-            if come is not None:
+            if come is not None and self._may_say(rank, come):
                 self._replace(rank, link)
                 self.rules.came(rank, come)
                 return
@@ -224,6 +279,11 @@ class _Survivor:
             del self.came[rank]
             self.rules.left(rank)
         link.close()
+
+    def _may_say(self, rank: int, come: Come) -> bool:
+        """Whether it is a rank of this world that speaks, and of no other."""
+        is_other = 0 <= rank < self.rules.n and rank != self.rules.me
+        return is_other and come.is_sound(self.rules.n)
 
     def _replace(self, rank: int, link: Link) -> None:
         """A rank that comes anew has given up how it came before."""
@@ -372,10 +432,12 @@ class _Survivor:
         if step.kind is Kind.HOPELESS:
             away = ", ".join(str(peers[r]) for r in step.ranks)
             return ConnectFailed(
-                f"shrink: {away} did not come within {self.timeout_s:g} s and may "
-                "live; those who did are too few to go on without them (more than "
-                f"half of {self.rules.n}, or half with rank 0): start the job again, "
-                "or call shrink with a longer timeout_s on all",
+                f"shrink: {away} did not come within {self.timeout_s:g} s or cannot be "
+                "reached, and may live: from another host a process that ended and a "
+                "network that refuses look the same. Those who came are too few to go "
+                f"on without them (more than half of {self.rules.n}, or half with rank "
+                "0): start the job again, call shrink with a longer timeout_s on all, "
+                "or, if you know that they have ended, with dead=[their ranks]",
                 missing=step.ranks,
             )
         return PeerLost(

@@ -23,10 +23,16 @@ class Verdicts:
 
     rank: int
     name: str
-    timeout_s: float
     _native: Comm
     _transport: Transport
     _closed: bool
+    _exceeded_s: float = -1.0
+    """The limit of the call by which this rank broke the communicator, if it did."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that is given no limit of its own."""
+        raise NotImplementedError
 
     @property
     def peers(self) -> list[Peer]:
@@ -47,7 +53,8 @@ class Verdicts:
         notes = [n for n in self._native.states()[self.rank][1:3] if n[0] == seq]
         call = refused or (describe(notes[0]) if notes else "a call")
         verdict = self._native.verdict()
-        return self._told(verdict, call, seq, timeout_s, self._native.awaited(), words)
+        limit = self._exceeded_s if refused else self._limit(timeout_s, seq)
+        return self._told(verdict, call, seq, limit, self._native.awaited(), words)
 
     def _out_of_reach(self, rank: int, what: str, *, late: bool) -> UnisonoError:
         """A rank is gone or cannot be reached before a call: that breaks it for all.
@@ -55,6 +62,7 @@ class Verdicts:
         `late` tells that it might yet have answered, had there been more time.
         """
         self._native.give_up(rank, late)
+        self._limit(None, self._native.verdict()[3])
         return self._failure(refused=what)
 
     def _explained(self, work: NativeWork, timeout_s: float | None) -> UnisonoError:
@@ -67,14 +75,24 @@ class Verdicts:
                 f"{call}: the message of {self.peers[source]} has {sent} bytes or "
                 "another element type; receive it into an array that fits"
             )
-        return self._told(verdict, call, work.seq(), timeout_s, work.awaited())
+        limit = self._limit(timeout_s, work.seq())
+        return self._told(verdict, call, work.seq(), limit, work.awaited())
+
+    def _limit(self, timeout_s: float | None, seq: int) -> float:
+        """How long a call was given; remembered if the communicator broke by it."""
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        trouble, _, reporter, broken_at = self._native.verdict()
+        is_mine = reporter == self.rank and broken_at == seq & 0xFFFFFFFF
+        if trouble == Trouble.TIMEOUT and is_mine:
+            self._exceeded_s = limit
+        return limit
 
     def _told(
         self,
         verdict: tuple[int, int, int, int],
         call: str,
         seq: int,
-        timeout_s: float | None,
+        limit: float,
         awaited: Sequence[int],
         words: str = "",
     ) -> UnisonoError:
@@ -84,7 +102,7 @@ class Verdicts:
             verdict,
             call=call,
             seq=seq,
-            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            timeout_s=limit,
             awaited=awaited,
             rank=self.rank,
         )

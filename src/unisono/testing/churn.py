@@ -93,7 +93,8 @@ class Churn:
                 steps = max(map(_steps, living))
                 if report.kills < kills and steps >= every * (rounds + 1):
                     rounds += 1
-                    for delay_s in (0.05, 1.0)[: 1 + (rng.random() < _DOUBLES)]:
+                    doubles = rng.random() < _DOUBLES and self._can_lose(2)
+                    for delay_s in (0.05, 1.0)[: 1 + doubles]:
                         time.sleep(rng.random() * delay_s)
                         if any(_ends(one.text()) for one in living):
                             break  # whoever came now would find nobody to join
@@ -115,6 +116,10 @@ class Churn:
                 one.out.close()
         report.seconds = time.monotonic() - began
         return report
+
+    def _can_lose(self, killed: int) -> bool:
+        """Whether those who are left may go on: across hosts they must be most."""
+        return not self.hosts or 2 * (self.ranks - killed) > self.ranks
 
     def _start(self, warden: Warden, rank: int | None) -> _Rank:
         told = dict(self.environ)

@@ -6,10 +6,14 @@ The rules of `runtime.agreement` run as they are; what is simulated is the world
 them. Words take their time and overtake each other between pairs, ranks crash at any
 moment, come late or never, are suspected without reason; meetings and barriers end well
 for some and badly for others, as they can in truth: a barrier passes for a rank only
-if all have come to it, and if one of them crashes it may pass for some.
+if all have come to it, and if one of them crashes it may pass for some. In schedules
+from `Schedule.parted` there are hosts, of which only their own kernels tell who ended;
+partitions that lose what is sent or refuse it, in both directions or one; and names
+with a wrong address before the right one.
 
-The promises: nobody waits for ever; there are never two worlds in use; and where
-nobody was late or suspected, all who live end up in one world, whoever died when.
+The promises: nobody waits for ever; there are never two worlds in use, at no time; and
+where nobody was late or suspected or out of reach, all who live end up in one world,
+whoever died when: on one host always, on several if they are more than half.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from __future__ import annotations
 import msgspec
 
 from unisono.runtime.agreement import Proposal, Reply
-from unisono.testing._crowd import Crowd, Schedule, Seat, World
+from unisono.testing._crowd import Crowd, Partition, Schedule, Seat, World
 
-__all__ = ["Schedule", "simulate"]
+__all__ = ["Partition", "Schedule", "simulate"]
 
 
 def simulate(schedule: Schedule) -> dict[int, str]:
@@ -60,7 +64,7 @@ class _Run(Crowd):
     def check_meeting(self, world: World) -> None:
         if world.is_over:
             return
-        if not self.crashed.isdisjoint(world.members):
+        if not self.crashed.isdisjoint(world.members) or self.is_parted(world):
             self.close_meeting(world)
         elif len(world.entered) == len(world.members):
             world.is_over = True
@@ -104,8 +108,13 @@ class _Run(Crowd):
         if len(arrived) == len(world.members):
             for each, theirs in self.seats_in(world):
                 self.soon(self.after, each, theirs, world, which)
-        elif world.is_broken or not self.crashed.isdisjoint(world.members):
+        elif self.is_in_trouble(world):
             self.break_barrier(world, arrived)
+
+    def is_in_trouble(self, world: World) -> bool:
+        """Whether a barrier there cannot pass for all."""
+        lost = not self.crashed.isdisjoint(world.members)
+        return lost or world.is_broken or self.is_parted(world)
 
     def break_barrier(self, world: World, arrived: set[int]) -> None:
         which = 0 if arrived is world.arrived[0] else 1
@@ -120,8 +129,7 @@ class _Run(Crowd):
         """All had come to the barrier; but one may have died on the way out."""
         if seat.process in self.crashed:
             return
-        trouble = world.is_broken or not self.crashed.isdisjoint(world.members)
-        if trouble and self.rng.random() < 0.5:
+        if self.is_in_trouble(world) and self.rng.random() < 0.5:
             self.fail_at(seat, proposal, world, which)
         elif which == 0:
             self.arrive_at(seat, proposal, world, 1)
@@ -142,6 +150,10 @@ class _Run(Crowd):
         if seat.process in self.crashed:
             return
         seat.is_away = False
+        seat.attempts += 1
+        if seat.attempts > 2 * seat.rules.n + 3:  # as `shrinking` does
+            self.end(seat.process, "GAVE_UP")
+            return
         for rank in list(seat.asked):
             self.unask(seat, rank)
         seat.links.clear()
@@ -154,7 +166,8 @@ class _Run(Crowd):
         """This one stands by a world in which not all are known to be."""
         world = self.worlds[seat.world.number, proposal]
         self.answer_from_now(seat, proposal)
-        self.call(seat.process, world)
+        strict = seat.rules.is_strict or bool(proposal.left_out)
+        self.call(seat.process, world, strict)
 
     def answer_from_now(self, seat: Seat, proposal: Proposal) -> None:
         seat.settled = proposal
@@ -176,8 +189,22 @@ class _Run(Crowd):
                 old.is_closed = True
             self.trail[process] = []
         self.in_use[process] = world
-        if not self.crashed.isdisjoint(world.members):
+        self.check_use()
+        if not self.crashed.isdisjoint(world.members) or self.is_parted(world):
             self.soon(self.find_out, process, world)
+
+    def used(self) -> dict[int, World]:
+        """The worlds that are in use: all their members are there."""
+        return {
+            world.number: world
+            for world in self.in_use.values()
+            if all(self.in_use.get(p) is world for p in world.members)
+        }
+
+    def check_use(self) -> None:
+        """There are never two of them."""
+        used = [world.members for world in self.used().values()]
+        assert len(used) <= 1, f"{self.schedule}: two worlds are in use: {used}"
 
     def judge(self) -> None:
         """Whether all promises were kept."""
@@ -185,15 +212,16 @@ class _Run(Crowd):
         for process, call in enumerate(schedule.calls):
             ended = process in self.ends or process in self.in_use
             assert ended or call is None, f"{schedule}: process {process} hangs"
-        used = {
-            world.number: world
-            for world in self.in_use.values()
-            if all(self.in_use.get(p) is world for p in world.members)
-        }
+        used = self.used()
         for process, world in self.in_use.items():
             self.ends[process] = f"world {world.number} of {len(world.members)}"
-        assert len(used) <= 1, f"{schedule}: two worlds are in use: {self.ends}"
-        if schedule.is_fair and len(self.crashed) < self.n:
-            living = set(range(self.n)) - self.crashed
+        self.check_use()
+        living = set(range(self.n)) - self.crashed
+        if schedule.is_fair and living and self.can_all_go_on(living):
             found = {tuple(w.members) for w in used.values()}
             assert found == {tuple(sorted(living))}, f"{schedule}: {self.ends}"
+
+    def can_all_go_on(self, living: set[int]) -> bool:
+        """Whether the rules promise it: every death is certain, or most ranks live."""
+        hosts = {self.schedule.host(process) for process in range(self.n)}
+        return len(hosts) == 1 or 2 * len(living) > self.n

@@ -4,7 +4,8 @@ Loopback, unless somebody says otherwise. With other hosts in the job, it is the
 from which this host reaches rank 0 (the kernel is asked for the route; nothing is
 sent), or what `interface` names (UNISONO_INTERFACE): an interface (eth0), a network
 (10.0.0.0/8), or an address of this host. All interfaces at once (0.0.0.0 or ::) only
-if named so. The choice comes with its reason:
+if named so. Rank 0 listens at each address of its host that its name stands for. The
+choice comes with its reason:
 
     10.0.3.4 on eth0: the route to 10.0.3.1 leaves there
 
@@ -95,13 +96,15 @@ class Address:
 class Choice:
     """An address of this host, the interface it is on, and why it was chosen.
 
-    `bind` is where to listen, if not at the address that others are told.
+    `bind` is where to listen, if not at the address that others are told; `others` are
+    where to listen as well, at the same port.
     """
 
     host: str
     interface: str
     why: str
     bind: str = ""
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line for people."""
@@ -136,14 +139,16 @@ def choose(interface: str | None = None, towards: Address | None = None) -> Choi
 def stay(told: Address) -> Choice:
     """The address of this host that was told: where rank 0 listens.
 
-    Of those that a name stands for, the first that this host has.
+    Of those that a name stands for, the first that this host has; and the others that
+    it has, since who dials the name may reach only one of them.
     """
-    hosts = [_host_of(family, where) for family, where in told.resolve()]
-    host = next(filter(_is_own, hosts), hosts[0])
+    found = [_host_of(family, where) for family, where in told.resolve()]
+    hosts = list(dict.fromkeys(found))
+    host, *others = list(filter(_is_own, hosts)) or hosts[:1]
     why = f"{told.host} is where rank 0 was told to listen"
     if is_loopback(host) and told.host != "localhost" and not is_loopback(told.host):
         why += "; on this host that name is a loopback address, out of others' reach"
-    return Choice(host, _interface_of(host), why)
+    return Choice(host, _interface_of(host), why, others=tuple(others))
 
 
 def refuse_open(host: str, secret: Secret) -> None:

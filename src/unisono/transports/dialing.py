@@ -16,7 +16,7 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -215,45 +215,97 @@ class _Dialing:
         return NotAuthentic(told)
 
     def _failed(self, why: Exception) -> ConnectFailed:
-        cause = getattr(why, "strerror", None) or str(why)
-        number = getattr(why, "errno", None)
-        hint = _HINTS.get(number, "does it run, and does a firewall stand between?")
+        hint = _HINTS.get(
+            getattr(why, "errno", None), "does it run, and does a firewall stand between?"
+        )
         return ConnectFailed(
-            f"{self.where}: {cause}; tried for {self.timeout_s:g} s: {hint}",
+            f"{self.where}: {_cause(why)}; tried for {self.timeout_s:g} s: {hint}",
             missing=[self.peer],
         )
 
     def _attempt(self) -> Connection:
-        found = self.address.resolve()
-        for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
-            try:
-                return self._connect(family, where)
-            except (OSError, NotAuthentic, Refused):
-                if left == 1:
-                    raise
-        raise AssertionError("a host has an address or is an error")
-
-    def _connect(self, family: int, where: SocketAddress) -> Connection:
-        refuse_open(str(where[0]), self.me.secret)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(self._at_most(_CONNECT_S))
-            sock.connect(where)
-            # Where nobody listens, the kernel may give us the very port we dial.
-            if sock.getsockname() == sock.getpeername():
-                raise ConnectionRefusedError("nobody listens there")
-            session = offer(
-                sock,
-                self.me,
-                self.peer,
-                self.label,
-                timeout_s=self._at_most(HANDSHAKE_S),
-                look=self._look,
-            )
-            return dialed_over(sock, session, timeout_s=self._at_most(HANDSHAKE_S))
-        except BaseException:
-            sock.close()
-            raise
+        return try_all(
+            self.address, self.me, self.peer, self.label, self._at_most, self._look
+        )
 
     def _at_most(self, seconds: float) -> float:
         return max(0.001, min(seconds, self.deadline - time.monotonic()))
+
+
+Limit = Callable[[float], float]
+"""How long something may take that should take so many seconds at most."""
+
+
+def try_all(
+    address: Address,
+    me: Member,
+    peer: int,
+    label: Label,
+    limit: Limit,
+    look: Callable[[], None] = lambda: None,
+) -> Connection:
+    """Connect to `peer` at the first address of a name where it is.
+
+    A name may stand for several: of both families, of several interfaces, some of them
+    another host's. If the peer is at none, the error names all that were tried. It is
+    Refused if somewhere one of this secret said why; ConnectionRefusedError only if at
+    all of them nobody listened; NotAuthentic only if all closed on us. `look` is called
+    while an answer is awaited, and raises if that is in vain.
+    """
+    tried: list[tuple[str, OSError | NotAuthentic | Refused]] = []
+    for family, where in address.resolve():
+        try:
+            return _connect(family, where, me, peer, label, limit, look)
+        except (OSError, NotAuthentic, Refused) as why:
+            tried.append((str(where[0]), why))
+    raise _of_all(tried)
+
+
+def _of_all(
+    tried: Sequence[tuple[str, OSError | NotAuthentic | Refused]],
+) -> OSError | NotAuthentic | Refused:
+    """What became of an attempt at several addresses: the error that tells most."""
+    if len(tried) == 1:
+        return tried[0][1]
+    told = "; ".join(f"{host}: {_cause(why)}" for host, why in tried)
+    errors = [why for _, why in tried]
+    for why in errors:
+        if isinstance(why, Refused):
+            return Refused(told, verdict=why.verdict, epoch=why.epoch)
+    systems = [why for why in errors if isinstance(why, OSError)]
+    if not systems:
+        return NotAuthentic(told)
+    if all(isinstance(why, ConnectionRefusedError) for why in errors):
+        return ConnectionRefusedError(told)
+    unclear = [why for why in systems if not isinstance(why, ConnectionRefusedError)]
+    return OSError(unclear[0].errno, told) if unclear else ConnectionAbortedError(told)
+
+
+def _cause(why: Exception) -> str:
+    return getattr(why, "strerror", None) or str(why)
+
+
+def _connect(
+    family: int,
+    where: SocketAddress,
+    me: Member,
+    peer: int,
+    label: Label,
+    limit: Limit,
+    look: Callable[[], None],
+) -> Connection:
+    refuse_open(str(where[0]), me.secret)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(limit(_CONNECT_S))
+        sock.connect(where)
+        # Where nobody listens, the kernel may give us the very port we dial.
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError("nobody listens there")
+        session = offer(
+            sock, me, peer, label, timeout_s=limit(HANDSHAKE_S), look=look
+        )
+        return dialed_over(sock, session, timeout_s=limit(HANDSHAKE_S))
+    except BaseException:
+        sock.close()
+        raise

@@ -6,7 +6,8 @@
     door.arrivals()               links of those who knocked here
 
 On one host a door is an abstract Unix socket, named by job, epoch, rank and process.
-The kernel says which process knocks, and only those of the world that ends are let in.
+The kernel says which process knocks, and of which user; only those of the world that
+ends are let in.
 It is there from when its rank begins to agree. Across hosts it is the rank's reception,
 which is there as long as the world: every knock is authenticated as any connection.
 
@@ -29,16 +30,16 @@ from typing import TypeVar
 import msgspec
 
 from unisono.errors import ConnectFailed, Corrupted, NotAuthentic
-from unisono.transports.addresses import Address, refuse_open
+from unisono.transports.addresses import Address
 from unisono.transports.base import Transport
-from unisono.transports.dialing import Connection, dialed_over
-from unisono.transports.handshake import Label, Member, Refused, offer
+from unisono.transports.dialing import Connection, try_all
+from unisono.transports.handshake import Label, Member, Refused
 from unisono.transports.letters import Letters
 from unisono.transports.reception import Reception
-from unisono.transports.unix import abstract, credentials, seqpacket
+from unisono.transports.unix import abstract, credentials, is_ours, seqpacket
 
 _AGREE = Label("agree")
-_LONGEST = 1 << 16
+_LONGEST = 1 << 18
 _KNOCK_S = 2.0
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -185,7 +186,7 @@ class _NearDoor(Door):
             end.settimeout(_KNOCK_S)
             end.connect(self._names[rank])
             pid = credentials(end)[0]
-            if self._ranks.get(pid) != rank:
+            if self._ranks.get(pid) != rank or not is_ours(end):
                 raise ConnectionRefusedError(f"process {pid} is not rank {rank}")
         except BaseException:
             end.close()
@@ -200,7 +201,9 @@ class _NearDoor(Door):
             except OSError:  # nobody more
                 return found
             rank = self._ranks.get(credentials(end)[0])
-            if rank is None:  # none of this world: not even an answer
+            # None of this world, or another user's that has the number of one that
+            # ended: not even an answer.
+            if rank is None or not is_ours(end):
                 end.close()
             else:
                 found.append(NearLink(rank, end))
@@ -251,6 +254,8 @@ class _FarDoor(Door):
             return knock_at(where, self.reception.me, rank, _AGREE)
         except Refused as why:  # another has this port now
             raise ConnectionRefusedError(str(why)) from why
+        except ConnectFailed as why:  # its name is not known just now
+            raise OSError(str(why)) from why
 
     def arrivals(self) -> list[Link]:
         with contextlib.suppress(OSError):
@@ -260,8 +265,10 @@ class _FarDoor(Door):
     def answer(self, word: msgspec.Struct) -> None:
         def tell(connection: Connection) -> None:
             link = FarLink(connection)
-            link.send(word)
-            link.close()
+            try:
+                link.send(word)
+            finally:
+                link.close()
 
         self.reception.hand_on(_AGREE.purpose, tell)
         for connection in list(self._arrived):
@@ -279,27 +286,16 @@ class _FarDoor(Door):
 
 
 def knock_at(address: Address, me: Member, peer: int, label: Label) -> Link:
-    """Try once to reach a rank across hosts.
+    """Try once to reach a rank across hosts, at each address that its name stands for.
 
-    ConnectionRefusedError if nobody listens there, Refused if one of this secret says
-    why it will not talk, another OSError if nothing can be told.
+    ConnectionRefusedError if at none of them anybody listens, Refused if one of this
+    secret says why it will not talk, another OSError if nothing can be told.
     """
-    family, where = address.resolve()[0]
-    refuse_open(str(where[0]), me.secret)
-    end = socket.socket(family, socket.SOCK_STREAM)
     try:
-        end.settimeout(_KNOCK_S)
-        end.connect(where)
-        if end.getsockname() == end.getpeername():
-            raise ConnectionRefusedError("nobody listens there")
-        session = offer(end, me, peer, label, timeout_s=_KNOCK_S)
-        return FarLink(dialed_over(end, session, timeout_s=_KNOCK_S))
+        connection = try_all(address, me, peer, label, lambda most: min(most, _KNOCK_S))
     except NotAuthentic as why:  # perhaps it is only crowded
-        end.close()
         raise ConnectionAbortedError(str(why)) from why
-    except BaseException:
-        end.close()
-        raise
+    return FarLink(connection)
 
 
 def pause_until(door: Door, links: Sequence[Link], until: float) -> list[Link]:

@@ -10,7 +10,6 @@ in that one.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import time
@@ -26,12 +25,13 @@ from unisono.transports.doors import FarLink, Link, NearLink, knock_at, readable
 from unisono.transports.handshake import Label, Member, Refused, Verdict
 from unisono.transports.reception import Reception
 from unisono.transports.secret import Secret
-from unisono.transports.unix import abstract, credentials, seqpacket
+from unisono.transports.unix import abstract, is_ours, seqpacket
 
 _JOIN = Label("join")
 _NO_RANK = 1 << 31
 _AGAIN_S = 0.05
 _TICK_S = 0.05
+_MOST_RANKS = 1 << 20
 
 
 class Joining(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +43,10 @@ class Joining(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """Its place in the world to be, or what is wrong; `dead` is for ranks alone."""
+    """Its place in the world to be, or what is wrong; `dead` is for ranks alone.
+
+    `before` is how many ranks there were; newcomers follow them.
+    """
 
     rank: int = 0
     world_size: int = 0
@@ -51,6 +54,15 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     place: str = ""
     wrong: str = ""
     dead: tuple[int, ...] = ()
+    before: int = 0
+
+    def is_sound(self) -> bool:
+        """Whether there can be such a place."""
+        return (
+            0 < self.before < self.world_size <= _MOST_RANKS
+            and (self.rank == 0 or self.before <= self.rank < self.world_size)
+            and 0 <= self.epoch < 1 << 31
+        )
 
 
 class Gate:
@@ -94,7 +106,7 @@ class Gate:
             if one.address == place:
                 return cls(None, one)
         try:
-            gate = cls(None, Reception(place, me))
+            gate = cls(None, Reception(place, me, others=choice.others))
         except ConnectFailed as why:
             raise ConnectFailed(
                 f"grow: newcomers come to {address}, the address of the job, and there "
@@ -126,7 +138,7 @@ class Gate:
         with contextlib.suppress(OSError):  # nobody more
             while True:
                 end, _ = self._listener.accept()
-                if credentials(end)[1] == os.getuid():
+                if is_ours(end):
                     yield NearLink(-1, end)
                 else:
                     end.close()  # another user's: not even an answer
@@ -161,8 +173,8 @@ class Coming:
         """Come once, and wait to be told a place; None if there was nobody, or not."""
         try:
             link = self._knock()
-        except OSError as why:
-            self.trouble = f" ({why.strerror or why})"
+        except (OSError, ConnectFailed) as why:  # the latter if the name is unknown
+            self.trouble = f" ({getattr(why, 'strerror', None) or why})"
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
             return None
         try:
@@ -182,7 +194,7 @@ class Coming:
         end = seqpacket()
         try:
             end.connect(abstract(f"{self._job}/join"))
-            if credentials(end)[1] != os.getuid():
+            if not is_ours(end):
                 raise ConnectionRefusedError("another user's")
         except BaseException:
             end.close()

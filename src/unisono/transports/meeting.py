@@ -23,7 +23,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -105,7 +105,7 @@ def meet_across(
     else:
         choice = choose(interface, place)
     own = place if rank == 0 else choice.door()
-    reception = _open(own, me, until)
+    reception = _open(own, me, until, choice.others if rank == 0 else ())
     try:
         public = choice.published(reception.address.port)
         hello = _hello(rank, world_size, version, public)
@@ -129,11 +129,13 @@ def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
     return _Hello(version, world_size, secrets.randbits(64), entry)
 
 
-def _open(address: Address, me: Member, until: float) -> Reception:
+def _open(
+    address: Address, me: Member, until: float, others: Sequence[str]
+) -> Reception:
     """Listen; if the job before this one still has the port, as soon as it is free."""
     while True:
         try:
-            return Reception(address, me)
+            return Reception(address, me, others=others)
         except ConnectFailed as why:
             taken = getattr(why.__cause__, "errno", None) == errno.EADDRINUSE
             if not taken or time.monotonic() >= until:
@@ -382,6 +384,8 @@ class _Visit:
         if lifeline is None or len(answer.entries) != self.hello.world_size:
             raise _gone()
         entries = tuple(answer.entries)
+        if [entry.rank for entry in entries] != list(range(len(entries))):
+            raise ConnectFailed("rank 0 tells of ranks that cannot be", missing=[0])
         interface = self.choice.interface
         self.reception.know(
             {e.rank: Address.parse(e.address).received(interface) for e in entries}

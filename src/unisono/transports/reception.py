@@ -29,7 +29,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
@@ -61,12 +61,20 @@ class Reception:
     """
 
     def __init__(
-        self, address: Address, me: Member, *, handshake_s: float = HANDSHAKE_S
+        self,
+        address: Address,
+        me: Member,
+        *,
+        others: Sequence[str] = (),
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """Listen at `address`, any free port if it is 0; ConnectFailed if taken."""
+        """Listen at `address`, any free port if it is 0; ConnectFailed if taken.
+
+        `others` are more addresses of this host, at the same port.
+        """
         self.me = me
-        self._listener = listen(address, me.secret, who=f"rank {me.rank}")
-        port = self._listener.getsockname()[1]
+        self._listeners = _listen_at(address, others, me)
+        port = self._listeners[0].getsockname()[1]
         self.address = Address(address.host, port)
         self.turned_away = 0
         self.differs = ""
@@ -83,7 +91,8 @@ class Reception:
         self._pause_until = 0.0
         self._pause_for_room = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
         self._ear, self._bell = socket.socketpair()
         self._ear.setblocking(False)
         self._selector.register(self._ear, selectors.EVENT_READ)
@@ -245,8 +254,10 @@ class Reception:
                 if isinstance(key.data, Stranger):
                     self._hear_safely(key.data)
             # After those who are here: newcomers may take their place.
-            if any(key.fileobj is self._listener for key, _ in ready):
-                self._accept()
+            found = [key.fileobj for key, _ in ready]
+            for listener in self._listeners:
+                if listener in found and not self._pause_until:
+                    self._accept(listener)
             self._expire()
 
     def _hear_safely(self, one: Stranger) -> None:
@@ -264,12 +275,12 @@ class Reception:
             due.append(self._pause_until)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS):
             if len(self._strangers) >= MOST_STRANGERS and not self._made_room():
                 return
             try:
-                sock, where = self._listener.accept()
+                sock, where = listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -306,12 +317,14 @@ class Reception:
 
     def _pause(self, until: float, *, for_room: bool) -> None:
         """Leave newcomers to the kernel for a while: it holds them in its queue."""
-        self._selector.unregister(self._listener)
+        for listener in self._listeners:
+            self._selector.unregister(listener)
         self._pause_until, self._pause_for_room = until, for_room
 
     def _resume(self) -> None:
         self._pause_until = 0.0
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def _hear(self, one: Stranger) -> None:
         try:
@@ -388,10 +401,27 @@ class Reception:
         self._selector.close()
         held = [one.socket for one in self._strangers]
         held += [one.socket for one in self._arrived]
-        for sock in [self._listener, self._ear, self._bell, *held]:
+        for sock in [*self._listeners, self._ear, self._bell, *held]:
             sock.close()
         self._strangers.clear()
         self._arrived.clear()
+
+
+def _listen_at(
+    address: Address, others: Sequence[str], me: Member
+) -> list[socket.socket]:
+    """Sockets that listen at one port of several addresses."""
+    who = f"rank {me.rank}"
+    made = [listen(address, me.secret, who=who)]
+    try:
+        port = made[0].getsockname()[1]
+        for each in (Address(host, port) for host in others):
+            made += [listen(each, me.secret, who=who)]
+    except BaseException:
+        for listener in made:
+            listener.close()
+        raise
+    return made
 
 
 _OPEN: weakref.WeakSet[Reception] = weakref.WeakSet()

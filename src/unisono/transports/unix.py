@@ -33,3 +33,8 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
     )
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether a process of this user is at the other end."""
+    return credentials(connection)[1] == os.getuid()

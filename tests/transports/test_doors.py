@@ -1,0 +1,346 @@
+"""Where survivors and newcomers are found: several addresses, other users, nonsense."""
+
+import errno
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from unisono.errors import ConnectFailed
+from unisono.runtime.agreement import Agreement, Come
+from unisono.runtime.shrinking import _Survivor
+from unisono.transports import dialing, doors, gate
+from unisono.transports.addresses import Address, stay
+from unisono.transports.base import Peer
+from unisono.transports.dialing import dial
+from unisono.transports.handshake import MEET, Label, Member, Refused
+from unisono.transports.meeting import meet_across
+from unisono.transports.reception import Reception
+from unisono.transports.secret import make_secret
+from unisono.transports.unix import abstract, seqpacket
+
+pytestmark = pytest.mark.timeout(120)
+
+SECRET = make_secret()
+ME = Member(SECRET, "job", 1)
+HERE, THERE, NOBODY = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+UNREACHABLE = "255.255.255.255"  # the system refuses to connect there
+ANOTHER_USER = 65534
+GENEROUS_S = 20.0
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Have node0 stand for these addresses."""
+    true_resolve = Address.resolve
+
+    def name(*hosts):
+        def resolve(self):
+            found = hosts if self.host == "node0" else [self.host]
+            return [one for h in found for one in true_resolve(Address(h, self.port))]
+
+        monkeypatch.setattr(Address, "resolve", resolve)
+
+    return name
+
+
+@pytest.fixture
+def rank_0():
+    with Reception(Address(HERE, 0), Member(SECRET, "job", 0)) as made:
+        yield made
+
+
+def at(reception):
+    return Address("node0", reception.address.port)
+
+
+# --- names with several addresses
+
+
+@pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY), ("::1", HERE)])
+def test_a_survivor_is_found_at_whichever_address_it_listens(hosts, named, rank_0):
+    named(*hosts)
+    doors.knock_at(at(rank_0), ME, 0, Label("agree")).close()
+
+
+@pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
+def test_a_newcomer_finds_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
+    named(*hosts)
+    gate.Coming("job", str(at(rank_0)), SECRET)._knock().close()
+
+
+@pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
+def test_a_rank_meets_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
+    named(*hosts)
+    dial(at(rank_0), ME, 0, MEET, timeout_s=GENEROUS_S).close()
+
+
+def test_refused_means_refused_at_all_addresses_and_all_are_named(named, rank_0):
+    named(NOBODY, THERE)
+    with pytest.raises(ConnectionRefusedError, match=f"{NOBODY}: .*; {THERE}: "):
+        doors.knock_at(at(rank_0), ME, 0, Label("agree"))
+    with pytest.raises(ConnectFailed, match=f"{NOBODY}: .*; {THERE}: "):
+        dial(at(rank_0), ME, 0, MEET, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("hosts", [(NOBODY, UNREACHABLE), (UNREACHABLE, NOBODY)])
+def test_one_address_out_of_reach_leaves_it_open_whether_anybody_listens(hosts, named):
+    named(*hosts)
+    with pytest.raises(OSError, match=f"{NOBODY}: .*refused") as found:
+        doors.knock_at(Address("node0", 9), ME, 0, Label("agree"))
+    assert not isinstance(found.value, ConnectionRefusedError)
+    assert UNREACHABLE in str(found.value)
+
+
+def test_of_several_answers_the_one_with_a_reason_counts():
+    refused = Refused("why", verdict=3, epoch=7)
+    told = dialing._of_all(
+        [("a", OSError(errno.EHOSTUNREACH, "no route")), ("b", refused)]
+    )
+    assert isinstance(told, Refused)
+    assert (told.verdict, told.epoch) == (3, 7)
+    assert "a: no route; b: why" in str(told)
+
+
+def test_rank_0_listens_at_all_its_addresses_that_the_name_stands_for(named):
+    named("203.0.113.7", THERE, HERE, THERE)
+    choice = stay(Address("node0", 0))
+    assert (choice.host, choice.others) == (THERE, (HERE,))
+    with Reception(Address(choice.host, 0), ME, others=choice.others) as reception:
+        for host in (HERE, THERE):
+            there = Address(host, reception.address.port)
+            who = Member(SECRET, "job", 0)
+            dial(there, who, 1, MEET, timeout_s=GENEROUS_S).close()
+            reception.expect(0, MEET, GENEROUS_S).close()
+
+
+def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
+    """Two interfaces, and each of the others reaches only one of them."""
+    named(THERE, HERE)
+    told, ready, rolls = [], threading.Event(), {}
+
+    def announce(address):
+        told.append(address.port)
+        ready.set()
+
+    def meet(rank, host):
+        how = {"announce": announce} if rank == 0 else {}
+        rolls[rank] = meet_across(
+            *(rank, 3, "job", f"{host}:{told[0] if told else 0}"),
+            **how,
+            secret=SECRET,
+            version="1",
+            timeout_s=GENEROUS_S,
+        )
+
+    first = threading.Thread(target=meet, args=(0, "node0"))
+    first.start()
+    assert ready.wait(GENEROUS_S)
+    others = [
+        threading.Thread(target=meet, args=(rank, host))
+        for rank, host in ((1, HERE), (2, THERE))
+    ]
+    for one in others:
+        one.start()
+    for one in (first, *others):
+        one.join()
+    assert sorted(rolls) == [0, 1, 2]
+    for roll in rolls.values():
+        roll.close()
+
+
+def test_a_second_address_that_is_taken_is_told(named):
+    with Reception(Address(THERE, 0), ME) as taken:
+        where = Address(HERE, taken.address.port)
+        with pytest.raises(ConnectFailed, match=f"listen at {THERE}"):
+            Reception(where, ME, others=[THERE])
+        with Reception(where, ME):  # and the first one is free again
+            pass
+
+
+# --- other users
+
+
+class AnotherUser:
+    """A child that becomes another user, and does something when it is told to."""
+
+    def __init__(self, what):
+        ear, self._bell = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.read(ear, 1)
+                os.setuid(ANOTHER_USER)
+                os._exit(what())
+            finally:
+                os._exit(99)
+        os.close(ear)
+
+    def go(self):
+        """Tell it."""
+        os.write(self._bell, b"!")
+
+    def status(self):
+        """How it ended."""
+        os.close(self._bell)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def end_of(name):
+    """Knock; 7 if that is hung up on without a word, 8 if something is said."""
+    with seqpacket() as end:
+        end.settimeout(GENEROUS_S)
+        end.connect(name)
+        try:
+            return 8 if end.recv(64) else 7
+        except ConnectionResetError:
+            return 7
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
+
+
+@as_root
+def test_another_user_with_the_process_number_of_a_rank_is_not_let_in():
+    name = abstract("job/0/agree/0/4242")
+    child = AnotherUser(lambda: end_of(name))
+    door = doors._NearDoor("job/0/agree", 0, [4242, child.pid])
+    try:
+        door.answer(Come(False, 0, (), ()))
+        child.go()
+        assert child.status() == 7
+    finally:
+        door.close()
+
+
+@as_root
+def test_another_user_in_the_place_of_a_rank_is_not_believed():
+    ready, go = os.pipe(), os.pipe()
+    name = abstract("job/1/agree/1/4343")
+
+    def squat():
+        with seqpacket() as listener:
+            listener.bind(name)
+            listener.listen()
+            os.write(ready[1], b"!")
+            os.read(go[0], 1)
+        return 0
+
+    child = AnotherUser(squat)
+    door = doors._NearDoor("job/1/agree", 0, [os.getpid(), child.pid])
+    door._names[1] = name
+    try:
+        child.go()
+        assert os.read(ready[0], 1)
+        with pytest.raises(ConnectionRefusedError, match=f"process {child.pid}"):
+            door.knock(1)
+    finally:
+        os.write(go[1], b"!")
+        door.close()
+        assert child.status() == 0
+        for fd in (*ready, *go):
+            os.close(fd)
+
+
+@as_root
+def test_a_newcomer_of_another_user_is_not_let_in():
+    name = abstract("users-job/join")
+    opened = gate.Gate.open_near("users-job")
+    try:
+        child = AnotherUser(lambda: end_of(name))
+        child.go()
+        found = []
+        ended = threading.Thread(target=lambda: found.append(child.status()))
+        ended.start()
+        while ended.is_alive():
+            assert not opened.newcomers()
+        assert found == [7]
+    finally:
+        opened.close()
+
+
+# --- what shrink makes of what it finds
+
+
+class Refusing:
+    """A door whose every knock ends like this."""
+
+    def __init__(self, is_near, why):
+        self.is_near, self.why = is_near, why
+
+    def knock(self, rank):
+        raise self.why
+
+
+def survivor(is_near, why, *, dead=(), ended=()):
+    """Rank 0 of three, of which 1 is on the same host."""
+    engine = SimpleNamespace(dead=dead.__contains__, ended=ended.__contains__)
+    hosts = (0, 0, 0) if is_near else (0, 0, 1)
+    made = object.__new__(_Survivor)
+    made.transport = SimpleNamespace(
+        engine=engine,
+        peers=[Peer(rank, 1, "host") for rank in range(3)],
+        here=lambda ranks: [r for r in ranks if hosts[r] == 0],
+    )
+    made.door = Refusing(is_near, why)
+    made.rules = Agreement(0, 3, 0, 10.0, is_near)
+    made.retry, made.asked, made.ending = {}, {}, {}
+    return made
+
+
+@pytest.mark.parametrize("dead", [(), (2,)])
+def test_a_refusal_from_another_host_is_no_death(dead):
+    """Not even with a lifeline that ended: a firewall can do both."""
+    one = survivor(False, ConnectionRefusedError(), dead=dead)
+    one._knock(2)
+    assert 2 in one.rules.silent
+    assert not one.rules.dead
+
+
+def test_a_rank_out_of_reach_is_no_death():
+    one = survivor(False, OSError(errno.EHOSTUNREACH, "no route"), dead=(2,))
+    one._knock(2)
+    assert 2 in one.rules.silent
+    assert not one.rules.dead
+
+
+def test_a_process_that_the_kernel_knows_to_have_ended_is_dead():
+    one = survivor(False, ConnectionRefusedError(), dead=(1, 2), ended=(1,))
+    one._knock(1)
+    one._hear_kernel()
+    assert one.rules.dead == {1}
+
+
+def test_on_one_host_a_rank_that_has_closed_is_dead_and_a_late_one_is_not():
+    one = survivor(True, ConnectionRefusedError(), dead=(1,))
+    one._knock(1)
+    one._knock(2)
+    assert one.rules.dead == {1}
+    assert not one.rules.silent
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 3, 1 << 31])
+def test_who_is_no_rank_of_this_world_says_nothing(rank):
+    one = survivor(False, OSError())
+    assert not one._may_say(rank, Come(False, 0, (), ()))
+    assert one._may_say(2, Come(False, 0, (), ()))
+    assert not one._may_say(2, Come(False, 0, (rank if rank else 9,), ()))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        gate.Welcome(),
+        gate.Welcome(5, 4, 1, "x", before=2),
+        gate.Welcome(1, 4, 1, "x", before=2),
+        gate.Welcome(2, 4, -1, "x", before=2),
+        gate.Welcome(2, 4, 1 << 40, "x", before=2),
+        gate.Welcome(2, 1 << 40, 1, "x", before=2),
+        gate.Welcome(2, 4, 1, "x", before=4),
+    ],
+    ids=str,
+)
+def test_a_place_that_cannot_be_is_not_taken(told):
+    assert not told.is_sound()
+    assert gate.Welcome(2, 4, 1, "x", before=2).is_sound()
