@@ -38,6 +38,25 @@ TOGETHER = {
 }
 
 
+def is_quick(item):
+    """Whether its parameters are among those that its markers `quick` name."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return all(
+        given[name] in values
+        for marker in item.iter_markers("quick")
+        for name, values in marker.kwargs.items()
+        if name in given
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
+def pytest_collection_modifyitems(items):
+    """Make a sweep of every test with parameters that are not among the quick ones."""
+    for item in items:
+        if not is_quick(item):
+            item.add_marker(pytest.mark.sweep)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Give workers single tests, but those of such files together, and first."""

@@ -33,6 +33,7 @@ def run(comm, kind, optimizer, options):
 EXACT = {"reproducible": True}
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("kind", [Mlp, Gpt])
 def test_bit_for_bit_as_one_process(threads, n, kind):
@@ -80,6 +81,7 @@ def test_options_do_not_change_results(threads, options):
         same(found, alone(Gpt, 2)[1])
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
 def test_adam(threads, n):
     for _, found in threads(n, run, Gpt, adam, EXACT):
@@ -109,6 +111,7 @@ def sent_in_a_step(comm, options):
     return comm.sent_bytes - before, [u.count for u in model.units]
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("keeps", [False, True])
 def test_volume_to_the_byte(threads, n, keeps):
@@ -142,6 +145,7 @@ def states(model, opt):
     return sum(storage.nbytes() for storage in held.values())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_model_states_shrink_with_the_ranks(threads, n):
     def measure(comm):
@@ -267,6 +271,7 @@ def test_hybrid_sharding(threads):
         same(one, alone(Gpt, 4)[1], 1e-5)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_sync_adds_up(threads, n):
     def run(comm):

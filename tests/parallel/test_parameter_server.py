@@ -13,6 +13,7 @@ SGD = (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9})
 COUNT = sum(p.numel() for p in made(Mlp).parameters())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bit_for_bit_as_one_process(threads, n, sharded):
@@ -28,6 +29,7 @@ def test_bit_for_bit_as_one_process(threads, n, sharded):
         same(found, right)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_the_servers_link_is_the_bottleneck(threads, n, servers):

@@ -133,12 +133,14 @@ def everything(rank, counts):
         return len(set(comm.hosts)), wrong
 
 
+@pytest.mark.quick(hosts=[(2, 3, 1)])
 @pytest.mark.parametrize("hosts", SHAPES, ids=str)
 def test_everything_works_across_hosts(hosts, forks):
     ends = forks.run(sum(hosts), everything, [1, 1000, 150_000], hosts=hosts)
     assert [end.value for end in ends] == [[len(hosts), []]] * sum(hosts), ends
 
 
+@pytest.mark.sweep
 def test_thirteen_ranks_on_three_hosts(forks):
     ends = forks.run(13, everything, [1, 5000], hosts=(5, 4, 4))
     assert [end.value for end in ends] == [[3, []]] * 13, ends
@@ -182,6 +184,7 @@ def differ(rank, pairs):
     ]
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [*SMALL_SHAPES, (2, 2), (1, 1, 1, 1)], ids=str)
 def test_ranks_that_call_different_things_are_all_told(hosts, forks):
     n = sum(hosts)
@@ -199,6 +202,7 @@ def is_one_ahead(rank):
         return told[0] or told[1] or attempt(comm.barrier)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 def test_a_rank_that_is_one_call_ahead(hosts, forks):
     ends = forks.run(sum(hosts), is_one_ahead, hosts=hosts)
@@ -235,6 +239,7 @@ def is_late(rank, count, late):
         return attempt(comm.all_reduce, ones(count), timeout_s=patience)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("count", [10, 300_000])
 def test_a_late_rank_is_named(hosts, count, forks):
@@ -260,6 +265,7 @@ def closes(rank, call, who):
     return error, time.monotonic() - began
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 @pytest.mark.parametrize("call", ["sum", "rows", "from 1"])
 def test_a_rank_that_closes_is_named(hosts, call, forks):
@@ -310,6 +316,7 @@ def last_words(rank):
     return bool(right and (comm.broadcast(x, root=1) == 1).all())
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 def test_what_was_sent_before_a_rank_closed_arrives(hosts, forks):
     ends = forks.run(sum(hosts), last_words, hosts=hosts)
@@ -455,6 +462,7 @@ def lets_go(rank):
     return attempt(comm.barrier)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
 def test_who_lets_go_of_a_communicator_has_left_not_died(hosts, forks):
     ends = forks.run(sum(hosts), lets_go, hosts=hosts)

@@ -48,6 +48,7 @@ def check(living, size, epoch=None, order=None):
     assert all(r[4] == () for r in results)
 
 
+@pytest.mark.quick(hosts=[4, [1, 1, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
 def test_survivors_go_on_in_order(hosts, victim):
     with ranks_on(hosts).start(changing.loses, [victim]) as running:
@@ -55,6 +56,7 @@ def test_survivors_go_on_in_order(hosts, victim):
     check(living, (hosts if isinstance(hosts, int) else sum(hosts)) - 1, epoch=1)
 
 
+@pytest.mark.quick(hosts=[[1, 2, 1]])
 @pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
 def test_down_to_the_last(hosts):
     with ranks_on(hosts).start(changing.loses, [0, 1, 0]) as running:
@@ -65,6 +67,7 @@ def test_down_to_the_last(hosts):
 POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
 
 
+@pytest.mark.quick(point=["proposal", "first barrier"])
 @pytest.mark.parametrize(
     ("hosts", "point"),
     [*((4, point) for point in POINTS), *(([2, 2], point) for point in POINTS[1::2])],
@@ -76,6 +79,7 @@ def test_another_may_die_meanwhile_even_who_presides(hosts, point):
     check(living, 2)
 
 
+@pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
 def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
     run = changing.one_comes_late
@@ -98,12 +102,14 @@ def test_too_few_do_not_go_on_across_hosts(tmp_path):
     assert "rank 0 (pid" in said
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_it_needs_no_death_and_can_be_done_again(hosts, tmp_path):
     with ranks_on(hosts).start(changing.nobody_died, str(tmp_path)) as running:
         check(survivors_of(running), 3, epoch=2)
 
 
+@pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize("hosts", [2, [1, 1]], ids=str)
 def test_how_not_to_call_it(hosts, tmp_path):
     with ranks_on(hosts).start(changing.misuses, str(tmp_path)) as running:
@@ -154,6 +160,7 @@ def first_then_joining(first, hosts):
     return ranks_on(hosts, env_of=env_of, meets=False)
 
 
+@pytest.mark.quick(hosts=[[1, 1, 2]])
 @pytest.mark.parametrize("hosts", [4, [1, 1, 2]], ids=str)
 def test_newcomers_follow_those_who_were_there(hosts):
     plan = first_then_joining(2, hosts)
@@ -165,6 +172,7 @@ def test_newcomers_follow_those_who_were_there(hosts):
     check(by_rank, 4, epoch=1)
 
 
+@pytest.mark.quick(hosts=[[1, 2, 1]])
 @pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
 def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
@@ -173,6 +181,7 @@ def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     check(living, 3, epoch=2)
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     plan = first_then_joining(2, hosts)
@@ -222,6 +231,7 @@ def test_who_joins_must_know_the_job_and_not_its_rank(monkeypatch):
         unisono.init(job="nowhere", meeting_s=0.2)
 
 
+@pytest.mark.quick(hosts=[2])
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("hosts", [0, 2], ids=["one host", "two hosts"])
 def test_training_survives_kills_and_loses_nothing(hosts):

@@ -473,6 +473,7 @@ def splits_and_closes(rank, cycles, messages):
     return leaked(before)
 
 
+@pytest.mark.quick(messages=[True])
 @pytest.mark.parametrize(("cycles", "messages"), [(200, False), (50, True)])
 def test_splitting_and_closing_leaks_nothing(cycles, messages, forks):
     for end in forks.run(2, splits_and_closes, cycles, messages):
@@ -601,6 +602,7 @@ def has_few_descriptors(rank, spare):
         return [type(error).__name__, str(error)], time.monotonic() - began
 
 
+@pytest.mark.quick(spare=[0, 3, 6])
 @pytest.mark.parametrize("spare", [0, 1, 2, 3, 4, 5, 6, 8])
 def test_too_few_descriptors_are_an_error(spare, forks):
     ends = forks.run(3, has_few_descriptors, spare)
