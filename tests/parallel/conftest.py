@@ -18,6 +18,18 @@ def _one_thread_each():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _mkldnn_as_it_was():
+    """Sums in one order, also after torch has met a product it has no kernel for.
+
+    On an Arm without bfloat16 it then does without MKL-DNN for good, in this process:
+    what was computed before, and kept to be compared with, has other bits.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
 @pytest.fixture
 def threads():
     """threads(n, function, *args): the values of n ranks that are threads."""
