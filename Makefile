@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# What is imported is compiled then; to compile all of torch takes longer than to unpack it.
+INSTALL := $(PIP) install --no-compile
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
@@ -26,9 +28,11 @@ test: ready
 quick: $(VENV)/.test
 	@$(BIN)/python -m pytest -n 2 --durations=5
 
-# The exhaustive tests (pytest's marker `sweep`), and torch's own suite in all worlds.
+# What is exhaustive: the tests with the marker `sweep`, every algorithm on every placement
+# of ranks, and torch's own suite in all worlds.
 test-all: ready
 	@$(BIN)/python -m pytest -n 2 --durations=10 -m sweep
+	@$(BIN)/python benchmarks/conformance_hosts.py
 	@$(MAKE) --no-print-directory torch-suite
 
 # What tests need, fetched and built side by side.
@@ -172,7 +176,7 @@ $(VENV)/bin/python:
 # One stamp per set of extras, made anew when the build or the dependencies change.
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@echo "installing unisono[$*] into $(VENV)"
-	@$(PIP) install --editable '.[$*]'
+	@$(INSTALL) --editable '.[$*]'
 	@touch $@
 
 clean:

@@ -34,7 +34,7 @@ def _mkldnn_as_it_was():
 def threads():
     """threads(n, function, *args): the values of n ranks that are threads."""
 
-    def run(n, function, *args, timeout_s=30.0):
+    def run(n, function, *args, timeout_s=100.0):
         with world(n, timeout_s=timeout_s) as made:
             return made.run(function, *args)
 

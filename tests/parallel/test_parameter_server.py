@@ -89,7 +89,7 @@ def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
     serving = [None] * servers
 
     def until_the_others_are_held_up():
-        ends = time.monotonic() + 25
+        ends = time.monotonic() + 100
         while any(s is None or s.furthest_ahead <= staleness for s in serving):
             assert time.monotonic() < ends, "the others do not get that far"
             time.sleep(0.01)

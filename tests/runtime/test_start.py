@@ -438,7 +438,7 @@ def until_steady(look):
 
 def leaked(before):
     """What there is more of; what others let go of arrives a little later."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = holdings()
         more = {name: found[name] - before[name] for name in found}
