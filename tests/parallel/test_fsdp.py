@@ -52,6 +52,7 @@ RULES = {
 }
 
 
+@pytest.mark.quick(rule=["classes", "nested"])
 @pytest.mark.parametrize("rule", RULES)
 def test_units_by_any_rule(threads, rule):
     options = EXACT | {"units": RULES[rule]}
@@ -208,6 +209,7 @@ def test_the_next_unit_is_gathered_ahead(threads):
 # --- what it composes with
 
 
+@pytest.mark.quick(reentrant=[False])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["around units", "inside units"])
 def test_activation_checkpointing(threads, reentrant, where):

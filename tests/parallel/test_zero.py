@@ -69,6 +69,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.quick(name=["Adam", "SGD"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_that_works_element_by_element(threads, name):
     maker = getattr(torch.optim, name)

@@ -254,6 +254,7 @@ def test_a_short_partition_heals(hosts, tmp_path):
     assert len({end.result for end in ends}) == 1
 
 
+@pytest.mark.quick(ranks=[[1, 1, 1]])
 @needs_hosts()
 @pytest.mark.parametrize(
     ("ranks", "sides"),

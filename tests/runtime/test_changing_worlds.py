@@ -48,7 +48,7 @@ def check(living, size, epoch=None, order=None):
     assert all(r[4] == () for r in results)
 
 
-@pytest.mark.quick(hosts=[4, [1, 1, 1]])
+@pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
 def test_survivors_go_on_in_order(hosts, victim):
     with ranks_on(hosts).start(changing.loses, [victim]) as running:
@@ -67,7 +67,7 @@ def test_down_to_the_last(hosts):
 POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
 
 
-@pytest.mark.quick(point=["proposal", "first barrier"])
+@pytest.mark.quick(hosts=[[2, 2]])
 @pytest.mark.parametrize(
     ("hosts", "point"),
     [*((4, point) for point in POINTS), *(([2, 2], point) for point in POINTS[1::2])],
@@ -93,6 +93,7 @@ def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
     assert "join" in said
 
 
+@pytest.mark.sweep
 def test_too_few_do_not_go_on_across_hosts(tmp_path):
     run = changing.only_one_calls
     with ranks_on([1, 1, 1]).start(run, 2, str(tmp_path)) as running:
@@ -231,7 +232,7 @@ def test_who_joins_must_know_the_job_and_not_its_rank(monkeypatch):
         unisono.init(job="nowhere", meeting_s=0.2)
 
 
-@pytest.mark.quick(hosts=[2])
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("hosts", [0, 2], ids=["one host", "two hosts"])
 def test_training_survives_kills_and_loses_nothing(hosts):
