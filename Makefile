@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-# What is imported is compiled then; to compile all of torch takes longer than to unpack it.
+# What is imported is compiled then, once: to compile all of torch takes longer than to
+# unpack it, and tests start a thousand interpreters.
 INSTALL := $(PIP) install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto

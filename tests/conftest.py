@@ -11,6 +11,11 @@ from hypothesis import HealthCheck, settings
 for _folder in ("algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
+# The interpreters that tests start would all compile what they import, and half of their
+# time go into that.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # What is chosen must not hang on what somebody has tuned on this machine.
 os.environ["UNISONO_TUNED"] = "0"
 
@@ -41,12 +46,13 @@ TOGETHER = {
 def is_quick(item):
     """Whether its parameters are among those that its markers `quick` name."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    return all(
-        given[name] in values
-        for marker in item.iter_markers("quick")
-        for name, values in marker.kwargs.items()
-        if name in given
-    )
+    for node, marker in item.iter_markers_with_node("quick"):
+        for name, values in marker.kwargs.items():
+            if name in given and given[name] not in values:
+                return False
+            if name not in given and node is item:  # a file's may suit others in it
+                raise pytest.UsageError(f"{item.nodeid} has no parameter {name!r}")
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers

@@ -191,6 +191,7 @@ def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     check(living, 2)
 
 
+@pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize(
     ("hosts", "address", "why"),
     [
@@ -208,6 +209,7 @@ def test_if_nobody_joins_all_is_as_before(hosts, address, why):
         assert told[:3] == (end.rank, 2, 0)
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(3, 0), ([2, 1], 2)])
 def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
     run = changing.dies_while_others_wait_to_grow
