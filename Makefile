@@ -4,10 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# What is imported is compiled then, once: to compile all of torch takes longer than to
+# unpack it, and tests start a thousand interpreters.
+INSTALL := $(PIP) install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*)
-PACKAGE := $(shell find src -name '*.py')
 
-.PHONY: demo test again check bench peers docs sanitize clean trials torch-suite browser types perfetto
+.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
+.PHONY: sanitize sanitize-address sanitize-thread
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -18,15 +22,24 @@ demo: $(VENV)/.cli
 	@echo
 	@$(BIN)/python -m unisono bench all_reduce -n 4 -b 8 -e 16M -f 8
 
-test: check browser
+# The checks, and every test but the exhaustive ones: minutes, from a fresh clone. What
+# does not wait for each other runs side by side, and each says its word when it is done.
+test: ready
+	@$(MAKE) --no-print-directory -j2 check quick
+
+quick: $(VENV)/.test
 	@$(BIN)/python -m pytest -n 2 --durations=5
 
-# The tests that failed last time, alone, if they are few.
-again: check
-	@failed=$$($(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
-	  --collect-only | grep -c '::'); echo "$$failed failed; once more, alone"; \
-	[ $$failed -gt 0 ] && [ $$failed -le 5 ]
-	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -v
+# What is exhaustive: the tests with the marker `sweep`, every algorithm on every placement
+# of ranks, and torch's own suite in all worlds.
+test-all: ready
+	@$(BIN)/python -m pytest -n 2 --durations=10 -m sweep
+	@$(BIN)/python benchmarks/conformance_hosts.py
+	@$(MAKE) --no-print-directory torch-suite
+
+# What tests need, fetched and built side by side.
+ready:
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.test browser
 
 # A browser for the tests of the pages, where one can be had; else they are skipped.
 browser:
@@ -89,25 +102,47 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
-# The native core under sanitizers, each in a venv of its own: addresses and undefined
-# behaviour in one, races between threads in the other. Without libstdc++ beside it,
-# libasan ends the process at the first throw. Leaks are the interpreter's.
-sanitize: .venv-asan/.ready .venv-tsan/.ready
-	@LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  .venv-asan/bin/python -m pytest --durations=5 $(UNSANITIZED:%=--deselect %) \
-	  tests/schedule/test_verify.py tests/schedule/test_mutations.py tests/runtime \
-	  tests/transports tests/codecs/test_codec_bits.py tests/codecs/test_dense_codecs.py
-	@for script in runtime/races.py transports/lifeline_races.py; do \
-	  LD_PRELOAD=$(call library,libtsan.so) \
-	  TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/native/tsan.supp" \
-	  .venv-tsan/bin/python tests/$$script || exit 1; done
-
+# The native core under sanitizers, over the whole suite, sweeps excepted: addresses and
+# undefined behaviour in one venv, races between threads in another. It takes long, so
+# PARTS="tests/runtime tests/codecs" runs some of it, and WORKERS tells how many at once.
+# Every process leaves what is found in a file, ranks that a test kills too: any is a failure.
+PARTS ?= tests
+WORKERS ?= 2
+REPORTS := build/sanitizers
 library = $$($${CXX:-c++} -print-file-name=$(1))
+
+sanitize: sanitize-address sanitize-thread
+
+# Without libstdc++ beside it, libasan ends the process at the first throw. Leaks are the
+# interpreter's.
+sanitize-address: .venv-asan/.ready
+	@$(call sanitized,address,LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/$(REPORTS)/address \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:log_path=$(CURDIR)/$(REPORTS)/address \
+	  .venv-asan/bin/python -m pytest -n $(WORKERS) --durations=5 $(UNSANITIZED) $(PARTS))
+
+# The scripts are made of nothing but what may race. Addresses at random need not suit
+# libtsan (setarch -R); ranks are forked while threads run.
+sanitize-thread: .venv-tsan/.ready
+	@$(call sanitized,thread,export LD_PRELOAD=$(call library,libtsan.so) \
+	  TSAN_OPTIONS="$(TSAN) log_path=$(CURDIR)/$(REPORTS)/thread"; set -e; \
+	  setarch -R .venv-tsan/bin/python tests/runtime/races.py; \
+	  setarch -R .venv-tsan/bin/python tests/transports/lifeline_races.py; \
+	  setarch -R .venv-tsan/bin/python -m pytest -n $(WORKERS) --durations=5 \
+	    $(UNSANITIZED) $(PARTS))
+TSAN := halt_on_error=1 die_after_fork=0 suppressions=$(CURDIR)/native/tsan.supp
+
+# $(call sanitized,kind,command): run it, show every report, and fail if there is one.
+define sanitized
+rm -rf $(REPORTS)/$(1).*; mkdir -p $(REPORTS); ( $(2) ); rc=$$?; \
+  for report in $(REPORTS)/$(1).*; do \
+    if [ -e "$$report" ]; then echo "$$report:"; head -60 "$$report"; rc=1; fi; done; exit $$rc
+endef
 
 # Sanitizers need address space and descriptors (to see whether memory is there), and
 # report SIGSEGV themselves. So not: tests that leave too little of these, or send that.
-UNSANITIZED := $(addprefix tests/runtime/, \
+# A browser is not ours, and starts no more with a library loaded before it.
+UNSANITIZED := $(addprefix --deselect tests/runtime/, \
   test_start.py::test_too_few_descriptors \
   test_start.py::test_a_buffer_too_large_for_the_address_space \
   test_start.py::test_a_message_too_large_to_put_aside \
@@ -115,15 +150,18 @@ UNSANITIZED := $(addprefix tests/runtime/, \
   test_start.py::test_a_start_with_too_little_memory \
   test_launch.py::test_a_killed_rank_comes_before_those_who_report_it)
 
+# What tests import beside us they find in $(VENV), where it is not installed twice.
 .venv-asan/.ready: SANITIZERS = address,undefined
 .venv-tsan/.ready: SANITIZERS = thread
-.venv-asan/.ready .venv-tsan/.ready: pyproject.toml $(NATIVE) $(PACKAGE)
+.venv-asan/.ready .venv-tsan/.ready: $(VENV)/.test
 	@echo "building with -fsanitize=$(SANITIZERS) into $(@D)"
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install \
+	@$(PYTHON) -m venv --without-pip $(@D)
+	@folder=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  && $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$folder/packages.pth
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --force-reinstall \
 	  -C cmake.define.UNISONO_SANITIZE=$(SANITIZERS) -C cmake.build-type=RelWithDebInfo \
-	  -C build-dir=build/$(@D) '.[cli]' \
-	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes
+	  -C build-dir=build/$(@D) --editable .
 	@touch $@
 
 # The native core compiled for Arm and a part of the tests on it, under qemu: where apt-get
@@ -140,7 +178,7 @@ $(VENV)/bin/python:
 # One stamp per set of extras, made anew when the build or the dependencies change.
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@echo "installing unisono[$*] into $(VENV)"
-	@$(PIP) install --editable '.[$*]'
+	@$(INSTALL) --editable '.[$*]'
 	@touch $@
 
 clean:

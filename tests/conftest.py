@@ -11,6 +11,11 @@ from hypothesis import HealthCheck, settings
 for _folder in ("algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
+# The interpreters that tests start would all compile what they import, and half of their
+# time go into that.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # What is chosen must not hang on what somebody has tuned on this machine.
 os.environ["UNISONO_TUNED"] = "0"
 
@@ -36,6 +41,26 @@ TOGETHER = {
     "test_compiled.py": "compiled",
     "test_torch_suite.py": "suite",
 }
+
+
+def is_quick(item):
+    """Whether its parameters are among those that its markers `quick` name."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for node, marker in item.iter_markers_with_node("quick"):
+        for name, values in marker.kwargs.items():
+            if name in given and given[name] not in values:
+                return False
+            if name not in given and node is item:  # a file's may suit others in it
+                raise pytest.UsageError(f"{item.nodeid} has no parameter {name!r}")
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
+def pytest_collection_modifyitems(items):
+    """Make a sweep of every test with parameters that are not among the quick ones."""
+    for item in items:
+        if not is_quick(item):
+            item.add_marker(pytest.mark.sweep)
 
 
 @pytest.hookimpl(optionalhook=True)

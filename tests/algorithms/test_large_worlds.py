@@ -13,6 +13,7 @@ GIBIBYTE = 1 << 30
 WORLDS = [(*key, n) for n in (1000, 1024) for key in library()]
 # It is the same at any n, and by far the longest.
 WORLDS.remove(("all_to_all", "ring", 1024))
+QUICK = ("tree", "hierarchical")
 
 # The peak of this program alone: what ru_maxrss tells on Linux counts, across fork and
 # exec, the memory of the process that started it.
@@ -34,12 +35,14 @@ else:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.quick(n=[1000], name=QUICK)
 @pytest.mark.parametrize(("what", "name", "n"), WORLDS)
 def test_it_keeps_its_contract_among_a_thousand_ranks(what, name, n):
     proof = schedule(what, name, n).verify()
     assert proof.transfers >= n - 1
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform == "win32", reason="no measure of the peak there")
 def test_a_ring_of_ten_thousand_ranks_is_verified_within_a_gigabyte():

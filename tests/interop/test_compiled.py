@@ -15,6 +15,9 @@ pytest.importorskip("torch._dynamo")  # which DDP imports when it is first calle
 from unisono.errors import BadArgument, UsageError  # noqa: E402
 from unisono.interop._torch import adapters, compiled  # noqa: E402
 
+# To compile it takes longer than all other tests of this folder.
+pytestmark = pytest.mark.quick(adapter=["python"])
+
 # A folder of its own, so that the user's groups do not change for our tests.
 CACHE = Path(__file__).parents[2] / "build" / "cache"
 PRELUDE = """
@@ -269,6 +272,7 @@ end()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("built")
 def test_what_only_a_backend_can_do(ranks):
     for said in ranks("compiled", OPS):
@@ -288,6 +292,7 @@ end()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("built")
 def test_beside_the_backend_of_another_device(ranks):
     assert ranks("auto", MIXED) == ["compiled gloo\n"] * 2
@@ -320,6 +325,7 @@ def test_without_a_compiler(tmp_path, monkeypatch):
         compiled.build()
 
 
+@pytest.mark.sweep
 def test_ranks_that_build_at_once_build_once(tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text(

@@ -67,11 +67,13 @@ def every_copy(rank, name, how):
         expect(flat, torch.cat(wanted), "all_to_all_single")
 
 
+@pytest.mark.quick(name=["float32", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type(ranks, name):
     ranks(3, every_copy, name, WAYS[TYPES.index(name) % len(WAYS)])
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("how", WAYS)
 def test_every_way_of_waiting(ranks, n, how):
@@ -110,6 +112,7 @@ def uneven(rank):
         expect(out, torch.ones(5))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_uneven_shares(ranks, n):
     ranks(n, uneven)
@@ -168,6 +171,7 @@ def odd_shapes(rank, how):
         expect(swapped, torch.arange(float(n)) * 10 + me, "all_to_all in place")
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", WAYS)
 def test_odd_shapes(ranks, n, how):
@@ -203,6 +207,7 @@ def several_at_once(rank):
             expect(y, torch.zeros_like(y))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_coalesced_forms(ranks, n):
     ranks(n, several_at_once)
@@ -243,6 +248,7 @@ def both_spellings(rank):
         expect(y, torch.full((3,), float(n)))
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2])
 def test_both_spellings(ranks, n):
     ranks(n, both_spellings)

@@ -40,6 +40,7 @@ def trained(rank, name):
         close(net.parameters(), right.parameters())
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("n", [2, 3])
 def test_weights_of_one_process(ranks, n, name):
@@ -148,6 +149,7 @@ def zero(rank):
         optimizer.consolidate_state_dict(0)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
 def test_zero_redundancy_optimizer(ranks, n):
     ranks(n, zero)
@@ -180,5 +182,6 @@ def compiled(rank):
         close(ddp.parameters(), right.parameters())
 
 
+@pytest.mark.sweep
 def test_compiled(ranks):
     ranks(2, compiled)

@@ -17,6 +17,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.quick(n=[1])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_import_is_needed(n, tmp_path: Path):
     script = tmp_path / "script.py"

@@ -32,6 +32,7 @@ def ring(rank, name):
             work.wait()
 
 
+@pytest.mark.quick(n=[3], name=["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize(
     "name", ["float32", "bool", "bfloat16", "float8_e4m3fnuz", "uint64", "complex64"]
@@ -110,6 +111,7 @@ def in_batches(rank):
                 expect(outs[r].contiguous(), torch.full((2, 300), float(r)))
 
 
+@pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4])
 def test_batches(ranks, n):
     ranks(n, in_batches)
@@ -164,6 +166,7 @@ def objects(rank):
             assert two[1] is None
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_objects(ranks, n):
     ranks(n, objects)
@@ -182,6 +185,7 @@ def barriers(rank):
         return [came, went]
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 4])
 def test_barriers(ranks, n):
     came, went = zip(*ranks(n, barriers), strict=True)

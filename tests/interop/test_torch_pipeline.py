@@ -47,6 +47,7 @@ def pipelined(rank, name):
         close(grads, [p.grad for p in right[me].parameters()], 1e-5)
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("n", [2, 3])
 def test_pipelines(ranks, n, name):

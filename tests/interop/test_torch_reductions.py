@@ -84,6 +84,7 @@ def all_reduces(rank, name):
                     expect(value[0], wanted, "the work's value")
 
 
+@pytest.mark.quick(name=["float32", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("name", TYPES)
 def test_all_reduce_of_every_type(ranks, name):
     ranks(3, all_reduces, name)
@@ -117,6 +118,7 @@ def every_reduction(rank, name):
             expect(y, mine, f"reduce_scatter {op} {name}")
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool", "complex64"])
 def test_every_reduction(ranks, n, name):
@@ -142,6 +144,7 @@ def premultiplied(rank, name):
         expect(x, total if rank.number == 0 else kept)
 
 
+@pytest.mark.quick(name=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
 def test_premultiplied_sum(ranks, name):
     ranks(3, premultiplied, name)
@@ -160,6 +163,7 @@ def uneven_shares(rank):
         expect(y, torch.full((counts[rank.number],), total))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_uneven_reduce_scatter(ranks, n):
     ranks(n, uneven_shares)
@@ -194,6 +198,7 @@ def several_at_once(rank):
             expect(one, other)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_coalesced_reductions(ranks, n):
     ranks(n, several_at_once)
@@ -234,6 +239,7 @@ def odd_shapes(rank, how):
         expect(weight.data, torch.full((5,), float(n)))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", WAYS)
 def test_odd_shapes(ranks, n, how):
@@ -271,7 +277,7 @@ def test_nobody_holds_the_work(ranks):
 def waited_twice(rank):
     """Who waits while a future is being completed finds the result at home."""
     with group(rank):
-        for _ in range(100):
+        for _ in range(30):
             x = torch.ones(300, 4)[:, ::2]
             work = dist.all_reduce(x, async_op=True)
             future = work.get_future()
@@ -303,6 +309,7 @@ def sparse_sums(rank, name):
         assert empty.to_dense().sum() == 0
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", ["float32", "int64"])
 def test_sparse_all_reduce(ranks, n, name):

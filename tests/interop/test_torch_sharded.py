@@ -61,6 +61,7 @@ def plain_fsdp(rank, how):
         close(full(net), alone(rank.n, Plain).parameters(), limit)
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize(
     ("how", "n"),
     [("plain", 2), ("plain", 3), ("mixed", 2), ("prefetch", 2), ("factor", 2)],
@@ -88,6 +89,7 @@ def first_fsdp(rank, strategy):
             close(net.parameters(), alone(rank.n, Plain).parameters())
 
 
+@pytest.mark.quick(strategy=["FULL_SHARD"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_first_fsdp(ranks, strategy):
     ranks(2, first_fsdp, strategy)
@@ -110,6 +112,7 @@ def redistributed(rank):
         close([odd.full_tensor()], [torch.arange(7.0)])
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
 def test_redistribution(ranks, n):
     ranks(n, redistributed)
@@ -198,6 +201,7 @@ def saved(rank, asynchronous):
         close(full(fresh), full(net), 0)
 
 
+@pytest.mark.quick(asynchronous=[False])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_checkpoints(ranks, asynchronous):
     ranks(2, saved, asynchronous)

@@ -25,7 +25,7 @@ import unittest
 from unittest import mock
 
 OURS = "unisono"
-LIMIT_S = 60
+LIMIT_S = 180
 # What only a real GPU can do, with whatever backend.
 NEED_A_GPU = re.compile(
     "SyncBatchNorm|sync_bn_logged|stop_iteration_sync_bn|apply_optim_in_backward"

@@ -18,11 +18,23 @@ def _one_thread_each():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _mkldnn_as_it_was():
+    """Sums in one order, also after torch has met a product it has no kernel for.
+
+    On an Arm without bfloat16 it then does without MKL-DNN for good, in this process:
+    what was computed before, and kept to be compared with, has other bits.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
 @pytest.fixture
 def threads():
     """threads(n, function, *args): the values of n ranks that are threads."""
 
-    def run(n, function, *args, timeout_s=30.0):
+    def run(n, function, *args, timeout_s=100.0):
         with world(n, timeout_s=timeout_s) as made:
             return made.run(function, *args)
 

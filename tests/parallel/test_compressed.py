@@ -35,6 +35,7 @@ def zero(comm, codec, kind=Gpt, stage=2):
     return model, optimizer, optimizer
 
 
+@pytest.mark.quick(make=[ddp])
 @pytest.mark.parametrize("codec", REMEMBER)
 @pytest.mark.parametrize("make", [ddp, zero])
 def test_goes_on_bit_for_bit(threads, tmp_path, make, codec):

@@ -52,6 +52,7 @@ def attend(comm, how, dtype=torch.float64, **options):
     ]
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("causal", [False, True])
@@ -128,6 +129,7 @@ def test_who_has_which_tokens(threads, balanced):
     assert sorted(at for mine in found for at in mine) == list(range(12))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("how", BOTH)
 def test_volume_to_the_byte(threads, n, how):
@@ -150,6 +152,7 @@ def test_volume_to_the_byte(threads, n, how):
     assert threads(n, sent) == [right] * n
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize(("dp", "n"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)])
 def test_training_with_data_parallelism_on_a_mesh(threads, how, dp, n):

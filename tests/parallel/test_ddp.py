@@ -19,6 +19,7 @@ def run(comm, kind, options):
     return losses, weights(model.module)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("kind", [Mlp, Gpt])
 @pytest.mark.parametrize("cap", [25, TINY])
@@ -37,6 +38,7 @@ def test_whatever_the_order_of_sums(threads, overlap):
         same(found, right, 1e-5)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_the_plain_version(threads, n):
     def plain(comm):
@@ -63,6 +65,7 @@ def test_processes_get_the_same(processes):
 # --- bytes
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("cap", [25, TINY])
 def test_volume_to_the_byte(threads, n, cap):
@@ -182,6 +185,7 @@ def test_mixed_types(threads):
 # --- accumulation, unused parameters, buffers, uneven inputs
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_sync_adds_up_without_sending(threads, n):
     def run(comm):

@@ -54,6 +54,7 @@ def test_the_number_of_parameters():
     assert sum(p.numel() for p in plain.layers[0].parameters()) == MODEL.block
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp"])
 def test_weights_sent(threads, n, name):
@@ -84,6 +85,7 @@ def cut(comm, name):
     return comm.sent_bytes - before, sum(p.nbytes for p in model.parameters())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_activations_sent_by_tensor_parallelism(threads, n):
     """To the byte: all of a step, with embedding, head and loss."""
@@ -91,6 +93,7 @@ def test_activations_sent_by_tensor_parallelism(threads, n):
     assert threads(n, cut, "tensor") == [(right.sent, right.parameters)] * n
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_activations_sent_along_the_sequence(threads, n):
     """The sums of the norms' gradients are so small that they go to everybody."""
@@ -100,6 +103,7 @@ def test_activations_sent_along_the_sequence(threads, n):
         assert held == right.parameters
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_activations_sent_by_the_ring(threads, n):
     def run(comm):
@@ -152,6 +156,7 @@ def kept(block, x):
     return sum(found.values())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("n", NS)
 def test_what_a_block_keeps(threads, n, name):

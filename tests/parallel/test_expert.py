@@ -70,6 +70,7 @@ def moe(comm, top_k=2, factor=None, seed=0, **options):
     )
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("factor", [None, 0.5, 1.0])
@@ -154,6 +155,7 @@ def alone(n):
     return losses, model
 
 
+@pytest.mark.quick(n=[4])
 @pytest.mark.parametrize(("n", "dp"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
 def test_training_with_ddp_around_it(threads, n, dp):
     """Experts over one axis, the same ones over the other; DDP for all else."""
@@ -180,6 +182,7 @@ def test_training_with_ddp_around_it(threads, n, dp):
             torch.testing.assert_close(value, wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_volume_to_the_byte(threads, n):
     row = WIDTH * 8

@@ -33,6 +33,7 @@ def run(comm, kind, optimizer, options):
 EXACT = {"reproducible": True}
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("kind", [Mlp, Gpt])
 def test_bit_for_bit_as_one_process(threads, n, kind):
@@ -51,6 +52,7 @@ RULES = {
 }
 
 
+@pytest.mark.quick(rule=["classes", "nested"])
 @pytest.mark.parametrize("rule", RULES)
 def test_units_by_any_rule(threads, rule):
     options = EXACT | {"units": RULES[rule]}
@@ -80,6 +82,7 @@ def test_options_do_not_change_results(threads, options):
         same(found, alone(Gpt, 2)[1])
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
 def test_adam(threads, n):
     for _, found in threads(n, run, Gpt, adam, EXACT):
@@ -109,6 +112,7 @@ def sent_in_a_step(comm, options):
     return comm.sent_bytes - before, [u.count for u in model.units]
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("keeps", [False, True])
 def test_volume_to_the_byte(threads, n, keeps):
@@ -142,6 +146,7 @@ def states(model, opt):
     return sum(storage.nbytes() for storage in held.values())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_model_states_shrink_with_the_ranks(threads, n):
     def measure(comm):
@@ -204,6 +209,7 @@ def test_the_next_unit_is_gathered_ahead(threads):
 # --- what it composes with
 
 
+@pytest.mark.quick(reentrant=[False])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["around units", "inside units"])
 def test_activation_checkpointing(threads, reentrant, where):
@@ -267,6 +273,7 @@ def test_hybrid_sharding(threads):
         same(one, alone(Gpt, 4)[1], 1e-5)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_sync_adds_up(threads, n):
     def run(comm):

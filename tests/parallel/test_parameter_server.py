@@ -13,6 +13,7 @@ SGD = (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9})
 COUNT = sum(p.numel() for p in made(Mlp).parameters())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bit_for_bit_as_one_process(threads, n, sharded):
@@ -28,6 +29,7 @@ def test_bit_for_bit_as_one_process(threads, n, sharded):
         same(found, right)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_the_servers_link_is_the_bottleneck(threads, n, servers):
@@ -87,7 +89,7 @@ def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
     serving = [None] * servers
 
     def until_the_others_are_held_up():
-        ends = time.monotonic() + 25
+        ends = time.monotonic() + 100
         while any(s is None or s.furthest_ahead <= staleness for s in serving):
             assert time.monotonic() < ends, "the others do not get that far"
             time.sleep(0.01)

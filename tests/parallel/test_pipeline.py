@@ -65,6 +65,7 @@ def learn(pipe, replica=0, after=lambda: None):
     return losses
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("m", [1, 3, 7])
@@ -82,6 +83,7 @@ def test_as_one_process(threads, n, order, m):
         same(state, right, 1e-11)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
 def test_both_orders_give_the_same_bits(threads, n):
     def run(comm, order):
@@ -193,6 +195,7 @@ def test_the_table():
     assert list(table("1f1b", 3, 4))[1] == "F0 F1 B0 F2 B1 F3 B2 B3"
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_volume_to_the_byte(threads, n):
     m, rows = 3, 7

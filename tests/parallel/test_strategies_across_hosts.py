@@ -1,5 +1,6 @@
 """The strategies on ranks that share no memory: the same bits, over streams."""
 
+import pytest
 import torch
 from nets import Gpt, alone, made, same, sgd, train, weights
 
@@ -26,6 +27,7 @@ def trained(comm):
         return found, mesh["dp"].world_size, comm.hosts
 
 
+@pytest.mark.sweep
 def test_hosts_change_no_bit(monkeypatch):
     hosts = [2, 1]
     monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0], prepend=":")

@@ -16,6 +16,7 @@ def batches(n, shape, dtype=torch.float64):
     return whole * 3 + 100, whole.roll(1, 0)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 2)])
 @pytest.mark.parametrize("affine", [True, False])

@@ -64,6 +64,7 @@ def run(comm, plan, kind=Net, dtype=torch.float64, steps=STEPS, **options):
     return losses, whole_state(model)
 
 
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("name", PLANS)
 def test_as_one_process(threads, n, name):
@@ -103,6 +104,7 @@ def test_tied_embeddings_stay_tied(threads, name):
         same(state, right, 1e-11)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_shards_from_the_embedding_on(threads, n):
     losses, right = one_process(Placeless, steps=5)
@@ -181,6 +183,7 @@ def sent(comm, plan, rows):
     return forward, comm.sent_bytes - before - forward
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("rows", [2, 8])
 def test_tensor_sends_two_all_reduces_per_block_and_direction(threads, n, rows):
@@ -189,6 +192,7 @@ def test_tensor_sends_two_all_reduces_per_block_and_direction(threads, n, rows):
     assert threads(n, sent, PLAN, rows) == [(right, right)] * n
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_sequence_sends_the_same_bytes_in_two_halves(threads, n):
     rows = 8
@@ -205,6 +209,7 @@ def test_sequence_sends_the_same_bytes_in_two_halves(threads, n):
     assert found == [(inside, inside + sums)] * n
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_cross_entropy_sends_three_numbers_per_token(threads, n):
     count = 12 << 10
@@ -235,6 +240,7 @@ def test_memory_of_cut_weights_is_a_share(threads):
 # --- the parts
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_against_torch(threads, n, reduction):
@@ -276,6 +282,7 @@ def test_cross_entropy_of_half_precision_is_computed_in_single(threads):
         torch.testing.assert_close(loss, right)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("padding", [None, 5])
 def test_embedding_against_torch(threads, n, padding):
@@ -297,6 +304,7 @@ def test_embedding_against_torch(threads, n, padding):
     torch.testing.assert_close(grads, plain.weight.grad)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_column_that_gathers_is_a_plain_layer(threads, n):
     plain = nn.Linear(5, 24).double()

@@ -50,6 +50,7 @@ def alone():
     return losses
 
 
+@pytest.mark.quick(strategy=["ddp", "fsdp", "tensor"])
 @pytest.mark.parametrize("strategy", [s for s in EXAMPLE.STRATEGIES if s != "experts"])
 def test_every_strategy_has_the_losses_of_one_process(threads, strategy, alone, capsys):
     for found in threads(2, run, strategy):

@@ -44,6 +44,7 @@ def run(comm, kind, stage, how=SGD, clip=None, steps=20):
     return losses, opt.model_state_dict()
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_bit_for_bit_as_one_process(threads, n, stage):
@@ -68,6 +69,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.quick(name=["Adam", "SGD"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_that_works_element_by_element(threads, name):
     maker = getattr(torch.optim, name)
@@ -84,6 +86,7 @@ def test_clipping_by_the_global_norm(threads, stage):
         same(found, right, 1e-5)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_volume_to_the_byte(threads, n, stage):
@@ -119,6 +122,7 @@ def held(tensors):
     return sum(storage.nbytes() for storage in behind.values())
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_memory_falls_as_the_formula_says(threads, n, stage):

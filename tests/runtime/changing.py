@@ -69,7 +69,7 @@ def loses(comm, victims):
     for victim in victims:
         old = comm
         works_until_it_dies(comm, victim)
-        comm = comm.shrink(timeout_s=20)
+        comm = comm.shrink(timeout_s=100)
         assert old._closed
     return told(comm)
 
@@ -129,10 +129,10 @@ def loses_another_meanwhile(comm, first, second, point):
     lost = works_until_it_dies(comm, first)
     assert lost.ranks == (first,)
     left = comm.world_size - 2
-    comm = comm.shrink(timeout_s=20)
+    comm = comm.shrink(timeout_s=100)
     while comm.world_size > left:  # it died so late that this world was settled with it
         until_lost(comm)
-        comm = comm.shrink(timeout_s=20)
+        comm = comm.shrink(timeout_s=100)
     return told(comm)
 
 
@@ -152,7 +152,7 @@ def one_comes_late(comm, late, folder):
         return found
     until_told(folder, *(f"{rank} went on" for rank in others))
     try:
-        comm.shrink(timeout_s=20)
+        comm.shrink(timeout_s=100)
     except unisono.UnisonoError as why:
         return type(why), str(why)
     finally:
@@ -168,8 +168,8 @@ def nobody_died(comm, folder):
     else:
         lost = until_lost_in_barrier(comm)
         assert lost.ranks
-    first = comm.shrink(timeout_s=20)
-    second = first.shrink(timeout_s=20)
+    first = comm.shrink(timeout_s=100)
+    second = first.shrink(timeout_s=100)
     return told(second)
 
 
@@ -236,7 +236,7 @@ def misuses(comm, folder):
         return true_survive(self, attempt)
 
     shrinking._Survivor.agree = agree
-    new = comm.shrink(timeout_s=20)
+    new = comm.shrink(timeout_s=100)
     assert not made
     attempt("in flight", work.wait)
     attempt("closed", comm.shrink)
@@ -249,7 +249,7 @@ def misuses(comm, folder):
 
 def grows(comm, world_size):
     """Ranks that began; those that join run `joins`."""
-    return told(comm.grow(world_size, timeout_s=30))
+    return told(comm.grow(world_size, timeout_s=100))
 
 
 def joins():
@@ -271,7 +271,7 @@ def grows_or_joins(first, world_size, shrinks=()):
         if comm.rank == victim:
             die()
         until_lost(comm)
-        comm = comm.shrink(timeout_s=20)
+        comm = comm.shrink(timeout_s=100)
     return grows(comm, world_size)
 
 
@@ -292,9 +292,9 @@ def dies_while_others_wait_to_grow(comm, victim):
         if comm.rank == victim:
             time.sleep(0.5)
             die()
-        comm.grow(comm.world_size + 1, timeout_s=30)
+        comm.grow(comm.world_size + 1, timeout_s=100)
     except unisono.PeerLost as lost:
-        return lost.ranks, told(comm.shrink(timeout_s=20))
+        return lost.ranks, told(comm.shrink(timeout_s=100))
 
 
 def a_newcomer_dies(first, world_size):

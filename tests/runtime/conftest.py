@@ -14,7 +14,7 @@ class Worlds:
     def __call__(self, n: int, window: int = 4096) -> World:
         found = self.made.get((n, window))
         if found is None or any("closed" in repr(c) for c in found.comms):
-            found = self.made[n, window] = world(n, window=window, timeout_s=30.0)
+            found = self.made[n, window] = world(n, window=window, timeout_s=100)
         return found
 
     def close(self) -> None:

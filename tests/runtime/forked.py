@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 ATTRIBUTES = ("ranks", "pids", "host", "collective", "seq", "calls", "missing")
 
 
@@ -66,7 +66,7 @@ class Rank:
 
 def await_that(true, what="it"):
     """Wait until something holds; the limit is there for what hangs."""
-    until = time.monotonic() + LIMIT_S / 2
+    until = time.monotonic() + LIMIT_S / 3
     while not true():
         assert time.monotonic() < until, f"{what} does not happen"
         time.sleep(0.005)

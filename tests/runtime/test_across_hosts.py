@@ -122,23 +122,25 @@ def in_flight(comm):
     arrays = [np.full(size, comm.rank, "float32") for size in (1, 50_000, 7)]
     works = [comm.all_reduce(x, async_op=True) for x in (*arrays, shared)]
     plain = comm.all_reduce(ones(3, "float64"))
-    right = all((w.wait(timeout_s=20) == n * (n - 1) / 2).all() for w in works)
+    right = all((w.wait(timeout_s=100) == n * (n - 1) / 2).all() for w in works)
     return [] if right and (plain == n).all() else ["in flight"]
 
 
 def everything(rank, counts):
-    with rank.init(timeout_s=25) as comm:
+    with rank.init(timeout_s=100) as comm:
         wrong = [f"{w} of {c}" for c in counts for w in collectives(comm, c)]
         wrong += [*messages(comm), *objects(comm), *groups(comm), *in_flight(comm)]
         return len(set(comm.hosts)), wrong
 
 
+@pytest.mark.quick(hosts=[(2, 3, 1)])
 @pytest.mark.parametrize("hosts", SHAPES, ids=str)
 def test_everything_works_across_hosts(hosts, forks):
     ends = forks.run(sum(hosts), everything, [1, 1000, 150_000], hosts=hosts)
     assert [end.value for end in ends] == [[len(hosts), []]] * sum(hosts), ends
 
 
+@pytest.mark.sweep
 def test_thirteen_ranks_on_three_hosts(forks):
     ends = forks.run(13, everything, [1, 5000], hosts=(5, 4, 4))
     assert [end.value for end in ends] == [[3, []]] * 13, ends
@@ -172,7 +174,7 @@ def differ(rank, pairs):
     """One that is slow may hear of it in `init`, before it has called anything."""
 
     def once(call):
-        with rank.init(timeout_s=20) as comm:
+        with rank.init(timeout_s=100) as comm:
             calls_by_name(call)(comm)
             comm.barrier()  # two roots may have sent and gone on, and hear of it here
 
@@ -182,6 +184,7 @@ def differ(rank, pairs):
     ]
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [*SMALL_SHAPES, (2, 2), (1, 1, 1, 1)], ids=str)
 def test_ranks_that_call_different_things_are_all_told(hosts, forks):
     n = sum(hosts)
@@ -192,13 +195,14 @@ def test_ranks_that_call_different_things_are_all_told(hosts, forks):
 
 
 def is_one_ahead(rank):
-    with rank.init(timeout_s=20) as comm:
+    with rank.init(timeout_s=100) as comm:
         # who is slow hears of the others' next call while it is still in the first
         calls = [5, 7 if rank.number == 1 else 6]
         told = [attempt(comm.all_reduce, ones(count)) for count in calls]
         return told[0] or told[1] or attempt(comm.barrier)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 def test_a_rank_that_is_one_call_ahead(hosts, forks):
     ends = forks.run(sum(hosts), is_one_ahead, hosts=hosts)
@@ -215,7 +219,7 @@ def test_a_rank_that_is_one_call_ahead(hosts, forks):
 
 def is_late(rank, count, late):
     """The last of those who come is not patient; the others tell whom they await."""
-    with rank.init(timeout_s=20) as comm:
+    with rank.init(timeout_s=100) as comm:
         for _ in range(2):
             comm.all_reduce(ones())
         rank.tell("passed")
@@ -235,6 +239,7 @@ def is_late(rank, count, late):
         return attempt(comm.all_reduce, ones(count), timeout_s=patience)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("count", [10, 300_000])
 def test_a_late_rank_is_named(hosts, count, forks):
@@ -248,7 +253,7 @@ def test_a_late_rank_is_named(hosts, count, forks):
 
 
 def closes(rank, call, who):
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == who:
         comm.close()
@@ -260,6 +265,7 @@ def closes(rank, call, who):
     return error, time.monotonic() - began
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 @pytest.mark.parametrize("call", ["sum", "rows", "from 1"])
 def test_a_rank_that_closes_is_named(hosts, call, forks):
@@ -273,12 +279,12 @@ def test_a_rank_that_closes_is_named(hosts, call, forks):
         assert error["error"] == "PeerLost", end
         assert error["attributes"]["ranks"] == [who]
         assert error["attributes"]["pids"] == [ends[who].pid]
-        assert took < 15
+        assert took < 60
 
 
 def leaves_a_group(rank, who):
     """It leaves before anybody has ever sent it anything there."""
-    with rank.init(timeout_s=20) as comm:
+    with rank.init(timeout_s=100) as comm:
         part = comm.split(0)
         if rank.number == who:
             part.close()
@@ -298,7 +304,7 @@ def test_a_rank_that_leaves_a_group_only_breaks_that(who, forks):
 
 def last_words(rank):
     """What a rank has sent before it closes is still received."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     x = np.full(200_000, rank.number, np.float32)
     if rank.number == 1:
         comm.send(x, 0)
@@ -310,6 +316,7 @@ def last_words(rank):
     return bool(right and (comm.broadcast(x, root=1) == 1).all())
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 def test_what_was_sent_before_a_rank_closed_arrives(hosts, forks):
     ends = forks.run(sum(hosts), last_words, hosts=hosts)
@@ -318,7 +325,7 @@ def test_what_was_sent_before_a_rank_closed_arrives(hosts, forks):
 
 def has_done_its_part(rank, slow):
     """Others close, and end, while one is still in the call."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     x = np.full(50_000, 1.0, np.float32)
     if rank.number == slow:
@@ -336,7 +343,7 @@ def test_who_has_done_its_part_may_leave(slow, forks):
 
 def is_killed(rank, who):
     """Before there is any stream to it."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     part = comm.split(0)
     comm.barrier()  # all have it
     if rank.number == who:
@@ -357,7 +364,7 @@ def test_a_rank_that_died_before_it_was_needed(who, forks):
             assert error["attributes"]["ranks"] == [who]
             assert error["attributes"]["collective"] == "all_to_all"
             assert error["attributes"]["pids"] == [ends[who].pid]
-            assert took < 15
+            assert took < 60
 
 
 def strike(comm):
@@ -383,7 +390,7 @@ def test_new_processes_name_who_was_killed():
 
 
 def is_interrupted(rank, name):
-    comm = rank.init(timeout_s=25)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     rank.tell("passed")
     if rank.number == 0:
@@ -419,7 +426,7 @@ def test_ctrl_c_ends_a_call(name, forks):
     ends = forks.run(2, is_interrupted, name, hosts=(1, 1))
     error, took = ends[0].value
     assert error["error"] == "KeyboardInterrupt", error
-    assert took < 20
+    assert took < 60
     told = ends[1].value
     if told["error"] == "CollectiveMismatch":  # what was sent before is another call
         assert set(told["attributes"]["calls"]) == {"0", "1"}
@@ -429,7 +436,7 @@ def test_ctrl_c_ends_a_call(name, forks):
 
 
 def forks_a_child(rank):
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.all_reduce(ones())
     hear, tell = os.pipe()
     if os.fork() == 0:
@@ -448,13 +455,14 @@ def test_a_child_after_fork_is_no_rank_and_disturbs_none(forks):
 
 def lets_go(rank):
     """Nobody closes, and nobody has the communicator when the process ends."""
-    comm = rank.init(timeout_s=25)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
         return True
     return attempt(comm.barrier)
 
 
+@pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
 def test_who_lets_go_of_a_communicator_has_left_not_died(hosts, forks):
     ends = forks.run(sum(hosts), lets_go, hosts=hosts)

@@ -51,6 +51,7 @@ def check(living, size, epoch=None, order=None, may_live=()):
     assert all(set(r[4]) <= set(may_live) for r in results)
 
 
+@pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
 def test_survivors_go_on_in_order(hosts, victim):
     with ranks_on(hosts).start(changing.loses, [victim]) as running:
@@ -60,6 +61,7 @@ def test_survivors_go_on_in_order(hosts, victim):
     check(living, size, epoch=1, may_live=[2] if hosts == [1, 1, 1] else [])
 
 
+@pytest.mark.quick(hosts=[[1, 2, 1]])
 @pytest.mark.parametrize(
     ("hosts", "victims"),
     [(4, [0, 1, 0]), ([1, 2, 1], [0, 1, 1]), ([2, 2], [2, 2, 0])],
@@ -94,6 +96,7 @@ def test_whom_the_caller_cannot_know_to_be_dead(dead):
 POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
 
 
+@pytest.mark.quick(hosts=[[2, 3]])
 @pytest.mark.parametrize(
     ("hosts", "point"),
     [*((4, point) for point in POINTS), *(([2, 3], point) for point in POINTS[1::2])],
@@ -105,6 +108,7 @@ def test_another_may_die_meanwhile_even_who_presides(hosts, point):
     check(living, 2 if hosts == 4 else 3, may_live=() if hosts == 4 else (0, 1))
 
 
+@pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
 def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
     run = changing.one_comes_late
@@ -118,6 +122,7 @@ def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
     assert "join" in said
 
 
+@pytest.mark.sweep
 def test_too_few_do_not_go_on_across_hosts(tmp_path):
     run = changing.only_one_calls
     with ranks_on([1, 1, 1]).start(run, 2, str(tmp_path)) as running:
@@ -127,12 +132,14 @@ def test_too_few_do_not_go_on_across_hosts(tmp_path):
     assert "rank 0 (pid" in said
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_it_needs_no_death_and_can_be_done_again(hosts, tmp_path):
     with ranks_on(hosts).start(changing.nobody_died, str(tmp_path)) as running:
         check(survivors_of(running), 3, epoch=2)
 
 
+@pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize("hosts", [2, [1, 1]], ids=str)
 def test_how_not_to_call_it(hosts, tmp_path):
     with ranks_on(hosts).start(changing.misuses, str(tmp_path)) as running:
@@ -183,6 +190,7 @@ def first_then_joining(first, hosts):
     return ranks_on(hosts, env_of=env_of, meets=False)
 
 
+@pytest.mark.quick(hosts=[[1, 1, 2]])
 @pytest.mark.parametrize("hosts", [4, [1, 1, 2]], ids=str)
 def test_newcomers_follow_those_who_were_there(hosts):
     plan = first_then_joining(2, hosts)
@@ -194,6 +202,7 @@ def test_newcomers_follow_those_who_were_there(hosts):
     check(by_rank, 4, epoch=1)
 
 
+@pytest.mark.quick(hosts=[[1, 2, 1]])
 @pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
 def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
@@ -202,6 +211,7 @@ def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     check(living, 3, epoch=2)  # nobody was left out of the grown one
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     plan = first_then_joining(2, hosts)
@@ -210,6 +220,7 @@ def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     check(living, 2)
 
 
+@pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize(
     ("hosts", "address", "why"),
     [
@@ -227,6 +238,7 @@ def test_if_nobody_joins_all_is_as_before(hosts, address, why):
         assert told[:3] == (end.rank, 2, 0)
 
 
+@pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(3, 0), ([2, 1], 2)])
 def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
     run = changing.dies_while_others_wait_to_grow
@@ -251,6 +263,7 @@ def test_who_joins_must_know_the_job_and_not_its_rank(monkeypatch):
         unisono.init(job="nowhere", meeting_s=0.2)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("hosts", [0, 2], ids=["one host", "two hosts"])
 def test_training_survives_kills_and_loses_nothing(hosts):

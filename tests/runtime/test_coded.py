@@ -127,6 +127,7 @@ def test_every_codec_leaves_the_same_bits_everywhere(spec):
 HOSTS = [(0, 0, 1, 1), (0, 1, 2), (0, 1, 0, 1, 1)]
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1, 1)])
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("scope", list(Scope))
 def test_between_hosts(hosts, scope):
@@ -241,6 +242,7 @@ def test_shares_of_other_sizes_and_in_their_places():
 # --- bytes
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("spec", ["fp8", "mxfp8", "int4", "fp16", "int8:block=64"])
 @pytest.mark.parametrize("count", [0, 1, 127, 128 * 15, 10_001])
@@ -297,6 +299,7 @@ def test_records_count_what_was_encoded_and_decoded():
 # --- errors of values
 
 
+@pytest.mark.quick(n=[8])
 @pytest.mark.parametrize("n", [8, 64])
 @pytest.mark.parametrize("name", ["direct", "halving_doubling"])
 @pytest.mark.parametrize("draw", [gaussian, heavy])

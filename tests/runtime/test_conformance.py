@@ -29,6 +29,7 @@ ONE_OF_EACH = list({what: (what, name) for what, name in A_FEW}.values())
 SPECIAL = [v for v in VARIANTS if v not in library()]
 
 
+@pytest.mark.quick(n=[2, 5])
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_algorithm_on_threads(n):
     """Sizes from nothing to many pieces, and to what is read in place."""
@@ -39,6 +40,7 @@ def test_every_algorithm_on_threads(n):
         check(cases, w.run(perform, cases))
 
 
+@pytest.mark.quick(n=[6])
 @pytest.mark.parametrize("n", [2, 6])
 def test_algorithms_with_parameters_on_threads(n):
     cases = every_algorithm(n, [3 * n + 1, 1999], SPECIAL)
@@ -47,6 +49,7 @@ def test_algorithms_with_parameters_on_threads(n):
         check(cases, w.run(perform, cases))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_algorithm_on_processes(n):
     by = list(library()) if n in (3, 5) else A_FEW if n < 9 else ONE_OF_EACH
@@ -54,6 +57,7 @@ def test_every_algorithm_on_processes(n):
     check(cases, unisono.spawn(perform, n, (cases,)))
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_type_and_operation_on_threads(worlds, n):
     cases = [*every_reduction(n), *every_type(n)]

@@ -27,6 +27,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.quick(hosts=[(0, 1), (0, 0, 1, 1, 2)])
 @pytest.mark.parametrize("hosts", PLACES, ids=str)
 def test_every_algorithm_on_any_hosts(hosts):
     """Sizes from nothing to many pieces, and to what is read in place."""
@@ -37,6 +38,7 @@ def test_every_algorithm_on_any_hosts(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1, 0, 1, 2)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 0, 1, 2)], ids=str)
 def test_algorithms_with_parameters_on_any_hosts(hosts):
     n = len(hosts)
@@ -45,6 +47,7 @@ def test_algorithms_with_parameters_on_any_hosts(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1), (0, 1, 2)], ids=str)
 def test_every_type_and_operation_on_any_hosts(hosts):
     n = len(hosts)
@@ -53,6 +56,7 @@ def test_every_type_and_operation_on_any_hosts(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
 def test_messages_of_many_frames(hosts):
     """More than the sockets hold, so that everybody sends and receives at once."""

@@ -33,6 +33,7 @@ def matrix(n, work, hosts=()):
         return w.run(work)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "tree", "swing"])
 @pytest.mark.parametrize("count", [1, 1000])

@@ -39,6 +39,7 @@ PATTERN = b"the weights of the model; "
 # --- threads
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1), (0, 1, 2, 3, 4)], ids=str)
 def test_every_algorithm_encrypted(hosts):
     n = len(hosts)
@@ -53,6 +54,7 @@ def test_every_type_and_operation_encrypted():
         check(cases, w.run(perform, cases))
 
 
+@pytest.mark.quick(hosts=[(0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
 def test_messages_of_many_records(hosts):
     """More than sockets hold, so that records are cut off wherever they may be."""

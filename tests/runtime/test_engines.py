@@ -99,6 +99,7 @@ def environ():
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
+@pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_the_same_script_under_every_engine(engine, environ):
     done = subprocess.run(
@@ -113,6 +114,7 @@ def test_the_same_script_under_every_engine(engine, environ):
         assert f"rank {rank} of {RANKS}: the sum is 6, True" in done.stdout
 
 
+@pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_a_failing_rank_fails_the_job(engine, environ, tmp_path):
     """The survivors are told by us; whatever the engine does, it ends, and not well."""
@@ -175,6 +177,7 @@ def across_ssh(ssh, environ):
     return [([*ours, *place], {})]
 
 
+@pytest.mark.quick(engine=[across_ssh])
 @pytest.mark.parametrize(
     "engine",
     [across_ssh, two_torchruns, across_open_mpi, across_mpich, across_srun],

@@ -120,14 +120,14 @@ def test_threads_that_call_different_things_are_all_told(usual):
     for number, odd in enumerate(CALLS):
         if odd != usual:
             who = number % 3
-            with world(3, timeout_s=20) as w:
+            with world(3, timeout_s=100) as w:
                 check_mismatch(w.run(differ, usual, odd, who), who)
 
 
 def differ_as_processes(rank, pairs):
     found = []
     for number, (usual, odd) in enumerate(pairs):
-        with rank.init(timeout_s=20) as comm:
+        with rank.init(timeout_s=100) as comm:
             found.append(differ(comm, usual, odd, number % rank.n))
     return found
 
@@ -190,12 +190,12 @@ def test_a_rank_that_comes_late_is_told_before_it_calls():
 def is_late(comm, passed):
     """Rank 1 comes too late to a call, in which rank 2 is before rank 0."""
     comm.barrier()
-    passed.wait(20)
+    passed.wait(100)
     if comm.rank == 1:
         until_broken(comm)
     elif comm.rank == 0:
         until_called(comm, 2, 2)
-    return attempt(comm.all_reduce, ones(), timeout_s=20 if comm.rank else 0.4)
+    return attempt(comm.all_reduce, ones(), timeout_s=100 if comm.rank else 0.4)
 
 
 def test_a_deadline_names_who_is_late_and_where_it_was_seen():
@@ -214,7 +214,7 @@ def test_a_deadline_names_who_is_late_and_where_it_was_seen():
 
 def with_deadline_of_one_call(comm, passed):
     comm.all_reduce(ones())
-    passed.wait(20)
+    passed.wait(100)
     if comm.rank == 1:
         return "not there"
     began = time.monotonic()
@@ -224,11 +224,11 @@ def with_deadline_of_one_call(comm, passed):
 
 def test_a_deadline_of_one_call():
     passed = threading.Barrier(2)
-    error, took = world(2, timeout_s=50).run(with_deadline_of_one_call, passed)[0]
+    error, took = world(2, timeout_s=100).run(with_deadline_of_one_call, passed)[0]
     assert error["error"] == "CollectiveTimeout"
     assert error["attributes"]["ranks"] == [1]
     assert "within 0.3 s" in error["message"]
-    assert 0.29 < took < 20
+    assert 0.29 < took < 60
 
 
 def with_deadline_from(rank, where):
@@ -238,12 +238,12 @@ def with_deadline_from(rank, where):
     else:
         options["timeout_s"] = 0.3
     comm = rank.init(**options)
-    comm.barrier(timeout_s=20)
+    comm.barrier(timeout_s=100)
     if rank.number == 0:
         found = comm.timeout_s, attempt(comm.recv, ones(), 1)
         comm.send(ones(1), 1, tag=1)
         return found
-    comm.recv(ones(1), 0, tag=1, timeout_s=20)
+    comm.recv(ones(1), 0, tag=1, timeout_s=100)
     return None
 
 
@@ -284,13 +284,13 @@ def test_a_deadline_that_never_comes():
 
 def waits_for_work(comm, given_up):
     if comm.rank == 1:
-        assert given_up.wait(20)
+        assert given_up.wait(100)
         comm.all_reduce(ones())
         return None
     work = comm.all_reduce(ones(), async_op=True)
     first, done = attempt(work.wait, timeout_s=0.1), work.done()
     given_up.set()
-    return first, done, work.wait(timeout_s=20).tolist(), work.done()
+    return first, done, work.wait(timeout_s=100).tolist(), work.done()
 
 
 def test_waiting_for_work_can_end_before_the_work():
@@ -306,7 +306,7 @@ def test_waiting_for_work_can_end_before_the_work():
 
 def work_with_deadline(comm, passed):
     comm.barrier()
-    passed.wait(20)
+    passed.wait(100)
     if comm.rank == 1:
         return None
     work = comm.all_reduce(ones(), async_op=True, timeout_s=0.2)
@@ -330,7 +330,7 @@ def late_message(comm, direction):
         if direction == "send":
             return attempt(comm.send, ones(1_000_000), 1, **how)
         return attempt(comm.recv, ones(), 1, **how)
-    comm.barrier(timeout_s=20)
+    comm.barrier(timeout_s=100)
     return None
 
 
@@ -372,7 +372,7 @@ def test_a_message_given_up_halfway_does_not_spoil_the_next():
 
 
 def exchanges(rank, rounds, count):
-    comm = rank.init(timeout_s=25)
+    comm = rank.init(timeout_s=100)
     others = [q for q in range(rank.n) if q != rank.number]
     got = np.zeros((rank.n, count), np.float32)
     for turn in range(rounds):
@@ -400,7 +400,7 @@ def test_messages_of_one_tag_keep_their_order():
         def talk(tag):
             for turn in range(300):
                 comm.send(np.array([turn]), 1 - comm.rank, tag=tag)
-                got = comm.recv(np.empty(1, int), 1 - comm.rank, tag=tag, timeout_s=30)
+                got = comm.recv(np.empty(1, int), 1 - comm.rank, tag=tag, timeout_s=100)
                 if got[0] != turn:
                     wrong.append((tag, turn, int(got[0])))
                     return
@@ -441,7 +441,7 @@ def test_receives_keep_their_order():
 
 def is_a_slow_reader(rank, collective):
     """Others are in the next call, with another root, while one still reads."""
-    comm, count = rank.init(timeout_s=20), 400_000
+    comm, count = rank.init(timeout_s=100), 400_000
     moments = [f"action.begin:{hit}:sleep=30" for hit in range(5, 100, 7)]
     if rank.number < 2:
         _native.arm_failpoints(",".join(moments))
@@ -467,7 +467,7 @@ def test_a_slow_reader_gets_this_call_and_not_the_next(collective, forks):
 
 def warns(rank):
     """Rank 0 is the one that is not patient, and comes when only one is missing."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
         comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
@@ -526,7 +526,7 @@ def blocked(name):
         "recv": lambda c: c.recv(ones(), 1),
         "recv any": lambda c: c.recv(ones()),
         "work": lambda c: c.all_reduce(ones(), async_op=True).wait(),
-        "work with limit": lambda c: c.barrier(async_op=True).wait(timeout_s=20),
+        "work with limit": lambda c: c.barrier(async_op=True).wait(timeout_s=100),
         "queued": lambda c: (c.barrier(async_op=True), c.all_reduce(ones())),
         "split": lambda c: c.split(0),
         "objects": lambda c: c.all_gather_object(1),
@@ -541,7 +541,7 @@ BREAKS = ("all_reduce", "many", "broadcast", "barrier", "split", "objects")
 
 
 def is_interrupted(rank, name):
-    comm = rank.init(timeout_s=25)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     rank.tell("passed")
     if rank.number == 0:
@@ -567,7 +567,7 @@ def test_ctrl_c_ends_any_call(name, forks):
     ends = forks.run(2, is_interrupted, name)
     error, took = ends[0].value
     assert error["error"] == "KeyboardInterrupt", error
-    assert took < 20
+    assert took < 60
     lost = ends[1].value
     if name == "send":  # and so has given up a message halfway
         assert lost["error"] in ("PeerLost", "TransportError")
@@ -618,7 +618,7 @@ def handles_signals(rank):
             rank.tell("handled both")
 
     signal.signal(signal.SIGUSR2, handle)
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     if rank.number == 0:
         interrupt_in_call(comm, signal.SIGUSR2)
     else:
@@ -633,7 +633,7 @@ def test_a_handler_that_returns_disturbs_no_call(forks):
 
 def gives_up_its_array(rank):
     """Interrupted in a call that stands behind one in flight; then the other comes."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     rank.tell("met")
     rank.until("met", 0, 1)
     if rank.number == 1:
@@ -668,7 +668,7 @@ def test_an_interrupted_call_writes_nothing_afterwards(forks):
 
 
 def is_terminated(rank):
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 1:
         interrupt_after(0.1, signal.SIGTERM)
@@ -684,7 +684,7 @@ def test_sigterm_ends_a_rank_and_the_others_know(forks):
 
 
 def is_interrupted_among_threads(rank):
-    with world(2, timeout_s=50) as w:
+    with world(2, timeout_s=100) as w:
         began = time.monotonic()
         error = attempt(
             is_interrupted_soon,
@@ -699,7 +699,7 @@ def is_interrupted_among_threads(rank):
 def test_ctrl_c_ends_a_world_of_threads(forks):
     error, took = forks.run(1, is_interrupted_among_threads)[0].value
     assert error == "KeyboardInterrupt"
-    assert took < 25
+    assert took < 60
 
 
 ENDS_EARLY = """
@@ -724,7 +724,7 @@ def test_a_thread_in_a_call_does_not_break_the_exit():
 
 
 def forks_itself(rank, what):
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.all_reduce(ones())
     shared = comm.empty(10_000)
     work = comm.barrier(async_op=True) if what == "work" else None
@@ -783,7 +783,7 @@ def test_a_fork_is_no_rank_and_disturbs_none(what, forks):
 
 def loses_its_fork(rank):
     """A fork that outlives its parent does not hide the parent's death."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 1:
         if os.fork() == 0:
@@ -814,7 +814,7 @@ def closes_early(comm, call):
 
 @pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
 def test_closing_ends_the_waiting_of_others(call):
-    with world(2, timeout_s=20) as w:
+    with world(2, timeout_s=100) as w:
         lost, own = w.run(closes_early, call)
     assert lost["error"] == "PeerLost", lost
     assert "closed its communicator" in lost["message"]
@@ -824,7 +824,7 @@ def test_closing_ends_the_waiting_of_others(call):
 
 
 def closes_early_as_process(rank, call):
-    return closes_early(rank.init(timeout_s=20), call)
+    return closes_early(rank.init(timeout_s=100), call)
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
@@ -852,7 +852,7 @@ def test_closing_ends_the_waiting_of_ones_own_threads(call):
         waiting.join(30)
         return ends
 
-    with world(2, timeout_s=20) as w:
+    with world(2, timeout_s=100) as w:
         ends = w.run(rank)[0]
     assert ends, "the thread still waits"
     assert ends[0]["error"] in ("PeerLost", "UsageError")
@@ -860,7 +860,7 @@ def test_closing_ends_the_waiting_of_ones_own_threads(call):
 
 def needs_nobody(rank):
     """Rank 2 leaves early; the others go on without it, as long as they can."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     pair = comm.split(0 if rank.number < 2 else 1)
     comm.barrier()
     if rank.number == 2:
@@ -923,7 +923,7 @@ def test_an_error_of_one_rank_ends_a_world_of_threads():
         comm.all_reduce(ones())
 
     with pytest.raises(ZeroDivisionError, match="of rank 2") as caught:
-        world(4, timeout_s=20).run(rank)
+        world(4, timeout_s=100).run(rank)
     assert caught.value.__notes__ == ["raised on rank 2 of 4"]
 
 
@@ -940,7 +940,7 @@ def test_the_others_of_a_world_of_threads_lose_a_peer():
             raise
 
     with pytest.raises(ZeroDivisionError):
-        world(3, timeout_s=20).run(rank)
+        world(3, timeout_s=100).run(rank)
     assert sorted(seen) == [(0, (1,), "barrier"), (2, (1,), "barrier")]
 
 
@@ -954,7 +954,7 @@ def test_errors_are_of_one_tree():
 
 def leaves_a_dump(rank, folder):
     os.environ["UNISONO_FLIGHT_DIR"] = folder
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.all_reduce(ones())
     comm.broadcast(ones(5), root=1)
     if rank.number == 1:

@@ -427,6 +427,7 @@ def bearing(mark):
     return found
 
 
+@pytest.mark.quick(moments=[[0.0, 1, 2, 3, 4, 5]])
 @pytest.mark.parametrize("moments", [[0.0, 1, 2, 3, 4, 5], [6, 8, 11, 15, 20, 30, 300]])
 def test_kill_9_of_the_launcher_at_any_moment_leaves_nothing(moments):
     for moment in moments:

@@ -55,10 +55,10 @@ def interleaved(comm, to, source):
         for t in order
     ]
     for tag, work in zip(order, taken, strict=True):
-        assert (work.wait(20.0) == tag).all()
+        assert (work.wait(100) == tag).all()
         assert work.source == source
     for work in sent:
-        work.wait(20.0)
+        work.wait(100)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
@@ -85,7 +85,7 @@ def to_self(comm):
     assert comm.recv(np.empty(3, int), me, tag=1).tolist() == [0, 1, 2]
     work = comm.recv(np.empty(LARGE), me, async_op=True)
     comm.send(np.ones(LARGE), me)
-    assert work.wait(20.0).sum() == LARGE
+    assert work.wait(100).sum() == LARGE
 
 
 def test_whoever_sends_first(worlds):
@@ -96,7 +96,7 @@ def test_whoever_sends_first(worlds):
         sources = []
         for _ in range(comm.world_size - 1):
             work = comm.recv(np.empty(1, int), tag=7, async_op=True)
-            assert work.wait(20.0)[0] == work.source
+            assert work.wait(100)[0] == work.source
             sources.append(work.source)
         return sorted(sources)
 
@@ -176,7 +176,7 @@ def test_a_large_message_that_was_given_up_spoils_nothing():
             return True  # right or raised
         return bool((out == out[0]).all())
 
-    with world(2, timeout_s=5.0) as w:
+    with world(2, timeout_s=30) as w:
         assert w.run(given_up) == [True, True]
 
 
@@ -208,9 +208,9 @@ def lost(comm):
         return None
     time.sleep(0.1)
     # What was sent before arrives, though its sender is gone.
-    assert comm.recv(np.empty(1), 0, timeout_s=5.0)[0] == 1.0
+    assert comm.recv(np.empty(1), 0, timeout_s=30)[0] == 1.0
     with pytest.raises(PeerLost, match="rank 0") as caught:
-        comm.recv(np.empty(1), 0, timeout_s=5.0)
+        comm.recv(np.empty(1), 0, timeout_s=30)
     return caught.value.ranks
 
 

@@ -37,6 +37,7 @@ def reduced(comm, sizes, dtype="float32", **how):
     return [comm.all_reduce(numbers(comm.rank, s, dtype), **how) for s in sizes]
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
@@ -56,6 +57,7 @@ def test_so_are_they_on_processes():
 SIZES = [1, 2, 7, 64, 1000, 1025, 9000, 30_000]
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("window", [256, 1024, 5000, 1 << 18])
 @pytest.mark.parametrize("n", [3, 6])
 def test_reproducible_sums_do_not_depend_on_windows(n, window):

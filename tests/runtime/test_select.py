@@ -179,5 +179,5 @@ def test_what_is_chosen_runs(hosts):
                     got.ravel(), np.repeat(np.arange(1.0, n + 1), count)
                 )
 
-    with world(n, timeout_s=30.0) as w:
+    with world(n, timeout_s=100) as w:
         w.run(run)

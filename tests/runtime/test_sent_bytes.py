@@ -15,6 +15,7 @@ def sent(comm, call):
     return comm.sent_bytes - before
 
 
+@pytest.mark.quick(n=[1, 3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "naive", "tree", "swing"])
 @pytest.mark.parametrize("count", [0, 1, 7, 1000])

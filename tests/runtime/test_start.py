@@ -80,7 +80,7 @@ def test_who_is_missing_is_named(absent, forks):
         assert error["error"] == "ConnectFailed", error
         assert error["attributes"]["missing"] == ([0] if 0 in absent else absent)
         assert "0.4 s" in error["message"]
-        assert took < 20
+        assert took < 60
 
 
 def says_otherwise(rank, what):
@@ -265,7 +265,7 @@ def test_rank_0_that_dies_making_the_memory_is_named(failpoint, forks):
         assert error["error"] == "ConnectFailed"
         assert error["attributes"]["missing"] == [0]
         assert str(ends[0].pid) in error["message"]
-        assert took < 20
+        assert took < 60
 
 
 def leaves_at_once(rank):
@@ -438,7 +438,7 @@ def until_steady(look):
 
 def leaked(before):
     """What there is more of; what others let go of arrives a little later."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = holdings()
         more = {name: found[name] - before[name] for name in found}
@@ -449,7 +449,7 @@ def leaked(before):
 
 
 def splits_and_closes(rank, cycles, messages):
-    comm = rank.init(timeout_s=30)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
 
     def cycle():
@@ -473,6 +473,7 @@ def splits_and_closes(rank, cycles, messages):
     return leaked(before)
 
 
+@pytest.mark.quick(messages=[True])
 @pytest.mark.parametrize(("cycles", "messages"), [(200, False), (50, True)])
 def test_splitting_and_closing_leaks_nothing(cycles, messages, forks):
     for end in forks.run(2, splits_and_closes, cycles, messages):
@@ -481,7 +482,7 @@ def test_splitting_and_closing_leaks_nothing(cycles, messages, forks):
 
 def opens_and_closes(rank, cycles):
     def cycle():
-        with rank.init(timeout_s=30) as comm:
+        with rank.init(timeout_s=100) as comm:
             comm.all_reduce(np.ones(3), async_op=True).wait()
             buffer = comm.empty(50_000)
             buffer[:] = 1
@@ -521,7 +522,7 @@ def test_failing_to_meet_leaks_nothing(forks):
 
 
 def makes_buffers(rank):
-    with rank.init(timeout_s=30) as comm:
+    with rank.init(timeout_s=100) as comm:
         comm.barrier()
         before = holdings()
         comm.barrier()
@@ -539,7 +540,7 @@ def test_buffers_that_are_dropped_leave_nothing(forks):
 
 
 def is_killed_at_work(rank):
-    comm = rank.init(timeout_s=30)
+    comm = rank.init(timeout_s=100)
     comm.empty(100_000)
     part = comm.split(0)
     comm.barrier()  # all have it
@@ -601,6 +602,7 @@ def has_few_descriptors(rank, spare):
         return [type(error).__name__, str(error)], time.monotonic() - began
 
 
+@pytest.mark.quick(spare=[0, 3, 6])
 @pytest.mark.parametrize("spare", [0, 1, 2, 3, 4, 5, 6, 8])
 def test_too_few_descriptors_are_an_error(spare, forks):
     ends = forks.run(3, has_few_descriptors, spare)
@@ -618,7 +620,7 @@ def test_too_few_descriptors_are_an_error(spare, forks):
 
 def sends_with_few_descriptors(rank, in_flight):
     """The outbox of a rank is made when it first sends, perhaps by another thread."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 1:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
@@ -642,7 +644,7 @@ def address_space(bytes_more):
 
 
 def asks_for_too_much(rank):
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     address_space(64 << 20)
     error = attempt(comm.empty, 64 << 20, "float32")
@@ -658,7 +660,7 @@ def test_a_buffer_too_large_for_the_address_space(forks):
 
 def asks_for_more_than_there_is(rank, count):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))  # in any case
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     error = attempt(comm.empty, count, "float32")
     return error, comm.all_reduce(np.ones(10))[0].item()
 
@@ -674,7 +676,7 @@ def test_a_buffer_larger_than_memory(count, forks):
 
 def receives_too_much(rank, in_flight):
     """A message that nobody has asked for yet is put aside, if there is room."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
         first = comm.send(np.ones(64 << 20, np.uint8), 1, tag=1, async_op=True)
@@ -694,7 +696,7 @@ def test_a_message_too_large_to_put_aside(in_flight, forks):
 
 def is_lent_too_much(rank):
     """What another lends cannot be mapped here."""
-    comm = rank.init(timeout_s=20)
+    comm = rank.init(timeout_s=100)
     out = comm.empty(16 << 20, "uint8")
     comm.barrier()
     if rank.number == 1:

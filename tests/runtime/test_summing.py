@@ -64,6 +64,7 @@ def same_on_all(ranks):
 # --- top-k
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("k", [1, 20, 499, 500, 1000])
 def test_the_sum_of_what_each_found_largest(worlds, n, k):
@@ -90,6 +91,7 @@ def pairs_bytes(n, x_of, k, again):
     return n * 16 * n * (n - 1) + 8 * (pairs + (n - 1) * total)
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("again", [False, True])
 def test_pairs_to_the_byte(worlds, n, again):
@@ -202,6 +204,7 @@ def test_too_many_for_a_place(worlds):
 # --- random-k
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_elements_that_all_have_drawn(worlds, n):
     k = 50
@@ -221,6 +224,7 @@ SHAPES = [(30, 20), (50,), (4, 5, 10), (3, 3), ()]
 ELEMENTS = 600 + 50 + 200 + 9 + 1
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 def test_two_plain_all_reduces(worlds, n):
     ranks = ended(
@@ -278,6 +282,7 @@ def test_whole_at_first(worlds):
 # --- codes, remembered at both ends
 
 
+@pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("spec", ["onebit", "int4", "int8:stochastic"])
 def test_codes_that_are_remembered(worlds, n, spec):

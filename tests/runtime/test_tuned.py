@@ -273,7 +273,7 @@ def ran(comm):
 def test_processes_run_what_the_table_says_and_groups_too(file, monkeypatch):
     write(file)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=30):
+    for names, told in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["recursive_doubling"] * 2
         assert f"chosen by  the table {file}" in told
         assert "predicted  10 µs" in told
@@ -284,7 +284,7 @@ def test_processes_run_what_the_table_says_and_groups_too(file, monkeypatch):
 def test_processes_without_a_table_choose_as_ever(file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=30):
+    for names, told in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["naive"] * 2
         assert "there is no table" in told
 

@@ -73,7 +73,7 @@ def test_waiting_has_a_limit_of_its_own(worlds):
 
     def waited(comm):
         if comm.rank == 1:
-            assert given_up.wait(20.0)
+            assert given_up.wait(100)
         work = comm.all_reduce(np.ones(3), async_op=True)
         if comm.rank == 0:
             assert not work.done()
@@ -85,7 +85,7 @@ def test_waiting_has_a_limit_of_its_own(worlds):
             assert e.value.collective == "all_reduce"
             assert isinstance(e.value, TimeoutError)
             assert work.exception() is None  # the call itself goes on
-        found = work.wait(20.0)
+        found = work.wait(100)
         assert "done" in repr(work)
         return found.tolist()
 
@@ -97,11 +97,11 @@ def test_the_limit_of_the_call_ends_it_for_all():
 
     def late(comm):
         if comm.rank == 2:
-            ended.wait(20.0)
+            ended.wait(100)
         with pytest.raises(CollectiveTimeout) as caught:
             comm.all_reduce(np.ones(3), timeout_s=0.2)
         if comm.rank != 2:
-            ended.wait(20.0)
+            ended.wait(100)
         return 2 in caught.value.ranks, caught.value.seq
 
     with world(3) as w:
@@ -113,7 +113,7 @@ def test_what_went_wrong_is_kept(worlds):
         x = np.ones(3 + comm.rank)
         work = comm.all_reduce(x, async_op=True)
         with pytest.raises(CollectiveMismatch):
-            work.wait(20.0)
+            work.wait(100)
         assert isinstance(work.exception(), CollectiveMismatch)
         assert "failed" in repr(work)
         with pytest.raises(CollectiveMismatch):
@@ -136,7 +136,7 @@ def test_those_in_flight_end_when_a_peer_leaves():
         begun.set()
         for work in works:
             with pytest.raises(PeerLost, match="rank 1"):
-                work.wait(20.0)
+                work.wait(100)
             assert work.done()
         return [work.exception().ranks for work in works]
 
@@ -206,7 +206,7 @@ def test_calls_in_flight_on_several_communicators(worlds):
         order = range(3) if comm.rank % 2 else reversed(range(3))
         works = {i: comms[i].all_reduce(arrays[i], async_op=True) for i in order}
         for i in range(3):
-            works[i].wait(20.0)
+            works[i].wait(100)
         for one in comms:
             one.close()
         return [x[0] for x in arrays]

@@ -15,6 +15,7 @@ from unisono.testing import reference
 from unisono.testing.programs import Call
 
 WORLDS = [*range(1, 10), 13, 16]
+FEW_WORLDS = [1, 2, 3, 5, 6]
 MODES = list(product([False, True], repeat=2))
 PIECES = 3
 

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 from lowering import (
+    FEW_WORLDS,
     MODES,
+    WORLDS,
     call,
     expected,
     mean,
@@ -34,23 +36,29 @@ def check(made, mode, seed):
     check_form(made, one.lowered, mode)
 
 
+@pytest.mark.quick(worlds=[FEW_WORLDS])
+@pytest.mark.parametrize("worlds", [FEW_WORLDS, WORLDS], ids=["few", "all"])
 @pytest.mark.parametrize(("what", "name"), PLAIN)
-def test_programs_do_what_their_schedule_says_in_any_order(what, name):
-    for made in schedules(what, name):
+def test_programs_do_what_their_schedule_says_in_any_order(what, name, worlds):
+    for made in schedules(what, name, worlds):
         for number, mode in enumerate(MODES):
             check(made, mode, seed=number + made.n)
 
 
+@pytest.mark.quick(worlds=[[2, 5]])
+@pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), SPECIAL)
-def test_so_do_those_of_algorithms_with_parameters(what, name):
-    for made in schedules(what, name, [2, 3, 5, 8]):
+def test_so_do_those_of_algorithms_with_parameters(what, name, worlds):
+    for made in schedules(what, name, worlds):
         check(made, MODES[made.n % 4], seed=made.n)
         check(made, MODES[3 - made.n % 4], seed=made.n + 1)
 
 
-def test_calls_follow_each_other_through_the_same_windows():
+@pytest.mark.quick(seeds=[range(30)])
+@pytest.mark.parametrize("seeds", [range(30), range(30, 150)], ids=str)
+def test_calls_follow_each_other_through_the_same_windows(seeds):
     """Each has other readers, and begins before the last has ended everywhere."""
-    for seed in range(150):
+    for seed in seeds:
         random = Random(seed)
         n = random.randint(2, 6)
         made = [schedule(*random.choice(PLAIN), n) for _ in range(4)]

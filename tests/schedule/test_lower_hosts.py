@@ -29,25 +29,31 @@ def check(made, mode, hosts, seed):
     assert play([one], mean(made.n), seed=seed)[0] == expected(made, one.inputs)
 
 
+@pytest.mark.quick(worlds=[[2, 3, 5]])
+@pytest.mark.parametrize("worlds", [[2, 3, 5], [4, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), PLAIN)
-def test_programs_do_what_their_schedule_says_on_any_hosts(what, name):
+def test_programs_do_what_their_schedule_says_on_any_hosts(what, name, worlds):
     random = Random(f"{what} {name}")
-    for made in schedules(what, name, [2, 3, 4, 5, 8]):
+    for made in schedules(what, name, worlds):
         check(made, (True, True), tuple(range(made.n)), seed=made.n)
         for mode in MODES if made.n < 8 else [random.choice(MODES)]:
             check(made, mode, placed(made.n, random), seed=made.n)
 
 
+@pytest.mark.quick(worlds=[[2, 5]])
+@pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), SPECIAL)
-def test_so_do_those_of_algorithms_with_parameters(what, name):
+def test_so_do_those_of_algorithms_with_parameters(what, name, worlds):
     random = Random(f"{what} {name}")
-    for made in schedules(what, name, [2, 3, 5, 8]):
+    for made in schedules(what, name, worlds):
         for mode in (MODES[0], MODES[3]):
             check(made, mode, placed(made.n, random), seed=made.n)
 
 
-def test_calls_follow_each_other_on_the_same_streams_and_windows():
-    for seed in range(60):
+@pytest.mark.quick(seeds=[range(15)])
+@pytest.mark.parametrize("seeds", [range(15), range(15, 60)], ids=str)
+def test_calls_follow_each_other_on_the_same_streams_and_windows(seeds):
+    for seed in seeds:
         random = Random(seed)
         n = random.randint(2, 6)
         hosts = placed(n, random)

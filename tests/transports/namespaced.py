@@ -44,7 +44,7 @@ def rank(number, n, where, secret, interface):
 
 
 def stranger(where):
-    address, until = Address.parse(where), time.monotonic() + 20
+    address, until = Address.parse(where), time.monotonic() + 60
     said = b""
     for number in range(64):
         try:

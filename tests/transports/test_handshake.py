@@ -360,14 +360,14 @@ def letters():
 
 
 def take(letters):
-    return letters.receive(Note, longest=1000, timeout_s=5)
+    return letters.receive(Note, longest=1000, timeout_s=30)
 
 
 def test_letters_arrive_in_order(letters):
     one, two = letters
     for text in "abc":
-        one.send(Note(text), timeout_s=5)
-    two.send(Note("d"), timeout_s=5)
+        one.send(Note(text), timeout_s=30)
+    two.send(Note("d"), timeout_s=30)
     assert [take(two).text for _ in range(3)] == list("abc")
     assert take(one).text == "d"
 
@@ -375,7 +375,7 @@ def test_letters_arrive_in_order(letters):
 def raw_of(letters, note):
     """The bytes of a letter, taken off the wire."""
     one, two = letters
-    one.send(note, timeout_s=5)
+    one.send(note, timeout_s=30)
     return two.connection.socket.recv(1 << 16)
 
 
@@ -419,7 +419,7 @@ class Other(msgspec.Struct):
 
 def test_letters_of_another_kind(letters):
     one, two = letters
-    one.send(Other(1), timeout_s=5)
+    one.send(Other(1), timeout_s=30)
     with pytest.raises(Corrupted, match=r"is no note.*same version"):
         take(two)
 

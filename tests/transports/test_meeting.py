@@ -26,7 +26,7 @@ from unisono.transports.secret import Secret, make_secret
 pytestmark = pytest.mark.timeout(120)
 
 SECRET = make_secret()
-GENEROUS_S = 20.0
+GENEROUS_S = 60.0
 
 
 class Meeting:

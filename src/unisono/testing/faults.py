@@ -184,7 +184,7 @@ def draw_jitter(
             action="dawdle",
             seed=chance.randrange(1 << 30),
             rounds=rounds,
-            limit_s=30.0,
+            limit_s=90.0,
         )
 
 

@@ -58,7 +58,7 @@ _BURST_S = 250e-6  # a shorter one loses throughput when the kernel's timers are
 _SMALLEST_BURST = 4 << 10
 _QUEUE_S = 0.01
 _SHORTEST_QUEUE = 256 << 10
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0
 
 
 class Host:

@@ -39,9 +39,9 @@ class Trial(msgspec.Struct, frozen=True):
     rounds: int = 0
     seed: int = 0
     leave_at_once: bool = False
-    timeout_s: float = 30.0
+    timeout_s: float = 60.0
     late_s: float = 5.0
-    limit_s: float = 30.0
+    limit_s: float = 90.0
 
     @property
     def places(self) -> tuple[int, ...]:
