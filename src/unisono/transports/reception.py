@@ -15,8 +15,7 @@ no more is read of them than a handshake is long. If one more comes, one goes: o
 sender with most of them, the oldest that has shown nothing, as soon as it has had time
 for a word; until then the newcomer waits at the door. So a whole cluster can come at
 once, whoever floods the port drives out its own, and a rank that was driven out with
-them comes again by itself. About those turned away there is one line a second in the
-log, at most.
+them comes again by itself. Of those turned away the log tells once a second, at most.
 """
 
 from __future__ import annotations
@@ -374,10 +373,8 @@ class Reception:
     def _drop_everything(self) -> None:
         """Close what is ours; no more than that, for a fork may have it too."""
         self._selector.close()
-        held = [
-            *(s.socket for s in self._strangers),
-            *(c.socket for c in self._arrived),
-        ]
+        held = [one.socket for one in self._strangers]
+        held += [one.socket for one in self._arrived]
         for sock in [self._listener, self._ear, self._bell, *held]:
             sock.close()
         self._strangers.clear()
