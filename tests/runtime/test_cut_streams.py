@@ -7,8 +7,8 @@ number from a seed; and at every other try it is none, as if the socket were not
 so that whoever reads has to come back in the middle.
 
 That these tests find what they are for was tried: when `Post::begins` does not wait for
-the whole head of a message, as it once did not, `test_messages` fails for every cut
-below that is not a multiple of 24 bytes.
+the whole head of a message, as it once did not, `test_messages` hangs until its time is
+up with cuts of 1 byte, of a header and one more, and by chance.
 """
 
 import contextlib

@@ -287,23 +287,18 @@ class Base(Verdicts):
         """Open the streams to these ranks, if they are on other hosts."""
         streams = self._transport.streams
         for rank in ranks:
-            if streams is None or self.hosts[rank] == self.hosts[self.rank]:
-                continue
-            if self._native.leads_to(rank, messages):
-                continue
+            if streams is None or self._native.leads_to(rank, messages):
+                continue  # it is on this host, or reached already
             deadline = time.monotonic() + self.timeout_s
+            patience_s = min(LATE_S, self.timeout_s)
             try:
-                with connecting(self._native, self.rank, rank, self._patience_s()):
+                with connecting(self._native, self.rank, rank, patience_s):
                     streams.reach(
                         self._agreed, rank, timeout_s=self.timeout_s, messages=messages
                     )
             except TransportError as why:
                 late = time.monotonic() >= deadline - 0.1 * self.timeout_s
                 raise self._out_of_reach(rank, what, late=late) from why
-
-    def _patience_s(self) -> float:
-        """When others begin to ask who is late."""
-        return min(LATE_S, self.timeout_s)
 
     def _refuse_other_orders(self, kind: Kind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)

@@ -15,8 +15,7 @@ no more is read of them than a handshake is long. If one more comes, one goes: o
 sender with most of them, the oldest that has shown nothing, as soon as it has had time
 for a word; until then the newcomer waits at the door. So a whole cluster can come at
 once, whoever floods the port drives out its own, and a rank that was driven out with
-them comes again by itself. About those turned away there is one line a second in the
-log, at most.
+them comes again by itself. Of those turned away the log tells once a second, at most.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import socket
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,10 +41,11 @@ from unisono.transports.handshake import (
     Member,
     Verdict,
 )
-from unisono.transports.strangers import Rejects, Stranger
+from unisono.transports.strangers import Rejects, Stranger, first_to_go
 
 MOST_STRANGERS = 64
 TIMEOUT_S = 60.0
+Handler = Callable[[Connection], None]
 
 _ACCEPTS = 16  # in a row, before those who are here are heard again
 _A_WORD_S = 0.05  # what everybody has before it must make room for a newcomer
@@ -84,7 +83,7 @@ class Reception:
         self._lost: dict[int, str] = {}
         self._gone: Callable[[int], str] = lambda peer: ""
         self._arrived: list[Connection] = []
-        self._handlers: dict[str, Callable[[Connection], None]] = {}
+        self._handlers: dict[str, Handler] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._strangers: list[Stranger] = []
@@ -190,7 +189,7 @@ class Reception:
         """
         return self._claim(lambda one: one.label.purpose in purposes, timeout_s)
 
-    def hand_on(self, purpose: str, handler: Callable[[Connection], None]) -> None:
+    def hand_on(self, purpose: str, handler: Handler) -> None:
         """From now on give connections for a purpose to `handler`, as they come.
 
         It is called on the thread that accepts, and must not wait.
@@ -252,7 +251,7 @@ class Reception:
             ready = self._selector.select(self._until_next())
             for key, _ in ready:
                 if isinstance(key.data, Stranger):
-                    self._hear_safely(key.data)
+                    self._attend(key.data)
             # After those who are here: newcomers may take their place.
             found = [key.fileobj for key, _ in ready]
             for listener in self._listeners:
@@ -260,8 +259,8 @@ class Reception:
                     self._accept(listener)
             self._expire()
 
-    def _hear_safely(self, one: Stranger) -> None:
-        """This thread goes on whatever happens: without it nobody could come."""
+    def _attend(self, one: Stranger) -> None:
+        """Hear it; whatever happens this thread goes on, or nobody could come."""
         try:
             self._hear(one)
         except Exception as why:
@@ -291,8 +290,7 @@ class Reception:
                 self._pause(time.monotonic() + _BREATHER_S, for_room=False)
                 return
             sock.setblocking(False)
-            now = time.monotonic()
-            one = Stranger(sock, str(where[0]), Answering(self.me), now)
+            one = Stranger(sock, str(where[0]), Answering(self.me), time.monotonic())
             try:
                 self._selector.register(sock, selectors.EVENT_READ, one)
             except OSError as why:  # the kernel's limit of what may be waited for
@@ -303,12 +301,7 @@ class Reception:
 
     def _made_room(self) -> bool:
         """Turn one away, or if even that one has just come, pause."""
-        senders = Counter(one.sender for one in self._strangers)
-        most = max(senders.values())
-        goes = min(
-            (one for one in self._strangers if senders[one.sender] == most),
-            key=lambda one: (one.rules.vouched, one.came),
-        )
+        goes = first_to_go(self._strangers)
         if goes.came + _A_WORD_S > time.monotonic():
             self._pause(goes.came + _A_WORD_S, for_room=True)
             return False
@@ -346,8 +339,7 @@ class Reception:
                     self._changed.notify_all()
         elif rules.session is not None:
             self._forget(one)
-            made = connection_over(one.socket, rules.session, one.tls)
-            self._let_in(made, rules.me)
+            self._let_in(connection_over(one.socket, rules.session, one.tls), rules.me)
 
     def _let_in(self, connection: Connection, welcomed_by: Member) -> None:
         with self._changed:
@@ -361,23 +353,18 @@ class Reception:
         if handler is not None:
             self._hand(connection, handler)
 
-    def _hand(
-        self, connection: Connection, handler: Callable[[Connection], None]
-    ) -> None:
+    def _hand(self, connection: Connection, handler: Handler) -> None:
         """Whatever it raises ends this connection and nothing else."""
         try:
             handler(connection)
         except Exception as why:
             connection.close()
-            what = f"{type(why).__name__}: {why}"
-            self._turn_away(
-                f"rank {connection.peer}", f"for {connection.label}: {what}"
-            )
+            what = f"for {connection.label}: {type(why).__name__}: {why}"
+            self._turn_away(f"rank {connection.peer}", what)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        oldest = now - self._handshake_s
-        for one in [one for one in self._strangers if one.came <= oldest]:
+        for one in [o for o in self._strangers if o.came <= now - self._handshake_s]:
             self._reject(one, "it took too long")
         room = self._pause_for_room and len(self._strangers) < MOST_STRANGERS
         if self._pause_until and (room or self._pause_until <= now):

@@ -11,6 +11,8 @@ import select
 import selectors
 import socket
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -76,6 +78,16 @@ class Stranger:
         awaited = tls.shake(self.tls)
         reads = selectors.EVENT_READ if awaited & select.POLLIN else 0
         return reads | (selectors.EVENT_WRITE if awaited & select.POLLOUT else 0)
+
+
+def first_to_go(strangers: Sequence[Stranger]) -> Stranger:
+    """Who makes room: of the sender with most, the oldest that has shown nothing."""
+    senders = Counter(one.sender for one in strangers)
+    most = max(senders.values())
+    return min(
+        (one for one in strangers if senders[one.sender] == most),
+        key=lambda one: (one.rules.vouched, one.came),
+    )
 
 
 class Rejects:
