@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 for _folder in ("algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
-# The interpreters that tests start would all compile what they import, and half of their
-# time go into that.
+# The interpreters that tests start would all compile what they import, which takes as
+# long as to import it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -114,11 +114,14 @@ def interrupt_after(seconds, number=signal.SIGINT):
     threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
 
 
-def interrupt_in_call(comm, number=signal.SIGINT):
-    """Have the kernel send this process a signal while a call of it is in flight."""
+def interrupt_in_call(comm, number=signal.SIGINT, calls=1):
+    """Have the kernel send this process a signal while so many calls are in flight."""
 
     def strike():
-        await_that(lambda: not all(r["retired"] for r in comm.records()), "a call")
+        def in_flight():
+            return sum(not r["retired"] for r in comm.records()) >= calls
+
+        await_that(in_flight, "a call")
         time.sleep(0.05)  # most often it is asleep by then
         os.kill(os.getpid(), number)
 
