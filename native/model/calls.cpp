@@ -11,7 +11,7 @@ namespace {
 
 constexpr int most_ranks = 3, most_elements = 12;
 
-struct Buffers {
+struct Arrays {
   Element input[most_ranks][most_elements] = {};
   Element output[most_ranks][most_elements] = {};
 };
@@ -27,7 +27,7 @@ struct Part { // of a rank's work: one call, of all ranks' elements summed or ga
 
 Scenario calls(int n, const std::vector<Part> &parts) {
   auto *world = new World(n);
-  auto *buffers = new Buffers;
+  auto *buffers = new Arrays;
   name(buffers->input, "inputs");
   name(buffers->output, "outputs");
   Scenario scenario;
@@ -39,14 +39,14 @@ Scenario calls(int n, const std::vector<Part> &parts) {
       Element *input = buffers->input[r], *output = buffers->output[r];
       for (std::size_t i = 0; i < parts.size(); ++i) {
         const Plan &plan = (*plans)[i];
-        const bool gathers = parts[i].name == "gather";
+        const bool gathers = parts[i].name == "gather", casts = parts[i].name == "broadcast";
         const int chunks = int(plan.size.size()), pieces = parts[i].cut.pieces;
         for (int e = 0; e < chunks * pieces; ++e)
           input[e] = value(int(i), r, e);
         check(call((*world)[r], plan, input, output), "a call fails that nothing stands against");
         for (int e = 0; e < chunks * pieces; ++e) {
           Element wanted = gathers ? value(int(i), e / pieces, e % pieces) : 0;
-          for (int q = 0; q < n && !gathers; ++q)
+          for (int q = 0; q < (casts ? 1 : n) && !gathers; ++q)
             wanted += value(int(i), q, e);
           check(output[e] == wanted, "a result is wrong");
         }
@@ -70,6 +70,8 @@ void add_calls(Scenarios &all) {
   };
   // Three generations in two halves.
   all["windows"] = [=](int n) { return calls(n, {{"direct", three}}); };
+  // Nobody waits for the readers but who writes the window again.
+  all["windows, one way"] = [=](int n) { return calls(n, {{"broadcast", three}}); };
   // Other readers in the next call.
   all["windows, then others"] = [=](int n) {
     return calls(n, {{"direct", one}, {"gather", one}, {"naive", one}});

@@ -241,6 +241,7 @@ private:
   unsigned enabled() const;
   bool hung(const Thread &thread) const;
   bool has_news(const Thread &thread) const;
+  bool is_old(const Thread &thread, const std::pair<int, int> &look) const;
 
   std::vector<int> choices(int thread, int least);
   void happen(int thread, int choice);
@@ -252,7 +253,7 @@ private:
   bool is_private(const Op &op);
   void note(const Op &op);
 
-  static bool reversible(const Event &earlier, const Event &later);
+  bool reversible(const Event &earlier, const Event &later) const;
   void order(int event);
   void race(int earlier, int later);
   std::array<Sleep, max_threads> asleep_after(const Node &node, const Event &event) const;
@@ -277,6 +278,7 @@ private:
   std::uint64_t execution_ = 0;
   std::size_t fresh_ = 0; // the first decision that was not made before
   bool timed_out_ = false;
+  bool idle_ = false; // nothing new will come of it
 
   // An atomic that only one thread uses needs no decisions. If another turns up, all begins anew.
   std::unordered_map<std::uintptr_t, int> owner_;
@@ -300,6 +302,7 @@ Report Explorer::explore() {
       report = {};
       report.ordered = ordered;
       stack_.clear();
+      fresh_ = 0;
     }
     do {
       execute();
@@ -344,7 +347,7 @@ void Explorer::begin() {
   total_seen_ = {};
   names.clear();
   may_race.clear();
-  timed_out_ = false;
+  timed_out_ = idle_ = false;
   arena_.clear();
   ++report.executions;
   ++execution_;
@@ -368,6 +371,10 @@ void Explorer::execute() {
   int last = 0;
   for (std::size_t depth = 0; !again_ && report.error.empty(); ++depth) {
     wake_up();
+    if (idle_) {
+      ++report.pruned;
+      return;
+    }
     const unsigned able = enabled();
     if (able == 0)
       return finish();
@@ -429,10 +436,17 @@ bool Explorer::hung(const Thread &thread) const {
   return thread.state == Thread::stopped || !has_news(thread);
 }
 
-bool Explorer::has_news(const Thread &thread) const {
-  return std::any_of(thread.looked_at.begin(), thread.looked_at.end(), [&](const auto &look) {
-    return int(locations_[std::size_t(look.first)].stores.size()) - 1 > look.second;
+// Whether another thread has stored something since.
+bool Explorer::is_old(const Thread &thread, const std::pair<int, int> &look) const {
+  const auto &stores = locations_[std::size_t(look.first)].stores;
+  return std::any_of(stores.begin() + look.second + 1, stores.end(), [&](const Store &store) {
+    return &threads_[std::size_t(events_[std::size_t(store.event)].thread)] != &thread;
   });
+}
+
+bool Explorer::has_news(const Thread &thread) const {
+  return std::any_of(thread.looked_at.begin(), thread.looked_at.end(),
+                     [&](const auto &look) { return is_old(thread, look); });
 }
 
 // Those who wait go on as far as their next operation when there is something new for them.
@@ -699,14 +713,15 @@ void Explorer::fence(Thread &thread, int order) {
 }
 
 // Whether two events of different threads, in this order, may come out differently in the
-// other. A store and a later load need not be turned round: the load may read an older value.
-bool Explorer::reversible(const Event &earlier, const Event &later) {
+// other. A store and a later load need not be turned round: the load may read an older value,
+// unless it is told to read the newest.
+bool Explorer::reversible(const Event &earlier, const Event &later) const {
   const bool total = in_total_order(earlier.op) && in_total_order(later.op);
   if (earlier.location < 0 || later.location < 0)
     return total;
   if (earlier.location != later.location)
     return false;
-  return writes(later.op.kind) || total;
+  return writes(later.op.kind) || total || (options_.newest && writes(earlier.op.kind));
 }
 
 // Finds what the new event races with, and sees to it that the other order is tried.
@@ -800,6 +815,8 @@ std::array<Sleep, max_threads> Explorer::asleep_after(const Node &node,
       continue;
     if (same && writes(event.op.kind) && writes(op.kind))
       continue;
+    if (same && options_.newest && (writes(event.op.kind) || writes(op.kind)))
+      continue;
     if (same && writes(event.op.kind) && sleep.fast)
       sleep = {false, event.store};
     after[t] = sleep;
@@ -813,6 +830,10 @@ void Explorer::await() {
   Thread &me = threads_[std::size_t(current_)];
   me.state = Thread::waiting;
   const Outside outside(*this);
+  // It will not go on in this execution. If the last that it did was to read something old,
+  // another execution begins alike and goes further: the one in which it reads the newest.
+  idle_ = options_.reduce && me.retries == 0 && me.op.kind == Kind::load &&
+          !me.looked_at.empty() && is_old(me, me.looked_at.back());
   stop();
 }
 

@@ -28,7 +28,8 @@ Scenario giving_up(int n, int impatient, Cut cut) {
       const int count = int(plan->size.size());
       for (int e = 0; e < count; ++e)
         what->input[r][e] = Element(r + 1);
-      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r], r < impatient,
+      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r],
+                           r < impatient ? Waits::impatient : Waits::looking,
                            &what->verdict[r]);
       for (int e = 0; e < count && what->done[r]; ++e)
         check(what->output[r][e] == Element(n * (n + 1) / 2), "a result is wrong");
@@ -64,8 +65,8 @@ Scenario mismatch(int n) {
     auto *plan = new Plan(make_plan("naive", n, r, {1, true, false}, r == 0 ? 1 : 2));
     scenario.threads.push_back([=] {
       what->input[r][0] = Element(r);
-      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r], false,
-                           &what->verdict[r]);
+      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r],
+                           Waits::looking, &what->verdict[r]);
       check(!what->done[r] || r != 0, "calls differ, and one of them succeeds");
     });
   }

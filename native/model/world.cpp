@@ -158,7 +158,7 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
   }
 }
 
-bool call(Comm &comm, const Plan &plan, const Element *input, Element *output, bool impatient,
+bool call(Comm &comm, const Plan &plan, const Element *input, Element *output, Waits how,
           Verdict *verdict) {
   Collective *op = comm.begin_inline(plan, input, output, 0);
   check(op != nullptr, "a call finds another one in its way");
@@ -167,10 +167,10 @@ bool call(Comm &comm, const Plan &plan, const Element *input, Element *output, b
     const Verdict stopped{Trouble::interrupted, std::uint32_t(comm.rank()),
                           std::uint32_t(comm.rank()), std::uint32_t(op->seq)};
     Status status = Status::failed;
-    if (impatient)
+    if (how == Waits::impatient)
       op->verdict = comm.condemn(stopped);
     else
-      status = comm.judge(*op);
+      status = how == Waits::trusting ? Status::blocked : comm.judge(*op);
     if (status == Status::blocked) {
       await();
       continue;

@@ -41,8 +41,10 @@ struct World {
 };
 
 // A call as Comm::drive and Comm::settle conduct it, but with the model's waiting; true if it
-// succeeded. A rank that is impatient gives up when it first has to wait.
+// succeeded. Who waits looks whether somebody has given up, or trusts that nobody does; one
+// that is impatient gives up itself when it first has to wait.
+enum class Waits { trusting, looking, impatient };
 bool call(unisono::Comm &comm, const unisono::Plan &plan, const Element *input,
-          Element *output, bool impatient = false, unisono::Verdict *verdict = nullptr);
+          Element *output, Waits how = Waits::trusting, unisono::Verdict *verdict = nullptr);
 
 } // namespace model

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planted_faults import CONSTANTS, FAULTS
+from planted_faults import FAULTS, SUPPORT
 from unisono.runtime.plans import lowered, offsets, verified
 from unisono.schedule.program import Program
 
@@ -41,6 +41,7 @@ COLLECTIVES = (
     ("naive", "all_reduce", "naive"),
     ("direct", "all_reduce", "direct"),
     ("gather", "all_gather", "direct"),
+    ("broadcast", "broadcast", "naive"),
 )
 
 
@@ -61,10 +62,10 @@ def _run(command: Sequence[str | Path], within: Path | None = None) -> str:
 
 
 def _copied(to: Path) -> None:
-    """The sources with all faults in them, and with the constants of the model."""
+    """The sources with all faults in them, switched off."""
     for source in (*NATIVE.glob("*.[ch]pp"), *NATIVE.glob("*.inl")):
         text = source.read_text()
-        for change in (*CONSTANTS, *FAULTS):
+        for change in (*SUPPORT, *FAULTS):
             if change.file == source.name:
                 times = text.count(change.original)
                 assert times == 1, f"{change.name}: found {times} times in {change.file}"
