@@ -16,14 +16,19 @@ struct Outcome {
 };
 
 // The first `impatient` ranks give up when they have to wait; the others hear of it.
-Scenario giving_up(int n, int impatient, Cut cut) {
+Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective = "direct") {
   auto *world = new World(n);
   auto *what = new Outcome;
   name(what->input, "inputs");
+  // Nobody waits for readers: they look once more when they are done, and what they have read
+  // counts for nothing if somebody gave up.
+  const bool gathers = collective == "gather";
+  if (gathers)
+    may_race(what->input, sizeof what->input);
   name(what->output, "outputs");
   Scenario scenario;
   for (int r = 0; r < n; ++r) {
-    auto *plan = new Plan(make_plan("direct", n, r, cut));
+    auto *plan = new Plan(make_plan(collective, n, r, cut));
     scenario.threads.push_back([=] {
       const int count = int(plan->size.size());
       for (int e = 0; e < count; ++e)
@@ -32,7 +37,8 @@ Scenario giving_up(int n, int impatient, Cut cut) {
                            r < impatient ? Waits::impatient : Waits::looking,
                            &what->verdict[r]);
       for (int e = 0; e < count && what->done[r]; ++e)
-        check(what->output[r][e] == Element(n * (n + 1) / 2), "a result is wrong");
+        check(what->output[r][e] == Element(gathers ? e + 1 : n * (n + 1) / 2),
+              "a result is wrong");
       for (int e = 0; e < count; ++e) // they serve something else now
         what->input[r][e] = what->output[r][e] = 77;
     });
@@ -110,6 +116,7 @@ void add_failures(Scenarios &all) {
   all["several give up"] = [=](int n) { return giving_up(n, 2, one); };
   all["one gives up, lent"] = [=](int n) { return giving_up(n, 1, lent); };
   all["several give up, lent"] = [=](int n) { return giving_up(n, 2, lent); };
+  all["one gives up, read by others"] = [=](int n) { return giving_up(n, 1, lent, "gather"); };
   all["mismatch"] = [](int n) { return mismatch(n); };
   all["guard"] = [](int n) { return guard(n); };
 }

@@ -1,7 +1,7 @@
 """Faults that the model of the protocol must find, and what else it changes.
 
-Each is an exact piece of the product's text and what stands in its place in the model. If
-the text has changed, the build says which fault has to be planted anew.
+Each is an exact piece of the product's text and what stands in its place in the model.
+If the text has changed, the build says which fault has to be planted anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fault(Change):
-    """A change that is made when its name is asked for, and the scenario that finds it."""
+    """A change made when its name is asked for, and the scenario that finds it."""
 
     scenario: str = ""
     options: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,8 @@ SUPPORT = (
         "a small ring",
         "ring.hpp",
         "inline std::size_t ring_capacity(std::size_t n) {\n",
-        "inline std::size_t ring_capacity(std::size_t n) {\n  if (n > 0)\n    return 64;\n",
+        "inline std::size_t ring_capacity(std::size_t n) {\n"
+        "  if (n > 0)\n    return 64;\n",
     ),
     # The other half of a fault.
     Change(
@@ -77,7 +78,8 @@ FAULTS = (
         "progress without release",
         "collective.cpp",
         "progress.store(progress_word(generation, actions),\n"
-        "                                                    std::memory_order_release);",
+        + " " * 52
+        + "std::memory_order_release);",
         "memory_order_release",
         "windows, then others",
     ),
@@ -177,6 +179,24 @@ FAULTS = (
         f"  if (!really || {_if('delivered without a look')})",
         "one gives up, lent",
     ),
+    # The last look of a reader.
+    Fault(
+        "the last look before what was read",
+        "collective.cpp",
+        "  std::atomic_thread_fence(std::memory_order_acquire);\n"
+        "  if (const Verdict broken",
+        f"  if (!{_if('the last look before what was read')})\n"
+        "    std::atomic_thread_fence(std::memory_order_acquire);\n"
+        "  if (const Verdict broken",
+        "one gives up, read by others",
+    ),
+    Fault(
+        "no last look",
+        "collective.cpp",
+        "  if (status != Status::done || lent_ == 0)\n",
+        f"  if (status != Status::done || lent_ == 0 || {_if('no last look')})\n",
+        "one gives up, read by others",
+    ),
     # Waits left out.
     Fault(
         "a window not waited for",
@@ -247,7 +267,8 @@ FAULTS = (
         "no second look before sleep",
         "wait.hpp",
         "    if (!ready())\n      sleep(nap_);",
-        f"    if ({_if('no second look before sleep')} || !ready())\n      sleep(nap_);",
+        f"    if ({_if('no second look before sleep')} || !ready())\n"
+        "      sleep(nap_);",
         "sleeping",
         {"newest": 1, "timeouts": 0},
     ),

@@ -1,8 +1,8 @@
-"""Builds the model of the shared-memory protocol from the product's sources, and runs it.
+"""Builds the model of the shared-memory protocol from the sources, and runs it.
 
-What is compiled is a copy of `native/`, into which the planted faults of `planted_faults.py` are
-written, each switched off unless it is asked for by name; `native/model/explorer.hpp` says
-how the rest works, docs/protocol.md what is shown by it.
+What is compiled is a copy of `native/`, into which the faults of `planted_faults.py`
+are written, each switched off unless asked for by name; `native/model/explorer.hpp`
+says how the rest works, docs/protocol.md what is shown by it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,49 @@ from pathlib import Path
 from typing import Any
 
 from planted_faults import FAULTS, SUPPORT
+
 from unisono.runtime.plans import lowered, offsets, verified
 from unisono.schedule.program import Program
 
 NATIVE = Path(__file__).parents[2] / "native"
 # Of the product, what runs in the model.
-PRODUCT = (
-    "collective in_place movement needs traced crossing lending reach verdict comm queued "
-    "channel channel_receiving task mesh failpoint"
-).split()
-SCENARIOS = "litmus world calls failures waits messages".split()
-OWN = "explorer hooks main".split()  # not instrumented
+PRODUCT = [
+    "collective",
+    "in_place",
+    "movement",
+    "needs",
+    "traced",
+    "crossing",
+    "lending",
+    "reach",
+    "verdict",
+    "comm",
+    "queued",
+    "channel",
+    "channel_receiving",
+    "task",
+    "mesh",
+    "failpoint",
+]
+SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
+OWN = ["explorer", "hooks", "main"]  # not instrumented
 # What the model stands in for.
-WRAPPED = (
-    "memcpy pthread_mutex_lock pthread_mutex_trylock pthread_mutex_unlock sched_yield "
-    "clock_gettime syscall memfd_create posix_fallocate munmap close fcntl mmap"
-).split()
-PLAIN = "-std=c++20 -O1 -g1 -Wall -Wextra -Wno-tsan".split()
+WRAPPED = [
+    "memcpy",
+    "pthread_mutex_lock",
+    "pthread_mutex_trylock",
+    "pthread_mutex_unlock",
+    "sched_yield",
+    "clock_gettime",
+    "syscall",
+    "memfd_create",
+    "posix_fallocate",
+    "munmap",
+    "close",
+    "fcntl",
+    "mmap",
+]
+PLAIN = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-tsan"]
 INSTRUMENTED = [*PLAIN, "-fsanitize=thread", "-fno-builtin-memcpy"]
 COLLECTIVES = (
     ("naive", "all_reduce", "naive"),
@@ -47,7 +73,10 @@ COLLECTIVES = (
 
 def compiler() -> list[str]:
     """The system's compiler, behind a cache if there is one."""
-    return [*(["ccache"] if shutil.which("ccache") else []), os.environ.get("CXX", "g++")]
+    return [
+        *(["ccache"] if shutil.which("ccache") else []),
+        os.environ.get("CXX", "g++"),
+    ]
 
 
 def _run(command: Sequence[str | Path], within: Path | None = None) -> str:
@@ -68,7 +97,7 @@ def _copied(to: Path) -> None:
         for change in (*SUPPORT, *FAULTS):
             if change.file == source.name:
                 times = text.count(change.original)
-                assert times == 1, f"{change.name}: found {times} times in {change.file}"
+                assert times == 1, f"{change.name}: {times} times in {change.file}"
                 text = text.replace(change.original, change.planted)
         if any(f.file == source.name for f in FAULTS):
             text = f"namespace model {{ bool planted(const char *); }}\n{text}"
