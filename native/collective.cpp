@@ -4,6 +4,7 @@
 #include "collective.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "comm.hpp"
 #include "failpoint.hpp"
@@ -31,9 +32,14 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
 
 Status Collective::advance() {
   const Status status = go_on();
-  if (status == Status::done && lent_ != 0 && comm_.verdict().trouble != Trouble::none) {
-    // Somebody gave up, and may have used a buffer for something else while we read it.
-    verdict = comm_.verdict();
+  if (status != Status::done || lent_ == 0)
+    return status;
+  // Somebody may have given up, and used a buffer for something else while we read it. The
+  // fence keeps this look behind what was read, which an acquire by itself does not; it meets
+  // the one in hands_off.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (const Verdict broken = comm_.verdict(); broken.trouble != Trouble::none) {
+    verdict = broken;
     return Status::failed;
   }
   return status;

@@ -300,7 +300,6 @@ void Mesh::watch() {
   for (std::size_t r = 0; r < n; ++r)
     if (gone_[r]) {
       drain(r);
-      hub_->ended[r].store(true, std::memory_order_release);
       bury(r);
     }
   std::vector<pollfd> polled(2 * n + 1);

@@ -40,6 +40,7 @@ TOGETHER = {
     "test_studio.py": "browser",
     "test_compiled.py": "compiled",
     "test_torch_suite.py": "suite",
+    "test_model.py": "model",
 }
 
 

@@ -1,0 +1,294 @@
+"""Faults that the model of the protocol must find, and what else it changes.
+
+Each is an exact piece of the product's text and what stands in its place in the model.
+If the text has changed, the build says which fault has to be planted anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Change:
+    """`original`, which is found once in `file`, becomes `planted`."""
+
+    name: str
+    file: str
+    original: str
+    planted: str
+
+
+@dataclass(frozen=True)
+class Fault(Change):
+    """A change made when its name is asked for, and the scenario that finds it."""
+
+    scenario: str = ""
+    options: dict[str, int] = field(default_factory=dict)
+
+
+def _if(name: str) -> str:
+    return f'model::planted("{name}")'
+
+
+def _relaxed(name: str, file: str, text: str, order: str, scenario: str) -> Fault:
+    """An operation that has lost its order."""
+    weak = f"({_if(name)} ? std::memory_order_relaxed : std::{order})"
+    planted = text.replace(f"std::{order}", weak)
+    options = {"retries": 2} if scenario == "messages" else {}
+    return Fault(name, file, text, planted, scenario, options)
+
+
+SUPPORT = (
+    # A ring that a scenario can fill.
+    Change(
+        "a small ring",
+        "ring.hpp",
+        "inline std::size_t ring_capacity(std::size_t n) {\n",
+        "inline std::size_t ring_capacity(std::size_t n) {\n"
+        "  if (n > 0)\n    return 64;\n",
+    ),
+    # The other half of a fault.
+    Change(
+        "wake before the store",
+        "collective.cpp",
+        "  ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
+        f"  if (!{_if('wake before the store')})\n"
+        "    ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
+    ),
+)
+
+FAULTS = (
+    # A dropped release or acquire.
+    _relaxed(
+        "arrival without release",
+        "collective.cpp",
+        "header.seq.store(seq, std::memory_order_release);\n  ring(",
+        "memory_order_release",
+        "arrival",
+    ),
+    _relaxed(
+        "arrival without acquire",
+        "collective.cpp",
+        "if (header.seq.load(std::memory_order_acquire) != seq) {",
+        "memory_order_acquire",
+        "arrival",
+    ),
+    _relaxed(
+        "progress without release",
+        "collective.cpp",
+        "progress.store(progress_word(generation, actions),\n"
+        + " " * 52
+        + "std::memory_order_release);",
+        "memory_order_release",
+        "windows, then others",
+    ),
+    _relaxed(
+        "progress without acquire",
+        "collective.cpp",
+        ".progress.load(std::memory_order_acquire);\n  return seen >= word;",
+        "memory_order_acquire",
+        "windows, then others",
+    ),
+    _relaxed(
+        "sent without release",
+        "channel.cpp",
+        "ring->sent.store(sent, std::memory_order_release);",
+        "memory_order_release",
+        "messages",
+    ),
+    _relaxed(
+        "sent without acquire",
+        "channel_receiving.cpp",
+        "box.ring->sent.load(std::memory_order_acquire) - taken;",
+        "memory_order_acquire",
+        "messages",
+    ),
+    _relaxed(
+        "taken without release",
+        "channel_receiving.cpp",
+        "box.ring->taken.store(taken + some, std::memory_order_release);",
+        "memory_order_release",
+        "messages",
+    ),
+    _relaxed(
+        "taken without acquire",
+        "channel.cpp",
+        "std::size_t room = capacity_ - "
+        "(sent - ring->taken.load(std::memory_order_acquire));",
+        "memory_order_acquire",
+        "messages",
+    ),
+    # A swapped store.
+    Fault(
+        "arrival before what it speaks of",
+        "collective.cpp",
+        "  header.fingerprint = plan_->fingerprint;\n  header.flags = flags;\n",
+        f"  if ({_if('arrival before what it speaks of')})\n"
+        "    header.seq.store(seq, std::memory_order_release);\n"
+        "  header.fingerprint = plan_->fingerprint;\n  header.flags = flags;\n",
+        "arrival",
+    ),
+    Fault(
+        "progress before the action",
+        "collective.cpp",
+        "        lost_ = traced_ ? traced(action) : perform(action);\n",
+        f"        if ({_if('progress before the action')})\n"
+        "          report(generation, action_ + 1);\n"
+        "        lost_ = traced_ ? traced(action) : perform(action);\n",
+        "windows, then others",
+    ),
+    # The guard of writes to others' buffers: Touch and hands_off.
+    Fault(
+        "Touch stores with release",
+        "lending.cpp",
+        "touching_->store(1, std::memory_order_seq_cst);",
+        "touching_->store(1, "
+        f"{_if('Touch stores with release')} || {_if('Touch with acq_rel')} "
+        "? std::memory_order_release : std::memory_order_seq_cst);",
+        "guard",
+    ),
+    Fault(
+        "Touch with acq_rel",
+        "lending.cpp",
+        "control().abort.load(std::memory_order_seq_cst) == 0;",
+        f"control().abort.load({_if('Touch with acq_rel')} "
+        "? std::memory_order_acquire : std::memory_order_seq_cst) == 0;",
+        "guard",
+    ),
+    Fault(
+        "hands_off without its fence",
+        "lending.cpp",
+        "  std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
+        f"  if (!{_if('hands_off without its fence')})\n"
+        "    std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
+        "guard",
+    ),
+    Fault(
+        "buffers used again at once",
+        "lending.cpp",
+        "touched() && now_ns() < until;)",
+        f"!{_if('buffers used again at once')} && touched() && now_ns() < until;)",
+        "one gives up, lent",
+    ),
+    Fault(
+        "delivered without a look",
+        "lending.cpp",
+        "Lending::Touch::Touch(const Lending &lending, bool really) {\n  if (!really)",
+        "Lending::Touch::Touch(const Lending &lending, bool really) {\n"
+        f"  if (!really || {_if('delivered without a look')})",
+        "one gives up, lent",
+    ),
+    # The last look of a reader.
+    Fault(
+        "the last look before what was read",
+        "collective.cpp",
+        "  std::atomic_thread_fence(std::memory_order_acquire);\n"
+        "  if (const Verdict broken",
+        f"  if (!{_if('the last look before what was read')})\n"
+        "    std::atomic_thread_fence(std::memory_order_acquire);\n"
+        "  if (const Verdict broken",
+        "one gives up, read by others",
+    ),
+    Fault(
+        "no last look",
+        "collective.cpp",
+        "  if (status != Status::done || lent_ == 0)\n",
+        f"  if (status != Status::done || lent_ == 0 || {_if('no last look')})\n",
+        "one gives up, read by others",
+    ),
+    # Waits left out.
+    Fault(
+        "a window not waited for",
+        "collective.cpp",
+        "bool Collective::window_free() {\n  if (free_)",
+        "bool Collective::window_free() {\n"
+        f"  if (free_ || {_if('a window not waited for')})",
+        "windows, one way",
+    ),
+    Fault(
+        "an action does not wait",
+        "collective.cpp",
+        "    if (!passed(wait, generation)) {\n"
+        "      begin_wait(std::size_t(wait.rank));",
+        f"    if (!{_if('an action does not wait')} && !passed(wait, generation)) {{\n"
+        "      begin_wait(std::size_t(wait.rank));",
+        "windows, then others",
+    ),
+    Fault(
+        "left before readers are done",
+        "collective.cpp",
+        "      if (!passed(program_->exits[wait_], comm_.generation - 1)) {",
+        f"      if (!{_if('left before readers are done')} &&\n"
+        "          !passed(program_->exits[wait_], comm_.generation - 1)) {",
+        "lent",
+    ),
+    Fault(
+        "more sent than there is room",
+        "channel.cpp",
+        "  const std::size_t some = std::min(room, transfer.bytes_ - transfer.done_);",
+        "  const std::size_t some = std::min("
+        f"{_if('more sent than there is room')} ? capacity_ : room, "
+        "transfer.bytes_ - transfer.done_);",
+        "long message",
+        {"retries": 3},
+    ),
+    # Verdicts.
+    Fault(
+        "the last verdict stands",
+        "verdict.cpp",
+        "  if (abort.compare_exchange_strong(found, verdict.word(), "
+        "std::memory_order_acq_rel)) {",
+        f"  if ({_if('the last verdict stands')})\n"
+        "    abort.store(found = verdict.word(), std::memory_order_release);\n"
+        "  else if (abort.compare_exchange_strong(found, verdict.word(), "
+        "std::memory_order_acq_rel)) {",
+        "several give up",
+    ),
+    Fault(
+        "its own verdict believed",
+        "verdict.cpp",
+        "  ring(layout_, size());\n  return Verdict::of(found);",
+        "  ring(layout_, size());\n"
+        f"  return {_if('its own verdict believed')} ? verdict : Verdict::of(found);",
+        "several give up",
+    ),
+    Fault(
+        "given up without a word",
+        "channel.cpp",
+        "  if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {",
+        f"  if (!{_if('given up without a word')} && transfer.head_sent_ &&\n"
+        "      transfer.done_ < transfer.bytes_) {",
+        "message given up",
+        {"retries": 2},
+    ),
+    # Sleep: these cost time in the product, so they are looked for where no sleep ends.
+    Fault(
+        "no second look before sleep",
+        "wait.hpp",
+        "    if (!ready())\n      sleep(nap_);",
+        f"    if ({_if('no second look before sleep')} || !ready())\n"
+        "      sleep(nap_);",
+        "sleeping",
+        {"newest": 1, "timeouts": 0},
+    ),
+    Fault(
+        "wake before the store",
+        "collective.cpp",
+        "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n",
+        "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n"
+        f"  if ({_if('wake before the store')})\n"
+        "    ring(comm_.layout(), comm_.size());\n",
+        "driven",
+        {"newest": 1, "timeouts": 0},
+    ),
+    Fault(
+        "awake without having been counted",
+        "wait.hpp",
+        "    control_.sleepers.fetch_add(1, std::memory_order_seq_cst);",
+        f"    if (!{_if('awake without having been counted')})\n"
+        "      control_.sleepers.fetch_add(1, std::memory_order_seq_cst);",
+        "sleeping",
+        {"newest": 1, "timeouts": 0},
+    ),
+)

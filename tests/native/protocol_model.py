@@ -1,0 +1,219 @@
+"""Builds the model of the shared-memory protocol from the sources, and runs it.
+
+What is compiled is a copy of `native/`, into which the faults of `planted_faults.py`
+are written, each switched off unless asked for by name; `native/model/explorer.hpp`
+says how the rest works, docs/protocol.md what is shown by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planted_faults import FAULTS, SUPPORT
+
+from unisono.runtime.plans import lowered, offsets, verified
+from unisono.schedule.program import Program
+
+NATIVE = Path(__file__).parents[2] / "native"
+# Of the product, what runs in the model.
+PRODUCT = [
+    "collective",
+    "in_place",
+    "movement",
+    "needs",
+    "traced",
+    "crossing",
+    "lending",
+    "reach",
+    "verdict",
+    "comm",
+    "queued",
+    "channel",
+    "channel_receiving",
+    "task",
+    "mesh",
+    "failpoint",
+]
+SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
+OWN = ["explorer", "hooks", "main"]  # not instrumented
+# What the model stands in for.
+WRAPPED = [
+    "memcpy",
+    "pthread_mutex_lock",
+    "pthread_mutex_trylock",
+    "pthread_mutex_unlock",
+    "sched_yield",
+    "clock_gettime",
+    "syscall",
+    "memfd_create",
+    "posix_fallocate",
+    "munmap",
+    "close",
+    "fcntl",
+    "mmap",
+]
+PLAIN = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-tsan"]
+INSTRUMENTED = [*PLAIN, "-fsanitize=thread", "-fno-builtin-memcpy"]
+COLLECTIVES = (
+    ("naive", "all_reduce", "naive"),
+    ("direct", "all_reduce", "direct"),
+    ("gather", "all_gather", "direct"),
+    ("broadcast", "broadcast", "naive"),
+)
+
+
+def compiler() -> list[str]:
+    """The system's compiler, behind a cache if there is one."""
+    return [
+        *(["ccache"] if shutil.which("ccache") else []),
+        os.environ.get("CXX", "g++"),
+    ]
+
+
+def _run(command: Sequence[str | Path], within: Path | None = None) -> str:
+    # Where there is a cache, what it holds must not depend on the folder.
+    cached = {**os.environ, "CCACHE_NOHASHDIR": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=within, env=cached
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{command}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def _copied(to: Path) -> None:
+    """The sources with all faults in them, switched off."""
+    for source in (*NATIVE.glob("*.[ch]pp"), *NATIVE.glob("*.inl")):
+        text = source.read_text()
+        for change in (*SUPPORT, *FAULTS):
+            if change.file == source.name:
+                times = text.count(change.original)
+                assert times == 1, f"{change.name}: {times} times in {change.file}"
+                text = text.replace(change.original, change.planted)
+        if any(f.file == source.name for f in FAULTS):
+            text = f"namespace model {{ bool planted(const char *); }}\n{text}"
+        (to / source.name).write_text(text)
+    shutil.copytree(NATIVE / "model", to / "model")
+
+
+def _stubs(objects: Iterable[Path], into: Path) -> Path:
+    """What the model leaves out ends it, should it be called after all."""
+    whole = into / "whole.o"
+    _run(["ld", "-r", "-o", whole, *objects])
+    missing = re.findall(r" U (_ZT?N?K?\w*7unisono\w*)", _run(["nm", "-u", whole]))
+    calls = "".join(
+        f'void {name}(void) {{ unmodelled("{name}"); }}\n' for name in missing
+    )
+    source = into / "stubs.c"
+    source.write_text("void unmodelled(const char *);\n" + calls)
+    stubs = into / "stubs.o"
+    _run([*compiler(), "-x", "c", "-c", source, "-o", stubs])
+    return stubs
+
+
+def _joined(to: Path, names: Iterable[str]) -> None:
+    """Compiled as one, which takes a third of the time."""
+    to.write_text("".join(f'#include "{name}.cpp"\n' for name in names))
+
+
+def build(into: Path) -> Path:
+    """The program that explores; `into` is an empty folder."""
+    _copied(into)
+    _joined(into / "model" / "product.cpp", (f"../{name}" for name in PRODUCT))
+    _joined(into / "model" / "scenarios.cpp", SCENARIOS)
+    sources = [
+        ("product", INSTRUMENTED),
+        ("scenarios", INSTRUMENTED),
+        *((name, PLAIN) for name in OWN),
+    ]
+
+    def compiled(name: str, flags: Sequence[str]) -> Path:
+        command = [*compiler(), *flags, "-c", f"model/{name}.cpp", "-o", f"{name}.o"]
+        _run(command, within=into)
+        return into / f"{name}.o"
+
+    with ThreadPoolExecutor(2) as two:
+        objects = list(two.map(lambda one: compiled(*one), sources))
+    program = into / "model_of_the_protocol"
+    wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
+    stubs = _stubs(objects, into)
+    _run([*compiler(), "-no-pie", *wraps, *objects, stubs, "-o", program])
+    (into / "programs.txt").write_text(_programs())
+    return program
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> str:
+    return " ".join(map(str, (len(rows), *(x for row in rows for x in row)))) + "\n"
+
+
+def _column(values: Iterable[int]) -> str:
+    return _rows([(int(v),) for v in values])
+
+
+def _program(program: Program) -> str:
+    """As `tables` in runtime/plans.py gives it to the core."""
+    actions: list[tuple[int, ...]] = []
+    sources: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    deliveries: list[int] = []
+    for a in program.actions:
+        first = len(sources), len(waits), len(deliveries)
+        sources += [(int(s.home), s.rank, s.index) for s in a.sources]
+        waits += [(w.rank, w.count) for w in a.waits]
+        deliveries += a.delivers
+        end = len(sources), len(waits), len(deliveries)
+        places = (-1 if p is None else p for p in (a.window, a.output))
+        runs = (x for pair in zip(first, end, strict=True) for x in pair)
+        actions.append((a.chunk, *places, int(a.completes), *runs, -1, 0))
+    exits = [(w.rank, w.count) for w in program.exits]
+    tables = _rows(actions) + _rows(sources) + _rows(waits) + _rows(exits)
+    lists = (program.lead, program.readers, deliveries)
+    return tables + "".join(map(_column, lists)) + f"{program.tail}\n"
+
+
+def _programs() -> str:
+    """What lower makes of the collectives that scenarios use."""
+    text = ""
+    for name, collective, algorithm in COLLECTIVES:
+        for n in (2, 3):
+            contract = verified(collective, algorithm, n, 0).contract
+            ones = contract.chunk_sizes(contract.num_chunks)
+            text += f"{name} {n}\n" + "".join(map(_column, offsets(contract, ones)))
+            for lent in range(4):
+                made = lowered(collective, algorithm, n, 0, lent)
+                text += "".join(map(_program, made.programs))
+    return text
+
+
+@dataclass(frozen=True)
+class Report:
+    """What exploring a scenario showed; as in explorer.hpp."""
+
+    executions: int
+    complete: int
+    waiting: int
+    pruned: int
+    timeouts: int
+    events: int
+    longest: int
+    all: bool
+    error: str
+    trace: list[str] = field(repr=False)
+    outcomes: list[str] = field(repr=False)
+    ordered: list[int] = field(repr=False)
+
+
+def explore(program: Path, scenario: str, number: int = 2, **options: Any) -> Report:
+    """Explores a scenario; `number` is that of its ranks, or a seed."""
+    told = {"programs": program.parent / "programs.txt", "scenario": scenario}
+    words = [f"{key}={value}" for key, value in (told | options).items()]
+    return Report(**json.loads(_run([program, *words, f"number={number}"])))
