@@ -39,6 +39,7 @@ from torch.nn import functional
 from unisono.errors import BadArgument
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard, prepared
+from unisono.parallel.apart import keep_parameters
 from unisono.parallel.flat import same_start
 from unisono.parallel.patterns import matching
 from unisono.parallel.sharded import Cut, Sharded, Ties, shared_out
@@ -255,6 +256,7 @@ def _applied(
             owner, _, last = name.rpartition(".")
             setattr(module.get_submodule(owner), last, made)
     _no_tie_broken(module, ties)
+    keep_parameters(module, "parallelize")
     return module
 
 
