@@ -292,7 +292,7 @@ def fsdp(comm: unisono.Communicator) -> Run:
 def tensor(comm: unisono.Communicator) -> Run:
     """Every layer is cut, and activations are summed up."""
     inner = Gpt()
-    attention = attention_plan("blocks.[0-9]", qkv="qkv", out="out", heads="heads")
+    attention = attention_plan("blocks.*", qkv="qkv", out="out", heads="heads")
     plan = {**mlp_plan("blocks.*.mlp", up="0", down="2"), **attention}
     parallelize(inner, comm, plan)
     return Run(inner, inner, adam(inner.parameters()))

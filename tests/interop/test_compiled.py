@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -341,3 +342,93 @@ def test_ranks_that_build_at_once_build_once(tmp_path):
     assert (tmp_path / "log").read_text() == "built\n"
     assert len(made) == 1
     assert Path(made.pop()).read_text() == "module\n"
+
+
+# --- whose the file is
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A module in a cache of its own, made by a compiler that is quick; its builds."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\necho built >> {tmp_path}/log\nwhile [ "$1" != -o ]; do '
+        'shift; done\necho module > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    target = compiled.build()
+    return target, lambda: (tmp_path / "log").read_text().count("built")
+
+
+def test_cache_is_this_users_alone_whatever_the_umask(kept):
+    target, builds = kept
+    before = os.umask(0)
+    try:
+        shutil.rmtree(target.parents[2])
+        assert compiled.build() == target
+    finally:
+        os.umask(before)
+    for one in (target, *target.parents[:3]):
+        assert one.stat().st_mode & 0o077 == 0, one
+    assert compiled.is_built()
+    assert compiled.build() == target
+    assert builds() == 2
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_file_that_others_can_write_to_is_built_anew(kept, mode):
+    target, builds = kept
+    target.write_text("somebody else's")
+    target.chmod(mode)
+    assert not compiled.is_built()
+    assert compiled.build().read_text() == "module\n"
+    assert target.stat().st_mode & 0o077 == 0
+    assert builds() == 2
+
+
+def test_link_in_the_files_place_is_built_anew(kept, tmp_path):
+    target, builds = kept
+    other = tmp_path / "other.so"
+    other.write_text("somebody else's")
+    target.unlink()
+    target.symlink_to(other)
+    assert not compiled.is_built()
+    assert compiled.build().read_text() == "module\n"
+    assert other.read_text() == "somebody else's"
+    assert builds() == 2
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_folder_that_others_can_write_to_is_refused(kept, level):
+    target, builds = kept
+    folder = target.parents[level]
+    folder.chmod(0o770)
+    assert not compiled.is_built()
+    with pytest.raises(UsageError, match=r"others can write to .*chmod go-w"):
+        compiled.build()
+    folder.chmod(0o700)
+    assert compiled.is_built()
+    assert builds() == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_files_and_folders_of_another_user(kept, tmp_path):
+    target, builds = kept
+    os.chown(target, 12345, -1)
+    assert not compiled.is_built()
+    assert compiled.build() == target
+    assert target.stat().st_uid == os.geteuid()
+    os.chown(target.parent, 12345, -1)
+    with pytest.raises(UsageError, match="belongs to user 12345"):
+        compiled.build()
+    os.chown(target.parent, os.geteuid(), -1)
+    aside = tmp_path / "aside"
+    target.parent.rename(aside)
+    target.parent.symlink_to(aside)
+    assert compiled.is_built()  # the user's own link
+    os.chown(target.parent, 12345, -1, follow_symlinks=False)
+    with pytest.raises(UsageError, match="is a link that belongs to user 12345"):
+        compiled.build()
+    assert builds() == 2

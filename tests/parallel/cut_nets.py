@@ -74,7 +74,7 @@ PLAN = {
     "words": Vocabulary(),
     "head": Column(),
     **mlp_plan("layers.*.mlp", up="0", down="2"),
-    **attention_plan("layers.?", qkv="qkv", out="out", heads="heads"),
+    **attention_plan("layers.*", qkv="qkv", out="out", heads="heads"),
 }
 ON_SHARDS = ["layers.*.before", "layers.*.after", "norm"]
 

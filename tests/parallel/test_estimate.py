@@ -164,8 +164,7 @@ def test_what_a_block_keeps(threads, n, name):
     rows = 12
 
     def run(comm):
-        inner = {k.removeprefix("layers.?"): v for k, v in PLANS[name].items()}
-        inner = {k.removeprefix("layers.*"): v for k, v in inner.items()}
+        inner = {k.removeprefix("layers.*"): v for k, v in PLANS[name].items()}
         plan = {k.strip("."): v for k, v in inner.items() if k[:1] in ("", ".")}
         block = parallelize(Layer().double(), comm, plan)
         length = LENGTH // n if name == "sequence" else LENGTH

@@ -1,13 +1,17 @@
 """Tensor and sequence parallelism: what one process would get, at what price."""
 
+import re
+
 import pytest
 import torch
 from cut_nets import (
+    HEADS,
     LAYERS,
     LENGTH,
     ON_SHARDS,
     PLAN,
     WIDTH,
+    Layer,
     Net,
     Placeless,
     Tied,
@@ -16,7 +20,7 @@ from cut_nets import (
     sgd,
     tokens,
 )
-from nets import NS, STEPS, same, weights
+from nets import NS, STEPS, made, same, weights
 from torch import nn
 from torch.nn import functional
 
@@ -31,12 +35,15 @@ from unisono.parallel import (
     RowLinear,
     Vocabulary,
     VocabularyEmbedding,
+    attention_plan,
     load_whole_state,
+    mlp_plan,
     parallelize,
     sequence_plan,
     vocabulary_cross_entropy,
     whole_state,
 )
+from unisono.parallel.sequence import Enter
 
 SEQUENCE = sequence_plan(PLAN, on_shards=ON_SHARDS, enters="layers")
 PLANS = {"tensor": PLAN, "sequence": SEQUENCE}
@@ -342,6 +349,143 @@ def test_plain_state_goes_in_and_out(threads):
     threads(3, run)
 
 
+# --- patterns
+
+
+class Deep(nn.Module):
+    """Twelve layers in a list, which is not called itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer() for _ in range(12))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+NAMES = {"qkv": "qkv", "out": "out", "heads": "heads"}
+
+
+def test_star_matches_layers_of_any_number_of_digits(threads, caplog):
+    plan = mlp_plan("blocks.*.mlp", up="0", down="2")
+    plan |= attention_plan("blocks.*", **NAMES)
+
+    def run(comm):
+        model = parallelize(Deep(), comm, plan)
+        uncut = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+        return uncut, [block.heads for block in model.blocks]
+
+    with caplog.at_level("INFO", "unisono"):
+        assert threads(2, run) == [([], [HEADS // 2] * 12)] * 2
+    assert "'blocks.*.qkv' matches 12 modules" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["blocks.?", "blocks.[0-9]", "blocks.1*"])
+def test_pattern_that_leaves_out_layers_is_refused(refusals, where):
+    def run(comm):
+        parallelize(Deep(), comm, attention_plan(where, **NAMES))
+
+    for error in refusals(2, run):
+        assert isinstance(error, BadArgument)
+        assert re.search(r"matches \d+ of 12 modules in blocks", str(error))
+        assert "name each module" in str(error)
+
+
+def test_pattern_is_refused_if_some_layers_lack_what_it_names(refusals):
+    def run(comm):
+        model = Deep()
+        del model.blocks[3].mlp
+        parallelize(model, comm, mlp_plan("blocks.*.mlp", up="0", down="2"))
+
+    for error in refusals(2, run):
+        assert "leaves out blocks.3" in str(error)
+
+
+def test_members_of_other_classes_may_be_left_out(threads):
+    def run(comm):
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        plan = {"[0]": Column(), "[2]": Row()}
+        with pytest.raises(BadArgument, match="matches 1 of 2 modules in the module"):
+            parallelize(model, comm, plan)
+        model = nn.Sequential(nn.LayerNorm(4), Layer(), Layer(), nn.Linear(4, 2))
+        parallelize(model, comm, {"[12]": Divide("heads"), "*.qkv": Column(parts=3)})
+        assert isinstance(model[2].qkv, ColumnLinear)
+        assert isinstance(model[3], nn.Linear)
+
+    threads(2, run)
+
+
+def test_layer_that_stands_twice_is_cut_once_for_both(threads):
+    def run(comm):
+        one = Layer().double()
+        model = nn.Sequential(one, one)
+        parallelize(model, comm, attention_plan("*", **NAMES))
+        assert model[0] is model[1]
+        return model[0].heads
+
+    assert threads(2, run) == [HEADS // 2] * 2
+
+
+def test_module_named_twice_is_refused(refusals):
+    def run(comm):
+        parallelize(Deep(), comm, {"blocks.*": Divide("heads"), "*.0": Divide("heads")})
+
+    for error in refusals(2, run):
+        assert "blocks.0 is matched by 'blocks.*' and by '*.0'" in str(error)
+
+
+def test_sequence_enters_a_list_by_its_first_layer(refusals, threads):
+    plan = attention_plan("blocks.*", **NAMES)
+    plan |= mlp_plan("blocks.*.mlp", up="0", down="2")
+    norms = ["blocks.*.before", "blocks.*.after"]
+
+    def enters(where, plan=plan):
+        cut = sequence_plan(plan, on_shards=norms, enters=where)
+        return lambda comm: parallelize(made(Deep), comm, cut)
+
+    for error in refusals(2, enters("blocks")):
+        assert "is a ModuleList, which has no forward pass" in str(error)
+        assert "'blocks.0'" in str(error)
+    for error in refusals(2, enters("blocks.*")):
+        assert "matches 12 modules" in str(error)
+
+    def by_name(comm):
+        model = parallelize(nn.Sequential(Layer()), comm, {"0": Enter()})
+        model[0](x=torch.ones(1, LENGTH, WIDTH))
+
+    for error in refusals(2, by_name):
+        assert "pass it by position" in str(error)
+
+    x = torch.randn(2, LENGTH, WIDTH)
+    whole = made(Deep)(x)
+    # One by one, a layer has its heads divided and is where the sequence enters.
+    each = {k: v for k, v in plan.items() if k != "blocks.*"}
+    each |= {f"blocks.{i}": Divide("heads") for i in range(12)}
+    for chosen in plan, each:
+        found = threads(2, lambda comm, p=chosen: enters("blocks.0", p)(comm)(x))
+        torch.testing.assert_close(torch.cat(found, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_on_shards_are_summed_once(threads):
+    def run(comm):
+        norm = nn.LayerNorm(4)
+        model = nn.ModuleDict({"a": norm, "b": norm, "c": nn.Linear(4, 4)})
+        plan = sequence_plan({"c": Column()}, on_shards=["a", "b"])
+        parallelize(model, comm, plan)
+        norm(torch.ones(1, 4)).sum().backward()
+        return norm.bias.grad.tolist()
+
+    assert threads(2, run) == [[2.0] * 4] * 2
+
+
+def test_cut_layers_do_not_work_on_shards(refusals):
+    plan = sequence_plan(PLAN, on_shards=["layers.*.mlp"], enters="layers")
+    for error in refusals(2, lambda comm: parallelize(net(), comm, plan)):
+        assert "on_shards names layers.0.mlp, whose 0.weight is cut" in str(error)
+
+
 # --- what cannot be
 
 
@@ -365,7 +509,7 @@ def test_a_dim_that_cannot_be_divided(threads):
         ColumnLinear(nn.Linear(4, 7), comm)
 
     def heads(comm):
-        parallelize(net(), comm, {"layers.?": Divide("heads")})
+        parallelize(net(), comm, {"layers.*": Divide("heads")})
 
     def length(comm):
         model = parallelize(net(), comm, SEQUENCE)

@@ -17,12 +17,13 @@
     expert             tokens travel to their experts      MoE(gate, experts, comm)
     pipeline           layers one after the other          Pipeline(layers, comm, ...)
     clipping           by the norm of the whole model      clip_grad_norm_(params, 1.0)
+    scaling            an overflow on one rank, all skip   torch.amp.GradScaler("cpu")
 
 What they are made of: `flat` (many tensors in one), `buckets` (gradients as they come),
 `shares` (buckets of which a rank steps its part), `units` and `partition` (parameters
 that come and go), `pieces` (what a rank has of a parameter), `sharded` (layers that are
-cut), `apart` (the mark on what is cut), `functions` (collectives that gradients flow
-through), `checkpoint`.
+cut), `apart` (the mark on what is cut), `patterns` (which modules a plan means),
+`functions` (collectives that gradients flow through), `checkpoint`.
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).

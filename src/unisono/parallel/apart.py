@@ -8,15 +8,19 @@
 The mark says over which communicators a parameter is cut, in the order in which that
 was done. Whoever averages, broadcasts or counts parameters asks it, and needs to know
 nothing of the strategies that set it. What has no mark is the same on all ranks.
+
+Marks and hooks belong to parameters, so these must stay: `load_state_dict(assign=True)`
+puts others in their places and is refused.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, UsageError
 from unisono.runtime.communicator import Communicator
 
 
@@ -48,6 +52,9 @@ def keep_apart(
 
     `averaged`: its gradient is made that of the mean of all losses where it was cut.
     """
+    from unisono.parallel.scaling import make_scalers_agree  # which reads the marks
+
+    make_scalers_agree()
     before = cuts_of(param if of is None else of)
     param.unisono_cuts = (*before, Apart(comm, averaged))  # type: ignore[attr-defined]
     return param
@@ -77,3 +84,31 @@ def refuse_unaveraged(
                     f"{where}: ranks {list(cut.comm.world_ranks)} have a shard of "
                     f'{name} each; use ranks that have the same, as mesh["dp"]'
                 )
+
+
+def keep_parameters(module: nn.Module, where: str) -> None:
+    """From now on refuse to load other parameters into the places of the module's."""
+    for part in module.modules():
+        part.register_load_state_dict_pre_hook(partial(_refuse_assign, where))
+
+
+def _refuse_assign(
+    where: str,
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    *_: Any,
+) -> None:
+    """Before a module takes its state: the values may change, not the parameters."""
+    if metadata.get("assign_to_params_buffers", False):
+        refuse_assign(where)
+
+
+def refuse_assign(where: str) -> None:
+    """The error for load_state_dict(assign=True)."""
+    raise UsageError(
+        f"load_state_dict(assign=True): {where} knows the parameters that the module "
+        "has, and others would be cut, averaged and clipped by nobody; leave assign "
+        f"out, which copies the values, or load the state before {where}"
+    )

@@ -207,19 +207,24 @@ class Buckets:
                     f"{unused[0]}); use all of them in every step, or say "
                     "find_unused_parameters=True"
                 )
-        for bucket in self.buckets:
-            if bucket.data is None:
-                self._take(bucket)
-            for i in bucket.missing:
-                if bucket.params[i].grad is None:
-                    bucket.views[i].zero_()
         self._used = {id(p) for p in self.order}
         for bucket in self.buckets:
-            bucket.missing = set()
-        self._launch_full()
+            # One that is launched may have landed, and given its memory back.
+            if not bucket.launched:
+                self._complete(bucket)
+                self._launch_full()
         self._running = False
         self.steps += 1
         self._land(self.buckets)
+
+    def _complete(self, bucket: Bucket) -> None:
+        """What has not come counts as zero."""
+        if bucket.data is None:
+            self._take(bucket)
+        for i in bucket.missing:
+            if bucket.params[i].grad is None:
+                bucket.views[i].zero_()
+        bucket.missing = set()
 
     def was_used(self, param: nn.Parameter) -> bool:
         """Whether the last backward pass had a gradient for it."""

@@ -59,7 +59,9 @@ def clip_grad_norm_(
 
 
 def axes_of(
-    params: Sequence[Tensor], comm: Communicator | None = None
+    params: Sequence[Tensor],
+    comm: Communicator | None = None,
+    where: str = "clip_grad_norm_",
 ) -> list[Communicator]:
     """The communicators to add up along, one after the other; `comm` is the last.
 
@@ -75,21 +77,22 @@ def axes_of(
         found = [*(axis for axis in found if axis is not comm), comm]
     kept: list[Communicator] = []
     for axis in sorted(found, key=lambda axis: -axis.world_size):
-        if not any(_within(axis, other) for other in kept):
+        if not any(_within(axis, other, where) for other in kept):
             kept.append(axis)
     return [axis for axis in found if axis in kept and axis.world_size > 1]
 
 
-def _within(axis: Communicator, other: Communicator) -> bool:
+def _within(axis: Communicator, other: Communicator, where: str) -> bool:
     """Whether a sum along `other` includes that along `axis`."""
     mine, theirs = set(axis.world_ranks), set(other.world_ranks)
     if mine <= theirs:
         return True
     if len(mine & theirs) > 1:
         raise BadArgument(
-            f"clip_grad_norm_: parameters are spread over ranks {sorted(mine)} and "
-            f"over {sorted(theirs)}, which share some; give the communicator of all "
-            "ranks of the mesh as comm="
+            f"{where}: parameters are spread over ranks {sorted(mine)} and over "
+            f"{sorted(theirs)}, which share some; give the communicator of all ranks "
+            "of the mesh as comm= to unisono.parallel.clip_grad_norm_, and to a scaler "
+            "as the optimizer's attribute comm"
         )
     return False
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.parallel.agreement import prepared
-from unisono.parallel.apart import is_apart, refuse_unaveraged
+from unisono.parallel.apart import is_apart, keep_parameters, refuse_unaveraged
 from unisono.parallel.buckets import MIB, Bucket, Buckets, fill
 from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import Compression, PerBucket
@@ -70,6 +70,7 @@ class DDP(nn.Module):
             told.append(f"broadcast_buffers = {broadcast_buffers}")
             told += [f"codec = {codec}"] if isinstance(codec, str) else []
         same_start(comm, module, "DDP", leaves_apart=True)
+        keep_parameters(module, "DDP")
         self._names = {param: name for name, param in named}
         self._cap = int(bucket_cap_mb * MIB)
         self._reproducible = reproducible

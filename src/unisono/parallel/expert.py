@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from unisono.errors import BadArgument, whole_number
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard, prepared
-from unisono.parallel.apart import keep_apart
+from unisono.parallel.apart import keep_apart, keep_parameters
 from unisono.parallel.flat import same_start
 from unisono.parallel.sharded import shared_out
 from unisono.runtime.communicator import Communicator
@@ -100,6 +100,7 @@ class MoE(nn.Module):
             keep_apart(param, comm, averaged=True)
             if param.requires_grad:
                 self._average(name, param)
+        keep_parameters(self, "MoE")
 
     def _checked(self, top_k: int) -> int:
         if not 1 <= whole_number("MoE: top_k", top_k) <= self.num_experts:

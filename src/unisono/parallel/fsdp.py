@@ -33,7 +33,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument
-from unisono.parallel.agreement import heard
+from unisono.parallel.agreement import all_step, heard
+from unisono.parallel.apart import keep_parameters, refuse_assign
 from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import dense
 from unisono.parallel.flat import Pool, needs_grad
@@ -78,6 +79,7 @@ class FSDP(nn.Module):
         told.append(f"gathered by {param_codec}, reduced by {reduce_codec}")
         told.append(f"reshard_after_forward = {reshard_after_forward}")
         parts = agreed_partition(module, units, comm, replicas, told)
+        keep_parameters(module, "FSDP")
         policy = Policy(
             *(comm, replicas, param_dtype, reduce_dtype, reproducible),
             *(dense(param_codec, "FSDP"), dense(reduce_codec, "FSDP")),
@@ -85,7 +87,7 @@ class FSDP(nn.Module):
         self._units = {part: Unit(name, m, policy) for part, name, m in parts}
         self._reshards, self._prefetches = reshard_after_forward, prefetch
         self._sync = True
-        self._calls = 0
+        self._calls = self._updates = self._version = 0
         self._order = {"forward": Order(), "backward": Order()}
         self._backward = False
         self._flying: deque[Unit] = deque()
@@ -166,6 +168,8 @@ class FSDP(nn.Module):
         self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Take this rank's part of a plain state dict; nothing is sent."""
+        if assign:
+            refuse_assign("FSDP")
         known = self.module.state_dict()
         missing = [name for name in known if name not in state]
         unexpected = [name for name in state if name not in known]
@@ -204,7 +208,15 @@ class FSDP(nn.Module):
             unit.in_backward = False
             unit.free()  # gathered for nothing, and perhaps before a step
         self._calls += 1
+        self._count_updates()
         self._order["forward"].restart()
+
+    def _count_updates(self) -> None:
+        """Whether the shards have changed since the last forward pass, by a step."""
+        shards = [unit.shard for unit in self.units if not unit.shard.is_inference()]
+        version = sum(shard._version for shard in shards)
+        self._updates += version != self._version
+        self._version = version
 
     def _recomputing(self) -> bool:
         """Whether this is forward within backward, for activation checkpointing."""
@@ -237,11 +249,18 @@ class FSDP(nn.Module):
 
     def _bring(self, unit: Unit, way: str) -> None:
         """Gather a unit now, and begin with the one that came after it last time."""
-        unit.gather(self._label(way))
+        unit.gather(self._labelled(unit, way))
         after = self._order[way].after(unit)
-        unit.wait()
+        with all_step("FSDP", _updated):
+            unit.wait()
         if after is not None and self._prefetches:
-            after.gather(self._label(way))
+            after.gather(self._labelled(after, way))
+
+    def _labelled(self, unit: Unit, way: str) -> str:
+        """Of one unit it says how often shards have changed: the same on all ranks."""
+        if way == "backward" or unit is not self.units[0]:
+            return self._label(way)
+        return f"{self._label(way)}, {('even', 'odd')[self._updates % 2]} update"
 
     # --- backward
 
@@ -293,3 +312,8 @@ class FSDP(nn.Module):
             unit.in_backward = False
             unit.free()
         self._backward = False
+
+
+def _updated(call: str) -> bool | None:
+    """Whether a call tells of an odd number of updates; None if it tells of none."""
+    return "odd update" in call if "update" in call else None

@@ -33,9 +33,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument
+from unisono.parallel.apart import keep_parameters
 from unisono.parallel.compressed import load_memory, memory_of, summing
 from unisono.parallel.flat import same_start, trainable, views
 from unisono.parallel.pieces import refuse_closure
+from unisono.parallel.scaling import make_scalers_agree
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.stages import Staged
 
@@ -73,8 +75,10 @@ class OneBitAdam(Optimizer):
                     f"OneBitAdam: {name} is {param.dtype}; expected float32 parameters"
                 )
         same_start(comm, module, "OneBitAdam")
+        keep_parameters(module, "OneBitAdam")
         told = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__([p for _, p in named], told)
+        make_scalers_agree()  # on each rank's own gradients, over this:
         self.comm, self.warmup, self.floor = comm, warmup, floor
         self._params = [p for _, p in named]
         self._sum = summing(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, unknown, whole_number
 from unisono.parallel.agreement import or_leaves, prepared
-from unisono.parallel.apart import keep_apart
+from unisono.parallel.apart import keep_apart, keep_parameters
 from unisono.parallel.flat import same_start, shares
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
@@ -111,6 +111,7 @@ class Pipeline(nn.Module):
         self.layers = nn.ModuleDict({str(i): layers[i] for i in range(begin, end)})
         for param in self.layers.parameters():
             keep_apart(param, comm)
+        keep_parameters(self.layers, "Pipeline")
 
     def forward(self, x: Tensor) -> Tensor:
         """This stage alone."""

@@ -26,17 +26,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from unisono.errors import BadArgument
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard
+from unisono.parallel.apart import is_apart
 from unisono.parallel.sharded import Sharded, Ties, shared_out
 from unisono.parallel.tensor import (
     Column,
     ColumnLinear,
+    Divide,
     Plan,
     Row,
     RowLinear,
@@ -144,6 +146,11 @@ class OnShards:
     ) -> nn.Module:
         """The module itself."""
         for name, param in module.named_parameters():
+            if is_apart(param, comm):
+                raise BadArgument(
+                    f"sequence_plan: on_shards names {how['label']}, whose {name} is "
+                    "cut over the ranks; name the modules inside that are not, as norms"
+                )
             sum_gradient(param, comm, {**how, "label": f"{how['label']}.{name}"})
         return module
 
@@ -153,18 +160,36 @@ class Enter:
     """The module's first input is whole, and it shall have this rank's shard of it."""
 
     dim: int = 1
+    once: ClassVar[bool] = True
 
     def apply(
         self, module: nn.Module, comm: Communicator, ties: Ties, how: Options
     ) -> nn.Module:
         """The module itself."""
+        _refuse_uncalled(module, how["label"])
 
         def cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            if not args:
+                with heard(comm, "an error: no input"):
+                    raise BadArgument(
+                        f"{how['label']}: the sequence enters here, in the first "
+                        "positional argument, and there is none; pass it by position"
+                    )
             check_length(how["label"], args[0], self.dim, comm)
             return functions.scatter_to(args[0], comm, self.dim, **how), *args[1:]
 
         module.register_forward_pre_hook(cut)
         return module
+
+
+def _refuse_uncalled(module: nn.Module, where: str) -> None:
+    """A list of modules is never called itself, so nothing can be cut before it."""
+    if type(module).forward is nn.Module.forward:
+        first = next((name for name, _ in module.named_children()), "0")
+        raise BadArgument(
+            f"sequence_plan: enters = {where!r} is a {type(module).__name__}, which "
+            f"has no forward pass; name its first module, as '{where}.{first}'"
+        )
 
 
 def sequence_plan(
@@ -174,7 +199,8 @@ def sequence_plan(
 
     `on_shards` are the modules with parameters that lie between the pairs, as layer
     norms; `enters` is the module before which the sequence becomes shards; it is the
-    tensors' `dim`. Without it, that is where the vocabulary embedding ends.
+    tensors' `dim`. It must be called itself, as a list is not. Without it, that is
+    where the vocabulary embedding ends.
     """
     made: dict[str, Any] = {}
     for name, style in plan.items():
@@ -189,19 +215,25 @@ def sequence_plan(
     added: dict[str, Any] = {name: OnShards() for name in on_shards}
     if enters:
         added[enters] = Enter(dim)
-    twice = sorted(set(added) & set(made))
-    if twice:
-        raise BadArgument(
-            f"sequence_plan: {twice[0]!r} is in the plan already; name it with another "
-            "pattern to have both"
-        )
+    for name in sorted(set(added) & set(made)):
+        if not isinstance(made[name], Divide):
+            raise BadArgument(
+                f"sequence_plan: {name!r} is in the plan already, as {made[name]}; a "
+                "layer that is cut does not work on shards of the sequence"
+            )
+        added[name] = made[name], added[name]
     return {**made, **added}
 
 
 def sum_gradient(param: nn.Parameter, comm: Communicator, how: Options) -> None:
-    """From now on this parameter's gradient is the sum of all ranks'."""
-    if not param.requires_grad:
+    """From now on this parameter's gradient is the sum of all ranks'.
+
+    Once is enough, though the parameter may stand in several modules.
+    """
+    known = getattr(param, "unisono_summed", ())
+    if not param.requires_grad or comm in known:
         return
+    param.unisono_summed = (*known, comm)  # type: ignore[attr-defined]
 
     def summed(grad: Tensor) -> Tensor:
         whole: Tensor = comm.all_reduce(grad.detach().clone(), **how)

@@ -12,12 +12,19 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from unisono.parallel.agreement import all_step
 from unisono.parallel.apart import keep_apart
 from unisono.parallel.buckets import Bucket, Buckets
 from unisono.parallel.compressed import Compression, PerBucket
 from unisono.parallel.flat import Pool, counts_of, room, share, views
 from unisono.parallel.pieces import Piece, counts_in
 from unisono.runtime.communicator import Communicator
+
+_STEP = "parameters of bucket"
+
+
+def _stepped(call: str) -> bool:
+    return _STEP in call
 
 
 class Shares:
@@ -83,11 +90,12 @@ class Shares:
 
     def _launch(self, bucket: Bucket) -> None:
         """Average a full bucket; this rank gets its share, in its place."""
-        bucket.work = self.compression.reduce_scatter(
-            bucket,
-            reproducible=self._reproducible,
-            label=f"bucket {bucket.number}, {self.buckets.parity()} step",
-        )
+        with all_step("ZeRO", _stepped):
+            bucket.work = self.compression.reduce_scatter(
+                bucket,
+                reproducible=self._reproducible,
+                label=f"bucket {bucket.number}, {self.buckets.parity()} step",
+            )
         self._flying.append(bucket)
 
     def _land_oldest(self) -> bool:
@@ -97,7 +105,8 @@ class Shares:
         bucket = self._flying.popleft()
         assert bucket.work is not None
         assert bucket.data is not None
-        bucket.work.wait()
+        with all_step("ZeRO", _stepped):
+            bucket.work.wait()
         lower, upper = share(bucket.count, self.comm)
         mine = bucket.data[lower:upper].clone()
         for piece, place in self._places[bucket.number]:
@@ -116,6 +125,10 @@ class Shares:
 
     def gather(self) -> None:
         """Give everybody what this rank has stepped."""
+        with all_step("ZeRO", _stepped):
+            self._gather()
+
+    def _gather(self) -> None:
         works = []
         for number, flat in enumerate(self._flat):
             lower, upper = share(flat.numel(), self.comm)
@@ -124,7 +137,7 @@ class Shares:
                 out=flat,
                 counts=counts_of(flat.numel(), self.comm.world_size),
                 async_op=True,
-                label=f"parameters of bucket {number}",
+                label=f"{_STEP} {number}",
             )
             works.append(work)
         for work in works:

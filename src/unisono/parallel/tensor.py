@@ -28,22 +28,26 @@ model parallelism" (2019).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.errors import BadArgument, unknown
+from unisono.errors import BadArgument
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard, prepared
+from unisono.parallel.apart import keep_parameters
 from unisono.parallel.flat import same_start
+from unisono.parallel.patterns import matching
 from unisono.parallel.sharded import Cut, Sharded, Ties, shared_out
 from unisono.parallel.vocabulary import VocabularyEmbedding
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
+
+_LOG = logging.getLogger("unisono")
 
 
 class ColumnLinear(Sharded):
@@ -182,6 +186,8 @@ class Divide:
 
 
 Plan = Mapping[str, Any]
+Step = tuple[str, str, Any]
+"""The name of a module, the pattern that matched it, and what is to be done."""
 
 
 def mlp_plan(where: str, *, up: str, down: str) -> dict[str, Any]:
@@ -209,35 +215,48 @@ def parallelize(
 ) -> nn.Module:
     """Cut the module's layers as the plan says, in place; all ranks together.
 
-    The plan maps names of modules, in which * stands for anything, to Column, Row,
-    Vocabulary, Divide or what `sequence` has. All begin with the first rank's
-    parameters. `reproducible`: the bits depend on nothing but the inputs.
+    The plan maps names of modules, in which * stands for any one component (see
+    `patterns`), to Column, Row, Vocabulary, Divide or what `sequence` has, or to a
+    tuple of these. How many modules each pattern matches is logged. All begin with the
+    first rank's parameters. `reproducible`: the bits depend on nothing but the inputs.
     """
     same_start(comm, module, "parallelize", leaves_apart=True)
     with prepared(comm, "parallelize") as told:
         todo = list(_named(module, plan))
-        told += [f"{name}: {style}" for name, style in todo]
+        told += [f"{name}: {style}" for name, _, style in todo]
         told.append(f"reproducible = {reproducible}")
+    if comm.rank == 0:
+        _tell(todo, plan)
     with prepared(comm, "parallelize"):  # a layer may refuse to be cut
         return _applied(module, comm, todo, reproducible)
 
 
+def _tell(todo: list[Step], plan: Plan) -> None:
+    for pattern, style in plan.items():
+        count = len({name for name, by, _ in todo if by == pattern})
+        _LOG.info("parallelize: %r matches %d modules: %s", pattern, count, style)
+
+
 def _applied(
-    module: nn.Module,
-    comm: Communicator,
-    todo: list[tuple[str, Any]],
-    reproducible: bool,
+    module: nn.Module, comm: Communicator, todo: list[Step], reproducible: bool
 ) -> nn.Module:
     ties: Ties = {}
-    for name, style in todo:
+    done: dict[tuple[int, Any], tuple[nn.Module, nn.Module]] = {}
+    for name, _, style in todo:
         how: Options = {"label": name, "reproducible": reproducible}
-        made = style.apply(module.get_submodule(name), comm, ties, how)
+        old = module.get_submodule(name)
+        if (id(old), style) not in done:  # a module may stand in several places
+            made = style.apply(old, comm, ties, how)
+            # Both are kept, so that nobody else gets their identity.
+            done[id(old), style] = done[id(made), style] = old, made
+        _, made = done[id(old), style]
         if not name:
             module = made
         else:
             owner, _, last = name.rpartition(".")
             setattr(module.get_submodule(owner), last, made)
     _no_tie_broken(module, ties)
+    keep_parameters(module, "parallelize")
     return module
 
 
@@ -251,19 +270,38 @@ def expect(module: nn.Module, kind: type[Any], style: object, how: Options) -> A
     return module
 
 
-def _named(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
+def _named(module: nn.Module, plan: Plan) -> Iterator[Step]:
     """Every module that the plan means, with what is to be done."""
-    names = [name for name, _ in module.named_modules()]
-    for pattern, style in plan.items():
-        if not hasattr(style, "apply"):
-            raise BadArgument(
-                f"parallelize: the plan has {style!r} for {pattern!r}; expected "
-                "Column(), Row(), Vocabulary(), Divide(...) or one of `sequence`"
-            )
-        found = [name for name in names if fnmatchcase(name, pattern)]
-        if not found:
-            raise unknown("module in the plan", pattern, [n for n in names if n])
-        yield from ((name, style) for name in found)
+    by: dict[tuple[str, type], str] = {}
+    for pattern, told in plan.items():
+        for style in told if isinstance(told, tuple) else (told,):
+            _refuse_style(pattern, style)
+            found = matching(module, pattern, "parallelize")
+            _refuse_many(pattern, style, found)
+            for name in found:
+                other = by.setdefault((name, type(style)), pattern)
+                if other != pattern:
+                    raise BadArgument(
+                        f"parallelize: {name} is matched by {other!r} and by "
+                        f"{pattern!r}, both for {type(style).__name__}; name it once"
+                    )
+                yield name, pattern, style
+
+
+def _refuse_style(pattern: str, style: object) -> None:
+    if not hasattr(style, "apply"):
+        raise BadArgument(
+            f"parallelize: the plan has {style!r} for {pattern!r}; expected Column(), "
+            "Row(), Vocabulary(), Divide(...) or one of `sequence`"
+        )
+
+
+def _refuse_many(pattern: str, style: Any, found: list[str]) -> None:
+    if getattr(style, "once", False) and len(found) > 1:
+        raise BadArgument(
+            f"parallelize: {pattern!r} matches {len(found)} modules, and {style} is "
+            f"for one; name it, as {found[0]!r}"
+        )
 
 
 def _no_tie_broken(module: nn.Module, ties: Ties) -> None:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel.agreement import heard, prepared
+from unisono.parallel.apart import keep_parameters
 from unisono.parallel.buckets import MIB, fill
 from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import Compression, PerBucket, dense
@@ -98,6 +99,7 @@ class ZeRO(Optimizer):
             )
         else:
             same_start(comm, module, "ZeRO")
+            keep_parameters(module, "ZeRO")
             self._sharding = Shares(
                 module,
                 comm,

@@ -4,6 +4,11 @@ Nobody ships a binary for every torch, and the headers are in its wheel: one cal
 compiler makes the module, in about half a minute. It is kept in the user's cache folder
 under a name that tells what it was made from, so that another torch gets another one.
 Ranks that build at once wait for the first of them.
+
+What is loaded runs as this user, so nobody else may have made or changed it: the
+folders and the file belong to this user, and others cannot write to them. A file that
+is not so is built anew; a folder that is not so is refused. What was checked is what is
+loaded: the file stays open, and is loaded through its descriptor.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -47,11 +53,19 @@ def path() -> Path:
 
 
 def is_built() -> bool:
-    """Whether it is there, for this torch."""
+    """Whether it is there, for this torch, and nobody else has touched it."""
     try:
-        return path().exists()
-    except (UsageError, OSError):
+        target = path()
+        if not target.exists():
+            return False
+        _refuse_folders(target.parent)
+        os.close(_opened(target))
+    except FileNotFoundError:
         return False
+    except (UsageError, OSError) as why:
+        _LOG.warning("the compiled torch adapter is not used: %s", why)
+        return False
+    return True
 
 
 def compiler() -> str | None:
@@ -63,12 +77,12 @@ def compiler() -> str | None:
 def build() -> Path:
     """Make the module unless it is there; where it is."""
     target = path()
-    if target.exists():
-        return target
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folders(target.parent)
+        if _is_ours(target):
+            return target
         with _alone(target.parent):
-            if not target.exists():  # nobody was faster
+            if not _is_ours(target):  # nobody was faster
                 _compile(target)
     except OSError as error:
         raise UsageError(
@@ -82,7 +96,11 @@ def build() -> Path:
 def load() -> ModuleType:
     """The module, built if need be."""
     built = build()
-    loader = ExtensionFileLoader(_MODULE, str(built))
+    descriptor = _opened(built)  # for good: its number is a part of the name below
+    inside = f"/proc/self/fd/{descriptor}"
+    loader = ExtensionFileLoader(
+        _MODULE, inside if os.path.exists(inside) else str(built)
+    )
     spec = importlib.util.spec_from_loader(_MODULE, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -112,6 +130,75 @@ def _cache() -> Path:
             "set XDG_CACHE_HOME"
         ) from None
     return Path(base) / "unisono" / "torch"
+
+
+# --- whose it is
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those that are ours to make, from the outermost: unisono, torch, the key."""
+    return [folder.parent.parent, folder.parent, folder]
+
+
+def _make_folders(folder: Path) -> None:
+    for one in _folders(folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_folders(folder)
+
+
+def _refuse_folders(folder: Path) -> None:
+    """Raise if somebody else could put a file into one of the folders."""
+    for one in _folders(folder):
+        descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            wrong = _not_ours(os.fstat(descriptor)) or _foreign_link(one)
+        finally:
+            os.close(descriptor)
+        if wrong:
+            raise UsageError(
+                f"the compiled torch adapter is not loaded from {one}, which {wrong}; "
+                f"see who has changed it, then remove it or `chmod go-w {one}`, or set "
+                "XDG_CACHE_HOME to a folder of your own"
+            )
+
+
+def _opened(target: Path) -> int:
+    """A descriptor of the file; UsageError if it is not this user's alone."""
+    descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    wrong = _not_ours(found) or ("" if stat.S_ISREG(found.st_mode) else "is no file")
+    if wrong:
+        os.close(descriptor)
+        raise UsageError(f"{target} {wrong}")
+    return descriptor
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether it is there and can be trusted; otherwise it is built anew."""
+    try:
+        os.close(_opened(target))
+    except FileNotFoundError:
+        return False
+    except (UsageError, OSError) as why:
+        _LOG.warning("the compiled torch adapter is built anew: %s", why)
+        return False
+    return True
+
+
+def _not_ours(found: os.stat_result) -> str:
+    """What is wrong with a file or folder, in words; empty if nothing is."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, this is {os.geteuid()}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def _foreign_link(folder: Path) -> str:
+    link = folder.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        return f"is a link that belongs to user {link.st_uid}"
+    return ""
 
 
 @functools.cache
@@ -162,6 +249,7 @@ def _compile(target: Path) -> None:
                 f"{found} could not build the torch adapter for torch "
                 f"{torch.__version__} (exit code {done.returncode}):\n{said}"
             )
+        made.chmod(0o700)  # whatever the umask lets others do
         made.replace(target)
 
 
