@@ -110,8 +110,10 @@ def draw_case(rng, n, large, **more):
     algorithm = rng.choice((None, None, *offered(what, n)))
     dtype, op = _type(rng, what)
     counts = _counts(rng, what, n, large and DTYPES[dtype].itemsize >= 4)
-    if not isinstance(counts, int) and algorithm is not None:
-        algorithm = None
+    if what == "all_to_all" and "async_op" in more:
+        counts = n * n  # uneven shares are exchanged first, and that is waited for
+    uneven = not isinstance(counts, int)
+    styles = STYLES[:2] if uneven and what == "all_to_all" else STYLES
     lenders = tuple(
         frozenset(r for r in range(n) if rng.random() < 0.5)
         if rng.random() < 0.3
@@ -120,13 +122,13 @@ def draw_case(rng, n, large, **more):
     )
     return Salted(
         what,
-        algorithm,
+        None if uneven else algorithm,
         n,
         counts,
         rng.randrange(n) if what in ROOTED else 0,
         dtype,
         op,
-        rng.choice(STYLES),
+        rng.choice(styles),
         lenders,
         more,
         rng.getrandbits(32),
@@ -192,9 +194,10 @@ def messages(desk, rng):
     """Messages crosswise, all in flight at once; each has a tag of its own."""
     comm, n = desk.comm, desk.comm.world_size
     sizes = (0, 1, 9, 500, 20_000) if desk.large else (0, 1, 9, 500)
+    first = 64 * desk.calls  # no tag twice: somebody may already be at the next turn
     drawn = [
         (rng.randrange(n), rng.randrange(n), tag, rng.choice(sizes))
-        for tag in range(rng.randint(1, 2 * n))
+        for tag in range(first, first + rng.randint(1, 2 * n))
     ]
     drawn = [m for m in drawn if m[0] != m[1]]
     salt, own = rng.getrandbits(32), desk.own(rng)

@@ -46,6 +46,7 @@ def _misread(me, told, phase, seen):
 
 
 _EXHAUSTED = (
+    "",  # it had enough for its calls
     *("TransportError", "OSError", "MemoryError", "PeerLost", "ConnectFailed"),
     *("BadArgument", "_ArrayMemoryError"),
 )

@@ -44,6 +44,7 @@ class Rank:
         self.tell_fd, self.hear_fd, self.life = tell, hear, life
         self.desk = None
         self.interrupts = False
+        self.limited = False
         self.children = []
 
     def tell(self, event, **facts):
@@ -72,12 +73,18 @@ class Rank:
                 comm, ids = self.phase(number, comm, ids)
         except Left as why:
             self.tell("gone", why=str(why))
+        self.close_groups()
         self.desk = None
         comm.close()
         del comm
         gc.collect()
         self.end_children()
         self.tell("ended", left=left_after(before))
+
+    def close_groups(self):
+        for group, _ in self.desk.groups if self.desk else ():
+            if group is not None:
+                group.close()
 
     def phase(self, number, comm, ids):
         """Work through one phase; the world after it."""
@@ -93,11 +100,12 @@ class Rank:
         error = self.work(phase, mine)
         self.interrupts = False
         self.tell("worked", phase=number, **_described(error, self.desk))
-        self.desk.groups.clear()
         _restore_limits()
+        self.limited = False
         if phase.strike in BREAKS:
             del error
             comm, ids = self.shrink(phase, comm, number)
+        self.desk.groups.clear()
         if phase.grow:
             comm = comm.grow(comm.world_size + phase.grow, timeout_s=SHRINK_S)
             ids = _ids(comm, self.me)
@@ -114,6 +122,8 @@ class Rank:
                 if mine and phase.strike in SELF and turn == phase.turn:
                     getattr(self, phase.strike)()
                 self.desk.turn(turn)
+                if mine and self.limited and turn >= phase.turn + phase.turns:
+                    return None  # it was enough for all that
                 if time.monotonic() > until:
                     return TimeoutError("nothing has happened")
         except Left:
@@ -129,6 +139,7 @@ class Rank:
     def shrink(self, phase, comm, number):
         if not phase.prompt:
             self.hear()
+        self.desk.groups.clear()  # not before: whoever lets go of a group leaves it
         limit = 4.0 if phase.strike in ("stop", "partition") else SHRINK_S
         try:
             comm = comm.shrink(timeout_s=limit)
@@ -144,10 +155,10 @@ class Rank:
     # --- what a victim does itself
 
     def close(self):
-        """Leave with a call in flight that the others do not make."""
+        """Leave with a message in flight that nobody sends."""
         comm = self.desk.comm
         x = comm.empty(1000) if self.me % 2 else np.ones(1000, np.float32)
-        comm.all_reduce(x, async_op=True)
+        comm.recv(x, tag=-1, async_op=True)
         comm.close()
         raise Left("closed")
 
@@ -185,6 +196,7 @@ class Rank:
     def exhaust(self):
         """Ask for buffers until there are no more; then the work goes on without."""
         held = []
+        self.limited = True
         try:
             while len(held) < 64:
                 held.append(self.desk.comm.empty(1 << 18))

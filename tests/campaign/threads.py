@@ -12,7 +12,6 @@ import traceback
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
 
-from unisono.errors import PeerLost
 from unisono.testing import world
 
 LIMIT_S = 120.0
@@ -102,9 +101,9 @@ def _misread(phase, errors, n):
     if phase.strike != "raise":
         return []
     return [
-        f"rank {rank} names {named}: {error}"
-        for rank, (error, named) in errors.items()
-        if not isinstance(error, PeerLost) or set(named) - {*phase.victims, *errors}
+        f"rank {rank} names {named}: {error}: {message}"
+        for rank, (error, message, named) in errors.items()
+        if error != "PeerLost" or set(named) - {*phase.victims, *errors}
     ] + ["nobody noticed"] * (n > 1 and not errors)
 
 
@@ -122,6 +121,7 @@ def _work(comm, trial, number, errors):
         raise
     except Exception as error:
         ranks = getattr(error, "ranks", ())
-        errors[comm.rank] = error, [desk.members[r] for r in ranks]
+        named = [desk.members[r] for r in ranks]
+        errors[comm.rank] = type(error).__name__, str(error), named
         raise
     return desk.calls
