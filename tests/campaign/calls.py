@@ -52,7 +52,8 @@ class Salted(Case):
 
 
 class Desk:
-    def __init__(self, comm, ids, seed, *, large=False, sign=lambda: None):
+    def __init__(self, comm, ids, seed, *, large=False, any_source=True, sign=lambda: None):
+        self.any_source = any_source
         self.comm, self.ids, self.seed, self.large = comm, list(ids), seed, large
         self.me = self.ids[comm.rank]
         self.members = self.ids
@@ -211,7 +212,7 @@ def messages(desk, rng):
         if src == comm.rank
     ]
     for src, _, tag, size in received:
-        source = None if own.random() < 0.2 else src
+        source = None if desk.any_source and own.random() < 0.2 else src
         out = np.zeros(size, np.int32)
         works.append((tag, comm.recv(out, source, tag=tag, async_op=True)))
     own.shuffle(works)

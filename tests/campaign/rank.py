@@ -91,7 +91,13 @@ class Rank:
         phase = self.trial.phases[number]
         key = f"{self.trial.seed}/{self.trial.number}/{number}"
         self.desk = Desk(
-            comm, ids, key, large=self.trial.large, sign=lambda: self.life(self.me)
+            comm,
+            ids,
+            key,
+            large=self.trial.large,
+            # Who receives from anybody waits as long as anybody lives.
+            any_source=phase.prompt and phase.strike != "partition",
+            sign=lambda: self.life(self.me),
         )
         mine = self.me in phase.victims
         if mine and phase.failpoint:
