@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from campaign import calls, threads
 from campaign.judge import judge_shrunk, judge_work, may_be_too_few
-from campaign.plan import BREAKS, LOSSES, SELF
-from campaign.rank import be_rank
+from campaign.plan import BREAKS, LOSSES
+from campaign.rank import Rank, be_rank
 
 from unisono.runtime.place import free_port
 from unisono.testing._faults.ranks import Life
@@ -157,12 +157,16 @@ class Running:
             os.close(told)
             os.close(word)
             self._settle(me)
-            be_rank(
-                self.trial, me, self.job, (tell, hear, self.stderr), self.life.sign, **how
+            rank = self.make_rank(
+                self.trial, me, self.job, tell, hear, self.life.sign
             )
+            be_rank(rank, self.stderr, **how)
         os.close(tell)
         os.close(hear)
         self.children.append(Child(me, pid, told, word))
+
+    def make_rank(self, *args):
+        return Rank(*args)
 
     def _settle(self, me):
         """In the child: go where the rank is to be."""
@@ -218,8 +222,6 @@ class Running:
         if name in ("pause", "short_partition"):
             time.sleep(0.05 + 10 * phase.after_s)
             self._heal(phase, victims)
-        if name in SELF:
-            return struck_at
         return struck_at
 
     def _kill(self, phase, victims):

@@ -79,11 +79,13 @@ class Trial:
     large: bool
     timeout_s: float
     phases: tuple[Phase, ...]
+    only: tuple[str, ...] = ()
 
     @property
     def again(self):
         """How to run it once more."""
-        return f"python tests/campaign --seed {self.seed} --trial {self.number}"
+        only = f" --only {' '.join(self.only)}" if self.only else ""
+        return f"python tests/campaign --seed {self.seed} --trial {self.number}{only}"
 
 
 def draw(seed, number, *, namespaces=False, only=()):
@@ -119,6 +121,7 @@ def draw(seed, number, *, namespaces=False, only=()):
         large=rng.random() < 0.1,
         timeout_s=5.0 if times_out else 60.0,
         phases=tuple(phases),
+        only=tuple(only),
     )
 
 

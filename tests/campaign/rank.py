@@ -260,9 +260,8 @@ def _described(error, desk):
     }
 
 
-def be_rank(trial, me, job, pipes, life, *, first_phase=0, joins=False):
+def be_rank(rank, stderr, *, first_phase=0, joins=False):
     """Be one rank; never returns."""
-    rank = Rank(trial, me, job, pipes[0], pipes[1], life)
     status = 1
 
     def interrupt(*_):
@@ -270,7 +269,7 @@ def be_rank(trial, me, job, pipes, life, *, first_phase=0, joins=False):
             raise KeyboardInterrupt
 
     try:
-        os.dup2(pipes[2], 2)
+        os.dup2(stderr, 2)
         signal.signal(signal.SIGINT, interrupt)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         faulthandler.enable(file=2)
@@ -278,7 +277,7 @@ def be_rank(trial, me, job, pipes, life, *, first_phase=0, joins=False):
         status = 0
     except BaseException:
         text = traceback.format_exc()
-        os.write(2, f"rank with id {me}:\n{text}".encode())
+        os.write(2, f"rank with id {rank.me}:\n{text}".encode())
         rank.tell("failed", text=text)
     finally:
         sys.stderr.flush()

@@ -11,6 +11,7 @@ import numpy as np
 import unisono
 from unisono.runtime import growing, shrinking
 from unisono.runtime.agreement import Kind
+from unisono.runtime.start import open_transports
 from unisono.transports import doors, gate
 
 
@@ -60,6 +61,7 @@ def works_until_it_dies(comm, victim):
 
 
 def told(comm):
+    assert open_transports() == [comm._transport]  # the world before it has ended
     epoch = comm._member.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
 
