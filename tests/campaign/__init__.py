@@ -2,7 +2,7 @@
 
     python tests/campaign --minutes 10               random trials
     python tests/campaign --seed 123 --trial 7       one of them again, alone
-    python tests/campaign --soak --minutes 60        one world for long, watched for growth
+    python tests/campaign --soak --minutes 60        one world for long
 
 plan      what a trial is, and how one is drawn from a seed and a number
 calls     what ranks call, and what must come of it, to the bit

@@ -6,6 +6,7 @@ that was used last: an error names ranks of that.
 """
 
 import gc
+import os
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,10 @@ CODECS = {"fp8": 0.1, "int8": 0.05, "bf16": 0.02}
 """Dense codecs, and a relative error that their sums of few ranks stay well below."""
 
 
+_WRONG = bool(os.environ.get("CAMPAIGN_WRONG_REFERENCE"))
+"""A test has set it: what is right must then be told to be wrong."""
+
+
 class WrongResult(AssertionError):
     """A call returned something else than it should have."""
 
@@ -52,7 +57,9 @@ class Salted(Case):
 
 
 class Desk:
-    def __init__(self, comm, ids, seed, *, large=False, any_source=True, sign=lambda: None):
+    def __init__(
+        self, comm, ids, seed, *, large=False, any_source=True, sign=lambda: None
+    ):
         self.any_source = any_source
         self.comm, self.ids, self.seed, self.large = comm, list(ids), seed, large
         self.me = self.ids[comm.rank]
@@ -99,6 +106,8 @@ def finish(desk, comm, members, case, begun):
     if not kept:
         raise WrongResult(f"{case}: the input was changed")
     wanted = expected(case, comm._hosts)[comm.rank]
+    if _WRONG and wanted is not None:
+        wanted = wanted[:-1]
     if wanted is None:
         if result is not None:
             raise WrongResult(f"{case}: returned {result!r}, expected None")

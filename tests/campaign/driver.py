@@ -19,7 +19,6 @@ from campaign import calls, threads
 from campaign.judge import judge_shrunk, judge_work, may_be_too_few
 from campaign.plan import BREAKS, LOSSES
 from campaign.rank import Rank, be_rank
-
 from unisono.runtime.place import free_port
 from unisono.testing._faults.ranks import Life
 from unisono.testing._namespaces import enter_network
@@ -157,9 +156,7 @@ class Running:
             os.close(told)
             os.close(word)
             self._settle(me)
-            rank = self.make_rank(
-                self.trial, me, self.job, tell, hear, self.life.sign
-            )
+            rank = self.make_rank(self.trial, me, self.job, tell, hear, self.life.sign)
             be_rank(rank, self.stderr, **how)
         os.close(tell)
         os.close(hear)
@@ -366,7 +363,10 @@ class Running:
         until = time.monotonic() + (20 if good else 0)
         for child in self.children:
             left = max(0.0, until - time.monotonic())
-            if child.ended is None and not select.select([child.handle], [], [], left)[0]:
+            if (
+                child.ended is None
+                and not select.select([child.handle], [], [], left)[0]
+            ):
                 if good:
                     self.outcome.problems.append(f"rank {child.me} does not end")
                 child.signal(signal.SIGKILL)

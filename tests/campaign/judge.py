@@ -1,6 +1,6 @@
 """Whether what was seen of a phase is what is promised."""
 
-from campaign.plan import HEALS, KILLS, outweighs
+from campaign.plan import HEALS, LOSSES, outweighs
 
 _LATE_S = 30.0
 """Long after what is promised: the machine may be busy, but this is no hang yet."""
@@ -75,7 +75,7 @@ def _error(told):
 def may_be_too_few(phase, living, victims, across):
     """Whether those who are left may be unable to go on without the others."""
     left = [r for r in living if r not in victims]
-    return across and phase.strike in KILLS and not outweighs(left, living)
+    return across and phase.strike in LOSSES and not outweighs(left, living)
 
 
 def judge_shrunk(seen, living):

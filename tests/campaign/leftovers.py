@@ -17,7 +17,7 @@ class Holding:
         """What is held here and was not before, in words."""
         found = [
             f"{count} × {name}"
-            for name, count in ((self.descriptors - before.descriptors)).items()
+            for name, count in (self.descriptors - before.descriptors).items()
         ]
         found += [f"map {name} × {c}" for name, c in (self.maps - before.maps).items()]
         if self.threads > before.threads:

@@ -15,7 +15,6 @@ from pathlib import Path
 from campaign import driver
 from campaign.plan import draw
 from campaign.report import Report, failure_text
-
 from unisono.testing import Hosts, hosts_available
 
 _MOST_HOSTS = 4

@@ -16,11 +16,11 @@ import time
 import traceback
 
 import numpy as np
+
+import unisono
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
 from campaign.plan import BREAKS, SELF
-
-import unisono
 from unisono import _native
 from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost, UnisonoError
 
@@ -75,6 +75,7 @@ class Rank:
             self.tell("gone", why=str(why))
         self.close_groups()
         self.desk = None
+        gc.collect()  # a world is left with the last of its groups
         comm.close()
         del comm
         gc.collect()

@@ -42,7 +42,7 @@ class Report:
         seconds = time.monotonic() - self.began
         lines = [
             f"seed        {self.seed}",
-            f"trials      {self.trials} in {seconds:.0f} s, {self.calls} turns of calls",
+            f"trials      {self.trials} in {seconds:.0f} s, {self.calls} turns",
             f"worlds      {_counts(self.kinds)}",
             f"disturbed   {_counts(self.strikes)}",
             f"kills       {self.kills}",

@@ -13,17 +13,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+import unisono
 from campaign import driver
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after, memory
 from campaign.plan import Phase, Trial
 from campaign.rank import Rank
 
-import unisono
-
 SAMPLES = 120
-_MOST_GROWTH = 4 << 20
-"""Bytes from the first quarter to the end that count as flat: arenas fragment."""
+_MOST_GROWTH = {"memory": 8 << 20, "descriptors": 4, "threads": 1, "maps": 6}
+"""What counts as flat, however long it takes: arenas fragment, segments are reused."""
 _CHECK_EVERY = 20
 
 
@@ -48,13 +48,15 @@ def _soaked(minutes, seed, n, hosts):
     trial = Trial(seed, 0, kind, n, hosts, False, False, 120.0, quiet)
     running = _Soaking(trial, 60 * minutes)
     outcome = running.run()
-    samples = {c.me: [e for e in c.events if e["event"] == "sample"] for c in running.all}
+    samples = {
+        c.me: [e for e in c.events if e["event"] == "sample"] for c in running.all
+    }
     ranks = {me: _slopes(some) for me, some in samples.items() if len(some) > 8}
     problems = outcome.problems + [
-        f"rank {me}: {name} grows by {found['growth']:.0f} ({found['per_hour']:.0f}/h)"
+        f"rank {me}: {name} grows by {found['growth']:.0f}"
         for me, one in ranks.items()
         for name, found in one.items()
-        if found["growth"] > (_MOST_GROWTH if name == "memory" else 0.5)
+        if found["growth"] > _MOST_GROWTH[name]
     ]
     turns = min((some[-1]["turns"] for some in samples.values() if some), default=0)
     return {
@@ -68,8 +70,9 @@ def _soaked(minutes, seed, n, hosts):
 
 
 def _slopes(samples):
-    """By the line through the last three quarters: growth over it, and in an hour."""
+    """Over the last three quarters: the most at its end beyond the most before."""
     late = samples[len(samples) // 4 :]
+    half = len(late) // 2
     at = np.array([s["at"] for s in late])
     found = {}
     for name in ("memory", "descriptors", "threads", "maps"):
@@ -79,7 +82,7 @@ def _slopes(samples):
             "first": values[0],
             "last": values[-1],
             "most": values.max(),
-            "growth": slope * float(at[-1] - at[0]),
+            "growth": values[half:].max() - values[:half].max(),
             "per_hour": slope * 3600,
         }
     return found

@@ -11,7 +11,6 @@ import traceback
 
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
-
 from unisono.testing import world
 
 LIMIT_S = 120.0

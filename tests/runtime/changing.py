@@ -76,6 +76,17 @@ def loses(comm, victims):
     return told(comm)
 
 
+def fails_in_split(comm):
+    """Rank 0 fails before it has joined the group that the others wait in."""
+    works(comm)
+    if comm.rank == 0:
+        comm._transport.communicator = lambda *_, **__: (_ for _ in ()).throw(OSError)
+    try:
+        comm.split(0)
+    except (OSError, unisono.PeerLost) as error:
+        return type(error).__name__, told(comm.shrink(timeout_s=30))
+
+
 def _dies_at(point):
     """Have this process killed at a point of shrinking."""
     if point == "first word":
