@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
-.PHONY: sanitize sanitize-address sanitize-thread
+.PHONY: sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -83,6 +83,18 @@ trials: $(VENV)/.test
 	@$(BIN)/python benchmarks/kill_trials.py --across $(or $(TRIALS),200)
 	@$(BIN)/python benchmarks/partitions.py
 	@$(BIN)/python benchmarks/conformance_hosts.py
+
+# Random worlds, calls and disturbances, everything checked; SEED=... runs the same
+# again, KILLS=10000 until so many ranks were killed. And one world for long, in which
+# nothing may grow.
+MINUTES ?= 10
+campaign: $(VENV)/.test
+	@$(BIN)/python tests/campaign --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(TRIAL),--trial $(TRIAL)) $(if $(KILLS),--kills $(KILLS)) \
+	  $(if $(OUT),--out $(OUT))
+
+soak: $(VENV)/.test
+	@$(BIN)/python tests/campaign --soak --minutes $(MINUTES) $(if $(OUT),--out $(OUT))
 
 # torch's own tests of its backends, on ours; the tests run a few of these.
 torch-suite: $(VENV)/.test

@@ -11,6 +11,7 @@ import numpy as np
 import unisono
 from unisono.runtime import growing, shrinking
 from unisono.runtime.agreement import Kind
+from unisono.runtime.start import open_transports
 from unisono.transports import doors, gate
 
 
@@ -60,6 +61,7 @@ def works_until_it_dies(comm, victim):
 
 
 def told(comm):
+    assert open_transports() == [comm._transport]  # the world before it has ended
     epoch = comm._member.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
 
@@ -81,6 +83,17 @@ def loses_rank_0(comm, knows):
         return told(comm.shrink(timeout_s=20, dead=[0] if knows else []))
     except unisono.ConnectFailed as why:
         return why.missing, str(why)
+
+
+def fails_in_split(comm):
+    """Rank 0 fails before it has joined the group that the others wait in."""
+    works(comm)
+    if comm.rank == 0:
+        comm._transport.communicator = lambda *_, **__: (_ for _ in ()).throw(OSError)
+    try:
+        comm.split(0)
+    except (OSError, unisono.PeerLost) as error:
+        return type(error).__name__, told(comm.shrink(timeout_s=30))
 
 
 def _dies_at(point):

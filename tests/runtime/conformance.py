@@ -70,8 +70,12 @@ class Case:
 
 @cache
 def _numbers(dtype: str, count: int, rank: int) -> np.ndarray:
+    return numbers(dtype, count, [rank, count])
+
+
+def numbers(dtype: str, count: int, seed: list[int]) -> np.ndarray:
     """Some numbers, small enough that nothing overflows to a NaN."""
-    random = np.random.default_rng([rank, count])
+    random = np.random.default_rng(seed)
     if dtype == "bool":
         made = random.integers(0, 2, count).astype(bool)
     elif DTYPES[dtype].kind in "iu":

@@ -122,6 +122,15 @@ def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
     assert "join" in said
 
 
+@pytest.mark.quick(hosts=[[1, 2]])
+@pytest.mark.parametrize("hosts", [3, [1, 2]], ids=str)
+def test_who_fails_before_it_has_joined_a_group_keeps_nobody_waiting(hosts):
+    with ranks_on(hosts).start(changing.fails_in_split) as running:
+        ends = survivors_of(running)
+    assert [end.result[0] for end in ends] == ["OSError", "PeerLost", "PeerLost"]
+    assert [end.result[1][:2] for end in ends] == [(0, 3), (1, 3), (2, 3)]
+
+
 @pytest.mark.sweep
 def test_too_few_do_not_go_on_across_hosts(tmp_path):
     run = changing.only_one_calls

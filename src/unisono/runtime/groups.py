@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _NO_COLOR = -(1 << 62)
 _MOST_ROWS = 1 << 48
 """More than any machine holds: who announces that many is mistaken."""
+_LEFT = 4  # among what the native core tells of a rank
+_LOOK_NS = 50_000_000
+_GRACE_NS = 2_000_000_000
+"""For the last words of a barrier that others have passed, and may have closed."""
 
 
 def split(comm: Communicator, color: int | None, key: int) -> Communicator | None:
@@ -47,8 +51,25 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
         meeting_s=comm.timeout_s,
         name=f"{comm.name}/{mine}",
     )
+    _await_all(comm, made, members)
+    return made
+
+
+def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -> None:
+    """Wait until all have joined: nobody may close it before all found its memory.
+
+    A rank that fails before it has joined cannot say so in the new communicator, only
+    by leaving the one that it was made from: so that is looked at, too.
+    """
+    work = made.barrier(async_op=True)
+    native = work.native
+    while not native.wait(_LOOK_NS):
+        left = [r for r in members if comm._native.states()[r][_LEFT]]
+        if left and not native.wait(_GRACE_NS):
+            made.close()
+            raise comm._out_of_reach(left[0], "split", late=False)
     try:
-        made.barrier()  # nobody may close it before all have found its memory
+        work.wait()
     except PeerLost as error:  # by the ranks that the caller knows
         lost = [members[r] for r in error.ranks]
         raise PeerLost(
@@ -60,7 +81,6 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
             collective=error.collective,
             seq=error.seq,
         ) from error
-    return made
 
 
 def broadcast_object(

@@ -113,7 +113,7 @@ def _retire(transport: Transport, *, keeps_door: bool) -> None:
     if not keeps_door or transport.reception is None:
         transport.close()
         return
-    transport.engine.close()
+    transport.retire()
     if transport.streams is not None:
         transport.streams.close()
 

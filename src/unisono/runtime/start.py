@@ -137,8 +137,8 @@ def first_communicator(
     if transport.rank == transport.owner(ranks):
         segment = transport.memory_for(len(ranks))
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
-    _OPEN.difference_update([each for each in _OPEN if each.closed])
     _OPEN.add(transport)
+    transport.farewells.append(lambda: _OPEN.discard(transport))
     comm = Communicator(transport, native, ranks, agreed=0, timeout_s=timeout_s)
     try:
         _agree(comm, native, meeting_s)

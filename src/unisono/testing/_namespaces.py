@@ -44,6 +44,11 @@ def call_inside(network: int, name: str, function: Callable[[], T]) -> T:
     return _in_thread(partial(_settled, network, name, function))
 
 
+def enter_network(network: int, name: str) -> None:
+    """Move this process there for good; it must have no other thread."""
+    _settled(network, name, lambda: None)
+
+
 def processes_inside(network: int) -> Iterator[int]:
     """Handles of all processes of this network, to be closed by the caller."""
     wanted = os.fstat(network).st_ino

@@ -170,14 +170,18 @@ class Transport:
 
     def close(self) -> None:
         """End everything; nothing can be done with it any longer."""
+        self.retire()
+        if self.leave is not None:
+            self.leave()
+
+    def retire(self) -> None:
+        """End everything but the place where others connect, which may be kept."""
         while self.farewells:
             self.farewells.pop()()
         self.closed = True
         if self.streams is not None:
             self.streams.leave_all()
         self.engine.close()
-        if self.leave is not None:
-            self.leave()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are on this host."""

@@ -1,0 +1,88 @@
+"""Whether what was seen of a phase is what is promised."""
+
+from campaign.plan import HEALS, LOSSES, outweighs
+
+_LATE_S = 30.0
+"""Long after what is promised: the machine may be busy, but this is no hang yet."""
+_LOSES = ("PeerLost", "ConnectFailed")
+
+
+def judge_work(phase, seen, struck_at, across):
+    """`seen` has, by id, what each rank that is no victim told at the end of its work.
+
+    Problems, and the times from the disturbance to each error.
+    """
+    problems, times = [], []
+    for me, told in seen.items():
+        if phase.strike in HEALS:
+            if told["error"]:
+                problems.append(f"rank {me} was to go on, but: {_error(told)}")
+            continue
+        times.append(max(0.0, told["at"] - struck_at))
+        problems += _misread(me, told, phase, seen)
+        if times[-1] > _LATE_S:
+            problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
+    return problems, times
+
+
+def _misread(me, told, phase, seen):
+    strike = phase.strike
+    if strike in ("descriptors", "memory") and me in phase.victims:
+        return [] if told["error"] in _EXHAUSTED else [f"rank {me}: {_error(told)}"]
+    if strike == "interrupt" and me in phase.victims:
+        return []  # it may have been in a call or between two
+    expected = _expected(phase)
+    if told["error"] not in expected:
+        return [f"rank {me} ended with {_error(told)}, expected {expected[0]}"]
+    if told["error"] == "TransportError":
+        return []  # names a rank in its text alone
+    earlier = {other for other, one in seen.items() if one["at"] <= told["at"]}
+    right = set(phase.victims) | ((earlier - {me}) if phase.prompt else set())
+    if strike == "partition":
+        return _other_side(me, told, phase)
+    if not told["named"] or not right.issuperset(told["named"]):
+        return [f"rank {me} names {told['named']}: {_error(told)}"]
+    return []
+
+
+_EXHAUSTED = (
+    "",  # it had enough for its calls
+    *("TransportError", "OSError", "MemoryError", "PeerLost", "ConnectFailed"),
+    *("BadArgument", "_ArrayMemoryError"),
+)
+
+
+def _expected(phase):
+    if phase.strike == "stop":
+        late = ("CollectiveTimeout",)
+        return (*late, *_LOSES) if phase.prompt else late
+    if phase.strike in ("descriptors", "memory"):
+        return (*_LOSES, "TransportError")
+    return _LOSES
+
+
+def _other_side(me, told, phase):
+    mine = me in phase.victims
+    if any((named in phase.victims) == mine for named in told["named"]):
+        return [f"rank {me} names its own side: {_error(told)}"]
+    return []
+
+
+def _error(told):
+    return f"{told['error'] or 'nothing'}: {told.get('message', '')}"
+
+
+def may_be_too_few(phase, living, victims, across):
+    """Whether those who are left may be unable to go on without the others."""
+    left = [r for r in living if r not in victims]
+    return across and phase.strike in LOSSES and not outweighs(left, living)
+
+
+def judge_shrunk(seen, living):
+    """All who live have gone on together."""
+    wanted = sorted(living)
+    return [
+        f"rank {me} went on with {told['ids']}, expected {wanted}"
+        for me, told in seen.items()
+        if sorted(told["ids"]) != wanted
+    ]
