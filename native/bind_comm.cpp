@@ -22,6 +22,7 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
   auto memory = engine.mesh->find(owner, segment);
   if (!memory || memory->size() < Layout::bytes(ranks.size(), half))
     throw nb::value_error("the communicator's memory is missing or too small");
+  memory->populate();
   new (self) Handle(engine, std::move(ranks), rank, std::move(here), std::move(memory),
                     half, id, agreed);
 }

@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "fork.hpp"
 
 namespace unisono {
 
@@ -17,7 +18,6 @@ struct Event;
 
 class Progress {
 public:
-  Progress();
   ~Progress();
   void add(Comm *comm);
   void remove(Comm *comm); // returns when the thread no longer looks at it
@@ -34,8 +34,8 @@ private:
   std::vector<Event> early_; // of communicators that are not here yet
   bool started_ = false, stop_ = false, working_ = false;
   std::uint64_t news_ = 0, round_ = 0;
-  std::uint64_t fork_epoch_;
-  std::thread thread_;
+  Origin origin_;
+  Worker thread_;
 };
 
 } // namespace unisono
