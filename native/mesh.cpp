@@ -101,8 +101,12 @@ Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
     gone_.push_back(r != rank_ && pids_[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
   }
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0)
-    fail("making an event descriptor");
+  if (wake_ < 0) {
+    const int why = errno;
+    close_descriptors();
+    errno = why;
+    fail("watching the other ranks");
+  }
   const auto no_fork = forks_held_off();
   watch_forks();
   watcher_.start([this] { watch(); });

@@ -97,7 +97,8 @@ class Transport:
     `leave` ends what else there is, and `why` tells how hosts are connected. Across
     hosts `reception` is where this rank takes connections. `note` is a number that rank
     0 has told all at the meeting, `tuned` what they have agreed on since about which
-    algorithms are quick here.
+    algorithms are quick here. `apart` are the ranks of this host that are in another
+    pid namespace than rank 0.
     """
 
     engine: Engine
@@ -113,6 +114,7 @@ class Transport:
     reception: Reception | None = None
     note: int = 0
     tuned: Any = None
+    apart: Sequence[int] = ()
     closed: bool = field(init=False, default=False)
     patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
