@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -39,7 +40,7 @@ public:
   bool withdraw(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
-  // Gives the outbox back if all that was sent has been taken.
+  // Gives the outbox back, as soon as all that was sent has been taken.
   void close();
   // Makes room for the streams to and from other hosts.
   void part();
@@ -76,6 +77,7 @@ private:
     std::uint64_t shipped = 0;      // how much of the ring was given to it
   };
 
+  std::function<bool(const Mesh &)> untaken() const;
   bool open_outbox();
   bool open_inbox(std::size_t source);
   Status send(Transfer &transfer);

@@ -1,6 +1,8 @@
 #include "mesh.hpp"
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -138,9 +140,11 @@ void Mesh::end(bool patient) {
   {
     const auto no_fork = forks_held_off();
     ignore_forks();
+    std::lock_guard lock(sending_);
     close_descriptors();
   }
-  std::lock_guard lock(hub_->mutex);
+  std::scoped_lock lock(lingering_mutex_, hub_->mutex);
+  lingering_.clear();
   for (auto &segments : hub_->segments)
     segments.clear();
 }
@@ -148,6 +152,7 @@ void Mesh::end(bool patient) {
 std::uint64_t Mesh::create(std::size_t bytes) {
   if (forked())
     throw std::runtime_error("a forked child has no part in its parent's shared memory");
+  drop_unwanted();
   std::shared_ptr<Descriptor> fd;
   auto memory = Memory::make(bytes, fd);
   std::uint64_t id;
@@ -212,6 +217,32 @@ void Mesh::drop(std::uint64_t id) noexcept {
   } catch (const std::bad_alloc &) {
     // Somebody keeps it mapped until this rank ends: better than to end here.
   }
+}
+
+void Mesh::drop_later(std::uint64_t id, std::function<bool(const Mesh &)> wanted) {
+  {
+    std::lock_guard lock(lingering_mutex_);
+    lingering_.emplace_back(id, std::move(wanted));
+  }
+  std::lock_guard lock(sending_);
+  wake();
+}
+
+// Whether any is left that somebody wants.
+bool Mesh::drop_unwanted() {
+  decltype(lingering_) over; // destroyed, with what they hold, after the lock is released
+  bool left;
+  {
+    std::lock_guard lock(lingering_mutex_);
+    const auto first = std::partition(lingering_.begin(), lingering_.end(),
+                                      [&](const auto &one) { return one.second(*this); });
+    over.assign(std::make_move_iterator(first), std::make_move_iterator(lingering_.end()));
+    lingering_.erase(first, lingering_.end());
+    left = !lingering_.empty();
+  }
+  for (const auto &one : over)
+    drop(one.first);
+  return left;
 }
 
 std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {

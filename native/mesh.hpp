@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -90,6 +91,8 @@ public:
   std::uint64_t create(std::size_t bytes);
   std::shared_ptr<Memory> find(std::size_t owner, std::uint64_t id) const;
   void drop(std::uint64_t id) noexcept;
+  // Drops a segment once nobody wants it any more, which is asked now and then.
+  void drop_later(std::uint64_t id, std::function<bool(const Mesh &)> wanted);
 
   // Where in this rank's segments a buffer lies, if it does.
   std::optional<Lent> locate(const void *data, std::size_t bytes) const;
@@ -122,6 +125,7 @@ private:
   void close_descriptors();
   void remember(std::uint64_t id, const std::shared_ptr<Memory> &memory);
   std::shared_ptr<Memory> forget(std::uint64_t id);
+  bool drop_unwanted();
 
   // What travels over the sockets: mesh_messages.cpp.
   void announce(const Announcement &announcement);
@@ -150,6 +154,8 @@ private:
   std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>> own_; // address: size, id
   std::atomic<bool> owns_ = false;
   std::atomic<bool> closed_ = false, hurried_ = false;
+  std::mutex lingering_mutex_;
+  std::vector<std::pair<std::uint64_t, std::function<bool(const Mesh &)>>> lingering_;
   std::mutex sending_; // of `outgoing_`, and of what is written to the sockets
   std::vector<Outgoing> outgoing_;
   std::vector<bool> short_; // the thread's: whose message waits for memory or descriptors

@@ -59,11 +59,9 @@ struct Packet {
 // Tells every other rank, now or as soon as it can be told.
 void Mesh::announce(const Announcement &announcement) {
   bool waits = false;
-  {
-    std::lock_guard lock(sending_);
-    for (std::size_t r = 0; r < sockets_.size(); ++r)
-      waits = (sockets_[r] >= 0 && !tell(r, announcement)) || waits;
-  }
+  std::lock_guard lock(sending_); // nobody closes the descriptors meanwhile
+  for (std::size_t r = 0; r < sockets_.size(); ++r)
+    waits = (sockets_[r] >= 0 && !tell(r, announcement)) || waits;
   if (waits)
     wake();
 }

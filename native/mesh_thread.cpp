@@ -1,6 +1,7 @@
 // The mesh's thread: what comes, what goes out late, and who has died.
 
 #include <cerrno>
+#include <ctime>
 
 #include <poll.h>
 #include <unistd.h>
@@ -12,8 +13,10 @@ namespace unisono {
 
 namespace {
 
-constexpr int retry_ms = 20;                     // for what the system is short of
-constexpr std::int64_t farewell_ns = 2'000'000'000; // for others to take in what they were sent
+constexpr int retry_ms = 20;   // for what the system is short of
+constexpr int linger_ms = 200; // for what others have not taken
+// For others to take in what they were told, when this rank leaves.
+constexpr std::int64_t farewell_ns = 2'000'000'000;
 
 } // namespace
 
@@ -27,14 +30,21 @@ struct Mesh::Watching {
     polled_[2 * n_] = {mesh.wake_, POLLIN, 0};
   }
 
-  // False when there is nothing more to wait with.
-  bool wait() {
-    const bool retry = prepare();
-    if (::poll(polled_.data(), polled_.size(), retry ? retry_ms : -1) < 0 && errno != EINTR)
-      return false;
+  void wait() {
+    const bool lingers = mesh_.drop_unwanted();
+    const int limit = prepare() ? retry_ms : lingers ? linger_ms : -1;
+    // The kernel takes no longer list than descriptors are allowed: only what is open.
+    now_.clear();
+    for (const pollfd &one : polled_)
+      if (one.fd >= 0)
+        now_.push_back(one);
+    if (::poll(now_.data(), now_.size(), limit) < 0 && errno != EINTR)
+      look_at_each();
+    std::size_t next = 0;
+    for (pollfd &one : polled_)
+      one.revents = one.fd >= 0 ? now_[next++].revents : short(0);
     std::uint64_t count;
     (void)!::read(mesh_.wake_, &count, sizeof count);
-    return true;
   }
 
   void attend(std::size_t r) {
@@ -43,7 +53,7 @@ struct Mesh::Watching {
     const bool speaks = open(r) && (died || mesh_.short_[r] || socket(r).revents != 0);
     const bool ended = speaks && !mesh_.drain(r);
     if (ended)
-      ended_at(r);
+      ended_[r] = true;
     if (died)
       process(r).fd = -1;
     if (ended || died)
@@ -56,7 +66,15 @@ private:
   pollfd &socket(std::size_t r) { return polled_[2 * r]; }
   pollfd &process(std::size_t r) { return polled_[2 * r + 1]; }
   bool open(std::size_t r) const { return mesh_.sockets_[r] >= 0 && !ended_[r]; }
-  void ended_at(std::size_t r) { ended_[r] = true; }
+
+  // For a process that may no longer have as many descriptors as it has.
+  void look_at_each() {
+    const timespec pause{0, retry_ms * 1'000'000L};
+    ::nanosleep(&pause, nullptr);
+    for (pollfd &one : now_)
+      if (::poll(&one, 1, 0) <= 0)
+        one.revents = 0;
+  }
 
   // Whether something is to be tried again after a while.
   bool prepare() {
@@ -68,7 +86,6 @@ private:
       // One whose message waits here would be ready again at once.
       socket(r).fd = open(r) && !mesh_.short_[r] ? mesh_.sockets_[r] : -1;
       socket(r).events = waits && !to.later ? POLLIN | POLLOUT : POLLIN;
-      socket(r).revents = process(r).revents = 0;
       retry = retry || mesh_.short_[r] || (waits && to.later);
     }
     return retry || mesh_.closed_.load(std::memory_order_acquire);
@@ -76,13 +93,14 @@ private:
 
   Mesh &mesh_;
   std::size_t n_;
-  std::vector<pollfd> polled_;
+  std::vector<pollfd> polled_, now_; // of all ranks; what is open
   std::vector<bool> ended_ = std::vector<bool>(n_);
 };
 
 void Mesh::wake() {
   const std::uint64_t one = 1;
-  (void)!::write(wake_, &one, sizeof one);
+  if (wake_ >= 0) // there is a thread
+    (void)!::write(wake_, &one, sizeof one);
 }
 
 void Mesh::watch() {
@@ -93,7 +111,8 @@ void Mesh::watch() {
     }
   Watching watching(*this);
   std::int64_t until = 0; // when the end is waited for no longer
-  while (watching.wait()) {
+  while (true) {
+    watching.wait();
     for (std::size_t r = 0; r < sockets_.size(); ++r)
       watching.attend(r);
     if (!closed_.load(std::memory_order_acquire))

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
+from weakref import finalize
 
 import numpy as np
 
@@ -81,6 +82,8 @@ class Base(Verdicts):
         )
         self._quick = _native.quick_of(native)
         transport.admit(self, native.id(), Known(name, agreed, self._ranks))
+        self._dropped = finalize(self, transport.give_back, native, agreed, on_close)
+        self._dropped.atexit = False  # then all are closed
 
     @classmethod
     def joined(
@@ -345,11 +348,7 @@ class Base(Verdicts):
         """Leave. Others that still wait for this rank raise PeerLost."""
         if self._closed:
             return
-        self._closed = True
-        self._native.close()
-        if self._transport.streams is not None:
-            self._transport.streams.leave(self._agreed)
-        self._inflight.clear()  # none is in flight any longer; they refer to this
+        self._leave()
         if self._on_close is not None:
             self._on_close()
         self._transport.users.discard(self)
@@ -360,12 +359,16 @@ class Base(Verdicts):
 
     def _give_up(self) -> None:
         """Use it no more, but leave the world as it is: others may still be met."""
+        self._leave()
+        self._transport.users.discard(self)
+
+    def _leave(self) -> None:
         self._closed = True
+        self._dropped.detach()
         self._native.close()
         if self._transport.streams is not None:
             self._transport.streams.leave(self._agreed)
-        self._inflight.clear()
-        self._transport.users.discard(self)
+        self._inflight.clear()  # none is in flight any longer; they refer to this
 
 
 _PLAIN = How()

@@ -65,6 +65,7 @@ class Work:
             self._settle(state)
         if self._error is not None:
             raise self._error
+        self._explain = None  # it refers to the communicator, which refers to this
         if self._finish is not None:
             finish, self._finish = self._finish, None
             self._result = finish(self._result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,9 +142,12 @@ class Transport:
         self.users.add(user)
         self.logbook.known[number] = known
 
-    def memory_for(self, n: int) -> int:
-        """Make the memory of a communicator of n ranks; its number."""
-        return self.engine.create(_native.Comm.memory_needed(n, self.window))
+    def memory_for(self, ranks: Sequence[int]) -> int:
+        """Make the memory of a communicator of these ranks on this host; its number."""
+        windows = len(self.here(ranks))
+        return self.engine.create(
+            _native.Comm.memory_needed(len(ranks), windows, self.window)
+        )
 
     def buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Shared memory of this rank, present in full; MemoryError if there is less."""
@@ -168,6 +172,25 @@ class Transport:
         self.engine.close()
         if self.leave is not None:
             self.leave()
+
+    def give_back(
+        self, native: Comm, agreed: int, on_close: Callable[[], None] | None
+    ) -> None:
+        """End a communicator that was dropped without close().
+
+        It may be the garbage collector that comes here, on any thread and in the middle
+        of anything: so no other thread of ours is waited for. The end of the last one
+        is the end of the world, whose threads are joined by a thread of its own.
+        """
+        if self.closed or self.engine.forked():
+            return
+        native.close()
+        if self.streams is not None:
+            self.streams.leave(agreed)
+        if on_close is not None:
+            on_close()
+        if not any(True for _ in self.users):
+            threading.Thread(target=self.close, name="unisono end").start()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are on this host."""
