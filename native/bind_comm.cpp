@@ -22,8 +22,9 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
   if (ranks.size() > Verdict::most_ranks)
     throw nb::value_error("a communicator has more ranks than a verdict can name");
   auto memory = engine.mesh->find(owner, segment);
-  if (!memory || memory->size() < Layout::bytes(ranks.size(), half))
+  if (!memory || memory->size() < Layout::bytes(ranks.size(), here.size(), half))
     throw nb::value_error("the communicator's memory is missing or too small");
+  memory->populate();
   new (self) Handle(engine, std::move(ranks), rank, std::move(here), std::move(memory),
                     half, id, agreed);
 }
@@ -96,7 +97,8 @@ void bind_comm(nb::module_ &m) {
   comm.def("__init__", &construct, nb::arg("engine"), nb::arg("ranks"), nb::arg("rank"),
            nb::arg("here"), nb::arg("owner"), nb::arg("segment"), nb::arg("half"),
            nb::arg("id"), nb::arg("agreed"))
-      .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("half"))
+      .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("windows"),
+                  nb::arg("half"))
       .def("attach", &attach, nb::arg("sends"), nb::arg("rank"), nb::arg("lane"),
            nb::arg("lanes"), nb::arg("fd"), nb::arg("key"), nb::arg("epoch"),
            nb::arg("messages"), nb::arg("tls").none())

@@ -27,7 +27,7 @@ using namespace unisono;
 namespace {
 
 Engine engine_on(std::shared_ptr<Mesh> mesh) {
-  return {std::move(mesh), std::make_shared<Recorder>(), std::make_shared<Progress>(),
+  return {std::move(mesh), std::make_shared<Recorder>(), make_kept<Progress>(),
           nullptr};
 }
 
@@ -101,8 +101,8 @@ void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::byt
     else if (event.kind != Event::Kind::left)
       progress->hear(event);
   };
-  engine.lifeline = std::make_shared<Lifeline>(engine.mesh->rank(), connections,
-                                               Lifeline::Options{epoch, beat, limit}, sink);
+  engine.lifeline = make_kept<Lifeline>(engine.mesh->rank(), connections,
+                                          Lifeline::Options{epoch, beat, limit}, sink);
 }
 
 // Errors of the system come as OSError, or MemoryError if that is what they say.
@@ -125,13 +125,13 @@ void bind_engine(nb::module_ &m) {
       .def_static(
           "between_threads",
           [](std::shared_ptr<Hub> hub, std::size_t rank) {
-            return engine_on(std::make_shared<Mesh>(rank, hub));
+            return engine_on(make_kept<Mesh>(rank, hub));
           },
           nb::arg("hub"), nb::arg("rank"))
       .def_static(
           "between_processes",
           [](std::size_t rank, std::vector<int> sockets, std::vector<int> pids) {
-            return engine_on(std::make_shared<Mesh>(rank, sockets, pids));
+            return engine_on(make_kept<Mesh>(rank, sockets, pids));
           },
           nb::arg("rank"), nb::arg("sockets"), nb::arg("pids"))
       .def("create", [](Engine &e, std::size_t bytes) { return e.mesh->create(bytes); },

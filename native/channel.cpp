@@ -128,12 +128,36 @@ void Post::close() {
         (void)ship(q);
       outboxes_[q].outlet->leave(0);
     }
-  for (const Outbox &box : outboxes_)
-    if (box.ring->sent.load(std::memory_order_relaxed) !=
-        box.ring->taken.load(std::memory_order_acquire))
-      return; // somebody may still want it; it goes with this process
-  comm_.layout().block(comm_.rank()).outbox.store(0, std::memory_order_release);
-  comm_.mesh().drop(outbox_);
+  RankBlock &mine = comm_.layout().block(comm_.rank());
+  const auto wanted = untaken();
+  if (!wanted(comm_.mesh())) {
+    mine.outbox.store(0, std::memory_order_release);
+    comm_.mesh().drop(outbox_);
+  } else {
+    comm_.mesh().drop_later(outbox_, wanted);
+  }
+}
+
+// Whether somebody of this host, who lives and has not left, has not taken all that it was
+// sent; to be asked when this communicator is gone.
+std::function<bool(const Mesh &)> Post::untaken() const {
+  struct Receiver {
+    const Ring *ring;
+    const RankBlock *block;
+    std::size_t world_rank;
+  };
+  std::vector<Receiver> receivers;
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (q != comm_.rank() && !comm_.far(q))
+      receivers.push_back({outboxes_[q].ring, &comm_.layout().block(q), comm_.world_rank(q)});
+  return [receivers, memory = comm_.memory(),
+          outbox = inboxes_[comm_.rank()].memory](const Mesh &mesh) {
+    return std::any_of(receivers.begin(), receivers.end(), [&](const Receiver &to) {
+      return to.ring->sent.load(std::memory_order_relaxed) !=
+                 to.ring->taken.load(std::memory_order_acquire) &&
+             to.block->left.load(std::memory_order_acquire) == 0 && !mesh.dead(to.world_rank);
+    });
+  };
 }
 
 bool Post::open_outbox() {

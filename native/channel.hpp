@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,7 @@ public:
   bool withdraw(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
-  // Gives the outbox back if all that was sent has been taken.
+  // Gives the outbox back, as soon as all that was sent has been taken.
   void close();
   // Makes room for the streams to and from other hosts.
   void part();
@@ -82,6 +83,7 @@ private:
     bool abandoned = false;         // nobody waits any more for what is still to leave
   };
 
+  std::function<bool(const Mesh &)> untaken() const;
   bool open_outbox();
   bool open_inbox(std::size_t source);
   Status send(Transfer &transfer);

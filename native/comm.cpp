@@ -28,7 +28,7 @@ Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
            std::uint64_t id, std::uint64_t agreed)
     : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
       rank_(rank), memory_(std::move(memory)),
-      layout_(memory_->data(), ranks_.size(), half), id_(id), agreed_(agreed),
+      layout_(memory_->data(), ranks_.size(), half, here), id_(id), agreed_(agreed),
       here_(turned(std::move(here), rank)),
       lending_(engine_.mesh, layout_, ranks_, here_, rank_, id), inline_(*this),
       post_(*this) {

@@ -51,6 +51,7 @@ public:
   std::size_t size() const { return ranks_.size(); }
   std::size_t world_rank(std::size_t rank) const { return ranks_[rank]; }
   const Layout &layout() const { return layout_; }
+  const std::shared_ptr<Memory> &memory() const { return memory_; }
   Mesh &mesh() const { return *engine_.mesh; }
   Engine &engine() { return engine_; }
   Trace &trace() { return *engine_.trace; }

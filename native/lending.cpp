@@ -33,8 +33,9 @@ Lending::Reaching Lending::reach() {
       return untried; // not there yet
     std::uint64_t found = 0;
     const Reach probe{reinterpret_cast<std::byte *>(at), mesh_->pid(ranks_[q])};
-    if (q != rank_)
-      all = all && fetch(reinterpret_cast<std::byte *>(&found), probe, sizeof found) &&
+    if (q != rank_) // who is in another pid namespace is out of reach
+      all = all && probe.pid > 0 &&
+            fetch(reinterpret_cast<std::byte *>(&found), probe, sizeof found) &&
             found == block.probe_value.load(std::memory_order_relaxed);
   }
   if (mine.load() == untried)

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -16,52 +15,19 @@
 #include "fail.hpp"
 #include "lifeline_log.hpp"
 #include "lifeline_peer.hpp"
-#include "no_signals.hpp"
 
 namespace unisono {
 
 // A forked child would keep the connections open when the parent dies, and nobody would
-// hear of it. Never destroyed: a thread may outlive the statics of its process.
-struct Lifeline::Watch {
-  std::mutex mutex;
-  std::vector<Lifeline *> all;
-
-  static Watch &instance() {
-    static Watch *watch = [] {
-      ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
-                       [] {
-                         instance().in_child();
-                         instance().mutex.unlock();
-                       });
-      return new Watch;
-    }();
-    return *watch;
-  }
-  void in_child() {
-    for (Lifeline *one : all) {
-      one->forked_.store(true, std::memory_order_release);
-      for (auto &peer : one->peers_)
-        if (peer && peer->open())
-          ::close(peer->fd.exchange(-1));
-      ::close(std::exchange(one->epoll_, -1));
-      ::close(std::exchange(one->wake_, -1));
-      if (one->thread_.joinable())
-        one->thread_.detach(); // it belongs to the parent
-    }
-    all.clear();
-  }
-  // Begins its thread; no fork comes between.
-  void add(Lifeline *one) {
-    std::lock_guard lock(mutex);
-    all.reserve(all.size() + 1);
-    one->thread_ = std::thread([one] { one->run(); });
-    all.push_back(one);
-  }
-  void remove(Lifeline *one) {
-    std::lock_guard lock(mutex);
-    std::erase(all, one);
-  }
-};
+// hear of it.
+void Lifeline::in_child() {
+  forked_.store(true, std::memory_order_release);
+  for (auto &peer : peers_)
+    if (peer && peer->open())
+      ::close(peer->fd.exchange(-1));
+  ::close(std::exchange(epoll_, -1));
+  ::close(std::exchange(wake_, -1));
+}
 
 Lifeline::Lifeline(std::size_t rank, const std::vector<Connection> &connections,
                    Options options, Sink sink)
@@ -77,9 +43,12 @@ Lifeline::Lifeline(std::size_t rank, const std::vector<Connection> &connections,
     throw std::invalid_argument("a lifeline: the limit must be longer than a beat");
   try {
     open(connections);
-    NoSignals while_it_begins;
-    Watch::instance().add(this);
+    const auto no_fork = forks_held_off();
+    watch_forks();
+    thread_.start([this] { run(); });
   } catch (...) {
+    const auto no_fork = forks_held_off();
+    ignore_forks();
     for (int fd : {epoll_, wake_})
       if (fd >= 0)
         ::close(fd);
@@ -112,7 +81,8 @@ void Lifeline::close() {
   const std::uint64_t one = 1;
   (void)!::write(wake_, &one, sizeof one);
   thread_.join();
-  Watch::instance().remove(this); // from here on a fork does not see what is closed here
+  const auto no_fork = forks_held_off();
+  ignore_forks();
   ::close(epoll_);
   ::close(wake_);
 }

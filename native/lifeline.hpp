@@ -24,16 +24,16 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "event.hpp"
+#include "fork.hpp"
 #include "frame.hpp"
 #include "tls.hpp"
 
 namespace unisono {
 
-class Lifeline {
+class Lifeline : ForkAware {
 public:
   struct Connection {
     int fd = -1;
@@ -76,8 +76,8 @@ private:
   enum class Fate : std::uint8_t { living, left, dead };
   struct Peer;  // one connection: lifeline_peer.hpp
   struct Log;   // what was told, until all have been sent it: lifeline_log.hpp
-  struct Watch; // all lifelines of this process, for fork
 
+  void in_child() override;
   void open(const std::vector<Connection> &connections);
   bool tell(const Event &event);
 
@@ -114,7 +114,7 @@ private:
   std::vector<Event> inbox_, taken_;
   std::atomic<bool> closed_ = false, forked_ = false;
   bool alone_ = false; // declared dead by the others
-  std::thread thread_;
+  Worker thread_;
 };
 
 } // namespace unisono

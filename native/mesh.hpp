@@ -5,38 +5,58 @@
 // over a socket; between threads it is plain memory. Nothing has a name in any file
 // system, so nothing can be left behind.
 //
-// One thread per process watches: it takes in the segments of others as they arrive, and
-// learns of a death from the kernel at once. It never touches Python.
+// One thread per process watches: it takes in the segments of others as they arrive, sends
+// what could not be sent at once, and learns of a death from the kernel at once. It never
+// touches Python. Nobody but this thread ever waits for another rank here: one that is
+// stopped takes in nothing, and what it is to be told is kept until it does.
 
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "fork.hpp"
 #include "reach.hpp"
 #include "shared.hpp"
 
 namespace unisono {
 
+// A file descriptor that is closed when the last who holds it lets go.
+class Descriptor {
+public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(const Descriptor &) = delete;
+  Descriptor &operator=(const Descriptor &) = delete;
+  int number() const { return fd_; }
+
+private:
+  int fd_;
+};
+
 // Memory that is unmapped when the last who uses it lets go.
 class Memory {
 public:
-  // New shared memory, present in full; `fd` is its descriptor, for the caller to close.
-  static std::shared_ptr<Memory> make(std::size_t bytes, int *fd);
+  // New shared memory, present in full, and its descriptor.
+  static std::shared_ptr<Memory> make(std::size_t bytes, std::shared_ptr<Descriptor> &fd);
+  // That of another rank. Its pages are mapped as they are touched: most ranks touch little
+  // of most segments, and page tables for all of them would grow with the square of n.
   static std::shared_ptr<Memory> from(int fd, std::size_t bytes);
   ~Memory();
   Memory(const Memory &) = delete;
   Memory &operator=(const Memory &) = delete;
   std::byte *data() const { return data_; }
   std::size_t size() const { return size_; }
+  // Maps all pages now, for one who is about to use all of it again and again.
+  void populate() const;
 
 private:
   Memory(std::byte *data, std::size_t size) : data_(data), size_(size) {}
@@ -53,12 +73,14 @@ struct Hub {
   std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Memory>>> segments;
 };
 
-class Mesh {
+class Mesh : ForkAware {
 public:
   // Between threads: all ranks hold the same hub.
   Mesh(std::size_t rank, std::shared_ptr<Hub> hub);
   // Between processes: a connected socket and a process id for every other rank, and -1
-  // for this one. The descriptors belong to the mesh from here on.
+  // for this one. The id is 0 where it is not known, because the rank is in another pid
+  // namespace: then the end of its socket alone tells its death, and its private memory is
+  // out of reach. The descriptors belong to the mesh from here on.
   Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids);
   ~Mesh();
 
@@ -66,9 +88,12 @@ public:
   std::size_t size() const { return hub_->dead.size(); }
   bool between_threads() const { return sockets_.empty(); }
 
+  // These never wait for another rank.
   std::uint64_t create(std::size_t bytes);
   std::shared_ptr<Memory> find(std::size_t owner, std::uint64_t id) const;
-  void drop(std::uint64_t id);
+  void drop(std::uint64_t id) noexcept;
+  // Drops a segment once nobody wants it any more, which is asked now and then.
+  void drop_later(std::uint64_t id, std::function<bool(const Mesh &)> wanted);
 
   // Where in this rank's segments a buffer lies, if it does.
   std::optional<Lent> locate(const void *data, std::size_t bytes) const;
@@ -85,37 +110,64 @@ public:
   bool ended(std::size_t rank) const {
     return hub_->ended[rank].load(std::memory_order_acquire);
   }
-  // Whether another rank's memory could not be taken in, for want of memory or descriptors.
-  bool starved() const { return starved_.load(std::memory_order_acquire); }
+  // Whether for some time now a segment could not be taken in or announced, for want of
+  // memory or descriptors, or because the system refuses it.
+  bool starved() const;
   void bury(std::size_t rank) { hub_->dead[rank].store(true, std::memory_order_release); }
 
-  // In a child after fork: the watching thread is not here, and nothing may be waited for.
-  bool forked() const;
+  // In a child after fork all sockets are closed: they are the parent's, and must end when
+  // it ends. The watching thread is not there, and nothing may be waited for.
+  bool forked() const { return origin_.forked(); }
   void close();
 
 private:
   struct Message;
-  void watch();
+  struct Announcement;
+  struct Outgoing;
+  enum class Sent { yes, full, later, gone };
+
+  void in_child() override;
+  void end(bool patient);
+  void close_descriptors();
+  void remember(std::uint64_t id, const std::shared_ptr<Memory> &memory);
+  std::shared_ptr<Memory> forget(std::uint64_t id);
+  bool drop_unwanted();
+
+  // What travels over the sockets: mesh_messages.cpp.
+  void announce(const Announcement &announcement);
+  bool tell(std::size_t rank, const Announcement &announcement);
+  Sent send(std::size_t rank, const Announcement &announcement);
+  Sent flush(std::size_t rank);
   bool receive(std::size_t from);
+  void take_in(std::size_t from, const Message &message, std::shared_ptr<Memory> memory);
   bool drain(std::size_t from);
-  void announce(const Message &message, int fd);
+  void note_shortage(std::size_t rank, bool is_short);
+  bool unsent();
+
+  // The thread: mesh_thread.cpp.
+  struct Watching;
+  void watch();
+  void wake();
 
   std::size_t rank_;
   std::shared_ptr<Hub> hub_;
   std::vector<int> sockets_, pids_, pidfds_;
   std::vector<bool> gone_; // before it could be watched
-  int stop_ = -1;
-  std::uint64_t fork_epoch_;
+  int wake_ = -1;
+  Origin origin_;
   std::uint64_t next_id_ = 1;
   mutable std::mutex own_mutex_;
   std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>> own_; // address: size, id
   std::atomic<bool> owns_ = false;
-  std::atomic<bool> closed_ = false;
-  std::atomic<bool> starved_ = false;
-  std::thread watcher_;
+  std::atomic<bool> closed_ = false, hurried_ = false;
+  std::mutex lingering_mutex_;
+  std::vector<std::pair<std::uint64_t, std::function<bool(const Mesh &)>>> lingering_;
+  std::mutex sending_; // of `outgoing_`, and of what is written to the sockets
+  std::vector<Outgoing> outgoing_;
+  std::vector<bool> short_; // the thread's: whose message waits for memory or descriptors
+  std::atomic<std::int64_t> short_since_ = 0; // or 0
+  std::atomic<bool> refused_ = false;         // the system lets us announce nothing
+  Worker watcher_;
 };
-
-// Counts the forks that led to this process.
-std::uint64_t fork_epoch();
 
 } // namespace unisono

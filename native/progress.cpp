@@ -4,7 +4,6 @@
 
 #include "comm.hpp"
 #include "event.hpp"
-#include "no_signals.hpp"
 
 namespace unisono {
 
@@ -14,24 +13,23 @@ constexpr std::size_t most_kept = 4096;
 
 } // namespace
 
-Progress::Progress() : fork_epoch_(fork_epoch()) {}
+// In a forked child the thread is not there, and another may have held the lock: whoever
+// comes there leaves everything as it is.
 
 Progress::~Progress() {
-  if (fork_epoch_ != fork_epoch()) {
-    if (thread_.joinable())
-      thread_.detach(); // it belongs to the parent
+  if (origin_.forked())
     return;
-  }
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable())
-    thread_.join();
+  thread_.join();
 }
 
 void Progress::add(Comm *comm) {
+  if (origin_.forked())
+    return;
   std::lock_guard lock(mutex_);
   comms_.push_back(comm);
   std::erase_if(early_, [comm](const Event &event) {
@@ -68,7 +66,7 @@ void Progress::keep(const Event &event) {
 }
 
 void Progress::remove(Comm *comm) {
-  if (fork_epoch_ != fork_epoch())
+  if (origin_.forked())
     return;
   std::unique_lock lock(mutex_);
   std::erase(comms_, comm);
@@ -81,13 +79,14 @@ void Progress::remove(Comm *comm) {
 }
 
 void Progress::wake() {
+  if (origin_.forked())
+    return;
   {
     std::lock_guard lock(mutex_);
     ++news_;
     if (!started_) {
       started_ = true;
-      NoSignals while_it_begins;
-      thread_ = std::thread([this] { run(); });
+      thread_.start([this] { run(); });
     }
   }
   changed_.notify_all();

@@ -8,8 +8,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "fork.hpp"
 
 namespace unisono {
 
@@ -18,7 +19,6 @@ struct Event;
 
 class Progress {
 public:
-  Progress();
   ~Progress();
   void add(Comm *comm);
   void remove(Comm *comm); // returns when the thread no longer looks at it
@@ -37,8 +37,8 @@ private:
   std::deque<std::uint64_t> ended_; // those that are here no longer, the last of them
   bool started_ = false, stop_ = false, working_ = false;
   std::uint64_t news_ = 0, round_ = 0;
-  std::uint64_t fork_epoch_;
-  std::thread thread_;
+  Origin origin_;
+  Worker thread_;
 };
 
 } // namespace unisono

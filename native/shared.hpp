@@ -1,7 +1,7 @@
 // What lies in the memory that the ranks of one communicator share.
 //
 // One block of lines per rank, written by that rank alone and read by all, then one
-// window per rank, in two halves. Everything is ordered by three kinds of words:
+// window per rank of this host, in two halves. Everything is ordered by three kinds of words:
 //
 //   Header::seq   "I have arrived at call number seq, and this is what I was called with"
 //   progress      "of generation g I have done so many actions"
@@ -16,7 +16,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
+#include <vector>
 
 namespace unisono {
 
@@ -105,20 +107,30 @@ struct Control {
 class Layout {
 public:
   Layout() = default;
-  Layout(std::byte *base, std::size_t n, std::size_t half)
-      : base_(base), n_(n), half_(half) {}
+  // `here` are the ranks of this host, in an order that all of them know alike.
+  Layout(std::byte *base, std::size_t n, std::size_t half, const std::vector<std::size_t> &here)
+      : base_(base), n_(n), half_(half) {
+    if (here.size() == n)
+      return; // windows lie in the order of the ranks
+    const std::shared_ptr<std::uint32_t[]> slots(new std::uint32_t[n]());
+    for (std::size_t slot = 0; slot < here.size(); ++slot)
+      slots[here[slot]] = std::uint32_t(slot);
+    slots_ = slots;
+  }
 
-  static std::size_t bytes(std::size_t n, std::size_t half) {
-    return windows_at(n) + 2 * n * (half + page);
+  static std::size_t bytes(std::size_t n, std::size_t windows, std::size_t half) {
+    return windows_at(n) + 2 * windows * (half + page);
   }
   Control &control() const { return *reinterpret_cast<Control *>(base_); }
   RankBlock &block(std::size_t rank) const {
     return reinterpret_cast<RankBlock *>(base_ + blocks_at)[rank];
   }
+  // Only ranks of this host have one.
   std::byte *window(std::size_t rank, std::uint64_t generation) const {
     // Half a page in: large arrays begin near the beginning of a page, and copying between
     // addresses that agree in their last 12 bits makes loads wait for stores.
-    return base_ + windows_at(n_) + (2 * rank + (generation & 1)) * (half_ + page) + page / 2;
+    const std::size_t slot = slots_ ? slots_[rank] : rank;
+    return base_ + windows_at(n_) + (2 * slot + (generation & 1)) * (half_ + page) + page / 2;
   }
   std::size_t half() const { return half_; }
 
@@ -131,6 +143,7 @@ private:
   }
   std::byte *base_ = nullptr;
   std::size_t n_ = 0, half_ = 0;
+  std::shared_ptr<const std::uint32_t[]> slots_; // of each rank's window; null: its rank
 };
 
 // Why a communicator is broken, in one word, so that the first to say it is believed.

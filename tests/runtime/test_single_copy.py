@@ -206,7 +206,7 @@ def by_later_call(comm):
     await_that(comm._native.touched, "a write")
     comm._native.give_up(1, True)
     work.rest()
-    comm._in_flight(work)
+    comm._inflight.add(work.native, None)  # as the next call does
     return weakref.ref(x)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
+from weakref import finalize
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from unisono.runtime.options import Options as Options
 from unisono.runtime.plans import CODES, Kind, lowered, make_plan
 from unisono.runtime.select import choose
 from unisono.runtime.verdicts import Verdicts
-from unisono.runtime.work import Work
+from unisono.runtime.work import InFlight, Work
 from unisono.transports.base import Known, Peer, Transport
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Base(Verdicts):
         self._plans: dict[object, _native.Plan] = {}
         self._once: deque[object] = deque(maxlen=256)  # keys of plans not kept
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
-        self._inflight: deque[Work] = deque()
-        self._lock = threading.Lock()
+        self._inflight = InFlight(native)
         self._on_close = on_close
         self._closed = False
         self._member: Membership | None = None  # of the world alone
@@ -84,6 +83,10 @@ class Base(Verdicts):
         self.timeout_s = timeout_s
         self._quick = _native.quick_of(native)
         transport.admit(self, native.id(), Known(name, agreed, self._ranks))
+        self._dropped = finalize(
+            self, transport.give_back, native, agreed, on_close, self._inflight.end
+        )
+        self._dropped.atexit = False  # then all are closed
 
     @classmethod
     def joined(
@@ -197,14 +200,13 @@ class Base(Verdicts):
         timeout = self._nanoseconds(timeout_s)
         if async_op:
             native = self._native.submit(plan, input_at, output_at, timeout)
-            work = Work(
+            self._inflight.add(native, keep)
+            return Work(
                 native,
                 None,
                 explain=lambda failed: self._explained(failed, timeout_s),
-                keep=keep,
                 call=collective,
             )
-            return self._in_flight(work)
         if self._native.run(plan, input_at, output_at, timeout, keep):
             return None
         raise self._failure(timeout_s)
@@ -309,33 +311,14 @@ class Base(Verdicts):
             )
 
     def _work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
-        work = Work(
+        self._inflight.add(native, (call.input, call.output))
+        return Work(
             native,
             call.result,
             explain=lambda failed: self._explained(failed, timeout_s),
             finish=call.finish,
-            keep=(call.input, call.output),
             call=call.collective,
         )
-        return self._in_flight(work)
-
-    def _in_flight(self, work: Work) -> Work:
-        with self._lock:  # the arrays must live until it is done, whoever drops it
-            while self._inflight and self._inflight[0].done():
-                self._let_go(self._inflight.popleft())
-            if not work.done():
-                self._inflight.append(work)
-        return work
-
-    def _let_go(self, *ended: Work) -> None:
-        """Refer no longer to calls in flight that have ended.
-
-        If one has failed while another rank was writing to its arrays, that one may
-        have been stopped in the middle and write on later: then they are kept for good.
-        """
-        failed = [work.arrays for work in ended if work.failed()]
-        if failed and self._native.touched():
-            _KEPT.extend(failed)
 
     def _transfer(
         self,
@@ -385,12 +368,7 @@ class Base(Verdicts):
         """Leave. Others that still wait for this rank raise PeerLost."""
         if self._closed:
             return
-        self._closed = True
-        self._native.close()
-        if self._transport.streams is not None:
-            self._transport.streams.leave(self._agreed)
-        self._let_go(*self._inflight)
-        self._inflight.clear()  # none is in flight any longer; they refer to this
+        self._leave()
         if self._on_close is not None:
             self._on_close()
         self._transport.users.discard(self)
@@ -401,18 +379,19 @@ class Base(Verdicts):
 
     def _give_up(self) -> None:
         """Use it no more, but leave the world as it is: others may still be met."""
+        self._leave()
+        self._transport.users.discard(self)
+
+    def _leave(self) -> None:
         self._closed = True
+        self._dropped.detach()
         self._native.close()
         if self._transport.streams is not None:
             self._transport.streams.leave(self._agreed)
-        self._let_go(*self._inflight)
-        self._inflight.clear()
-        self._transport.users.discard(self)
+        self._inflight.end()
 
 
 _PLAIN = How()
-_KEPT: list[object] = []
-"""Arrays of calls in flight that failed while others were writing to them."""
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 

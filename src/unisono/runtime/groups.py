@@ -36,7 +36,7 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
     segment = 0
     owner = comm._transport.owner(world) if members else -1
     if owner == comm._ranks[comm.rank]:
-        segment = comm._transport.memory_for(len(members))
+        segment = comm._transport.memory_for(world)
     segments = comm.all_gather(np.array([segment], np.int64))
     comm._splits += 1
     if not members:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from unisono.transports.unix import readable
 
 # A shell rather than Python: it is there within a millisecond and takes no memory to
 # speak of. Nothing in it bears a name that `pkill -f` might be aimed at.
@@ -116,7 +117,7 @@ def pump_terminal(pipe: IO[bytes]) -> None:
     """Pass what is typed on to `pipe`, until either side ends or we lose the screen."""
     with contextlib.suppress(OSError), pipe:
         while True:
-            select.select([0], [], [])
+            readable([0])
             data = os.read(0, 1 << 12) if _in_foreground() else b""
             if not data:
                 return
@@ -135,7 +136,7 @@ def read_input() -> Iterator[bytes]:
     with contextlib.suppress(OSError):
         while True:
             if kind == subprocess.PIPE:
-                select.select([0], [], [])
+                readable([0])
                 if not _in_foreground():
                     return
             data = os.read(0, 1 << 16)

@@ -135,7 +135,7 @@ def first_communicator(
     ranks = range(len(transport.peers))
     segment = 1
     if transport.rank == transport.owner(ranks):
-        segment = transport.memory_for(len(ranks))
+        segment = transport.memory_for(ranks)
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
     _OPEN.add(transport)
     transport.farewells.append(lambda: _OPEN.discard(transport))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import threading
@@ -34,7 +33,7 @@ from unisono.runtime import recorder, tracing
 from unisono.runtime.destinations import Destinations
 from unisono.runtime.failures import Trouble, describe
 from unisono.transports.base import Logbook, Transport
-from unisono.transports.unix import credentials
+from unisono.transports.unix import credentials, readable
 
 WATCH = "UNISONO_WATCH"
 PREFIX = "unisono-watch-"
@@ -92,15 +91,13 @@ class Watch:
         every = _LOOK_S if self._folder else None
         while not self._ended:
             try:
-                ready, _, _ = select.select(
-                    [self._listener, self._woken], [], [], every
-                )
+                ready = readable([self._listener, self._woken], every)
                 transport = self._transport()
                 if transport is None or self._ended:
                     break
-                if self._woken in ready and self._woken.recv(64):
+                if self._woken.fileno() in ready and self._woken.recv(64):
                     self._write(transport.logbook, "it was asked", recorder.ASKED)
-                if self._listener in ready:
+                if self._listener.fileno() in ready:
                     self._answer(transport)
                 if self._folder:
                     self._look(transport)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 class Work:
     """A call that was begun with `async_op=True`.
 
-    Its arrays must not be touched until it is done; they are kept alive by it. Dropping
-    a Work does not cancel the call.
+    Its arrays must not be touched until it is done; they are kept alive that long.
+    Dropping a Work does not cancel the call.
     """
 
     def __init__(
@@ -26,7 +28,6 @@ class Work:
         *,
         explain: Callable[[_native.Work], UnisonoError] | None = None,
         finish: Callable[[Any], Any] | None = None,
-        keep: Any = None,
         call: str = "",
     ) -> None:
         """`finish` turns what lies in the buffers into the result, once."""
@@ -34,7 +35,6 @@ class Work:
         self._result = result
         self._explain = explain
         self._finish = finish
-        self._keep = keep
         self._error: BaseException | None = None
         self._process = os.getpid()
         self.call = call
@@ -65,10 +65,10 @@ class Work:
             self._settle(state)
         if self._error is not None:
             raise self._error
+        self._explain = None  # it refers to the communicator, which refers to this
         if self._finish is not None:
             finish, self._finish = self._finish, None
             self._result = finish(self._result)
-        self._keep = None
         return self._result
 
     def rest(self) -> None:
@@ -79,15 +79,6 @@ class Work:
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.state() != 0
-
-    def failed(self) -> bool:
-        """Whether it has ended, and not well."""
-        return self._native is not None and self._native.state() == 2
-
-    @property
-    def arrays(self) -> object:
-        """What it keeps alive while it is in flight."""
-        return self._keep
 
     def exception(self) -> BaseException | None:
         """What went wrong, if it has ended and anything did."""
@@ -118,3 +109,39 @@ class Work:
         else:
             how = "done" if self.exception() is None else "failed"
         return f"<Work: {self.call}, {how}>"
+
+
+class InFlight:
+    """The arrays of a communicator's calls in flight, kept until these have ended.
+
+    If a call failed while another rank was writing to its arrays, that one may have
+    been stopped in the middle of it and write on at any time: they are kept for good.
+    """
+
+    def __init__(self, comm: _native.Comm) -> None:
+        """None is in flight yet."""
+        self._comm = comm
+        self._calls: deque[tuple[_native.Work, object]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, work: _native.Work, arrays: object) -> None:
+        """A call has begun; those that have ended meanwhile are let go."""
+        with self._lock:
+            while self._calls and self._calls[0][0].state() != _PENDING:
+                self._let_go(*self._calls.popleft())
+            if work.state() != _SUCCEEDED:
+                self._calls.append((work, arrays))
+
+    def end(self) -> None:
+        """The communicator is closed: none is in flight any longer."""
+        with self._lock:
+            while self._calls:
+                self._let_go(*self._calls.popleft())
+
+    def _let_go(self, work: _native.Work, arrays: object) -> None:
+        if work.state() != _SUCCEEDED and self._comm.touched():
+            _KEPT.append(arrays)
+
+
+_PENDING, _SUCCEEDED = 0, 1
+_KEPT: list[object] = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from unisono.testing._faults.programs import (
     offered,
 )
 from unisono.testing._faults.records import Report, Seen, Trial
+from unisono.transports.unix import readable
 
 __all__ = [
     "PLACEMENTS",
@@ -112,7 +112,7 @@ class Lab:
         send.write(msgspec.json.encode(trial) + b"\n")
         send.flush()
         patience = 3 * trial.limit_s + 20
-        if not select.select([receive], [], [], patience)[0]:
+        if not readable([receive], patience):
             self._server.kill()
             raise UnisonoError(f"the server of trials hangs in {trial}")
         line = receive.readline()

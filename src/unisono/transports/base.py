@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class Transport:
     `leave` ends what else there is, and `why` tells how hosts are connected. Across
     hosts `reception` is where this rank takes connections. `note` is a number that rank
     0 has told all at the meeting, `tuned` what they have agreed on since about which
-    algorithms are quick here.
+    algorithms are quick here. `apart` are the ranks of this host that are in another
+    pid namespace than rank 0.
     """
 
     engine: Engine
@@ -125,6 +127,7 @@ class Transport:
     reception: Reception | None = None
     note: int = 0
     tuned: Any = None
+    apart: Sequence[int] = ()
     closed: bool = field(init=False, default=False)
     patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
@@ -151,9 +154,12 @@ class Transport:
         self.users.add(user)
         self.logbook.known[number] = known
 
-    def memory_for(self, n: int) -> int:
-        """Make the memory of a communicator of n ranks; its number."""
-        return self.engine.create(_native.Comm.memory_needed(n, self.window))
+    def memory_for(self, ranks: Sequence[int]) -> int:
+        """Make the memory of a communicator of these ranks on this host; its number."""
+        windows = len(self.here(ranks))
+        return self.engine.create(
+            _native.Comm.memory_needed(len(ranks), windows, self.window)
+        )
 
     def buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Shared memory of this rank, present in full; MemoryError if there is less."""
@@ -182,6 +188,31 @@ class Transport:
         if self.streams is not None:
             self.streams.leave_all()
         self.engine.close()
+
+    def give_back(
+        self,
+        native: Comm,
+        agreed: int,
+        on_close: Callable[[], None] | None,
+        let_go: Callable[[], None],
+    ) -> None:
+        """End a communicator that was dropped without close().
+
+        It may be the garbage collector that comes here, on any thread and in the middle
+        of anything: so no other thread of ours is waited for. The end of the last one
+        is the end of the world, whose threads are joined by a thread of its own. Its
+        arrays are let go of after it is closed, by `let_go`.
+        """
+        if self.closed or self.engine.forked():
+            return
+        native.close()
+        let_go()
+        if self.streams is not None:
+            self.streams.leave(agreed)
+        if on_close is not None:
+            on_close()
+        if not any(True for _ in self.users):
+            threading.Thread(target=self.close, name="unisono end").start()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are on this host."""

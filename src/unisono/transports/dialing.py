@@ -216,7 +216,8 @@ class _Dialing:
 
     def _failed(self, why: Exception) -> ConnectFailed:
         hint = _HINTS.get(
-            getattr(why, "errno", None), "does it run, and does a firewall stand between?"
+            getattr(why, "errno", None),
+            "does it run, and does a firewall stand between?",
         )
         return ConnectFailed(
             f"{self.where}: {_cause(why)}; tried for {self.timeout_s:g} s: {hint}",
@@ -302,9 +303,7 @@ def _connect(
         # Where nobody listens, the kernel may give us the very port we dial.
         if sock.getsockname() == sock.getpeername():
             raise ConnectionRefusedError("nobody listens there")
-        session = offer(
-            sock, me, peer, label, timeout_s=limit(HANDSHAKE_S), look=look
-        )
+        session = offer(sock, me, peer, label, timeout_s=limit(HANDSHAKE_S), look=look)
         return dialed_over(sock, session, timeout_s=limit(HANDSHAKE_S))
     except BaseException:
         sock.close()

@@ -153,6 +153,12 @@ def open_door(transport: Transport, job: str, epoch: int) -> Door:
     """The door of this rank in the world of a transport."""
     if transport.reception is not None:
         return _FarDoor(transport.reception)
+    if transport.apart:
+        told = ", ".join(map(str, transport.apart))
+        raise ConnectFailed(
+            f"ranks {told} are in other pid namespaces than rank 0, where who knocks "
+            "cannot be known by its process id; let the ranks meet by UNISONO_ADDRESS"
+        )
     pids = [peer.pid for peer in transport.peers]
     return _NearDoor(f"{job}/{epoch}/agree", transport.rank, pids)
 

@@ -1,28 +1,20 @@
 """Ranks as processes of one host: how they meet, and what they then have in common.
 
-Rank 0 listens at an abstract Unix socket whose name follows from the job and the user;
-the name is in no file system and ends with its process. Whoever connects is known by
-the kernel: a process of another user is turned away, and the process ids that errors
-name later are the kernel's, not what somebody claims. When all have come, rank 0 makes
-a pair of connected sockets for every two ranks and hands the ends over, and stops
-listening. Over these pairs ranks pass each other the descriptors of shared memory.
+They find each other by the name of their job (`rendezvous`). Afterwards every two ranks
+have a pair of connected sockets, over which they pass each other the descriptors of
+shared memory.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from unisono import _native
-from unisono.errors import ConnectFailed, NotAuthentic
+from unisono.errors import ConnectFailed
 from unisono.transports.base import (
     WINDOW,
     Peer,
@@ -30,39 +22,13 @@ from unisono.transports.base import (
     cores_here,
     refuse_too_many,
 )
-from unisono.transports.unix import abstract, credentials, seqpacket
-
-_LONGEST = 1 << 16
-_T = TypeVar("_T", bound=msgspec.Struct)
-
-
-class _Hello(msgspec.Struct):
-    """What a rank says of itself when it comes."""
-
-    version: str
-    rank: int
-    world_size: int
-    host: str
-    identity: str
-
-
-class _Answer(msgspec.Struct):
-    """What rank 0 says: who all are, or why it will not be."""
-
-    peers: list[tuple[int, str]] = []
-    wrong: str = ""
-    missing: list[int] = []
-    window: int = 0
-    note: int = 0
-
-
-@dataclass(frozen=True)
-class _Guest:
-    """A rank that has come to rank 0."""
-
-    connection: socket.socket
-    pid: int
-    hello: _Hello
+from unisono.transports.limits import (
+    are_used_up,
+    raise_descriptor_limit,
+    too_few_descriptors,
+)
+from unisono.transports.rendezvous import Answer, Hello, Rendezvous
+from unisono.transports.unix import pid_namespace
 
 
 def host_identity() -> str:
@@ -91,13 +57,29 @@ def meet(
     comes to all of them.
     """
     refuse_too_many(world_size)
-    offer = _Answer(window=window, note=note)
+    offer = Answer(window=window, note=note)
     sockets, answer = _meet(rank, world_size, job, version, timeout_s, offer, lost)
-    pids = [pid for pid, _ in answer.peers]
     peers = [Peer(r, pid, host) for r, (pid, host) in enumerate(answer.peers)]
     ends = [sockets[r].detach() if r in sockets else -1 for r in range(world_size)]
-    engine = _native.Engine.between_processes(rank, ends, pids)
-    return Transport(engine, rank, peers, cores_here(), answer.window, note=answer.note)
+    engine = _native.Engine.between_processes(rank, ends, _known_pids(rank, answer))
+    return Transport(
+        engine,
+        rank,
+        peers,
+        cores_here(),
+        answer.window,
+        note=answer.note,
+        apart=tuple(answer.apart),
+    )
+
+
+def _known_pids(rank: int, answer: Answer) -> list[int]:
+    """The process ids that mean something here; 0 for the others."""
+    apart = set(answer.apart)
+    pids = [pid for pid, _ in answer.peers]
+    if rank in apart:
+        return [pid if r == rank else 0 for r, pid in enumerate(pids)]
+    return [0 if r in apart else pid for r, pid in enumerate(pids)]
 
 
 def meet_here(
@@ -113,9 +95,9 @@ def meet_here(
 
     They are numbered 0 to count - 1.
     """
-    offer = _Answer(window=WINDOW)
+    offer = Answer(window=WINDOW)
     sockets, answer = _meet(rank, count, job, version, timeout_s, offer, lost)
-    return sockets, [pid for pid, _ in answer.peers]
+    return sockets, _known_pids(rank, answer)
 
 
 def _meet(
@@ -124,279 +106,23 @@ def _meet(
     job: str,
     version: str,
     timeout_s: float,
-    offer: _Answer,
+    offer: Answer,
     lost: Callable[[], str],
-) -> tuple[dict[int, socket.socket], _Answer]:
-    hello = _Hello(
+) -> tuple[dict[int, socket.socket], Answer]:
+    hello = Hello(
         version,
         rank,
         world_size,
         socket.gethostname(),
         host_identity(),
+        os.getpid(),
+        pid_namespace(),
     )
-    meeting = _Meeting(hello, job, time.monotonic() + timeout_s, timeout_s, lost)
-    return meeting.host(offer) if rank == 0 else meeting.visit()
-
-
-class _Meeting:
-    """One rank's part in the meeting, until its deadline."""
-
-    def __init__(
-        self,
-        hello: _Hello,
-        job: str,
-        deadline: float,
-        timeout_s: float,
-        lost: Callable[[], str] = str,
-    ) -> None:
-        self.me = hello
-        self.lost = lost
-        self.deadline = deadline
-        self.timeout_s = timeout_s
-        self.address = abstract(job)
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.monotonic()
-
-    # --- rank 0
-
-    def host(self, offer: _Answer) -> tuple[dict[int, socket.socket], _Answer]:
-        """Wait for all others, and make them known to each other."""
-        n = self.me.world_size
-        guests: dict[int, _Guest] = {}
-        with seqpacket() as listener:
-            self._listen(listener)
-            try:
-                for guest in self._guests(listener):
-                    wrong = self._objection(guest.hello, guests)
-                    if wrong:
-                        _try_send(guest.connection, _Answer(wrong=wrong))
-                        guest.connection.close()
-                        raise ConnectFailed(wrong)
-                    guests[guest.hello.rank] = guest
-                    if len(guests) == n - 1:
-                        break
-                return self._introduce(guests, offer)
-            except ConnectFailed as why:
-                told = _Answer(wrong=str(why), missing=list(why.missing))
-                for guest in guests.values():
-                    _try_send(guest.connection, told)
-                raise
-            finally:
-                for guest in guests.values():
-                    guest.connection.close()
-
-    def _listen(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                listener.bind(self.address)
-                listener.listen(1024)
-                return
-            except OSError as why:
-                # The rank 0 of a job just ended, or of another of this name.
-                if self.left <= 0:
-                    raise ConnectFailed(
-                        f"rank 0 cannot listen for its job: {why.strerror}; another "
-                        "job of the same name is starting on this host: give it "
-                        "another, as in init(job=...)"
-                    ) from why
-                time.sleep(0.01)
-
-    def _guests(self, listener: socket.socket) -> Iterator[_Guest]:
-        """Those who come, as they come; who says nothing at once is not heard."""
-        n = self.me.world_size
-        if n == 1:
-            return
-        here: dict[int, socket.socket] = {}
-        known = {0}
-        while True:
-            ready = select.select([listener, *here.values()], [], [], self._wait())[0]
-            if why := self.lost():
-                raise ConnectFailed(why)
-            if not ready and self.left <= 0:
-                missing = [r for r in range(n) if r not in known]
-                raise ConnectFailed(
-                    f"{_ranks(missing)} did not appear within {self.timeout_s:g} s; "
-                    f"{n - len(missing)} of {n} did: has every rank been started, "
-                    "on this host, with the same job?",
-                    missing=missing,
-                )
-            for one in ready:
-                if one is listener:
-                    guest = self._let_in(listener)
-                    if guest is not None:
-                        here[guest.fileno()] = guest
-                else:
-                    del here[one.fileno()]
-                    hello = _receive(one, _Hello)
-                    if hello is None:
-                        one.close()
-                    else:
-                        known.add(hello.rank)
-                        yield _Guest(one, credentials(one)[0], hello)
-
-    def _let_in(self, listener: socket.socket) -> socket.socket | None:
-        connection, _ = listener.accept()
-        if credentials(connection)[1] == os.getuid():
-            return connection
-        connection.close()  # another user's: not even an answer
-        return None
-
-    def _wait(self) -> float:
-        return max(0.0, min(self.left, 1.0 if self.lost is str else 0.05))
-
-    def _objection(self, hello: _Hello, guests: Mapping[int, _Guest]) -> str:
-        mine = self.me
-        if hello.version != mine.version:
-            return (
-                f"rank {hello.rank} runs unisono {hello.version}, rank 0 "
-                f"{mine.version}: install the same version for all"
-            )
-        if hello.world_size != mine.world_size:
-            return (
-                f"rank {hello.rank} was told of {hello.world_size} ranks, rank 0 of "
-                f"{mine.world_size}: start all with one world size"
-            )
-        if not 0 < hello.rank < mine.world_size or hello.rank in guests:
-            return f"two processes say that they are rank {hello.rank}"
-        if hello.identity != mine.identity:
-            return (
-                f"rank {hello.rank} is on another host ({hello.host}); "
-                "ranks on several hosts must be told where to meet, by UNISONO_ADDRESS"
-            )
-        return ""
-
-    def _introduce(
-        self, guests: Mapping[int, _Guest], offer: _Answer
-    ) -> tuple[dict[int, socket.socket], _Answer]:
-        n = self.me.world_size
-        pids = {0: os.getpid(), **{r: g.pid for r, g in guests.items()}}
-        hosts = {0: self.me.host, **{r: g.hello.host for r, g in guests.items()}}
-        peers = [(pids[r], hosts[r]) for r in range(n)]
-        answer = msgspec.structs.replace(offer, peers=peers)
-        for guest in guests.values():
-            _try_send(guest.connection, answer)
-        mine: dict[int, socket.socket] = {}
-        for one in range(n):
-            for other in range(one + 1, n):
-                ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                for end, holder, peer in zip(
-                    ends, (one, other), (other, one), strict=True
-                ):
-                    if holder == 0:
-                        mine[peer] = end
-                    else:
-                        self._hand_over(guests[holder], peer, end)
-        return mine, answer
-
-    def _hand_over(self, guest: _Guest, peer: int, end: socket.socket) -> None:
-        try:
-            socket.send_fds(
-                guest.connection, [peer.to_bytes(4, "little")], [end.fileno()]
-            )
-        except OSError as why:
-            rank = guest.hello.rank
-            raise ConnectFailed(
-                f"rank {rank} (pid {guest.pid}) died while the ranks met",
-                missing=[rank],
-            ) from why
-        finally:
-            end.close()
-
-    # --- the others
-
-    def visit(self) -> tuple[dict[int, socket.socket], _Answer]:
-        """Go to rank 0, and take from it one socket for every other rank."""
-        with self._connected() as connection:
-            connection.settimeout(max(self.left, 0.001) + 5.0)
-            _try_send(connection, self.me)
-            try:
-                answer = _receive(connection, _Answer)
-                if answer is None:
-                    raise ConnectFailed(
-                        "rank 0 closed the meeting: it died, or serves another job",
-                        missing=[0],
-                    )
-                if answer.wrong:
-                    raise ConnectFailed(answer.wrong, missing=answer.missing)
-                return self._sockets(connection), answer
-            except TimeoutError as why:
-                raise ConnectFailed(
-                    f"rank 0 did not answer within {self.timeout_s:g} s", missing=[0]
-                ) from why
-
-    def _sockets(self, connection: socket.socket) -> dict[int, socket.socket]:
-        sockets: dict[int, socket.socket] = {}
-        while len(sockets) < self.me.world_size - 1:
-            told, fds, flags, _ = socket.recv_fds(connection, _LONGEST, 1)
-            if flags & socket.MSG_CTRUNC:
-                raise ConnectFailed(
-                    f"rank {self.me.rank} has no file descriptors left for the other "
-                    "ranks: allow more of them (ulimit -n)"
-                )
-            if not fds:
-                raise _given_up(told)
-            sockets[int.from_bytes(told, "little")] = socket.socket(fileno=fds[0])
-            os.set_inheritable(fds[0], False)
-        return sockets
-
-    def _connected(self) -> socket.socket:
-        pause = 0.001
-        while True:
-            connection = seqpacket()
-            try:
-                connection.connect(self.address)
-                break
-            except OSError as why:
-                connection.close()
-                if self.left <= 0:
-                    raise ConnectFailed(
-                        f"rank {self.me.rank} found no rank 0 within "
-                        f"{self.timeout_s:g} s: has it been started, on this host, "
-                        "with the same job?",
-                        missing=[0],
-                    ) from why
-            if why_lost := self.lost():
-                raise ConnectFailed(why_lost)
-            time.sleep(min(pause, max(self.left, 0.0)))
-            pause = min(2 * pause, 0.05)
-        pid, uid, _ = credentials(connection)
-        if uid != os.getuid():
-            connection.close()
-            raise NotAuthentic(
-                f"process {pid} of user {uid} listens in the place of rank 0: "
-                "give the job another name, as in init(job=...)"
-            )
-        return connection
-
-
-def _given_up(told: bytes) -> ConnectFailed:
-    """Why rank 0 hands over no more sockets: as it says, or because it has died."""
+    raise_descriptor_limit()
+    meeting = Rendezvous(hello, job, time.monotonic() + timeout_s, timeout_s, lost)
     try:
-        answer = msgspec.json.decode(told, type=_Answer)
-        return ConnectFailed(answer.wrong, missing=answer.missing)
-    except msgspec.DecodeError:
-        return ConnectFailed("rank 0 died while the ranks met", missing=[0])
-
-
-def _try_send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Send; one that has died is found out by whoever needs its answer."""
-    try:
-        connection.sendall(msgspec.json.encode(message))
-    except OSError:
-        return
-
-
-def _receive(connection: socket.socket, kind: type[_T]) -> _T | None:
-    try:
-        raw = connection.recv(_LONGEST)
-        return msgspec.json.decode(raw, type=kind) if raw else None
-    except (ConnectionError, msgspec.DecodeError):
-        return None
-
-
-def _ranks(missing: list[int]) -> str:
-    told = ", ".join(map(str, missing))
-    return f"ranks {told}" if len(missing) > 1 else f"rank {told}"
+        return meeting.host(offer) if rank == 0 else meeting.visit()
+    except OSError as why:
+        if are_used_up(why):
+            raise ConnectFailed(too_few_descriptors(rank, world_size)) from why
+        raise

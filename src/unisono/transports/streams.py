@@ -93,7 +93,8 @@ class Streams:
         self._dial = dial
         self._lanes = lanes
         self._epoch = epoch
-        self._lock = threading.Lock()
+        # The garbage collector may come here while it is held, by its holder's thread.
+        self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
         self._waiting: dict[int, list[tuple[int, Label, End]]] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()  # the last of them

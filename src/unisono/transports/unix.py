@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import socket
 import struct
+from collections.abc import Iterable
+from typing import Protocol
 
 _CREDENTIALS = struct.Struct("3i")
+
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
 
 
 def abstract(told: str) -> str:
@@ -38,3 +45,25 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user is at the other end."""
     return credentials(connection)[1] == os.getuid()
+
+
+def readable(
+    waiting: Iterable[int | _HasFileno], within_s: float | None = None
+) -> set[int]:
+    """The descriptors that can be read, as soon as one can; after a while none.
+
+    Unlike select(), whatever their numbers are.
+    """
+    poll = select.poll()
+    for one in waiting:
+        poll.register(one, select.POLLIN)
+    limit = None if within_s is None else max(0.0, within_s) * 1000
+    return {fd for fd, _ in poll.poll(limit)}
+
+
+def pid_namespace() -> str:
+    """What processes have in common whose ids mean the same; "" if unknown."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""

@@ -66,7 +66,7 @@ class Meeting:
         if self._transport is None:
             self._made = self._meet(is_world=not ranks)
         elif self._transport.owner(ranks) == self._transport.rank:
-            self._segment = self._transport.memory_for(self.size)
+            self._segment = self._transport.memory_for(ranks)
             self._store.set(self._key(self._segment_entry()), str(self._segment))
 
     def communicator(self) -> Communicator:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from unisono.testing._faults.judge import judge
 from unisono.testing._faults.programs import COLLECTIVE_PROGRAMS
 from unisono.testing._faults.ranks import Life, Meeting, Post, run_rank
 from unisono.testing._faults.records import Report, Seen, Trial
+from unisono.transports.unix import readable
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _listen(scene: _Scene, *, with_victim: bool) -> None:
 def _hear(scene: _Scene, seconds: float) -> None:
     """Take in what children tell, for a while."""
     open_pipes = {c.told: c for c in scene.children if c.seen is None and c.told >= 0}
-    for fd in select.select(list(open_pipes), [], [], seconds)[0]:
+    for fd in readable(open_pipes, seconds):
         child = open_pipes[fd]
         data = os.read(fd, 1 << 16)
         child.text += data
@@ -207,7 +207,7 @@ def _hear(scene: _Scene, seconds: float) -> None:
 
 
 def _has_ended(child: _Child, within_s: float = 0.0) -> bool:
-    return bool(select.select([child.handle], [], [], within_s)[0])
+    return bool(readable([child.handle], within_s))
 
 
 def _is_stopped(child: _Child) -> bool:
@@ -243,7 +243,7 @@ def _end(scene: _Scene) -> None:
     until = time.monotonic() + 20.0
     for child in scene.children:
         left = 0.0 if child in hang else max(0.0, until - time.monotonic())
-        if child.ended is None and not select.select([child.handle], [], [], left)[0]:
+        if child.ended is None and not readable([child.handle], left):
             if child not in hang:
                 scene.problems.append(f"rank {child.rank} did not end when let go")
             os.kill(child.pid, signal.SIGKILL)

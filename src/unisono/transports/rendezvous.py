@@ -1,0 +1,365 @@
+"""How the processes of one host find each other.
+
+Rank 0 listens at an abstract Unix socket whose name follows from the job and the user;
+the name is in no file system and ends with its process. Whoever connects is known by
+the kernel: a process of another user is turned away, and the process ids that errors
+name later are the kernel's, not what somebody claims. Ranks may be in different pid
+namespaces, as containers of a pod are: an id of one then means nothing in the other, so
+it is only for naming, and the end of a rank's socket alone tells its death. When all
+have come, rank 0 makes a pair of connected sockets for every two ranks and hands the
+ends over, and stops listening. Over these pairs ranks pass each other the descriptors
+of shared memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from unisono.errors import ConnectFailed, NotAuthentic
+from unisono.transports.limits import are_used_up, too_few_descriptors
+from unisono.transports.unix import (
+    abstract,
+    credentials,
+    readable,
+    seqpacket,
+)
+
+_LONGEST = 1 << 16
+_FOR_A_WHILE = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EINTR)
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Hello(msgspec.Struct):
+    """What a rank says of itself when it comes."""
+
+    version: str
+    rank: int
+    world_size: int
+    host: str
+    identity: str
+    pid: int = 0
+    namespace: str = ""
+
+
+class Answer(msgspec.Struct):
+    """What rank 0 says: who all are, or why it will not be.
+
+    `apart` are those whose process ids are known by their word alone, since they are in
+    other pid namespaces than rank 0.
+    """
+
+    peers: list[tuple[int, str]] = []
+    wrong: str = ""
+    missing: list[int] = []
+    apart: list[int] = []
+    window: int = 0
+    note: int = 0
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """A rank that has come to rank 0; `seen` is its process id as the kernel tells it.
+
+    That is 0, or a number of its own, if it is in another pid namespace.
+    """
+
+    connection: socket.socket
+    seen: int
+    hello: Hello
+
+    def is_apart(self, namespace: str) -> bool:
+        """Whether its process ids are not those of this pid namespace."""
+        return self.hello.namespace != namespace or self.hello.pid != self.seen
+
+
+class Rendezvous:
+    """One rank's part in the meeting, until its deadline."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        job: str,
+        deadline: float,
+        timeout_s: float,
+        lost: Callable[[], str] = str,
+    ) -> None:
+        """Nothing is done yet; `lost` says why it cannot be, once that is known."""
+        self.me = hello
+        self.lost = lost
+        self.deadline = deadline
+        self.timeout_s = timeout_s
+        self.address = abstract(job)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    # --- rank 0
+
+    def host(self, offer: Answer) -> tuple[dict[int, socket.socket], Answer]:
+        """Wait for all others, and make them known to each other."""
+        n = self.me.world_size
+        guests: dict[int, _Guest] = {}
+        with seqpacket() as listener:
+            self._listen(listener)
+            try:
+                for guest in self._guests(listener):
+                    wrong = self._objection(guest.hello, guests)
+                    if wrong:
+                        _try_send(guest.connection, Answer(wrong=wrong))
+                        guest.connection.close()
+                        raise ConnectFailed(wrong)
+                    guests[guest.hello.rank] = guest
+                    if len(guests) == n - 1:
+                        break
+                return self._introduce(guests, offer)
+            except (ConnectFailed, OSError) as why:
+                self._call_off(guests, why)
+                raise
+            finally:
+                for guest in guests.values():
+                    guest.connection.close()
+
+    def _call_off(self, guests: Mapping[int, _Guest], why: Exception) -> None:
+        said = str(why)
+        if isinstance(why, OSError) and are_used_up(why):
+            said = too_few_descriptors(0, self.me.world_size)
+        told = Answer(wrong=said, missing=list(getattr(why, "missing", ())))
+        for guest in guests.values():
+            _try_send(guest.connection, told)
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                listener.bind(self.address)
+                listener.listen(1024)
+                return
+            except OSError as why:
+                # The rank 0 of a job just ended, or of another of this name.
+                if self.left <= 0:
+                    raise ConnectFailed(
+                        f"rank 0 cannot listen for its job: {why.strerror}; another "
+                        "job of the same name is starting on this host: give it "
+                        "another, as in init(job=...)"
+                    ) from why
+                time.sleep(0.01)
+
+    def _guests(self, listener: socket.socket) -> Iterator[_Guest]:
+        """Those who come, as they come; who says nothing at once is not heard."""
+        n = self.me.world_size
+        if n == 1:
+            return
+        here: dict[int, socket.socket] = {}
+        known = {0}
+        while True:
+            ready = readable([listener, *here], self._wait())
+            if why := self.lost():
+                raise ConnectFailed(why)
+            if not ready and self.left <= 0:
+                missing = [r for r in range(n) if r not in known]
+                raise ConnectFailed(
+                    f"{_ranks(missing)} did not appear within {self.timeout_s:g} s; "
+                    f"{n - len(missing)} of {n} did: has every rank been started, "
+                    "on this host, with the same job?",
+                    missing=missing,
+                )
+            for fd in ready:
+                if fd == listener.fileno():
+                    guest = self._let_in(listener)
+                    if guest is not None:
+                        here[guest.fileno()] = guest
+                else:
+                    one = here.pop(fd)
+                    hello = _receive(one, Hello)
+                    if hello is None:
+                        one.close()
+                    else:
+                        known.add(hello.rank)
+                        yield _Guest(one, credentials(one)[0], hello)
+
+    def _let_in(self, listener: socket.socket) -> socket.socket | None:
+        connection, _ = listener.accept()
+        if credentials(connection)[1] == os.getuid():
+            return connection
+        connection.close()  # another user's: not even an answer
+        return None
+
+    def _wait(self) -> float:
+        return max(0.0, min(self.left, 1.0 if self.lost is str else 0.05))
+
+    def _objection(self, hello: Hello, guests: Mapping[int, _Guest]) -> str:
+        mine = self.me
+        if hello.version != mine.version:
+            return (
+                f"rank {hello.rank} runs unisono {hello.version}, rank 0 "
+                f"{mine.version}: install the same version for all"
+            )
+        if hello.world_size != mine.world_size:
+            return (
+                f"rank {hello.rank} was told of {hello.world_size} ranks, rank 0 of "
+                f"{mine.world_size}: start all with one world size"
+            )
+        if not 0 < hello.rank < mine.world_size or hello.rank in guests:
+            return f"two processes say that they are rank {hello.rank}"
+        if hello.identity != mine.identity:
+            return (
+                f"rank {hello.rank} is on another host ({hello.host}); "
+                "ranks on several hosts must be told where to meet, by UNISONO_ADDRESS"
+            )
+        return ""
+
+    def _introduce(
+        self, guests: Mapping[int, _Guest], offer: Answer
+    ) -> tuple[dict[int, socket.socket], Answer]:
+        n = self.me.world_size
+        apart = [r for r, g in guests.items() if g.is_apart(self.me.namespace)]
+        pids = {0: os.getpid(), **{r: g.hello.pid for r, g in guests.items()}}
+        hosts = {0: self.me.host, **{r: g.hello.host for r, g in guests.items()}}
+        peers = [(pids[r], hosts[r]) for r in range(n)]
+        answer = msgspec.structs.replace(offer, peers=peers, apart=sorted(apart))
+        for guest in guests.values():
+            _try_send(guest.connection, answer)
+        mine: dict[int, socket.socket] = {}
+        for one in range(n):
+            for other in range(one + 1, n):
+                ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                for end, holder, peer in zip(
+                    ends, (one, other), (other, one), strict=True
+                ):
+                    if holder == 0:
+                        mine[peer] = end
+                    else:
+                        self._hand_over(guests[holder], peer, end)
+        return mine, answer
+
+    def _hand_over(self, guest: _Guest, peer: int, end: socket.socket) -> None:
+        rank, to = guest.hello.rank, [peer.to_bytes(4, "little")]
+        with end:
+            while True:
+                try:
+                    guest.connection.settimeout(max(self.left, 0.001))
+                    socket.send_fds(guest.connection, to, [end.fileno()])
+                    return
+                except OSError as why:
+                    late = self.left <= 0
+                    if late or why.errno not in _FOR_A_WHILE:
+                        raise _not_handed_over(rank, guest.hello.pid, why) from why
+                time.sleep(0.002)  # others take in what is on its way
+
+    # --- the others
+
+    def visit(self) -> tuple[dict[int, socket.socket], Answer]:
+        """Go to rank 0, and take from it one socket for every other rank."""
+        with self._connected() as connection:
+            connection.settimeout(max(self.left, 0.001) + 5.0)
+            _try_send(connection, self.me)
+            try:
+                answer = _receive(connection, Answer)
+                if answer is None:
+                    raise ConnectFailed(
+                        "rank 0 closed the meeting: it died, or serves another job",
+                        missing=[0],
+                    )
+                if answer.wrong:
+                    raise ConnectFailed(answer.wrong, missing=answer.missing)
+                return self._sockets(connection), answer
+            except TimeoutError as why:
+                raise ConnectFailed(
+                    f"rank 0 did not answer within {self.timeout_s:g} s", missing=[0]
+                ) from why
+
+    def _sockets(self, connection: socket.socket) -> dict[int, socket.socket]:
+        sockets: dict[int, socket.socket] = {}
+        while len(sockets) < self.me.world_size - 1:
+            told, fds, flags, _ = socket.recv_fds(connection, _LONGEST, 1)
+            if flags & socket.MSG_CTRUNC:
+                raise ConnectFailed(
+                    too_few_descriptors(self.me.rank, self.me.world_size)
+                )
+            if not fds:
+                raise _given_up(told)
+            sockets[int.from_bytes(told, "little")] = socket.socket(fileno=fds[0])
+            os.set_inheritable(fds[0], False)
+        return sockets
+
+    def _connected(self) -> socket.socket:
+        pause = 0.001
+        while True:
+            connection = seqpacket()
+            try:
+                connection.connect(self.address)
+                break
+            except OSError as why:
+                connection.close()
+                if self.left <= 0:
+                    raise ConnectFailed(
+                        f"rank {self.me.rank} found no rank 0 within "
+                        f"{self.timeout_s:g} s: has it been started, on this host, "
+                        "with the same job?",
+                        missing=[0],
+                    ) from why
+            if why_lost := self.lost():
+                raise ConnectFailed(why_lost)
+            time.sleep(min(pause, max(self.left, 0.0)))
+            pause = min(2 * pause, 0.05)
+        pid, uid, _ = credentials(connection)
+        if uid != os.getuid():
+            connection.close()
+            raise NotAuthentic(
+                f"process {pid} of user {uid} listens in the place of rank 0: "
+                "give the job another name, as in init(job=...)"
+            )
+        return connection
+
+
+def _not_handed_over(rank: int, pid: int, why: OSError) -> ConnectFailed:
+    """Why a rank could not be given a socket."""
+    who = f"rank {rank} (pid {pid})"
+    if isinstance(why, ConnectionError):
+        return ConnectFailed(f"{who} died while the ranks met", missing=[rank])
+    told = why.strerror or "it takes nothing in"
+    if why.errno == errno.ETOOMANYREFS:
+        told = (
+            "more descriptors of this user are on their way than it may have open; "
+            "allow more of them (ulimit -n)"
+        )
+    return ConnectFailed(f"rank 0 cannot give {who} its sockets: {told}")
+
+
+def _given_up(told: bytes) -> ConnectFailed:
+    """Why rank 0 hands over no more sockets: as it says, or because it has died."""
+    try:
+        answer = msgspec.json.decode(told, type=Answer)
+        return ConnectFailed(answer.wrong, missing=answer.missing)
+    except msgspec.DecodeError:
+        return ConnectFailed("rank 0 died while the ranks met", missing=[0])
+
+
+def _try_send(connection: socket.socket, message: msgspec.Struct) -> None:
+    """Send; one that has died is found out by whoever needs its answer."""
+    try:
+        connection.sendall(msgspec.json.encode(message))
+    except OSError:
+        return
+
+
+def _receive(connection: socket.socket, kind: type[_T]) -> _T | None:
+    try:
+        raw = connection.recv(_LONGEST)
+        return msgspec.json.decode(raw, type=kind) if raw else None
+    except (ConnectionError, msgspec.DecodeError):
+        return None
+
+
+def _ranks(missing: list[int]) -> str:
+    told = ", ".join(map(str, missing))
+    return f"ranks {told}" if len(missing) > 1 else f"rank {told}"
