@@ -74,6 +74,12 @@ class Desk:
         _KINDS[rng.choices(list(_KINDS), _WEIGHTS)[0]](self, rng)
         self.calls += 1
 
+    def close_groups(self):
+        for group, _ in self.groups:
+            if group is not None:
+                group.close()
+        self.groups.clear()
+
     def own(self, rng):
         """Chance that differs from rank to rank."""
         return random.Random(f"{rng.random()}/{self.me}")

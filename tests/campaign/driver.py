@@ -252,8 +252,9 @@ class Running:
             self.networks.heal()
 
     def shrink(self, number, phase, expected, gone):
-        for me in expected:
-            self.children[me].go_on()
+        if not phase.prompt:
+            for me in expected:
+                self.children[me].go_on()
         left = [r for r in self.living if r not in gone]
         too_few = may_be_too_few(phase, self.living, gone, bool(self.trial.hosts))
         self._let_go(phase, gone)
@@ -278,7 +279,7 @@ class Running:
                 self.await_all(left, "shrunk", number, or_gone=True)
             for me in gone:
                 self.children[me].signal(signal.SIGCONT)
-                if phase.strike == "stop":
+                if phase.strike == "stop" and not phase.prompt:
                     self.children[me].go_on()
             self.await_all(list(gone), "ended")
             if phase.strike == "partition":

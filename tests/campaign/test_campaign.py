@@ -21,9 +21,9 @@ def run(*args, out):
 @pytest.mark.parametrize(
     ("seed", "only", "trials"),
     [
-        (1, ["kill", "kill_two", "kill_at_failpoint"], 8),
-        (2, ["kill_in_shrink", "interrupt", "close"], 4),
-        (3, ["quiet", "pause", "fork_exit"], 3),
+        (5, ["kill", "kill_two", "kill_at_failpoint"], 6),
+        (34, ["kill_in_shrink", "interrupt", "close"], 4),
+        (5, ["quiet", "pause", "fork_exit"], 2),
     ],
     ids=["kills", "leaving", "healing"],
 )

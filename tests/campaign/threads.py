@@ -89,6 +89,7 @@ def _life(trial):
             except Exception:
                 problems.append(traceback.format_exc())
             problems += _misread(phase, errors, trial.n)
+            gc.collect()  # what the last of them had dropped
         del made
     gc.collect()
     if left := left_after(before):
@@ -123,4 +124,7 @@ def _work(comm, trial, number, errors):
         named = [desk.members[r] for r in ranks]
         errors[comm.rank] = type(error).__name__, str(error), named
         raise
+    finally:
+        desk.close_groups()
+        gc.collect()  # those that were dropped
     return desk.calls

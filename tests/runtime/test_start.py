@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -724,3 +725,12 @@ def test_a_start_with_too_little_memory(forks):
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[0].value["error"] in ("MemoryError", "OSError", "BlockingIOError")
     assert ends[1].value["error"] in ("ConnectFailed", "PeerLost")
+
+
+def test_a_world_that_was_closed_is_not_kept():
+    comm = unisono.init(0, 1)
+    world = weakref.ref(comm._transport)  # its memory lives as long
+    comm.close()
+    del comm
+    gc.collect()
+    assert world() is None
