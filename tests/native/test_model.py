@@ -14,9 +14,10 @@ import pytest
 from planted_faults import FAULTS, Fault
 from protocol_model import build, explore
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="needs the compiler that the core is built with"
-)
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler"),
+    pytest.mark.timeout(1800),  # it computes, and the machine may be busy
+]
 
 WITHOUT_TIMEOUTS = {"newest": 1, "timeouts": 0}
 # What is explored to the end, and with what options.
