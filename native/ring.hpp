@@ -41,8 +41,11 @@ inline std::size_t ring_capacity(std::size_t n) {
   return capacity;
 }
 
+// What is empty may lie nowhere, and memcpy is not to be given that.
 inline void copy_in(std::byte *ring, std::size_t capacity, std::uint64_t at,
                     const std::byte *from, std::size_t bytes) {
+  if (bytes == 0)
+    return;
   const std::size_t first = std::min(bytes, capacity - at % capacity);
   std::memcpy(ring + at % capacity, from, first);
   std::memcpy(ring, from + first, bytes - first);
@@ -50,6 +53,8 @@ inline void copy_in(std::byte *ring, std::size_t capacity, std::uint64_t at,
 
 inline void copy_out(std::byte *to, const std::byte *ring, std::size_t capacity,
                      std::uint64_t at, std::size_t bytes) {
+  if (bytes == 0)
+    return;
   const std::size_t first = std::min(bytes, capacity - at % capacity);
   std::memcpy(to, ring + at % capacity, first);
   std::memcpy(to + first, ring, bytes - first);

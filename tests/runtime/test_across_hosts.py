@@ -150,6 +150,7 @@ def in_new_processes(comm):
     return [*collectives(comm, 5000), *messages(comm), *groups(comm)]
 
 
+@pytest.mark.sweep
 def test_processes_that_share_nothing_but_what_they_are_told():
     assert world_across([2, 1]).run(in_new_processes) == [[]] * 3
 
@@ -293,6 +294,7 @@ def leaves_a_group(rank, who):
         return error
 
 
+@pytest.mark.quick(who=[1])
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_a_rank_that_leaves_a_group_only_breaks_that(who, forks):
     for end in forks.run(3, leaves_a_group, who, hosts=(2, 1)):
@@ -335,6 +337,7 @@ def has_done_its_part(rank, slow):
     return right
 
 
+@pytest.mark.quick(slow=[1])
 @pytest.mark.parametrize("slow", range(3))
 def test_who_has_done_its_part_may_leave(slow, forks):
     ends = forks.run(3, has_done_its_part, slow, hosts=(1, 2))

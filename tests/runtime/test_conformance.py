@@ -40,7 +40,7 @@ def test_every_algorithm_on_threads(n):
         check(cases, w.run(perform, cases))
 
 
-@pytest.mark.quick(n=[6])
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 6])
 def test_algorithms_with_parameters_on_threads(n):
     cases = every_algorithm(n, [3 * n + 1, 1999], SPECIAL)
@@ -64,6 +64,7 @@ def test_every_type_and_operation_on_threads(worlds, n):
     check(cases, worlds(n, 1024).run(perform, cases))
 
 
+@pytest.mark.sweep
 def test_every_type_and_operation_on_processes():
     cases = [*every_reduction(4, 700), *every_type(4, 700)]
     check(cases, unisono.spawn(perform, 4, (cases,)))

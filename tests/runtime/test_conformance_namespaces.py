@@ -18,7 +18,7 @@ def hosts():
         yield made
 
 
-@pytest.mark.quick(ranks=[(2, 3, 1)])
+@pytest.mark.quick(ranks=[(1, 1)])
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 3, 1), (1, 2, 1, 1)], ids=str)
 def test_some_algorithms_between_namespaces(ranks, hosts):
     n = sum(ranks)

@@ -176,11 +176,13 @@ def conform(comm, *by):
     return cases, perform(comm, cases)
 
 
+@pytest.mark.sweep
 def test_processes_that_encrypt_compute_the_same():
     told = world_across([2, 1], env=ENCRYPTED).run(conform)
     check(told[0][0], [results for _, results in told])
 
 
+@pytest.mark.sweep
 def test_several_lanes_are_all_encrypted():
     env = ENCRYPTED | {"UNISONO_TCP_LANES": "3"}
     by = [("all_reduce", "ring"), ("all_to_all", "direct"), ("broadcast", "chain")]
@@ -197,6 +199,7 @@ def train(comm, elements, times):
     return "done"
 
 
+@pytest.mark.quick(way=["back"])
 @pytest.mark.parametrize(
     ("at", "way"), [(700, "forth"), (700, "back"), (2_000_003, "forth")]
 )
@@ -237,6 +240,7 @@ def meet(meeting_s):
     return "met"
 
 
+@pytest.mark.quick(encrypts=[1])
 @pytest.mark.parametrize("encrypts", [0, 1])
 def test_one_that_does_not_encrypt_is_told_so(encrypts):
     def env_of(rank):
@@ -302,6 +306,7 @@ def joins_without(told):
     return None
 
 
+@pytest.mark.sweep
 def test_a_newcomer_that_does_not_is_told_so(tmp_path):
     def env_of(rank):
         return {"UNISONO_JOIN": "1", "UNISONO_TLS": ""} if rank == 2 else {}

@@ -42,6 +42,7 @@ def lent_cases(n):
     return found
 
 
+@pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4, 5])
 def test_lent_buffers_on_processes(n):
     cases = [c for c in lent_cases(n) if c.counts % n == 0]

@@ -45,7 +45,7 @@ def reaching(comm, cases):
     return perform(comm, cases), comm._native.reach()
 
 
-@pytest.mark.quick(n=[3])
+@pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_every_algorithm(n):
     cases = every_algorithm(n, [large(n)])

@@ -215,6 +215,7 @@ def add_up(comm, base):
     return comm.rank, comm.world_size, x.tolist()
 
 
+@pytest.mark.quick(method=["fork", "forkserver"])
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_a_real_all_reduce(method):
     told = spawn(add_up, 3, (10,), method=method)
@@ -259,6 +260,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.quick(method=["forkserver"])
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_kill_9_of_the_parent_leaves_no_rank(tmp_path, method):
     file = tmp_path / "parent.py"

@@ -385,6 +385,7 @@ def launch(tmp_path, *command):
         assert f"rank {rank} of 2 is fine" in done.stdout
 
 
+@pytest.mark.sweep
 def test_torchrun(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"

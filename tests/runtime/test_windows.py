@@ -32,6 +32,7 @@ def failpoints():
     _native.arm_failpoints("")
 
 
+@pytest.mark.quick(seed=[0, 1])
 @pytest.mark.parametrize("seed", range(6))
 def test_ranks_that_stumble_on_threads(failpoints, seed):
     """Calls of many pieces by other algorithms each time, hence with other readers."""
