@@ -23,7 +23,8 @@ What they are made of: `flat` (many tensors in one), `buckets` (gradients as the
 `shares` (buckets of which a rank steps its part), `units` and `partition` (parameters
 that come and go), `pieces` (what a rank has of a parameter), `sharded` (layers that are
 cut), `apart` (the mark on what is cut), `patterns` (which modules a plan means),
-`functions` (collectives that gradients flow through), `checkpoint`.
+`stepping` (that all ranks step, or none), `functions` (collectives that gradients flow
+through), `checkpoint`.
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).

@@ -18,7 +18,7 @@ messages and not for calls, it leaves (`or_leaves`), and they raise PeerLost.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -73,27 +73,6 @@ def heard(comm: Communicator, what: str) -> Iterator[None]:
         with suppress(UnisonoError):  # which the others get; the caller, its own
             comm.barrier(label=what)
         raise
-
-
-@contextmanager
-def all_step(where: str, stepped: Callable[[str], bool | None]) -> Iterator[None]:
-    """If calls differ since only some ranks have stepped, the error says so.
-
-    `stepped` tells that of a call, or None if the call does not show it.
-    """
-    try:
-        yield
-    except CollectiveMismatch as error:
-        if {stepped(call) for call in error.calls.values()} != {True, False}:
-            raise
-        raise CollectiveMismatch(
-            f"{error}. {where}: some ranks have made an optimizer step that others "
-            "have skipped, as after an overflow that these alone have seen; all step, "
-            "or none. torch.amp.GradScaler asks all ranks; who looks at gradients by "
-            "hand must, too",
-            calls=error.calls,
-            seq=error.seq,
-        ) from None
 
 
 @contextmanager

@@ -33,13 +33,19 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument
-from unisono.parallel.agreement import all_step, heard
+from unisono.parallel.agreement import heard
 from unisono.parallel.apart import keep_parameters, refuse_assign
 from unisono.parallel.clipping import clip_grad_norm_
 from unisono.parallel.compressed import dense
 from unisono.parallel.flat import Pool, needs_grad
 from unisono.parallel.partition import Rule, agreed_partition
-from unisono.parallel.pieces import Piece, load_parameters, whole_parameters
+from unisono.parallel.pieces import (
+    Piece,
+    load_module_state,
+    load_parameters,
+    module_state,
+)
+from unisono.parallel.stepping import Updates, all_step, shows_new
 from unisono.parallel.units import Order, Policy, Unit
 from unisono.runtime.communicator import Communicator
 
@@ -87,7 +93,7 @@ class FSDP(nn.Module):
         self._units = {part: Unit(name, m, policy) for part, name, m in parts}
         self._reshards, self._prefetches = reshard_after_forward, prefetch
         self._sync = True
-        self._calls = self._updates = self._version = 0
+        self._calls, self._updates = 0, Updates()
         self._order = {"forward": Order(), "backward": Order()}
         self._backward = False
         self._flying: deque[Unit] = deque()
@@ -156,13 +162,7 @@ class FSDP(nn.Module):
         if args or options.get("prefix"):
             with heard(self.comm, "an error: state_dict"):
                 raise BadArgument("FSDP.state_dict: takes no destination and no prefix")
-        state = dict(self.module.state_dict())
-        whole = dict(whole_parameters(self.pieces))
-        # A parameter that stands in several places has a name for each.
-        at = {id(p.param): whole[p.name] for p in self.pieces}
-        named = self.module.named_parameters(remove_duplicate=False)
-        state.update({name: at[id(param)] for name, param in named})
-        return state
+        return module_state(self.module, self.pieces)
 
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -170,19 +170,7 @@ class FSDP(nn.Module):
         """Take this rank's part of a plain state dict; nothing is sent."""
         if assign:
             refuse_assign("FSDP")
-        known = self.module.state_dict()
-        missing = [name for name in known if name not in state]
-        unexpected = [name for name in state if name not in known]
-        if strict and (missing or unexpected):
-            raise BadArgument(
-                f"FSDP.load_state_dict: missing {missing[:3]}, unexpected "
-                f"{unexpected[:3]}; give the module's own names, or strict=False"
-            )
-        load_parameters([p for p in self.pieces if p.name in state], state)
-        for name, buffer in self.module.named_buffers():
-            if name in state:
-                buffer.copy_(state[name])
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+        return load_module_state(self.module, self.pieces, state, strict=strict)
 
     # --- forward
 
@@ -208,15 +196,8 @@ class FSDP(nn.Module):
             unit.in_backward = False
             unit.free()  # gathered for nothing, and perhaps before a step
         self._calls += 1
-        self._count_updates()
+        self._updates.look(unit.shard for unit in self.units)
         self._order["forward"].restart()
-
-    def _count_updates(self) -> None:
-        """Whether the shards have changed since the last forward pass, by a step."""
-        shards = [unit.shard for unit in self.units if not unit.shard.is_inference()]
-        version = sum(shard._version for shard in shards)
-        self._updates += version != self._version
-        self._version = version
 
     def _recomputing(self) -> bool:
         """Whether this is forward within backward, for activation checkpointing."""
@@ -251,16 +232,15 @@ class FSDP(nn.Module):
         """Gather a unit now, and begin with the one that came after it last time."""
         unit.gather(self._labelled(unit, way))
         after = self._order[way].after(unit)
-        with all_step("FSDP", _updated):
+        with all_step("FSDP", shows_new):
             unit.wait()
         if after is not None and self._prefetches:
             after.gather(self._labelled(after, way))
 
     def _labelled(self, unit: Unit, way: str) -> str:
-        """Of one unit it says how often shards have changed: the same on all ranks."""
-        if way == "backward" or unit is not self.units[0]:
-            return self._label(way)
-        return f"{self._label(way)}, {('even', 'odd')[self._updates % 2]} update"
+        """Of the first unit it also tells, once in a pass, whether shards are new."""
+        first = way == "forward" and unit is self.units[0]
+        return self._label(way) + (self._updates.told if first else "")
 
     # --- backward
 
@@ -312,8 +292,3 @@ class FSDP(nn.Module):
             unit.in_backward = False
             unit.free()
         self._backward = False
-
-
-def _updated(call: str) -> bool | None:
-    """Whether a call tells of an odd number of updates; None if it tells of none."""
-    return "odd update" in call if "update" in call else None

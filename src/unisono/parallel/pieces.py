@@ -81,6 +81,36 @@ def load_parameters(pieces: Sequence[Piece], state: Mapping[str, Tensor]) -> Non
         piece.param.copy_(piece.part(state[piece.name]))
 
 
+def module_state(module: nn.Module, pieces: Sequence[Piece]) -> State:
+    """The plain state dict of a module that has these pieces; all ranks together."""
+    state = dict(module.state_dict())
+    whole = dict(whole_parameters(pieces))
+    # A parameter that stands in several places has a name for each.
+    at = {id(p.param): whole[p.name] for p in pieces}
+    named = module.named_parameters(remove_duplicate=False)
+    state.update({name: at[id(param)] for name, param in named})
+    return state
+
+
+def load_module_state(
+    module: nn.Module, pieces: Sequence[Piece], state: Mapping[str, Any], strict: bool
+) -> Any:
+    """The way back; nothing is sent. Like torch, it tells which names do not fit."""
+    known = module.state_dict()
+    missing = [name for name in known if name not in state]
+    unexpected = [name for name in state if name not in known]
+    if strict and (missing or unexpected):
+        raise BadArgument(
+            f"FSDP.load_state_dict: missing {missing[:3]}, unexpected "
+            f"{unexpected[:3]}; give the module's own names, or strict=False"
+        )
+    load_parameters([p for p in pieces if p.name in state], state)
+    for name, buffer in module.named_buffers():
+        if name in state:
+            buffer.copy_(state[name])
+    return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
 def optimizer_state(optimizer: Optimizer, pieces: Sequence[Piece]) -> State:
     """Its state with whole tensors under the parameters' names, on every rank."""
     state: State = {}

@@ -34,12 +34,12 @@ from unisono.errors import BadArgument
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard
 from unisono.parallel.apart import is_apart
+from unisono.parallel.patterns import Plan
 from unisono.parallel.sharded import Sharded, Ties, shared_out
 from unisono.parallel.tensor import (
     Column,
     ColumnLinear,
     Divide,
-    Plan,
     Row,
     RowLinear,
     Vocabulary,

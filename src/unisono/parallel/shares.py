@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from unisono.parallel.agreement import all_step
 from unisono.parallel.apart import keep_apart
 from unisono.parallel.buckets import Bucket, Buckets
 from unisono.parallel.compressed import Compression, PerBucket
 from unisono.parallel.flat import Pool, counts_of, room, share, views
 from unisono.parallel.pieces import Piece, counts_in
+from unisono.parallel.stepping import all_step
 from unisono.runtime.communicator import Communicator
 
 _STEP = "parameters of bucket"

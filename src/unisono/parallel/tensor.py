@@ -28,8 +28,6 @@ model parallelism" (2019).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +39,11 @@ from unisono.parallel import functions
 from unisono.parallel.agreement import heard, prepared
 from unisono.parallel.apart import keep_parameters
 from unisono.parallel.flat import same_start
-from unisono.parallel.patterns import matching
+from unisono.parallel.patterns import Plan, Step, resolved, tell
 from unisono.parallel.sharded import Cut, Sharded, Ties, shared_out
 from unisono.parallel.vocabulary import VocabularyEmbedding
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
-
-_LOG = logging.getLogger("unisono")
 
 
 class ColumnLinear(Sharded):
@@ -185,11 +181,6 @@ class Divide:
         return module
 
 
-Plan = Mapping[str, Any]
-Step = tuple[str, str, Any]
-"""The name of a module, the pattern that matched it, and what is to be done."""
-
-
 def mlp_plan(where: str, *, up: str, down: str) -> dict[str, Any]:
     """The plan for a perceptron: `up` by columns, `down` by rows."""
     return {f"{where}.{up}": Column(), f"{where}.{down}": Row()}
@@ -222,19 +213,13 @@ def parallelize(
     """
     same_start(comm, module, "parallelize", leaves_apart=True)
     with prepared(comm, "parallelize") as told:
-        todo = list(_named(module, plan))
+        todo = list(resolved(module, plan))
         told += [f"{name}: {style}" for name, _, style in todo]
         told.append(f"reproducible = {reproducible}")
     if comm.rank == 0:
-        _tell(todo, plan)
+        tell(todo, plan)
     with prepared(comm, "parallelize"):  # a layer may refuse to be cut
         return _applied(module, comm, todo, reproducible)
-
-
-def _tell(todo: list[Step], plan: Plan) -> None:
-    for pattern, style in plan.items():
-        count = len({name for name, by, _ in todo if by == pattern})
-        _LOG.info("parallelize: %r matches %d modules: %s", pattern, count, style)
 
 
 def _applied(
@@ -268,40 +253,6 @@ def expect(module: nn.Module, kind: type[Any], style: object, how: Options) -> A
             f"an nn.{kind.__name__}; change the plan"
         )
     return module
-
-
-def _named(module: nn.Module, plan: Plan) -> Iterator[Step]:
-    """Every module that the plan means, with what is to be done."""
-    by: dict[tuple[str, type], str] = {}
-    for pattern, told in plan.items():
-        for style in told if isinstance(told, tuple) else (told,):
-            _refuse_style(pattern, style)
-            found = matching(module, pattern, "parallelize")
-            _refuse_many(pattern, style, found)
-            for name in found:
-                other = by.setdefault((name, type(style)), pattern)
-                if other != pattern:
-                    raise BadArgument(
-                        f"parallelize: {name} is matched by {other!r} and by "
-                        f"{pattern!r}, both for {type(style).__name__}; name it once"
-                    )
-                yield name, pattern, style
-
-
-def _refuse_style(pattern: str, style: object) -> None:
-    if not hasattr(style, "apply"):
-        raise BadArgument(
-            f"parallelize: the plan has {style!r} for {pattern!r}; expected Column(), "
-            "Row(), Vocabulary(), Divide(...) or one of `sequence`"
-        )
-
-
-def _refuse_many(pattern: str, style: Any, found: list[str]) -> None:
-    if getattr(style, "once", False) and len(found) > 1:
-        raise BadArgument(
-            f"parallelize: {pattern!r} matches {len(found)} modules, and {style} is "
-            f"for one; name it, as {found[0]!r}"
-        )
 
 
 def _no_tie_broken(module: nn.Module, ties: Ties) -> None:
