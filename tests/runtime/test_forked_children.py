@@ -49,11 +49,12 @@ def adds_up(comm):
 
 
 def ends_everything(held):
-    """Close and drop what the parent left, then be a world of its own."""
-    while held:
-        held.pop().close()
-    gc.collect()
-    with testing.world(2) as own:
+    """Close and drop what the parent left, in the midst of a world of its own."""
+    with testing.world(2) as own:  # its threads have the places of the parent's
+        assert own.run(adds_up) == [3.0, 3.0]
+        while held:
+            held.pop().close()
+        gc.collect()
         assert own.run(adds_up) == [3.0, 3.0]
 
 
