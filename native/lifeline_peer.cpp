@@ -55,6 +55,8 @@ Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options,
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
   bytes = allowed("life.receive", bytes);
+  if (tls) // what it holds nobody would be woken for again
+    bytes = std::max<std::size_t>(bytes, 1);
   if (bytes == 0) { // as if nothing had come
     errno = EAGAIN;
     return -1;

@@ -92,9 +92,12 @@ def small_objects(comm):
 
 
 def control(comm):
-    """What the lifelines tell: a verdict with both calls, whoever finds it."""
-    comm.barrier()
+    """What the lifelines tell: a verdict with both calls, whoever finds it.
+
+    One whose barrier is still on its way to it may hear of it there.
+    """
     try:
+        comm.barrier()
         if comm.rank == comm.world_size - 1:
             comm.all_gather(np.ones(3, np.int32))
         else:
@@ -170,9 +173,9 @@ def slowed(seed):
 
 def one_gives_up(comm, who):
     """One loses patience while another is late; nobody waits for its own limit."""
-    comm.barrier()
     begun = time.monotonic()
     try:
+        comm.barrier()
         if comm.rank == who:
             comm.broadcast(np.ones(4), root=0, timeout_s=0.2)
         if comm.rank == 0:
