@@ -20,7 +20,7 @@ from watching import has_ended
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.transports import shm
+from unisono.transports import rendezvous, shm
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,7 +47,7 @@ def bare(monkeypatch):
 
 def receives(rank, count):
     """Have rank 0 tell when so many have come; its time begins only then."""
-    true_guests = shm._Meeting._guests
+    true_guests = rendezvous.Rendezvous._guests
 
     def guests(self, listener):
         self.deadline = math.inf
@@ -57,7 +57,7 @@ def receives(rank, count):
                 self.deadline = time.monotonic() + self.timeout_s
                 rank.tell("they came")
 
-    shm._Meeting._guests = guests
+    rendezvous.Rendezvous._guests = guests
 
 
 def comes(rank, absent):
@@ -135,7 +135,7 @@ def test_two_processes_that_say_they_are_rank_0(forks):
 
 
 def finds_its_place_taken(rank):
-    address = shm._Meeting(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
         return takes(rank, address)
     return tries(rank, address)
@@ -143,7 +143,7 @@ def finds_its_place_taken(rank):
 
 def takes(rank, address):
     """Listen in the place of rank 0 until the others have tried."""
-    with shm.seqpacket() as stranger:
+    with rendezvous.seqpacket() as stranger:
         stranger.bind(address)
         stranger.listen()
         rank.until("tried", 0, 1)
@@ -163,7 +163,7 @@ def await_name(address):
 
 
 def _hello(rank):
-    return shm._Hello(unisono.__version__, rank.number, rank.n, "", "")
+    return rendezvous.Hello(unisono.__version__, rank.number, rank.n, "", "")
 
 
 def test_a_name_that_is_taken(forks):
@@ -175,7 +175,7 @@ def test_a_name_that_is_taken(forks):
 
 def meets_another_user(rank):
     """Rank 2 is another user's process, in the place of rank 0."""
-    address = shm._Meeting(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
         os.setuid(65534)
         return takes(rank, address)
@@ -196,13 +196,13 @@ def has_uninvited_guests(rank, kind):
     if rank.number < 2:
         time.sleep(0.1 * rank.number)
         return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=25)
-    address = shm._Meeting(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if kind == "another user":
         os.setuid(65534)
     until = time.monotonic() + 0.3
     kept = []
     while time.monotonic() < until:
-        knock = shm.seqpacket()
+        knock = rendezvous.seqpacket()
         with contextlib.suppress(OSError):
             knock.connect(address)
             if kind != "silence":
@@ -578,7 +578,7 @@ def listens(rank):
 
 
 def address_of(rank, epoch):
-    meeting = shm._Meeting(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
+    meeting = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
     return meeting.address.replace("\0", "@")
 
 
