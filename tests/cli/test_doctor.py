@@ -39,6 +39,7 @@ def test_this_host(capfd):
     assert "bandwidth of 4 MiB, one way (GB/s)" in out
 
 
+@pytest.mark.sweep
 def test_json_has_the_matrices(capfd):
     main(["doctor", "--json", "-n", "3"])
     told = json.loads(capfd.readouterr().out)

@@ -15,6 +15,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "table.json"
 
 
+@pytest.mark.sweep
 def test_what_was_tuned_is_what_is_chosen(run, file):
     """Three ranks as if on two hosts: measured, written, explained."""
     brief = ("--quick", "--collective", "barrier,all_gather")

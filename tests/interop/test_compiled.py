@@ -248,6 +248,7 @@ print("bye")
 """
 
 
+@pytest.mark.sweep
 def test_a_process_may_end_without_destroying_its_group(tmp_path, adapter):
     assert processes(tmp_path, adapter, LEFT) == ["bye\n"] * 2
 

@@ -115,6 +115,7 @@ def from_threads(rank):
     return failures
 
 
+@pytest.mark.sweep
 def test_groups_used_from_threads(ranks):
     assert ranks(3, from_threads) == [[], [], []]
 

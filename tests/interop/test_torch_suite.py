@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # It runs once for all of them.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.sweep]
 
 SUITE = Path(__file__).with_name("torch_suite.py")
 SOME = [

@@ -231,6 +231,7 @@ def on_processes(rank):
         return [value.tolist() for value in weights(model.module).values()]
 
 
+@pytest.mark.sweep
 def test_processes_get_what_threads_get(processes, threads):
     def run(comm):
         model, _, optimizer = ddp(comm, "topk:0.05")

@@ -191,6 +191,7 @@ def in_a_process(rank):
         return [x.tolist() for x in attend(comm, ring_attention, causal=True)]
 
 
+@pytest.mark.sweep
 def test_ranks_that_are_processes(processes):
     y, grads = dense(causal=True)
     for found in processes(3, in_a_process):

@@ -58,6 +58,7 @@ def state_of(cut, kept):
     return whole_state(cut)
 
 
+@pytest.mark.quick(how=["fsdp", "zero2"])
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -91,6 +92,7 @@ def test_layers_that_are_cut(threads, name, how):
     assert means == pytest.approx(losses, rel=LIMIT)
 
 
+@pytest.mark.quick(how=["fsdp"])
 @pytest.mark.parametrize("how", ["fsdp", "zero2"])
 def test_a_sequence_that_is_cut(threads, how):
     """Every rank has some of the tokens and all of the model, of which it has 1/4."""

@@ -71,7 +71,7 @@ def curve():
     return losses[LAST:]
 
 
-@pytest.mark.quick(name=["fsdp"])
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["zero2", "fsdp"])
 def test_survivors_name_the_dead_and_fewer_go_on(forks, processes, tmp_path, name):
     file = str(tmp_path / "model.safetensors")

@@ -101,6 +101,7 @@ def in_a_process(rank):
         return learn(pipe), list(pipe.layers)
 
 
+@pytest.mark.sweep
 def test_ranks_that_are_processes(processes):
     losses, _ = alone()
     found = processes(3, in_a_process)

@@ -164,6 +164,7 @@ def in_a_process(rank):
         return losses, {k: v.tolist() for k, v in state.items()}
 
 
+@pytest.mark.sweep
 def test_ranks_that_are_processes(processes):
     losses, right = one_process(steps=3)
     for mine, state in processes(2, in_a_process):

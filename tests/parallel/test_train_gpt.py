@@ -60,6 +60,7 @@ def test_every_strategy_has_the_losses_of_one_process(threads, strategy, alone, 
     assert "of the time in communication" in out
 
 
+@pytest.mark.quick(strategy=["fsdp"])
 @pytest.mark.parametrize(
     ("strategy", "codec"), [("ddp", "topk:0.1"), ("fsdp", "fp8"), ("zero3", "int8")]
 )

@@ -266,13 +266,13 @@ def grows(comm, world_size):
 
 
 def joins():
-    return told(unisono.init(join=True, meeting_s=30))
+    return told(unisono.init(join=True, meeting_s=100))
 
 
 def begun(n):
     """The world of the first n ranks, though all were told of more."""
     rank, job = int(os.environ["UNISONO_RANK"]), os.environ["UNISONO_JOB"]
-    return unisono.init(rank, n, job=job, meeting_s=30)
+    return unisono.init(rank, n, job=job, meeting_s=100)
 
 
 def grows_or_joins(first, world_size, shrinks=()):
@@ -281,9 +281,7 @@ def grows_or_joins(first, world_size, shrinks=()):
         return joins()
     comm = begun(first)
     for victim in shrinks:
-        if comm.rank == victim:
-            die()
-        until_lost(comm)
+        works_until_it_dies(comm, victim)  # none is still in init
         comm = comm.shrink(timeout_s=100)
     return grows(comm, world_size)
 

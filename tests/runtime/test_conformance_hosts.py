@@ -38,7 +38,7 @@ def test_every_algorithm_on_any_hosts(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
-@pytest.mark.quick(hosts=[(0, 0, 1, 0, 1, 2)])
+@pytest.mark.quick(hosts=[(0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 0, 1, 2)], ids=str)
 def test_algorithms_with_parameters_on_any_hosts(hosts):
     n = len(hosts)

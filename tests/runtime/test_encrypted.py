@@ -281,6 +281,7 @@ def survive(comm):
         return why.ranks, float(left.all_reduce(np.ones(1))[0])
 
 
+@pytest.mark.sweep
 def test_newcomers_must_encrypt_too():
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank == 2 else {}

@@ -47,6 +47,7 @@ def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
             assert (bits(found) == bits(in_rank_order(n, count, dtype))).all()
 
 
+@pytest.mark.sweep
 def test_so_are_they_on_processes():
     for results in unisono.spawn(reduced, 3, ([5, 70_000], "bfloat16")):
         for found in results:
@@ -67,6 +68,7 @@ def test_reproducible_sums_do_not_depend_on_windows(n, window):
                 assert (bits(found) == bits(in_rank_order(n, found.size))).all()
 
 
+@pytest.mark.sweep
 def test_nor_on_processes_and_lent_buffers():
     for results in unisono.spawn(everywhere, 3):
         for found in results:

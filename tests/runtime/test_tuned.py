@@ -289,6 +289,7 @@ def test_processes_without_a_table_choose_as_ever(file, monkeypatch):
         assert "there is no table" in told
 
 
+@pytest.mark.sweep
 def test_only_the_file_of_rank_0_counts(file, tmp_path):
     """Each rank has a file of its own; across hosts as well."""
     other = write(tmp_path / "other.json", a_world(parts=parts("direct")))
