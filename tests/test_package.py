@@ -156,7 +156,7 @@ def test_a_reader_that_has_enough_is_no_error():
 
 def test_files_and_functions_stay_readable():
     for file in sorted((ROOT / "src").rglob("*.py")):
-        assert len(file.read_text(encoding="utf-8").splitlines()) <= 400, file
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
 
 
 def test_the_version_is_told_once_and_the_same():

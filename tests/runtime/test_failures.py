@@ -1055,3 +1055,56 @@ def test_a_refused_call_tells_the_limit_that_ran_out():
     first, second = world(2, timeout_s=50).run(is_refused_after_a_timeout, passed)
     assert "within 0.3 s" in first["message"]
     assert "not completed; rank 0" in second["message"]
+
+
+# --- a rank that fails while a group is made
+
+
+def breaks_before_joining(rank):
+    """Rank 0 cannot join, breaks the communicator, and stays."""
+    comm = rank.init(timeout_s=600)
+    comm.barrier()
+    if rank.number == 0:
+
+        def refuse(*args, **options):
+            raise FileNotFoundError
+
+        comm._transport.communicator = refuse
+        with pytest.raises(FileNotFoundError):
+            comm.split(0)
+        comm._native.give_up(1, True)
+        rank.until("heard", 1, 2)
+        return None
+    error = attempt(comm.split, 0)
+    rank.tell("heard")
+    return error["error"]
+
+
+def test_split_ends_when_the_communicator_it_is_made_from_is_broken(forks):
+    ends = forks.run(3, breaks_before_joining)
+    assert [end.value for end in ends] == [None, *["CollectiveTimeout"] * 2], ends
+
+
+def dies_before_joining(rank):
+    """Ranks of the group are counted the other way round; rank 1 comes to it late."""
+    comm = rank.init(timeout_s=600)
+    comm.barrier()
+    join = comm.joined
+    if rank.number == 2:
+        comm.joined = lambda *args, **options: os._exit(0)
+    elif rank.number == 1:
+
+        def join_late(*args, **options):
+            made = join(*args, **options)
+            rank.until("heard", 0)
+            return made
+
+        comm.joined = join_late
+    error = attempt(comm.split, 0, -rank.number)
+    rank.tell("heard")
+    return error["error"], error["attributes"]["ranks"]
+
+
+def test_split_names_ranks_as_the_caller_knows_them(forks):
+    ends = forks.run(3, dies_before_joining)
+    assert [end.value for end in ends[:2]] == [["PeerLost", [2]]] * 2, ends

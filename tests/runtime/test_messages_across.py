@@ -197,7 +197,10 @@ def test_a_verdict_that_a_lifeline_brings(victim, wrong):
 def test_a_note_with_numbers_that_nobody_knows(victim):
     """A call that differs, by who has an element type and an operation more."""
     with Forger(victim, messages=False) as forger:
-        note = struct.pack("<QQi4B40s", 1, 5, 0, 3, 200, 200, 0, b"\xff" * 40)
+        lengths = b"\xff" * 4
+        note = struct.pack(
+            "<4Qi3B4s149s", 1, 5, 0, 0, 0, 3, 200, 200, lengths, b"\xff" * 149
+        )
         forger.send(note, flags=1, call=1)
         with pytest.raises(Exception, match=r"reduce\(\? × 5, \?, root 0\)"):
             victim.broadcast(np.ones(4), root=0)

@@ -84,7 +84,7 @@ class Base(Verdicts):
         self._quick = _native.quick_of(native)
         transport.admit(self, native.id(), Known(name, agreed, self._ranks))
         self._dropped = finalize(
-            self, transport.give_back, native, agreed, on_close, self._inflight.end
+            self, transport.give_back, native, agreed, on_close, self._inflight
         )
         self._dropped.atexit = False  # then all are closed
 

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.errors import BadArgument, Corrupted, PeerLost, whole_number
+from unisono.errors import (
+    BadArgument,
+    CollectiveTimeout,
+    Corrupted,
+    PeerLost,
+    whole_number,
+)
 from unisono.runtime.base import agreed_number
 from unisono.runtime.buffers import readable
+from unisono.runtime.failures import Trouble
 from unisono.runtime.objects import MOST_BYTES, decode, encode
 from unisono.units import format_bytes
 
@@ -59,18 +66,13 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
     """Wait until all have joined: nobody may close it before all found its memory.
 
     A rank that fails before it has joined cannot say so in the new communicator, only
-    by leaving the one that it was made from: so that is looked at, too.
+    by leaving or breaking the one that it was made from: so that is looked at, too.
     """
-    work = made.barrier(async_op=True)
-    native = work.native
-    while not native.wait(_LOOK_NS):
-        left = [r for r in members if comm._native.states()[r][_LEFT]]
-        if left and not native.wait(_GRACE_NS):
-            made.close()
-            raise comm._out_of_reach(left[0], "split", late=False)
     try:
-        work.wait()
+        if _all_join(comm, made, members):
+            return
     except PeerLost as error:  # by the ranks that the caller knows
+        made.close()
         lost = [members[r] for r in error.ranks]
         raise PeerLost(
             f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
@@ -78,9 +80,37 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
             ranks=lost,
             pids=error.pids,
             host=error.host,
-            collective=error.collective,
+            collective="split",
             seq=error.seq,
         ) from error
+    except CollectiveTimeout as error:
+        made.close()
+        late = [members[r] for r in error.ranks]
+        told = ", ".join(str(comm.peers[r]) for r in late)
+        raise CollectiveTimeout(
+            f"split: {told} did not join the new communicator within "
+            f"{comm.timeout_s:g} s",
+            ranks=late,
+            collective="split",
+            seq=error.seq,
+        ) from error
+    made.close()
+    raise comm._failure(refused="split")
+
+
+def _all_join(comm: Communicator, made: Communicator, members: Sequence[int]) -> bool:
+    """Whether all have come; False if somebody cannot, and `comm` is broken by that."""
+    work = made.barrier(async_op=True)
+    native = work.native
+    while not native.wait(_LOOK_NS):
+        left = [r for r in members if comm._native.states()[r][_LEFT]]
+        is_broken = comm._native.verdict()[0] != Trouble.NONE
+        if (left or is_broken) and not native.wait(_GRACE_NS):
+            if not is_broken:
+                comm._native.give_up(left[0], False)
+            return False
+    work.wait()
+    return True
 
 
 def broadcast_object(

@@ -132,6 +132,18 @@ class InFlight:
             if work.state() != _SUCCEEDED:
                 self._calls.append((work, arrays))
 
+    def pending(self) -> bool:
+        """Whether any has not ended."""
+        with self._lock:
+            return any(work.state() == _PENDING for work, _ in self._calls)
+
+    def rest(self) -> None:
+        """Sleep until all have ended, well or not."""
+        with self._lock:
+            works = [work for work, _ in self._calls]
+        for work in works:
+            work.wait(-1, False)
+
     def end(self) -> None:
         """The communicator is closed: none is in flight any longer."""
         with self._lock:

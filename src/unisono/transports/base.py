@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, finalize
 
 import numpy as np
@@ -58,6 +58,19 @@ _ASK_FROM = 256 << 20
 """Above this many bytes look first: the kernel would rather kill than refuse."""
 
 _NUMBERS = count(1)
+
+
+class InFlight(Protocol):
+    """The calls of a communicator that are in flight, and their arrays."""
+
+    def pending(self) -> bool:
+        """Whether any has not ended."""
+
+    def rest(self) -> None:
+        """Sleep until all have ended."""
+
+    def end(self) -> None:
+        """Let go of the arrays: the communicator is closed."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,8 @@ class Transport:
     patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
+    ending: set[InFlight] = field(init=False, default_factory=set)
+    """The calls of those that nobody refers to any longer."""
     logbook: Logbook = field(init=False)
     farewells: list[Callable[[], object]] = field(init=False, default_factory=list)
     """What is done when everything ends, or when nobody refers to this any longer."""
@@ -194,24 +209,45 @@ class Transport:
         native: Comm,
         agreed: int,
         on_close: Callable[[], None] | None,
-        let_go: Callable[[], None],
+        calls: InFlight,
     ) -> None:
         """End a communicator that was dropped without close().
 
         It may be the garbage collector that comes here, on any thread and in the middle
         of anything: so no other thread of ours is waited for. The end of the last one
-        is the end of the world, whose threads are joined by a thread of its own. Its
-        arrays are let go of after it is closed, by `let_go`.
+        is the end of the world, whose threads are joined by a thread of its own. So are
+        its calls in flight awaited: others still take part in them.
         """
         if self.closed or self.engine.forked():
             return
+        if not calls.pending():
+            self._end(native, agreed, on_close, calls)
+            return
+        self.ending.add(calls)
+
+        def end() -> None:
+            calls.rest()
+            self.ending.discard(calls)
+            self._end(native, agreed, on_close, calls)
+
+        threading.Thread(target=end, name="unisono end", daemon=True).start()
+
+    def _end(
+        self,
+        native: Comm,
+        agreed: int,
+        on_close: Callable[[], None] | None,
+        calls: InFlight,
+    ) -> None:
+        if self.closed:
+            return
         native.close()
-        let_go()
+        calls.end()
         if self.streams is not None:
             self.streams.leave(agreed)
         if on_close is not None:
             on_close()
-        if not any(True for _ in self.users):
+        if not self.ending and not any(True for _ in self.users):
             threading.Thread(target=self.close, name="unisono end").start()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
