@@ -256,9 +256,9 @@ FAULTS = (
     Fault(
         "given up without a word",
         "channel.cpp",
-        "  if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {",
-        f"  if (!{_if('given up without a word')} && transfer.head_sent_ &&\n"
-        "      transfer.done_ < transfer.bytes_) {",
+        "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
+        f"  if (!{_if('given up without a word')} &&\n"
+        "      transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
         "message given up",
         {"retries": 2},
     ),

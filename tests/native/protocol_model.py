@@ -40,7 +40,9 @@ PRODUCT = [
     "channel",
     "channel_receiving",
     "task",
+    "fork",
     "mesh",
+    "mesh_messages",
     "failpoint",
 ]
 SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
