@@ -43,6 +43,7 @@ SOUND: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("messages", 2, {"retries": 2}),
     ("long message", 2, {"retries": 3}),
     ("message given up", 2, {"retries": 2}),
+    ("message given up after another", 2, {"retries": 2}),
 )
 LARGE: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("arrival", 3, {}),
