@@ -32,15 +32,15 @@ Scenario calls(int n, const std::vector<Part> &parts) {
   name(buffers->output, "outputs");
   Scenario scenario;
   for (int r = 0; r < n; ++r) {
-    auto *plans = new std::vector<Plan>;
+    auto *plans = new std::vector<std::shared_ptr<const Plan>>;
     for (std::size_t i = 0; i < parts.size(); ++i)
       plans->push_back(make_plan(parts[i].name, n, r, parts[i].cut, i + 1));
     scenario.threads.push_back([=] {
       Element *input = buffers->input[r], *output = buffers->output[r];
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        const Plan &plan = (*plans)[i];
+        const auto &plan = (*plans)[i];
         const bool gathers = parts[i].name == "gather", casts = parts[i].name == "broadcast";
-        const int chunks = int(plan.size.size()), pieces = parts[i].cut.pieces;
+        const int chunks = int(plan->size.size()), pieces = parts[i].cut.pieces;
         for (int e = 0; e < chunks * pieces; ++e)
           input[e] = value(int(i), r, e);
         check(call((*world)[r], plan, input, output), "a call fails that nothing stands against");

@@ -28,12 +28,12 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
   name(what->output, "outputs");
   Scenario scenario;
   for (int r = 0; r < n; ++r) {
-    auto *plan = new Plan(make_plan(collective, n, r, cut));
+    const auto plan = make_plan(collective, n, r, cut);
     scenario.threads.push_back([=] {
       const int count = int(plan->size.size());
       for (int e = 0; e < count; ++e)
         what->input[r][e] = Element(r + 1);
-      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r],
+      what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
                            r < impatient ? Waits::impatient : Waits::looking,
                            &what->verdict[r]);
       for (int e = 0; e < count && what->done[r]; ++e)
@@ -68,10 +68,10 @@ Scenario mismatch(int n) {
   auto *what = new Outcome;
   Scenario scenario;
   for (int r = 0; r < n; ++r) {
-    auto *plan = new Plan(make_plan("naive", n, r, {1, true, false}, r == 0 ? 1 : 2));
+    const auto plan = make_plan("naive", n, r, {1, true, false}, r == 0 ? 1 : 2);
     scenario.threads.push_back([=] {
       what->input[r][0] = Element(r);
-      what->done[r] = call((*world)[r], *plan, what->input[r], what->output[r],
+      what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
                            Waits::looking, &what->verdict[r]);
       check(!what->done[r] || r != 0, "calls differ, and one of them succeeds");
     });

@@ -61,25 +61,34 @@ Scenario messages(int count, std::size_t elements) {
   return scenario;
 }
 
-// The sender gives up when the ring is full: who waits for the rest must hear of it.
-Scenario cut() {
+// The sender gives up when the ring is full: who waits for the rest must hear of it, and gets
+// what was sent whole before it.
+Scenario cut(int whole) {
   auto *world = new World(2);
   auto *mail = new Mail;
   name(mail, "mail");
   Scenario scenario;
   scenario.threads.push_back([=] {
     Verdict verdict;
-    const bool done = transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[0], most,
-                               true, &verdict);
+    for (int m = 0; m < whole; ++m)
+      check(transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[m], 2, false,
+                     &verdict),
+            "a send fails");
+    const bool done = transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[whole],
+                               most, true, &verdict);
     outcome(done ? "sent" : "given up");
     if (!done)
-      for (Element &e : mail->sent[0])
+      for (Element &e : mail->sent[whole])
         e = 77;
   });
   scenario.threads.push_back([=] {
     Verdict verdict;
-    const bool done = transfer((*world)[1], Transfer::Direction::receive, 0, mail->received[0],
-                               most, false, &verdict);
+    for (int m = 0; m < whole; ++m)
+      check(transfer((*world)[1], Transfer::Direction::receive, 0, mail->received[m], 2, false,
+                     &verdict),
+            "a message is lost that was sent whole");
+    const bool done = transfer((*world)[1], Transfer::Direction::receive, 0,
+                               mail->received[whole], most, false, &verdict);
     check(done || verdict.trouble == Trouble::cut, "a receive fails for another reason");
     outcome(done ? "received" : "cut");
   });
@@ -91,7 +100,8 @@ Scenario cut() {
 void add_messages(Scenarios &all) {
   all["messages"] = [](int) { return messages(2, 2); };
   all["long message"] = [](int) { return messages(1, 6); };
-  all["message given up"] = [](int) { return cut(); };
+  all["message given up"] = [](int) { return cut(0); };
+  all["message given up after another"] = [](int) { return cut(1); };
 }
 
 } // namespace model

@@ -46,12 +46,12 @@ Scenario driven(int n) {
   auto *buffers = new Buffers;
   Scenario scenario;
   for (int r = 0; r < n; ++r) {
-    auto *plan = new Plan(make_plan("direct", n, r, {1, false, true}));
+    const auto plan = make_plan("direct", n, r, {1, false, true});
     scenario.threads.push_back([=] {
       for (Element &e : buffers->input[r])
         e = Element(r + 1);
       Comm &comm = (*world)[r];
-      Collective *op = comm.begin_inline(*plan, buffers->input[r], buffers->output[r], 0);
+      Collective *op = comm.begin_inline(plan, buffers->input[r], buffers->output[r], 0);
       check(comm.drive(*op, none, nullptr) == Task::succeeded, "a call fails");
       for (int e = 0; e < n; ++e)
         check(buffers->output[r][e] == Element(n * (n + 1) / 2), "a result is wrong");

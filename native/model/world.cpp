@@ -10,7 +10,6 @@
 
 // What a process has beside its communicators: nothing of it is modelled.
 namespace unisono {
-Progress::Progress() : fork_epoch_(0) {}
 Progress::~Progress() = default;
 void Progress::add(Comm *) {}
 void Progress::remove(Comm *) {}
@@ -98,9 +97,11 @@ const Lowered &lowered(const std::string &name, int n) {
   return all_lowered.at(name + std::to_string(n));
 }
 
-Plan make_plan(const std::string &name, int n, int rank, Cut cut, std::uint64_t fingerprint) {
+std::shared_ptr<const Plan> make_plan(const std::string &name, int n, int rank, Cut cut,
+                                      std::uint64_t fingerprint) {
   const Lowered &made = lowered(name, n);
-  Plan plan;
+  const auto shared = std::make_shared<Plan>();
+  Plan &plan = *shared;
   for (const std::size_t lent : {0, 3})
     if (lent == 0 || cut.lends)
       plan.programs[lent] = made.programs[lent][std::size_t(rank)];
@@ -119,7 +120,7 @@ Plan make_plan(const std::string &name, int n, int rank, Cut cut, std::uint64_t 
   plan.in_header = cut.in_header;
   plan.may_lend = cut.lends;
   plan.fingerprint = fingerprint;
-  return plan;
+  return shared;
 }
 
 World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
@@ -127,8 +128,9 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
   std::vector<std::size_t> ranks;
   for (int r = 0; r < n; ++r)
     ranks.push_back(std::size_t(r));
-  int fd = -1;
-  const auto memory = Memory::make(Layout::bytes(std::size_t(n), half), &fd);
+  std::shared_ptr<Descriptor> fd;
+  const auto memory =
+      Memory::make(Layout::bytes(std::size_t(n), std::size_t(n), half), fd);
   for (int r = 0; r < n; ++r) {
     Engine engine{std::make_shared<Mesh>(std::size_t(r), hub), recorder, progress, nullptr};
     comms.push_back(std::make_unique<Comm>(std::move(engine), ranks, std::size_t(r), ranks,
@@ -158,9 +160,9 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
   }
 }
 
-bool call(Comm &comm, const Plan &plan, const Element *input, Element *output, Waits how,
+bool call(Comm &comm, std::shared_ptr<const Plan> plan, const Element *input, Element *output, Waits how,
           Verdict *verdict) {
-  Collective *op = comm.begin_inline(plan, input, output, 0);
+  Collective *op = comm.begin_inline(std::move(plan), input, output, 0);
   check(op != nullptr, "a call finds another one in its way");
   bool done = true;
   while (!comm.try_drive(*op, 0)) {

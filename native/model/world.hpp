@@ -14,7 +14,7 @@ namespace model {
 
 using Element = std::uint64_t;
 
-// What lower made of a collective, for all ranks, as tests/native/model.py wrote it down.
+// What lower made of a collective, for all ranks, as tests/native/protocol_model.py wrote it down.
 struct Lowered {
   std::vector<std::int64_t> input_at, output_at; // of chunks of one element
   std::vector<std::vector<std::shared_ptr<unisono::Program>>> programs; // by lent, by rank
@@ -28,8 +28,8 @@ struct Cut {
   bool in_header = false;
   bool lends = false; // programs for lent buffers, if not
 };
-unisono::Plan make_plan(const std::string &name, int n, int rank, Cut cut,
-                        std::uint64_t fingerprint = 1);
+std::shared_ptr<const unisono::Plan> make_plan(const std::string &name, int n, int rank,
+                                               Cut cut, std::uint64_t fingerprint = 1);
 
 // Shared by the threads of an execution, and made anew for each.
 struct World {
@@ -44,7 +44,7 @@ struct World {
 // succeeded. Who waits looks whether somebody has given up, or trusts that nobody does; one
 // that is impatient gives up itself when it first has to wait.
 enum class Waits { trusting, looking, impatient };
-bool call(unisono::Comm &comm, const unisono::Plan &plan, const Element *input,
-          Element *output, Waits how = Waits::trusting, unisono::Verdict *verdict = nullptr);
+bool call(unisono::Comm &comm, std::shared_ptr<const unisono::Plan> plan,
+          const Element *input, Element *output, Waits how = Waits::trusting, unisono::Verdict *verdict = nullptr);
 
 } // namespace model

@@ -35,7 +35,7 @@ def _relaxed(name: str, file: str, text: str, order: str, scenario: str) -> Faul
     """An operation that has lost its order."""
     weak = f"({_if(name)} ? std::memory_order_relaxed : std::{order})"
     planted = text.replace(f"std::{order}", weak)
-    options = {"retries": 2} if scenario == "messages" else {}
+    options = {"retries": 2} if "message" in scenario else {}
     return Fault(name, file, text, planted, scenario, options)
 
 
@@ -118,6 +118,20 @@ FAULTS = (
         "(sent - ring->taken.load(std::memory_order_acquire));",
         "memory_order_acquire",
         "messages",
+    ),
+    _relaxed(
+        "cut without release",
+        "channel.cpp",
+        "box.ring->cut.store(1, std::memory_order_release);",
+        "memory_order_release",
+        "message given up after another",
+    ),
+    _relaxed(
+        "cut without acquire",
+        "channel_receiving.cpp",
+        "inboxes_[from].ring->cut.load(std::memory_order_acquire) != 0;",
+        "memory_order_acquire",
+        "message given up after another",
     ),
     # A swapped store.
     Fault(
@@ -256,9 +270,9 @@ FAULTS = (
     Fault(
         "given up without a word",
         "channel.cpp",
-        "  if (transfer.head_sent_ && transfer.done_ < transfer.bytes_) {",
-        f"  if (!{_if('given up without a word')} && transfer.head_sent_ &&\n"
-        "      transfer.done_ < transfer.bytes_) {",
+        "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
+        f"  if (!{_if('given up without a word')} &&\n"
+        "      transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
         "message given up",
         {"retries": 2},
     ),

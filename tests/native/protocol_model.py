@@ -40,7 +40,9 @@ PRODUCT = [
     "channel",
     "channel_receiving",
     "task",
+    "fork",
     "mesh",
+    "mesh_messages",
     "failpoint",
 ]
 SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
@@ -63,6 +65,9 @@ WRAPPED = [
 ]
 PLAIN = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-tsan"]
 INSTRUMENTED = [*PLAIN, "-fsanitize=thread", "-fno-builtin-memcpy"]
+# Where the words of the protocol are used, and how that reads.
+ORDERED_IN = {"collective.cpp", "lending.cpp", "channel.cpp", "channel_receiving.cpp"}
+OPERATION = re.compile(r"(\.|->)(load|store|fetch_\w+|exchange|compare_\w+)\(|_fence\(")
 COLLECTIVES = (
     ("naive", "all_reduce", "naive"),
     ("direct", "all_reduce", "direct"),
@@ -217,3 +222,15 @@ def explore(program: Path, scenario: str, number: int = 2, **options: Any) -> Re
     told = {"programs": program.parent / "programs.txt", "scenario": scenario}
     words = [f"{key}={value}" for key, value in (told | options).items()]
     return Report(**json.loads(_run([program, *words, f"number={number}"])))
+
+
+def operation_at(program: Path, site: int) -> str | None:
+    """The line, as the model has it, that returns to `site`, if it uses such a word."""
+    inlined = _run(["addr2line", "-i", "-e", program, hex(site - 1)])
+    frames = re.findall(r"([^/\n]+):(\d+)", inlined)  # the innermost first
+    own = [frame for frame in frames if (program.parent / frame[0]).exists()]
+    file, line = own[0] if own else ("", "")
+    if file not in ORDERED_IN:
+        return None
+    text = (program.parent / file).read_text().splitlines()[int(line) - 1].strip()
+    return f"{file}: {text}" if OPERATION.search(text) else None
