@@ -136,7 +136,7 @@ ROWS = np.arange(24.0).reshape(2, 3, 4)
         np.broadcast_to(np.int16(3), (2, 5)),
         np.frombuffer(bytes(9), np.uint8)[1:].view(np.int64),
         np.zeros((1,) * 32),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         np.array(["", "äö"]),
     ],
 )

@@ -73,6 +73,8 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
             return
     except PeerLost as error:  # by the ranks that the caller knows
         made.close()
+        if _is_broken(comm):  # then others left because of that
+            raise comm._failure(refused="split") from error
         lost = [members[r] for r in error.ranks]
         raise PeerLost(
             f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
@@ -80,7 +82,7 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
             ranks=lost,
             pids=error.pids,
             host=error.host,
-            collective="split",
+            collective=error.collective,
             seq=error.seq,
         ) from error
     except CollectiveTimeout as error:
@@ -91,7 +93,7 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
             f"split: {told} did not join the new communicator within "
             f"{comm.timeout_s:g} s",
             ranks=late,
-            collective="split",
+            collective=error.collective,
             seq=error.seq,
         ) from error
     made.close()
@@ -104,13 +106,16 @@ def _all_join(comm: Communicator, made: Communicator, members: Sequence[int]) ->
     native = work.native
     while not native.wait(_LOOK_NS):
         left = [r for r in members if comm._native.states()[r][_LEFT]]
-        is_broken = comm._native.verdict()[0] != Trouble.NONE
-        if (left or is_broken) and not native.wait(_GRACE_NS):
-            if not is_broken:
-                comm._native.give_up(left[0], False)
+        if (left or _is_broken(comm)) and not native.wait(_GRACE_NS):
+            if left:
+                comm._native.give_up(left[0], False)  # unless it is broken already
             return False
     work.wait()
     return True
+
+
+def _is_broken(comm: Communicator) -> bool:
+    return comm._native.verdict()[0] != Trouble.NONE
 
 
 def broadcast_object(

@@ -145,6 +145,7 @@ class Transport:
     patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
+    _closing: threading.RLock = field(init=False, default_factory=threading.RLock)
     ending: set[InFlight] = field(init=False, default_factory=set)
     """The calls of those that nobody refers to any longer."""
     logbook: Logbook = field(init=False)
@@ -191,18 +192,20 @@ class Transport:
 
     def close(self) -> None:
         """End everything; nothing can be done with it any longer."""
-        self.retire()
-        if self.leave is not None:
-            self.leave()
+        with self._closing:  # when this returns it has ended, whoever ends it
+            self.retire()
+            if self.leave is not None:
+                self.leave()
 
     def retire(self) -> None:
         """End everything but the place where others connect, which may be kept."""
-        while self.farewells:
-            self.farewells.pop()()
-        self.closed = True
-        if self.streams is not None:
-            self.streams.leave_all()
-        self.engine.close()
+        with self._closing:
+            while self.farewells:
+                self.farewells.pop()()
+            self.closed = True
+            if self.streams is not None:
+                self.streams.leave_all()
+            self.engine.close()
 
     def give_back(
         self,

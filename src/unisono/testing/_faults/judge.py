@@ -60,7 +60,7 @@ def _misnamed(seen: Seen, report: Report) -> list[str]:
         host = f"host{places[trial.victim]}" if places else socket.gethostname()
         if seen.host != host:
             wrong.append(f"rank {seen.rank} names the host {seen.host!r}")
-    if seen.collective not in (*CODES, "empty"):
+    if seen.collective not in (*CODES, "empty", "split"):
         wrong.append(f"rank {seen.rank} names the call {seen.collective!r}")
     if seen.seq < 1 and seen.collective not in ("send", "recv"):
         wrong.append(f"rank {seen.rank} names the sequence number {seen.seq}")
