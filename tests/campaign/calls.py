@@ -58,8 +58,17 @@ class Salted(Case):
 
 class Desk:
     def __init__(
-        self, comm, ids, seed, *, large=False, any_source=True, sign=lambda: None
+        self,
+        comm,
+        ids,
+        seed,
+        *,
+        large=False,
+        messages=True,
+        any_source=True,
+        sign=lambda: None,
     ):
+        self.weights = _WEIGHTS if messages else _WEIGHTS | {"messages": 0}
         self.any_source = any_source
         self.comm, self.ids, self.seed, self.large = comm, list(ids), seed, large
         self.me = self.ids[comm.rank]
@@ -71,7 +80,8 @@ class Desk:
     def turn(self, number):
         """Make the calls of one turn."""
         rng = random.Random(f"{self.seed}/{number}")
-        _KINDS[rng.choices(list(_KINDS), _WEIGHTS)[0]](self, rng)
+        kind = rng.choices(list(self.weights), list(self.weights.values()))[0]
+        _KINDS[kind](self, rng)
         self.calls += 1
 
     def close_groups(self):
@@ -314,7 +324,7 @@ _KINDS = {
     "concurrent": concurrent,
     "coded": coded,
 }
-_WEIGHTS = [30, 8, 8, 4, 6, 3, 8, 3]
+_WEIGHTS = dict(zip(_KINDS, (30, 8, 8, 4, 6, 3, 8, 3), strict=True))
 
 
 @cache

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from campaign import calls, threads
-from campaign.judge import judge_shrunk, judge_work, may_be_too_few
+from campaign.judge import judge_work, judge_world, may_be_too_few
 from campaign.plan import BREAKS, LOSSES
 from campaign.rank import Rank, be_rank
 from unisono.runtime.place import free_port
@@ -103,7 +103,7 @@ class Running:
         self.trial, self.networks = trial, networks
         self.outcome = Outcome(trial)
         self.children = []
-        self.living = list(range(trial.n))
+        self.living = list(range(trial.n))  # in the order of their ranks
         self.life = Life(_MOST_RANKS)
         self.stderr = os.memfd_create("stderr")
         self.job = secrets.token_hex(8)
@@ -207,7 +207,7 @@ class Running:
         elif name == "kill_in_shrink":
             struck_at = self._kill(phase, victims[:1])
             self.await_any(number, "worked")
-            time.sleep(0.3 * phase.after_s)
+            time.sleep(phase.turn * phase.after_s)  # before the world is settled, or after
             self._kill(phase, victims[1:])
         elif name in ("stop", "pause"):
             victims[0].signal(signal.SIGSTOP)
@@ -266,7 +266,7 @@ class Running:
         went_on = {me: told for me, told in seen.items() if me not in alone}
         self.living = [me for me in left if me not in alone]
         if not alone:
-            self.outcome.problems += judge_shrunk(went_on, self.living)
+            self.outcome.problems += judge_world(went_on, self.living)
         if phase.grow and self.living and not self.outcome.problems:
             self._grow(number, phase)
 
@@ -292,9 +292,10 @@ class Running:
         newcomers = list(range(born, born + phase.grow))
         for me in newcomers:
             self.fork(me, first_phase=number + 1, joins=True)
-        self.await_all(self.living, "grown", number)
-        self.await_all(newcomers, "met")
-        self.living += newcomers
+        seen = self.await_all(self.living, "grown", number)
+        seen |= self.await_all(newcomers, "met")
+        self.outcome.problems += judge_world(seen, self.living + newcomers)
+        self.living = seen[newcomers[0]]["ids"]
 
     def _check_end(self, child):
         if left := child.told("ended")["left"]:

@@ -1,6 +1,6 @@
 """Whether what was seen of a phase is what is promised."""
 
-from campaign.plan import HEALS, LOSSES, outweighs
+from campaign.plan import HEALS, LOSSES, SHORTAGES, outweighs
 
 _LATE_S = 30.0
 """Long after what is promised: the machine may be busy, but this is no hang yet."""
@@ -19,15 +19,19 @@ def judge_work(phase, seen, struck_at, across):
                 problems.append(f"rank {me} was to go on, but: {_error(told)}")
             continue
         times.append(max(0.0, told["at"] - struck_at))
-        problems += _misread(me, told, phase, seen)
+        problems += _misread(me, told, phase, seen, across)
         if times[-1] > _LATE_S:
             problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
     return problems, times
 
 
-def _misread(me, told, phase, seen):
+def _misread(me, told, phase, seen, across):
     strike = phase.strike
-    if strike in ("descriptors", "memory") and me in phase.victims:
+    if strike in SHORTAGES and across and told["error"] == "CollectiveTimeout":
+        # Who is short of something takes no connections: one who needs another's is
+        # late for that reason, and so are those who wait for it in turn.
+        return []
+    if strike in SHORTAGES and me in phase.victims:
         return [] if told["error"] in _EXHAUSTED else [f"rank {me}: {_error(told)}"]
     if strike == "interrupt" and me in phase.victims:
         return []  # it may have been in a call or between two
@@ -56,7 +60,7 @@ def _expected(phase):
     if phase.strike == "stop":
         late = ("CollectiveTimeout",)
         return (*late, *_LOSES) if phase.prompt else late
-    if phase.strike in ("descriptors", "memory"):
+    if phase.strike in SHORTAGES:
         return (*_LOSES, "TransportError")
     return _LOSES
 
@@ -73,12 +77,15 @@ def _error(told):
 
 
 def may_be_too_few(phase, living, victims, across):
-    """Whether those who are left may be unable to go on without the others."""
+    """Whether those who are left may be unable to go on without the others.
+
+    `living` are in the order of their ranks.
+    """
     left = [r for r in living if r not in victims]
     return across and phase.strike in LOSSES and not outweighs(left, living)
 
 
-def judge_shrunk(seen, living):
+def judge_world(seen, living):
     """All who live have gone on together."""
     wanted = sorted(living)
     return [

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 KILLS = ("kill", "kill_two", "kill_in_shrink", "kill_at_failpoint")
 LOSSES = (*KILLS, "close", "stop", "partition")
 """Disturbances after which some ranks are gone."""
-BREAKS = (*LOSSES, "interrupt", "descriptors", "memory")
+SHORTAGES = ("descriptors", "memory")
+"""Disturbances after which the victim has hardly any of it."""
+BREAKS = (*LOSSES, "interrupt", *SHORTAGES)
 """Disturbances after which calls fail, so that the ranks shrink."""
 HEALS = ("quiet", "pause", "fork_exit", "fork_hold", "short_partition")
 """Disturbances that nobody may notice."""
-SELF = ("close", "fork_exit", "fork_hold", "descriptors", "memory")
+SELF = ("close", "fork_exit", "fork_hold", *SHORTAGES)
 """Disturbances that the victim is told of and brings about itself."""
 
 FAILPOINTS = (
@@ -23,6 +25,8 @@ FAILPOINTS = (
     *("action.done", "deliver", "generation.done", "call.end", "segment.make"),
     *("segment.announce", "send.header", "send.part", "recv.part"),
 )
+MESSAGE_FAILPOINTS = ("send.header", "send.part", "recv.part")
+"""Those that only a message of `send` passes."""
 STREAM_FAILPOINTS = ("message.offered", "stream.send", "stream.receive")
 
 _WEIGHTS = {
@@ -64,6 +68,16 @@ class Phase:
     grow: int = 0
     side: tuple[int, ...] = ()
     """In a partition, the hosts on the one side."""
+
+    @property
+    def has_messages(self):
+        """Whether ranks send each other messages.
+
+        A send or receive that fails breaks nothing for others: whoever waits for a
+        message of a rank that has failed waits until that one leaves, and is late in
+        the next collective as well as the victim.
+        """
+        return self.strike not in BREAKS or (self.prompt and self.strike != "stop")
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ def draw(seed, number, *, namespaces=False, only=()):
             rng.shuffle(hosts)
         hosts = tuple(hosts)
     phases = _phases(rng, kind, n, hosts, only)
-    times_out = any(p.strike in ("stop", "descriptors", "memory") for p in phases)
+    times_out = any(p.strike in ("stop", *SHORTAGES) for p in phases)
     return Trial(
         seed=seed,
         number=number,
@@ -154,16 +168,28 @@ def _phase(rng, kind, living, hosts, only):
         after_s=rng.choice((0.0, 0.001, 0.02)) * rng.random(),
         turn=rng.randrange(6),
         turns=rng.randint(3, 12),
-        prompt=strike in ("kill_in_shrink", "interrupt", "descriptors", "memory")
+        prompt=strike in ("kill_in_shrink", "interrupt", *SHORTAGES)
         or rng.random() < 0.5,
     )
     if strike == "kill_at_failpoint":
         points = FAILPOINTS + STREAM_FAILPOINTS * bool(hosts)
         hit = rng.choice((1, 1, 2, 3, 5, 8))
-        return _with(phase, failpoint=rng.choice(points), hit=hit)
+        point = rng.choice(points)
+        prompt = phase.prompt or point in MESSAGE_FAILPOINTS
+        return _with(phase, failpoint=point, hit=hit, prompt=prompt)
+    if strike == "close" and hosts and _may_be_first(phase.victims[0], living, hosts):
+        # Through rank 0 ranks hear of each other's failures: after it has left they
+        # learn of them only when others leave, too.
+        return _with(phase, prompt=True)
     if strike in ("partition", "short_partition"):
         return _parted(rng, phase, living, hosts)
     return phase
+
+
+def _may_be_first(one, living, hosts):
+    """Whether this is rank 0: newcomers are after all others, in any order."""
+    first = min(living)
+    return one == first or first >= len(hosts)
 
 
 def _strike(rng, kind, living, hosts, only):
@@ -194,10 +220,10 @@ def _parted(rng, phase, living, hosts):
 def outweighs(some, living):
     """Whether so many may go on without the others: more than half, or with the first.
 
-    The lowest id that lives is rank 0.
+    `living` are in the order of their ranks.
     """
     return 2 * len(some) > len(living) or (
-        2 * len(some) == len(living) and min(living) in some
+        2 * len(some) == len(living) and living[0] in some
     )
 
 

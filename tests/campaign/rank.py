@@ -20,7 +20,7 @@ import numpy as np
 import unisono
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
-from campaign.plan import BREAKS, SELF
+from campaign.plan import BREAKS, KILLS, SELF
 from unisono import _native
 from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost, UnisonoError
 
@@ -95,6 +95,7 @@ class Rank:
             ids,
             key,
             large=self.trial.large,
+            messages=phase.has_messages,
             # Who receives from anybody waits as long as anybody lives.
             any_source=phase.strike not in BREAKS,
             sign=lambda: self.life(self.me),
@@ -147,16 +148,36 @@ class Rank:
             self.hear()
         self.desk.groups.clear()  # not before: whoever lets go of a group leaves it
         limit = 4.0 if phase.strike in ("stop", "partition") else SHRINK_S
-        try:
-            comm = comm.shrink(timeout_s=limit)
-        except (PeerLost, ConnectFailed) as error:
-            if phase.strike in ("kill", "interrupt", "descriptors", "memory"):
-                # Those who shrink promptly may find too few of the others.
-                self.tell("alone", phase=number, **_described(error, self.desk))
-            raise Left(f"{type(error).__name__}: {error}") from None
-        ids = _ids(comm, self.me)
+        ids = None
+        while ids is None:
+            try:
+                comm = comm.shrink(timeout_s=limit)
+            except (PeerLost, ConnectFailed) as error:
+                if phase.strike in ("kill", "interrupt", "descriptors", "memory"):
+                    # Those who shrink promptly may find too few of the others.
+                    self.tell("alone", phase=number, **_described(error, self.desk))
+                raise Left(f"{type(error).__name__}: {error}") from None
+            ids = self.lasting_ids(phase, comm)
         self.tell("shrunk", phase=number, ids=ids, left_out=list(comm.left_out))
         return comm, ids
+
+    def lasting_ids(self, phase, comm):
+        """The ids of the world after a phase, or None if it must shrink once more.
+
+        A victim that is killed late may have come into this world, and is then its end.
+        """
+        doomed = set(phase.victims) if phase.strike in KILLS else set()
+        ids = []
+        try:
+            ids = _ids(comm, self.me)
+            while not doomed.isdisjoint(ids):
+                comm.barrier()
+        except PeerLost as error:
+            named = {ids[rank] for rank in error.ranks} if ids else doomed
+            if not doomed or not named <= doomed:
+                raise
+            return None
+        return ids
 
     # --- what a victim does itself
 

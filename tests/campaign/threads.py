@@ -110,8 +110,11 @@ def _misread(phase, errors, n):
 def _work(comm, trial, number, errors):
     phase = trial.phases[number]
     key = f"{trial.seed}/{trial.number}/{number}"
-    desk = Desk(comm, range(comm.world_size), key, large=trial.large)
     raises = phase.strike == "raise"
+    # Who receives from anybody waits as long as anybody lives.
+    desk = Desk(
+        comm, range(comm.world_size), key, large=trial.large, any_source=not raises
+    )
     try:
         for turn in range(1000 if raises else phase.turns):
             if comm.rank in phase.victims and turn == phase.turn:
