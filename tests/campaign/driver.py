@@ -207,7 +207,9 @@ class Running:
         elif name == "kill_in_shrink":
             struck_at = self._kill(phase, victims[:1])
             self.await_any(number, "worked")
-            time.sleep(phase.turn * phase.after_s)  # before the world is settled, or after
+            time.sleep(
+                phase.turn * phase.after_s
+            )  # before the world is settled, or after
             self._kill(phase, victims[1:])
         elif name in ("stop", "pause"):
             victims[0].signal(signal.SIGSTOP)

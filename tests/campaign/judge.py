@@ -1,5 +1,6 @@
 """Whether what was seen of a phase is what is promised."""
 
+from campaign.calls import IN_GROUPS
 from campaign.plan import HEALS, LOSSES, SHORTAGES, outweighs
 
 _LATE_S = 30.0
@@ -42,11 +43,25 @@ def _misread(me, told, phase, seen, across):
         return []  # names a rank in its text alone
     earlier = {other for other, one in seen.items() if one["at"] <= told["at"]}
     right = set(phase.victims) | ((earlier - {me}) if phase.prompt else set())
+    if strike == "stop":
+        right |= _held_up_elsewhere(told, seen)
     if strike == "partition":
         return _other_side(me, told, phase)
     if not told["named"] or not right.issuperset(told["named"]):
         return [f"rank {me} names {told['named']}: {_error(told)}"]
     return []
+
+
+def _held_up_elsewhere(told, seen):
+    """Ranks that are late because they still wait in a group, of an earlier turn.
+
+    Whom they wait for there is known in that group alone.
+    """
+    return {
+        other
+        for other, one in seen.items()
+        if one.get("kind") in IN_GROUPS and one["calls"] < told["calls"]
+    }
 
 
 _EXHAUSTED = (
