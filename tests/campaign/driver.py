@@ -188,7 +188,9 @@ class Running:
         stays = phase.strike in ("partition",)
         expected = [r for r in self.living if stays or r not in gone]
         seen = self.await_all(expected, "worked", number)
-        problems, times = judge_work(phase, seen, struck_at, bool(self.trial.hosts))
+        pids = {child.me: child.pid for child in self.children}
+        across = bool(self.trial.hosts)
+        problems, times = judge_work(phase, seen, struck_at, across, pids)
         self.outcome.problems += problems
         self.outcome.calls += sum(told.get("calls", 0) for told in seen.values())
         self.outcome.done.append((phase.strike, times))

@@ -1,5 +1,7 @@
 """Whether what was seen of a phase is what is promised."""
 
+import re
+
 from campaign.calls import IN_GROUPS
 from campaign.plan import HEALS, LOSSES, SHORTAGES, outweighs
 
@@ -8,10 +10,11 @@ _LATE_S = 30.0
 _LOSES = ("PeerLost", "ConnectFailed")
 
 
-def judge_work(phase, seen, struck_at, across):
+def judge_work(phase, seen, struck_at, across, pids):
     """`seen` has, by id, what each rank that is no victim told at the end of its work.
 
-    Problems, and the times from the disturbance to each error.
+    `pids` has the process of each rank. Problems, and the times from the disturbance to
+    each error.
     """
     problems, times = [], []
     for me, told in seen.items():
@@ -21,6 +24,7 @@ def judge_work(phase, seen, struck_at, across):
             continue
         times.append(max(0.0, told["at"] - struck_at))
         problems += _misread(me, told, phase, seen, across)
+        problems += _contradicts_itself(me, told, pids)
         if times[-1] > _LATE_S:
             problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
     return problems, times
@@ -52,15 +56,27 @@ def _misread(me, told, phase, seen, across):
     return []
 
 
-def _held_up_elsewhere(told, seen):
-    """Ranks that are late because they still wait in a group, of an earlier turn.
+def _contradicts_itself(me, told, pids):
+    """Ranks of an error that are others than those its message tells of, by process."""
+    told_of = {
+        int(pid) for pid in re.findall(r"\(pid (\d+) on", told.get("message", ""))
+    }
+    named = told.get("named", ())
+    if told_of and not told_of.issuperset(pids[one] for one in named):
+        return [f"rank {me} names {named}, of pids {pids}, but says {_error(told)}"]
+    return []
 
-    Whom they wait for there is known in that group alone.
+
+def _held_up_elsewhere(told, seen):
+    """Ranks that are late because they still wait in another communicator.
+
+    Whom they wait for there is known in that one alone. In a turn with groups some may
+    be in a group, and others before it or after it.
     """
     return {
         other
         for other, one in seen.items()
-        if one.get("kind") in IN_GROUPS and one["calls"] < told["calls"]
+        if one.get("kind") in IN_GROUPS and one["calls"] <= told["calls"]
     }
 
 
