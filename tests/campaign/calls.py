@@ -76,12 +76,13 @@ class Desk:
         self.groups = []
         self.sign = sign
         self.calls = 0
+        self.kind = ""
 
     def turn(self, number):
         """Make the calls of one turn."""
         rng = random.Random(f"{self.seed}/{number}")
-        kind = rng.choices(list(self.weights), list(self.weights.values()))[0]
-        _KINDS[kind](self, rng)
+        self.kind = rng.choices(list(self.weights), list(self.weights.values()))[0]
+        _KINDS[self.kind](self, rng)
         self.calls += 1
 
     def close_groups(self):
@@ -324,6 +325,8 @@ _KINDS = {
     "concurrent": concurrent,
     "coded": coded,
 }
+IN_GROUPS = ("split", "duplicate", "concurrent")
+"""Kinds of turns in which ranks wait in other communicators than the world's."""
 _WEIGHTS = dict(zip(_KINDS, (30, 8, 8, 4, 6, 3, 8, 3), strict=True))
 
 

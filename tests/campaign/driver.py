@@ -188,7 +188,9 @@ class Running:
         stays = phase.strike in ("partition",)
         expected = [r for r in self.living if stays or r not in gone]
         seen = self.await_all(expected, "worked", number)
-        problems, times = judge_work(phase, seen, struck_at, bool(self.trial.hosts))
+        pids = {child.me: child.pid for child in self.children}
+        across = bool(self.trial.hosts)
+        problems, times = judge_work(phase, seen, struck_at, across, pids)
         self.outcome.problems += problems
         self.outcome.calls += sum(told.get("calls", 0) for told in seen.values())
         self.outcome.done.append((phase.strike, times))
@@ -207,7 +209,9 @@ class Running:
         elif name == "kill_in_shrink":
             struck_at = self._kill(phase, victims[:1])
             self.await_any(number, "worked")
-            time.sleep(phase.turn * phase.after_s)  # before the world is settled, or after
+            time.sleep(
+                phase.turn * phase.after_s
+            )  # before the world is settled, or after
             self._kill(phase, victims[1:])
         elif name in ("stop", "pause"):
             victims[0].signal(signal.SIGSTOP)

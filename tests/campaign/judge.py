@@ -1,5 +1,8 @@
 """Whether what was seen of a phase is what is promised."""
 
+import re
+
+from campaign.calls import IN_GROUPS
 from campaign.plan import HEALS, LOSSES, SHORTAGES, outweighs
 
 _LATE_S = 30.0
@@ -7,10 +10,11 @@ _LATE_S = 30.0
 _LOSES = ("PeerLost", "ConnectFailed")
 
 
-def judge_work(phase, seen, struck_at, across):
+def judge_work(phase, seen, struck_at, across, pids):
     """`seen` has, by id, what each rank that is no victim told at the end of its work.
 
-    Problems, and the times from the disturbance to each error.
+    `pids` has the process of each rank. Problems, and the times from the disturbance to
+    each error.
     """
     problems, times = [], []
     for me, told in seen.items():
@@ -20,6 +24,7 @@ def judge_work(phase, seen, struck_at, across):
             continue
         times.append(max(0.0, told["at"] - struck_at))
         problems += _misread(me, told, phase, seen, across)
+        problems += _contradicts_itself(me, told, pids)
         if times[-1] > _LATE_S:
             problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
     return problems, times
@@ -42,11 +47,37 @@ def _misread(me, told, phase, seen, across):
         return []  # names a rank in its text alone
     earlier = {other for other, one in seen.items() if one["at"] <= told["at"]}
     right = set(phase.victims) | ((earlier - {me}) if phase.prompt else set())
+    if strike == "stop":
+        right |= _held_up_elsewhere(told, seen)
     if strike == "partition":
         return _other_side(me, told, phase)
     if not told["named"] or not right.issuperset(told["named"]):
         return [f"rank {me} names {told['named']}: {_error(told)}"]
     return []
+
+
+def _contradicts_itself(me, told, pids):
+    """Ranks of an error that are others than those its message tells of, by process."""
+    told_of = {
+        int(pid) for pid in re.findall(r"\(pid (\d+) on", told.get("message", ""))
+    }
+    named = told.get("named", ())
+    if told_of and not told_of.issuperset(pids[one] for one in named):
+        return [f"rank {me} names {named}, of pids {pids}, but says {_error(told)}"]
+    return []
+
+
+def _held_up_elsewhere(told, seen):
+    """Ranks that are late because they still wait in another communicator.
+
+    Whom they wait for there is known in that one alone. In a turn with groups some may
+    be in a group, and others before it or after it.
+    """
+    return {
+        other
+        for other, one in seen.items()
+        if one.get("kind") in IN_GROUPS and one["calls"] <= told["calls"]
+    }
 
 
 _EXHAUSTED = (

@@ -20,6 +20,9 @@ HEALS = ("quiet", "pause", "fork_exit", "fork_hold", "short_partition")
 SELF = ("close", "fork_exit", "fork_hold", *SHORTAGES)
 """Disturbances that the victim is told of and brings about itself."""
 
+LONG_S = 60.0
+"""What calls may take where nothing is to run out of time."""
+
 FAILPOINTS = (
     *("call.begin", "lead.done", "arrive.posted", "arrive.seen", "action.begin"),
     *("action.done", "deliver", "generation.done", "call.end", "segment.make"),
@@ -70,6 +73,16 @@ class Phase:
     """In a partition, the hosts on the one side."""
 
     @property
+    def timeout_s(self):
+        """How long calls may take.
+
+        Long where nobody may run into it: it can take 5 s until a rank of another host
+        counts as gone that has left, and as long again for whoever waits for one that
+        waits for it.
+        """
+        return 5.0 if self.strike in ("stop", *SHORTAGES) else LONG_S
+
+    @property
     def has_messages(self):
         """Whether ranks send each other messages.
 
@@ -91,7 +104,6 @@ class Trial:
     hosts: tuple[int, ...]
     tls: bool
     large: bool
-    timeout_s: float
     phases: tuple[Phase, ...]
     only: tuple[str, ...] = ()
 
@@ -124,7 +136,6 @@ def draw(seed, number, *, namespaces=False, only=()):
             rng.shuffle(hosts)
         hosts = tuple(hosts)
     phases = _phases(rng, kind, n, hosts, only)
-    times_out = any(p.strike in ("stop", *SHORTAGES) for p in phases)
     return Trial(
         seed=seed,
         number=number,
@@ -133,7 +144,6 @@ def draw(seed, number, *, namespaces=False, only=()):
         hosts=hosts,
         tls=bool(hosts) and rng.random() < 0.2,
         large=rng.random() < 0.1,
-        timeout_s=5.0 if times_out else 60.0,
         phases=tuple(phases),
         only=tuple(only),
     )

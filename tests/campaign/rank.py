@@ -20,7 +20,7 @@ import numpy as np
 import unisono
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
-from campaign.plan import BREAKS, KILLS, SELF
+from campaign.plan import BREAKS, KILLS, LONG_S, SELF
 from unisono import _native
 from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost, UnisonoError
 
@@ -61,11 +61,9 @@ class Rank:
     def live(self, first_phase, joins):
         before = holding()
         if joins:
-            comm = unisono.init(job=self.job, join=True, timeout_s=self.trial.timeout_s)
+            comm = unisono.init(job=self.job, join=True, timeout_s=LONG_S)
         else:
-            comm = unisono.init(
-                self.me, self.trial.n, job=self.job, timeout_s=self.trial.timeout_s
-            )
+            comm = unisono.init(self.me, self.trial.n, job=self.job, timeout_s=LONG_S)
         ids = _ids(comm, self.me)
         self.tell("met", ids=ids)
         try:
@@ -90,6 +88,7 @@ class Rank:
         """Work through one phase; the world after it."""
         phase = self.trial.phases[number]
         key = f"{self.trial.seed}/{self.trial.number}/{number}"
+        comm.timeout_s = phase.timeout_s
         self.desk = Desk(
             comm,
             ids,
@@ -279,6 +278,7 @@ def _described(error, desk):
         "ours": isinstance(error, UnisonoError),
         "named": named,
         "calls": desk.calls,
+        "kind": desk.kind,
     }
 
 

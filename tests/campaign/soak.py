@@ -25,6 +25,7 @@ SAMPLES = 120
 _MOST_GROWTH = {"memory": 8 << 20, "descriptors": 4, "threads": 1, "maps": 6}
 """What counts as flat, however long it takes: arenas fragment, segments are reused."""
 _CHECK_EVERY = 20
+_TIMEOUT_S = 120.0
 
 
 def soak(minutes, seed, out, n):
@@ -45,7 +46,7 @@ def soak(minutes, seed, out, n):
 def _soaked(minutes, seed, n, hosts):
     quiet = (Phase("quiet"),)
     kind = "hosts" if hosts else "processes"
-    trial = Trial(seed, 0, kind, n, hosts, False, False, 120.0, quiet)
+    trial = Trial(seed, 0, kind, n, hosts, False, False, quiet)
     running = _Soaking(trial, 60 * minutes)
     outcome = running.run()
     samples = {
@@ -130,9 +131,7 @@ class _SoakingRank(Rank):
 
     def live(self, first_phase, joins):
         before = holding()
-        comm = unisono.init(
-            self.me, self.trial.n, job=self.job, timeout_s=self.trial.timeout_s
-        )
+        comm = unisono.init(self.me, self.trial.n, job=self.job, timeout_s=_TIMEOUT_S)
         self.soak(comm)
         comm.close()
         del comm

@@ -33,6 +33,33 @@ def test_random_trials_go_as_promised(seed, only, trials, tmp_path):
     assert not told["failures"]
 
 
+@pytest.mark.sweep
+def test_random_trials_of_all_kinds_go_as_promised(tmp_path):
+    told = run("--seed", 1, "--trials", 40, out=tmp_path / "f")
+    assert told["trials"] == 40
+    assert not told["failures"]
+
+
+def test_an_error_must_name_the_processes_that_its_message_tells_of():
+    from campaign.judge import judge_work
+    from campaign.plan import Phase
+
+    told = {"error": "PeerLost", "named": [1], "at": 0.0, "calls": 3, "kind": "split"}
+    told["message"] = "split: rank 1 (pid 12 on host0) died"
+    phase = Phase("kill_two", victims=(1, 2))
+    assert not judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 12, 2: 11})[0]
+    assert judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 11, 2: 12})[0]
+
+
+def test_half_of_a_world_goes_on_with_its_first_rank_whatever_its_id():
+    from campaign.judge import may_be_too_few
+    from campaign.plan import Phase
+
+    phase = Phase("kill")
+    assert may_be_too_few(phase, [5, 4], {5}, True)
+    assert not may_be_too_few(phase, [5, 4], {4}, True)
+
+
 def test_a_trial_follows_from_its_seed_and_number():
     from campaign.plan import draw
 

@@ -11,6 +11,7 @@ import traceback
 
 from campaign.calls import Desk
 from campaign.leftovers import holding, left_after
+from campaign.plan import LONG_S
 from unisono.testing import world
 
 LIMIT_S = 120.0
@@ -79,7 +80,7 @@ def _life(trial):
     before = holding()
     for number, phase in enumerate(trial.phases):
         tls = "mutual" if trial.tls else None
-        with world(trial.n, hosts=trial.hosts, tls=tls, timeout_s=60.0) as made:
+        with world(trial.n, hosts=trial.hosts, tls=tls, timeout_s=LONG_S) as made:
             errors = {}
             try:
                 calls += sum(made.run(_work, trial, number, errors))
