@@ -30,12 +30,9 @@ test: ready
 quick: $(VENV)/.test
 	@$(BIN)/python -m pytest -n 2 --durations=5
 
-# What is exhaustive: the tests with the marker `sweep`, every algorithm on every placement
-# of ranks, and torch's own suite in all worlds.
+# What is exhaustive: the tests with the marker `sweep`.
 test-all: ready
 	@$(BIN)/python -m pytest -n 2 --durations=10 -m sweep
-	@$(BIN)/python benchmarks/conformance_hosts.py
-	@$(MAKE) --no-print-directory torch-suite
 
 # What tests need, fetched and built side by side.
 ready:

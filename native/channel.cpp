@@ -43,6 +43,10 @@ std::vector<Need> Transfer::needs() const {
   return all;
 }
 
+bool Transfer::crosses_hosts() const {
+  return peer_ == Post::any ? comm_.here().size() < comm_.size() : comm_.far(peer_);
+}
+
 bool Transfer::interests(std::vector<pollfd> &into) const {
   comm_.post().interests(*this, into);
   return peer_ != Post::any && comm_.far(peer_) && !into.empty();

@@ -126,6 +126,7 @@ public:
   Status advance() override;
   bool hindered_by(std::size_t rank) const override;
   std::vector<Need> needs() const override;
+  bool crosses_hosts() const override;
   bool interests(std::vector<pollfd> &into) const override;
 
   std::size_t source() const { return source_; }

@@ -47,6 +47,8 @@ public:
   virtual bool hindered_by(std::size_t rank) const = 0;
   // What it is waiting for just now.
   virtual std::vector<Need> needs() const = 0;
+  // Whether somebody on another host may be the one it waits for.
+  virtual bool crosses_hosts() const { return false; }
   // The sockets it waits for; true if it waits for nothing else.
   virtual bool interests(std::vector<pollfd> &) const { return false; }
 

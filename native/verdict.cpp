@@ -204,7 +204,10 @@ bool Comm::doomed(Task &op) {
     // Across hosts nobody sees who else is held up by a death, and if it is the hub's nobody
     // will be told: so it ends the calls of all. Not the death of one who had closed its end
     // before, having done its part.
-    const bool ends_all = dead && op.breaks_all && !far_.empty() &&
+    // So it is with a message to or from another host when the hub has died: the death of
+    // its other end would not be heard.
+    const bool unheard = op.breaks_all || (world_rank(q) == 0 && op.crosses_hosts());
+    const bool ends_all = dead && unheard && !far_.empty() &&
                           layout_.block(q).left.load(std::memory_order_acquire) == 0;
     if ((dead || left) && (ends_all || op.hindered_by(q)))
       return fails({left ? Trouble::left : Trouble::peer_lost, std::uint32_t(q), me, seq32},

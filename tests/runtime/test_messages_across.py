@@ -1,11 +1,14 @@
 """Messages between hosts: given up half way, announced too large, with cut heads."""
 
+import os
+import signal
 import socket
 import struct
 import threading
 
 import numpy as np
 import pytest
+from forked import Forks, attempt
 from test_cut_streams import ENCRYPTED
 
 from unisono import _native
@@ -217,3 +220,30 @@ def test_lanes_that_cannot_be(victim, lane, lanes):
         )
     for end in ends:
         end.close()  # it has stayed the caller's
+
+
+# --- when rank 0, which relays the news between hosts, has died
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as made:
+        yield made
+
+
+def waits_without_hub(rank):
+    """Rank 0 is killed; then rank 2 leaves, which nobody tells rank 1."""
+    comm = rank.init(timeout_s=600)
+    comm.barrier()
+    if rank.number == 0:
+        rank.until("in recv", 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank.number == 1:
+        rank.tell("in recv")
+    error = attempt(comm.recv, np.zeros(3), 2 if rank.number == 1 else 0)
+    return error["error"], error["attributes"]["ranks"]
+
+
+def test_messages_between_hosts_end_when_rank_0_has_died(forks):
+    ends = forks.run(3, waits_without_hub, hosts=(1, 1, 1))
+    assert [end.value for end in ends[1:]] == [["PeerLost", [0]]] * 2, ends

@@ -99,13 +99,14 @@ class Base(Verdicts):
         timeout_s: float,
         meeting_s: float,
         name: str,
+        in_vain: Callable[[], bool] = bool,
     ) -> Self:
         """The communicator of these ranks, in memory that the first here made.
 
         `agreed` is a number by which all of them know it, and no other.
         """
         native = transport.communicator(
-            ranks, segment, agreed=agreed, timeout_s=meeting_s
+            ranks, segment, agreed=agreed, timeout_s=meeting_s, in_vain=in_vain
         )
 
         def release() -> None:

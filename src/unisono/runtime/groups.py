@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from unisono.errors import (
     BadArgument,
     CollectiveTimeout,
+    ConnectFailed,
     Corrupted,
     PeerLost,
+    UnisonoError,
     whole_number,
 )
 from unisono.runtime.base import agreed_number
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 _NO_COLOR = -(1 << 62)
 _MOST_ROWS = 1 << 48
 """More than any machine holds: who announces that many is mistaken."""
-_LEFT = 4  # among what the native core tells of a rank
+_LEFT, _DEAD = 4, 5  # among what the native core tells of a rank
 _LOOK_NS = 50_000_000
 _GRACE_NS = 2_000_000_000
 """For the last words of a barrier that others have passed, and may have closed."""
@@ -49,15 +51,21 @@ def split(comm: Communicator, color: int | None, key: int) -> Communicator | Non
     if not members:
         return None
     number = int(segments[comm._ranks.index(owner)])
-    made = comm.joined(
-        comm._transport,
-        world,
-        number,
-        agreed=agreed_number(f"{comm._agreed}/{comm._splits}/{mine}"),
-        timeout_s=comm.timeout_s,
-        meeting_s=comm.timeout_s,
-        name=f"{comm.name}/{mine}",
-    )
+    try:
+        made = comm.joined(
+            comm._transport,
+            world,
+            number,
+            agreed=agreed_number(f"{comm._agreed}/{comm._splits}/{mine}"),
+            timeout_s=comm.timeout_s,
+            meeting_s=comm.timeout_s,
+            name=f"{comm.name}/{mine}",
+            in_vain=lambda: bool(_hindered(comm, members)),
+        )
+    except ConnectFailed as error:
+        if _hindered(comm, members):
+            raise _broken(comm, members) from error
+        raise
     _await_all(comm, made, members)
     return made
 
@@ -69,22 +77,19 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
     by leaving or breaking the one that it was made from: so that is looked at, too.
     """
     try:
-        if _all_join(comm, made, members):
+        work = made.barrier(async_op=True)
+        native = work.native
+        while not native.wait(_LOOK_NS):
+            if _hindered(comm, members) and not native.wait(_GRACE_NS):
+                break
+        else:
+            work.wait()
             return
-    except PeerLost as error:  # by the ranks that the caller knows
+    except PeerLost as error:
         made.close()
         if _is_broken(comm):  # then others left because of that
             raise comm._failure(refused="split") from error
-        lost = [members[r] for r in error.ranks]
-        raise PeerLost(
-            f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
-            "communicator",
-            ranks=lost,
-            pids=error.pids,
-            host=error.host,
-            collective=error.collective,
-            seq=error.seq,
-        ) from error
+        raise _renamed(error, comm, members) from error
     except CollectiveTimeout as error:
         made.close()
         late = [members[r] for r in error.ranks]
@@ -93,25 +98,42 @@ def _await_all(comm: Communicator, made: Communicator, members: Sequence[int]) -
             f"split: {told} did not join the new communicator within "
             f"{comm.timeout_s:g} s",
             ranks=late,
-            collective=error.collective,
+            collective="split",
             seq=error.seq,
         ) from error
     made.close()
-    raise comm._failure(refused="split")
+    raise _broken(comm, members)
 
 
-def _all_join(comm: Communicator, made: Communicator, members: Sequence[int]) -> bool:
-    """Whether all have come; False if somebody cannot, and `comm` is broken by that."""
-    work = made.barrier(async_op=True)
-    native = work.native
-    while not native.wait(_LOOK_NS):
-        left = [r for r in members if comm._native.states()[r][_LEFT]]
-        if (left or _is_broken(comm)) and not native.wait(_GRACE_NS):
-            if left:
-                comm._native.give_up(left[0], False)  # unless it is broken already
-            return False
-    work.wait()
-    return True
+def _renamed(
+    error: PeerLost, comm: Communicator, members: Sequence[int]
+) -> UnisonoError:
+    """The same by the ranks that the caller knows."""
+    lost = [members[r] for r in error.ranks]
+    return PeerLost(
+        f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
+        "communicator",
+        ranks=lost,
+        pids=error.pids,
+        host=error.host,
+        collective=error.collective,
+        seq=error.seq,
+    )
+
+
+def _hindered(comm: Communicator, members: Sequence[int]) -> list[int]:
+    """Who keeps some from joining: one who has left, or, breaking all, has died."""
+    states = comm._native.states()
+    gone = [r for r, state in enumerate(states) if state[_DEAD]]
+    gone += [r for r in members if states[r][_LEFT]]
+    return gone or ([comm.rank] if _is_broken(comm) else [])
+
+
+def _broken(comm: Communicator, members: Sequence[int]) -> UnisonoError:
+    """Break the communicator for all, unless it is, and tell why it cannot be used."""
+    if not _is_broken(comm):
+        comm._native.give_up(_hindered(comm, members)[0], False)
+    return comm._failure(refused="split")
 
 
 def _is_broken(comm: Communicator) -> bool:

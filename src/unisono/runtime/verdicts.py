@@ -96,6 +96,7 @@ class Verdicts:
         awaited: Sequence[int],
         words: str = "",
     ) -> UnisonoError:
+        self._transport.failed = True
         error = failure(
             self._native,
             self.peers,

@@ -137,12 +137,12 @@ class InFlight:
         with self._lock:
             return any(work.state() == _PENDING for work, _ in self._calls)
 
-    def rest(self) -> None:
-        """Sleep until all have ended, well or not."""
+    def rest(self, within_s: float) -> None:
+        """Sleep until one more has ended, well or not, or for a while."""
         with self._lock:
-            works = [work for work, _ in self._calls]
-        for work in works:
-            work.wait(-1, False)
+            waiting = [w for w, _ in self._calls if w.state() == _PENDING]
+        if waiting:
+            waiting[0].wait(int(within_s * 1e9), False)
 
     def end(self) -> None:
         """The communicator is closed: none is in flight any longer."""

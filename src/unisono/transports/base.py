@@ -57,6 +57,7 @@ TURN_NS = 500_000
 _ASK_FROM = 256 << 20
 """Above this many bytes look first: the kernel would rather kill than refuse."""
 
+_LOOK_S = 0.05
 _NUMBERS = count(1)
 
 
@@ -66,8 +67,8 @@ class InFlight(Protocol):
     def pending(self) -> bool:
         """Whether any has not ended."""
 
-    def rest(self) -> None:
-        """Sleep until all have ended."""
+    def rest(self, within_s: float) -> None:
+        """Sleep until one more has ended, or for a while."""
 
     def end(self) -> None:
         """Let go of the arrays: the communicator is closed."""
@@ -142,6 +143,8 @@ class Transport:
     tuned: Any = None
     apart: Sequence[int] = ()
     closed: bool = field(init=False, default=False)
+    failed: bool = field(init=False, default=False)
+    """Whether a call of this rank has failed, in any communicator."""
     patience: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
@@ -219,17 +222,19 @@ class Transport:
         It may be the garbage collector that comes here, on any thread and in the middle
         of anything: so no other thread of ours is waited for. The end of the last one
         is the end of the world, whose threads are joined by a thread of its own. So are
-        its calls in flight awaited: others still take part in them.
+        its calls in flight awaited, since others still take part in them; but not when
+        something has failed here, for then they may never end.
         """
         if self.closed or self.engine.forked():
             return
-        if not calls.pending():
+        if self.failed or not calls.pending():
             self._end(native, agreed, on_close, calls)
             return
         self.ending.add(calls)
 
         def end() -> None:
-            calls.rest()
+            while calls.pending() and not self.failed:
+                calls.rest(_LOOK_S)
             self.ending.discard(calls)
             self._end(native, agreed, on_close, calls)
 
@@ -262,14 +267,21 @@ class Transport:
         return self.here(ranks)[0]
 
     def communicator(
-        self, ranks: Sequence[int], segment: int, *, agreed: int, timeout_s: float
+        self,
+        ranks: Sequence[int],
+        segment: int,
+        *,
+        agreed: int,
+        timeout_s: float,
+        in_vain: Callable[[], bool] = bool,
     ) -> Comm:
         """This rank's end of a communicator, whose memory its owner here has made.
 
-        `agreed` is a number by which all its ranks know it.
+        `agreed` is a number by which all its ranks know it; `in_vain` tells that its
+        memory need not be waited for.
         """
         owner = self.owner(ranks)
-        self.await_segment(owner, segment, timeout_s)
+        self.await_segment(owner, segment, timeout_s, in_vain)
         ranks = list(ranks)
         made = _native.Comm(
             self.engine,
@@ -286,7 +298,13 @@ class Transport:
             self.streams.join(agreed, made, ranks)
         return made
 
-    def await_segment(self, owner: int, segment: int, timeout_s: float) -> None:
+    def await_segment(
+        self,
+        owner: int,
+        segment: int,
+        timeout_s: float,
+        in_vain: Callable[[], bool] = bool,
+    ) -> None:
         """Wait until a segment of another rank has arrived here."""
         deadline = time.monotonic() + timeout_s
         pause = 20e-6
@@ -301,6 +319,11 @@ class Transport:
                     errno.EMFILE,
                     f"the memory of {self.peers[owner]} cannot be taken in: there are "
                     "too few file descriptors (ulimit -n) or too little memory",
+                )
+            if in_vain():
+                raise ConnectFailed(
+                    f"{self.peers[owner]} gave up before its memory arrived",
+                    missing=[owner],
                 )
             if time.monotonic() > deadline:
                 raise ConnectFailed(
