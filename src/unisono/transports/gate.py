@@ -173,6 +173,8 @@ class Coming:
         """Come once, and wait to be told a place; None if there was nobody, or not."""
         try:
             link = self._knock()
+        except Refused:  # by one of this secret, for good
+            raise
         except (OSError, ConnectFailed) as why:  # the latter if the name is unknown
             self.trouble = f" ({getattr(why, 'strerror', None) or why})"
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
