@@ -165,7 +165,7 @@ def by_timeout(comm):
     return weakref.ref(x)
 
 
-def by_signal(comm):
+def by_signal(comm, **how):
     def strike():
         await_that(comm._native.touched, "a write")
         os.kill(os.getpid(), signal.SIGINT)
@@ -173,22 +173,13 @@ def by_signal(comm):
     threading.Thread(target=strike).start()
     x = np.ones(large(2), np.float32)
     with pytest.raises(KeyboardInterrupt):
-        comm.all_reduce(x)
+        comm.all_reduce(x, **how)
     return weakref.ref(x)
 
 
 def by_signal_anew(comm):
     """Not a call that was made before: it comes another way into the engine."""
-
-    def strike():
-        await_that(comm._native.touched, "a write")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=strike).start()
-    x = np.ones(large(2), np.float32)
-    with pytest.raises(KeyboardInterrupt):
-        comm.all_reduce(x, timeout_s=50.0)
-    return weakref.ref(x)
+    return by_signal(comm, timeout_s=50.0)
 
 
 def by_close(comm):

@@ -58,6 +58,7 @@ _ASK_FROM = 256 << 20
 """Above this many bytes look first: the kernel would rather kill than refuse."""
 
 _LOOK_S = 0.05
+_SLOWEST_S = 2e-3  # how often one looks for what should be there in no time
 _NUMBERS = count(1)
 
 
@@ -320,7 +321,7 @@ class Transport:
                     f"the memory of {self.peers[owner]} cannot be taken in: there are "
                     "too few file descriptors (ulimit -n) or too little memory",
                 )
-            if in_vain():
+            if pause >= _SLOWEST_S and in_vain():  # which is not free to ask
                 raise ConnectFailed(
                     f"{self.peers[owner]} gave up before its memory arrived",
                     missing=[owner],
@@ -332,7 +333,7 @@ class Transport:
                     missing=[owner],
                 )
             time.sleep(pause)
-            pause = min(2 * pause, 2e-3)
+            pause = min(2 * pause, _SLOWEST_S)
 
 
 def memory_free() -> int:

@@ -18,7 +18,6 @@ others, or cannot know whether it did, leaves it open and answers who comes (`an
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 import time
@@ -36,7 +35,13 @@ from unisono.transports.dialing import Connection, try_all
 from unisono.transports.handshake import Label, Member, Refused
 from unisono.transports.letters import Letters
 from unisono.transports.reception import Reception
-from unisono.transports.unix import abstract, credentials, is_ours, seqpacket
+from unisono.transports.unix import (
+    abstract,
+    credentials,
+    is_ours,
+    readable,
+    seqpacket,
+)
 
 _AGREE = Label("agree")
 _LONGEST = 1 << 18
@@ -309,11 +314,3 @@ def pause_until(door: Door, links: Sequence[Link], until: float) -> list[Link]:
     left = max(0.0, until - time.monotonic())
     ready = readable([door, *links], left)
     return [one for one in links if one.fileno() in ready]
-
-
-def readable(waiting: Sequence[Door | Link | socket.socket], wait_s: float) -> set[int]:
-    """The descriptors of those who have something to be read, after a while at most."""
-    poll = select.poll()  # unlike select(), whatever the numbers of the descriptors
-    for one in waiting:
-        poll.register(one.fileno(), select.POLLIN)
-    return {fd for fd, _ in poll.poll(max(0.0, wait_s) * 1000)}

@@ -21,11 +21,11 @@ import msgspec
 from unisono.errors import ConnectFailed
 from unisono.transports.addresses import Address, stay
 from unisono.transports.dialing import Connection
-from unisono.transports.doors import FarLink, Link, NearLink, knock_at, readable
+from unisono.transports.doors import FarLink, Link, NearLink, knock_at
 from unisono.transports.handshake import Label, Member, Refused, Verdict
 from unisono.transports.reception import Reception
 from unisono.transports.secret import Secret
-from unisono.transports.unix import abstract, is_ours, seqpacket
+from unisono.transports.unix import abstract, is_ours, readable, seqpacket
 
 _JOIN = Label("join")
 _NO_RANK = 1 << 31
