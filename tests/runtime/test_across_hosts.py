@@ -433,6 +433,8 @@ def test_ctrl_c_ends_a_call(name, forks):
     told = ends[1].value
     if told["error"] == "CollectiveMismatch":  # what was sent before is another call
         assert set(told["attributes"]["calls"]) == {"0", "1"}
+    elif name == "send" and told["error"] == "TransportError":  # it was cut half sent
+        assert "rank 0" in told["message"], told
     else:
         assert told["error"] == "PeerLost", ends[1]
         assert told["attributes"]["ranks"] == [0]

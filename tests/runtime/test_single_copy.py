@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,9 +120,24 @@ def brings_its_part(rank, comm, x):
     rank.tell("done")
 
 
+def is_stopped_in_write(comm):
+    """Whether rank 1 has announced its write and was then stopped.
+
+    The announcement alone is not enough: a rank that finds the call failed right after
+    it does not write, and is not stopped.
+    """
+    stat = Path(f"/proc/{comm.peers[1].pid}/stat").read_text()
+    return comm._native.touched() and stat.rpartition(")")[2].split()[0] == "T"
+
+
+def await_write(comm):
+    """Wait until rank 1 stands still in its write into our buffer."""
+    await_that(lambda: is_stopped_in_write(comm), "a rank stopped in its write")
+
+
 def give_up_while_touched(comm, then):
     """Have rank 0 lose patience while rank 1 writes."""
-    await_that(comm._native.touched, "a hand in the buffer")
+    await_write(comm)
     comm._native.give_up(1, True)
     then(comm)
 
@@ -167,7 +183,7 @@ def by_timeout(comm):
 
 def by_signal(comm, **how):
     def strike():
-        await_that(comm._native.touched, "a write")
+        await_write(comm)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=strike).start()
@@ -185,7 +201,7 @@ def by_signal_anew(comm):
 def by_close(comm):
     x = np.ones(large(2), np.float32)
     comm.all_reduce(x, async_op=True)
-    await_that(comm._native.touched, "a write")
+    await_write(comm)
     comm.close()
     return weakref.ref(x)
 
@@ -194,7 +210,7 @@ def by_later_call(comm):
     """The Work of the failed call is dropped; the next call forgets it."""
     x = np.ones(large(2), np.float32)
     work = comm.all_reduce(x, async_op=True)
-    await_that(comm._native.touched, "a write")
+    await_write(comm)
     comm._native.give_up(1, True)
     work.rest()
     comm._inflight.add(work.native, None)  # as the next call does

@@ -561,7 +561,9 @@ def test_a_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
     before = look()
     for _ in range(3):
         ends = forks.run(3, is_killed_at_work)
-        assert {end.value["error"] for end in ends if end.rank != 1} == {"PeerLost"}
+        survivors = [end for end in ends if end.rank != 1]
+        assert all(end.value for end in survivors), survivors
+        assert {end.value["error"] for end in survivors} == {"PeerLost"}
         for end in ends:
             assert not Path(f"/proc/{end.pid}").exists()
     assert look() == before

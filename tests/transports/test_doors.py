@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import threading
 from types import SimpleNamespace
 
@@ -245,13 +246,16 @@ def test_another_user_in_the_place_of_a_rank_is_not_believed():
 
 @as_root
 def test_a_newcomer_of_another_user_is_not_let_in():
-    name = abstract("users-job/join")
-    opened = gate.Gate.open_near("users-job")
+    job = secrets.token_hex(8)
+    name = abstract(f"{job}/join")
+    opened = gate.Gate.open_near(job)
     try:
         child = AnotherUser(lambda: end_of(name))
         child.go()
         found = []
-        ended = threading.Thread(target=lambda: found.append(child.status()))
+        ended = threading.Thread(
+            target=lambda: found.append(child.status()), daemon=True
+        )
         ended.start()
         while ended.is_alive():
             assert not opened.newcomers()
