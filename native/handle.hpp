@@ -86,7 +86,7 @@ inline nanobind::object text_of(const Note &note, Note::Text which) {
       PyUnicode_DecodeUTF8(note.text + at, Py_ssize_t(length), "replace"));
 }
 
-// As src/unisono/runtime/notes.py has it.
+// As src/unisono/runtime/call/notes.py has it.
 inline nanobind::tuple told(const Note &note) {
   return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
                               note.count, note.fingerprint, note.content,
