@@ -20,7 +20,11 @@ import sys
 from typing import Any
 
 NAME = "unisono"
+"""The name of the backend, for `init_process_group`."""
+
 REPLACES = "UNISONO_TORCH_REPLACES"
+"""The variable that names a backend whose groups become ours."""
+
 _LOG = logging.getLogger("unisono")
 
 
