@@ -22,6 +22,8 @@ from unisono.runtime.observe.tracing import SUFFIX, Part, read_part
 from unisono.trace.draw import draw
 
 Document = dict[str, Any]
+"""A trace as it is in its file: the JSON of Chrome's trace format."""
+
 Span = tuple[int, int]
 
 

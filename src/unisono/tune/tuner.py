@@ -88,6 +88,7 @@ QUICK = Effort(
     batch_s=0.004,
     rounds=3,
 )
+"""What `unisono tune --quick` measures: fewer collectives, sizes and rounds."""
 
 
 @dataclass

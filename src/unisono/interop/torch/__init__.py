@@ -19,7 +19,11 @@ import os
 from typing import Any
 
 NAME = "unisono"
+"""The name of the backend, for `init_process_group`."""
+
 REPLACES = "UNISONO_TORCH_REPLACES"
+"""The variable that names a backend whose groups become ours."""
+
 _LOG = logging.getLogger("unisono")
 
 
