@@ -1,4 +1,4 @@
-"""Types of the native core; see native/module.cpp."""
+"""Types of the native core; see native/bindings/module.cpp."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
