@@ -15,7 +15,6 @@ void bind_engine(nanobind::module_ &m);
 void bind_work(nanobind::module_ &m);
 void bind_comm(nanobind::module_ &m);
 void bind_tls(nanobind::module_ &m);
-void bind_wire(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);
 void bind_codec(nanobind::module_ &m);
 

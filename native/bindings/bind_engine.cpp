@@ -19,7 +19,6 @@
 #include "bindings/interpreter_lock.hpp"
 #include "engine/progress.hpp"
 #include "net/lifeline.hpp"
-#include "support/failpoint.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -179,7 +178,4 @@ void bind_engine(nb::module_ &m) {
   m.def("site_frames", &site_frames, nb::arg("site"));
   m.def("now_ns", &now_ns);
   m.def("process_ends", [] { process_ends.store(true, std::memory_order_release); });
-  m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
-  m.def("failpoint_names", &failpoint_names);
-  m.def("cut_names", &cut_names);
 }

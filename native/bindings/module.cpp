@@ -16,6 +16,10 @@
 #include "kernels/reduce.hpp"
 #include "verify/step_runner.hpp"
 
+#ifdef UNISONO_TEST_HOOKS
+#include "test/bind_test_hooks.hpp"
+#endif
+
 namespace nb = nanobind;
 using namespace unisono;
 
@@ -102,6 +106,14 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
   kernel(out.data(), data.data(), data.size(), out.size() / itemsize, divisor);
 }
 
+#ifndef UNISONO_TEST_HOOKS
+[[noreturn]] void missing_attribute(const std::string &name) {
+  throw nb::attribute_error(
+      ("unisono._native has no " + name + "; what only tests use (failpoints, frames by "
+       "themselves) is there in editable installs, and with -DUNISONO_TEST_HOOKS=ON").c_str());
+}
+#endif
+
 } // namespace
 
 NB_MODULE(_native, m) {
@@ -114,13 +126,19 @@ NB_MODULE(_native, m) {
   bind_engine(m);
   bind_work(m);
   bind_comm(m);
-  bind_wire(m);
   bind_simulate(m);
   bind_codec(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
         nb::arg("instruction_set") = 0);
+#ifdef UNISONO_TEST_HOOKS
+  m.attr("TEST_HOOKS") = true;
+  bind_test_hooks(m);
+#else
+  m.attr("TEST_HOOKS") = false;
+  m.def("__getattr__", &missing_attribute, nb::arg("name"));
+#endif
   using Values = Runner<Modular>;
   bind<Modular>(m, "ValueRunner")
       .def(

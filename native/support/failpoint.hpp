@@ -1,32 +1,26 @@
-// Places where a test can make this process die, stop or sleep, or cut what it sends.
+// Places in the code where a test can make this process die, stop or sleep, or limit how many
+// bytes it moves at once.
 //
-// UNISONO_FAILPOINTS="name:hit:action,..." arms them when the core is loaded: at the
-// hit-th passage of `name` the action is done once, or at every passage if hit is *:
-//
-//   kill, stop        this process
-//   sleep=MS          so many milliseconds
-//   jitter=US         by chance up to so many microseconds, at one passage of eight
-//   short=BYTES       where bytes move: at most so many, and none at every second try or so
-//   cut=SEED          the same with numbers from a seed, mostly small ones
-//
-// Without it a failpoint costs one load and a branch that is never taken.
+// They exist only in builds with UNISONO_TEST_HOOKS (editable installs); there an unarmed one
+// costs a load and a branch that is never taken. In other builds both functions are empty.
+// What can be armed, and how: test/failpoint.hpp.
 
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <string>
-#include <vector>
+
+#ifdef UNISONO_TEST_HOOKS
+#include <atomic>
+#endif
 
 namespace unisono {
+
+#ifdef UNISONO_TEST_HOOKS
 
 extern std::atomic<bool> failpoints_armed;
 
 void failpoint_passed(const char *name);
 std::size_t failpoint_allows(const char *name, std::size_t bytes);
-void arm_failpoints(const std::string &spec);
-std::vector<std::string> failpoint_names();
-std::vector<std::string> cut_names(); // where bytes move
 
 inline void failpoint(const char *name) {
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]]
@@ -40,5 +34,12 @@ inline std::size_t allowed(const char *name, std::size_t bytes) {
     return failpoint_allows(name, bytes);
   return bytes;
 }
+
+#else
+
+inline void failpoint(const char *) {}
+inline std::size_t allowed(const char *, std::size_t bytes) { return bytes; }
+
+#endif
 
 } // namespace unisono

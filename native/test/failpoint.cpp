@@ -1,4 +1,4 @@
-#include "support/failpoint.hpp"
+#include "test/failpoint.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +10,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include "support/failpoint.hpp"
 
 namespace unisono {
 

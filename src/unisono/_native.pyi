@@ -76,6 +76,7 @@ def failpoint_names() -> list[str]: ...
 def cut_names() -> list[str]: ...
 
 NOTE_BYTES: int
+TEST_HOOKS: bool
 MOST_ACTIONS: int
 MOST_RANKS: int
 

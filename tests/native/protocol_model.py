@@ -43,7 +43,6 @@ PRODUCT = [
     "support/fork",
     "memory/host_peers",
     "memory/host_peers_messages",
-    "test/failpoint",
 ]
 SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
 OWN = ["explorer", "hooks", "main"]  # not instrumented

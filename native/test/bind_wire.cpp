@@ -1,9 +1,9 @@
 // The Python face of what travels between hosts: frames, their checks, and who lives.
 //
-// Frames are bound for tests, which compare them with a reference in plain Python, and for
-// the measurements; the engine uses them from native code alone.
+// Tests compare them with a reference in plain Python, and benchmarks/wire.py measures them; the
+// engine uses them from native code alone.
 
-#include "bindings/bind.hpp"
+#include "test/bind_test_hooks.hpp"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -15,8 +15,8 @@
 #include <string>
 #include <utility>
 
+#include "bindings/bind.hpp"
 #include "net/lifeline.hpp"
-#include "test/frame_fuzz.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -95,23 +95,6 @@ struct Reader {
   FrameReader reader;
 };
 
-nb::dict fuzz(std::uint64_t seed, std::uint64_t count) {
-  FuzzCounts counts;
-  {
-    nb::gil_scoped_release unlocked;
-    counts = fuzz_frames(seed, count);
-  }
-  nb::dict told;
-  told["streams"] = counts.streams;
-  told["undamaged"] = counts.undamaged;
-  told["frames"] = counts.frames;
-  told["wrong"] = counts.wrong;
-  told["cut off"] = counts.cut_off;
-  for (std::size_t i = 0; i < num_flaws; ++i)
-    told[flaw_name(Flaw(i))] = counts.flaws[i];
-  return told;
-}
-
 // A lifeline whose events wait until Python asks for them.
 class Listener {
 public:
@@ -182,7 +165,6 @@ void bind_frames(nb::module_ &m) {
         return siphash(key_of(key), view.data(), view.size());
       },
       nb::arg("key"), nb::arg("data"));
-  m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   nb::class_<Seal>(m, "Seal")
       .def(
           "__init__",
