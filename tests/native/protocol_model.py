@@ -1,8 +1,8 @@
 """Builds the model of the shared-memory protocol from the sources, and runs it.
 
 What is compiled is a copy of `native/`, into which the faults of `planted_faults.py`
-are written, each switched off unless asked for by name; `native/test/model/explorer.hpp`
-says how the rest works, docs/protocol.md what is shown by it.
+are written, each switched off unless asked for by name. How the rest works is in
+`native/test/model/explorer.hpp`, what is shown by it in docs/protocol.md.
 """
 
 from __future__ import annotations
