@@ -439,7 +439,7 @@ def test_worlds_that_are_too_large_are_refused(monkeypatch):
 
 
 class Hooks(ctypes.Structure):
-    """As native/bind_work.cpp has it."""
+    """As native/bindings/bind_work.cpp has it."""
 
     HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
     _fields_ = (

@@ -117,5 +117,10 @@ def _only_here(address: str) -> bool:
 
 def _arm_failpoints() -> None:
     spec = os.environ.get("UNISONO_FAILPOINTS", "")
+    if spec and not _native.TEST_HOOKS:
+        raise BadArgument(
+            "UNISONO_FAILPOINTS is set, but this build of unisono has no failpoints: "
+            "they are in editable installs (pip install -e .)"
+        )
     if spec:
         _native.arm_failpoints(spec)
