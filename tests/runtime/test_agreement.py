@@ -6,6 +6,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+import shrink_network
+import shrink_simulation
+from shrink_simulation import FailureSchedule, Partition, simulate
 from unisono.runtime.world import agreement
 from unisono.runtime.world.agreement import (
     Agreement,
@@ -15,11 +18,9 @@ from unisono.runtime.world.agreement import (
     Reply,
     outweighs,
 )
-from unisono.testing import survivors
-from unisono.testing.survivors import Partition, Schedule, simulate
 
 PER_PART = 5_000
-KINDS = [Schedule.random, Schedule.parted]
+KINDS = [FailureSchedule.random, FailureSchedule.with_partitions]
 NOTHING = Come(False, 0, (), ())
 
 
@@ -65,14 +66,14 @@ def test_guests_are_asked_to_wait_once():
     one.came(1, NOTHING)
     one.step(1.0)
     one.step(2.0)
-    assert [rank for rank, word in one.outbox if word.wait_s] == [1]
+    assert [rank for rank, message in one.outbox if message.wait_s] == [1]
 
 
 def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
     one = rules(3)
     one.learn(silent=[0, 1, 2])
     assert one.step(0.0).kind is Kind.HOPELESS
-    near = rules(3, is_near=True)
+    near = rules(3, one_host=True)
     near.learn(silent=[0, 1, 2])
     assert near.step(0.0).kind is Kind.HOST
 
@@ -142,7 +143,7 @@ def test_newcomers_are_no_part_of_a_majority_until_all_know():
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [
         Come(False, -1, (), ()),
         Come(False, 1 << 31, (), ()),
@@ -153,9 +154,9 @@ def test_newcomers_are_no_part_of_a_majority_until_all_know():
     ],
     ids=str,
 )
-def test_what_no_rank_can_say_is_passed_over(word):
+def test_what_no_rank_can_say_is_passed_over(message):
     one = rules(0)
-    one.came(1, word)
+    one.came(1, message)
     assert not one.guests
     assert not one.dead
     assert one.step(0.0).ranks == (1, 2, 3)
@@ -169,7 +170,7 @@ def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [
         Reply(proposal=Proposal(1, (0, 2, 9), ())),
         Reply(proposal=Proposal(1, (0, 2, 2), ())),
@@ -183,10 +184,10 @@ def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
     ],
     ids=str,
 )
-def test_an_answer_that_nobody_can_give_changes_nothing(word):
+def test_an_answer_that_nobody_can_give_changes_nothing(message):
     one = rules(2)
     assert one.step(0.0).until == 10.0
-    one.heard(0, word, 0.0)
+    one.heard(0, message, 0.0)
     step = one.step(0.0)
     assert (step.kind, step.ranks, step.until) == (Kind.ASK, (0,), 10.0)
 
@@ -264,13 +265,13 @@ def torn(seed):
     rng = random.Random(seed)
     ranks = range(5)
     cut = frozenset((a, b) for a in ranks for b in ranks if (a < 2) != (b < 2))
-    parts = Partition(10 + rng.random() * 1.5, 1e9, cut, rng.random() < 0.5)
+    separates = Partition(10 + rng.random() * 1.5, 1e9, cut, rng.random() < 0.5)
     late = (10 + rng.random(), 10 + rng.random())
     calls = (0.0, 0.0, 0.0, *late)
-    return Schedule(seed, calls, (None,) * 5, slow=0.3, partitions=(parts,))
+    return FailureSchedule(seed, calls, (None,) * 5, slow=0.3, partitions=(separates,))
 
 
-def simulate_many(count, kind=Schedule.random):
+def simulate_many(count, kind=FailureSchedule.random):
     for seed in range(count):
         simulate(kind(seed))
 
@@ -318,13 +319,13 @@ def forgets_what_it_met(self, proposal, *, met):
     TRUE_FAILED(self, proposal, met=False)
 
 
-def believes_rumours(self, rank, word):
-    self.dead.update(word.silent)
-    TRUE_CAME(self, rank, word)
+def believes_rumours(self, rank, message):
+    self.dead.update(message.silent)
+    TRUE_CAME(self, rank, message)
 
 
-def takes_refusals_for_deaths(self, seat, rank, link):
-    self.soon(self.learn, seat, rank, link, True)
+def takes_refusals_for_deaths(self, participant, rank, link):
+    self.soon(self.learn, participant, rank, link, True)
 
 
 def tries_the_first_address_only(self, process):
@@ -335,7 +336,7 @@ def is_never_bound(self, rank, here):
     return False
 
 
-TRUE_ADDRESSES = survivors.Crowd.addresses
+TRUE_ADDRESSES = shrink_network.SimulatedNetwork.addresses
 TRUE_FAILED = Agreement.failed
 TRUE_CAME = Agreement.came
 
@@ -343,11 +344,21 @@ TRUE_CAME = Agreement.came
 @pytest.mark.parametrize(
     ("where", "name", "mistake", "kind"),
     [
-        (agreement, "outweighs", everything_may, Schedule.random),
-        (Agreement, "failed", forgets_what_it_met, Schedule.random),
-        (Agreement, "came", believes_rumours, Schedule.random),
-        (survivors.Crowd, "refused", takes_refusals_for_deaths, Schedule.parted),
-        (survivors.Crowd, "addresses", tries_the_first_address_only, Schedule.parted),
+        (agreement, "outweighs", everything_may, FailureSchedule.random),
+        (Agreement, "failed", forgets_what_it_met, FailureSchedule.random),
+        (Agreement, "came", believes_rumours, FailureSchedule.random),
+        (
+            shrink_network.SimulatedNetwork,
+            "refused",
+            takes_refusals_for_deaths,
+            FailureSchedule.with_partitions,
+        ),
+        (
+            shrink_network.SimulatedNetwork,
+            "addresses",
+            tries_the_first_address_only,
+            FailureSchedule.with_partitions,
+        ),
         (Agreement, "_is_bound", is_never_bound, torn),
     ],
     ids=lambda what: getattr(what, "__name__", str(what)),
@@ -360,12 +371,12 @@ def test_the_simulation_finds_mistakes(monkeypatch, where, name, mistake, kind):
 
 def test_a_world_that_closes_too_early_is_found(monkeypatch):
     """Old doors may close only when all know: the reason for the second barrier."""
-    true_settle = survivors._Run.settle
+    true_settle = shrink_simulation.Simulation.settle
 
-    def settle(self, seat, proposal):
-        true_settle(self, seat, proposal)
-        seat.is_closed = True
+    def settle(self, participant, proposal):
+        true_settle(self, participant, proposal)
+        participant.is_closed = True
 
-    monkeypatch.setattr(survivors._Run, "settle", settle)
+    monkeypatch.setattr(shrink_simulation.Simulation, "settle", settle)
     with pytest.raises(AssertionError):
         simulate_many(20_000)

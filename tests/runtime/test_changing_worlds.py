@@ -9,8 +9,8 @@ import changing
 import pytest
 
 import unisono
+from rank_churn import Churn
 from unisono.testing import world, world_across
-from unisono.testing.churn import Churn
 
 NEAR = {"UNISONO_ADDRESS": ""}
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_how_not_to_call_it(hosts, tmp_path):
     with ranks_on(hosts).start(changing.misuses, str(tmp_path)) as running:
         living = survivors_of(running)
     for end in living:
-        said, told = end.result
+        said, environ = end.result
         assert "split" in said["split"]
         assert "grow the world" in said["split grows"]
         assert said["timeout"].startswith("BadArgument: timeout_s = 0")
@@ -166,7 +166,7 @@ def test_how_not_to_call_it(hosts, tmp_path):
         assert "is closed" in said["closed"]
         assert "is closed" in said["part of the old world"]
         assert "is closed" in said["closed grows"]
-        assert told[:3] == (end.rank, 2, 1)
+        assert environ[:3] == (end.rank, 2, 1)
 
 
 def test_a_world_of_one_shrinks_to_itself():
@@ -242,9 +242,9 @@ def test_if_nobody_joins_all_is_as_before(hosts, address, why):
     with ranks_on(hosts).start(changing.nobody_joins, address) as running:
         living = survivors_of(running)
     for end in living:
-        said, told = end.result
+        said, environ = end.result
         assert why in said
-        assert told[:3] == (end.rank, 2, 0)
+        assert environ[:3] == (end.rank, 2, 0)
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
@@ -283,5 +283,5 @@ def test_training_survives_kills_and_loses_nothing(hosts):
     alone = world_across([1]).run_command(command)[0].stdout.splitlines()[-1]
     right = re.sub(r"\d+ ranks", "3 ranks", alone)
     assert right.startswith("end: 60 steps, 3 ranks, ")
-    assert report.ends == [right] * 3, f"seed {seed}\n{report.told}"
+    assert report.ends == [right] * 3, f"seed {seed}\n{report.output}"
     assert report.kills >= 2

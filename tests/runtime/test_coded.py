@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import unisono
+from program_player import Call, play
 from unisono import codecs
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument, CollectiveMismatch
@@ -13,7 +14,6 @@ from unisono.runtime.plan.plans import lowered, offsets
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Place
 from unisono.testing import world
-from unisono.testing.programs import Call, play
 
 KINDS = [
     ("all_reduce", ["direct", "ring", "halving_doubling", "naive", "tree", "swing"]),

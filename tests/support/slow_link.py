@@ -1,12 +1,11 @@
-"""A slow link put in front of a fast communicator, to see what overlapping is worth.
+"""A slow link simulated in front of a fast communicator, to measure overlap.
 
     comm = SlowLink(comm, bytes_per_s=1e9, latency_s=1e-4)
 
-A call takes as long as its bytes would take on the link, one call after the other, and
-what the caller computes meanwhile takes no extra time: waiting for a call sleeps only
-for what is left. `total_s` and `exposed_s` tell how long the link was busy and how much
-of that somebody waited for. With a `Clock` nothing sleeps: time is what the test says,
-and the figures are exact on any machine.
+A call takes as long as its bytes would take on the link, one call after the other.
+Computation overlaps with it: waiting for a call sleeps only for the remaining time.
+`total_s` is how long the link was busy, `exposed_s` how much of that a caller waited
+for. With a `ManualClock` nothing sleeps, and the figures are exact on any machine.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
 
 
-class Clock:
-    """The real time; waiting sleeps."""
+class WallClock:
+    """Real time; waiting sleeps."""
 
     @property
     def now(self) -> float:
@@ -28,15 +27,13 @@ class Clock:
         return time.monotonic()
 
     def sleep_until(self, due: float) -> None:
-        """Let the time come."""
+        """Sleep until then."""
         if (left := due - self.now) > 0:
             time.sleep(left)
 
 
-class TestClock(Clock):
-    """A time of its own that passes only when it is told to."""
-
-    __test__ = False  # for pytest, which takes it for a test
+class ManualClock(WallClock):
+    """A clock that only `advance` and `sleep_until` move."""
 
     def __init__(self) -> None:
         """At zero."""
@@ -48,11 +45,11 @@ class TestClock(Clock):
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """As if something had been computed for so long."""
+        """Move the clock, as computing for so long would."""
         self._now += seconds
 
     def sleep_until(self, due: float) -> None:
-        """It is that time now."""
+        """Move the clock to then."""
         self._now = max(self._now, due)
 
 
@@ -68,7 +65,7 @@ class SlowLink:
         *,
         bytes_per_s: float,
         latency_s: float = 0.0,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
     ) -> None:
         """In front of `comm`; every rank has its own."""
         if not bytes_per_s > 0 or latency_s < 0:
@@ -78,20 +75,20 @@ class SlowLink:
             )
         self._comm, self._latency = comm, latency_s
         self._rate = bytes_per_s
-        self._clock = clock or Clock()
+        self._clock = clock or WallClock()
         self._free_at = 0.0
         self.total_s = 0.0
         self.exposed_s = 0.0
 
     @property
     def hidden_share(self) -> float:
-        """How much of the time on the link passed while somebody computed."""
+        """The share of the link's time that overlapped with computation."""
         return 1.0 - self.exposed_s / self.total_s if self.total_s else 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """The communicator's own, but for what takes time."""
+        """The communicator's attribute; collectives are delayed."""
         found = getattr(self._comm, name)
-        shares = _SHARES.get(name)
+        shares = _TRAFFIC.get(name)
         if shares is None:
             return found
         buffers, passes = shares
@@ -104,14 +101,16 @@ class SlowLink:
             begun = max(self._clock.now, self._free_at)
             self._free_at = begun + took
             self.total_s += took
-            work = _Due(found(*args, async_op=True, **options), self, self._free_at)
+            work = _DelayedWork(
+                found(*args, async_op=True, **options), self, self._free_at
+            )
             return work if async_op else work.wait()
 
         return call
 
 
-class _Due:
-    """Work that is not done before its time."""
+class _DelayedWork:
+    """Work that is not done before its due time."""
 
     def __init__(self, work: Work, link: SlowLink, due: float) -> None:
         self._work, self._link, self._due = work, link, due
@@ -127,8 +126,8 @@ class _Due:
         return self._work.done() and self._link._clock.now >= self._due
 
 
-# Of which buffer, and how many times (n-1)/n of it, a rank sends.
-_SHARES = {
+# A rank sends `passes` times (n-1)/n of this buffer.
+_TRAFFIC = {
     "all_reduce": ("first", 2),
     "reduce_scatter": ("first", 1),
     "all_gather": ("largest", 1),

@@ -1,11 +1,11 @@
-"""A job whose ranks are killed and replaced, again and again, from outside.
+"""A job whose ranks are repeatedly killed and replaced from outside.
 
     report = Churn([sys.executable, "elastic.py", "200"], ranks=4).run(kills=6, seed=1)
 
-The program is one like examples/elastic.py: it prints "at <step>" as it goes, "end:"
-and what it has come to, and joins if UNISONO_JOIN is set. Each time it has gone some
-steps further a rank drawn by the seed is killed, and a new process started in its place
-at once. With `hosts` the ranks are on so many pretended hosts.
+The program is one like examples/elastic.py: it prints "at <step>" for each step, then
+"end:" and its result, and joins a running world if UNISONO_JOIN is set. Every few steps
+a rank drawn from the seed is killed, and a new process started in its place at once.
+With `hosts` the ranks are on that many simulated hosts.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _DOUBLES = 0.4
 
 
 @dataclass
-class Report:
-    """How it went: what the last ranks came to, and what all have written."""
+class ChurnReport:
+    """The results of the last ranks, and the output of all."""
 
     ends: list[str] = field(default_factory=list)
     kills: int = 0
     seconds: float = 0.0
     statuses: list[int] = field(default_factory=list)
-    told: str = ""
+    output: str = ""
 
 
 @dataclass
-class _Rank:
+class _RankProcess:
     process: subprocess.Popen[bytes]
     out: IO[bytes]
 
     def text(self) -> str:
-        """What it has written."""
+        """The output so far."""
         self.out.flush()
         size = os.fstat(self.out.fileno()).st_size
         return os.pread(self.out.fileno(), size, 0).decode(errors="replace")
 
 
 class Churn:
-    """A job and what it needs to be told."""
+    """A job and the environment of its ranks."""
 
     def __init__(
         self, command: Sequence[str], *, ranks: int, hosts: int = 0, pause_s: float = 0
     ) -> None:
-        """`hosts` 0: one host, and no address."""
+        """`hosts` 0: one host, without an address."""
         self.command, self.ranks, self.hosts = list(command), ranks, hosts
         self.started = 0
         self.environ = {
@@ -74,18 +74,18 @@ class Churn:
 
     def run(
         self, *, kills: int, seed: int, every: int = 20, timeout_s: float = 60.0
-    ) -> Report:
-        """Kill a rank each `every` steps, so many times, and wait for the end.
+    ) -> ChurnReport:
+        """Kill a rank each `every` steps, `kills` times, and wait for the end.
 
-        Now and then a second one follows, while the others still shrink or grow.
+        Sometimes a second one follows while the others still shrink or grow.
         """
         rng = random.Random(seed)
-        report = Report()
+        report = ChurnReport()
         rounds = 0
         began = time.monotonic()
-        with Warden() as warden:
-            living = [self._start(warden, rank) for rank in range(self.ranks)]
-            gone: list[_Rank] = []
+        with Warden() as reaper:
+            living = [self._start(reaper, rank) for rank in range(self.ranks)]
+            gone: list[_RankProcess] = []
             while any(one.process.poll() is None for one in living):
                 if time.monotonic() - began > timeout_s:
                     _end_stuck(living)
@@ -97,19 +97,19 @@ class Churn:
                     for delay_s in (0.05, 1.0)[: 1 + doubles]:
                         time.sleep(rng.random() * delay_s)
                         if any(_ends(one.text()) for one in living):
-                            break  # whoever came now would find nobody to join
+                            break  # a new process would find no world to join
                         victim = living.pop(rng.randrange(len(living)))
                         os.kill(victim.process.pid, signal.SIGKILL)
                         victim.process.wait()
                         gone.append(victim)
                         report.kills += 1
-                        living.append(self._start(warden, None))
+                        living.append(self._start(reaper, None))
                 time.sleep(_POLL_S)
             report.statuses = [one.process.wait() for one in living]
             texts = [one.text() for one in living]
             report.ends = [line for text in texts for line in _ends(text)]
             everything = [*gone, *living]
-            report.told = "\n".join(
+            report.output = "\n".join(
                 f"--- pid {one.process.pid}\n{one.text()}" for one in everything
             )
             for one in everything:
@@ -118,32 +118,32 @@ class Churn:
         return report
 
     def _can_lose(self, killed: int) -> bool:
-        """Whether those who are left may go on: across hosts they must be most."""
+        """Whether the survivors may continue: across hosts they must be a majority."""
         return not self.hosts or 2 * (self.ranks - killed) > self.ranks
 
-    def _start(self, warden: Warden, rank: int | None) -> _Rank:
-        told = dict(self.environ)
+    def _start(self, reaper: Warden, rank: int | None) -> _RankProcess:
+        environ = dict(self.environ)
         if self.hosts:
-            told["UNISONO_HOST_ID"] = f"host{self.started % self.hosts}"
+            environ["UNISONO_HOST_ID"] = f"host{self.started % self.hosts}"
         if rank is None:
-            told["UNISONO_JOIN"] = "1"
+            environ["UNISONO_JOIN"] = "1"
         else:
-            told["UNISONO_RANK"] = str(rank)
-            told["UNISONO_WORLD_SIZE"] = str(self.ranks)
+            environ["UNISONO_RANK"] = str(rank)
+            environ["UNISONO_WORLD_SIZE"] = str(self.ranks)
         self.started += 1
         out: Any = tempfile.TemporaryFile()  # noqa: SIM115  (closed when all have ended)
         process = subprocess.Popen(
             self.command,
-            env=told,
+            env=environ,
             stdout=out,
             stderr=out,
-            preexec_fn=warden.enrol,
+            preexec_fn=reaper.enrol,
             process_group=0,
         )
-        return _Rank(process, out)
+        return _RankProcess(process, out)
 
 
-def _steps(rank: _Rank) -> int:
+def _steps(rank: _RankProcess) -> int:
     found = re.findall(r"^at (\d+)", rank.text(), re.MULTILINE)
     return int(found[-1]) if found else 0
 
@@ -152,8 +152,8 @@ def _ends(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("end:")]
 
 
-def _end_stuck(ranks: Sequence[_Rank]) -> None:
-    """With the stacks of all their threads, if the program has faulthandler on."""
+def _end_stuck(ranks: Sequence[_RankProcess]) -> None:
+    """Abort ranks that hang: with faulthandler they write all threads' stacks."""
     for number in (signal.SIGABRT, signal.SIGKILL):
         for one in ranks:
             if one.process.poll() is None:
