@@ -5,8 +5,8 @@ import json
 import resource
 
 import pytest
-from standins import stand_in
 
+from fake_ssh import stand_in
 from unisono.cli import main
 from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from watching import has_ended, state_of, wait_for
 
+from process_state import has_ended, state_of, wait_for
 from unisono.cli import main
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from standins import stand_in
-from watching import has_ended, wait_for
 
+from fake_ssh import stand_in
+from process_state import has_ended, wait_for
 from unisono.cli import main
 from unisono.launch.agent import free_port
 

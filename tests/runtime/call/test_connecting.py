@@ -5,8 +5,8 @@ import signal
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that
 
+from forked import Forks, attempt, await_that
 from unisono.runtime import core as base
 
 pytestmark = pytest.mark.timeout(120)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conformance import MEANINGFUL, bits, same
 
 import unisono
+from conformance import MEANINGFUL, bits, same
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
 from unisono.reductions import reduce

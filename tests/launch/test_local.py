@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from watching import is_gone
 
+from process_state import is_gone
 from unisono.errors import BadArgument
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome, RankEnd

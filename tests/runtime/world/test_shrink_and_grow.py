@@ -5,15 +5,15 @@ import re
 import sys
 from pathlib import Path
 
-import changing
 import pytest
 
+import elastic_programs
 import unisono
 from rank_churn import Churn
 from unisono.testing import world, world_across
 
 NEAR = {"UNISONO_ADDRESS": ""}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KILLED = -9
 
 pytestmark = pytest.mark.timeout(180)
@@ -54,7 +54,7 @@ def check(living, size, epoch=None, order=None, may_live=()):
 @pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
 def test_survivors_go_on_in_order(hosts, victim):
-    with ranks_on(hosts).start(changing.loses, [victim]) as running:
+    with ranks_on(hosts).start(elastic_programs.loses, [victim]) as running:
         living = survivors_of(running)
     size = (hosts if isinstance(hosts, int) else sum(hosts)) - 1
     # A rank of the victim's own host is sure, and the others believe it.
@@ -69,7 +69,7 @@ def test_survivors_go_on_in_order(hosts, victim):
 )
 def test_down_to_the_last(hosts, victims):
     """Across hosts most are left each time, or half with rank 0, or it is sure."""
-    with ranks_on(hosts).start(changing.loses, victims) as running:
+    with ranks_on(hosts).start(elastic_programs.loses, victims) as running:
         living = survivors_of(running)
     check(living, 1, epoch=3, may_live=range(4))
 
@@ -77,7 +77,7 @@ def test_down_to_the_last(hosts, victims):
 @pytest.mark.parametrize("knows", [False, True])
 def test_one_of_two_hosts_goes_on_without_rank_0_only_if_told(knows):
     """A refused connection is no proof of death, but the caller's word is taken."""
-    with ranks_on([1, 1]).start(changing.loses_rank_0, knows) as running:
+    with ranks_on([1, 1]).start(elastic_programs.loses_rank_0, knows) as running:
         (end,) = survivors_of(running)
     if knows:
         check([end], 1, epoch=1)
@@ -103,7 +103,9 @@ POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
 )
 def test_another_may_die_meanwhile_even_who_presides(hosts, point):
     args = (1, 0, point) if POINTS.index(point) % 2 else (0, 1, point)
-    with ranks_on(hosts).start(changing.loses_another_meanwhile, *args) as running:
+    with ranks_on(hosts).start(
+        elastic_programs.loses_another_meanwhile, *args
+    ) as running:
         living = survivors_of(running)
     check(living, 2 if hosts == 4 else 3, may_live=() if hosts == 4 else (0, 1))
 
@@ -111,7 +113,7 @@ def test_another_may_die_meanwhile_even_who_presides(hosts, point):
 @pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
 def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
-    run = changing.one_comes_late
+    run = elastic_programs.one_comes_late
     with ranks_on(hosts).start(run, 0, str(tmp_path)) as running:
         late, *others = [end.result for end in survivors_of(running)]
     assert [r[0] for r in others] == [0, 1]
@@ -125,7 +127,7 @@ def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
 @pytest.mark.quick(hosts=[[1, 2]])
 @pytest.mark.parametrize("hosts", [3, [1, 2]], ids=str)
 def test_who_fails_before_it_has_joined_a_group_keeps_nobody_waiting(hosts):
-    with ranks_on(hosts).start(changing.fails_in_split) as running:
+    with ranks_on(hosts).start(elastic_programs.fails_in_split) as running:
         ends = survivors_of(running)
     assert [end.result[0] for end in ends] == ["OSError", "PeerLost", "PeerLost"]
     assert [end.result[1][:2] for end in ends] == [(0, 3), (1, 3), (2, 3)]
@@ -133,7 +135,7 @@ def test_who_fails_before_it_has_joined_a_group_keeps_nobody_waiting(hosts):
 
 @pytest.mark.sweep
 def test_too_few_do_not_go_on_across_hosts(tmp_path):
-    run = changing.only_one_calls
+    run = elastic_programs.only_one_calls
     with ranks_on([1, 1, 1]).start(run, 2, str(tmp_path)) as running:
         missing, said = survivors_of(running)[2].result
     assert missing == (0, 1)
@@ -144,14 +146,14 @@ def test_too_few_do_not_go_on_across_hosts(tmp_path):
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_it_needs_no_death_and_can_be_done_again(hosts, tmp_path):
-    with ranks_on(hosts).start(changing.nobody_died, str(tmp_path)) as running:
+    with ranks_on(hosts).start(elastic_programs.nobody_died, str(tmp_path)) as running:
         check(survivors_of(running), 3, epoch=2)
 
 
 @pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize("hosts", [2, [1, 1]], ids=str)
 def test_how_not_to_call_it(hosts, tmp_path):
-    with ranks_on(hosts).start(changing.misuses, str(tmp_path)) as running:
+    with ranks_on(hosts).start(elastic_programs.misuses, str(tmp_path)) as running:
         living = survivors_of(running)
     for end in living:
         said, environ = end.result
@@ -174,7 +176,7 @@ def test_a_world_of_one_shrinks_to_itself():
     new = comm.shrink()
     assert (new.rank, new.world_size, new.left_out) == (0, 1, ())
     assert "closed" in repr(comm)
-    changing.works(new)
+    elastic_programs.works(new)
     new.close()
     with pytest.raises(unisono.UsageError, match="closed"):
         new.shrink()
@@ -203,7 +205,7 @@ def first_then_joining(first, hosts):
 @pytest.mark.parametrize("hosts", [4, [1, 1, 2]], ids=str)
 def test_newcomers_follow_those_who_were_there(hosts):
     plan = first_then_joining(2, hosts)
-    with plan.start(changing.grows_or_joins, 2, 4) as running:
+    with plan.start(elastic_programs.grows_or_joins, 2, 4) as running:
         living = survivors_of(running)
     assert [end.result[0] for end in living[:2]] == [0, 1]
     assert sorted(end.result[0] for end in living) == [0, 1, 2, 3]
@@ -215,7 +217,7 @@ def test_newcomers_follow_those_who_were_there(hosts):
 @pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
 def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
-    with plan.start(changing.grows_or_joins, 3, 3, [0]) as running:
+    with plan.start(elastic_programs.grows_or_joins, 3, 3, [0]) as running:
         living = survivors_of(running)
     check(living, 3, epoch=2)  # nobody was left out of the grown one
 
@@ -224,7 +226,7 @@ def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     plan = first_then_joining(2, hosts)
-    with plan.start(changing.a_newcomer_dies, 2, 3) as running:
+    with plan.start(elastic_programs.a_newcomer_dies, 2, 3) as running:
         living = survivors_of(running)
     check(living, 2)
 
@@ -239,7 +241,7 @@ def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
     ],
 )
 def test_if_nobody_joins_all_is_as_before(hosts, address, why):
-    with ranks_on(hosts).start(changing.nobody_joins, address) as running:
+    with ranks_on(hosts).start(elastic_programs.nobody_joins, address) as running:
         living = survivors_of(running)
     for end in living:
         said, environ = end.result
@@ -250,7 +252,7 @@ def test_if_nobody_joins_all_is_as_before(hosts, address, why):
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(3, 0), ([2, 1], 2)])
 def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
-    run = changing.dies_while_others_wait_to_grow
+    run = elastic_programs.dies_while_others_wait_to_grow
     with ranks_on(hosts).start(run, victim) as running:
         living = survivors_of(running)
     for place, end in enumerate(living):

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from standins import stand_in
 
+from fake_ssh import stand_in
 from unisono.runtime.world.address import free_port
 
 pytestmark = pytest.mark.timeout(120)

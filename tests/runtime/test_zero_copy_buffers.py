@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
-from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
 
 import unisono
+from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
 from unisono.runtime.plan.plans import LENDS_FROM
 
 NAMES = {

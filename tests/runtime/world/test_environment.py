@@ -16,7 +16,7 @@ from unisono.cli.env import env
 from unisono.errors import BadArgument
 from unisono.runtime.world.environment import find_world
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 OURS = {
     "UNISONO_RANK": "1",

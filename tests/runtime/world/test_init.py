@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that, interrupt_after
-from watching import has_ended
 
 import unisono
+from forked import Forks, attempt, await_that, interrupt_after
+from process_state import has_ended
 from unisono.errors import BadArgument
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports import shm
 
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MINE = {name for name in os.environ if name.startswith(("UNISONO_", "SLURM_", "PMI_"))}
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from conformance import ROOTED, STYLES, Case, check, perform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import unisono
+from conformance import ROOTED, STYLES, Case, check, perform
 from unisono.errors import BadArgument
 
 OWNED = {

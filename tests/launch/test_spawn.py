@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 import pytest
-from watching import is_gone
 
 import unisono
+from process_state import is_gone
 from unisono.errors import BadArgument, PeerLost, UnisonoError, UnsupportedWorld
 from unisono.launch import spawn as module
 from unisono.launch.spawn import spawn
