@@ -175,7 +175,7 @@ def test_a_world_s_findings_as_lines():
     [
         (["-n", "0"], "-n 0: a world has at least one rank"),
         (["--python", "x"], "this is for other hosts"),
-        (["--hosts", "a b"], "is no host"),
+        (["--hosts", "a b"], "is not a host"),
     ],
 )
 def test_options_that_cannot_be(capfd, options, said):

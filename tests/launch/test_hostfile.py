@@ -26,14 +26,14 @@ def test_lists_of_hosts(text, hosts):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'' is no host"),
-        ("a,,b", "'' is no host"),
-        ("a:b", "'a:b' is no host"),
-        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host"),
-        ("-la@host", "is no host"),
-        ("a b", "'a b' is no host"),
-        ("a;reboot", "is no host"),
-        ("$(reboot)", "is no host"),
+        ("", "'' is not a host"),
+        ("a,,b", "'' is not a host"),
+        ("a:b", "'a:b' is not a host"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host"),
+        ("-la@host", "is not a host"),
+        ("a b", "'a b' is not a host"),
+        ("a;reboot", "is not a host"),
+        ("$(reboot)", "is not a host"),
         ("a:0", "a with 0 ranks: expected 1 or more"),
         ("a,b,a:2", "a is named twice"),
         ("a,me@a", "me@a is named twice"),
@@ -63,8 +63,8 @@ def test_a_file_of_hosts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "names no host"),
-        ("# none\n", "names no host"),
+        ("", "contains no host"),
+        ("# none\n", "contains no host"),
         ("a\nb slots\n", "line 2: 'b slots'"),
         ("a slots=none\n", "line 1: a with none ranks"),
         ("a slots=0\n", "line 1: a with 0 ranks"),

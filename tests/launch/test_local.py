@@ -17,7 +17,12 @@ from process_state import is_gone
 from unisono.errors import BadArgument
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome, RankEnd
-from unisono.launch.output import Speaker, Stage, last_words, reports_a_lost_peer
+from unisono.launch.output import (
+    LineStream,
+    RankOutput,
+    reports_a_lost_peer,
+    stderr_tail,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,12 +50,12 @@ def outlive(*ranks):  # whom this one has met
 def start(code, n=2, *, only=None, log_dir=None, **options):
     """Ranks that run `code`: how they ended, and what they said."""
     out, err = io.BytesIO(), io.BytesIO()
-    stage = Stage(out, err, only=only, log_dir=log_dir)
+    output = RankOutput(out, err, only=only, log_dir=log_dir)
     command = [sys.executable, "-S", "-c", HEAD + code]
     environment = options.pop("environment", {})
     with tempfile.TemporaryDirectory() as folder:
         environment = {"MEET": folder, **environment}
-        outcome = launch(command, n, stage, environment=environment, **options)
+        outcome = launch(command, n, output, environment=environment, **options)
     return outcome, out.getvalue(), err.getvalue()
 
 
@@ -100,10 +105,10 @@ def test_only_rank_0_has_an_input(tmp_path):
     script = """
 import sys
 from unisono.launch.local import launch
-from unisono.launch.output import Stage
+from unisono.launch.output import RankOutput
 code = "import sys; print(sys.stdin.read().split())"
-stage = Stage(sys.stdout.buffer, sys.stderr.buffer)
-launch([sys.executable, "-S", "-c", code], 3, stage)
+output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
+launch([sys.executable, "-S", "-c", code], 3, output)
 """
     with (tmp_path / "typed").open() as typed:
         told = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
@@ -160,11 +165,11 @@ def test_bytes_that_are_no_text_pass():
 
 def test_a_line_without_end_takes_no_end_of_memory():
     told = io.BytesIO()
-    speaker = Speaker([(told, b"> ")])
+    stream = LineStream([(told, b"> ")])
     for _ in range(40):
-        speaker.hear(b"x" * (1 << 16))
+        stream.write(b"x" * (1 << 16))
     assert told.tell() > 1 << 21
-    speaker.finish()
+    stream.finish()
     lines = told.getvalue().splitlines()
     assert b"".join(line.removeprefix(b"> ") for line in lines) == b"x" * (40 << 16)
 
@@ -312,8 +317,8 @@ def test_a_rank_that_was_ended_is_not_to_blame():
 
 
 def test_an_outcome_is_told_in_few_words():
-    words = "Traceback (most recent call last):\n  x\nunisono.errors.PeerLost: 5"
-    ends = [RankEnd(r, 100 + r, 1, 2.0, words=words) for r in range(9)]
+    stderr = "Traceback (most recent call last):\n  x\nunisono.errors.PeerLost: 5"
+    ends = [RankEnd(r, 100 + r, 1, 2.0, stderr_tail=stderr) for r in range(9)]
     ends[5] = RankEnd(5, 105, -signal.SIGKILL, 1.0)
     ends[8] = RankEnd(8, 108, -signal.SIGTERM, 8.0, ended_by_launcher=True)
     outcome = Outcome(ends, 9.0)
@@ -370,7 +375,7 @@ def test_no_file_is_left_open(tmp_path):
     start("sys.exit(1)", 3)
     for command in (["/no/such/program"], [str(tmp_path)]):
         with pytest.raises(BadArgument, match=f"rank 0 of 2 .*{command[0]}"):
-            launch(command, 2, Stage(io.BytesIO(), io.BytesIO()))
+            launch(command, 2, RankOutput(io.BytesIO(), io.BytesIO()))
     assert count() == before
 
 
@@ -383,7 +388,7 @@ def test_an_error_of_the_listener_ends_the_ranks():
     handler = signal.getsignal(signal.SIGINT)
     began = time.monotonic()
     with pytest.raises(BrokenPipeError):
-        launch(command, 2, Stage(Full(), io.BytesIO()))
+        launch(command, 2, RankOutput(Full(), io.BytesIO()))
     assert time.monotonic() - began < 20
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -407,11 +412,11 @@ def test_it_works_in_a_thread_and_without_the_kernel_telling(monkeypatch):
 LAUNCHER = """
 import sys
 from unisono.launch.local import launch
-from unisono.launch.output import Stage
+from unisono.launch.output import RankOutput
 child = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 print(flush=True)
-stage = Stage(sys.stdout.buffer, sys.stderr.buffer)
-launch([sys.executable, "-S", "-c", child], 4, stage)
+output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
+launch([sys.executable, "-S", "-c", child], 4, output)
 """
 
 
@@ -452,16 +457,16 @@ def test_kill_9_of_the_launcher_at_any_moment_leaves_nothing(moments):
 # Last words
 
 
-def test_last_words_are_the_last_traceback():
+def test_stderr_tail_is_the_last_traceback():
     head = b"Traceback (most recent call last):"
     lines = [b"a", head, b"  one", b"E1", b"", head, b"  two", b"E2: x", b"bye"]
-    assert last_words(lines).splitlines() == [head.decode(), "  two", "E2: x", "bye"]
+    assert stderr_tail(lines).splitlines() == [head.decode(), "  two", "E2: x", "bye"]
     deep = [head, *[b"  frame"] * 300, b"E3"]
-    told = last_words(deep).splitlines()
+    told = stderr_tail(deep).splitlines()
     assert (told[0], told[-1]) == (head.decode(), "E3")
     assert "left out" in told[1]
     assert len(told) == 81
-    assert last_words([]) == ""
+    assert stderr_tail([]) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.launch import remote as fleet
+from unisono.launch import remote
 from unisono.launch.hostfile import Host
-from unisono.launch.output import Stage
-from unisono.launch.remote import Way, launch_on_hosts
+from unisono.launch.output import RankOutput
+from unisono.launch.remote import RemoteOptions, launch_on_hosts
 from unisono.testing import Hosts, needs_hosts
 
 pytestmark = pytest.mark.timeout(90)
@@ -62,8 +62,8 @@ def launched(network, *arguments):
     outcome = launch_on_hosts(
         [sys.executable, "-c", WORLD, *arguments],
         [Host(addresses[0], 2), Host(addresses[1], 1)],
-        Stage(out, err),
-        Way(sys.executable, "/", [ssh]),
+        RankOutput(out, err),
+        RemoteOptions(sys.executable, "/", [ssh]),
         environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         grace_s=2.0,
     )
@@ -82,23 +82,25 @@ def test_a_world_across_networks(network):
 def test_a_rank_killed_on_another_host_is_named_first(network):
     outcome, _, err = launched(network, "die")
     first = outcome.first_failure
-    assert (first.rank, first.where, first.signal) == (2, network[0][1], "SIGKILL")
+    assert (first.rank, first.hostname, first.signal) == (2, network[0][1], "SIGKILL")
     assert outcome.exit_code == 137
     assert re.search(r"\[0\] .*PeerLost.*rank 2", err)
-    assert f"rank 2 on host {first.where} (pid {first.pid}) failed" in outcome.report()
+    assert (
+        f"rank 2 on host {first.hostname} (pid {first.pid}) failed" in outcome.report()
+    )
 
 
 def test_a_host_that_says_nothing(monkeypatch, tmp_path):
     ssh = tmp_path / "silent"
     ssh.write_text("#!/bin/sh\nexec sleep 60\n")
     ssh.chmod(0o755)
-    monkeypatch.setattr(fleet, "_GREETING_S", 0.5)
+    monkeypatch.setattr(remote, "_CONNECT_TIMEOUT_S", 0.5)
     with pytest.raises(ConnectFailed, match="host a: no agent has answered within"):
         launch_on_hosts(
             ["true"],
             [Host("a", 1)],
-            Stage(io.BytesIO(), io.BytesIO()),
-            Way(sys.executable, "/", [str(ssh)]),
+            RankOutput(io.BytesIO(), io.BytesIO()),
+            RemoteOptions(sys.executable, "/", [str(ssh)]),
         )
 
 
@@ -106,10 +108,10 @@ def test_a_login_that_prints_without_end(tmp_path):
     ssh = tmp_path / "endless"
     ssh.write_text("#!/bin/sh\nexec yes\n")
     ssh.chmod(0o755)
-    with pytest.raises(ConnectFailed, match="host a: its login prints without end"):
+    with pytest.raises(ConnectFailed, match="host a: the login prints more than 1 MiB"):
         launch_on_hosts(
             ["true"],
             [Host("a", 1)],
-            Stage(io.BytesIO(), io.BytesIO()),
-            Way(sys.executable, "/", [str(ssh)]),
+            RankOutput(io.BytesIO(), io.BytesIO()),
+            RemoteOptions(sys.executable, "/", [str(ssh)]),
         )

@@ -105,7 +105,7 @@ def test_what_cannot_be_sent_is_told(forked):
 
     with pytest.raises(UnisonoError, match=r"rank 0 \(pid \d+\) raised Local: of this"):
         forked(fail, 1)
-    with pytest.raises(BadArgument, match="what rank 0 returned, a function, cannot"):
+    with pytest.raises(BadArgument, match="the result of rank 0, a function, cannot"):
         forked(lambda comm: lambda: None, 1)
 
 
@@ -141,7 +141,7 @@ def test_a_killed_rank_is_named_with_its_signal(forked):
 
 
 def test_a_rank_that_exits_does_not_take_us_along(forked):
-    with pytest.raises(PeerLost, match="left by SystemExit: 3, without a result"):
+    with pytest.raises(PeerLost, match="ended by SystemExit: 3, without result"):
         forked(lambda comm: sys.exit(3), 2)
     with pytest.raises(PeerLost, match="exited with 4 before it returned"):
         forked(lambda comm: os._exit(4), 2)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from unisono.launch.processes import Warden
+from unisono.launch.processes import Reaper
 from unisono.runtime.world.address import free_port
 
 _POLL_S = 0.005
@@ -83,7 +83,7 @@ class Churn:
         report = ChurnReport()
         rounds = 0
         began = time.monotonic()
-        with Warden() as reaper:
+        with Reaper() as reaper:
             living = [self._start(reaper, rank) for rank in range(self.ranks)]
             gone: list[_RankProcess] = []
             while any(one.process.poll() is None for one in living):
@@ -121,7 +121,7 @@ class Churn:
         """Whether the survivors may continue: across hosts they must be a majority."""
         return not self.hosts or 2 * (self.ranks - killed) > self.ranks
 
-    def _start(self, reaper: Warden, rank: int | None) -> _RankProcess:
+    def _start(self, reaper: Reaper, rank: int | None) -> _RankProcess:
         environ = dict(self.environ)
         if self.hosts:
             environ["UNISONO_HOST_ID"] = f"host{self.started % self.hosts}"
@@ -137,7 +137,7 @@ class Churn:
             env=environ,
             stdout=out,
             stderr=out,
-            preexec_fn=reaper.enrol,
+            preexec_fn=reaper.register,
             process_group=0,
         )
         return _RankProcess(process, out)

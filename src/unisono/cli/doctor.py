@@ -29,8 +29,8 @@ from unisono.errors import BadArgument, UnisonoError
 from unisono.launch.hostfile import Host
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
-from unisono.launch.output import Stage
-from unisono.launch.remote import Way, launch_on_hosts
+from unisono.launch.output import RankOutput
+from unisono.launch.remote import RemoteOptions, launch_on_hosts
 
 _AT_ONCE = 16
 _PATIENCE_S = "60"
@@ -103,7 +103,9 @@ def _ranks(text: str) -> int | None:
     return ranks
 
 
-def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
+def _each(
+    hosts: Sequence[Host], way: RemoteOptions
+) -> tuple[list[Finding], list[Host]]:
     """What every host says of itself, and those that said anything."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         told = list(pool.map(partial(_one, way), hosts))
@@ -111,10 +113,10 @@ def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
     return [found for _, findings in told for found in findings], reached
 
 
-def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
+def _one(way: RemoteOptions, host: Host) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
     said = io.BytesIO()
-    stage, alone = Stage(said, io.BytesIO()), replace(host, ranks=1)
+    stage, alone = RankOutput(said, io.BytesIO()), replace(host, ranks=1)
     try:
         outcome = launch_on_hosts(
             command, [alone], stage, way, environment=_hosts.told()
@@ -137,11 +139,11 @@ def _world_here(ranks: int) -> Findings:
     environment = {
         "UNISONO_TIMEOUT_S": os.environ.get("UNISONO_TIMEOUT_S", _PATIENCE_S)
     }
-    outcome = launch(command, ranks, Stage(said, err), environment=environment)
+    outcome = launch(command, ranks, RankOutput(said, err), environment=environment)
     return _world(said, outcome)
 
 
-def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
+def _world_on(hosts: Sequence[Host], way: RemoteOptions, ranks: int | None) -> Findings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
@@ -149,7 +151,7 @@ def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
     environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.told()}
     try:
         outcome = launch_on_hosts(
-            command, places, Stage(said, err), way, environment=environment
+            command, places, RankOutput(said, err), way, environment=environment
         )
     except UnisonoError as error:
         return Findings([], {}, {}, [], [], [], failed=str(error))
