@@ -105,7 +105,7 @@ def _dies_at(point):
     if point == "first word":
         doors.NearLink.send = doors.FarLink.send = lambda *_: die()
     elif point == "proposal":
-        true_act = shrinking._Survivor._act
+        true_act = shrinking._AgreementDriver._act
 
         def act(self):
             step = self.rules.step(time.monotonic())
@@ -113,10 +113,10 @@ def _dies_at(point):
                 die()
             return true_act(self)
 
-        shrinking._Survivor._act = act
+        shrinking._AgreementDriver._act = act
     elif point == "met":
-        shrinking.survive.__globals__["_Survivor"]._rendezvous = _after(
-            shrinking._Survivor._rendezvous
+        shrinking.form_world.__globals__["_AgreementDriver"]._rendezvous = _after(
+            shrinking._AgreementDriver._rendezvous
         )
     else:
         number = {"first barrier": 1, "second barrier": 2}[point]
@@ -244,7 +244,7 @@ def misuses(comm, folder):
     second = threading.Thread(
         target=lambda: attempt("second thread", lambda: made.append(comm.shrink()))
     )
-    true_survive = shrinking._Survivor.agree
+    true_survive = shrinking._AgreementDriver.agree
 
     def agree(self, attempt=None):
         if not second.ident:
@@ -252,7 +252,7 @@ def misuses(comm, folder):
             second.join()
         return true_survive(self, attempt)
 
-    shrinking._Survivor.agree = agree
+    shrinking._AgreementDriver.agree = agree
     new = comm.shrink(timeout_s=100)
     assert not made
     attempt("in flight", work.wait)

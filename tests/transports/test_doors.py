@@ -70,7 +70,7 @@ def test_a_survivor_is_found_at_whichever_address_it_listens(hosts, named, rank_
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
 def test_a_newcomer_finds_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
     named(*hosts)
-    gate.Coming("job", str(at(rank_0)), SECRET)._connect().close()
+    gate.Coming("job", str(at(rank_0)), SECRET)._knock().close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
@@ -350,5 +350,5 @@ def test_who_is_no_rank_of_this_world_says_nothing(rank):
     ids=str,
 )
 def test_a_place_that_cannot_be_is_not_taken(told):
-    assert not told.is_valid()
-    assert gate.Welcome(2, 4, 1, "x", before=2).is_valid()
+    assert not told.is_sound()
+    assert gate.Welcome(2, 4, 1, "x", before=2).is_sound()

@@ -147,7 +147,7 @@ def test_what_is_no_list_of_nodes(text):
     ("environ", "how"),
     [
         (TORCHRUN, "the same on every host"),
-        (SLURM, "srun hands it on"),
+        (SLURM, "srun passes it"),
         (OPENMPI, "mpirun -x UNISONO_SECRET"),
         (MPICH, "mpiexec -genvlist UNISONO_SECRET"),
         (OURS, "unisono run --hosts does this by itself"),

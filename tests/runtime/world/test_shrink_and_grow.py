@@ -156,7 +156,7 @@ def test_how_not_to_call_it(hosts, tmp_path):
     with ranks_on(hosts).start(elastic_programs.misuses, str(tmp_path)) as running:
         living = survivors_of(running)
     for end in living:
-        said, environ = end.result
+        said, world = end.result
         assert "split" in said["split"]
         assert "grow the world" in said["split grows"]
         assert said["timeout"].startswith("BadArgument: timeout_s = 0")
@@ -168,7 +168,7 @@ def test_how_not_to_call_it(hosts, tmp_path):
         assert "is closed" in said["closed"]
         assert "is closed" in said["part of the old world"]
         assert "is closed" in said["closed grows"]
-        assert environ[:3] == (end.rank, 2, 1)
+        assert world[:3] == (end.rank, 2, 1)
 
 
 def test_a_world_of_one_shrinks_to_itself():
@@ -244,9 +244,9 @@ def test_if_nobody_joins_all_is_as_before(hosts, address, why):
     with ranks_on(hosts).start(elastic_programs.nobody_joins, address) as running:
         living = survivors_of(running)
     for end in living:
-        said, environ = end.result
+        said, world = end.result
         assert why in said
-        assert environ[:3] == (end.rank, 2, 0)
+        assert world[:3] == (end.rank, 2, 0)
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
