@@ -28,8 +28,8 @@ from unisono.dtypes import DTYPES
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.observe.explain_codecs import seconds
 from unisono.runtime.plan.codec_options import as_coding, choose_coded
-from unisono.runtime.plan.plans import Kind
-from unisono.runtime.plan.predict import MODEL, Model
+from unisono.runtime.plan.plans import CallKind
+from unisono.runtime.plan.predict import MODEL, CostModel
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.units import format_bytes, format_seconds
 
@@ -68,11 +68,11 @@ def timed(comm: Communicator, sizes: list[int], specs: list[str]) -> dict[str, A
     return {"seconds": best, "error": wrong}
 
 
-def modelled(nbytes: int, spec: str, hosts: tuple[int, ...], model: Model) -> Any:
+def modelled(nbytes: int, spec: str, hosts: tuple[int, ...], model: CostModel) -> Any:
     """Predicted seconds with the codec and without."""
     n, coding, dtype = len(hosts), as_coding(spec), DTYPES["float32"]
     choice = choose_coded("all_reduce", nbytes, n, coding, itemsize=4, hosts=hosts)
-    kind = Kind(
+    kind = CallKind(
         *("all_reduce", dtype, Reduction("sum"), 0, nbytes // 4),
         *(read(choice.algorithm), "", coding),
     )

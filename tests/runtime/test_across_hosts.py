@@ -13,12 +13,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that, interrupt_in_call
 from test_failures import blocked, calls_by_name, check_mismatch, ones, until_broken
 
+from forked import Forks, attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world_across
 
 pytestmark = pytest.mark.timeout(120)
@@ -413,7 +413,7 @@ def is_interrupted(rank, name):
         return error, time.monotonic() - began
     await_that(
         lambda: (
-            comm.core.native.verdict()[0] != Trouble.NONE
+            comm.core.native.verdict()[0] != FailureCode.NONE
             or any(comm.core.native.states()[0][4:6])
         ),
         "that it gives up, leaves or dies",

@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UsageError
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 # --- alone
@@ -110,14 +110,14 @@ def test_the_world_ends_when_one_of_its_ranks_raises():
 
 
 def test_errors_cross_processes_whole():
-    with pytest.raises(CollectiveTimeout, match="gave up waiting for rank 1") as e:
+    with pytest.raises(CollectiveTimeout, match="timed out waiting for rank 1") as e:
         unisono.spawn(one_is_late, 2)
     assert e.value.ranks == (1,)
     assert e.value.collective == "all_reduce"
 
 
 def one_is_late(comm):
-    while comm.rank and comm.core.native.verdict()[0] == Trouble.NONE:
+    while comm.rank and comm.core.native.verdict()[0] == FailureCode.NONE:
         time.sleep(0.01)  # until rank 0 has lost patience
     comm.all_reduce(np.ones(1), timeout_s=0.2)
 

@@ -103,7 +103,7 @@ def control(comm):
         else:
             comm.all_reduce(np.ones(5))
     except CollectiveMismatch as error:
-        return [] if "something else" not in str(error) else [str(error)]
+        return [] if "another collective" not in str(error) else [str(error)]
     return ["no error"]
 
 

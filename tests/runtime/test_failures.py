@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from forked import (
     Forks,
     attempt,
@@ -23,7 +24,6 @@ from forked import (
     interrupt_in_call,
     told,
 )
-
 from unisono import _native
 from unisono.errors import (
     BadArgument,
@@ -33,7 +33,7 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.runtime.core import Core
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -51,7 +51,7 @@ def ones(count=10, dtype="float32"):
 
 def until_broken(comm):
     """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm.core.native.verdict()[0] != Trouble.NONE, "a verdict")
+    await_that(lambda: comm.core.native.verdict()[0] != FailureCode.NONE, "a verdict")
 
 
 def until_called(comm, rank, seq):
@@ -113,7 +113,7 @@ def check_mismatch(ends, who):
         assert first != second
         for call in calls.values():
             assert call in end["message"]
-            assert "something else" not in call
+            assert "another collective" not in call
 
 
 @pytest.mark.parametrize("usual", CALLS)

@@ -8,12 +8,12 @@ import threading
 
 import numpy as np
 import pytest
-from forked import Forks, attempt
 from test_cut_streams import ENCRYPTED
 
+from forked import Forks, attempt
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -160,9 +160,9 @@ def word(trouble, culprit, reporter):
 
 
 WRONG = [
-    word(Trouble.TIMEOUT, 0xFFF, 0),
-    word(Trouble.MISMATCH, 2, 0),
-    word(Trouble.PEER_LOST, 0, 7),
+    word(FailureCode.TIMEOUT, 0xFFF, 0),
+    word(FailureCode.MISMATCH, 2, 0),
+    word(FailureCode.PEER_LOST, 0, 7),
     word(99, 0, 0),
 ]
 

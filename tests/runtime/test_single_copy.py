@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, perform
-from forked import Forks, await_that, interrupt_in_call
 
 import unisono
+from conformance import check, every_algorithm, perform
+from forked import Forks, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import CollectiveTimeout
-from unisono.runtime.plan.plans import REACHES_FROM
+from unisono.runtime.plan.plans import SINGLE_COPY_FROM
 
 UNTRIED, REACHES, DENIED = range(3)
 PR_SET_DUMPABLE = 4
@@ -32,7 +32,7 @@ def forks():
 
 def large(n):
     """As many float32 as it takes, and some more that divide by nothing."""
-    return 2 * REACHES_FROM * n * (n - 1) // 4 + 7
+    return 2 * SINGLE_COPY_FROM * n * (n - 1) // 4 + 7
 
 
 def warm(comm):

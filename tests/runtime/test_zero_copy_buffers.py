@@ -8,7 +8,7 @@ import pytest
 
 import unisono
 from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
-from unisono.runtime.plan.plans import LENDS_FROM
+from unisono.runtime.plan.plans import ZERO_COPY_FROM
 
 NAMES = {
     "all_reduce": ["direct", "ring", "recursive_doubling", "rabenseifner", "tree"],
@@ -30,7 +30,7 @@ def lent_cases(n):
         *((everybody, everybody), (everybody, nobody), (nobody, everybody)),
         *((some, everybody), (everybody, some), (some, some)),
     ]
-    count = 4 * 3 * 5 * LENDS_FROM // 4 // 16  # above the limit, even for one rank
+    count = 4 * 3 * 5 * ZERO_COPY_FROM // 4 // 16  # above the limit, even for one rank
     found = []
     for what, names in NAMES.items():
         for name in names:

@@ -37,8 +37,8 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.stages import Staged, Stages
-from unisono.runtime.compress.sums import Summing
+from unisono.runtime.compress.stages import StagedWork, Stages
+from unisono.runtime.compress.sums import CompressedSum
 
 Choice = str | codecs.Codec | Scheme | None
 PerBucket = Choice | Callable[[Bucket], Choice]
@@ -55,7 +55,7 @@ class Compression:
         """Choose for every bucket; the same on all ranks."""
         self.comm, self._codec = comm, codec
         self._codes: dict[int, str | None] = {}
-        self._sums: dict[int, Summing] = {}
+        self._sums: dict[int, CompressedSum] = {}
         self.settle(buckets)
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
@@ -85,7 +85,7 @@ class Compression:
         op = "mean" if mean else "sum"
         if bucket.number in self._sums:
             stages = self._stages(bucket, mean, True, label)
-            return Staged(stages, bucket.data, f"all_reduce({label})")
+            return StagedWork(stages, bucket.data, f"all_reduce({label})")
         work: Work = self.comm.all_reduce(
             bucket.data,
             op=op,
@@ -105,7 +105,7 @@ class Compression:
         assert bucket.data is not None
         if bucket.number in self._sums:
             stages = self._stages(bucket, True, False, label)
-            done = Staged(stages, bucket.data, f"reduce_scatter({label})")
+            done = StagedWork(stages, bucket.data, f"reduce_scatter({label})")
             done.wait()
             return done
         lower, upper = share(bucket.count, self.comm)
@@ -147,7 +147,9 @@ class Compression:
         load_memory(self.comm, self._sums, state)
 
 
-def memory_of(comm: Communicator, sums: Mapping[int, Summing]) -> dict[str, Tensor]:
+def memory_of(
+    comm: Communicator, sums: Mapping[int, CompressedSum]
+) -> dict[str, Tensor]:
     """What these remember, as copies by name, and whose it is."""
     state = {"place": torch.tensor([comm.rank, comm.world_size])}
     for number, way in sums.items():
@@ -158,7 +160,7 @@ def memory_of(comm: Communicator, sums: Mapping[int, Summing]) -> dict[str, Tens
 
 
 def load_memory(
-    comm: Communicator, sums: Mapping[int, Summing], state: Mapping[str, Tensor]
+    comm: Communicator, sums: Mapping[int, CompressedSum], state: Mapping[str, Tensor]
 ) -> None:
     """The way back; BadArgument if it is not of these, or not this rank's."""
     if "place" in state and (place := state["place"].tolist()) != [
@@ -204,7 +206,7 @@ def _remembers(spec: str) -> bool:
 
 def summing(
     comm: Communicator, told: str | Scheme, shapes: Sequence[tuple[int, ...]]
-) -> Summing:
+) -> CompressedSum:
     """The sum that remembers, for tensors of these shapes one after the other."""
     count = sum(torch.Size(shape).numel() for shape in shapes)
     if isinstance(told, str) and not is_scheme(told):

@@ -39,7 +39,7 @@ from unisono.parallel.flat import same_start, trainable, views
 from unisono.parallel.pieces import refuse_closure
 from unisono.parallel.scaling import make_scalers_agree
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.compress.stages import Staged
+from unisono.runtime.compress.stages import StagedWork
 
 
 class OneBitAdam(Optimizer):
@@ -122,7 +122,7 @@ class OneBitAdam(Optimizer):
     def _average(self, root: Tensor) -> None:
         """The mean of all ranks' momenta, as signs have it."""
         x = self.momentum.numpy()
-        Staged(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
+        StagedWork(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
         self.momentum /= self.comm.world_size
         self.momentum.masked_fill_(root == 0, 0.0)
 

@@ -34,7 +34,8 @@ from unisono.errors import BadArgument, unknown, whole_number
 from unisono.runtime import groups, object_collectives, python_reductions
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import readable
-from unisono.runtime.call.options import How, Options
+from unisono.runtime.call.options import CallOptions as How
+from unisono.runtime.call.options import Options
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core

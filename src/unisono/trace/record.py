@@ -61,7 +61,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
     parts = comm.gather_object(part, root=root)
     if parts is None:
         return None
-    return merge([msgspec.msgpack.decode(p, type=tracing.Part) for p in parts])
+    return merge([msgspec.msgpack.decode(p, type=tracing.TracePart) for p in parts])
 
 
 @contextmanager

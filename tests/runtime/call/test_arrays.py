@@ -375,7 +375,7 @@ def test_scatter_needs_a_place_for_the_rows(worlds):
     def scattered(comm):
         x = np.arange(6.0) if comm.rank == 0 else None
         if comm.rank:
-            with pytest.raises(UsageError, match="out= is needed"):
+            with pytest.raises(UsageError, match="out= is required"):
                 comm.scatter(x)
         out = np.empty(2)
         return comm.scatter(x, out=out).tolist()

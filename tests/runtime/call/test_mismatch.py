@@ -14,7 +14,7 @@ from unisono import _native, algorithms
 from unisono.dtypes import DTYPES
 from unisono.errors import BadArgument, CollectiveMismatch, UnsupportedWorld
 from unisono.runtime.call import notes
-from unisono.runtime.call.notes import Names
+from unisono.runtime.call.notes import CallNames
 from unisono.runtime.observe import tracing
 from unisono.runtime.plan import plans
 from unisono.testing import world
@@ -352,8 +352,8 @@ def test_a_trace_tells_names_in_full(tmp_path):
 
 
 def test_old_plans_are_told_as_their_notes_have_them(monkeypatch):
-    monkeypatch.setattr(notes, "REMEMBERED", 1)
-    monkeypatch.setattr(notes, "_REMEMBERED", OrderedDict())
+    monkeypatch.setattr(notes, "MAX_FULL_NAMES", 1)
+    monkeypatch.setattr(notes, "_FULL_NAMES", OrderedDict())
 
     def run(comm):
         comm.all_reduce(np.ones(3), label=ODD)
@@ -370,11 +370,11 @@ def test_old_plans_are_told_as_their_notes_have_them(monkeypatch):
 @pytest.mark.parametrize(
     "names",
     [
-        Names(),
-        Names("ring", "step 3", "fp8@hosts", "[2, 6]"),
-        Names("/tmp/" + "x" * 500 + "/ring.py:radix=4"),
-        Names("ä" * 500, "ö" * 500, "ü" * 500, "[1" + ", 1" * 60 + "]"),
-        Names("\udcff.py", "\udcff", "\0"),
+        CallNames(),
+        CallNames("ring", "step 3", "fp8@hosts", "[2, 6]"),
+        CallNames("/tmp/" + "x" * 500 + "/ring.py:radix=4"),
+        CallNames("ä" * 500, "ö" * 500, "ü" * 500, "[1" + ", 1" * 60 + "]"),
+        CallNames("\udcff.py", "\udcff", "\0"),
     ],
 )
 def test_what_a_note_holds_fits(names):

@@ -281,10 +281,10 @@ def test_size_has_a_limit(monkeypatch):
     [
         (b"", "byte 0 of 0"),
         (b"\x02N", "version 2 of the encoding, expected 1"),
-        (b"\x01", "ends too early"),
-        (b"\x01?", "no value begins with 63"),
+        (b"\x01", "truncated"),
+        (b"\x01?", "unknown type byte 63"),
         (b"\x01NN", "1 bytes are left over"),
-        (b"\x01b\xff" + b"\xff" * 8, "more is announced"),
+        (b"\x01b\xff" + b"\xff" * 8, "bytes are announced"),
         (b"\x01l\xff" + b"\xff" * 8, "18446744073709551615 items in the 0 bytes"),
         (b"\x01l\x02N", "2 items in the 1 bytes"),
         (b"\x01d\x02NNN", "2 items in the 3 bytes"),
@@ -293,7 +293,7 @@ def test_size_has_a_limit(monkeypatch):
         (b"\x01e\x02NN", "twice"),
         (b"\x01d\x02TNTN", "twice"),
         (b"\x01s\x01\xff", "decode"),
-        (b"\x01a\x03|b1\x01\x01\x02", "truth value"),
+        (b"\x01a\x03|b1\x01\x01\x02", "a boolean that is neither"),
         (b"\x01a\x03<U1\x01\x01\xff\xff\xff\xff", "Unicode"),
         (b"\x01a\x03|O8\x00" + bytes(8), "no element type is called"),
         (b"\x01a\x03\xff\xff\xff\x00", "ascii"),
@@ -303,7 +303,7 @@ def test_size_has_a_limit(monkeypatch):
         (b"\x01a\x03<f4\x41" + bytes(65), "65 axes"),
         (b"\x01a\xc8" + bytes(200) + b"\x00", "200 letters"),
         (b"\x01a\x03<f4\x02\x00\xff" + b"\xff" * 8, "object, byte"),
-        (b"\x01a\x03<f4\x02\xff" + b"\xff" * 8 + b"\x02", "more is announced"),
+        (b"\x01a\x03<f4\x02\xff" + b"\xff" * 8 + b"\x02", "bytes are announced"),
         (b"\x01g\x03<f4\x01\x01" + bytes(4), "a scalar with axes"),
         (b"\x01t\x05nasty\x00", "no element type is called"),
     ],
@@ -476,7 +476,7 @@ def test_hostile_tensors_are_corrupted(torch):
     for end in range(len(data)):
         with pytest.raises(Corrupted):
             decode(data[:end])
-    with pytest.raises(Corrupted, match="truth value"):
+    with pytest.raises(Corrupted, match="a boolean that is neither"):
         decode(data[:-1] + b"\x02")
     for at in range(len(data)):
         for byte in (0, 1, 2, 0x7F, 0xFF, data[at] ^ 4):
@@ -521,5 +521,5 @@ def test_counts_that_nobody_can_send_are_refused(count):
         def all_gather(self, x):
             return np.array([[1, count], x[0]])
 
-    with pytest.raises(BadArgument, match="rank 0 gave wrong send_counts"):
+    with pytest.raises(BadArgument, match="rank 0 gave invalid send_counts"):
         object_collectives.exchange_counts(Comm(0), np.ones(2), [1, 1], None)

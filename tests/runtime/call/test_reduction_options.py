@@ -89,13 +89,13 @@ def test_other_factors_are_refused(factor):
 @pytest.mark.parametrize(
     ("factor", "name", "said"),
     [
-        (0.5, "int32", r"premul_sum\(0.5\): int32 needs a whole number"),
+        (0.5, "int32", r"premul_sum\(0.5\): int32 needs an integer"),
         (float("inf"), "uint8", "whole"),
         (float("nan"), "uint8", "whole"),
         (1j, "float32", "complex factor needs complex"),
         (1j, "int8", "complex"),
         (2, "bool", "no meaning for bool"),
-        (10**400, "float64", "more than any float64"),
+        (10**400, "float64", "the factor overflows float64"),
     ],
 )
 def test_a_factor_must_suit_the_elements(factor, name, said):

@@ -12,7 +12,7 @@ from unisono.runtime.compress import sparse
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.stages import Staged
+from unisono.runtime.compress.stages import StagedWork
 from unisono.runtime.compress.sums import shares
 from unisono.testing import world
 
@@ -26,8 +26,8 @@ def gradient(rank, step=0, count=COUNT):
     return source.standard_t(2, count).astype(np.float32)
 
 
-def done(way, x, **options):
-    Staged(way.reduce(x, **options), None, "sum").wait()
+def done(compressed, x, **options):
+    StagedWork(compressed.reduce(x, **options), None, "sum").wait()
     return x
 
 
@@ -35,12 +35,14 @@ def ended(worlds, n, make, steps=1, whole=True, count=COUNT):
     """Each rank's sums, what it remembers, and the bytes it sent in each step."""
 
     def run(comm):
-        way, found, sent = make(comm), [], []
+        compressed, found, sent = make(comm), [], []
         for step in range(steps):
             before = comm.sent_bytes
-            found.append(done(way, gradient(comm.rank, step, count), whole=whole))
+            found.append(
+                done(compressed, gradient(comm.rank, step, count), whole=whole)
+            )
             sent.append(comm.sent_bytes - before)
-        return found, way.memory, sent, way.bounds
+        return found, compressed.memory, sent, compressed.bounds
 
     return worlds(n).run(run)
 
@@ -179,9 +181,9 @@ def test_not_a_number_reaches_everybody(worlds):
         x = gradient(comm.rank)
         if comm.rank == 1:
             x[7], x[8] = np.nan, -np.inf
-        way = TopKSum(comm, TopK(0.01), COUNT)
-        done(way, x)
-        return x, way.memory["residual"]
+        compressed = TopKSum(comm, TopK(0.01), COUNT)
+        done(compressed, x)
+        return x, compressed.memory["residual"]
 
     for x, waits in worlds(3).run(run):
         assert np.isnan(x[7])
@@ -249,9 +251,9 @@ def test_each_step_comes_nearer(worlds):
     """The same matrix again and again: what is found begins where it ended."""
 
     def run(comm):
-        way = LowRankSum(comm, PowerSGD(2), [(30, 20)], feedback=False)
+        compressed = LowRankSum(comm, PowerSGD(2), [(30, 20)], feedback=False)
         m = gradient(7, count=600)
-        return [np.linalg.norm(done(way, m.copy()) / 3 - m) for _ in range(6)]
+        return [np.linalg.norm(done(compressed, m.copy()) / 3 - m) for _ in range(6)]
 
     lost = worlds(3).run(run)[0]
     assert lost[-1] < lost[0]
@@ -261,12 +263,12 @@ def test_each_step_comes_nearer(worlds):
 
 def test_low_rank_survives_infinity_and_says_so(worlds):
     def run(comm):
-        way, found = LowRankSum(comm, PowerSGD(2), [(30, 20)]), []
+        compressed, found = LowRankSum(comm, PowerSGD(2), [(30, 20)]), []
         for step in range(3):
             x = gradient(comm.rank, step, 600)
             if step == 1 and comm.rank == 0:
                 x[3] = np.inf
-            found.append(bool(np.isfinite(done(way, x)).all()))
+            found.append(bool(np.isfinite(done(compressed, x)).all()))
         return found
 
     assert worlds(2).run(run) == [[True, False, True]] * 2
@@ -343,9 +345,9 @@ def test_the_same_between_hosts(worlds, spec):
 
 def test_a_call_in_stages(worlds):
     def run(comm):
-        way = TopKSum(comm, TopK(0.05), COUNT)
+        compressed = TopKSum(comm, TopK(0.05), COUNT)
         x = gradient(comm.rank)
-        work = Staged(way.reduce(x, label="mine"), x, "sum")
+        work = StagedWork(compressed.reduce(x, label="mine"), x, "sum")
         told = repr(work), work.done()
         assert work.wait() is x
         assert work.done()
@@ -359,9 +361,9 @@ def test_a_call_in_stages(worlds):
 
 def test_ranks_that_choose_differently_are_told(worlds):
     def run(comm):
-        way = RandomKSum(comm, RandomK(k=5 + comm.rank), COUNT)
+        compressed = RandomKSum(comm, RandomK(k=5 + comm.rank), COUNT)
         with pytest.raises(CollectiveMismatch):
-            done(way, gradient(comm.rank))
+            done(compressed, gradient(comm.rank))
         comm.close()
 
     worlds(2).run(run)
@@ -401,12 +403,12 @@ def test_a_sparse_tensor_arrives_as_it_is(worlds):
     [
         ({"x": np.zeros(9, np.int32)}, "float16, got int32; leave codec= out"),
         ({"x": np.zeros(9)}, "got float64"),
-        ({"op": "max"}, "goes with op='sum' or 'mean', got max"),
-        ({"op": np.add}, "goes with op='sum' or 'mean'"),
-        ({"algorithm": "ring"}, "algorithm= has no meaning"),
-        ({"reproducible": True}, "reproducible= has no meaning"),
-        ({"timeout_s": 1.0}, "timeout_s= has no meaning"),
-        ({"error_bound": 0.1}, "error_bound= has no meaning"),
+        ({"op": "max"}, "supports op='sum' and 'mean', got max"),
+        ({"op": np.add}, "supports op='sum' and 'mean'"),
+        ({"algorithm": "ring"}, "algorithm= is not supported"),
+        ({"reproducible": True}, "reproducible= is not supported"),
+        ({"timeout_s": 1.0}, "timeout_s= is not supported"),
+        ({"error_bound": 0.1}, "error_bound= is not supported"),
         ({"codec": "topk:k=10"}, "k = 10, but there are 9"),
         ({"codec": "topk:2"}, "density = 2.0"),
     ],
@@ -425,11 +427,11 @@ def test_schemes_elsewhere(worlds):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("topk:0.1", "60 of 600 elements from each rank, with their places"),
-        ("topk:0.6", "plain numbers: 360 with their places would be more"),
-        ("randomk:0.1", "60 of 600 elements, drawn by lot"),
+        ("topk:0.1", "60 of 600 elements from each rank, with their indices"),
+        ("topk:0.6", "all values: 360 with their indices would be larger"),
+        ("randomk:0.1", "60 of 600 elements, drawn at random"),
         ("powersgd:2", "a matrix of 30 by 20 as two of rank 2"),
-        ("powersgd:20", "everything, since thin factors would be more"),
+        ("powersgd:20", "everything, since the factors would be larger"),
     ],
 )
 def test_what_a_scheme_would_send(worlds, spec, words):

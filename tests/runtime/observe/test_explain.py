@@ -29,7 +29,7 @@ def test_explain_says_what_would_run(worlds):
     assert "runner-up  ring" in large
     assert "one pass in rank order" in large
     assert "the caller named it" in named
-    assert "as the schedule adds" in named
+    assert "in the schedule's order" in named
     assert gathered.startswith("all_gather of 3 MiB")
     assert "root's data" in cast
     assert barrier.startswith("barrier of 0 B")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.runtime.observe.traffic import Destinations
+from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.testing import world
 
 N = 3
@@ -16,11 +16,13 @@ class Looks:
     """One rank's answers, as its watch would give them."""
 
     def __init__(self, comm):
-        self.comm, self.asked = comm, Destinations()
+        self.comm, self.asked = comm, TrafficCounter()
 
     def __call__(self, *more):
         comms = [self.comm, *more]
-        told = self.asked.told(self.comm.core.transport, [comm.core for comm in comms])
+        told = self.asked.report(
+            self.comm.core.transport, [comm.core for comm in comms]
+        )
         assert told["rank"] == self.comm.rank
         for group, comm in zip(told["groups"], comms, strict=True):
             assert sum(group["sent_to"]) == group["sent_bytes"] == comm.sent_bytes
@@ -196,7 +198,7 @@ def test_looks_while_calls_are_made():
 
         def watch():
             while not done.wait(0.005):
-                look.asked.told(comm.core.transport, [comm.core])
+                look.asked.report(comm.core.transport, [comm.core])
 
         beside = threading.Thread(target=watch)
         beside.start()

@@ -393,7 +393,7 @@ X = np.ones(10, np.float32)
         (lambda c: c.all_reduce(X.copy(), codec="fp8", error_bound=-1), "error_bound"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8:block=30"), "multiple of 32"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8", reproducible=True), "blocks"),
-        (lambda c: c.barrier(codec="fp8"), "moves no values"),
+        (lambda c: c.barrier(codec="fp8"), "sends no values"),
         (lambda c: c.send(X, 1 - c.rank, codec="fp8"), "encode the message yourself"),
     ],
 )
@@ -440,7 +440,7 @@ def test_rounding_by_chance_differs_from_call_to_call():
 
     def work(comm):
         calls = [called(comm, "all_reduce", xs, codec="int8:stochastic") for _ in "ab"]
-        with pytest.raises(BadArgument, match="each for itself"):
+        with pytest.raises(BadArgument, match="compute the same sums"):
             called(comm, "all_reduce", xs, codec="int8:stochastic", algorithm="naive")
         return calls
 
@@ -480,5 +480,5 @@ def test_explain_tells_bytes_error_and_time_with_and_without():
     assert "sends 99 KiB, as values it would be 384 KiB" in lines["costs"]
     assert "3.41% of the result, 1.32 times" in lines["error"]
     assert "without a codec" in lines["predicted"]
-    assert "does not pay here" in lines["predicted"]  # it is memory
+    assert "not faster here" in lines["predicted"]  # it is memory
     assert "the median of 1 calls" in lines["measured"]

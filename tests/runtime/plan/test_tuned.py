@@ -15,7 +15,13 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.select import choose
-from unisono.runtime.plan.tuned import Part, Row, Table, Tuned, TunedWorld
+from unisono.runtime.plan.tuned import (
+    Tuned,
+    TunedCollective,
+    TunedRow,
+    TunedTable,
+    TunedWorld,
+)
 from unisono.runtime.world import tuned_agreement
 from unisono.testing import world
 
@@ -23,12 +29,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def row(nbytes, upto, algorithm, **more):
-    return Row(nbytes, upto, algorithm, 1e-5, 2e-5, "direct", 3e-5, 4e-5, **more)
+    return TunedRow(nbytes, upto, algorithm, 1e-5, 2e-5, "direct", 3e-5, 4e-5, **more)
 
 
 PARTS = (
-    Part("all_reduce", 4, (row(8, 90, "recursive_doubling"), row(1024, 1024, "ring"))),
-    Part("all_gather", 0, (row(8, 8, "ring"),)),
+    TunedCollective(
+        "all_reduce", 4, (row(8, 90, "recursive_doubling"), row(1024, 1024, "ring"))
+    ),
+    TunedCollective("all_gather", 0, (row(8, 8, "ring"),)),
 )
 
 
@@ -37,7 +45,7 @@ def a_world(n=2, placement="0x2", machines=None, parts=PARTS):
 
 
 def write(path, *worlds, version=unisono.__version__, machine=None):
-    table = Table(version, machine or tuned.machine(), worlds or (a_world(),))
+    table = TunedTable(version, machine or tuned.machine(), worlds or (a_world(),))
     path.write_bytes(msgspec.json.encode(table))
     path.chmod(0o600)
     return path
@@ -141,7 +149,11 @@ def test_files_that_are_no_tables(file, text, said):
 
 
 def parts(algorithm="ring", collective="all_reduce", ends=(8,), **more):
-    return (Part(collective, 4, tuple(row(8, e, algorithm, **more) for e in ends)),)
+    return (
+        TunedCollective(
+            collective, 4, tuple(row(8, e, algorithm, **more) for e in ends)
+        ),
+    )
 
 
 @pytest.mark.parametrize(
