@@ -16,7 +16,7 @@ import sys
 import time
 
 from unisono.testing import Hosts, Proxy
-from unisono.testing.hosts import Host
+from unisono.testing.hosts import NetworkHost
 from unisono.units import parse_rate
 
 RECEIVE = """
@@ -42,7 +42,7 @@ FRAME = 1514
 SO_TIMESTAMPNS = 35
 
 
-def stream(src: Host, dst: Host) -> float:
+def stream(src: NetworkHost, dst: NetworkHost) -> float:
     """Bytes per second from host to host."""
     receive = [sys.executable, "-S", "-c", RECEIVE, dst.address]
     receiver = dst.run(receive, stdout=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ def stream(src: Host, dst: Host) -> float:
     return float(receiver.communicate()[0])
 
 
-def ahead(src: Host, dst: Host, rate: int) -> float:
+def ahead(src: NetworkHost, dst: NetworkHost, rate: int) -> float:
     """The most bytes by which a volley of 60 frames was ahead of its rate."""
     receiver = dst.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
     sender = src.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
     ],
 )
 def test_lists_of_hosts(text, hosts):
-    assert parse_hosts(text) == [Host(*host) for host in hosts]
+    assert parse_hosts(text) == [HostSpec(*host) for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_a_file_of_hosts(tmp_path):
         "node3\nnode4:3\nme@node5 max-slots=4\n"
     )
     assert read_hostfile(file) == [
-        Host("node1", 4),
-        Host("node2", 2),
-        Host("node3"),
-        Host("node4", 3),
-        Host("me@node5"),
+        HostSpec("node1", 4),
+        HostSpec("node2", 2),
+        HostSpec("node3"),
+        HostSpec("node4", 3),
+        HostSpec("me@node5"),
     ]
 
 
@@ -91,19 +91,19 @@ def test_a_file_that_cannot_be_read(tmp_path):
 
 
 def test_ranks_where_none_are_named():
-    assert with_ranks(parse_hosts("a,b:4"), 2) == [Host("a", 2), Host("b", 4)]
-    assert with_ranks(parse_hosts("a,b:4"), None) == [Host("a"), Host("b", 4)]
+    assert with_ranks(parse_hosts("a,b:4"), 2) == [HostSpec("a", 2), HostSpec("b", 4)]
+    assert with_ranks(parse_hosts("a,b:4"), None) == [HostSpec("a"), HostSpec("b", 4)]
 
 
 def test_which_hosts_need_no_ssh():
-    assert Host("localhost").is_here
-    assert Host("127.0.0.1").is_here
-    assert Host(socket.gethostname()).is_here
-    assert not Host("me@localhost").is_here
-    assert not Host("elsewhere").is_here
-    assert Host("me@node").address == "node"
+    assert HostSpec("localhost").is_here
+    assert HostSpec("127.0.0.1").is_here
+    assert HostSpec(socket.gethostname()).is_here
+    assert not HostSpec("me@localhost").is_here
+    assert not HostSpec("elsewhere").is_here
+    assert HostSpec("me@node").address == "node"
 
 
 def test_ssh_takes_addresses_without_brackets():
-    assert Host("me@[fe80::1]").login == "me@fe80::1"
-    assert Host("me@[fe80::1]").address == "[fe80::1]"
+    assert HostSpec("me@[fe80::1]").login == "me@fe80::1"
+    assert HostSpec("me@[fe80::1]").address == "[fe80::1]"

@@ -13,7 +13,7 @@ import pytest
 
 from unisono.errors import ConnectFailed
 from unisono.launch import remote
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import RemoteOptions, launch_on_hosts
 from unisono.testing import Hosts, needs_hosts
@@ -61,7 +61,7 @@ def launched(network, *arguments):
     out, err = io.BytesIO(), io.BytesIO()
     outcome = launch_on_hosts(
         [sys.executable, "-c", WORLD, *arguments],
-        [Host(addresses[0], 2), Host(addresses[1], 1)],
+        [HostSpec(addresses[0], 2), HostSpec(addresses[1], 1)],
         RankOutput(out, err),
         RemoteOptions(sys.executable, "/", [ssh]),
         environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -98,7 +98,7 @@ def test_a_host_that_says_nothing(monkeypatch, tmp_path):
     with pytest.raises(ConnectFailed, match="host a: no agent has answered within"):
         launch_on_hosts(
             ["true"],
-            [Host("a", 1)],
+            [HostSpec("a", 1)],
             RankOutput(io.BytesIO(), io.BytesIO()),
             RemoteOptions(sys.executable, "/", [str(ssh)]),
         )
@@ -111,7 +111,7 @@ def test_a_login_that_prints_without_end(tmp_path):
     with pytest.raises(ConnectFailed, match="host a: the login prints more than 1 MiB"):
         launch_on_hosts(
             ["true"],
-            [Host("a", 1)],
+            [HostSpec("a", 1)],
             RankOutput(io.BytesIO(), io.BytesIO()),
             RemoteOptions(sys.executable, "/", [str(ssh)]),
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, UsageError
 from unisono.testing import Proxy
-from unisono.testing._streams import Chance, Rules, Stream
+from unisono.testing._streams import FaultRules, FaultSelection, ProxyStream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -295,15 +295,17 @@ class Pieces:
         lambda **values: values,
         truncate_at=st.none() | st.integers(0, 600),
         corrupt=st.builds(
-            Chance, st.frozensets(st.integers(0, 600)), st.sampled_from([0, 0.1, 1.0])
+            FaultSelection,
+            st.frozensets(st.integers(0, 600)),
+            st.sampled_from([0, 0.1, 1.0]),
         ),
         frame_nbytes=st.sampled_from([0, 1, 7, 64]),
         first_frame=st.integers(0, 80),
         duplicate=st.builds(
-            Chance, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
+            FaultSelection, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
         ),
         reorder=st.builds(
-            Chance, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
+            FaultSelection, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
         ),
     ),
 )
@@ -314,10 +316,10 @@ def test_what_happens_does_not_depend_on_the_pieces(cuts, rules):
         edges = [0, *places, len(data)]
         pieces = [data[a:b] for a, b in pairwise(edges)]
         source, sink, log = Pieces(pieces), Pieces(), []
-        stream = Stream(
+        stream = ProxyStream(
             source,
             sink,
-            Rules(**rules),
+            FaultRules(**rules),
             "seed",
             lambda *deed, log=log: log.append(deed),
         )

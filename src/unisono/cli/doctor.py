@@ -26,7 +26,7 @@ from unisono.cli._doctor.rank import Findings
 from unisono.cli._doctor.report import of_world, show, show_matrices
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument, UnisonoError
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
 from unisono.launch.output import RankOutput
@@ -104,8 +104,8 @@ def _ranks(text: str) -> int | None:
 
 
 def _each(
-    hosts: Sequence[Host], way: RemoteOptions
-) -> tuple[list[Finding], list[Host]]:
+    hosts: Sequence[HostSpec], way: RemoteOptions
+) -> tuple[list[Finding], list[HostSpec]]:
     """What every host says of itself, and those that said anything."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         told = list(pool.map(partial(_one, way), hosts))
@@ -113,7 +113,7 @@ def _each(
     return [found for _, findings in told for found in findings], reached
 
 
-def _one(way: RemoteOptions, host: Host) -> tuple[bool, list[Finding]]:
+def _one(way: RemoteOptions, host: HostSpec) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
     said = io.BytesIO()
     stage, alone = RankOutput(said, io.BytesIO()), replace(host, ranks=1)
@@ -143,7 +143,9 @@ def _world_here(ranks: int) -> Findings:
     return _world(said, outcome)
 
 
-def _world_on(hosts: Sequence[Host], way: RemoteOptions, ranks: int | None) -> Findings:
+def _world_on(
+    hosts: Sequence[HostSpec], way: RemoteOptions, ranks: int | None
+) -> Findings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
