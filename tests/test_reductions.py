@@ -131,7 +131,7 @@ def test_a_nan_wins_from_either_side(op, order):
 
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("name", ["float64", "float32", *SMALL])
-def test_of_0_and_minus_0_the_later_is_taken(op, name):
+def test_min_and_max_of_signed_zeros_take_the_later(op, name):
     """They are equal; which one machines take by themselves depends on the machine."""
     zeros = np.tile(np.array([0.0, -0.0]).astype(numpy_dtype(name)), 20)
     for way in ways():
@@ -166,7 +166,7 @@ def test_integers_wrap_and_their_mean_is_towards_zero():
         (lambda: reduce(np.broadcast_to(1.0, 1), [np.ones(1)]), "cannot be written"),
     ],
 )
-def test_misfits_are_refused(make, said):
+def test_invalid_arguments_are_refused(make, said):
     with pytest.raises(BadArgument, match=said):
         make()
 

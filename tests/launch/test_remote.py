@@ -90,7 +90,7 @@ def test_a_rank_killed_on_another_host_is_named_first(network):
     )
 
 
-def test_a_host_that_says_nothing(monkeypatch, tmp_path):
+def test_agent_that_does_not_answer_times_out(monkeypatch, tmp_path):
     ssh = tmp_path / "silent"
     ssh.write_text("#!/bin/sh\nexec sleep 60\n")
     ssh.chmod(0o755)
@@ -104,7 +104,7 @@ def test_a_host_that_says_nothing(monkeypatch, tmp_path):
         )
 
 
-def test_a_login_that_prints_without_end(tmp_path):
+def test_login_that_prints_endlessly_is_an_error(tmp_path):
     ssh = tmp_path / "endless"
     ssh.write_text("#!/bin/sh\nexec yes\n")
     ssh.chmod(0o755)

@@ -151,7 +151,7 @@ def in_new_processes(comm):
 
 
 @pytest.mark.sweep
-def test_processes_that_share_nothing_but_what_they_are_told():
+def test_processes_with_only_the_environment_in_common():
     assert world_across([2, 1]).run(in_new_processes) == [[]] * 3
 
 
@@ -187,7 +187,7 @@ def differ(rank, pairs):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [*SMALL_SHAPES, (2, 2), (1, 1, 1, 1)], ids=str)
-def test_ranks_that_call_different_things_are_all_told(hosts, forks):
+def test_different_calls_raise_mismatch_on_all_ranks(hosts, forks):
     n = sum(hosts)
     ends = forks.run(n, differ, PAIRS, hosts=hosts)
     by_pair = zip(*[end.value for end in ends], strict=True)
@@ -341,7 +341,7 @@ def has_done_its_part(rank, slow):
 
 @pytest.mark.quick(slow=[1])
 @pytest.mark.parametrize("slow", range(3))
-def test_who_has_done_its_part_may_leave(slow, forks):
+def test_rank_that_is_done_may_leave(slow, forks):
     ends = forks.run(3, has_done_its_part, slow, hosts=(1, 2))
     assert [end.value for end in ends] == [True] * 3, ends
 
@@ -379,7 +379,7 @@ def strike(comm):
         comm.all_reduce(ones(5000))
 
 
-def test_new_processes_name_who_was_killed():
+def test_processes_name_the_killed_rank():
     with world_across([1, 2], grace_s=30).start(strike) as running:
         while "begun" not in running.stdout(2):
             time.sleep(0.01)
@@ -456,7 +456,7 @@ def forks_a_child(rank):
     return found, comm.all_reduce(ones())[0].item()
 
 
-def test_a_child_after_fork_is_no_rank_and_disturbs_none(forks):
+def test_forked_child_is_no_rank_and_affects_none(forks):
     for end in forks.run(3, forks_a_child, hosts=(2, 1)):
         assert end.value == ["UsageError", 3.0], end
 
@@ -472,7 +472,7 @@ def lets_go(rank):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
-def test_who_lets_go_of_a_communicator_has_left_not_died(hosts, forks):
+def test_dropped_communicator_counts_as_left_not_dead(hosts, forks):
     ends = forks.run(sum(hosts), lets_go, hosts=hosts)
     assert ends[0].value is True
     for end in ends[1:]:

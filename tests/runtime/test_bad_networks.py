@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from forked import Forks, attempt
 
+from forked import Forks, attempt
 from unisono.errors import PeerLost
 from unisono.runtime.world.address import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
@@ -124,7 +124,7 @@ def all_raise(results, *errors):
 @pytest.mark.parametrize(
     "scene", [CALM | {"n": 2}, CALM | {"n": 3}], ids=["2", "3"], indirect=True
 )
-def test_a_corrupted_byte_is_found_and_all_are_told(scene):
+def test_corrupted_byte_raises_on_all_ranks(scene):
     scene.await_work()
     scene.to_1.corrupt(direction="forth")
     all_raise(scene.results(), "Corrupted")
@@ -137,7 +137,7 @@ def test_a_corrupted_byte_beside_the_lifeline(scene):
 
 
 @pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
-def test_a_late_and_slow_network_changes_no_result(scene):
+def test_slow_network_changes_no_result(scene):
     scene.await_work()
     scene.to_1.delay(30)
     scene.to_0.throttle(3_000_000)
@@ -146,7 +146,7 @@ def test_a_late_and_slow_network_changes_no_result(scene):
 
 
 @pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
-def test_a_network_that_stands_still_for_a_while(scene):
+def test_network_that_freezes_briefly(scene):
     scene.await_work()
     for proxy in (scene.to_0, scene.to_1):
         proxy.freeze()
@@ -157,7 +157,7 @@ def test_a_network_that_stands_still_for_a_while(scene):
     all_well(scene.end())
 
 
-def test_a_network_that_stands_still_for_good(scene):
+def test_network_that_freezes_for_ever(scene):
     scene.await_work()
     scene.to_0.freeze()
     scene.to_1.freeze()
@@ -170,7 +170,7 @@ LATE = CALM | {"UNISONO_TIMEOUT_S": "8"}
 
 
 @pytest.mark.parametrize("scene", [LATE], ids=["late"], indirect=True)
-def test_one_direction_that_stands_still(scene):
+def test_one_frozen_direction(scene):
     """Both live and say so; the call is late."""
     scene.await_work()
     scene.to_1.freeze("forth")
@@ -196,7 +196,7 @@ def test_a_stream_that_is_cut_off(scene):
     all_raise(scene.results(), "PeerLost")
 
 
-def test_a_port_and_an_address_that_are_none(forks):
+def test_invalid_address_is_refused(forks):
     for name, told in (("UNISONO_PORT", "many"), ("UNISONO_ADVERTISE", "nowhere")):
         end = forks.run(2, refuses, hosts=(1, 1), env=[{}, {name: told}])[1]
         assert end.value["error"] == "BadArgument", end

@@ -162,7 +162,7 @@ def tell_patterns(comm, pattern):
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_what_a_tap_hears(encrypted):
+def test_wire_shows_no_plain_text(encrypted):
     """All of it without TLS, and nothing with it: not even the names of hosts."""
     port = free_port()
     with Tap(port) as tap:
@@ -206,7 +206,7 @@ def train(comm, elements, times):
 @pytest.mark.parametrize(
     ("at", "way"), [(700, "forth"), (700, "back"), (2_000_003, "forth")]
 )
-def test_a_meddler_gets_an_error_that_has_a_name(at, way):
+def test_tampering_raises_a_named_error(at, way):
     """In the meeting and in the data: never a wrong sum, nor a hang."""
     port = free_port()
     with Proxy(f"127.0.0.1:{port}") as proxy:
@@ -245,7 +245,7 @@ def meet(meeting_s):
 
 @pytest.mark.quick(encrypts=[1])
 @pytest.mark.parametrize("encrypts", [0, 1])
-def test_one_that_does_not_encrypt_is_told_so(encrypts):
+def test_rank_without_tls_is_refused_with_an_error(encrypts):
     def env_of(rank):
         return {"UNISONO_TLS": "mutual"} if rank == encrypts else {}
 
@@ -258,14 +258,14 @@ def test_one_that_does_not_encrypt_is_told_so(encrypts):
         assert "give all ranks the same, tls='mutual' in init" in one
 
 
-def test_without_a_secret_nothing_is_encrypted_as_if():
+def test_tls_without_a_secret_is_refused():
     env = ENCRYPTED | {"UNISONO_SECRET": ""}
     told = world_across([1, 1], env=env, meets=False).run(meet, 5.0)
     for one in told:
         assert one.startswith("BadArgument: tls='mutual': this job has no secret")
 
 
-def test_a_death_is_noticed_and_survivors_go_on_encrypted():
+def test_survivors_continue_encrypted():
     with world_across([1, 1, 1], env=ENCRYPTED, grace_s=40).start(survive) as running:
         ends = running.wait()
     assert [ends[rank].result for rank in (0, 2)] == [((1,), 2.0)] * 2, ends
@@ -285,7 +285,7 @@ def survive(comm):
 
 
 @pytest.mark.sweep
-def test_newcomers_must_encrypt_too():
+def test_joining_ranks_must_encrypt():
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank == 2 else {}
 
@@ -311,7 +311,7 @@ def joins_without(told):
 
 
 @pytest.mark.sweep
-def test_a_newcomer_that_does_not_is_told_so(tmp_path):
+def test_joining_rank_without_tls_is_refused(tmp_path):
     def env_of(rank):
         return {"UNISONO_JOIN": "1", "UNISONO_TLS": ""} if rank == 2 else {}
 

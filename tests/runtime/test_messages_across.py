@@ -26,7 +26,7 @@ DATA, LEAVES = 1, 2  # the kind of a frame, and a flag of it
 
 
 @pytest.mark.parametrize("short_of", [1, 8, 23])
-def test_a_head_across_the_end_of_the_ring(short_of):
+def test_header_across_the_end_of_the_ring_buffer(short_of):
     """Frames end where the ring ends, so the head of the next message comes in two.
 
     The second part is held back; without the mend it is taken for there already.
@@ -54,7 +54,7 @@ def test_a_head_across_the_end_of_the_ring(short_of):
 
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
-def test_a_message_given_up_half_sent_is_cut_at_the_far_end(tls):
+def test_message_aborted_half_sent_is_cut_at_the_receiver(tls):
     """Its sender makes no more calls: the rest of a frame and the word leave anyway."""
     received = threading.Event()
 
@@ -86,7 +86,7 @@ def flood(comm, counts):
         comm.send(np.full(500, counts[-1]), 1, timeout_s=0.2)
 
 
-def test_a_message_given_up_when_all_of_it_was_on_its_way_arrives():
+def test_message_aborted_after_sending_arrives():
     """Small ones until no buffer has room: the last is late, and spoils nothing."""
     gave_up = threading.Event()
     counts = []
@@ -147,7 +147,7 @@ def test_a_message_larger_than_any_is_refused(victim, nbytes):
                 victim.recv(np.empty(10), 0, tag=tag)
 
 
-def test_no_memory_is_taken_for_what_was_announced_and_has_not_come(victim):
+def test_announced_message_allocates_no_memory(victim):
     """A terabyte that nobody asked for: put aside as it comes, which it does not."""
     with Forger(victim, messages=True) as forger:
         forger.announce(1 << 40)
@@ -168,14 +168,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_verdict_about_ranks_that_there_are_not(victim, wrong):
+def test_failure_of_unknown_ranks_is_refused(victim, wrong):
     with Forger(victim, messages=False) as forger:
         forger.send(flags=LEAVES, fingerprint=wrong)
         with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
             victim.broadcast(np.ones(4), root=0)
 
 
-def test_flags_that_nobody_knows(victim):
+def test_unknown_flags_are_refused(victim):
     with Forger(victim, messages=False) as forger:
         forger.send(flags=1 << 15)
         with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
@@ -183,7 +183,7 @@ def test_flags_that_nobody_knows(victim):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_verdict_that_a_lifeline_brings(victim, wrong):
+def test_failure_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
     fds = [end.detach() for end in ends]
     nothing = (b"", b"")
@@ -197,7 +197,7 @@ def test_a_verdict_that_a_lifeline_brings(victim, wrong):
     hub.close()
 
 
-def test_a_note_with_numbers_that_nobody_knows(victim):
+def test_note_with_unknown_numbers(victim):
     """A call that differs, by who has an element type and an operation more."""
     with Forger(victim, messages=False) as forger:
         lengths = b"\xff" * 4
@@ -212,7 +212,7 @@ def test_a_note_with_numbers_that_nobody_knows(victim):
 @pytest.mark.parametrize(
     ("lane", "lanes"), [(0, 0), (1, 1), (0, 65), (0, 1 << 60), (5, 1 << 63)]
 )
-def test_lanes_that_cannot_be(victim, lane, lanes):
+def test_invalid_lanes_are_refused(victim, lane, lanes):
     ends = socket.socketpair()
     with pytest.raises(ValueError, match="lanes"):
         victim.core.native.attach(

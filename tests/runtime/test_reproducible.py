@@ -48,7 +48,7 @@ def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
 
 
 @pytest.mark.sweep
-def test_so_are_they_on_processes():
+def test_same_on_processes():
     for results in unisono.spawn(reduced, 3, ([5, 70_000], "bfloat16")):
         for found in results:
             wanted = in_rank_order(3, found.size, "bfloat16")
@@ -69,7 +69,7 @@ def test_reproducible_sums_do_not_depend_on_windows(n, window):
 
 
 @pytest.mark.sweep
-def test_nor_on_processes_and_lent_buffers():
+def test_reproducible_sums_do_not_depend_on_processes_and_zero_copy():
     for results in unisono.spawn(everywhere, 3):
         for found in results:
             assert (bits(found) == bits(in_rank_order(3, found.size))).all()
@@ -118,7 +118,7 @@ def test_every_reduction_can_be_reproducible(worlds, what, op):
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling", "swing"])
-def test_orders_of_their_own_are_refused(worlds, algorithm):
+def test_algorithms_with_other_orders_are_refused(worlds, algorithm):
     def refused(comm):
         with pytest.raises(BadArgument, match="reduces in another order"):
             comm.all_reduce(np.ones(9), algorithm=algorithm, reproducible=True)

@@ -63,7 +63,7 @@ def explained(comm):
     return before, comm.explain("all_reduce", x)
 
 
-def test_explain_tells():
+def test_explain_shows_single_copy():
     before, after = unisono.spawn(explained, 2)[0]
     assert "staged until the ranks have tried" in before
     assert "copied once" in after or "does not let" in after
@@ -76,7 +76,7 @@ def without(comm):
     return float(x.min()), float(x.max()), comm.core.native.reach()
 
 
-def test_it_can_be_turned_off(monkeypatch):
+def test_single_copy_can_be_turned_off(monkeypatch):
     monkeypatch.setenv("UNISONO_SINGLE_COPY", "0")
     assert unisono.spawn(without, 2) == [(3.0, 3.0, UNTRIED)] * 2
 
@@ -92,7 +92,7 @@ def shut_off(rank):
     return without(comm)
 
 
-def test_ranks_that_may_not_reach_others_are_staged(forks):
+def test_ranks_without_memory_access_use_windows(forks):
     for end in forks.run(2, shut_off):
         assert end.value == [3.0, 3.0, DENIED], end
 
@@ -248,6 +248,6 @@ def interrupted_unwritten(rank):
     return lives() is not None
 
 
-def test_a_buffer_that_nobody_writes_is_let_go(forks):
+def test_buffer_without_writers_is_released(forks):
     first, _ = forks.run(2, interrupted_unwritten)
     assert first.value is False, first

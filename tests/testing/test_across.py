@@ -53,7 +53,7 @@ def child_that_stays():
     return os.getpid()
 
 
-def test_every_rank_is_told_its_place():
+def test_every_rank_has_its_environment():
     told = [
         eval(end.stdout)
         for end in world_across([2, 3, 1]).run_command([sys.executable, "-c", TELL])
@@ -147,7 +147,7 @@ def test_a_world_has_a_timeout_of_its_own():
         world_across([1], meets=False, timeout_s=0.1).run(dawdle)
 
 
-def test_after_a_failure_the_others_have_their_grace_and_no_more(tmp_path):
+def test_others_have_a_grace_period_after_a_failure(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, pathlib, sys, time\n"
@@ -227,7 +227,7 @@ def test_what_cannot_be_sent_is_refused():
         ([1], {"grace_s": -1}, "seconds"),
     ],
 )
-def test_worlds_that_cannot_be(hosts, options, said):
+def test_invalid_worlds_are_refused(hosts, options, said):
     with pytest.raises(BadArgument, match=said):
         world_across(hosts, **options)
 
@@ -238,7 +238,7 @@ def test_a_command_is_a_list(command):
         world_across([1]).run_command(command)
 
 
-def test_a_program_that_is_not_there():
+def test_missing_program_is_an_error():
     with pytest.raises(BadArgument, match=r"rank 0 cannot be started.*no-such-thing"):
         world_across([1]).run_command(["/no-such-thing"])
 

@@ -175,7 +175,7 @@ def test_half_close_ends_one_direction_only(proxy, ends):
     assert dialer.recv(100) == b"back it goes"
 
 
-def test_an_end_that_resets_is_told_to_the_other(proxy, ends):
+def test_reset_of_one_end_resets_the_other(proxy, ends):
     dialer, target = ends
     dialer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     dialer.close()
@@ -222,7 +222,7 @@ def flips_by_chance(seed, server):
     return found
 
 
-def test_chance_is_decided_by_the_seed(server):
+def test_random_faults_are_determined_by_the_seed(server):
     first = flips_by_chance(1, server)
     assert 50 < len(first) < 200
     assert flips_by_chance(1, server) == first
@@ -309,7 +309,7 @@ class Pieces:
         ),
     ),
 )
-def test_what_happens_does_not_depend_on_the_pieces(cuts, rules):
+def test_faults_do_not_depend_on_read_sizes(cuts, rules):
     data = payload(500)
     told = []
     for places in ([], sorted({*cuts})):
@@ -331,7 +331,7 @@ def test_what_happens_does_not_depend_on_the_pieces(cuts, rules):
     assert told[0][0].endswith(b"END")
 
 
-def test_those_who_dial_before_there_is_a_target_wait(server):
+def test_clients_wait_until_there_is_a_target(server):
     with Proxy() as proxy, dial(proxy) as dialer:
         assert proxy.target is None
         dialer.sendall(b"early")
@@ -354,7 +354,7 @@ def test_ipv6_on_both_sides():
             assert carry(dialer, target, b"six") == b"six"
 
 
-def test_a_target_that_is_not_there_resets_the_dialer(server):
+def test_unreachable_target_resets_the_client(server):
     where = server.getsockname()
     server.close()
     with Proxy(where) as proxy:

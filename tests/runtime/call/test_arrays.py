@@ -32,7 +32,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_view_is_reduced_in_place(worlds, view):
+def test_strided_views_are_reduced_in_place(worlds, view):
     def reduced(comm):
         whole = mine(comm)
         part = VIEWS[view](whole)
@@ -50,7 +50,7 @@ def test_any_view_is_reduced_in_place(worlds, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_view_is_read_and_written(worlds, view):
+def test_strided_views_are_inputs_and_outputs(worlds, view):
     def copied(comm):
         x, out = VIEWS[view](mine(comm)), VIEWS[view](np.zeros((4, 6), np.float32))
         assert comm.all_reduce(x, out=out) is out
@@ -89,7 +89,7 @@ def test_rows_of_views_are_gathered_and_scattered(worlds):
     worlds(N).run(moved)
 
 
-def test_memory_that_is_not_aligned(worlds):
+def test_unaligned_arrays_work(worlds):
     def reduced(comm):
         raw = np.zeros(4 * 50_000 + 1, np.uint8)
         x = raw[1:].view(np.float32)
@@ -211,7 +211,7 @@ def knows_torch(comm):
     return "torch" in sys.modules
 
 
-def test_tensors_that_are_not_dense_on_the_cpu(worlds):
+def test_sparse_and_device_tensors_are_refused(worlds):
     torch = pytest.importorskip("torch")
     sparse = torch.ones(3, 3).to_sparse()
     elsewhere = torch.ones(3, device="meta")
@@ -346,7 +346,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_and_does_no_harm(worlds, what):
+def test_invalid_arguments_are_refused_and_break_nothing(worlds, what):
     make, said = REFUSED[what]
 
     def mistaken(comm):
@@ -357,13 +357,13 @@ def test_what_cannot_be_is_refused_and_does_no_harm(worlds, what):
     assert worlds(N).run(mistaken) == [N] * N
 
 
-def test_options_that_there_are_not():
+def test_unknown_options_are_refused():
     comm = unisono.init(0, 1)
     with comm, pytest.raises(TypeError, match="compression"):
         comm.all_reduce(X, compression="fp8")
 
 
-def test_an_algorithm_of_another_collective_is_not_offered(worlds):
+def test_algorithm_of_another_collective_is_refused(worlds):
     def refused(comm):
         with pytest.raises(NotOffered):
             comm.barrier(algorithm="bruck")
@@ -371,7 +371,7 @@ def test_an_algorithm_of_another_collective_is_not_offered(worlds):
     worlds(2).run(refused)
 
 
-def test_scatter_needs_a_place_for_the_rows(worlds):
+def test_scatter_needs_out_on_other_ranks(worlds):
     def scattered(comm):
         x = np.arange(6.0) if comm.rank == 0 else None
         if comm.rank:

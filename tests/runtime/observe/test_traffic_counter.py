@@ -40,7 +40,7 @@ def matrix(n, work, hosts=()):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "tree", "swing"])
 @pytest.mark.parametrize("count", [1, 1000])
-def test_each_link_has_what_the_schedule_sends_over_it(n, algorithm, count):
+def test_each_peer_gets_the_bytes_of_the_schedule(n, algorithm, count):
     right = np.zeros((n, n), np.int64)
     made = unisono.schedule("all_reduce", algorithm, n)
     sizes = made.contract.chunk_sizes(count)
@@ -61,7 +61,7 @@ def test_each_link_has_what_the_schedule_sends_over_it(n, algorithm, count):
     assert matrix(n, work) == right.tolist()
 
 
-def test_every_way_to_call_is_seen():
+def test_every_kind_of_call_is_counted():
     """Quick calls, calls in flight, bare addresses, messages, objects, labels."""
 
     def work(comm):
@@ -93,7 +93,7 @@ def test_every_way_to_call_is_seen():
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1)])
 @pytest.mark.parametrize("codec", ["fp8", "int8", "topk:0.1"])
-def test_codes_count_as_codes(hosts, codec):
+def test_encoded_calls_count_encoded_bytes(hosts, codec):
     """Fewer bytes than the values have, on every link; on hosts and between them."""
 
     def work(comm):
@@ -109,7 +109,7 @@ def test_codes_count_as_codes(hosts, codec):
         assert 0 < sum(coded) < sum(twice)
 
 
-def test_codes_between_hosts_alone():
+def test_codec_between_hosts_only():
     def work(comm):
         look, x = Looks(comm), np.ones(3 * 1024, np.float32)
         comm.all_reduce(x, codec="fp8", coded="hosts", algorithm="direct")
@@ -141,7 +141,7 @@ def test_uneven_shares():
         assert found == right
 
 
-def test_uneven_shares_that_come_again():
+def test_repeated_uneven_counts():
     """Calls of one size in all are told apart by their fingerprints."""
 
     def work(comm):
@@ -159,7 +159,7 @@ def test_uneven_shares_that_come_again():
         assert found == right
 
 
-def test_calls_that_no_record_tells_of_any_more():
+def test_calls_without_records_are_guessed():
     """The sum is still what was counted; how it is shared out is a guess, and told."""
 
     def work(comm):
@@ -176,7 +176,7 @@ def test_calls_that_no_record_tells_of_any_more():
         assert found == share
 
 
-def test_two_communicators_and_one_that_is_closed():
+def test_closed_communicator_is_not_counted():
     def work(comm):
         look = Looks(comm)
         part = comm.split(comm.rank % 2)
@@ -190,7 +190,7 @@ def test_two_communicators_and_one_that_is_closed():
     assert matrix(4, work) == [400] * 4
 
 
-def test_looks_while_calls_are_made():
+def test_counting_during_calls():
     """Whatever a look finds half done is right in the end."""
 
     def work(comm):

@@ -82,7 +82,7 @@ PLACES = ("rank", "world_size", "local_rank", "local_world_size", "hosts_several
         ({}, "alone", (0, 1, 0, 1, False), None),
     ],
 )
-def test_each_launcher_is_understood(environ, launcher, place, job):
+def test_every_launcher_is_recognised(environ, launcher, place, job):
     world = find_world(environ)
     assert world.launcher == launcher
     assert tuple(getattr(world, name) for name in PLACES) == place
@@ -95,7 +95,7 @@ def test_each_launcher_is_understood(environ, launcher, place, job):
         world.rank = 0
 
 
-def test_the_order_of_trust():
+def test_launchers_have_a_fixed_order():
     told = SLURM | MPICH | OPENMPI | TORCHRUN | OURS
     order = []
     for launcher in (OURS, TORCHRUN, OPENMPI, MPICH, SLURM):
@@ -150,7 +150,7 @@ def test_slurm_that_does_not_tell_tasks_per_node():
     assert not find_world(told | {"SLURM_STEP_NUM_NODES": "1"}).hosts_several
 
 
-def test_worlds_of_one_are_strangers():
+def test_worlds_of_one_have_different_jobs():
     assert find_world({}).job != find_world({}).job
     assert find_world({}, rank=0, world_size=1).job != find_world({}).job
     lonely = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -171,7 +171,7 @@ def test_a_given_job_wins(environ):
     assert both.job == "argument"
 
 
-def test_local_places_have_defaults():
+def test_local_rank_has_defaults():
     told = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
     world = find_world(told)
     assert (world.local_rank, world.local_world_size) == (5, 8)
@@ -180,7 +180,7 @@ def test_local_places_have_defaults():
     assert (world.local_rank, world.local_world_size) == (1, 4)
 
 
-def test_arguments_that_agree_with_the_launcher_keep_its_job_and_places():
+def test_arguments_that_match_the_launcher_keep_its_job():
     world = find_world(TORCHRUN, rank=3, world_size=8)
     assert (world.launcher, world.rank, world.job) == (
         "arguments",
