@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # unpack it, and tests start a thousand interpreters.
 INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-NATIVE := CMakeLists.txt $(wildcard native/*)
+NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
 .PHONY: wheels sanitize sanitize-address sanitize-thread campaign soak
@@ -148,7 +148,7 @@ sanitize-thread: .venv-tsan/.ready
 	  setarch -R .venv-tsan/bin/python tests/transports/lifeline_races.py; \
 	  setarch -R .venv-tsan/bin/python -m pytest -n $(WORKERS) --durations=5 \
 	    $(UNSANITIZED) $(PARTS))
-TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/tsan.supp
+TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/test/tsan.supp
 
 # $(call sanitized,kind,command): run it, show every report, and fail if there is one.
 define sanitized

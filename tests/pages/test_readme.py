@@ -119,7 +119,7 @@ def test_options_that_pages_name_exist():
 
 
 def test_variables_that_pages_name_exist():
-    kinds = ("src/**/*.py", "tests/**/*.py", "native/*.cpp")
+    kinds = ("src/**/*.py", "tests/**/*.py", "native/**/*.cpp")
     sources = [file for kind in kinds for file in ROOT.glob(kind)]
     code = "\n".join(file.read_text(encoding="utf-8") for file in sources)
     for page in PAGES:

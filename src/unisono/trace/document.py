@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime.tracing import SUFFIX, Part, read_part
+from unisono.runtime.observe.tracing import SUFFIX, Part, read_part
 from unisono.trace.draw import draw
 
 Document = dict[str, Any]
