@@ -188,7 +188,8 @@ FAULTS = (
     Fault(
         "delivered without a look",
         "memory/zero_copy.cpp",
-        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n  if (!really)",
+        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
+        "  if (!really)",
         "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
         f"  if (!really || {_if('delivered without a look')})",
         "one gives up, exposed",
