@@ -464,7 +464,7 @@ def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
         comm.barrier()
 
         def end(_, state):
-            (_, calls), _ = engine.traced()
+            (_, calls), _ = engine.trace_entries()
             seen.append((state, calls, comm.records()[-1]["state"]))
             ended.set()
 

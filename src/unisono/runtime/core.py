@@ -97,7 +97,7 @@ class Core:
         self.world_size = len(self.world_ranks)
         self.name = name
         self.position = Place(self.rank, self.world_size)
-        native.set_patience(
+        native.set_wait_policy(
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
@@ -309,7 +309,7 @@ class Core:
         """Open the streams to these ranks, if they are on other hosts."""
         streams = self.transport.streams
         for rank in ranks:
-            if streams is None or self.native.leads_to(rank, messages):
+            if streams is None or self.native.is_connected_to(rank, messages):
                 continue  # it is on this host, or reached already
             deadline = time.monotonic() + self.timeout_s
             patience_s = min(LATE_S, self.timeout_s)
@@ -397,8 +397,8 @@ class Core:
 
         `late` tells that it might yet have answered, had there been more time.
         """
-        self.native.give_up(rank, late)
-        limit_of(self, None, self.native.verdict()[3])
+        self.native.abort_unreachable(rank, late)
+        limit_of(self, None, self.native.failure()[3])
         return self.failure(refused=what)
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
@@ -409,7 +409,7 @@ class Core:
                 "rank; start ranks with unisono.spawn or unisono run"
             )
         self.check_open(what)
-        if self.native.verdict()[0] != Trouble.NONE:
+        if self.native.failure()[0] != Trouble.NONE:
             raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
@@ -452,7 +452,7 @@ class Core:
 
     def abort(self) -> None:
         """Break it for all ranks, and leave."""
-        self.native.give_up(self.rank, False)
+        self.native.abort_unreachable(self.rank, False)
         self.close()
 
     def abandon(self) -> None:

@@ -85,7 +85,7 @@ def _told(
     """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
-        found = native.try_reach()
+        found = native.test_cross_memory_access()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
     none = not (comm.rank == 0 and tuned.is_there())
@@ -104,7 +104,7 @@ def open_transports() -> list[Transport]:
 @atexit.register
 def _leave() -> None:
     """At the end of the process, tell the others that this rank is gone."""
-    _native.process_ends()
+    _native.process_exiting()
     for transport in list(_OPEN):
         if not transport.engine.forked():
             for comm in list(transport.users):

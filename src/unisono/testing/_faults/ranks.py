@@ -137,7 +137,7 @@ def _arm(trial: Trial, rank: int) -> None:
 def _shorten(comm: Communicator, trial: Trial) -> None:
     """Let the engine lose patience as early as the trial wants."""
     comm.timeout_s = trial.timeout_s
-    comm.core.native.set_patience(
+    comm.core.native.set_wait_policy(
         *comm.core.transport.patience,
         int(trial.late_s * 1e9),
         int(trial.timeout_s * 1e9),
