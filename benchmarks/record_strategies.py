@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import unisono
 from unisono.parallel import DDP, FSDP, ZeRO, parallelize, ring_attention
-from unisono.parallel.tensor import attention_plan, mlp_plan
+from unisono.parallel.model.tensor import attention_plan, mlp_plan
 
 N, WIDTH, HEADS, LAYERS, LENGTH, WORDS = 4, 64, 4, 3, 64, 96
 STEPS = 8

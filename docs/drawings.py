@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from unisono.parallel.estimate import Model, Setting, estimates
+from unisono.parallel.estimate.strategies import Model, Setting, estimates
 from unisono.simulate import TrainingStep, compare, train
 from unisono.topology import parse
 from unisono.units import format_bytes, format_seconds

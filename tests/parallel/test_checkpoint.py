@@ -6,7 +6,7 @@ from nets import Gpt, alone, made, same, train, weights
 
 from unisono.errors import BadArgument, Corrupted
 from unisono.parallel import FSDP, ZeRO
-from unisono.parallel.checkpoint import load, save
+from unisono.parallel.common.checkpoint import load, save
 
 
 def test_every_type_there_and_back(tmp_path):

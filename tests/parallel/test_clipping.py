@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from cut_nets import ON_SHARDS, PLAN, Layer, net, one_process, sgd, tokens
 from nets import made, same
+from sharded_nets import ON_SHARDS, PLAN, Layer, net, one_process, sgd, tokens
 from torch import nn
 from torch.nn import functional
 

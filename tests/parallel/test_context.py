@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cut_nets import HEADS, LENGTH, Net, net, one_process, sgd, tokens
 from nets import NS, STEPS, same, weights
+from sharded_nets import HEADS, LENGTH, Net, net, one_process, sgd, tokens
 from torch.nn import functional
 
 from unisono.errors import BadArgument, CollectiveMismatch
@@ -16,7 +16,7 @@ from unisono.parallel import (
     shard_sequence,
     whole_sequence,
 )
-from unisono.parallel.context import _Travel, blocks
+from unisono.parallel.model.context import _Travel, blocks
 
 BOTH = {"ring": ring_attention, "all_to_all": all_to_all_attention}
 SHAPE = 2, 12, 24, 4

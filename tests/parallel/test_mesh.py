@@ -5,7 +5,7 @@ import pytest
 
 from unisono.errors import BadArgument, CollectiveMismatch
 from unisono.parallel import Mesh
-from unisono.parallel.mesh import host_order
+from unisono.parallel.common.mesh import host_order
 from unisono.testing import world
 
 

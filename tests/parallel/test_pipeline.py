@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument, CollectiveMismatch
 from unisono.parallel import Mesh, Pipeline, PlainDDP
-from unisono.parallel.pipeline import HEADER, ORDERS, _Step, table
+from unisono.parallel.model.pipeline import HEADER, ORDERS, _Step, table
 
 LAYERS = 6
 AGREED, LOSS = 8, 8

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cut_nets import PLAN, Net, net, tokens
 from nets import Mlp, batch, loss_of, made, same, weights
+from sharded_nets import PLAN, Net, net, tokens
 
 from unisono.errors import CollectiveMismatch
 from unisono.parallel import (

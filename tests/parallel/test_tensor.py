@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from cut_nets import (
+from nets import NS, STEPS, made, same, weights
+from sharded_nets import (
     HEADS,
     LAYERS,
     LENGTH,
@@ -20,7 +21,6 @@ from cut_nets import (
     sgd,
     tokens,
 )
-from nets import NS, STEPS, made, same, weights
 from torch import nn
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ from unisono.parallel import (
     vocabulary_cross_entropy,
     whole_state,
 )
-from unisono.parallel.sequence import Enter
+from unisono.parallel.model.sequence import Enter
 
 SEQUENCE = sequence_plan(PLAN, on_shards=ON_SHARDS, enters="layers")
 PLANS = {"tensor": PLAN, "sequence": SEQUENCE}

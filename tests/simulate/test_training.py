@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, NotOffered
+from unisono.models import MODELS, Model, model_named
 from unisono.simulate import simulate, train
 from unisono.simulate.groups import Groups
-from unisono.simulate.models import MODELS, Model, model_named
 from unisono.simulate.streams import STREAMS, Task, run
 from unisono.topology import parse
 

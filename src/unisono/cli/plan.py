@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument, unknown
-from unisono.parallel.estimate import (
+from unisono.parallel.estimate.meshes import Axes, best_mesh, idle, on_mesh
+from unisono.parallel.estimate.strategies import (
     Estimate,
     Model,
     Setting,
@@ -19,7 +20,6 @@ from unisono.parallel.estimate import (
     first_that_fits,
     gpt,
 )
-from unisono.parallel.layout import Axes, best_mesh, idle, on_mesh
 from unisono.units import format_bytes, parse_bytes
 
 _KNOWN = {

@@ -39,26 +39,28 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from unisono.parallel.clipping import clip_grad_norm_
-    from unisono.parallel.context import (
+    from unisono.parallel.common.clipping import clip_grad_norm_
+    from unisono.parallel.common.mesh import Mesh
+    from unisono.parallel.data.ddp import DDP
+    from unisono.parallel.data.onebit_adam import OneBitAdam
+    from unisono.parallel.data.parameter_server import (
+        AsyncParameterServer,
+        ParameterServer,
+    )
+    from unisono.parallel.data.plain_ddp import PlainDDP
+    from unisono.parallel.data.sync_batch_norm import SyncBatchNorm
+    from unisono.parallel.model.context import (
         all_to_all_attention,
         positions,
         ring_attention,
         shard_sequence,
         whole_sequence,
     )
-    from unisono.parallel.ddp import DDP
-    from unisono.parallel.expert import MoE
-    from unisono.parallel.fsdp import FSDP
-    from unisono.parallel.mesh import Mesh
-    from unisono.parallel.onebit_adam import OneBitAdam
-    from unisono.parallel.parameter_server import AsyncParameterServer, ParameterServer
-    from unisono.parallel.pipeline import Pipeline
-    from unisono.parallel.plain_ddp import PlainDDP
-    from unisono.parallel.sequence import sequence_plan
-    from unisono.parallel.sharded import load_whole_state, whole_state
-    from unisono.parallel.sync_batch_norm import SyncBatchNorm
-    from unisono.parallel.tensor import (
+    from unisono.parallel.model.expert import MoE
+    from unisono.parallel.model.pipeline import Pipeline
+    from unisono.parallel.model.sequence import sequence_plan
+    from unisono.parallel.model.sharded_layer import load_whole_state, whole_state
+    from unisono.parallel.model.tensor import (
         Column,
         ColumnLinear,
         Divide,
@@ -69,11 +71,12 @@ if TYPE_CHECKING:
         mlp_plan,
         parallelize,
     )
-    from unisono.parallel.vocabulary import (
+    from unisono.parallel.model.vocabulary import (
         VocabularyEmbedding,
         vocabulary_cross_entropy,
     )
-    from unisono.parallel.zero import ZeRO
+    from unisono.parallel.sharded.fsdp import FSDP
+    from unisono.parallel.sharded.zero import ZeRO
 
 __all__ = [
     "DDP",
@@ -110,37 +113,37 @@ __all__ = [
 ]
 
 _FILE_OF = {
-    "AsyncParameterServer": "parameter_server",
-    "Column": "tensor",
-    "ColumnLinear": "tensor",
-    "DDP": "ddp",
-    "Divide": "tensor",
-    "FSDP": "fsdp",
-    "Mesh": "mesh",
-    "MoE": "expert",
-    "OneBitAdam": "onebit_adam",
-    "ParameterServer": "parameter_server",
-    "Pipeline": "pipeline",
-    "PlainDDP": "plain_ddp",
-    "Row": "tensor",
-    "RowLinear": "tensor",
-    "SyncBatchNorm": "sync_batch_norm",
-    "Vocabulary": "tensor",
-    "VocabularyEmbedding": "vocabulary",
-    "ZeRO": "zero",
-    "all_to_all_attention": "context",
-    "attention_plan": "tensor",
-    "clip_grad_norm_": "clipping",
-    "load_whole_state": "sharded",
-    "mlp_plan": "tensor",
-    "parallelize": "tensor",
-    "positions": "context",
-    "ring_attention": "context",
-    "sequence_plan": "sequence",
-    "shard_sequence": "context",
-    "vocabulary_cross_entropy": "vocabulary",
-    "whole_sequence": "context",
-    "whole_state": "sharded",
+    "AsyncParameterServer": "data.parameter_server",
+    "Column": "model.tensor",
+    "ColumnLinear": "model.tensor",
+    "DDP": "data.ddp",
+    "Divide": "model.tensor",
+    "FSDP": "sharded.fsdp",
+    "Mesh": "common.mesh",
+    "MoE": "model.expert",
+    "OneBitAdam": "data.onebit_adam",
+    "ParameterServer": "data.parameter_server",
+    "Pipeline": "model.pipeline",
+    "PlainDDP": "data.plain_ddp",
+    "Row": "model.tensor",
+    "RowLinear": "model.tensor",
+    "SyncBatchNorm": "data.sync_batch_norm",
+    "Vocabulary": "model.tensor",
+    "VocabularyEmbedding": "model.vocabulary",
+    "ZeRO": "sharded.zero",
+    "all_to_all_attention": "model.context",
+    "attention_plan": "model.tensor",
+    "clip_grad_norm_": "common.clipping",
+    "load_whole_state": "model.sharded_layer",
+    "mlp_plan": "model.tensor",
+    "parallelize": "model.tensor",
+    "positions": "model.context",
+    "ring_attention": "model.context",
+    "sequence_plan": "model.sequence",
+    "shard_sequence": "model.context",
+    "vocabulary_cross_entropy": "model.vocabulary",
+    "whole_sequence": "model.context",
+    "whole_state": "model.sharded_layer",
 }
 
 

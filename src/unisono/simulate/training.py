@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from unisono.errors import BadArgument, NotOffered, unknown
+from unisono.models import Model, model_named
 from unisono.simulate.groups import Groups
-from unisono.simulate.models import Model, model_named
 from unisono.simulate.streams import Ran, Task, run
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds

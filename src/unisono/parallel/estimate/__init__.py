@@ -1,0 +1,1 @@
+"""Memory and traffic of strategies, by formula, without ranks: `unisono plan`."""
