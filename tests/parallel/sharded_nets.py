@@ -1,4 +1,4 @@
-"""A transformer whose sizes can be cut for 1..4 ranks, and one process with it."""
+"""A transformer whose sizes 1..4 ranks divide, and its training by one process."""
 
 import functools
 
@@ -13,7 +13,7 @@ WORDS, WIDTH, HEADS, LENGTH, LAYERS, BATCH = 36, 24, 12, 24, 2, 2
 
 
 class Layer(nn.Module):
-    """Sizes are taken from tensors, as layers that may be cut must do it."""
+    """Takes sizes from tensors, as layers that may be sharded must."""
 
     def __init__(self, attend=None):
         super().__init__()

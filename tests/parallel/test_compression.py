@@ -1,4 +1,4 @@
-"""Gradients that travel as less: the same on all ranks, saved, loaded, refused."""
+"""Compressed gradients: the same on all ranks; error feedback saved and loaded."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from unisono import codecs
 from unisono.codecs.options import PowerSGD
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel import DDP, FSDP, OneBitAdam, ZeRO
-from unisono.parallel.common.checkpoint import load, save
+from unisono.parallel import load_checkpoint as load
+from unisono.parallel import save_checkpoint as save
 from unisono.testing import world
 
 SMALL = 0.005  # MB: several buckets even for small modules
@@ -38,7 +39,9 @@ def zero(comm, codec, kind=Gpt, stage=2):
 @pytest.mark.quick(make=[ddp])
 @pytest.mark.parametrize("codec", REMEMBER)
 @pytest.mark.parametrize("make", [ddp, zero])
-def test_goes_on_bit_for_bit(threads, tmp_path, make, codec):
+def test_training_from_a_saved_state_continues_with_the_same_bits(
+    threads, tmp_path, make, codec
+):
     """Saved after some steps and loaded by others: as if nothing had happened."""
 
     def run(comm):
@@ -63,7 +66,7 @@ def test_goes_on_bit_for_bit(threads, tmp_path, make, codec):
         same(other, found[0])
 
 
-def test_everything_is_as_without(threads):
+def test_codec_that_keeps_everything_equals_no_codec(threads):
     """All elements, or all columns: what is left is another order of sums."""
     _, right = alone(Gpt, 2, steps=4)
 
@@ -77,7 +80,7 @@ def test_everything_is_as_without(threads):
             same(found, right, 1e-5)
 
 
-def test_stages_of_zero_are_alike(threads):
+def test_zero_stages_1_and_2_compress_alike(threads):
     def run(comm, stage):
         model, _, optimizer = zero(comm, "topk:0.1", stage=stage)
         train(comm, model, optimizer, Gpt, steps=3)
@@ -86,8 +89,8 @@ def test_stages_of_zero_are_alike(threads):
     same(threads(2, run, 1)[0], threads(2, run, 2)[0])
 
 
-def test_a_codec_for_each_bucket(threads):
-    """Large ones are compressed and small ones are coded; told as objects."""
+def test_codec_function_chooses_for_each_bucket(threads):
+    """Large buckets have error feedback, small ones a dense codec; both as objects."""
 
     def choose(bucket):
         return PowerSGD(1) if bucket.count > 500 else codecs.get("fp16")
@@ -106,7 +109,7 @@ def test_a_codec_for_each_bucket(threads):
     assert found
 
 
-def test_halves_of_floats(threads):
+def test_16_bit_gradients_are_compressed(threads):
     """Gradients of 16 bits are compressed in 32 and rounded at the end."""
 
     def run(comm):
@@ -122,7 +125,7 @@ def test_halves_of_floats(threads):
     assert 0 < some.count_nonzero() < some.numel()
 
 
-def test_uneven_inputs_and_unused_parameters(threads):
+def test_compression_with_uneven_inputs_and_unused_parameters(threads):
     """Who is done sends what still waits; both get the same."""
 
     def run(comm):
@@ -135,7 +138,7 @@ def test_uneven_inputs_and_unused_parameters(threads):
     same(one, other)
 
 
-def test_less_is_sent(threads):
+def test_codecs_send_fewer_bytes(threads):
     def run(comm, codec):
         model = DDP(nn.Linear(100, 100, bias=False), comm, codec=codec)
         before = comm.sent_bytes
@@ -154,7 +157,7 @@ def test_less_is_sent(threads):
 
 @pytest.mark.parametrize("make", [ddp, zero])
 @pytest.mark.parametrize("codec", ["fp8", "int8"])
-def test_dense_codecs_stay_near(threads, make, codec):
+def test_dense_codecs_change_weights_little(threads, make, codec):
     """The same on all ranks, and near to where it goes without."""
 
     def run(comm, codec):
@@ -176,12 +179,12 @@ def square():
     return nn.Linear(64, 64, bias=False)
 
 
-def test_parameters_and_gradients_of_fsdp_in_codes(threads):
+def test_fsdp_codecs_keep_shards_exact_and_send_less(threads):
     """Gathered twice and reduced once, each a quarter; shards stay as they were."""
 
     def run(comm, both):
-        told = {"param_codec": "fp8", "reduce_codec": "fp8"} if both else {}
-        model = FSDP(made(square), comm, **told)
+        codecs = {"param_codec": "fp8", "reduce_codec": "fp8"} if both else {}
+        model = FSDP(made(square), comm, **codecs)
         before, shard = comm.sent_bytes, model.units[0].shard.clone()
         y = model(torch.eye(64))
         y.square().sum().backward()
@@ -197,7 +200,7 @@ def test_parameters_and_gradients_of_fsdp_in_codes(threads):
         assert 0 < (grad - right_grad).norm() < 0.1 * right_grad.norm()
 
 
-def test_fsdp_across_hosts_codes_only_between_them():
+def test_fsdp_codec_at_hosts_encodes_only_between_hosts():
     def run(comm, codec):
         model = FSDP(made(square), comm, reduce_codec=codec)
         model(torch.eye(64)).square().sum().backward()
@@ -209,7 +212,7 @@ def test_fsdp_across_hosts_codes_only_between_them():
         assert 0 < (mine - right).norm() < 0.1 * right.norm()
 
 
-def test_stage_3_takes_dense_ones(threads):
+def test_zero_stage_3_takes_dense_codecs_only(threads):
     def run(comm):
         model = made(Mlp)
         zero = ZeRO(model, comm, torch.optim.SGD, stage=3, codec="fp8", lr=0.1)
@@ -232,7 +235,7 @@ def on_processes(rank):
 
 
 @pytest.mark.sweep
-def test_processes_get_what_threads_get(processes, threads):
+def test_compression_has_the_same_bits_on_processes_and_threads(processes, threads):
     def run(comm):
         model, _, optimizer = ddp(comm, "topk:0.05")
         train(comm, model, optimizer, Gpt, steps=3)
@@ -256,7 +259,7 @@ def test_processes_get_what_threads_get(processes, threads):
         (0.01, "a float: expected a name"),
     ],
 )
-def test_codecs_that_cannot_be(threads, codec, message):
+def test_unknown_codecs_are_refused(threads, codec, message):
     def run(comm):
         with pytest.raises(BadArgument, match=message):
             DDP(made(Mlp), comm, codec=codec)
@@ -264,7 +267,7 @@ def test_codecs_that_cannot_be(threads, codec, message):
     threads(2, run)
 
 
-def test_types_that_have_no_codec(threads):
+def test_gradients_that_are_not_floats_are_refused(threads):
     def run(comm):
         net = made(Mlp).double()
         with pytest.raises(BadArgument, match=r"torch\.float64; expected float32"):
@@ -274,7 +277,7 @@ def test_types_that_have_no_codec(threads):
     threads(2, run)
 
 
-def test_states_that_do_not_fit(threads):
+def test_error_feedback_of_another_rank_or_codec_is_refused(threads):
     def run(comm):
         one, other = (DDP(made(Mlp), comm, codec=c) for c in ("topk", "powersgd:1"))
         state = one.compression.state_dict()
@@ -283,7 +286,7 @@ def test_states_that_do_not_fit(threads):
         theirs = dict(state, place=torch.tensor([1 - comm.rank, 2]))
         with pytest.raises(BadArgument, match=f"this is rank {comm.rank} of 2"):
             one.compression.load_state_dict(theirs)
-        with pytest.raises(BadArgument, match="'place' is not there"):
+        with pytest.raises(BadArgument, match="'place' is missing"):
             one.compression.load_state_dict(
                 {k: v for k, v in state.items() if k != "place"}
             )
@@ -302,7 +305,7 @@ def onebit(comm, warmup, **options):
     return model, OneBitAdam(model, comm, lr=1e-3, warmup=warmup, **options)
 
 
-def test_warm_up_is_adam(threads):
+def test_onebit_adam_warm_up_equals_adam(threads):
     def adam(params):
         return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.1, eps=SURE)
 
@@ -317,7 +320,7 @@ def test_warm_up_is_adam(threads):
         same(found, right, 1e-5)
 
 
-def test_signs_after_warm_up(threads):
+def test_onebit_adam_sends_signs_after_warm_up(threads):
     """The same on all ranks, a 20th of the bytes, and bit for bit when loaded."""
 
     def run(comm):
@@ -345,7 +348,7 @@ def test_signs_after_warm_up(threads):
         assert value.isfinite().all()
 
 
-def test_what_has_no_gradient_stays(threads):
+def test_onebit_adam_leaves_parameters_without_gradient(threads):
     """Signs would push it about, and there is no variance to divide by."""
 
     class Part(nn.Module):
@@ -370,7 +373,7 @@ def test_what_has_no_gradient_stays(threads):
     assert threads(1, run) == [[1, 2]]
 
 
-def test_what_1_bit_adam_refuses(threads):
+def test_onebit_adam_refuses_wrong_options(threads):
     def run(comm):
         with pytest.raises(BadArgument, match="warmup = 0: expected 1 step"):
             OneBitAdam(made(Mlp), comm, warmup=0)

@@ -1,4 +1,4 @@
-"""The strategies on ranks that share no memory: the same bits, over streams."""
+"""Data parallel strategies on ranks without shared memory have the same bits."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def trained(comm):
 
 
 @pytest.mark.sweep
-def test_hosts_change_no_bit(monkeypatch):
+def test_strategies_have_the_same_bits_on_any_hosts(monkeypatch):
     hosts = [2, 1]
     monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0], prepend=":")
     _, right = alone(Gpt, sum(hosts), steps=4)

@@ -1,7 +1,7 @@
-"""A mistake that one rank makes: all raise at once, and hear who and what it was.
+"""An error on one rank: all ranks raise at once, and name the rank and the reason.
 
-Ranks that raise do not leave here, so whoever is not told would wait for the timeout,
-and CollectiveTimeout is no answer.
+Ranks that raise do not close their communicators here, so a rank that is not notified
+would wait for the timeout; CollectiveTimeout fails the test.
 """
 
 import pytest
@@ -30,7 +30,7 @@ from unisono.parallel import (
     sequence_plan,
     vocabulary_cross_entropy,
 )
-from unisono.parallel.common.checkpoint import save
+from unisono.parallel import save_checkpoint as save
 
 N, CULPRIT = 3, 1
 SGD = torch.optim.SGD
@@ -155,7 +155,7 @@ PREPARING = [
     (ddp_on_another_device, "expected a dense tensor on the CPU"),
     (ddp_without_room, "bucket_cap_mb"),
     (zero_stage, "expected 1, 2 or 3"),
-    (zero_optimizer, "LBFGS needs whole parameters"),
+    (zero_optimizer, "LBFGS needs full parameters"),
     (zero_groups, "not trainable parameters"),
     (fsdp_tied, "units cannot share parameters"),
     (fsdp_units, "not a part of the module"),
@@ -171,33 +171,33 @@ PREPARING = [
 
 
 @pytest.mark.parametrize(
-    ("run", "told"), PREPARING, ids=lambda p: getattr(p, "__name__", "")
+    ("run", "message"), PREPARING, ids=lambda p: getattr(p, "__name__", "")
 )
-def test_who_cannot_begin_is_named(refusals, run, told):
+def test_setup_error_on_one_rank_raises_on_all_and_names_it(refusals, run, message):
     errors = refusals(N, run)
     assert isinstance(errors[CULPRIT], BadArgument)
-    assert told in str(errors[CULPRIT])
+    assert message in str(errors[CULPRIT])
     for error in errors[:CULPRIT] + errors[CULPRIT + 1 :]:
         assert isinstance(error, CollectiveMismatch)
         assert CULPRIT in error.calls
-        assert f"rank {CULPRIT} cannot go on" in str(error)
-        assert told in str(error)
+        assert f"rank {CULPRIT} failed" in str(error)
+        assert message in str(error)
 
 
-def test_errors_that_are_not_ours(refusals):
+def test_other_exceptions_during_setup_raise_on_all_ranks(refusals):
     """An optimizer's own, and a disk's."""
     errors = refusals(N, lambda c: ZeRO(made(), c, SGD, lr=0.1, nesterov=c.rank == 1))
     assert isinstance(errors[1], CollectiveMismatch)  # found before it was made
     errors = refusals(N, lambda c: ZeRO(made(), c, lambda p: SGD(p, lr=c.rank - 1.0)))
     assert isinstance(errors[0], ValueError)
-    assert "rank 0 cannot go on: ValueError: Invalid learning rate" in str(errors[2])
+    assert "rank 0 failed: ValueError: Invalid learning rate" in str(errors[2])
     errors = refusals(N, lambda c: save("/dev/null/file", {"x": torch.ones(1)}, c))
     assert isinstance(errors[0], OSError)
     for error in errors[1:]:
-        assert "save: rank 0 cannot go on: NotADirectoryError" in str(error)
+        assert "save_checkpoint: rank 0 failed: NotADirectoryError" in str(error)
 
 
-def test_options_that_differ(refusals):
+def test_different_options_raise_on_all_ranks(refusals):
     """All hear which ranks have what."""
 
     def run(comm):
@@ -205,8 +205,10 @@ def test_options_that_differ(refusals):
 
     texts = {str(error) for error in refusals(N, run)}
     assert len(texts) == 1
-    told = "ranks 0, 2 have find_unused_parameters = False, rank 1 has find_unused_par"
-    assert told in texts.pop()
+    message = (
+        "ranks 0, 2 have find_unused_parameters = False, rank 1 has find_unused_par"
+    )
+    assert message in texts.pop()
     for wrong in (
         lambda c: ZeRO(made(), c, SGD, lr=odd(c, 0.1, 0.2)),
         lambda c: FSDP(made(), c, units=odd(c, None, [nn.Linear])),
@@ -218,7 +220,7 @@ def test_options_that_differ(refusals):
             assert isinstance(error, CollectiveMismatch)
 
 
-def test_what_one_rank_of_a_mesh_refuses(refusals):
+def test_error_on_one_rank_of_a_mesh_raises_on_all_its_ranks(refusals):
     """The ranks with the same shard, and those with the others: all hear of it."""
 
     def run(comm):
@@ -324,9 +326,11 @@ STEPPING = [
 
 
 @pytest.mark.parametrize(
-    ("run", "own", "told"), STEPPING, ids=[case[0].__name__ for case in STEPPING]
+    ("run", "own", "message"), STEPPING, ids=[case[0].__name__ for case in STEPPING]
 )
-def test_who_stops_in_a_step_is_named(refusals, run, own, told):
+def test_error_in_a_step_on_one_rank_raises_on_all_and_names_it(
+    refusals, run, own, message
+):
     errors = refusals(N, run)
     assert isinstance(errors[CULPRIT], UsageError)
     assert not isinstance(errors[CULPRIT], CollectiveMismatch)
@@ -334,10 +338,10 @@ def test_who_stops_in_a_step_is_named(refusals, run, own, told):
     for error in errors[:CULPRIT] + errors[CULPRIT + 1 :]:
         assert isinstance(error, CollectiveMismatch)
         assert CULPRIT in error.calls
-        assert f"for an error: {told}" in error.calls[CULPRIT]
+        assert f"for an error: {message}" in error.calls[CULPRIT]
 
 
-def test_a_mistake_that_all_make_breaks_nothing(threads):
+def test_error_on_all_ranks_keeps_the_communicator_usable(threads):
     """Each raises its own error, and they go on."""
 
     def run(comm):
@@ -351,7 +355,7 @@ def test_a_mistake_that_all_make_breaks_nothing(threads):
     assert torch.equal(one, two)
 
 
-def test_gradients_of_other_parameters_do_not_meet(refusals):
+def test_gradients_of_different_parameters_are_not_averaged(refusals):
     """Of two that have one shape, a rank has only the second."""
 
     def run(comm):
@@ -370,7 +374,7 @@ def test_gradients_of_other_parameters_do_not_meet(refusals):
 # --- where ranks wait for messages, and not for calls
 
 
-def test_a_stage_that_fails_leaves(refusals):
+def test_failed_pipeline_stage_is_lost_to_the_others(refusals):
     def run(comm):
         layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(N)])
         pipe = Pipeline(layers, comm, microbatches=2)
@@ -385,7 +389,7 @@ def test_a_stage_that_fails_leaves(refusals):
         assert error.ranks == (CULPRIT,)
 
 
-def test_a_worker_that_fails_leaves(refusals):
+def test_failed_async_worker_is_lost_to_the_others(refusals):
     def run(comm):
         model = made(Mlp)
         with AsyncParameterServer(model, comm, SGD, lr=0.1) as server:
@@ -403,7 +407,7 @@ def test_a_worker_that_fails_leaves(refusals):
     assert errors[0].ranks == (CULPRIT,)
 
 
-def test_units_used_another_number_of_times(refusals):
+def test_units_used_a_different_number_of_times_are_detected(refusals):
     """Forward is called once more on a rank."""
 
     def run(comm):

@@ -1,4 +1,4 @@
-"""What `unisono plan` tells of a mesh, against what four ranks really keep and send."""
+"""Estimates for a mesh against what four ranks keep and send."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.errors import BadArgument
+from unisono.models import gpt, of_size
 from unisono.parallel import (
     DDP,
     FSDP,
@@ -27,18 +28,23 @@ from unisono.parallel.estimate.meshes import (
     misfit,
     on_mesh,
 )
-from unisono.parallel.estimate.strategies import Model, Setting, estimates, gpt
+from unisono.parallel.estimate.strategies import Setting, estimates
 
 ROWS, EXPERTS = 96, 4
-MODEL = gpt(layers=LAYERS, width=WIDTH, words=WORDS, length=LENGTH)
+MODEL = gpt(layers=LAYERS, hidden=WIDTH, vocabulary=WORDS, positions=LENGTH)
 MIXTURE = gpt(
-    layers=LAYERS, width=WIDTH, words=WORDS, length=LENGTH, experts=EXPERTS, top_k=2
+    layers=LAYERS,
+    hidden=WIDTH,
+    vocabulary=WORDS,
+    positions=LENGTH,
+    experts=EXPERTS,
+    top_k=2,
 )
 
 
-def told(axes, way="ddp", model=MODEL, **options):
+def estimated(axes, strategy="ddp", model=MODEL, **options):
     at = Setting(axes.n, ROWS, LENGTH, 8, 1.0, **options)
-    return next(e for e in on_mesh(model, at, axes) if e.strategy == way)
+    return next(e for e in on_mesh(model, at, axes) if e.strategy == strategy)
 
 
 def held(model):
@@ -53,12 +59,12 @@ def sent_by(run, *comms):
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_layers_that_are_cut(threads, way):
+def test_dp_and_tp_send_and_keep_what_is_estimated(threads, strategy):
     def run(comm):
         with Mesh(comm, dp=2, tp=2) as mesh:
             cut = parallelize(net(), mesh["tp"], PLAN)
             whole = held(cut)
-            wrap = {"ddp": DDP, "fsdp": lambda *a: FSDP(*a, units=[Layer])}[way]
+            wrap = {"ddp": DDP, "fsdp": lambda *a: FSDP(*a, units=[Layer])}[strategy]
             model = wrap(cut, mesh["dp"])
             x, y = tokens(0, rows=ROWS // 2)
 
@@ -67,16 +73,16 @@ def test_layers_that_are_cut(threads, way):
 
             return whole, held(model), *sent_by(step, mesh["dp"], mesh["tp"])
 
-    right, plain = told(Axes(dp=2, tp=2), way), told(Axes(dp=2, tp=2))
+    right, plain = estimated(Axes(dp=2, tp=2), strategy), estimated(Axes(dp=2, tp=2))
     for whole, mine, average, tp in threads(4, run):
         assert whole == plain.parameters
         assert tp == right.axes["tp"]
         assert average == pytest.approx(right.axes["average"], rel=1e-3)
-        if way == "fsdp":
+        if strategy == "fsdp":
             assert mine == pytest.approx(right.gradients, rel=1e-3)
 
 
-def test_a_sequence_that_is_cut(threads):
+def test_dp_and_cp_send_what_is_estimated(threads):
     def run(comm):
         with Mesh(comm, dp=2, cp=2) as mesh:
             cp, whole = mesh["cp"], net()
@@ -91,7 +97,7 @@ def test_a_sequence_that_is_cut(threads):
 
             return held(model), *sent_by(step, mesh.over("dp", "cp"), cp)
 
-    right = told(Axes(dp=2, cp=2))
+    right = estimated(Axes(dp=2, cp=2))
     for mine, average, cp in threads(4, run):
         assert mine == right.parameters
         assert average == pytest.approx(right.axes["average"], rel=1e-3)
@@ -121,7 +127,7 @@ class Last(nn.Sequential):
         )
 
 
-def test_layers_in_runs(threads):
+def test_dp_and_pp_send_and_keep_what_is_estimated(threads):
     def run(comm):
         with Mesh(comm, dp=2, pp=2) as mesh:
             layers = nn.Sequential(First(), Layer(), Layer(), Last()).double()
@@ -146,7 +152,7 @@ def test_layers_in_runs(threads):
 
             return held(pipe), *sent_by(step, mesh["dp"], mesh["pp"])
 
-    right = told(Axes(dp=2, pp=2), microbatches=4)
+    right = estimated(Axes(dp=2, pp=2), microbatches=4)
     for rank, (mine, average, pp) in enumerate(threads(4, run)):
         if rank % 2 == 0:
             assert mine == right.parameters
@@ -182,7 +188,7 @@ class Mixed(Layer):
         self.mlp = MoE(parts[0], list(parts[1:]), comm, replicas=replicas)
 
 
-def test_experts(threads):
+def test_dp_and_ep_send_and_keep_what_is_estimated(threads):
     def run(comm):
         with Mesh(comm, dp=2, ep=2) as mesh:
             model = net()
@@ -197,14 +203,14 @@ def test_experts(threads):
 
             return held(model), *sent_by(step, comm, mesh["dp"], mesh["ep"])
 
-    right = told(Axes(dp=2, ep=2), model=MIXTURE)
+    right = estimated(Axes(dp=2, ep=2), model=MIXTURE)
     for mine, shared, experts, ep in threads(4, run):
         assert mine == right.parameters
         assert shared + experts == pytest.approx(right.axes["average"], rel=1e-3)
         assert ep == pytest.approx(right.axes["ep"], rel=1e-3)  # and counts
 
 
-def test_what_a_block_of_experts_keeps(threads):
+def test_block_of_experts_keeps_the_estimated_activations(threads):
     rows = 12
 
     def run(comm):
@@ -230,9 +236,9 @@ def test_what_a_block_of_experts_keeps(threads):
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
-def test_one_axis_is_what_the_strategy_alone_is(n):
+def test_mesh_of_one_axis_equals_the_strategy(n):
     at = Setting(n, ROWS, 48, 8, 2.0)
-    model = gpt(layers=8, width=WIDTH, words=WORDS, length=48)
+    model = gpt(layers=8, hidden=WIDTH, vocabulary=WORDS, positions=48)
     alone = {e.strategy: e for e in estimates(model, at)}
     for axis, names in {
         "dp": {w: w for w in ("ddp", "zero1", "zero2", "fsdp")},
@@ -240,28 +246,34 @@ def test_one_axis_is_what_the_strategy_alone_is(n):
         "cp": {"ddp": "ring"},
     }.items():
         ways = {e.strategy: e for e in on_mesh(model, at, Axes(**{axis: n}))}
-        for way, name in names.items():
-            assert ways[way].memory == pytest.approx(alone[name].memory), (axis, way)
-            assert ways[way].sent == pytest.approx(alone[name].sent), (axis, way)
+        for strategy, name in names.items():
+            assert ways[strategy].memory == pytest.approx(alone[name].memory), (
+                axis,
+                strategy,
+            )
+            assert ways[strategy].sent == pytest.approx(alone[name].sent), (
+                axis,
+                strategy,
+            )
 
 
-def test_what_suits_best():
+def test_best_mesh_sends_least_of_those_that_fit():
     """A model that no strategy alone fits: its activations are too large for fsdp."""
-    model = gpt(layers=32, width=4096, words=50304, length=8192)
+    model = gpt(layers=32, hidden=4096, vocabulary=50304, positions=8192)
     at = Setting(16, 16, 8192, 2, 4.0)
     room = 24 << 30
     assert all(e.memory > room for e in estimates(model, at))
-    axes, way = best_mesh(model, at, room)
+    axes, strategy = best_mesh(model, at, room)
     assert axes.n == 16
-    assert way.memory <= room
+    assert strategy.memory <= room
     for other in meshes(model, at):
         for estimate in on_mesh(model, at, other):
-            worse = estimate.memory > room or estimate.sent >= way.sent
+            worse = estimate.memory > room or estimate.sent >= strategy.sent
             assert worse or idle(at, other) > 0.25
     assert best_mesh(model, at, 1 << 20) is None
 
 
-def test_idle_time():
+def test_pipeline_idles_n_minus_1_of_m_plus_n_minus_1():
     assert idle(Setting(4, microbatches=9), Axes(pp=4)) == pytest.approx(3 / 12)
     assert idle(Setting(4), Axes(tp=4)) == 0
 
@@ -270,26 +282,26 @@ def test_idle_time():
     ("axes", "why"),
     [
         (Axes(dp=2), "it has 2 ranks, there are 4"),
-        (Axes(tp=4), "the width 6 cannot be divided by tp"),
+        (Axes(tp=4), "hidden = 6 cannot be divided by tp"),
         (Axes(pp=4), "3 layers are too few for pp"),
-        (Axes(cp=4), "6 tokens cannot be cut in 2 cp blocks"),
+        (Axes(cp=4), "6 tokens cannot be divided into 2 cp blocks"),
         (Axes(dp=4), "a batch of 2 cannot be divided by dp and ep"),
         (Axes(ep=2, dp=2), "a batch of 2 cannot"),
         (Axes(ep=2, pp=2), "0 experts cannot be divided by ep"),
     ],
 )
-def test_what_does_not_fit_a_mesh(axes, why):
-    model, at = gpt(layers=3, width=6, words=5, length=6), Setting(4, 2, 6)
+def test_meshes_that_do_not_divide_the_model_are_refused(axes, why):
+    model, at = gpt(layers=3, hidden=6, vocabulary=5, positions=6), Setting(4, 2, 6)
     assert misfit(model, at, axes).startswith(why)
     with pytest.raises(BadArgument, match="mesh"):
         next(on_mesh(model, at, axes))
 
 
-def test_what_needs_a_shape():
-    model, at = Model("7B", 7_000_000_000, layers=32), Setting(4, 4)
+def test_tp_and_cp_need_the_shape_of_the_model():
+    model, at = of_size("7B", 7_000_000_000), Setting(4, 4)
     assert misfit(model, at, Axes(tp=4)).startswith("tp and cp need the shape")
     assert not misfit(model, at, Axes(dp=2, pp=2))
     with pytest.raises(BadArgument, match="tp = 0: at least one"):
         Axes(tp=0)
     with pytest.raises(BadArgument, match=r"top_k = 5: expected 1..4"):
-        gpt(layers=1, width=4, words=4, length=4, experts=4, top_k=5)
+        gpt(layers=1, hidden=4, vocabulary=4, positions=4, experts=4, top_k=5)

@@ -1,4 +1,4 @@
-"""What `unisono plan` tells, against what ranks really keep and send."""
+"""Estimates for a strategy against what ranks keep and send."""
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.errors import BadArgument
+from unisono.models import gpt, of_size
 from unisono.parallel import (
     DDP,
     FSDP,
@@ -31,15 +32,13 @@ from unisono.parallel import (
     vocabulary_cross_entropy,
 )
 from unisono.parallel.estimate.strategies import (
-    Model,
     Setting,
     estimates,
     first_that_fits,
-    gpt,
 )
 
 ROWS = 96
-MODEL = gpt(layers=LAYERS, width=WIDTH, words=WORDS, length=LENGTH)
+MODEL = gpt(layers=LAYERS, hidden=WIDTH, vocabulary=WORDS, positions=LENGTH)
 PLANS = {"tensor": PLAN, "sequence": sequence_plan(PLAN, on_shards=ON_SHARDS)}
 
 
@@ -48,7 +47,7 @@ def estimate(name, n, model=MODEL, **options):
     return next(e for e in estimates(model, at) if e.strategy == name)
 
 
-def test_the_number_of_parameters():
+def test_parameters_are_those_of_the_module():
     plain = net()
     assert sum(p.numel() for p in plain.parameters()) == MODEL.parameters
     assert sum(p.numel() for p in plain.layers[0].parameters()) == MODEL.block
@@ -57,7 +56,7 @@ def test_the_number_of_parameters():
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp"])
-def test_weights_sent(threads, n, name):
+def test_ddp_zero_and_fsdp_send_what_is_estimated(threads, n, name):
     def run(comm):
         plain = net()
         if name == "zero2":
@@ -87,7 +86,7 @@ def cut(comm, name):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_activations_sent_by_tensor_parallelism(threads, n):
+def test_tensor_parallelism_sends_and_keeps_what_is_estimated(threads, n):
     """To the byte: all of a step, with embedding, head and loss."""
     right = estimate("tensor", n)
     assert threads(n, cut, "tensor") == [(right.sent, right.parameters)] * n
@@ -95,7 +94,7 @@ def test_activations_sent_by_tensor_parallelism(threads, n):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_activations_sent_along_the_sequence(threads, n):
+def test_sequence_parallelism_sends_and_keeps_what_is_estimated(threads, n):
     """The sums of the norms' gradients are so small that they go to everybody."""
     right = estimate("sequence", n)
     for found, held in threads(n, cut, "sequence"):
@@ -105,7 +104,7 @@ def test_activations_sent_along_the_sequence(threads, n):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_activations_sent_by_the_ring(threads, n):
+def test_ring_attention_sends_what_is_estimated(threads, n):
     def run(comm):
         model = net()
         for layer in model.layers:
@@ -123,7 +122,7 @@ def test_activations_sent_by_the_ring(threads, n):
         assert found == pytest.approx(right, rel=1e-3)
 
 
-def test_activations_sent_by_a_pipeline(threads):
+def test_pipeline_sends_what_is_estimated(threads):
     """By a stage in the middle; headers are left out of the estimate."""
 
     def run(comm):
@@ -134,7 +133,7 @@ def test_activations_sent_by_a_pipeline(threads):
         pipe.step(x, x, functional.mse_loss)
         return comm.sent_bytes - before
 
-    model = gpt(layers=3, width=WIDTH, words=WORDS, length=LENGTH)
+    model = gpt(layers=3, hidden=WIDTH, vocabulary=WORDS, positions=LENGTH)
     right = estimate("pipeline", 3, model, microbatches=4).sent
     assert threads(3, run)[1] == pytest.approx(right, rel=1e-3)
 
@@ -159,7 +158,7 @@ def kept(block, x):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("n", NS)
-def test_what_a_block_keeps(threads, n, name):
+def test_block_keeps_the_estimated_activations(threads, n, name):
     """17 activations, of which tensor parallelism cuts 13, and the sequence 2 more."""
     rows = 12
 
@@ -177,14 +176,14 @@ def test_what_a_block_keeps(threads, n, name):
         assert found == pytest.approx(right.activations / LAYERS, rel=0.1)
 
 
-def test_on_one_rank_all_are_alike():
+def test_strategies_on_one_rank_send_nothing_and_need_the_same():
     rows = list(estimates(MODEL, Setting(1, ROWS, LENGTH)))
     assert {row.sent for row in rows} == {0.0}
     plain = {r.memory for r in rows if r.strategy not in ("zero1", "pipeline")}
     assert max(plain) == pytest.approx(min(plain))
 
 
-def test_more_ranks_need_less_each():
+def test_more_ranks_need_less_memory_each():
     for name in ("zero2", "fsdp", "tensor", "sequence", "ring"):
         few, many = (estimate(name, n).memory for n in (2, 8))
         assert many < few, name
@@ -193,16 +192,16 @@ def test_more_ranks_need_less_each():
     assert "pipeline" not in {e.strategy for e in estimates(MODEL, at)}
 
 
-def test_what_fits():
-    model = Model("7B", 7_000_000_000, layers=32)
+def test_first_that_fits_is_the_simplest_strategy():
+    model = of_size("7B", 7_000_000_000)
     at = Setting(8)
     assert first_that_fits(model, at, 200 << 30).strategy == "ddp"
     assert first_that_fits(model, at, 20 << 30).strategy == "fsdp"
     assert first_that_fits(model, at, 1 << 30) is None
 
 
-def test_what_cannot_be():
+def test_settings_below_one_are_refused():
     with pytest.raises(BadArgument, match="n = 0: at least one"):
         Setting(0)
-    with pytest.raises(BadArgument, match="layers = 0: at least one"):
-        gpt(layers=0, width=1, words=1, length=1)
+    with pytest.raises(BadArgument, match="layers = 0: expected 1 or more"):
+        gpt(layers=0, hidden=1, vocabulary=1, positions=1)

@@ -1,4 +1,4 @@
-"""Collectives that gradients flow through, against their adjoints."""
+"""Collectives with gradients against their adjoints."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def parts(seed, shape=(6, 3, 3)):
         ("all_to_all", (1, 2)),
     ],
 )
-def test_each_is_the_adjoint_of_its_backward(threads, name, args):
+def test_each_function_is_the_adjoint_of_its_backward(threads, name, args):
     """<f(x), y> over all ranks is <x, f'(y)>, for random x and y."""
     xs = parts(1)
 
@@ -43,7 +43,7 @@ def test_each_is_the_adjoint_of_its_backward(threads, name, args):
     assert sum(forward) == pytest.approx(sum(backward))
 
 
-def test_values(threads):
+def test_functions_return_the_values_of_the_collectives(threads):
     xs = parts(2)
 
     def run(comm):
@@ -62,7 +62,7 @@ def test_values(threads):
     threads(N, run)
 
 
-def test_the_pair_of_tensor_parallelism(threads):
+def test_copy_to_and_all_reduce_are_a_tensor_parallel_pair(threads):
     """A sum of what ranks make of one value: copy_to before it, all_reduce after."""
     xs = parts(3)
 
@@ -76,7 +76,7 @@ def test_the_pair_of_tensor_parallelism(threads):
         torch.testing.assert_close(grad, xs[0] + xs[1] + xs[2])
 
 
-def test_rows_that_go_where_they_are_told(threads):
+def test_exchange_sends_rows_to_given_ranks_and_gradients_back(threads):
     """Uneven shares, also none: the adjoint of sending is sending back."""
     counts = [[1, 0, 2], [0, 0, 0], [3, 1, 1]]
 
@@ -97,7 +97,7 @@ def test_rows_that_go_where_they_are_told(threads):
     assert sum(forward) == pytest.approx(sum(backward))
 
 
-def test_one_value_shared_out_and_put_together(threads):
+def test_scatter_to_and_gather_from_are_inverse(threads):
     xs = parts(4)
 
     def run(comm):
@@ -113,7 +113,7 @@ def test_one_value_shared_out_and_put_together(threads):
         torch.testing.assert_close(grad, 2 * (2 * xs[0]).cos())
 
 
-def test_a_label_tells_forward_from_backward(threads):
+def test_labels_differ_between_forward_and_backward(threads):
     def run(comm):
         x = torch.ones(3, requires_grad=True)
         y = f.sum_over(x, comm, label="here")

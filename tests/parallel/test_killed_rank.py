@@ -1,4 +1,4 @@
-"""A rank killed in mid-training: all others are told who, and fewer go on."""
+"""A rank is killed during training: the others name it, and fewer ranks continue."""
 
 import os
 import signal
@@ -9,7 +9,8 @@ from nets import Gpt, batch, loss_of, made, train
 
 import unisono
 from unisono.parallel import FSDP, ZeRO
-from unisono.parallel.common.checkpoint import load, save
+from unisono.parallel import load_checkpoint as load
+from unisono.parallel import save_checkpoint as save
 
 LAST = 4
 
@@ -73,7 +74,9 @@ def curve():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["zero2", "fsdp"])
-def test_survivors_name_the_dead_and_fewer_go_on(forks, processes, tmp_path, name):
+def test_killed_rank_is_named_and_fewer_ranks_continue(
+    forks, processes, tmp_path, name
+):
     file = str(tmp_path / "model.safetensors")
     ends = forks.run(3, struck, name, file)
     assert ends[1].status == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""What is cut over the ranks, on ranks that share no memory."""
+"""Model parallel strategies on ranks without shared memory."""
 
 import pytest
 import test_context
@@ -15,7 +15,7 @@ from unisono.testing import world
 HOSTS = [0, 0, 1]
 
 
-def test_layers_and_sequences():
+def test_tensor_and_sequence_parallelism_across_hosts():
     losses, right = one_process(steps=3)
     with world(3, hosts=HOSTS) as w:
         found = w.run(lambda comm: test_tensor.run(comm, test_tensor.SEQUENCE, steps=3))
@@ -25,7 +25,7 @@ def test_layers_and_sequences():
 
 
 @pytest.mark.parametrize("name", test_tensor.PLANS)
-def test_reproducible_means_the_same_bits_on_any_hosts(name):
+def test_reproducible_has_the_same_bits_on_any_hosts(name):
     def run(comm):
         plan = test_tensor.PLANS[name]
         how = {"dtype": torch.float32, "steps": 2, "reproducible": True}
@@ -36,7 +36,7 @@ def test_reproducible_means_the_same_bits_on_any_hosts(name):
             same(one[1], other[1])
 
 
-def test_attention():
+def test_context_parallelism_across_hosts():
     y, grads = test_context.dense(causal=True)
     with world(3, hosts=HOSTS) as w:
         found = w.run(lambda c: test_context.attend(c, ring_attention, causal=True))
@@ -45,7 +45,7 @@ def test_attention():
             torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_experts():
+def test_experts_across_hosts():
     whole = test_expert.parts()
     xs = [test_expert.drawn(count, count) for count in (4, 0, 9)]
 
@@ -59,7 +59,7 @@ def test_experts():
             )
 
 
-def test_stages():
+def test_pipeline_across_hosts():
     losses, _ = test_pipeline.alone()
 
     def run(comm):

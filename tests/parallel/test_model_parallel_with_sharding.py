@@ -1,4 +1,4 @@
-"""Layers cut along one axis of a mesh, and what is left of them sharded along another.
+"""Model parallel layers on one axis of a mesh, FSDP or ZeRO on another.
 
 Four ranks train as one process does that has the batches of both replicas.
 """
@@ -68,7 +68,7 @@ def state_of(cut, kept):
         ("sequence", "zero3"),
     ],
 )
-def test_layers_that_are_cut(threads, name, how):
+def test_fsdp_and_zero_of_tensor_parallel_layers_equal_one_process(threads, name, how):
     losses, right = one_process(replicas=2)
 
     def run(comm):
@@ -94,7 +94,7 @@ def test_layers_that_are_cut(threads, name, how):
 
 @pytest.mark.quick(how=["fsdp"])
 @pytest.mark.parametrize("how", ["fsdp", "zero2"])
-def test_a_sequence_that_is_cut(threads, how):
+def test_fsdp_and_zero_with_context_parallelism_equal_one_process(threads, how):
     """Every rank has some of the tokens and all of the model, of which it has 1/4."""
     _, right = one_process(replicas=2)
 
@@ -139,7 +139,7 @@ class Mixed(nn.Module):
         return self.last(self.moe(torch.tanh(self.first(x))))
 
 
-def test_experts_that_are_sharded_among_their_replicas(threads):
+def test_experts_sharded_among_their_replicas_equal_one_process(threads):
     """As DDP does it; all but the experts is averaged over `ep` by hand."""
 
     def run(comm, shards):

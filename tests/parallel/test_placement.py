@@ -1,4 +1,4 @@
-"""Marks on cut parameters, and that nothing takes the parameters' places."""
+"""Placements of sharded parameters, and that parameters are not replaced."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from unisono.parallel import (
     parallelize,
     whole_state,
 )
-from unisono.parallel.common.placement import cuts_of
+from unisono.parallel.common.placement import placements_of
 
 
 def ddp(comm):
@@ -74,7 +74,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_assigning_other_parameters_is_refused(threads, strategy):
+def test_load_state_dict_with_assign_is_refused(threads, strategy):
     def run(comm):
         model = strategy(comm)
         before = {name: id(p) for name, p in model.named_parameters()}
@@ -87,14 +87,14 @@ def test_assigning_other_parameters_is_refused(threads, strategy):
     threads(2, run)
 
 
-def test_marks_stay_when_values_are_loaded(threads):
+def test_placements_stay_when_a_state_is_loaded(threads):
     def run(comm):
         model = cut(comm)
         state = whole_state(model)
         load_whole_state(model, state)
         model.load_state_dict(model.state_dict())
         model.to(torch.float32).to(torch.float64)
-        assert cuts_of(model.layers[0].qkv.weight)[0].comm is comm
+        assert placements_of(model.layers[0].qkv.weight)[0].comm is comm
         same(whole_state(model), state, 1e-6)
 
     threads(2, run)

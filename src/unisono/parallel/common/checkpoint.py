@@ -1,11 +1,11 @@
-"""Checkpoints that know nothing of ranks: plain tensors by name, in safetensors files.
+"""Checkpoints: full tensors by name, in safetensors files, for any number of ranks.
 
-    save("model.safetensors", model.state_dict(), comm)     all ranks; one writes
-    model.load_state_dict(load("model.safetensors"))        in a world of any size
+    save_checkpoint("model.safetensors", model.state_dict(), comm)     rank 0 writes
+    model.load_state_dict(load_checkpoint("model.safetensors"))        on any ranks
 
-A file is the length of a header (8 bytes), the header (JSON: type, shape and place of
-every tensor), and the tensors' bytes. Nothing in it is ever run. It is written beside
-its place and moved there when it is complete, so a rank that dies leaves the old one.
+The `safetensors` library writes and reads the files, so other programs can read them,
+and reading never runs code. A file is written under another name and renamed when it is
+complete, so a rank that dies leaves the old file.
 """
 
 from __future__ import annotations
@@ -15,107 +15,101 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.errors import BadArgument, Corrupted
-from unisono.parallel.common.agreement import prepared
+from unisono.errors import BadArgument, Corrupted, MissingExtra
+from unisono.parallel.common.agreement import setup_together
 from unisono.runtime.communicator import Communicator
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 
 
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
-def save(
+def save_checkpoint(
     path: str | os.PathLike[str],
     state: Mapping[str, Tensor],
     comm: Communicator | None = None,
 ) -> None:
-    """Write tensors by name. With `comm`, its first rank writes and all wait for it."""
+    """Write tensors by name. With `comm`, its rank 0 writes and all wait for it."""
     if comm is None:
         _write(Path(path), state)
         return
-    with prepared(comm, "save"):
+    with setup_together(comm, "save_checkpoint"):
         if comm.rank == 0:
             _write(Path(path), state)
 
 
-def _write(path: Path, state: Mapping[str, Tensor]) -> None:
-    header: dict[str, _Entry] = {}
-    end = 0
-    for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in _NAMES:
-            kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise BadArgument(f"save: {name} is {kind}; expected a tensor of numbers")
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = _Entry(_NAMES[tensor.dtype], list(tensor.shape), (begin, end))
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with beside.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in state.values():
-            flat = tensor.detach().contiguous().view(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a file, by name; read from the file as they are used."""
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a file, by name; memory-mapped, so read as they are used."""
+    library = _library()
     file = Path(path)
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise Corrupted(f"{path}: not a safetensors file, or cut short")
-        header = opened.read(length)
-    begins = 8 + length
-    raw = np.memmap(file, np.uint8, mode="c") if size else np.empty(0, np.uint8)
-    return {
-        name: _tensor(path, name, entry, raw[begins:])
-        for name, entry in _entries(path, header).items()
-    }
-
-
-def _entries(path: object, header: bytes) -> dict[str, _Entry]:
+    if not file.stat().st_size:
+        raise Corrupted(f"{path}: not a safetensors file: it is empty")
     try:
-        told = msgspec.json.decode(header, type=dict[str, Any])
-        told.pop("__metadata__", None)
-        return msgspec.convert(told, dict[str, _Entry])
-    except msgspec.MsgspecError as why:
-        raise Corrupted(f"{path}: its header cannot be read: {why}") from why
+        tensors: dict[str, Tensor] = library.torch.load_file(file)
+    except library.SafetensorError as error:
+        raise Corrupted(f"{path}: not a safetensors file: {error}") from error
+    return tensors
 
 
-def _tensor(path: object, name: str, entry: _Entry, raw: Any) -> Tensor:
-    begin, end = entry.data_offsets
-    dtype = _TYPES.get(entry.dtype)
-    if dtype is None:
-        raise BadArgument(f"{path}: {name} has the type {entry.dtype}, unknown here")
-    wanted = int(np.prod(entry.shape, dtype=np.int64)) * dtype.itemsize
-    if not 0 <= begin <= end <= raw.size or end - begin != wanted:
-        raise Corrupted(f"{path}: {name} does not lie where the header says")
-    part = torch.from_numpy(np.asarray(raw[begin:end]))
-    if begin % dtype.itemsize:  # torch wants elements where they belong
-        part = part.clone()
-    return part.view(dtype).view(entry.shape)
+def _write(path: Path, state: Mapping[str, Tensor]) -> None:
+    library = _library()
+    tensors = _without_overlaps({k: _checked(k, v) for k, v in state.items()})
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary.touch()
+    try:
+        mode = temporary.stat().st_mode  # the library makes files for the owner only
+        library.torch.save_file(tensors, temporary)
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except library.SafetensorError as error:
+        raise OSError(f"{path}: cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checked(name: str, tensor: object) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
+        kind = getattr(tensor, "dtype", type(tensor).__name__)
+        raise BadArgument(
+            f"save_checkpoint: {name} is {kind}; expected a tensor of numbers"
+        )
+    return tensor.detach().contiguous()
+
+
+def _without_overlaps(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same; tensors that share memory, as tied parameters do, are copied.
+
+    The library refuses them, since in a file they are separate.
+    """
+    end = 0
+    separate = dict(tensors)
+    for name in sorted(tensors, key=lambda name: tensors[name].data_ptr()):
+        tensor = tensors[name]
+        begin = tensor.data_ptr()
+        if begin < end and tensor.numel():
+            separate[name] = tensor.clone()
+        end = max(end, begin + tensor.nbytes)
+    return separate
+
+
+def _library() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("torch", "a checkpoint") from missing
+    return safetensors

@@ -1,116 +1,109 @@
-"""Where ranks have different parameters on purpose: a mark, set where they are cut.
+"""Which communicators a parameter is sharded over: a mark that the parameter carries.
 
-    parallelize    a shard of a layer's parameter     apart over tp
-    MoE            some of the experts                apart over ep
-    Pipeline       some of the layers                 apart over pp
-    FSDP, ZeRO     a piece of any of these            apart over dp as well
+    parallelize    a shard of a layer's parameter       sharded over tp
+    MoE            some of the experts                  sharded over ep
+    Pipeline       some of the layers                   sharded over pp
+    FSDP, ZeRO     a local shard of any of these        sharded over dp as well
 
-The mark says over which communicators a parameter is cut, in the order in which that
-was done. Whoever averages, broadcasts or counts parameters asks it, and needs to know
-nothing of the strategies that set it. What has no mark is the same on all ranks.
-
-Marks and hooks belong to parameters, so these must stay: `load_state_dict(assign=True)`
-puts others in their places and is refused.
+The mark lists the communicators in the order in which the parameter was sharded. Code
+that averages, broadcasts or counts parameters reads the mark and does not need to know
+the strategy that set it (`marking`). A parameter without a mark is the same on all
+ranks.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from unisono.errors import BadArgument, UsageError
+from unisono.errors import BadArgument
 from unisono.runtime.communicator import Communicator
 
 
-class Apart(NamedTuple):
-    """One cut: among whom, and whether the gradients need no averaging by others."""
+class ShardedOver(NamedTuple):
+    """Each rank of `comm` has a different shard of the parameter.
+
+    `averaged`: the strategy that sharded it also averages its gradient, so others must
+    not.
+    """
 
     comm: Communicator
     averaged: bool = False
 
-    def common(self, comm: Communicator) -> int:
-        """How many ranks of `comm` have different parts by this cut; 1 is as none."""
+    def common_ranks(self, comm: Communicator) -> int:
+        """How many ranks of `comm` have different shards; 1 if none of them do."""
         return max(1, len(set(self.comm.world_ranks) & set(comm.world_ranks)))
 
 
-def cuts_of(param: Tensor) -> tuple[Apart, ...]:
-    """How a parameter was cut, one after the other; nothing if it is whole."""
-    cuts: tuple[Apart, ...] = getattr(param, "unisono_cuts", ())
-    return cuts
+def placements_of(param: Tensor) -> tuple[ShardedOver, ...]:
+    """How a parameter was sharded, in order; empty if it was not."""
+    placements: tuple[ShardedOver, ...] = getattr(param, "unisono_placements", ())
+    return placements
 
 
-def keep_apart(
-    param: nn.Parameter,
-    comm: Communicator,
-    *,
-    of: Tensor | None = None,
-    averaged: bool = False,
-) -> nn.Parameter:
-    """Mark that each rank of `comm` has a part of its own here; `of` one cut before.
-
-    `averaged`: its gradient is made that of the mean of all losses where it was cut.
-    """
-    from unisono.parallel.common.scaling import (
-        make_scalers_agree,  # which reads the marks
-    )
-
-    make_scalers_agree()
-    before = cuts_of(param if of is None else of)
-    param.unisono_cuts = (*before, Apart(comm, averaged))  # type: ignore[attr-defined]
-    return param
+def is_sharded(param: Tensor, comm: Communicator) -> bool:
+    """Whether ranks of `comm` have different shards of the parameter."""
+    return shard_count(param, comm) > 1
 
 
-def is_apart(param: Tensor, comm: Communicator) -> bool:
-    """Whether ranks of `comm` have different parameters here, on purpose."""
-    return parts_in(param, comm) > 1
-
-
-def parts_in(param: Tensor, comm: Communicator) -> int:
-    """How many different parts of the parameter the ranks of `comm` have."""
-    parts = 1
-    for cut in cuts_of(param):
-        parts *= cut.common(comm)
-    return min(parts, comm.world_size)
+def shard_count(param: Tensor, comm: Communicator) -> int:
+    """How many different shards of the parameter the ranks of `comm` have."""
+    count = 1
+    for placement in placements_of(param):
+        count *= placement.common_ranks(comm)
+    return min(count, comm.world_size)
 
 
 def refuse_unaveraged(
     named: list[tuple[str, nn.Parameter]], comm: Communicator, where: str
 ) -> None:
-    """Who averages over `comm` cannot leave out what nobody else averages."""
+    """Raise if ranks of `comm` have shards whose gradients no strategy averages."""
     for name, param in named:
-        for cut in cuts_of(param):
-            if cut.common(comm) > 1 and not cut.averaged:
+        for placement in placements_of(param):
+            if placement.common_ranks(comm) > 1 and not placement.averaged:
                 raise BadArgument(
-                    f"{where}: ranks {list(cut.comm.world_ranks)} have a shard of "
-                    f'{name} each; use ranks that have the same, as mesh["dp"]'
+                    f"{where}: ranks {list(placement.comm.world_ranks)} have different "
+                    f"shards of {name}; use a communicator of ranks that have the same "
+                    'parameters, as mesh["dp"]'
                 )
 
 
-def keep_parameters(module: nn.Module, where: str) -> None:
-    """From now on refuse to load other parameters into the places of the module's."""
-    for part in module.modules():
-        part.register_load_state_dict_pre_hook(partial(_refuse_assign, where))
+def sharded_axes(
+    params: Sequence[Tensor],
+    comm: Communicator | None = None,
+    where: str = "clip_grad_norm_",
+) -> list[Communicator]:
+    """The communicators to reduce over, in order, for a value of the whole model.
+
+    Axes that were sharded first come first, and `comm` is last: the stages of a
+    pipeline may differ in how their layers are sharded, but not in what comes after.
+    """
+    position: dict[Communicator, int] = {}
+    for param in params:
+        for i, placement in enumerate(placements_of(param)):
+            position[placement.comm] = max(i, position.get(placement.comm, 0))
+    axes = sorted(position, key=lambda axis: position[axis])
+    if comm is not None:
+        axes = [*(axis for axis in axes if axis is not comm), comm]
+    kept: list[Communicator] = []
+    for axis in sorted(axes, key=lambda axis: -axis.world_size):
+        if not any(_within(axis, other, where) for other in kept):
+            kept.append(axis)
+    return [axis for axis in axes if axis in kept and axis.world_size > 1]
 
 
-def _refuse_assign(
-    where: str,
-    module: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: dict[str, Any],
-    *_: Any,
-) -> None:
-    """Before a module takes its state: the values may change, not the parameters."""
-    if metadata.get("assign_to_params_buffers", False):
-        refuse_assign(where)
-
-
-def refuse_assign(where: str) -> None:
-    """The error for load_state_dict(assign=True)."""
-    raise UsageError(
-        f"load_state_dict(assign=True): {where} knows the parameters that the module "
-        "has, and others would be cut, averaged and clipped by nobody; leave assign "
-        f"out, which copies the values, or load the state before {where}"
-    )
+def _within(axis: Communicator, other: Communicator, where: str) -> bool:
+    """Whether a reduction over `other` includes the one over `axis`."""
+    mine, theirs = set(axis.world_ranks), set(other.world_ranks)
+    if mine <= theirs:
+        return True
+    if len(mine & theirs) > 1:
+        raise BadArgument(
+            f"{where}: parameters are sharded over ranks {sorted(mine)} and over "
+            f"{sorted(theirs)}, which overlap; give the communicator of all ranks of "
+            "the mesh as comm= to unisono.parallel.clip_grad_norm_, and to a scaler "
+            "as the optimizer's attribute comm"
+        )
+    return False

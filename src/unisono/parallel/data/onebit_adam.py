@@ -1,23 +1,23 @@
-"""1-bit Adam: momentum travels as signs, once the variance has settled.
+"""1-bit Adam: momentum is sent as signs, once the variance is stable.
 
     optimizer = OneBitAdam(model, comm, lr=1e-3, warmup=100)
     loss(model(x), y).backward(); optimizer.step(); optimizer.zero_grad()
 
 Adam divides by the root of the variance, so it is not linear in the gradients, and
-error feedback on gradients does not carry over to it. But the variance changes little
-after a while. So there are two phases:
+error feedback on gradients does not carry over to it. But after a while the variance
+changes little. So there are two phases:
 
-    warm-up   Adam as ever, with the mean of all ranks' gradients
-    signs     the variance stays as it is; each rank adds its own gradient to the
-              momentum, and it is the momentum that all ranks average, as signs and a
-              scale for each block, remembered at both ends (`runtime.remembered`)
+    warm-up   Adam, with the mean of all ranks' gradients
+    signs     the variance is constant; each rank adds its own gradient to the momentum,
+              and the ranks average the momentum, as signs and a scale for each block,
+              with error feedback at both ends (`CodedSum`)
 
     sent per step   2(n-1)/n of the parameters at first, then about a 26th of that
 
-An element that had no gradient in warm-up has no variance to divide by: it is left
-alone afterwards. One that had hardly any would be thrown about, since its block's signs
-are as large for it as for its neighbours; so roots of variances are at least `floor` of
-the root of their mean in the parameter.
+An element that had no gradient in warm-up has no variance to divide by: it is not
+updated afterwards. One with a very small variance would get steps that are too large,
+since its block's scale applies to it, too; so roots of variances are at least `floor`
+times the root mean square of those in the parameter.
 
 Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's
 convergence speed" (2021).
@@ -33,20 +33,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.flat import same_start, trainable, views
-from unisono.parallel.common.placement import keep_parameters
+from unisono.parallel.common.flat import views
+from unisono.parallel.common.marking import forbid_assign
+from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
+from unisono.parallel.common.optimizers import refuse_closure
 from unisono.parallel.common.scaling import make_scalers_agree
-from unisono.parallel.data.compression import load_memory, memory_of, summing
-from unisono.parallel.sharded.local_shard import refuse_closure
+from unisono.parallel.data.compression import (
+    compressed_sum,
+    feedback_state,
+    load_feedback_state,
+)
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.stages import Staged
 
 
 class OneBitAdam(Optimizer):
-    """AdamW over the ranks of `comm`, of which little is sent after `warmup` steps.
+    """AdamW over the ranks of `comm`, which sends signs after `warmup` steps.
 
-    It takes the place of a strategy: the module is used as it is, and gradients meet in
-    `step`. `codec` is any dense codec; the name is that of the usual one.
+    It is a strategy by itself: the module is used as it is, and `step` averages over
+    the ranks. `codec` may be any dense codec; the default gives the method its name.
     """
 
     def __init__(
@@ -62,8 +67,8 @@ class OneBitAdam(Optimizer):
         floor: float = 0.1,
         codec: str = "onebit",
     ) -> None:
-        """Begin with the first rank's parameters; all ranks together."""
-        named = trainable(module, "OneBitAdam")
+        """Begin with rank 0's parameters; a collective call."""
+        named = trainable_parameters(module, "OneBitAdam")
         if warmup < 1:
             raise BadArgument(
                 f"OneBitAdam: warmup = {warmup}: expected 1 step at least, since the "
@@ -74,14 +79,14 @@ class OneBitAdam(Optimizer):
                 raise BadArgument(
                     f"OneBitAdam: {name} is {param.dtype}; expected float32 parameters"
                 )
-        same_start(comm, module, "OneBitAdam")
-        keep_parameters(module, "OneBitAdam")
-        told = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__([p for _, p in named], told)
-        make_scalers_agree()  # on each rank's own gradients, over this:
+        sync_module_state(comm, module, "OneBitAdam")
+        forbid_assign(module, "OneBitAdam")
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__([p for _, p in named], defaults)
+        make_scalers_agree()  # gradients differ between ranks: over `comm`
         self.comm, self.warmup, self.floor = comm, warmup, floor
         self._params = [p for _, p in named]
-        self._sum = summing(
+        self._sum = compressed_sum(
             comm, f"{codec}+feedback", [tuple(p.shape) for p in self._params]
         )
         self.steps = 0
@@ -112,7 +117,7 @@ class OneBitAdam(Optimizer):
             param.sub_(part, alpha=group["lr"])
 
     def _gradients(self) -> Tensor:
-        """This rank's own, in one tensor; zeros where there are none."""
+        """This rank's gradients in one tensor; zeros where there are none."""
         flat = torch.zeros(self._sum.count)
         for param, part in zip(self._params, views(flat, self._params), strict=True):
             if param.grad is not None:
@@ -120,14 +125,14 @@ class OneBitAdam(Optimizer):
         return flat
 
     def _average(self, root: Tensor) -> None:
-        """The mean of all ranks' momenta, as signs have it."""
+        """Average the momentum over the ranks, with the codec."""
         x = self.momentum.numpy()
         Staged(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
         self.momentum /= self.comm.world_size
         self.momentum.masked_fill_(root == 0, 0.0)
 
     def _frozen(self, second: float) -> Tensor:
-        """The roots of the variances as warm-up has left them, none of them tiny."""
+        """The roots of the variances after warm-up, with a lower bound."""
         if self._root is None:
             at_end = self.variance / (1 - second**self.warmup)
             self._root = at_end.sqrt()
@@ -140,14 +145,14 @@ class OneBitAdam(Optimizer):
         """This rank's state: each rank saves its own. Tensors by name, and options."""
         group = {k: v for k, v in self.param_groups[0].items() if k != "params"}
         tensors = {"momentum": self.momentum.clone(), "variance": self.variance.clone()}
-        tensors |= memory_of(self.comm, {0: self._sum})
+        tensors |= feedback_state(self.comm, {0: self._sum})
         return {"steps": self.steps, "options": group, "tensors": tensors}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where this rank was when it saved its state."""
+        """Load the state that this rank has saved."""
         tensors = dict(state_dict["tensors"])
         momentum, variance = tensors.pop("momentum"), tensors.pop("variance")
-        load_memory(self.comm, {0: self._sum}, tensors)
+        load_feedback_state(self.comm, {0: self._sum}, tensors)
         self.momentum.copy_(momentum)
         self.variance.copy_(variance)
         self.steps, self._root = state_dict["steps"], None

@@ -1,9 +1,9 @@
-"""Batch norm over the batch of all ranks, as if it lay on one.
+"""Batch norm over the batch of all ranks, as if it were on one rank.
 
-Mean and variance are those of everything that any rank holds in this step. In two
-passes, since the difference of large squares loses digits: first the sum and the
-number of elements, then the sum of squares about the common mean. Ranks may have
-batches of different sizes, also none.
+Mean and variance are those of all ranks' inputs in this step. They are computed in two
+passes, since the difference of large squares loses digits: first the sum and the number
+of elements, then the sum of squares about the common mean. Ranks may have batches of
+different sizes, also empty ones.
 
     forward    all_reduce of C + 1 numbers, then of C
     backward   all_reduce of 2C: the mean gradient, and its product with the input
@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.agreement import heard
+from unisono.parallel.common.agreement import fail_together
 from unisono.runtime.communicator import Communicator
 
 
@@ -34,13 +34,14 @@ class _Normalise(Function):
         wide = x.detach().float() if x.dtype.itemsize < 4 else x.detach()
         channels = x.shape[1]
         number = wide.new_tensor([wide.numel() // channels])
-        told = comm.all_reduce(torch.cat([wide.sum(dims), number]), label="mean")
-        count = told[-1]
-        mean = told[:-1] / count
-        about = wide - _along(mean, x)
-        var = comm.all_reduce((about * about).sum(dims), label="variance") / count
+        sums = comm.all_reduce(torch.cat([wide.sum(dims), number]), label="mean")
+        count = sums[-1]
+        mean = sums[:-1] / count
+        centered = wide - _along(mean, x)
+        squares = (centered * centered).sum(dims)
+        var = comm.all_reduce(squares, label="variance") / count
         scale = torch.rsqrt(var + eps)
-        normal = about * _along(scale, x)
+        normal = centered * _along(scale, x)
         ctx.save_for_backward(normal, scale, count)
         ctx.comm, ctx.dims = comm, dims
         ctx.mark_non_differentiable(mean, var, count)
@@ -69,13 +70,13 @@ class SyncBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
     ) -> None:
-        """As torch's, and a communicator."""
+        """The arguments of torch's class, and a communicator."""
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.comm = comm
 
     @classmethod
     def convert(cls, module: nn.Module, comm: Communicator) -> nn.Module:
-        """The module with every batch norm in it replaced, weights and all."""
+        """The module with every batch norm in it replaced; weights are kept."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             made = cls(
                 module.num_features,
@@ -104,11 +105,11 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise; in evaluation, with the running statistics, nothing is sent."""
         if not self.training and self.running_mean is not None:
             return super().forward(input)
-        with heard(self.comm, "an error: batch norm's input"):
+        with fail_together(self.comm, "an error: batch norm's input"):
             self._check_input_dim(input)
         normal, mean, var, count = _Normalise.apply(input, self.eps, self.comm)
         if self.training and self.running_mean is not None:
-            self._remember(mean, var, float(count))
+            self._update_running_stats(mean, var, float(count))
         if self.affine:
             weight, bias = _along(self.weight, input), _along(self.bias, input)
             normal = normal * weight + bias
@@ -116,18 +117,18 @@ class SyncBatchNorm(_BatchNorm):
         return made
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor, count: float) -> None:
-        """Move the running statistics; the variance there is the unbiased one."""
+    def _update_running_stats(self, mean: Tensor, var: Tensor, count: float) -> None:
+        """Update the running statistics, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = self.momentum
-        if share is None:
-            share = 1.0 / float(self.num_batches_tracked)
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1.0 / float(self.num_batches_tracked)
         unbiased = var * (count / max(count - 1.0, 1.0))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:

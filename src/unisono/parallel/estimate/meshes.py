@@ -1,17 +1,17 @@
-"""What a step needs and sends on a mesh: the axes' formulas, put together.
+"""Memory and traffic of a training step on a mesh: the formulas of all axes combined.
 
     dp   replicas, each with 1/dp of the batch
     tp   1/tp of every layer                       activations are summed, in each pair
     pp   a run of the layers                       activations go to the neighbours
-    cp   1/cp of the sequence                      keys and values go round
-    ep   1/ep of the experts, and of the batch     tokens go to their experts and back
+    cp   1/cp of the sequence                      keys and values are sent around
+    ep   1/ep of the experts, and of the batch     tokens are sent to experts and back
 
-A rank has the part of the model that tp and pp leave it, and of the batch what dp, ep
-and cp leave it. The ranks that have the same part of the model average its gradients,
-dp · cp · ep of them: as DDP does, or ZeRO, or FSDP. Only DDP is offered where one of
-the others does not compose (a pipeline, experts). Experts are not cut by tp.
+A rank has the part of the model that tp and pp give it, and of the batch the part that
+dp, ep and cp give it. The dp · cp · ep ranks with the same part of the model average
+its gradients: as DDP does, or ZeRO, or FSDP. Only DDP is offered where the others
+cannot be combined (a pipeline, experts). Experts are not sharded by tp.
 
-The formulas are those of `estimate`, and the tests hold both against ranks at work.
+The formulas are those of `strategies`; the tests compare both with what ranks do.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 
 from unisono.errors import BadArgument, whole_number
+from unisono.models import KEPT_BETWEEN, ModelShape
 from unisono.parallel.estimate.strategies import (
-    INNER,
-    WHOLE,
     Estimate,
-    Model,
     Setting,
     all_gather,
     all_reduce,
-    cut_block,
-    sharded,
+    data_parallel,
+    kept_in_block,
+    sharded_block,
     stage,
 )
 
@@ -39,7 +38,7 @@ MOST_IDLE = 0.25
 
 @dataclass(frozen=True)
 class Axes:
-    """How many ranks each axis has."""
+    """The number of ranks of each axis."""
 
     dp: int = 1
     tp: int = 1
@@ -48,7 +47,7 @@ class Axes:
     ep: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse sizes below one."""
         for name, size in asdict(self).items():
             if whole_number(f"mesh: {name}", size) < 1:
                 raise BadArgument(f"mesh: {name} = {size}: at least one")
@@ -59,56 +58,59 @@ class Axes:
         return prod(asdict(self).values())
 
     @property
-    def alike(self) -> int:
-        """How many ranks have the same part of the model, experts aside."""
+    def replicas(self) -> int:
+        """How many ranks have the same part of the model, without experts."""
         return self.dp * self.cp * self.ep
 
     def __str__(self) -> str:
-        """As it is written: dp=2,tp=4."""
-        said = [f"{name}={size}" for name, size in asdict(self).items() if size > 1]
-        return ",".join(said) or "dp=1"
+        """As users write it: dp=2,tp=4."""
+        sizes = [f"{name}={size}" for name, size in asdict(self).items() if size > 1]
+        return ",".join(sizes) or "dp=1"
 
 
-def on_mesh(model: Model, at: Setting, axes: Axes) -> Iterator[Estimate]:
-    """What a rank needs and sends there, for each way to keep what replicas share."""
+def on_mesh(model: ModelShape, at: Setting, axes: Axes) -> Iterator[Estimate]:
+    """What a rank needs and sends there, with ddp, zero and fsdp among replicas."""
     if problem := misfit(model, at, axes):
         raise BadArgument(f"mesh {axes}: {problem}")
     layers = ceil(model.layers / axes.pp)
     along, calls = _along(model, at, axes, layers)
     shared = at.itemsize * stage(model, layers, axes.pp, axes.tp)
-    experts = at.itemsize * layers * model.experts * model.expert / axes.ep
-    a, m = _share(model, at, axes), microbatches(at, axes)
-    flying = min(m, axes.pp) / m if axes.pp > 1 else 1.0
-    kept = layers * _kept(model, axes) * a * flying
-    block = at.itemsize * cut_block(model, axes.tp)
+    experts = at.itemsize * layers * model.experts * model.mlp / axes.ep
+    a, m = _activation(model, at, axes), microbatches(at, axes)
+    in_flight = min(m, axes.pp) / m if axes.pp > 1 else 1.0
+    kept = layers * _kept(model, axes) * a * in_flight
+    block = at.itemsize * sharded_block(model, axes.tp)
     k = at.optimizer
-    among = axes.dp * axes.cp  # who has the same experts
-    for way in sharded(shared, at, axes.alike, block, layers, kept):
-        if way.strategy != "ddp" and (axes.pp > 1 or model.experts):
+    same_experts = axes.dp * axes.cp
+    for estimate in data_parallel(shared, at, axes.replicas, block, layers, kept):
+        if estimate.strategy != "ddp" and (axes.pp > 1 or model.experts):
             return
-        sent = {"average": way.sent + all_reduce(among, experts), **along}
+        sent = {"average": estimate.sent + all_reduce(same_experts, experts), **along}
         yield replace(
-            way,
-            parameters=way.parameters + experts,
-            gradients=way.gradients + experts,
-            optimizer=way.optimizer + k * experts,
+            estimate,
+            parameters=estimate.parameters + experts,
+            gradients=estimate.gradients + experts,
+            optimizer=estimate.optimizer + k * experts,
             sent=sum(sent.values()),
-            calls=way.calls + calls,
+            calls=estimate.calls + calls,
             axes={axis: value for axis, value in sent.items() if value},
         )
 
 
-def misfit(model: Model, at: Setting, axes: Axes) -> str:
+def misfit(model: ModelShape, at: Setting, axes: Axes) -> str:
     """Why the model cannot be trained on such a mesh; empty if it can."""
-    shaped = model.width and at.length
+    shaped = model.hidden and at.length
     problems = {
         f"it has {axes.n} ranks, there are {at.n}": axes.n != at.n,
-        f"tp and cp need the shape of {model.name}, as in gpt:layers=12,width=768": (
+        f"tp and cp need the shape of {model.name}, as in gpt:layers=12,hidden=768": (
             not shaped and axes.tp * axes.cp > 1
         ),
-        f"the width {model.width} cannot be divided by tp": model.width % axes.tp,
+        f"hidden = {model.hidden} cannot be divided by tp": model.hidden % axes.tp,
+        f"the width of keys, {_kv_width(model)}, cannot be divided by tp": (
+            _kv_width(model) % axes.tp
+        ),
         f"{model.layers} layers are too few for pp": model.layers < axes.pp,
-        f"{at.length} tokens cannot be cut in 2 cp blocks": (
+        f"{at.length} tokens cannot be divided into 2 cp blocks": (
             axes.cp > 1 and at.length % (2 * axes.cp)
         ),
         f"a batch of {at.batch} cannot be divided by dp and ep": (
@@ -120,12 +122,12 @@ def misfit(model: Model, at: Setting, axes: Axes) -> str:
         f"{model.experts} experts cannot be divided by ep": (
             axes.ep > 1 and (not model.experts or model.experts % axes.ep)
         ),
-        "experts are not cut by tp": model.experts and axes.tp > 1,
+        "experts are not sharded by tp": model.experts and axes.tp > 1,
     }
-    return next((told for told, wrong in problems.items() if wrong), "")
+    return next((problem for problem, wrong in problems.items() if wrong), "")
 
 
-def meshes(model: Model, at: Setting) -> Iterator[Axes]:
+def meshes(model: ModelShape, at: Setting) -> Iterator[Axes]:
     """Every mesh of n ranks that the model fits on."""
     for tp in _divisors(at.n):
         for pp in _divisors(at.n // tp):
@@ -136,31 +138,33 @@ def meshes(model: Model, at: Setting) -> Iterator[Axes]:
                         yield axes
 
 
-def best_mesh(model: Model, at: Setting, memory: float) -> tuple[Axes, Estimate] | None:
-    """Of those that need no more than this, the one on which a rank sends least.
+def best_mesh(
+    model: ModelShape, at: Setting, memory: float
+) -> tuple[Axes, Estimate] | None:
+    """Of meshes that need no more than this, the one on which a rank sends least.
 
     Pipelines that idle for more than a quarter of the time are left out.
     """
     fitting = [
-        (way.sent, sum(size > 1 for size in asdict(axes).values()), axes, way)
+        (estimate.sent, _axes_used(axes), axes, estimate)
         for axes in meshes(model, at)
         if idle(at, axes) <= MOST_IDLE
-        for way in on_mesh(model, at, axes)
-        if way.memory <= memory
+        for estimate in on_mesh(model, at, axes)
+        if estimate.memory <= memory
     ]
     if not fitting:
         return None
-    *_, axes, way = min(fitting, key=lambda found: found[:2])
-    return axes, way
+    *_, axes, estimate = min(fitting, key=lambda candidate: candidate[:2])
+    return axes, estimate
 
 
 def microbatches(at: Setting, axes: Axes) -> int:
-    """Into how many a pipeline cuts its batch."""
+    """The number of micro-batches of a pipeline."""
     return at.microbatches or min(4 * axes.pp, _rows(at, axes))
 
 
 def idle(at: Setting, axes: Axes) -> float:
-    """The share of the time in which a stage of the pipeline waits."""
+    """The part of the time in which a stage of the pipeline waits."""
     m = microbatches(at, axes)
     return (axes.pp - 1) / (m + axes.pp - 1)
 
@@ -170,27 +174,37 @@ def _rows(at: Setting, axes: Axes) -> int:
     return at.batch // (axes.dp * axes.ep)
 
 
-def _share(model: Model, at: Setting, axes: Axes) -> float:
-    """Bytes of one activation of what a rank has of the batch."""
-    return _rows(at, axes) * at.length / axes.cp * model.width * at.itemsize
+def _activation(model: ModelShape, at: Setting, axes: Axes) -> float:
+    """Bytes of one activation of a rank's part of the batch."""
+    return _rows(at, axes) * at.length / axes.cp * model.hidden * at.itemsize
 
 
-def _kept(model: Model, axes: Axes) -> float:
-    return model.kept if axes.tp == 1 else WHOLE + INNER / axes.tp
+def _kept(model: ModelShape, axes: Axes) -> float:
+    if axes.tp == 1:
+        return kept_in_block(model)
+    return KEPT_BETWEEN + model.kept_inside / axes.tp
+
+
+def _kv_width(model: ModelShape) -> int:
+    return model.kv_width if model.hidden else 0
+
+
+def _axes_used(axes: Axes) -> int:
+    return sum(size > 1 for size in asdict(axes).values())
 
 
 def _along(
-    model: Model, at: Setting, axes: Axes, layers: int
+    model: ModelShape, at: Setting, axes: Axes, layers: int
 ) -> tuple[dict[str, float], int]:
-    """What activations cost on each axis, on the busiest rank; and in how many calls.
+    """Bytes of activations sent on each axis by the busiest rank, and the calls.
 
-    That is one of the last stage for tp, one in the middle for pp.
+    That is a rank of the last stage for tp, one in the middle for pp.
     """
-    a, sent, calls = _share(model, at, axes), {}, 0
+    a, sent, calls = _activation(model, at, axes), {}, 0
     turns = microbatches(at, axes) if axes.pp > 1 else 1
     if axes.tp > 1:
         sums = 4 * layers + (2 if axes.pp == 1 else 1)
-        loss = all_reduce(axes.tp, 3 * a / model.width)
+        loss = all_reduce(axes.tp, 3 * a / model.hidden)
         sent["tp"] = sums * all_reduce(axes.tp, a) + loss
         calls += (sums + 2) * turns
     if axes.pp > 1:

@@ -1,25 +1,26 @@
-"""Context parallelism: attention over a sequence of which each rank has a shard.
+"""Context parallelism: attention over a sequence that is sharded over the ranks.
 
-Everything in a transformer but attention works on each token by itself, so each rank
-can keep 1/n of the tokens. In attention every query meets every key; two ways to that:
+Everything in a transformer but attention treats each token by itself, so each rank can
+keep 1/n of the tokens. In attention every query needs every key. Two methods:
 
-    ring_attention         keys and values travel the ring, from rank to rank; each
-                           rank's queries meet them as they come, and the softmax is
-                           combined on the way. Any number of heads.
-    all_to_all_attention   tokens for heads: each rank gets the whole sequence of h/n
-                           heads, attends, and sends it back (Ulysses).
+    ring_attention         keys and values are sent around the ring; each rank computes
+                           with its queries and the keys at hand, and combines the
+                           partial softmaxes. Any number of heads.
+    all_to_all_attention   each rank gets the whole sequence of h/n heads, computes, and
+                           sends the result back (Ulysses).
 
-Causal attention skips keys that come after the queries. Had rank r the r-th run of
-tokens, the last rank would work n times as much as the first. So the sequence is cut
-into 2n blocks, and a rank has one from the front and one from the back ("balanced"):
+Causal attention skips keys that come after the queries. If rank r had the r-th run of
+tokens, the last rank would compute n times as much as the first. So the sequence is
+split into 2n blocks, and a rank has one from the front and one from the back
+("balanced"):
 
     n = 3:   0 1 2 3 4 5       rank 0: 0 5    rank 1: 1 4    rank 2: 2 3
 
-`shard_sequence` cuts so, and `positions` tells which tokens a rank has.
+`shard_sequence` shards so, and `positions` tells which tokens a rank has.
 
     sent per rank (KV: bytes of this rank's keys and values; X: of its queries)
-    ring         forward (n-1) KV,         backward (2n-1) KV: they travel again, and
-                                           their gradients with them and home
+    ring         forward (n-1) KV,         backward (2n-1) KV: keys and values again,
+                                           and their gradients, back to their rank
     all_to_all   (n-1)/n of 2X + KV in each direction
 
 Liu, Zaharia, Abbeel, "Ring attention with blockwise transformers" (2023); Brandon et
@@ -39,49 +40,10 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import agree, heard, prepared
-from unisono.parallel.model.sharded_layer import shared_out
+from unisono.parallel.common.agreement import check_same, fail_together, setup_together
+from unisono.parallel.common.shard_math import divide_evenly
+from unisono.parallel.model.context_shards import blocks, token_order
 from unisono.runtime.communicator import Communicator
-
-# --- who has which tokens
-
-
-def blocks(rank: int, n: int, balanced: bool = True) -> tuple[int, ...]:
-    """The blocks of the sequence that a rank has, in its order."""
-    return (rank, 2 * n - 1 - rank) if balanced else (rank,)
-
-
-def positions(length: int, comm: Communicator, *, balanced: bool = True) -> Tensor:
-    """Which tokens of a sequence of this length this rank has, in its order."""
-    n = comm.world_size
-    count = (2 if balanced else 1) * n
-    size = shared_out("context: the sequence's length", length, count)
-    mine = blocks(comm.rank, n, balanced)
-    return torch.cat([torch.arange(size) + size * block for block in mine])
-
-
-def shard_sequence(
-    x: Tensor, comm: Communicator, *, dim: int = 1, balanced: bool = True
-) -> Tensor:
-    """This rank's tokens of a whole sequence that all have; nothing is sent."""
-    return x.index_select(dim, positions(x.shape[dim], comm, balanced=balanced))
-
-
-def whole_sequence(
-    x: Tensor, comm: Communicator, *, dim: int = 1, balanced: bool = True
-) -> Tensor:
-    """All ranks' tokens in the order of the sequence, for the same use on all."""
-    whole = functions.gather_from(x, comm, dim, label="whole_sequence")
-    return whole.index_select(dim, _order(whole.shape[dim], comm.world_size, balanced))
-
-
-def _order(length: int, n: int, balanced: bool) -> Tensor:
-    """Where each token of the sequence lies, if all ranks' shards are joined."""
-    held = [block for rank in range(n) for block in blocks(rank, n, balanced)]
-    size = length // len(held)
-    starts = torch.tensor(held).argsort() * size
-    return (starts.unsqueeze(1) + torch.arange(size)).reshape(-1)
-
 
 # --- the ring
 
@@ -98,16 +60,16 @@ def ring_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks: (..., t, d).
 
-    `balanced` tells how the sequence was cut; it matters to causal attention only.
+    `balanced` is how the sequence was sharded; it matters to causal attention only.
     """
-    with heard(comm, "an error: attention's input"):
-        _fit("ring_attention", q, k, v, 2 if balanced and causal else 1)
+    with fail_together(comm, "an error: attention's input"):
+        _check_shapes("ring_attention", q, k, v, 2 if balanced and causal else 1)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    made: Tensor = _Ring.apply(q, k, v, comm, causal, balanced, scale)
-    return made
+    out: Tensor = _RingAttention.apply(q, k, v, comm, causal, balanced, scale)
+    return out
 
 
-class _Ring(Function):
+class _RingAttention(Function):
     """Forward keeps the result and one number per query: the log of its sum."""
 
     @staticmethod
@@ -121,13 +83,13 @@ class _Ring(Function):
         balanced: bool,
         scale: float,
     ) -> Tensor:
-        ring = _Travel(comm, causal, balanced, "forward", q)
+        ring = _KeyValueRing(comm, causal, balanced, "forward", q)
         q, k, v = (x.detach() for x in (q, k, v))
         queries, out = _wide(q), torch.zeros_like(_wide(q))
         log_sum = out.new_full(q.shape[:-1], -torch.inf)
-        for pair, src in ring.visits(torch.stack([k, v])):
+        for pair, src in ring.rounds(torch.stack([k, v])):
             keys, values = _wide(pair)
-            for here, there, diagonal in ring.pairs(src, q.shape[-2]):
+            for here, there, diagonal in ring.block_pairs(src, q.shape[-2]):
                 query, key = queries[..., here, :], keys[..., there, :]
                 scores = _scores(query, key, scale, diagonal)
                 part = torch.logsumexp(scores, -1)
@@ -139,22 +101,22 @@ class _Ring(Function):
                 log_sum[..., here] = new
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, log_sum)
-        ctx.told = comm, causal, balanced, scale
+        ctx.arguments = comm, causal, balanced, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, out, log_sum = ctx.saved_tensors
-        comm, causal, balanced, scale = ctx.told
-        ring = _Travel(comm, causal, balanced, "backward", q)
+        comm, causal, balanced, scale = ctx.arguments
+        ring = _KeyValueRing(comm, causal, balanced, "backward", q)
         grad, queries = _wide(grads[0]), _wide(q)
         shift = (grad * out).sum(-1, keepdim=True)
         dq = torch.zeros_like(queries)
-        bag = queries.new_zeros(2, *k.shape)
-        for pair, src in ring.visits(torch.stack([k, v])):
+        kv_grads = queries.new_zeros(2, *k.shape)
+        for pair, src in ring.rounds(torch.stack([k, v])):
             keys, values = _wide(pair)
-            dk, dv = bag
-            for here, there, diagonal in ring.pairs(src, q.shape[-2]):
+            dk, dv = kv_grads
+            for here, there, diagonal in ring.block_pairs(src, q.shape[-2]):
                 query, key = queries[..., here, :], keys[..., there, :]
                 up = grad[..., here, :]
                 scores = _scores(query, key, scale, diagonal)
@@ -164,8 +126,9 @@ class _Ring(Function):
                 tilt = weights * tilt * scale
                 dq[..., here, :] += tilt @ key
                 dk[..., there, :] += tilt.mT @ query
-            bag = ring.hand_on(bag)
-        return dq.to(q.dtype), bag[0].to(k.dtype), bag[1].to(v.dtype), *[None] * 4
+            kv_grads = ring.send_on(kv_grads)
+        dk, dv = kv_grads
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *[None] * 4
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, diagonal: bool) -> Tensor:
@@ -178,57 +141,63 @@ def _scores(q: Tensor, k: Tensor, scale: float, diagonal: bool) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """What travels may be of 16 bits; what is added up has 32 at least."""
+    """At least 32 bits for sums; tensors are sent in their own type."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
-class _Travel:
-    """One round of keys and values: what comes from the left goes on to the right."""
+class _KeyValueRing:
+    """Keys and values of all ranks in turn: from the left, on to the right."""
 
     def __init__(
-        self, comm: Communicator, causal: bool, balanced: bool, way: str, q: Tensor
+        self,
+        comm: Communicator,
+        causal: bool,
+        balanced: bool,
+        direction: str,
+        q: Tensor,
     ) -> None:
         self.comm, self.causal, self.balanced = comm, causal, balanced
-        cut = "balanced" if balanced else "in runs"
-        how = f"causal, {cut}" if causal else "to all keys"
-        # Before anything travels: a rank that is ahead, or has another shape, is named.
-        agree(comm, "ring_attention", [f"{way}: {q.dtype}{list(q.shape)}, {how}"])
+        sharding = "balanced" if balanced else "contiguous"
+        masking = f"causal, {sharding}" if causal else "not causal"
+        # Before anything is sent: a rank that is ahead, or has another shape, is named.
+        settings = f"{direction}: {q.dtype}{list(q.shape)}, {masking}"
+        check_same(comm, "ring_attention", [settings])
         n = comm.world_size
         self.left, self.right = (comm.rank - 1) % n, (comm.rank + 1) % n
 
-    def visits(self, mine: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Every rank's keys and values, this rank's first, and whose they are.
+    def rounds(self, mine: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Every rank's keys and values, this rank's first, and the rank they are from.
 
-        The next ones are under way while those at hand are used.
+        The next ones are transferred while the current ones are used.
         """
         n, rank = self.comm.world_size, self.comm.rank
-        at_hand = mine.contiguous()
+        current = mine.contiguous()
         for hop in range(n):
-            works, coming = [], at_hand
+            works, following = [], current
             if hop < n - 1:
-                coming = torch.empty_like(at_hand)
+                following = torch.empty_like(current)
                 works = [
-                    self.comm.recv(coming, self.left, tag=hop, async_op=True),
-                    self.comm.send(at_hand, self.right, tag=hop, async_op=True),
+                    self.comm.recv(following, self.left, tag=hop, async_op=True),
+                    self.comm.send(current, self.right, tag=hop, async_op=True),
                 ]
-            yield at_hand, (rank - hop) % n
+            yield current, (rank - hop) % n
             for work in works:
                 work.wait()
-            at_hand = coming
+            current = following
 
-    def hand_on(self, bag: Tensor) -> Tensor:
-        """Gradients follow the keys they belong to; after n hops they are at home."""
+    def send_on(self, grads: Tensor) -> Tensor:
+        """Gradients follow their keys; after n hops they are back at their rank."""
         if self.comm.world_size == 1:
-            return bag
-        coming, tag = torch.empty_like(bag), self.comm.world_size
-        work = self.comm.recv(coming, self.left, tag=tag, async_op=True)
-        sent = self.comm.send(bag, self.right, tag=tag, async_op=True)
+            return grads
+        following, tag = torch.empty_like(grads), self.comm.world_size
+        work = self.comm.recv(following, self.left, tag=tag, async_op=True)
+        sent = self.comm.send(grads, self.right, tag=tag, async_op=True)
         work.wait()
         sent.wait()
-        return coming
+        return following
 
-    def pairs(self, src: int, length: int) -> Iterator[tuple[slice, slice, bool]]:
-        """Which of this rank's queries meet which of src's keys; is it the diagonal?"""
+    def block_pairs(self, src: int, length: int) -> Iterator[tuple[slice, slice, bool]]:
+        """Which queries attend to which keys of src, and whether on the diagonal."""
         if not self.causal:
             yield slice(0, length), slice(0, length), False
             return
@@ -242,7 +211,7 @@ class _Travel:
                     yield here, slice(j * size, (j + 1) * size), key == query
 
 
-# --- heads for tokens
+# --- all-to-all
 
 
 def all_to_all_attention(
@@ -257,31 +226,31 @@ def all_to_all_attention(
 ) -> Tensor:
     """The same as `ring_attention` for (b, h, t, d), where n divides the heads."""
     where, n = "all_to_all_attention", comm.world_size
-    with prepared(comm, where) as told:
-        _fit(where, q, k, v, 2 if balanced and causal else 1)
+    with setup_together(comm, where) as settings:
+        _check_shapes(where, q, k, v, 2 if balanced and causal else 1)
         if q.dim() != 4:
             raise BadArgument(
                 f"{where}: queries are {list(q.shape)}; expected (batch, heads, "
                 "tokens, features)"
             )
         for x in (q, k, v):
-            shared_out(f"{where}: heads", x.shape[1], n)
-        told.append(f"forward: {q.dtype}{list(q.shape)}, keys {list(k.shape)}")
-    order = _order(n * q.shape[2], n, balanced) if causal else None
-    whole = []
+            divide_evenly(f"{where}: heads", x.shape[1], n)
+        settings.append(f"forward: {q.dtype}{list(q.shape)}, keys {list(k.shape)}")
+    order = token_order(n * q.shape[2], n, balanced) if causal else None
+    full = []
     for name, x in (("queries", q), ("keys", k), ("values", v)):
         x = functions.all_to_all(x, comm, 1, 2, label=f"{where}: {name}")
-        whole.append(x if order is None else x.index_select(2, order))
+        full.append(x if order is None else x.index_select(2, order))
     y = functional.scaled_dot_product_attention(
-        whole[0], whole[1], whole[2], is_causal=causal, scale=scale
+        full[0], full[1], full[2], is_causal=causal, scale=scale
     )
     if order is not None:
         y = y.index_select(2, order.argsort())
     return functions.all_to_all(y, comm, 2, 1, label=f"{where}: result")
 
 
-def _fit(where: str, q: Tensor, k: Tensor, v: Tensor, parts: int) -> None:
-    """Raise if these are not queries, keys and values of one shard."""
+def _check_shapes(where: str, q: Tensor, k: Tensor, v: Tensor, parts: int) -> None:
+    """Raise if these are not queries, keys and values of one shape and type."""
     if q.shape != k.shape or k.shape != v.shape or q.dim() < 2:
         raise BadArgument(
             f"{where}: queries {list(q.shape)}, keys {list(k.shape)} and values "
@@ -292,4 +261,6 @@ def _fit(where: str, q: Tensor, k: Tensor, v: Tensor, parts: int) -> None:
             f"{where}: queries {q.dtype}, keys {k.dtype}, values {v.dtype}; expected "
             "one type"
         )
-    shared_out(f"{where}: this rank's tokens, in balanced halves", q.shape[-2], parts)
+    divide_evenly(
+        f"{where}: this rank's tokens, in balanced halves", q.shape[-2], parts
+    )

@@ -1,27 +1,28 @@
-"""Mixture of experts: each rank has some of the experts, and tokens travel to them.
+"""Mixture of experts: each rank has some of the experts; tokens are sent to them.
 
     moe = MoE(gate=nn.Linear(width, 8), experts=[Mlp(width) for _ in range(8)], comm=ep)
     y = moe(x)                        x: (..., width), this rank's own tokens
 
-A gate scores the experts for each token, the best `top_k` work on it, and the result is
+A gate scores the experts for each token, the best `top_k` process it, and the result is
 their sum, weighted by their scores. Each rank has its own tokens (as in data
 parallelism) and E/n of the experts:
 
-    counts      all_gather     how many tokens each rank has for each expert
+    counts      all_gather     the number of tokens each rank has for each expert
     dispatch    all_to_all     tokens, sorted by expert, to the ranks that have them
-    combine     all_to_all     results, back to where their tokens came from
+    combine     all_to_all     results, back to the tokens' ranks
 
-The shares are uneven, from step to step other ones, and may be none. Without a
+The numbers of tokens are uneven, change from step to step, and may be zero. Without a
 capacity no token is dropped. With `capacity_factor`, an expert takes at most that times
-the even share of each rank's tokens; those beyond are passed over, later tokens first
-and second choices before first ones, and add nothing (the residual carries them).
+the even share of each rank's tokens; choices beyond it are dropped, second choices
+before first ones and later tokens first, and add nothing to the result (the residual
+connection carries these tokens).
 
-    sent per rank   forward: the tokens that go to others, and results of those that
-                    came from others; backward: the gradients of the same, backwards
+    sent per rank   forward: the tokens for other ranks' experts, and results for other
+                    ranks' tokens; backward: the gradients of the same
 
 An expert's gradient comes from all ranks' tokens. It is divided by the number of ranks,
-so that it is that of the mean of their losses, as DDP makes it for all else. `DDP` of a
-module with experts leaves them out of its averages, since no two ranks have the same.
+as for the mean of their losses, which is what DDP does for all other parameters. `DDP`
+of a module with experts does not average them, since ranks have different ones.
 
 Lepikhin et al., "GShard" (2020); Fedus, Zoph, Shazeer, "Switch transformers" (2021).
 """
@@ -37,27 +38,28 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, whole_number
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import heard, prepared
-from unisono.parallel.common.flat import same_start
-from unisono.parallel.common.placement import keep_apart, keep_parameters
-from unisono.parallel.model.sharded_layer import shared_out
+from unisono.parallel.common.agreement import fail_together, setup_together
+from unisono.parallel.common.marking import forbid_assign, mark_sharded
+from unisono.parallel.common.module_state import sync_module_state
+from unisono.parallel.common.shard_math import divide_evenly
 from unisono.runtime.communicator import Communicator
 
 
 class _Route(NamedTuple):
-    """Where this rank's tokens go: one entry per token and choice, by expert."""
+    """Where this rank's tokens go: one entry per token and choice, sorted by expert."""
 
     token: Tensor  # the token's number
     weight: Tensor  # the expert's score for it
-    counts: Tensor  # how many there are for each expert
+    counts: Tensor  # the number of entries for each expert
 
 
 class MoE(nn.Module):
     """Experts over the ranks of `comm`; every rank calls it with its own tokens.
 
-    After a forward pass `balance_loss` is what to add to the loss, times a small
-    number, for experts that are used alike (Switch), `load` how many tokens each
-    expert was sent by all ranks, and `dropped` how many choices this rank lost.
+    After a forward pass `balance_loss` is to be added to the loss, times a small
+    number, so that experts are used evenly (Switch); `load` is the number of tokens
+    that all ranks sent to each expert, and `dropped` how many choices of this rank were
+    dropped.
     """
 
     balance_loss: Tensor
@@ -74,7 +76,7 @@ class MoE(nn.Module):
         capacity_factor: float | None = None,
         replicas: Communicator | None = None,
     ) -> None:
-        """Keep this rank's share of all the experts; all ranks give the same ones.
+        """Keep this rank's share of the experts; all ranks pass the same ones.
 
         `replicas` are ranks that have the same experts, as another axis of a mesh.
         """
@@ -84,23 +86,23 @@ class MoE(nn.Module):
         self.num_experts = len(experts)
         self.capacity_factor = capacity_factor
         outer = comm if replicas is None else replicas
-        with prepared(outer, "MoE"), prepared(comm, "MoE") as told:
+        with setup_together(outer, "MoE"), setup_together(comm, "MoE") as settings:
             self.top_k = self._checked(top_k)
-            mine = shared_out("MoE: experts", self.num_experts, comm.world_size)
-            told.append(
+            mine = divide_evenly("MoE: experts", self.num_experts, comm.world_size)
+            settings.append(
                 f"{len(experts)} experts, top_k = {top_k}, capacity {capacity_factor}"
             )
-        everything = nn.ModuleList([gate, *experts])
+        all_modules = nn.ModuleList([gate, *experts])
         for others in (replicas, comm):
             if others is not None:
-                same_start(others, everything, "MoE")
+                sync_module_state(others, all_modules, "MoE")
         self.first = comm.rank * mine
         self.experts = nn.ModuleList(experts[self.first : self.first + mine])
         for name, param in self.experts.named_parameters():
-            keep_apart(param, comm, averaged=True)
+            mark_sharded(param, comm, averaged=True)
             if param.requires_grad:
                 self._average(name, param)
-        keep_parameters(self, "MoE")
+        forbid_assign(self, "MoE")
 
     def _checked(self, top_k: int) -> int:
         if not 1 <= whole_number("MoE: top_k", top_k) <= self.num_experts:
@@ -116,71 +118,75 @@ class MoE(nn.Module):
         return top_k
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the experts make of this rank's tokens, in the shape of x."""
+        """The experts' output for this rank's tokens, in the shape of x."""
         rows = x.reshape(-1, x.shape[-1])
         route = self._route(rows)
         n = self.comm.world_size
-        all_counts = self._told(route.counts)
+        all_counts = self._gather_counts(route.counts)
         sent = route.counts.view(n, -1).sum(1).tolist()
         here = all_counts[:, self.first : self.first + len(self.experts)]
         received = here.sum(1).tolist()
-        came = functions.exchange(
+        dispatched = functions.exchange(
             rows[route.token], self.comm, sent, received, label="MoE: dispatch"
         )
-        made = self._work(came, here)
-        back = functions.exchange(made, self.comm, received, sent, label="MoE: combine")
+        processed = self._run_experts(dispatched, here)
+        back = functions.exchange(
+            processed, self.comm, received, sent, label="MoE: combine"
+        )
         weighted = back * route.weight.unsqueeze(-1).to(back.dtype)
         result = back.new_zeros(rows.shape[0], back.shape[-1])
         result = result.index_add(0, route.token, weighted)
         return result.view(*x.shape[:-1], back.shape[-1])
 
     def _route(self, rows: Tensor) -> _Route:
-        """Choose experts for the tokens, and sort by expert what is to be sent."""
+        """Choose experts for the tokens, and sort the choices by expert."""
         scores = self.gate(rows).float() if rows.dtype.itemsize < 4 else self.gate(rows)
         if scores.shape[-1] != self.num_experts:
-            with heard(self.comm, "an error: the gate"):
+            with fail_together(self.comm, "an error: the gate"):
                 raise BadArgument(
                     f"MoE: the gate scores {scores.shape[-1]} experts, there are "
                     f"{self.num_experts}"
                 )
-        shares = scores.softmax(-1)
-        best, chosen = shares.topk(self.top_k, dim=-1)
+        probabilities = scores.softmax(-1)
+        best, chosen = probabilities.topk(self.top_k, dim=-1)
         if self.top_k > 1:
             best = best / best.sum(-1, keepdim=True)
-        # First choices of all tokens come first: whoever is dropped is from the end.
+        # First choices of all tokens come first; choices are dropped from the end.
         expert = chosen.t().reshape(-1)
         order = expert.argsort(stable=True)
         counts = expert.bincount(minlength=self.num_experts)
-        self._mean_shares = shares.sum(0) / max(rows.shape[0], 1)
+        self._mean_probabilities = probabilities.sum(0) / max(rows.shape[0], 1)
         if self.capacity_factor is not None:
             even = expert.numel() / self.num_experts
             capacity = ceil(self.capacity_factor * even)
             starts = counts.cumsum(0) - counts
-            place = torch.arange(expert.numel()) - starts[expert[order]]
-            order = order[place < capacity]
+            rank_in_expert = torch.arange(expert.numel()) - starts[expert[order]]
+            order = order[rank_in_expert < capacity]
             counts = counts.clamp(max=capacity)
         self.dropped = expert.numel() - order.numel()
         token = order % max(rows.shape[0], 1)
         return _Route(token, best.t().reshape(-1)[order], counts)
 
-    def _told(self, counts: Tensor) -> Tensor:
-        """Every rank's counts (n, E); and from them how evenly experts are used."""
-        told: Tensor = self.comm.all_gather(counts.unsqueeze(0), label="MoE: counts")
-        self.load = told.sum(0)
-        used = self.load.to(self._mean_shares.dtype) / self.load.sum().clamp(min=1)
-        self.balance_loss = self.num_experts * (used * self._mean_shares).sum()
-        return told
+    def _gather_counts(self, counts: Tensor) -> Tensor:
+        """Every rank's counts (n, E); sets `load` and `balance_loss` from them."""
+        every: Tensor = self.comm.all_gather(counts.unsqueeze(0), label="MoE: counts")
+        self.load = every.sum(0)
+        used = self.load.to(self._mean_probabilities.dtype) / self.load.sum().clamp(
+            min=1
+        )
+        self.balance_loss = self.num_experts * (used * self._mean_probabilities).sum()
+        return every
 
-    def _work(self, came: Tensor, counts: Tensor) -> Tensor:
-        """Let each expert work on its tokens; they come and go sorted by rank."""
+    def _run_experts(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Run each expert on its tokens; input and output are sorted by rank."""
         numbers = torch.arange(counts.shape[1]).repeat(counts.shape[0])
         by_expert = numbers.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
-        parts = came[by_expert].split(counts.sum(0).tolist())
-        made = [run(part) for run, part in zip(self.experts, parts, strict=True)]
-        return torch.cat(made)[by_expert.argsort()]
+        parts = tokens[by_expert].split(counts.sum(0).tolist())
+        outputs = [run(part) for run, part in zip(self.experts, parts, strict=True)]
+        return torch.cat(outputs)[by_expert.argsort()]
 
     def _average(self, name: str, param: nn.Parameter) -> None:
-        """From now on its gradient is that of the mean of all ranks' losses."""
+        """From now on average its gradient, as for the mean of all ranks' losses."""
         others, label = self.replicas, f"MoE: {name}"
         count = self.comm.world_size * (others.world_size if others else 1)
 

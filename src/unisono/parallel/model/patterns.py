@@ -1,4 +1,4 @@
-"""Which modules a plan means: patterns of names, matched one path component at a time.
+"""Which modules a plan matches: patterns of names, component by component.
 
     blocks.*          every direct child of blocks: 0, 1, ... 11
     blocks.*.mlp.0    the first layer of each one's mlp
@@ -6,8 +6,8 @@
 
 A component may have *, ? and [...] as file names do; none of them matches a dot. A
 pattern that matches some members of a list and leaves out others of the same class
-(`blocks.?` where there are twelve) is refused, since these would stay whole without a
-word. Who means only some of them names each.
+(`blocks.?` where there are twelve) is refused, since these would stay replicated
+without notice. To match only some of them, name each.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import nn
 
 from unisono.errors import BadArgument, unknown
 
-Plan = Mapping[str, Any]
-Step = tuple[str, str, Any]
-"""The name of a module, the pattern that matched it, and what is to be done."""
+ParallelPlan = Mapping[str, Any]
+PlanEntry = tuple[str, str, Any]
+"""The name of a module, the pattern that matched it, and the style to apply."""
 _LOG = logging.getLogger("unisono")
 _WILD = frozenset("*?[")
 
 
-def resolved(module: nn.Module, plan: Plan) -> Iterator[Step]:
-    """Every module that the plan means, with what is to be done."""
-    by: dict[tuple[str, type], str] = {}
-    for pattern, told in plan.items():
-        for style in told if isinstance(told, tuple) else (told,):
-            _refuse_style(pattern, style)
-            found = _matching(module, pattern)
-            _refuse_many(pattern, style, found)
-            for name in found:
-                other = by.setdefault((name, type(style)), pattern)
+def resolve_plan(module: nn.Module, plan: ParallelPlan) -> Iterator[PlanEntry]:
+    """Every module that the plan matches, with the style to apply."""
+    pattern_of: dict[tuple[str, type], str] = {}
+    for pattern, styles in plan.items():
+        for style in styles if isinstance(styles, tuple) else (styles,):
+            _check_style(pattern, style)
+            names = _matching(module, pattern)
+            _check_single(pattern, style, names)
+            for name in names:
+                other = pattern_of.setdefault((name, type(style)), pattern)
                 if other != pattern:
                     raise BadArgument(
                         f"parallelize: {name} is matched by {other!r} and by "
@@ -46,7 +46,7 @@ def resolved(module: nn.Module, plan: Plan) -> Iterator[Step]:
                 yield name, pattern, style
 
 
-def _refuse_style(pattern: str, style: object) -> None:
+def _check_style(pattern: str, style: object) -> None:
     if not hasattr(style, "apply"):
         raise BadArgument(
             f"parallelize: the plan has {style!r} for {pattern!r}; expected Column(), "
@@ -54,55 +54,61 @@ def _refuse_style(pattern: str, style: object) -> None:
         )
 
 
-def _refuse_many(pattern: str, style: Any, found: list[str]) -> None:
-    if getattr(style, "once", False) and len(found) > 1:
+def _check_single(pattern: str, style: Any, names: list[str]) -> None:
+    if getattr(style, "once", False) and len(names) > 1:
         raise BadArgument(
-            f"parallelize: {pattern!r} matches {len(found)} modules, and {style} is "
-            f"for one; name it, as {found[0]!r}"
+            f"parallelize: {pattern!r} matches {len(names)} modules, and {style} is "
+            f"for one; name it, as {names[0]!r}"
         )
 
 
-def tell(todo: list[Step], plan: Plan) -> None:
+def log_matches(entries: list[PlanEntry], plan: ParallelPlan) -> None:
     """Log how many modules each pattern matches."""
     for pattern, style in plan.items():
-        count = len({name for name, by, _ in todo if by == pattern})
+        count = len({name for name, matched, _ in entries if matched == pattern})
         _LOG.info("parallelize: %r matches %d modules: %s", pattern, count, style)
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
-    """Names of the modules that the pattern means: at least one."""
+    """Names of the modules that the pattern matches: at least one."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    found = [name for name in names if _fits(name, pattern)]
-    if not found:
+    matching = [name for name in names if _fits(name, pattern)]
+    if not matching:
         raise unknown("module in the plan", pattern, [n for n in names if n])
     for i, component in enumerate(pattern.split(".")):
         if _WILD & set(component):
-            _refuse_some(module, pattern, found, i)
-    return found
+            _check_siblings(module, pattern, matching, i)
+    return matching
 
 
 def _fits(name: str, pattern: str) -> bool:
-    if not name:  # the module itself, which only "" means
+    if not name:  # the module itself, which only "" matches
         return not pattern
     mine, wanted = name.split("."), pattern.split(".")
     return len(mine) == len(wanted) and all(map(fnmatchcase, mine, wanted))
 
 
-def _refuse_some(module: nn.Module, pattern: str, found: list[str], i: int) -> None:
+def _check_siblings(
+    module: nn.Module, pattern: str, matching: list[str], i: int
+) -> None:
     """Raise if component i matches only some of numbered siblings of a class."""
-    met: dict[str, set[str]] = {}
-    for name in found:
+    matched: dict[str, set[str]] = {}
+    for name in matching:
         path = name.split(".")
-        met.setdefault(".".join(path[:i]), set()).add(path[i])
-    for parent, mine in met.items():
-        every = module.get_submodule(parent)._modules
-        alike = {type(every[name]) for name in mine}
-        same = [name for name, child in every.items() if type(child) in alike]
-        left = [name for name in same if name not in mine]
-        if left and all(name.isdigit() for name in every):
-            kind, inside = type(every[left[0]]).__name__, f"{parent}." if parent else ""
+        matched.setdefault(".".join(path[:i]), set()).add(path[i])
+    for parent, chosen in matched.items():
+        children = module.get_submodule(parent)._modules
+        classes = {type(children[name]) for name in chosen}
+        same = [name for name, child in children.items() if type(child) in classes]
+        left = [name for name in same if name not in chosen]
+        if left and all(name.isdigit() for name in children):
+            kind, inside = (
+                type(children[left[0]]).__name__,
+                f"{parent}." if parent else "",
+            )
             raise BadArgument(
-                f"parallelize: {pattern!r} matches {len(mine)} of {len(same)} modules "
-                f"in {parent or 'the module'}, and leaves out {inside}{left[0]}, a "
-                f"{kind} too; write * to match all, or name each module that is meant"
+                f"parallelize: {pattern!r} matches {len(chosen)} of {len(same)} "
+                f"modules in {parent or 'the module'}, and leaves out "
+                f"{inside}{left[0]}, a {kind} too; write * to match all, or name "
+                "each module to be matched"
             )

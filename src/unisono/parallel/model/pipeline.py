@@ -1,12 +1,12 @@
-"""Pipeline parallelism: each rank has some of the layers, and micro-batches flow by.
+"""Pipeline parallelism: each rank has some of the layers; micro-batches pass through.
 
     pipe = Pipeline(nn.Sequential(...), comm, microbatches=8)
     loss = pipe.step(x, target, loss_fn)         # forward and backward of a whole batch
     optimizer.step()
 
-Rank r has the r-th run of layers. A batch is cut into m micro-batches, so that the
-stages can work at once; each sends its outputs on to the right, and gradients back to
-the left. In which order, is a table of what each stage does, one after the other:
+Rank r has the r-th run of layers. A batch is split into m micro-batches, so that the
+stages can compute at the same time; each sends its outputs to the right, and gradients
+to the left. The order of each stage's actions is a table:
 
     gpipe   F0 F1 F2 F3 B0 B1 B2 B3                 all forward, then all backward
     1f1b    F0 F1 B0 F2 B1 F3 B2 B3  (stage 1 of 3) a backward as soon as there is one
@@ -15,14 +15,14 @@ Both idle for (n-1)/(m+n-1) of the time; 1f1b keeps at most n - r micro-batches'
 activations on stage r, gpipe m. The gradient is that of the whole batch.
 
     sent per step   forward: m outputs, with a header of 80 bytes each; backward: m
-                    gradients of inputs. Between neighbours only, and nothing of weights
+                    gradients of inputs. Between neighbours only, and no weights
 
 Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019, the 1F1B order).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -30,9 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.parallel.common.agreement import or_leaves, prepared
-from unisono.parallel.common.flat import same_start, shares
-from unisono.parallel.common.placement import keep_apart, keep_parameters
+from unisono.parallel.common.agreement import close_on_error, setup_together
+from unisono.parallel.common.marking import forbid_assign, mark_sharded
+from unisono.parallel.common.module_state import sync_module_state
+from unisono.parallel.common.shard_math import shard_sizes
+from unisono.parallel.model.pipeline_order import ORDERS
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.work import Work
 
@@ -43,42 +45,12 @@ _TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Action(NamedTuple):
-    """One thing that a stage does: forward or backward of one micro-batch."""
-
-    forward: bool
-    number: int
-
-    def __str__(self) -> str:
-        """As in the table: F0, B3."""
-        return f"{'F' if self.forward else 'B'}{self.number}"
-
-
-def gpipe(stage: int, n: int, m: int) -> list[Action]:
-    """All micro-batches forward, then all backward."""
-    return [Action(way, i) for way in (True, False) for i in range(m)]
-
-
-def one_forward_one_backward(stage: int, n: int, m: int) -> list[Action]:
-    """As many forward as stages follow, then by turns, then the rest backward."""
-    ahead = min(n - 1 - stage, m)
-    turns = [
-        action for i in range(m - ahead) for action in ((True, ahead + i), (False, i))
-    ]
-    first = [(True, i) for i in range(ahead)]
-    last = [(False, i) for i in range(m - ahead, m)]
-    return [Action(*action) for action in (*first, *turns, *last)]
-
-
-ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
-
-
 class Pipeline(nn.Module):
-    """This rank's run of the layers, and the steps it takes with the others.
+    """This rank's stage: consecutive layers, and the training step with the others.
 
-    `at` are the numbers of the layers where a new stage begins, if they shall not have
-    equally many. `order` is "1f1b" or "gpipe". A stage that fails in a step closes its
-    communicator, so that the others raise PeerLost and do not wait for its messages.
+    `at` lists the layers with which stages begin, if they are not to have equally many.
+    `order` is "1f1b" or "gpipe". A stage that fails in a step closes its communicator,
+    so that the others raise PeerLost and do not wait for its messages.
     """
 
     def __init__(
@@ -90,10 +62,10 @@ class Pipeline(nn.Module):
         order: str = "1f1b",
         at: Sequence[int] | None = None,
     ) -> None:
-        """Keep this rank's layers, with the first rank's values; all ranks together."""
+        """Keep this rank's layers, with rank 0's values; a collective call."""
         super().__init__()
         self.comm = comm
-        with prepared(comm, "Pipeline") as told:
+        with setup_together(comm, "Pipeline") as settings:
             self.microbatches = whole_number("Pipeline: microbatches", microbatches)
             if order not in ORDERS:
                 raise unknown("order of a pipeline", str(order), ORDERS)
@@ -102,33 +74,33 @@ class Pipeline(nn.Module):
                     f"Pipeline: microbatches = {microbatches}: at least one"
                 )
             ends = _ends(len(layers), comm.world_size, at)
-            told += [f"stages {ends}, {microbatches} micro-batches", order]
+            settings += [f"stages {ends}, {microbatches} micro-batches", order]
         self.order = order
         self._last = comm.rank == comm.world_size - 1
-        same_start(comm, layers, "Pipeline")
+        sync_module_state(comm, layers, "Pipeline")
         begin, end = ends[comm.rank], ends[comm.rank + 1]
-        # Under their own numbers, so that state dicts of stages make that of the whole.
+        # By their own numbers, so that the state dicts of all stages can be merged.
         self.layers = nn.ModuleDict({str(i): layers[i] for i in range(begin, end)})
         for param in self.layers.parameters():
-            keep_apart(param, comm)
-        keep_parameters(self.layers, "Pipeline")
+            mark_sharded(param, comm)
+        forbid_assign(self.layers, "Pipeline")
 
     def forward(self, x: Tensor) -> Tensor:
-        """This stage alone."""
+        """This stage only."""
         for layer in self.layers.values():
             x = layer(x)
         return x
 
     def whole_state(self) -> dict[str, Tensor]:
-        """The state dict of all layers, on every rank; all ranks together."""
+        """The state dict of all layers, on every rank; a collective call."""
         mine = {
             f"{number}.{name}": value.detach()
             for number, layer in self.layers.items()
             for name, value in layer.state_dict().items()
         }
-        told = [(k, str(v.dtype), list(v.shape)) for k, v in mine.items()]
+        entries = [(k, str(v.dtype), list(v.shape)) for k, v in mine.items()]
         whole: dict[str, Tensor] = {}
-        for rank, listed in enumerate(self.comm.all_gather_object(told)):
+        for rank, listed in enumerate(self.comm.all_gather_object(entries)):
             for name, dtype, shape in listed:
                 kind = getattr(torch, dtype.removeprefix("torch."))
                 value = mine[name].clone() if name in mine else torch.empty(0)
@@ -142,14 +114,15 @@ class Pipeline(nn.Module):
     ) -> float:
         """Forward and backward of a batch; the mean loss, on every rank.
 
-        The first rank needs x, the last one target and loss (of outputs and targets, a
-        mean over rows); what others give is not looked at. Gradients add up.
+        The first rank needs x, the last one target and loss (a function of outputs and
+        targets, a mean over rows); what other ranks pass is ignored. Gradients
+        accumulate.
         """
-        run = _Step(self, self._parts(x, target, loss), loss)
+        run = _PipelineStep(self, self._microbatches(x, target, loss), loss)
         table = ORDERS[self.order](
             self.comm.rank, self.comm.world_size, self.microbatches
         )
-        with or_leaves(self.comm):  # its neighbours wait for messages
+        with close_on_error(self.comm):  # its neighbours wait in recv
             for action in table:
                 if action.forward:
                     run.forward(action.number)
@@ -160,12 +133,14 @@ class Pipeline(nn.Module):
         last = self.comm.world_size - 1
         return float(self.comm.broadcast(total, root=last, label="pipeline: loss"))
 
-    def _parts(self, x: Tensor | None, target: Tensor | None, loss: Any) -> _Parts:
-        """The micro-batches of inputs and targets; all ranks hear of a mistake."""
+    def _microbatches(
+        self, x: Tensor | None, target: Tensor | None, loss: Any
+    ) -> _MicroBatches:
+        """The micro-batches of inputs and targets; on an error all ranks raise."""
         first, m = self.comm.rank == 0, self.microbatches
         needed = [("x", x)] if first else []
         needed += [("target", target), ("loss", loss)] if self._last else []
-        with prepared(self.comm, "Pipeline.step"):
+        with setup_together(self.comm, "Pipeline.step"):
             for name, value in needed:
                 if value is None:
                     raise BadArgument(
@@ -178,29 +153,36 @@ class Pipeline(nn.Module):
                     )
         xs = x.tensor_split(m) if first and x is not None else ()
         ys = target.tensor_split(m) if self._last and target is not None else ()
-        return _Parts(xs, ys)
+        return _MicroBatches(xs, ys)
 
 
-class _Parts(NamedTuple):
+class _MicroBatches(NamedTuple):
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
 
-class _Step:
-    """One batch on its way: what came in and went out of this stage."""
+class _PipelineStep:
+    """One batch: the inputs and outputs of this stage that backward needs."""
 
-    def __init__(self, pipe: Pipeline, parts: _Parts, loss: Loss | None) -> None:
-        self.pipe, self.comm, self.parts, self.loss = pipe, pipe.comm, parts, loss
+    def __init__(
+        self, pipe: Pipeline, microbatches: _MicroBatches, loss: Loss | None
+    ) -> None:
+        self.pipe, self.comm, self.loss = pipe, pipe.comm, loss
+        self.microbatches = microbatches
         self.rank, self.n = self.comm.rank, self.comm.world_size
         self.total = 0.0
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.most_held = 0
-        # Messages leave while this stage goes on; they need their memory until then.
-        self.leaving: list[tuple[Work, Tensor]] = []
+        # Messages that are being sent, with the tensors that must stay alive.
+        self.sending: list[tuple[Work, Tensor]] = []
 
     def forward(self, number: int) -> None:
-        """Get a micro-batch, let the stage work on it, and send the result on."""
-        x = self.parts.inputs[number] if self.rank == 0 else self._receive(number)
+        """Receive a micro-batch, run the stage, and send the output on."""
+        x = (
+            self.microbatches.inputs[number]
+            if self.rank == 0
+            else self._receive(number)
+        )
         y = self.pipe(x)
         if self.rank < self.n - 1:
             self._send_output(y.detach().contiguous(), number)
@@ -210,7 +192,7 @@ class _Step:
         self.most_held = max(self.most_held, len(self.held))
 
     def backward(self, number: int) -> None:
-        """Get the gradient of the output, and send that of the input back."""
+        """Receive the gradient of the output, and send that of the input back."""
         x, y = self.held.pop(number)
         if self.rank == self.n - 1:
             y.backward()
@@ -224,30 +206,30 @@ class _Step:
             self._send(grad.contiguous(), self.rank - 1, 2 * number + 1)
 
     def finish(self) -> None:
-        """Wait until all has left."""
-        for work, _ in self.leaving:
+        """Wait until all messages are sent."""
+        for work, _ in self.sending:
             work.wait()
-        self.leaving.clear()
+        self.sending.clear()
 
     def _weighted_loss(self, y: Tensor, number: int) -> Tensor:
         """This micro-batch's part of the mean over the whole batch."""
         assert self.loss is not None
-        target = self.parts.targets[number]
+        target = self.microbatches.targets[number]
         if len(y) != len(target):
             raise BadArgument(
                 f"Pipeline.step: micro-batch {number} has {len(y)} rows of outputs and "
                 f"{len(target)} of targets; give x and target with as many rows"
             )
-        rows = sum(len(part) for part in self.parts.targets)
-        share = self.loss(y, target) * (len(target) / rows)
-        self.total += float(share.detach())
-        return share
+        rows = sum(len(part) for part in self.microbatches.targets)
+        part = self.loss(y, target) * (len(target) / rows)
+        self.total += float(part.detach())
+        return part
 
     def _send_output(self, y: Tensor, number: int) -> None:
         if y.dtype not in _TYPES or y.dim() > HEADER - 2:
             raise BadArgument(
-                f"Pipeline: stage {self.rank} gives {y.dtype}{list(y.shape)}; between "
-                f"stages travel tensors of up to {HEADER - 2} dims, of "
+                f"Pipeline: stage {self.rank} outputs {y.dtype}{list(y.shape)}; "
+                f"expected a tensor of up to {HEADER - 2} dims, of one of "
                 f"{', '.join(str(t) for t in _TYPES)}"
             )
         header = [_TYPES.index(y.dtype), y.dim(), *y.shape]
@@ -256,10 +238,10 @@ class _Step:
         self._send(y, self.rank + 1, 2 * number)
 
     def _send(self, x: Tensor, dst: int, tag: int) -> None:
-        while self.leaving and self.leaving[0][0].done():
-            self.leaving.pop(0)[0].wait()  # which raises what went wrong
+        while self.sending and self.sending[0][0].done():
+            self.sending.pop(0)[0].wait()  # raises its error, if any
         work = self.comm.send(x, dst, tag=tag, async_op=True)
-        self.leaving.append((work, x))
+        self.sending.append((work, x))
 
     def _receive(self, number: int) -> Tensor:
         header = torch.empty(HEADER, dtype=torch.int64)
@@ -271,20 +253,14 @@ class _Step:
 
 
 def _ends(count: int, n: int, at: Sequence[int] | None) -> list[int]:
-    """Where the stages begin and end among so many layers."""
+    """Where the stages begin and end."""
     if at is None:
-        ends = list(accumulate(shares(count, n), initial=0))
+        ends = list(accumulate(shard_sizes(count, n), initial=0))
     else:
         ends = [0, *(whole_number("Pipeline: at", i) for i in at), count]
     if len(ends) != n + 1 or any(a >= b for a, b in pairwise(ends)):
         raise BadArgument(
-            f"Pipeline: {count} layers, at = {at}: expected {n - 1} numbers that rise "
-            f"and leave at least one layer to each of {n} stages"
+            f"Pipeline: {count} layers, at = {at}: expected {n - 1} ascending numbers "
+            f"that leave at least one layer to each of {n} stages"
         )
     return ends
-
-
-def table(order: str, n: int, m: int) -> Iterator[str]:
-    """What each stage does, one line for each: to look at."""
-    for stage in range(n):
-        yield " ".join(str(action) for action in ORDERS[order](stage, n, m))

@@ -1,9 +1,10 @@
-"""Layers of which each rank has a shard: how a parameter is cut and put together.
+"""Layers with a shard of their parameters: how a parameter is sharded and gathered.
 
-    Cut(dim=0)             | rank 0 | rank 1 |                rows one after the other
-    Cut(dim=0, parts=3)    | q0 k0 v0 | q1 k1 v1 |            some of each part
+    Shard(dim=0)             | rank 0 | rank 1 |          consecutive rows
+    Shard(dim=0, parts=3)    | q0 k0 v0 | q1 k1 v1 |      a shard of each part
 
-A parameter that two layers share (an embedding and the head) is cut once for both.
+A tied parameter, which two layers share (as an embedding and the head), is sharded once
+for both.
 """
 
 from __future__ import annotations
@@ -14,110 +15,103 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from unisono.errors import BadArgument
-from unisono.parallel.common.placement import keep_apart
+from unisono.parallel.common.marking import mark_sharded
+from unisono.parallel.common.shard_math import divide_evenly
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
 
 
-class Cut(NamedTuple):
-    """Along which dim a parameter is cut, and how many parts of it separately."""
+class Shard(NamedTuple):
+    """A placement: the dim, and the number of parts that are sharded separately."""
 
     dim: int
     parts: int = 1
 
-    def shard(self, where: str, whole: Tensor, comm: Communicator) -> Tensor:
-        """This rank's share of every part, in memory of its own."""
-        n, size = comm.world_size, whole.shape[self.dim]
-        shared_out(f"{where}, dim {self.dim} of {list(whole.shape)}", size, self.parts)
-        each = size // self.parts
-        shared_out(f"{where}, dim {self.dim} of {list(whole.shape)}", each, n)
+    def local(self, where: str, full: Tensor, comm: Communicator) -> Tensor:
+        """This rank's shard of every part, in memory of its own."""
+        n, size = comm.world_size, full.shape[self.dim]
+        what = f"{where}, dim {self.dim} of {list(full.shape)}"
+        divide_evenly(what, divide_evenly(what, size, self.parts), n)
         mine = [
             part.chunk(n, self.dim)[comm.rank]
-            for part in whole.detach().chunk(self.parts, self.dim)
+            for part in full.detach().chunk(self.parts, self.dim)
         ]
         return torch.cat(mine, self.dim)
 
-    def whole(self, shard: Tensor, comm: Communicator) -> Tensor:
-        """The shards of all ranks put together, as before they were cut."""
-        rows: Tensor = comm.all_gather(shard.movedim(self.dim, 0).contiguous())
+    def full(self, local: Tensor, comm: Communicator) -> Tensor:
+        """The full tensor, from the shards of all ranks."""
+        rows: Tensor = comm.all_gather(local.movedim(self.dim, 0).contiguous())
         by_rank = rows.view(comm.world_size, self.parts, -1, *rows.shape[1:])
         by_part = by_rank.transpose(0, 1).flatten(0, 2)
         return by_part.movedim(0, self.dim).contiguous()
 
 
-Ties = dict[tuple[int, Cut | None], tuple[Tensor, nn.Parameter]]
-"""Whole parameters that were cut, and what came of them: by identity and cut."""
+Ties = dict[tuple[int, Shard | None], tuple[Tensor, nn.Parameter]]
+"""Full parameters and their shards, by the full parameter's id and the placement."""
 
 
-class Sharded(nn.Module):
-    """A layer that has a shard of its parameters; `cuts` tells which and how."""
+class ShardedLayer(nn.Module):
+    """A layer with a shard of its parameters; `placements` tells which and how."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, comm: Communicator, cuts: dict[str, Cut], how: object) -> None:
-        """`how` are options of its collectives: label, reproducible."""
+    def __init__(
+        self, comm: Communicator, placements: dict[str, Shard], options: object
+    ) -> None:
+        """`options` are those of its collectives: label, reproducible."""
         super().__init__()
-        self.comm, self.cuts = comm, cuts
-        self.how = cast(Options, how)
+        self.comm, self.placements = comm, placements
+        self.options = cast(Options, options)
 
     @property
     def where(self) -> str:
-        """What errors call this layer."""
-        return self.how.get("label") or type(self).__name__
+        """The name of this layer in errors."""
+        return self.options.get("label") or type(self).__name__
 
-    def take(self, name: str, whole: Tensor | None, ties: Ties | None = None) -> None:
-        """Keep this rank's shard of a parameter, or all of it if it is not cut."""
-        if whole is None:
+    def register_shard(
+        self, name: str, full: Tensor | None, ties: Ties | None = None
+    ) -> None:
+        """Keep this rank's shard of a parameter, or all of it without a placement."""
+        if full is None:
             self.register_parameter(name, None)
             return
-        cut = self.cuts.get(name)
+        placement = self.placements.get(name)
         known = {} if ties is None else ties
-        if (id(whole), cut) not in known:
-            made = cast(nn.Parameter, whole)
-            if cut is not None:
-                shard = cut.shard(f"{self.where}.{name}", whole, self.comm)
-                made = nn.Parameter(shard, whole.requires_grad)
-                keep_apart(made, self.comm, of=whole)
-            # The whole one is kept too, so that nobody else gets its identity.
-            known[id(whole), cut] = whole, made
-        self.register_parameter(name, known[id(whole), cut][1])
+        if (id(full), placement) not in known:
+            param = cast(nn.Parameter, full)
+            if placement is not None:
+                local = placement.local(f"{self.where}.{name}", full, self.comm)
+                param = nn.Parameter(local, full.requires_grad)
+                mark_sharded(param, self.comm, of=full)
+            # The full parameter is kept, so that no other object gets its id.
+            known[id(full), placement] = full, param
+        self.register_parameter(name, known[id(full), placement][1])
 
 
-def shared_out(where: str, number: int, n: int) -> int:
-    """number / n, or the error for a dim that cannot be divided."""
-    if number % n:
-        raise BadArgument(
-            f"{where}: {number} cannot be divided evenly by {n}; choose sizes that "
-            f"are multiples of {n}, or another number of ranks"
-        )
-    return number // n
-
-
-# --- plain state
+# --- full state dicts
 
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the module before it was cut; all ranks together."""
+    """The state dict of the module before it was sharded; a collective call."""
     state = {k: v.detach() for k, v in module.state_dict().items()}
-    for name, owner in module.named_modules():
-        if isinstance(owner, Sharded):
-            for key, cut in owner.cuts.items():
+    for name, layer in module.named_modules():
+        if isinstance(layer, ShardedLayer):
+            for key, placement in layer.placements.items():
                 full = f"{name}.{key}" if name else key
                 if full in state:
-                    state[full] = cut.whole(state[full], owner.comm)
+                    state[full] = placement.full(state[full], layer.comm)
     return state
 
 
 @torch.no_grad()
 def load_whole_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Take this rank's shards from a plain state dict; nothing is sent."""
+    """Load this rank's shards from a full state dict; nothing is sent."""
     mine = dict(state)
-    for name, owner in module.named_modules():
-        if isinstance(owner, Sharded):
-            for key, cut in owner.cuts.items():
+    for name, layer in module.named_modules():
+        if isinstance(layer, ShardedLayer):
+            for key, placement in layer.placements.items():
                 full = f"{name}.{key}" if name else key
                 if full in mine:
-                    mine[full] = cut.shard(full, mine[full], owner.comm)
+                    mine[full] = placement.local(full, mine[full], layer.comm)
     module.load_state_dict(mine)

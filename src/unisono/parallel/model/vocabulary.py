@@ -1,15 +1,15 @@
-"""A vocabulary cut over the ranks: its embedding, and the loss at the other end.
+"""A vocabulary sharded over the ranks: its embedding, and the cross entropy.
 
-Each rank has V/n words. In the embedding it looks up those it has, puts zeros for the
-others, and the sum over the ranks is the answer. At the end each rank has the logits of
-its words, of which the softmax needs three numbers per token from everybody:
+Each rank has V/n words. In the embedding it looks up the tokens it has, puts zeros for
+the others, and the sum over the ranks is the result. In the loss each rank has the
+logits of its words, and the softmax needs three numbers per token from all ranks:
 
     the largest logit          all_reduce max     so that no exponential overflows
     the sum of exponentials    all_reduce sum  ┐
     the target's logit         all_reduce sum  ┘  in one message
 
-Backward sends nothing: a rank's gradient is softmax minus target, for its own words. To
-gather the logits instead would send V numbers per token.
+Backward sends nothing: a rank's gradient is softmax minus target, for its own words.
+Gathering the logits instead would send V numbers per token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import heard
-from unisono.parallel.model.sharded_layer import Cut, Sharded, Ties
+from unisono.parallel.common.agreement import fail_together
+from unisono.parallel.model.sharded_layer import Shard, ShardedLayer, Ties
 from unisono.runtime.base import Options
 from unisono.runtime.communicator import Communicator
 
 
-class VocabularyEmbedding(Sharded):
-    """An embedding of which this rank has some of the words."""
+class VocabularyEmbedding(ShardedLayer):
+    """An embedding of which this rank has some of the rows."""
 
     bias: None
 
@@ -40,36 +40,36 @@ class VocabularyEmbedding(Sharded):
         comm: Communicator,
         *,
         ties: Ties | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
         """Keep this rank's rows of `embedding`, which is the same on every rank."""
-        super().__init__(comm, {"weight": Cut(0)}, how)
+        super().__init__(comm, {"weight": Shard(0)}, options)
         if embedding.max_norm is not None or embedding.sparse:
             raise BadArgument(
                 f"{self.where}: an embedding with max_norm or sparse gradients cannot "
-                "be cut; make it without"
+                "be sharded; create it without them"
             )
         self.num_embeddings = embedding.num_embeddings
-        self.take("weight", embedding.weight, ties)
+        self.register_shard("weight", embedding.weight, ties)
         self.first = comm.rank * self.weight.shape[0]
         self.padding_idx = embedding.padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The rows of these words, whoever has them."""
-        with heard(self.comm, "an error: tokens"):
+        """The rows of these tokens, from the ranks that have them."""
+        with fail_together(self.comm, "an error: tokens"):
             check_words(self.where, tokens, self.num_embeddings)
         mine, local = _mine(tokens, self.first, self.weight.shape[0])
         if self.padding_idx is not None:  # its row gets no gradient
-            learns = (tokens != self.padding_idx).unsqueeze(-1)
-            found = functional.embedding(local, self.weight)
-            found = torch.where(learns, found, found.detach())
+            trains = (tokens != self.padding_idx).unsqueeze(-1)
+            rows = functional.embedding(local, self.weight)
+            rows = torch.where(trains, rows, rows.detach())
         else:
-            found = functional.embedding(local, self.weight)
-        return self.left(found * mine.unsqueeze(-1))
+            rows = functional.embedding(local, self.weight)
+        return self.reduce_output(rows * mine.unsqueeze(-1))
 
-    def left(self, y: Tensor) -> Tensor:
-        """The output as it is needed after this: the sum over the ranks."""
-        return functions.all_reduce(y, self.comm, **self.how)
+    def reduce_output(self, y: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        return functions.all_reduce(y, self.comm, **self.options)
 
 
 class _CrossEntropy(Function):
@@ -77,17 +77,17 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, comm: Communicator, how: Options
+        ctx: Any, logits: Tensor, target: Tensor, comm: Communicator, options: Options
     ) -> Tensor:
         wide = logits.detach().float() if logits.dtype.itemsize < 4 else logits.detach()
         top = wide.max(dim=-1).values
-        comm.all_reduce(top, op="max", **how)
+        comm.all_reduce(top, op="max", **options)
         powers = (wide - top.unsqueeze(-1)).exp_()
         words = logits.shape[-1]
         mine, local = _mine(target, comm.rank * words, words)
         chosen = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1) - top
-        told = torch.stack([powers.sum(-1), chosen * mine])
-        total, logit = comm.all_reduce(told, **how)
+        sums = torch.stack([powers.sum(-1), chosen * mine])
+        total, logit = comm.all_reduce(sums, **options)
         ctx.save_for_backward(powers.div_(total.unsqueeze(-1)), mine, local)
         ctx.dtype = logits.dtype
         loss: Tensor = total.log() - logit
@@ -110,17 +110,17 @@ def vocabulary_cross_entropy(
     reduction: str = "mean",
     reproducible: bool = False,
 ) -> Tensor:
-    """torch's cross_entropy of logits (..., V/n) whose last dim is cut over the ranks.
+    """torch's cross_entropy of logits (..., V/n), sharded over the ranks by words.
 
-    Every rank gives the same targets (...), numbers of words in the whole vocabulary,
-    and gets the same loss.
+    Every rank passes the same targets (...), which index the whole vocabulary, and gets
+    the same loss.
     """
     where = "vocabulary_cross_entropy"
-    with heard(comm, "an error: cross entropy"):
+    with fail_together(comm, "an error: cross entropy"):
         counted, flat = _checked(where, logits, target, comm, ignore_index, reduction)
-    how: Options = {"label": where, "reproducible": reproducible}
+    options: Options = {"label": where, "reproducible": reproducible}
     rows = logits.reshape(-1, logits.shape[-1])
-    losses: Tensor = _CrossEntropy.apply(rows, flat, comm, how)
+    losses: Tensor = _CrossEntropy.apply(rows, flat, comm, options)
     losses = losses * counted
     if reduction == "none":
         return losses.view(target.shape)
@@ -135,7 +135,7 @@ def _checked(
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor]:
-    """Which targets count, and all of them in a row, 0 where they do not."""
+    """Which targets count, and all targets flattened, 0 where they do not count."""
     if logits.dim() < 1 or logits.shape[:-1] != target.shape:
         raise BadArgument(
             f"{where}: logits are {list(logits.shape)}, targets {list(target.shape)}; "
@@ -152,7 +152,7 @@ def _checked(
 
 
 def check_words(where: str, tokens: Tensor, words: int) -> None:
-    """Raise if there is a token that no rank has: it would quietly count as zero."""
+    """Raise if no rank has a token: its row would be zero without an error."""
     if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= words):
         raise BadArgument(
             f"{where}: tokens from {int(tokens.min())} to {int(tokens.max())}; the "
@@ -161,7 +161,7 @@ def check_words(where: str, tokens: Tensor, words: int) -> None:
 
 
 def _mine(tokens: Tensor, first: int, words: int) -> tuple[Tensor, Tensor]:
-    """Which tokens this rank has, and their numbers here (0 where it has not)."""
+    """Which tokens this rank has, and their local indices (0 for the others)."""
     local = tokens - first
     mine = (local >= 0) & (local < words)
     return mine, torch.where(mine, local, 0)

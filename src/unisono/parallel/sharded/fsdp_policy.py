@@ -1,8 +1,9 @@
-"""Which parameters are gathered together: a module cut into units, by rule or by hand.
+"""Which modules are FSDP units: by a rule, or chosen by hand.
 
-A unit has the parameters below its module that no unit further down has. What is left
-over belongs to the module itself, the root. A unit should be large enough to fill a
-message and small enough to hold two of: the layers of a transformer are about right.
+A unit has the parameters below its module that no unit further down has. The remaining
+parameters belong to the root unit, which is the module itself. A unit should be large
+enough to fill a message, and small enough that two fit in memory: the layers of a
+transformer are about right.
 """
 
 from __future__ import annotations
@@ -12,32 +13,35 @@ from collections.abc import Callable, Collection, Sequence
 from torch import nn
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.agreement import prepared
-from unisono.parallel.common.flat import same_start, trainable
-from unisono.parallel.sharded.fsdp_unit import Member, refuse_mixed
+from unisono.parallel.common.agreement import setup_together
+from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
+from unisono.parallel.sharded.fsdp_unit import UnitParameter, refuse_mixed_types
 from unisono.runtime.communicator import Communicator
 
-Rule = Callable[[str, nn.Module], bool] | Collection[type[nn.Module] | nn.Module] | None
-Part = tuple[nn.Module, str, list[Member]]
+UnitPolicy = (
+    Callable[[str, nn.Module], bool] | Collection[type[nn.Module] | nn.Module] | None
+)
+UnitSpec = tuple[nn.Module, str, list[UnitParameter]]
+"""A module that is a unit, its name, and its parameters."""
 
 
-def partition(module: nn.Module, rule: Rule) -> list[Part]:
-    """The modules that are units, with their names and parameters; the root first."""
-    trainable(module, "FSDP")  # refuses what cannot be sharded
-    chosen = _chosen(module, rule)
+def split_into_units(module: nn.Module, policy: UnitPolicy) -> list[UnitSpec]:
+    """The units of a module, the root first; those without parameters are left out."""
+    trainable_parameters(module, "FSDP")  # refuses what cannot be sharded
+    units = _unit_modules(module, policy)
     owner: dict[nn.Parameter, str] = {}
-    members: dict[str, list[Member]] = {name: [] for name in chosen}
-    known: dict[nn.Parameter, Member] = {}
+    params: dict[str, list[UnitParameter]] = {name: [] for name in units}
+    known: dict[nn.Parameter, UnitParameter] = {}
     for path, part in module.named_modules(remove_duplicate=False):
-        unit = _unit_of(path, chosen)
+        unit = _unit_of(path, units)
         for name, param in part._parameters.items():
             if param is None:
                 continue
             full = f"{path}.{name}" if path else name
             if param not in known:
                 owner[param] = unit
-                known[param] = Member(full, param, [])
-                members[unit].append(known[param])
+                known[param] = UnitParameter(full, param, [])
+                params[unit].append(known[param])
             elif owner[param] != unit:
                 raise BadArgument(
                     f"FSDP: {full} in unit {unit or 'root'} is the same parameter as "
@@ -46,78 +50,72 @@ def partition(module: nn.Module, rule: Rule) -> list[Part]:
                 )
             if (part, name) not in known[param].places:
                 known[param].places.append((part, name))
-    for name, found in members.items():
-        refuse_mixed(name, found)
-    return [(chosen[name], name, found) for name, found in members.items() if found]
+    for name, members in params.items():
+        refuse_mixed_types(name, members)
+    return [(units[name], name, members) for name, members in params.items() if members]
 
 
-def agreed_partition(
+def agree_on_units(
     module: nn.Module,
-    rule: Rule,
+    policy: UnitPolicy,
     comm: Communicator,
     replicas: Communicator | None,
-    told: Sequence[str],
-) -> list[Part]:
-    """The same, once all ranks have made it alike, with the first rank's parameters.
+    settings: Sequence[str],
+) -> list[UnitSpec]:
+    """The same, checked to be the same on all ranks, with rank 0's parameters.
 
-    `told` is what else must be the same on all.
+    `settings` are other arguments that must be the same on all ranks.
     """
     others = comm if replicas is None else replicas
-    with prepared(others, "FSDP"), prepared(comm, "FSDP") as mine:
-        parts = partition(module, rule)
-        mine += [f"unit {name or 'root'}" for _, name, _ in parts]
-        mine += [*told, "no replicas" if replicas is None else "replicas"]
+    with setup_together(others, "FSDP"), setup_together(comm, "FSDP") as mine:
+        units = split_into_units(module, policy)
+        mine += [f"unit {name or 'root'}" for _, name, _ in units]
+        mine += [*settings, "no replicas" if replicas is None else "replicas"]
     for ranks in (replicas, comm):
         if ranks is not None:
-            same_start(ranks, module, "FSDP")
-    return parts
+            sync_module_state(ranks, module, "FSDP")
+    return units
 
 
-def _chosen(module: nn.Module, rule: Rule) -> dict[str, nn.Module]:
-    """The units by name, the root among them."""
-    found = {"": module}
+def _unit_modules(module: nn.Module, policy: UnitPolicy) -> dict[str, nn.Module]:
+    """The modules that are units by name, the root first."""
     named = dict(module.named_modules())
-    if rule is None:
+    if policy is None:
         lists = [n for n, m in named.items() if isinstance(m, nn.ModuleList)]
         inside = {
             f"{n}.{i}" if n else i for n in lists for i, _ in named[n].named_children()
         }
-        picked = [name for name in named if name in inside]
-    elif callable(rule):
-        picked = [name for name, part in named.items() if rule(name, part)]
+        chosen = [name for name in named if name in inside]
+    elif callable(policy):
+        chosen = [name for name, part in named.items() if policy(name, part)]
     else:
-        types = tuple(t for t in rule if isinstance(t, type))
-        parts = [p for p in rule if isinstance(p, nn.Module)]
-        _refuse_strangers(parts, named, [*types, *parts], list(rule))
-        picked = [
-            name
-            for name, part in named.items()
-            if isinstance(part, types) or any(part is p for p in parts)
-        ]
-    found.update({name: named[name] for name in picked if name})
-    return found
+        chosen = _listed(named, list(policy))
+    return {"": module} | {name: named[name] for name in chosen if name}
 
 
-def _refuse_strangers(
-    parts: list[nn.Module],
-    named: dict[str, nn.Module],
-    good: list[object],
-    told: list[object],
-) -> None:
-    if len(good) != len(told):
+def _listed(named: dict[str, nn.Module], listed: list[object]) -> list[str]:
+    """Names of the modules that are listed, or whose class is."""
+    types = tuple(item for item in listed if isinstance(item, type))
+    modules = [item for item in listed if isinstance(item, nn.Module)]
+    if len(types) + len(modules) != len(listed):
         raise BadArgument(
             "FSDP: units: expected module classes, modules, or a function of (name, "
-            f"module), got {[type(t).__name__ for t in told]}"
+            f"module), got {[type(item).__name__ for item in listed]}"
         )
-    for part in parts:
-        if not any(part is mine for mine in named.values()):
+    for module in modules:
+        if not any(module is part for part in named.values()):
             raise BadArgument(
-                f"FSDP: units: a {type(part).__name__} is not a part of the module"
+                f"FSDP: units: a {type(module).__name__} is not a part of the module"
             )
+    return [
+        name
+        for name, part in named.items()
+        if isinstance(part, types) or any(part is m for m in modules)
+    ]
 
 
-def _unit_of(path: str, chosen: dict[str, nn.Module]) -> str:
+def _unit_of(path: str, units: dict[str, nn.Module]) -> str:
     """The innermost unit that a module belongs to."""
-    while path not in chosen:
+    while path not in units:
         path = path.rpartition(".")[0]
     return path

@@ -1,35 +1,35 @@
-"""What a rank has of a sharded parameter, and how to get from there to the whole.
+"""The local shard of a parameter, and full state dicts from all ranks' shards.
 
-Sharding cuts flat tensors, not parameters, so a rank may own all of a parameter, a run
-of its elements, or nothing. To an optimizer a piece is a parameter of one dimension;
-whatever works element by element does not see the difference. For people, files and
-other world sizes everything is put together again under the parameter's own name.
+ZeRO and FSDP shard flat tensors, not parameters, so a rank may have all of a parameter,
+a run of its elements, or nothing. To an optimizer a local shard is a parameter with one
+dimension; an optimizer that works element by element gives the same result. State dicts
+have full tensors under the parameter's own name, so that files are independent of the
+number of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.errors import BadArgument, UsageError
-from unisono.parallel.common.flat import Named, shares
+from unisono.errors import BadArgument
 from unisono.runtime.communicator import Communicator
 
 State = dict[str, Any]
 
 
 @dataclass
-class Piece:
-    """The run of a parameter's elements that this rank owns.
+class LocalShard:
+    """The run of a parameter's elements that this rank has.
 
     `param` has one dimension and may be empty; `counts` are the elements that each rank
-    owns, in their order.
+    has, in rank order.
     """
 
     name: str
@@ -43,59 +43,56 @@ class Piece:
         """Where in the flattened parameter it begins."""
         return list(accumulate(self.counts, initial=0))[self.comm.rank]
 
-    def whole(self, part: Tensor) -> Tensor:
-        """Put together what the ranks have of something shaped like the parameter."""
-        flat = part.new_empty(sum(self.counts))
-        label = f"whole {self.name}"
-        self.comm.all_gather(part.detach(), out=flat, counts=self.counts, label=label)
+    def full_tensor(self, local: Tensor) -> Tensor:
+        """All-gather a tensor that is sharded as the parameter is."""
+        flat = local.new_empty(sum(self.counts))
+        label = f"full {self.name}"
+        self.comm.all_gather(local.detach(), out=flat, counts=self.counts, label=label)
         return flat.view(self.shape)
 
-    def part(self, whole: Tensor) -> Tensor:
-        """What this rank owns of it."""
-        if whole.shape != self.shape:
+    def local_part(self, full: Tensor) -> Tensor:
+        """This rank's elements of a tensor that is shaped like the full parameter."""
+        if full.shape != self.shape:
             raise BadArgument(
-                f"{self.name}: got a tensor of {list(whole.shape)}, the parameter has "
+                f"{self.name}: got a tensor of {list(full.shape)}, the parameter has "
                 f"{list(self.shape)}"
             )
-        return whole.reshape(-1)[self.begin : self.begin + self.param.numel()]
+        return full.reshape(-1)[self.begin : self.begin + self.param.numel()]
 
 
-def counts_in(begin: int, end: int, total: int, n: int) -> list[int]:
-    """How much each of n ranks has of [begin, end) in a flat tensor of `total`."""
-    bounds = list(accumulate(shares(total, n), initial=0))
-    return [
-        max(0, min(end, upper) - max(begin, lower)) for lower, upper in pairwise(bounds)
-    ]
-
-
-def whole_parameters(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter in full, one at a time, on every rank."""
-    for piece in pieces:
-        yield piece.name, piece.whole(piece.param)
+def full_parameters(shards: Sequence[LocalShard]) -> Iterator[tuple[str, Tensor]]:
+    """Every full parameter, one at a time, on every rank."""
+    for shard in shards:
+        yield shard.name, shard.full_tensor(shard.param)
 
 
 @torch.no_grad()
-def load_parameters(pieces: Sequence[Piece], state: Mapping[str, Tensor]) -> None:
-    """Take this rank's part of every parameter; nothing is sent."""
-    for piece in pieces:
-        piece.param.copy_(piece.part(state[piece.name]))
+def load_local_shards(
+    shards: Sequence[LocalShard], state: Mapping[str, Tensor]
+) -> None:
+    """Copy this rank's elements of every parameter; nothing is sent."""
+    for shard in shards:
+        shard.param.copy_(shard.local_part(state[shard.name]))
 
 
-def module_state(module: nn.Module, pieces: Sequence[Piece]) -> State:
-    """The plain state dict of a module that has these pieces; all ranks together."""
+def full_module_state(module: nn.Module, shards: Sequence[LocalShard]) -> State:
+    """The state dict of a module with full parameters; a collective call."""
     state = dict(module.state_dict())
-    whole = dict(whole_parameters(pieces))
-    # A parameter that stands in several places has a name for each.
-    at = {id(p.param): whole[p.name] for p in pieces}
+    full = dict(full_parameters(shards))
+    # A tied parameter has several names, and a local shard for the first of them.
+    by_param = {id(shard.param): full[shard.name] for shard in shards}
     named = module.named_parameters(remove_duplicate=False)
-    state.update({name: at[id(param)] for name, param in named})
+    state.update({name: by_param[id(param)] for name, param in named})
     return state
 
 
-def load_module_state(
-    module: nn.Module, pieces: Sequence[Piece], state: Mapping[str, Any], strict: bool
+def load_full_module_state(
+    module: nn.Module,
+    shards: Sequence[LocalShard],
+    state: Mapping[str, Any],
+    strict: bool,
 ) -> Any:
-    """The way back; nothing is sent. Like torch, it tells which names do not fit."""
+    """Load a full state dict; nothing is sent. Returns names that do not fit."""
     known = module.state_dict()
     missing = [name for name in known if name not in state]
     unexpected = [name for name in state if name not in known]
@@ -104,23 +101,25 @@ def load_module_state(
             f"FSDP.load_state_dict: missing {missing[:3]}, unexpected "
             f"{unexpected[:3]}; give the module's own names, or strict=False"
         )
-    load_parameters([p for p in pieces if p.name in state], state)
+    load_local_shards([s for s in shards if s.name in state], state)
     for name, buffer in module.named_buffers():
         if name in state:
             buffer.copy_(state[name])
     return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
-def optimizer_state(optimizer: Optimizer, pieces: Sequence[Piece]) -> State:
-    """Its state with whole tensors under the parameters' names, on every rank."""
+def full_optimizer_state(optimizer: Optimizer, shards: Sequence[LocalShard]) -> State:
+    """Its state with full tensors under the parameters' names, on every rank."""
     state: State = {}
-    for piece in pieces:
-        mine = optimizer.state.get(piece.param, {})
-        state[piece.name] = {
-            key: piece.whole(value) if _shaped(value, piece) else _copied(value)
-            for key, value in sorted(mine.items())
+    for shard in shards:
+        local = optimizer.state.get(shard.param, {})
+        state[shard.name] = {
+            key: shard.full_tensor(value)
+            if _is_sharded(value, shard)
+            else _copied(value)
+            for key, value in sorted(local.items())
         }
-    names = {piece.param: piece.name for piece in pieces}
+    names = {shard.param: shard.name for shard in shards}
     groups = [
         {**group, "params": [names[param] for param in group["params"]]}
         for group in optimizer.param_groups
@@ -128,75 +127,36 @@ def optimizer_state(optimizer: Optimizer, pieces: Sequence[Piece]) -> State:
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizer_state(
-    optimizer: Optimizer, pieces: Sequence[Piece], whole: State
+def load_full_optimizer_state(
+    optimizer: Optimizer, shards: Sequence[LocalShard], full: State
 ) -> None:
-    """Take this rank's part of a state that any number of ranks have saved."""
-    by_name = {piece.name: piece for piece in pieces}
-    told = [set(g["params"]) for g in whole["param_groups"]]
-    names = {piece.param: piece.name for piece in pieces}
-    mine = [{names[p] for p in g["params"]} for g in optimizer.param_groups]
-    if told != mine:
+    """Load this rank's part of a state that any number of ranks have saved."""
+    by_name = {shard.name: shard for shard in shards}
+    saved = [set(group["params"]) for group in full["param_groups"]]
+    names = {shard.param: shard.name for shard in shards}
+    mine = [{names[p] for p in group["params"]} for group in optimizer.param_groups]
+    if saved != mine:
         raise BadArgument(
-            f"load_state_dict: the state has groups of {[len(t) for t in told]} "
+            f"load_state_dict: the state has groups of {[len(s) for s in saved]} "
             f"parameters, the optimizer has {[len(m) for m in mine]}, or other names; "
             "make the optimizer as it was when the state was saved"
         )
-    for name, values in whole["state"].items():
-        piece = by_name[name]
-        optimizer.state[piece.param] = {
-            key: piece.part(value).clone()
-            if isinstance(value, Tensor) and value.shape == piece.shape
+    for name, values in full["state"].items():
+        shard = by_name[name]
+        optimizer.state[shard.param] = {
+            key: shard.local_part(value).clone()
+            if isinstance(value, Tensor) and value.shape == shard.shape
             else _copied(value)
             for key, value in values.items()
         }
-    for group, said in zip(optimizer.param_groups, whole["param_groups"], strict=True):
-        group.update({k: v for k, v in said.items() if k != "params"})
+    for group, loaded in zip(optimizer.param_groups, full["param_groups"], strict=True):
+        group.update({k: v for k, v in loaded.items() if k != "params"})
 
 
-def _shaped(value: object, piece: Piece) -> bool:
-    """Whether it has an element for each of the piece's, and is no mere number."""
-    return isinstance(value, Tensor) and value.shape == piece.param.shape
+def _is_sharded(value: object, shard: LocalShard) -> bool:
+    """Whether it has an element for each of the shard's, and is not a single number."""
+    return isinstance(value, Tensor) and value.shape == shard.param.shape
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def refuse_closure(closure: object, where: str) -> None:
-    """A closure would run forward and backward as often as each rank likes."""
-    if closure is not None:
-        raise UsageError(
-            f"{where}.step(closure): closures are not supported, since every rank must "
-            "run forward and backward equally often; call them yourself, then step()"
-        )
-
-
-_WHOLE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
-
-
-def refuse_whole(optimizer: object, where: str) -> None:
-    """Some optimizers look at more than one element at a time."""
-    name = getattr(optimizer, "__name__", type(optimizer).__name__)
-    if name in _WHOLE:
-        raise BadArgument(
-            f"{where}: {name} needs whole parameters, and a rank has runs of their "
-            "elements; use one that works element by element, such as AdamW or SGD"
-        )
-
-
-def refuse_strangers(groups: list[dict[str, Any]], named: Named) -> None:
-    """Groups are of the module's own parameters, those that learn."""
-    known = {param for _, param in named}
-    strangers = [p for g in groups for p in g["params"] if p not in known]
-    if strangers:
-        raise BadArgument(
-            f"ZeRO: groups have {len(strangers)} tensors that are not trainable "
-            "parameters of the module"
-        )
-
-
-def is_plain(value: object) -> bool:
-    """Whether an option reads the same on every rank that means the same."""
-    parts = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(part, bool | int | float | str) for part in parts)

@@ -1,9 +1,10 @@
-"""All ranks make an optimizer step, or none: how one that differs is found, and told.
+"""All ranks make an optimizer step, or none: how a rank that differs is detected.
 
-In stages 1 and 2 of ZeRO a step gathers, so a rank that skips it makes other calls than
-the rest. In FSDP a step sends nothing, and a rank that skips it would go on with shards
-of another age. But torch counts the changes of a tensor, so the next forward pass knows
-whether the shards are new, and says so in a label: ranks that differ do not match.
+In stages 1 and 2 of ZeRO a step gathers parameters, so a rank that skips it makes other
+calls than the rest. In FSDP a step sends nothing, and a rank that skips it would go on
+with old shards. But torch counts in-place changes of a tensor, so the next forward pass
+knows whether its shards are new, and says so in a label: if ranks differ, their calls
+do not match.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ _FORWARD, _NEW = "forward, ", " step, new"
 
 
 @contextmanager
-def all_step(where: str, stepped: Callable[[str], bool | None]) -> Iterator[None]:
-    """If calls differ since only some ranks have stepped, the error says so.
+def explain_step_mismatch(
+    where: str, stepped: Callable[[str], bool | None]
+) -> Iterator[None]:
+    """If calls differ because only some ranks have stepped, say so in the error.
 
-    `stepped` tells that of a call, or None if the call does not show it.
+    `stepped` tells from a call whether its rank has stepped, or None if the call does
+    not show it.
     """
     try:
         yield
@@ -31,33 +35,33 @@ def all_step(where: str, stepped: Callable[[str], bool | None]) -> Iterator[None
             raise
         raise CollectiveMismatch(
             f"{error}. {where}: some ranks have made an optimizer step that others "
-            "have skipped, as after an overflow that these alone have seen; all step, "
-            "or none. torch.amp.GradScaler asks all ranks; who looks at gradients by "
-            "hand must, too",
+            "have skipped, as after an overflow that only these have seen; all ranks "
+            "must step, or none. torch.amp.GradScaler asks all ranks; code that checks "
+            "gradients itself must do so, too",
             calls=error.calls,
             seq=error.seq,
         ) from None
 
 
-class Updates:
-    """Whether tensors have changed since the last time that it was asked."""
+class ShardVersions:
+    """Whether tensors have changed since the last check."""
 
     def __init__(self) -> None:
-        """As if they had not changed yet."""
+        """At first, nothing has changed."""
         self._version = 0
         self.new = False
 
-    def look(self, tensors: Iterable[Tensor]) -> None:
-        """Compare them with what they were."""
+    def check(self, tensors: Iterable[Tensor]) -> None:
+        """Compare the tensors' version counters with the last ones."""
         version = sum(t._version for t in tensors if not t.is_inference())
         self.new, self._version = version != self._version, version
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """What the label of a call in forward ends with."""
         return ", new" if self.new else ""
 
 
-def shows_new(call: str) -> bool | None:
-    """Whether a call of some rank told of new tensors; None if it is no such call."""
+def reports_new_shards(call: str) -> bool | None:
+    """Whether a rank's call says that its shards are new; None for other calls."""
     return _NEW in call if _FORWARD in call else None

@@ -1,8 +1,8 @@
-"""Stages 1 and 2 of ZeRO: whole parameters in flat buckets, each rank steps a share.
+"""Stages 1 and 2 of ZeRO: full parameters in flat buckets; each rank steps a shard.
 
 bucket   | weight | bias | ...      |     parameters are views of it
-shares   |  rank 0  | rank 1 | ...  |     gradients are reduce-scattered into them,
-                                          and new parameters gathered from them
+shards   |  rank 0  | rank 1 | ...  |     gradients are reduce-scattered into them,
+                                          new parameters are gathered from them
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from unisono.parallel.common.flat import Pool, counts_of, room, share, views
-from unisono.parallel.common.placement import keep_apart
+from unisono.parallel.common.flat import BufferPool, shared_zeros, views
+from unisono.parallel.common.marking import mark_sharded
+from unisono.parallel.common.shard_math import (
+    overlap_sizes,
+    shard_bounds,
+    uneven_counts,
+)
 from unisono.parallel.data.buckets import Bucket, Buckets
-from unisono.parallel.data.compression import Compression, PerBucket
-from unisono.parallel.sharded.local_shard import Piece, counts_in
-from unisono.parallel.sharded.step_check import all_step
+from unisono.parallel.data.compression import BucketCodec, Compression
+from unisono.parallel.sharded.local_shard import LocalShard
+from unisono.parallel.sharded.step_check import explain_step_mismatch
 from unisono.runtime.communicator import Communicator
 
 _STEP = "parameters of bucket"
@@ -27,8 +32,8 @@ def _stepped(call: str) -> bool:
     return _STEP in call
 
 
-class Shares:
-    """The buckets of a module, of which each rank steps its share."""
+class ZeroBuckets:
+    """The buckets of a module, of which each rank steps its shard."""
 
     def __init__(
         self,
@@ -36,106 +41,107 @@ class Shares:
         comm: Communicator,
         buckets: list[Bucket],
         *,
-        keeps: bool,
+        keep_grads: bool,
         reproducible: bool,
         finds_unused: bool,
-        codec: PerBucket = None,
+        codec: BucketCodec = None,
     ) -> None:
-        """`keeps` says whether whole gradients have a place of their own (stage 1)."""
-        self.comm, self._keeps, self._reproducible = comm, keeps, reproducible
+        """`keep_grads`: full gradients have memory of their own (stage 1)."""
+        self.comm, self._keep_grads = comm, keep_grads
+        self._reproducible = reproducible
         self.compression = Compression(comm, codec, buckets)
-        self._flying: deque[Bucket] = deque()
+        self._in_flight: deque[Bucket] = deque()
         self._flat: list[Tensor] = []
-        self.pieces: list[Piece] = []
-        self._places: list[list[tuple[Piece, slice]]] = []
+        self.local_shards: list[LocalShard] = []
+        self._spans: list[list[tuple[LocalShard, slice]]] = []
         for bucket in buckets:
-            self._take_over(bucket)
+            self._flatten(bucket)
         self.buckets = Buckets(
             buckets,
             comm,
             launch=self._launch,
-            land=self._land_all,
-            take=self._take,
+            finish=self._finish_all,
+            allocate=self._allocate,
             finds_unused=finds_unused,
-            keeps_grads=False,
+            keep_grads=False,
         )
         largest = max((b.count * b.dtype.itemsize for b in buckets), default=0)
-        self._pool = Pool(comm, largest, self._land_oldest, rooms=2)
+        self._pool = BufferPool(comm, largest, self._finish_oldest, size=2)
         module.register_forward_hook(lambda _, args, out: self.buckets.watch(out))
 
-    def _take_over(self, bucket: Bucket) -> None:
-        """Let the parameters live in one flat tensor, and cut this rank's share."""
-        flat = room(self.comm, bucket.count, bucket.dtype)
+    def _flatten(self, bucket: Bucket) -> None:
+        """Move parameters into one flat tensor, and make this rank's local shards."""
+        flat = shared_zeros(self.comm, bucket.count, bucket.dtype)
         self._flat.append(flat)
         for param, view in zip(bucket.params, views(flat, bucket.params), strict=True):
             param.data = view.copy_(param.detach())
-        if self._keeps:
-            bucket.settle(room(self.comm, bucket.count, bucket.dtype))
-        lower, upper = share(bucket.count, self.comm)
-        places: list[tuple[Piece, slice]] = []
+        if self._keep_grads:
+            bucket.attach(shared_zeros(self.comm, bucket.count, bucket.dtype))
+        lower, upper = shard_bounds(bucket.count, self.comm)
+        spans: list[tuple[LocalShard, slice]] = []
         for i, (begin, end) in enumerate(pairwise(bucket.begins)):
             first = min(max(begin, lower), upper)
             last = max(min(end, upper), first)
-            counts = counts_in(begin, end, bucket.count, self.comm.world_size)
+            counts = overlap_sizes(begin, end, bucket.count, self.comm.world_size)
             param = nn.Parameter(flat[first:last])
-            keep_apart(param, self.comm, of=bucket.params[i])
+            mark_sharded(param, self.comm, of=bucket.params[i])
             shape = bucket.params[i].shape
-            piece = Piece(bucket.names[i], param, shape, counts, self.comm)
-            places.append((piece, slice(first - lower, last - lower)))
-        self._places.append(places)
-        self.pieces += [piece for piece, _ in places]
+            shard = LocalShard(bucket.names[i], param, shape, counts, self.comm)
+            spans.append((shard, slice(first - lower, last - lower)))
+        self._spans.append(spans)
+        self.local_shards += [shard for shard, _ in spans]
 
-    def _take(self, bucket: Bucket) -> None:
-        bucket.settle(self._pool.take(bucket.count, bucket.dtype))
+    def _allocate(self, bucket: Bucket) -> None:
+        bucket.attach(self._pool.acquire(bucket.count, bucket.dtype))
 
     def _launch(self, bucket: Bucket) -> None:
-        """Average a full bucket; this rank gets its share, in its place."""
-        with all_step("ZeRO", _stepped):
+        """Begin to average a full bucket; this rank gets its shard, in place."""
+        with explain_step_mismatch("ZeRO", _stepped):
             bucket.work = self.compression.reduce_scatter(
                 bucket,
                 reproducible=self._reproducible,
                 label=f"bucket {bucket.number}, {self.buckets.parity()} step",
             )
-        self._flying.append(bucket)
+        self._in_flight.append(bucket)
 
-    def _land_oldest(self) -> bool:
-        """Wait for a bucket and add its share to the pieces' gradients."""
-        if not self._flying:
+    def _finish_oldest(self) -> bool:
+        """Wait for a bucket and add its shard to the local shards' gradients."""
+        if not self._in_flight:
             return False
-        bucket = self._flying.popleft()
+        bucket = self._in_flight.popleft()
         assert bucket.work is not None
         assert bucket.data is not None
-        with all_step("ZeRO", _stepped):
+        with explain_step_mismatch("ZeRO", _stepped):
             bucket.work.wait()
-        lower, upper = share(bucket.count, self.comm)
+        lower, upper = shard_bounds(bucket.count, self.comm)
         mine = bucket.data[lower:upper].clone()
-        for piece, place in self._places[bucket.number]:
-            if piece.param.grad is None:
-                piece.param.grad = mine[place]
+        for shard, span in self._spans[bucket.number]:
+            if shard.param.grad is None:
+                shard.param.grad = mine[span]
             else:
-                piece.param.grad.add_(mine[place])
-        if not self._keeps:
-            self._pool.bring_back(bucket.data)
+                shard.param.grad.add_(mine[span])
+        if not self._keep_grads:
+            self._pool.release(bucket.data)
             bucket.data = None
         return True
 
-    def _land_all(self, buckets: list[Bucket]) -> None:
-        while self._land_oldest():
+    def _finish_all(self, buckets: list[Bucket]) -> None:
+        while self._finish_oldest():
             pass
 
-    def gather(self) -> None:
-        """Give everybody what this rank has stepped."""
-        with all_step("ZeRO", _stepped):
+    def gather_parameters(self) -> None:
+        """All-gather the parameters that each rank has stepped."""
+        with explain_step_mismatch("ZeRO", _stepped):
             self._gather()
 
     def _gather(self) -> None:
         works = []
         for number, flat in enumerate(self._flat):
-            lower, upper = share(flat.numel(), self.comm)
+            lower, upper = shard_bounds(flat.numel(), self.comm)
             work = self.comm.all_gather(
                 flat[lower:upper],
                 out=flat,
-                counts=counts_of(flat.numel(), self.comm.world_size),
+                counts=uneven_counts(flat.numel(), self.comm.world_size),
                 async_op=True,
                 label=f"{_STEP} {number}",
             )
