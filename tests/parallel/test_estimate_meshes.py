@@ -58,7 +58,7 @@ def sent_by(run, *comms):
     return [c.sent_bytes - was for c, was in zip(comms, before, strict=True)]
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_dp_and_tp_send_and_keep_what_is_estimated(threads, strategy):
     def run(comm):
         with Mesh(comm, dp=2, tp=2) as mesh:
@@ -245,13 +245,13 @@ def test_mesh_of_one_axis_equals_the_strategy(n):
         "tp": {"ddp": "tensor"},
         "cp": {"ddp": "ring"},
     }.items():
-        ways = {e.strategy: e for e in on_mesh(model, at, Axes(**{axis: n}))}
+        by_strategy = {e.strategy: e for e in on_mesh(model, at, Axes(**{axis: n}))}
         for strategy, name in names.items():
-            assert ways[strategy].memory == pytest.approx(alone[name].memory), (
+            assert by_strategy[strategy].memory == pytest.approx(alone[name].memory), (
                 axis,
                 strategy,
             )
-            assert ways[strategy].sent == pytest.approx(alone[name].sent), (
+            assert by_strategy[strategy].sent == pytest.approx(alone[name].sent), (
                 axis,
                 strategy,
             )
@@ -263,12 +263,12 @@ def test_best_mesh_sends_least_of_those_that_fit():
     at = Setting(16, 16, 8192, 2, 4.0)
     room = 24 << 30
     assert all(e.memory > room for e in estimates(model, at))
-    axes, strategy = best_mesh(model, at, room)
+    axes, best = best_mesh(model, at, room)
     assert axes.n == 16
-    assert strategy.memory <= room
+    assert best.memory <= room
     for other in meshes(model, at):
         for estimate in on_mesh(model, at, other):
-            worse = estimate.memory > room or estimate.sent >= strategy.sent
+            worse = estimate.memory > room or estimate.sent >= best.sent
             assert worse or idle(at, other) > 0.25
     assert best_mesh(model, at, 1 << 20) is None
 
