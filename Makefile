@@ -8,10 +8,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # unpack it, and tests start a thousand interpreters.
 INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-NATIVE := CMakeLists.txt $(wildcard native/*)
+NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
-.PHONY: sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -111,6 +111,14 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
+# The sdist and this machine's wheel into dist/: built, checked, installed into a fresh
+# environment without a compiler, and used there. ALL=1: for every CPython and for this
+# machine's architecture by cibuildwheel, which needs docker or podman; ARCHS="x86_64
+# aarch64" for others, which needs qemu.
+wheels: $(VENV)/.release
+	@$(if $(ALL),CIBW_ARCHS="$(or $(ARCHS),auto64)" $(BIN)/cibuildwheel --platform linux \
+	  --output-dir dist,PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/wheels.py)
+
 # The native core under sanitizers, over the whole suite, sweeps excepted: addresses and
 # undefined behaviour in one venv, races between threads in another. It takes long, so
 # PARTS="tests/runtime tests/codecs" runs some of it, and WORKERS tells how many at once.
@@ -140,7 +148,7 @@ sanitize-thread: .venv-tsan/.ready
 	  setarch -R .venv-tsan/bin/python tests/transports/lifeline_races.py; \
 	  setarch -R .venv-tsan/bin/python -m pytest -n $(WORKERS) --durations=5 \
 	    $(UNSANITIZED) $(PARTS))
-TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/tsan.supp
+TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/test/tsan.supp
 
 # $(call sanitized,kind,command): run it, show every report, and fail if there is one.
 define sanitized
@@ -192,4 +200,4 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build site
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build dist site

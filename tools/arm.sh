@@ -100,6 +100,7 @@ compile() {
   echo "compiling for aarch64 into $build"
   "$here/bin/cmake" -S . -B "$build" -G Ninja --fresh -Wno-dev \
     -DCMAKE_MAKE_PROGRAM="$here/bin/ninja" -DCMAKE_TOOLCHAIN_FILE=tools/aarch64.cmake \
+    -DUNISONO_TEST_HOOKS=ON \
     -DCMAKE_CXX_FLAGS="-Werror -idirafter $root/usr/include" \
     -DPython_EXECUTABLE="$root/usr/bin/python" \
     -DPython_INCLUDE_DIR="$root/usr/include/python$1" > "$here/cmake.log" 2>&1 ||

@@ -1,4 +1,4 @@
-"""Types of the native core; see native/module.cpp."""
+"""Types of the native core; see native/bindings/module.cpp."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -76,6 +76,7 @@ def failpoint_names() -> list[str]: ...
 def cut_names() -> list[str]: ...
 
 NOTE_BYTES: int
+TEST_HOOKS: bool
 MOST_ACTIONS: int
 MOST_RANKS: int
 

@@ -1,6 +1,6 @@
 """Element types and reductions: one table for NumPy, torch and the native core.
 
-The order of both tables is that of the enumerations in native/reduce.hpp.
+The order of both tables is that of the enumerations in native/kernels/reduce.hpp.
 """
 
 from __future__ import annotations

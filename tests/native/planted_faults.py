@@ -43,7 +43,7 @@ SUPPORT = (
     # A ring that a scenario can fill.
     Change(
         "a small ring",
-        "ring.hpp",
+        "p2p/byte_ring.hpp",
         "inline std::size_t ring_capacity(std::size_t n) {\n",
         "inline std::size_t ring_capacity(std::size_t n) {\n"
         "  if (n > 0)\n    return 64;\n",
@@ -51,7 +51,7 @@ SUPPORT = (
     # The other half of a fault.
     Change(
         "wake before the store",
-        "collective.cpp",
+        "engine/collective.cpp",
         "  ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
         f"  if (!{_if('wake before the store')})\n"
         "    ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
@@ -62,21 +62,21 @@ FAULTS = (
     # A dropped release or acquire.
     _relaxed(
         "arrival without release",
-        "collective.cpp",
+        "engine/collective.cpp",
         "header.seq.store(seq, std::memory_order_release);\n  ring(",
         "memory_order_release",
         "arrival",
     ),
     _relaxed(
         "arrival without acquire",
-        "collective.cpp",
+        "engine/collective.cpp",
         "if (header.seq.load(std::memory_order_acquire) != seq) {",
         "memory_order_acquire",
         "arrival",
     ),
     _relaxed(
         "progress without release",
-        "collective.cpp",
+        "engine/collective.cpp",
         "progress.store(progress_word(generation, actions),\n"
         + " " * 52
         + "std::memory_order_release);",
@@ -85,35 +85,35 @@ FAULTS = (
     ),
     _relaxed(
         "progress without acquire",
-        "collective.cpp",
+        "engine/collective.cpp",
         ".progress.load(std::memory_order_acquire);\n  return seen >= word;",
         "memory_order_acquire",
         "windows, then others",
     ),
     _relaxed(
         "sent without release",
-        "channel.cpp",
+        "p2p/channel.cpp",
         "ring->sent.store(sent, std::memory_order_release);",
         "memory_order_release",
         "messages",
     ),
     _relaxed(
         "sent without acquire",
-        "channel_receiving.cpp",
+        "p2p/channel_receive.cpp",
         "box.ring->sent.load(std::memory_order_acquire) - taken;",
         "memory_order_acquire",
         "messages",
     ),
     _relaxed(
         "taken without release",
-        "channel_receiving.cpp",
+        "p2p/channel_receive.cpp",
         "box.ring->taken.store(taken + some, std::memory_order_release);",
         "memory_order_release",
         "messages",
     ),
     _relaxed(
         "taken without acquire",
-        "channel.cpp",
+        "p2p/channel.cpp",
         "std::size_t room = capacity_ - "
         "(sent - ring->taken.load(std::memory_order_acquire));",
         "memory_order_acquire",
@@ -121,14 +121,14 @@ FAULTS = (
     ),
     _relaxed(
         "cut without release",
-        "channel.cpp",
+        "p2p/channel.cpp",
         "box.ring->cut.store(1, std::memory_order_release);",
         "memory_order_release",
         "message given up after another",
     ),
     _relaxed(
         "cut without acquire",
-        "channel_receiving.cpp",
+        "p2p/channel_receive.cpp",
         "inboxes_[from].ring->cut.load(std::memory_order_acquire) != 0;",
         "memory_order_acquire",
         "message given up after another",
@@ -136,7 +136,7 @@ FAULTS = (
     # A swapped store.
     Fault(
         "arrival before what it speaks of",
-        "collective.cpp",
+        "engine/collective.cpp",
         "  header.fingerprint = plan_->fingerprint;\n  header.flags = flags;\n",
         f"  if ({_if('arrival before what it speaks of')})\n"
         "    header.seq.store(seq, std::memory_order_release);\n"
@@ -145,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         "progress before the action",
-        "collective.cpp",
+        "engine/collective.cpp",
         "        lost_ = traced_ ? traced(action) : perform(action);\n",
         f"        if ({_if('progress before the action')})\n"
         "          report(generation, action_ + 1);\n"
@@ -155,7 +155,7 @@ FAULTS = (
     # The guard of writes to others' buffers: Touch and hands_off.
     Fault(
         "Touch stores with release",
-        "lending.cpp",
+        "memory/zero_copy.cpp",
         "touching_->store(1, std::memory_order_seq_cst);",
         "touching_->store(1, "
         f"{_if('Touch stores with release')} || {_if('Touch with acq_rel')} "
@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "Touch with acq_rel",
-        "lending.cpp",
+        "memory/zero_copy.cpp",
         "control().abort.load(std::memory_order_seq_cst) == 0;",
         f"control().abort.load({_if('Touch with acq_rel')} "
         "? std::memory_order_acquire : std::memory_order_seq_cst) == 0;",
@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "hands_off without its fence",
-        "lending.cpp",
+        "memory/zero_copy.cpp",
         "  std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
         f"  if (!{_if('hands_off without its fence')})\n"
         "    std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
@@ -180,14 +180,14 @@ FAULTS = (
     ),
     Fault(
         "buffers used again at once",
-        "lending.cpp",
+        "memory/zero_copy.cpp",
         "touched() && now_ns() < until;)",
         f"!{_if('buffers used again at once')} && touched() && now_ns() < until;)",
         "one gives up, lent",
     ),
     Fault(
         "delivered without a look",
-        "lending.cpp",
+        "memory/zero_copy.cpp",
         "Lending::Touch::Touch(const Lending &lending, bool really) {\n  if (!really)",
         "Lending::Touch::Touch(const Lending &lending, bool really) {\n"
         f"  if (!really || {_if('delivered without a look')})",
@@ -196,7 +196,7 @@ FAULTS = (
     # The last look of a reader.
     Fault(
         "the last look before what was read",
-        "collective.cpp",
+        "engine/collective.cpp",
         "  std::atomic_thread_fence(std::memory_order_acquire);\n"
         "  if (const Verdict broken",
         f"  if (!{_if('the last look before what was read')})\n"
@@ -206,7 +206,7 @@ FAULTS = (
     ),
     Fault(
         "no last look",
-        "collective.cpp",
+        "engine/collective.cpp",
         "  if (status != Status::done || lent_ == 0)\n",
         f"  if (status != Status::done || lent_ == 0 || {_if('no last look')})\n",
         "one gives up, read by others",
@@ -214,7 +214,7 @@ FAULTS = (
     # Waits left out.
     Fault(
         "a window not waited for",
-        "collective.cpp",
+        "engine/collective.cpp",
         "bool Collective::window_free() {\n  if (free_)",
         "bool Collective::window_free() {\n"
         f"  if (free_ || {_if('a window not waited for')})",
@@ -222,7 +222,7 @@ FAULTS = (
     ),
     Fault(
         "an action does not wait",
-        "collective.cpp",
+        "engine/collective.cpp",
         "    if (!passed(wait, generation)) {\n"
         "      begin_wait(std::size_t(wait.rank));",
         f"    if (!{_if('an action does not wait')} && !passed(wait, generation)) {{\n"
@@ -231,7 +231,7 @@ FAULTS = (
     ),
     Fault(
         "left before readers are done",
-        "collective.cpp",
+        "engine/collective.cpp",
         "      if (!passed(program_->exits[wait_], comm_.generation - 1)) {",
         f"      if (!{_if('left before readers are done')} &&\n"
         "          !passed(program_->exits[wait_], comm_.generation - 1)) {",
@@ -239,7 +239,7 @@ FAULTS = (
     ),
     Fault(
         "more sent than there is room",
-        "channel.cpp",
+        "p2p/channel.cpp",
         "  const std::size_t some = std::min(room, transfer.bytes_ - transfer.done_);",
         "  const std::size_t some = std::min("
         f"{_if('more sent than there is room')} ? capacity_ : room, "
@@ -250,7 +250,7 @@ FAULTS = (
     # Verdicts.
     Fault(
         "the last verdict stands",
-        "verdict.cpp",
+        "engine/comm_failure.cpp",
         "  if (abort.compare_exchange_strong(found, verdict.word(), "
         "std::memory_order_acq_rel)) {",
         f"  if ({_if('the last verdict stands')})\n"
@@ -261,7 +261,7 @@ FAULTS = (
     ),
     Fault(
         "its own verdict believed",
-        "verdict.cpp",
+        "engine/comm_failure.cpp",
         "  ring(layout_, size());\n  return Verdict::of(found);",
         "  ring(layout_, size());\n"
         f"  return {_if('its own verdict believed')} ? verdict : Verdict::of(found);",
@@ -269,7 +269,7 @@ FAULTS = (
     ),
     Fault(
         "given up without a word",
-        "channel.cpp",
+        "p2p/channel.cpp",
         "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
         f"  if (!{_if('given up without a word')} &&\n"
         "      transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
@@ -279,7 +279,7 @@ FAULTS = (
     # Sleep: these cost time in the product, so they are looked for where no sleep ends.
     Fault(
         "no second look before sleep",
-        "wait.hpp",
+        "memory/wait.hpp",
         "    if (!ready())\n      sleep(nap_);",
         f"    if ({_if('no second look before sleep')} || !ready())\n"
         "      sleep(nap_);",
@@ -288,7 +288,7 @@ FAULTS = (
     ),
     Fault(
         "wake before the store",
-        "collective.cpp",
+        "engine/collective.cpp",
         "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n",
         "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n"
         f"  if ({_if('wake before the store')})\n"
@@ -298,7 +298,7 @@ FAULTS = (
     ),
     Fault(
         "awake without having been counted",
-        "wait.hpp",
+        "memory/wait.hpp",
         "    control_.sleepers.fetch_add(1, std::memory_order_seq_cst);",
         f"    if (!{_if('awake without having been counted')})\n"
         "      control_.sleepers.fetch_add(1, std::memory_order_seq_cst);",

@@ -1,8 +1,8 @@
 """Builds the model of the shared-memory protocol from the sources, and runs it.
 
 What is compiled is a copy of `native/`, into which the faults of `planted_faults.py`
-are written, each switched off unless asked for by name; `native/model/explorer.hpp`
-says how the rest works, docs/protocol.md what is shown by it.
+are written, each switched off unless asked for by name. How the rest works is in
+`native/test/model/explorer.hpp`, what is shown by it in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from typing import Any
 
 from planted_faults import FAULTS, SUPPORT
 
-from unisono.runtime.plans import lowered, offsets, verified
+from unisono.runtime.plan.plans import lowered, offsets, verified
 from unisono.schedule.program import Program
 
 NATIVE = Path(__file__).parents[2] / "native"
 # Of the product, what runs in the model.
 PRODUCT = [
-    "collective",
-    "in_place",
-    "movement",
-    "needs",
-    "traced",
-    "crossing",
-    "lending",
-    "reach",
-    "verdict",
-    "comm",
-    "queued",
-    "channel",
-    "channel_receiving",
-    "task",
-    "fork",
-    "mesh",
-    "mesh_messages",
-    "failpoint",
+    "engine/collective",
+    "engine/collective_in_place",
+    "engine/collective_movement",
+    "engine/collective_wait",
+    "engine/collective_trace",
+    "engine/collective_streams",
+    "memory/zero_copy",
+    "memory/cross_memory",
+    "engine/comm_failure",
+    "engine/comm",
+    "engine/comm_queue",
+    "p2p/channel",
+    "p2p/channel_receive",
+    "engine/task",
+    "support/fork",
+    "memory/host_peers",
+    "memory/host_peers_messages",
 ]
 SCENARIOS = ["litmus", "world", "calls", "failures", "waits", "messages"]
 OWN = ["explorer", "hooks", "main"]  # not instrumented
@@ -66,7 +65,12 @@ WRAPPED = [
 PLAIN = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wno-tsan"]
 INSTRUMENTED = [*PLAIN, "-fsanitize=thread", "-fno-builtin-memcpy"]
 # Where the words of the protocol are used, and how that reads.
-ORDERED_IN = {"collective.cpp", "lending.cpp", "channel.cpp", "channel_receiving.cpp"}
+ORDERED_IN = {
+    "engine/collective.cpp",
+    "memory/zero_copy.cpp",
+    "p2p/channel.cpp",
+    "p2p/channel_receive.cpp",
+}
 OPERATION = re.compile(r"(\.|->)(load|store|fetch_\w+|exchange|compare_\w+)\(|_fence\(")
 COLLECTIVES = (
     ("naive", "all_reduce", "naive"),
@@ -97,17 +101,16 @@ def _run(command: Sequence[str | Path], within: Path | None = None) -> str:
 
 def _copied(to: Path) -> None:
     """The sources with all faults in them, switched off."""
-    for source in (*NATIVE.glob("*.[ch]pp"), *NATIVE.glob("*.inl")):
-        text = source.read_text()
+    shutil.copytree(NATIVE, to, dirs_exist_ok=True)
+    for name in sorted({change.file for change in (*SUPPORT, *FAULTS)}):
+        text = (to / name).read_text()
         for change in (*SUPPORT, *FAULTS):
-            if change.file == source.name:
+            if change.file == name:
                 times = text.count(change.original)
-                assert times == 1, f"{change.name}: {times} times in {change.file}"
+                assert times == 1, f"{change.name}: {times} times in {name}"
                 text = text.replace(change.original, change.planted)
-        if any(f.file == source.name for f in FAULTS):
-            text = f"namespace model {{ bool planted(const char *); }}\n{text}"
-        (to / source.name).write_text(text)
-    shutil.copytree(NATIVE / "model", to / "model")
+        declared = "namespace model { bool planted(const char *); }\n"
+        (to / name).write_text(declared + text)
 
 
 def _stubs(objects: Iterable[Path], into: Path) -> Path:
@@ -133,8 +136,9 @@ def _joined(to: Path, names: Iterable[str]) -> None:
 def build(into: Path) -> Path:
     """The program that explores; `into` is an empty folder."""
     _copied(into)
-    _joined(into / "model" / "product.cpp", (f"../{name}" for name in PRODUCT))
-    _joined(into / "model" / "scenarios.cpp", SCENARIOS)
+    model = "test/model"
+    _joined(into / model / "product.cpp", PRODUCT)
+    _joined(into / model / "scenarios.cpp", (f"{model}/{name}" for name in SCENARIOS))
     sources = [
         ("product", INSTRUMENTED),
         ("scenarios", INSTRUMENTED),
@@ -142,7 +146,8 @@ def build(into: Path) -> Path:
     ]
 
     def compiled(name: str, flags: Sequence[str]) -> Path:
-        command = [*compiler(), *flags, "-c", f"model/{name}.cpp", "-o", f"{name}.o"]
+        source = f"{model}/{name}.cpp"
+        command = [*compiler(), *flags, "-I.", "-c", source, "-o", f"{name}.o"]
         _run(command, within=into)
         return into / f"{name}.o"
 
@@ -165,7 +170,7 @@ def _column(values: Iterable[int]) -> str:
 
 
 def _program(program: Program) -> str:
-    """As `tables` in runtime/plans.py gives it to the core."""
+    """As `tables` in runtime/plan/plans.py gives it to the core."""
     actions: list[tuple[int, ...]] = []
     sources: list[tuple[int, ...]] = []
     waits: list[tuple[int, ...]] = []
@@ -227,7 +232,7 @@ def explore(program: Path, scenario: str, number: int = 2, **options: Any) -> Re
 def operation_at(program: Path, site: int) -> str | None:
     """The line, as the model has it, that returns to `site`, if it uses such a word."""
     inlined = _run(["addr2line", "-i", "-e", program, hex(site - 1)])
-    frames = re.findall(r"([^/\n]+):(\d+)", inlined)  # the innermost first
+    frames = re.findall(r"(\w+/\w+\.[ch]pp):(\d+)", inlined)  # the innermost first
     own = [frame for frame in frames if (program.parent / frame[0]).exists()]
     file, line = own[0] if own else ("", "")
     if file not in ORDERED_IN:

@@ -7,9 +7,9 @@ import unisono
 from unisono import codecs
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument, CollectiveMismatch
-from unisono.runtime import coded_plans
-from unisono.runtime.coded_plans import chunk_sizes
-from unisono.runtime.plans import lowered, offsets
+from unisono.runtime.plan import codec_plans as coded_plans
+from unisono.runtime.plan.codec_plans import chunk_sizes
+from unisono.runtime.plan.plans import lowered, offsets
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Place
 from unisono.testing import world
@@ -98,7 +98,7 @@ def check(what, name, spec, xs, comms, **more):
     codec = codecs.get(spec)
     wanted = made_by_hand(what, name, codec, xs, **more)
     scope = more.get("scope", Scope.ALL)
-    how = {"codec": spec, "algorithm": name, "coded": scope, "error_bound": 99.0}
+    how = {"codec": f"{spec}@{scope}", "algorithm": name, "error_bound": 99.0}
     found = comms.run(lambda comm: called(comm, what, xs, **how))
     for mine, right in zip(found, wanted, strict=True):
         if right is None:

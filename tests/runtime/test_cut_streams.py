@@ -1,10 +1,10 @@
 """Streams that are cut anywhere: what crosses hosts comes whole however it is cut.
 
 Wherever bytes move (frames of collectives, the rings of messages, records of TLS,
-lifelines) native code asks `allowed` (native/failpoint.hpp) how many may move at once.
-Here that is 1, or one less, as many, and one more than a head or a header has, or a
-number from a seed; and at every other try it is none, as if the socket were not ready,
-so that whoever reads has to come back in the middle.
+lifelines) native code asks `allowed` (native/support/failpoint.hpp) how many may move
+at once. Here that is 1, or one less, as many, and one more than a head or a header has,
+or a number from a seed; and at every other try it is none, as if the socket were not
+ready, so that whoever reads has to come back in the middle.
 
 That these tests find what they are for was tried: when `Post::begins` does not wait for
 the whole head of a message, as it once did not, `test_messages` hangs until its time is
@@ -86,7 +86,7 @@ def small_messages(comm):
 
 def small_objects(comm):
     told = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
-    every = comm.all_gather_object([comm.rank] * comm.rank)
+    every = comm.all_gather_objects([comm.rank] * comm.rank)
     right = every == [[r] * r for r in range(comm.world_size)]
     return [] if right and told == {"from": comm.world_size - 1} else ["objects"]
 

@@ -9,15 +9,13 @@ the same order, as for everything that begins collectives.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unisono.runtime.base import How
-from unisono.runtime.calls import Call
-from unisono.runtime.operations import Reduction
-from unisono.runtime.work import Work
-
-if TYPE_CHECKING:
-    from unisono.runtime.communicator import Communicator
+from unisono.runtime.call.arguments import Call
+from unisono.runtime.call.options import How
+from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.call.work import Work
+from unisono.runtime.collectives import Collectives
 
 Stages = Generator[Work, None, Any]
 _COPIES = Reduction("sum")
@@ -57,15 +55,15 @@ class Staged(Work):
         return self._flying is None
 
 
-def once(comm: Communicator, call: Call, label: str) -> Work:
+def once(comm: Collectives, call: Call, label: str) -> Work:
     """Begin a call whose sizes depend on data: its plan is not worth keeping."""
-    comm._refuse_unusable(call.collective)
+    comm.core.check_usable(call.collective)
     how = How(label=label)
-    plan = comm._made_plan(call, _COPIES, how)
+    plan = comm.core.new_plan(call, _COPIES, how)
     what = call.collective, call.dtype.code, _COPIES.op, call.root, call.counts
-    comm._once.append((*what, call.shape, how))
+    comm.core.single_use.append((*what, call.shape, how))
     input_at = 0 if call.input is None else call.input.address
     output_at = 0 if call.output is None else call.output.address
-    limit = comm._nanoseconds(None)
-    native = comm._native.submit(plan, input_at, output_at, limit)
-    return comm._work(native, call, None)
+    limit = comm.core.limit_ns(None)
+    native = comm.core.native.submit(plan, input_at, output_at, limit)
+    return comm.core.work(native, call, None)

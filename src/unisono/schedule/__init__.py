@@ -15,6 +15,9 @@ dependencies  which transfers must wait for which
 files         JSON and npz
 """
 
+from typing import Any
+
+from unisono.deprecation import warn_renamed
 from unisono.schedule.collective import (
     COLLECTIVES,
     Collective,
@@ -29,7 +32,7 @@ from unisono.schedule.files import load, save
 from unisono.schedule.oracle import check_exactly
 from unisono.schedule.product import product
 from unisono.schedule.schedule import Schedule, from_steps
-from unisono.schedule.step import Step, Transfer, copy, reduce, together
+from unisono.schedule.step import Step, Transfer, copy_step, reduce_step, together
 from unisono.schedule.transform import (
     at_once,
     embed,
@@ -59,7 +62,7 @@ __all__ = [
     "at_once",
     "check_exactly",
     "collective",
-    "copy",
+    "copy_step",
     "embed",
     "fold",
     "from_steps",
@@ -67,7 +70,7 @@ __all__ = [
     "mirror",
     "phase",
     "product",
-    "reduce",
+    "reduce_step",
     "refine",
     "relabel",
     "save",
@@ -76,3 +79,11 @@ __all__ = [
     "together",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Old names of the two kinds of step."""
+    if name in ("copy", "reduce"):
+        warn_renamed(f"unisono.schedule.{name}", f"unisono.schedule.{name}_step")
+        return globals()[f"{name}_step"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

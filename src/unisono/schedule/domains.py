@@ -2,7 +2,8 @@
 
 A *lot* is the state of some chunks on all ranks, one row of n slots per chunk. It runs
 steps in the native core where that was built, and otherwise in NumPy by the same rules:
-each function here has its twin in native/verify.hpp, and the tests hold them equal.
+each function here has its twin in native/verify/step_runner.hpp, and the tests hold
+them equal.
 """
 
 from __future__ import annotations

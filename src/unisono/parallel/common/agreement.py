@@ -103,7 +103,7 @@ def _compare(
     every = comm.all_gather(mine.copy())
     if (every == every[0]).all():
         return
-    reports: list[tuple[str, list[str]]] = comm.all_gather_object(
+    reports: list[tuple[str, list[str]]] = comm.all_gather_objects(
         (problem, list(settings))
     )
     problems = {rank: why for rank, (why, _) in enumerate(reports) if why}

@@ -31,8 +31,8 @@ from unisono.errors import BadArgument, UsageError
 from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.flat import needs_grad, offsets, views
 from unisono.parallel.common.module_state import NamedParameters
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB

@@ -35,8 +35,8 @@ from unisono.parallel.common.flat import shared_zeros, views
 from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
 from unisono.parallel.common.optimizers import refuse_closure, refuse_not_elementwise
 from unisono.parallel.common.shard_math import shard_sizes
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 _PUSH, _PULL = 1, 2  # tags
 _POLL_S = 0.002

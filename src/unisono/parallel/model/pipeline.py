@@ -35,8 +35,8 @@ from unisono.parallel.common.marking import forbid_assign, mark_sharded
 from unisono.parallel.common.module_state import sync_module_state
 from unisono.parallel.common.shard_math import shard_sizes
 from unisono.parallel.model.pipeline_order import ORDERS
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 HEADER = 10
 """Numbers before every output: its type, its number of dims, and up to 8 dims."""
@@ -100,7 +100,7 @@ class Pipeline(nn.Module):
         }
         entries = [(k, str(v.dtype), list(v.shape)) for k, v in mine.items()]
         whole: dict[str, Tensor] = {}
-        for rank, listed in enumerate(self.comm.all_gather_object(entries)):
+        for rank, listed in enumerate(self.comm.all_gather_objects(entries)):
             for name, dtype, shape in listed:
                 kind = getattr(torch, dtype.removeprefix("torch."))
                 value = mine[name].clone() if name in mine else torch.empty(0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.common.marking import mark_sharded
 from unisono.parallel.common.shard_math import divide_evenly
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

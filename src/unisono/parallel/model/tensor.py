@@ -47,7 +47,7 @@ from unisono.parallel.model.patterns import (
 )
 from unisono.parallel.model.sharded_layer import Ties
 from unisono.parallel.model.vocabulary import VocabularyEmbedding
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 # --- styles: what a plan does with a module

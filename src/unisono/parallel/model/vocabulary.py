@@ -25,7 +25,7 @@ from unisono.errors import BadArgument
 from unisono.parallel.common import functions
 from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.model.sharded_layer import Shard, ShardedLayer, Ties
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

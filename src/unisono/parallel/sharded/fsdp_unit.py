@@ -37,8 +37,8 @@ from unisono.parallel.common.shard_math import (
 )
 from unisono.parallel.data.compression import dense
 from unisono.parallel.sharded.local_shard import LocalShard
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 _TRANSPARENT = (Tensor, int, float, complex, str, bytes, type(None))
 

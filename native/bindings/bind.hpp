@@ -1,0 +1,38 @@
+// The parts of the Python module, each registered by the file that defines it.
+
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include <nanobind/nanobind.h>
+
+#include "net/frame.hpp"
+#include "net/tls.hpp"
+
+void bind_program(nanobind::module_ &m);
+void bind_engine(nanobind::module_ &m);
+void bind_work(nanobind::module_ &m);
+void bind_comm(nanobind::module_ &m);
+void bind_tls(nanobind::module_ &m);
+void bind_simulate(nanobind::module_ &m);
+void bind_codec(nanobind::module_ &m);
+
+// What Python holds of an encrypted connection, until native code takes it over. Not Tls
+// itself: then the last reference would be Python's, whichever thread lets go of it.
+struct TlsHolder {
+  std::shared_ptr<unisono::Tls> tls;
+};
+
+// A key as Python has it.
+inline unisono::Key key_of(const nanobind::bytes &bytes) {
+  unisono::Key key;
+  if (bytes.size() != key.size())
+    throw nanobind::value_error("a key has 16 bytes");
+  std::memcpy(key.data(), bytes.c_str(), key.size());
+  return key;
+}
+
+inline std::shared_ptr<unisono::Tls> tls_of(const TlsHolder *holder) {
+  return holder == nullptr ? nullptr : holder->tls;
+}

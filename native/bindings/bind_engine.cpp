@@ -1,0 +1,181 @@
+// The Python face of what a process has once: the memory it shares, its connections to
+// other hosts, the records of its calls and the trace of them.
+
+#include "bindings/bind.hpp"
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/call_sites.hpp"
+#include "bindings/handle.hpp"
+#include "bindings/interpreter_lock.hpp"
+#include "engine/progress.hpp"
+#include "net/lifeline.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+Engine engine_on(std::shared_ptr<Mesh> mesh) {
+  return {std::move(mesh), std::make_shared<Recorder>(), make_kept<Progress>(),
+          nullptr};
+}
+
+// The calls that are remembered, the oldest first.
+nb::list records(const Engine &engine) {
+  nb::list all;
+  const auto &ring = engine.recorder->ring();
+  const std::uint64_t count = engine.recorder->count();
+  const std::uint64_t first = count > ring.size() ? count - ring.size() : 0;
+  for (std::uint64_t i = first; i < count; ++i) {
+    const Record &r = ring[i % ring.size()];
+    all.append(nb::make_tuple(r.id, r.communicator, told(r.note), r.created, r.begun,
+                              r.ended, r.state.load(), r.peer, r.tag, r.encoded,
+                              r.decoded, r.site));
+  }
+  return all;
+}
+
+// What a ring of the trace holds, the oldest first, and how many entries there ever were.
+template <class Ring> nb::tuple held(const Ring &ring) {
+  const std::uint64_t count = ring.count.load(std::memory_order_acquire);
+  const std::uint64_t first = count > ring.capacity ? count - ring.capacity : 0;
+  std::string all;
+  all.reserve(std::size_t(count - first) * sizeof ring.entries[0]);
+  for (std::uint64_t i = first; i < count; ++i)
+    all.append(reinterpret_cast<const char *>(&ring.entries[i % ring.capacity]),
+               sizeof ring.entries[0]);
+  return nb::make_tuple(nb::bytes(all.data(), all.size()), count);
+}
+
+// Calls, and the moments they are made of.
+nb::tuple traced(const Engine &engine) {
+  const auto nothing = [] { return nb::make_tuple(nb::bytes("", 0), 0); };
+  if (!engine.trace->made())
+    return nb::make_tuple(nothing(), nothing());
+  return nb::make_tuple(held(engine.trace->calls()), held(engine.trace->moments()));
+}
+
+// A buffer in shared memory that its owner's collectives use in place.
+nb::object buffer(Engine &engine, std::size_t bytes) {
+  struct Hold {
+    std::shared_ptr<Mesh> mesh;
+    std::shared_ptr<Memory> memory;
+    std::uint64_t id;
+    ~Hold() { mesh->drop(id); }
+  };
+  std::uint64_t id;
+  {
+    nb::gil_scoped_release unlocked;
+    id = engine.mesh->create(std::max<std::size_t>(bytes, 1));
+  }
+  auto *hold = new Hold{engine.mesh, engine.mesh->find(engine.mesh->rank(), id), id};
+  nb::capsule owner(hold, [](void *p) noexcept { delete static_cast<Hold *>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(hold->memory->data(),
+                                                                    {bytes}, owner));
+}
+
+// Gives an engine its connections to other hosts, by which it hears who lives.
+void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::bytes> &outgoing,
+          const std::vector<nb::bytes> &incoming, std::uint32_t epoch, std::int64_t beat,
+          std::int64_t limit, const nb::list &tls) {
+  std::vector<Lifeline::Connection> connections(fds.size());
+  for (std::size_t q = 0; q < fds.size(); ++q)
+    if (fds[q] >= 0)
+      connections[q] = {fds[q], key_of(outgoing.at(q)), key_of(incoming.at(q)),
+                        tls_of(nb::cast<const TlsHolder *>(tls[q]))};
+  // Not the engine itself, which holds the lifeline.
+  const auto sink = [mesh = engine.mesh, progress = engine.progress](const Event &event) {
+    if (event.kind == Event::Kind::dead && event.rank < mesh->size())
+      mesh->bury(event.rank);
+    else if (event.kind != Event::Kind::left)
+      progress->hear(event);
+  };
+  engine.lifeline = make_kept<Lifeline>(engine.mesh->rank(), connections,
+                                          Lifeline::Options{epoch, beat, limit}, sink);
+}
+
+// Errors of the system come as OSError, or MemoryError if that is what they say.
+void translate(const std::exception_ptr &p, void *) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const std::system_error &e) {
+    const nb::object args = nb::make_tuple(e.code().value(), nb::str(e.what()));
+    const bool memory = e.code().value() == ENOMEM;
+    PyErr_SetObject(memory ? PyExc_MemoryError : PyExc_OSError, args.ptr());
+  }
+}
+
+} // namespace
+
+void bind_engine(nb::module_ &m) {
+  nb::register_exception_translator(translate);
+  nb::class_<Hub>(m, "Hub").def(nb::init<std::size_t>(), nb::arg("n"));
+  nb::class_<Engine>(m, "Engine")
+      .def_static(
+          "between_threads",
+          [](std::shared_ptr<Hub> hub, std::size_t rank) {
+            return engine_on(make_kept<Mesh>(rank, hub));
+          },
+          nb::arg("hub"), nb::arg("rank"))
+      .def_static(
+          "between_processes",
+          [](std::size_t rank, std::vector<int> sockets, std::vector<int> pids) {
+            return engine_on(make_kept<Mesh>(rank, sockets, pids));
+          },
+          nb::arg("rank"), nb::arg("sockets"), nb::arg("pids"))
+      .def("create", [](Engine &e, std::size_t bytes) { return e.mesh->create(bytes); },
+           nb::call_guard<nb::gil_scoped_release>(), nb::arg("bytes"))
+      .def("has",
+           [](Engine &e, std::size_t owner, std::uint64_t id) {
+             return e.mesh->find(owner, id) != nullptr;
+           },
+           nb::arg("owner"), nb::arg("id"))
+      .def("drop", [](Engine &e, std::uint64_t id) { e.mesh->drop(id); },
+           nb::call_guard<nb::gil_scoped_release>(), nb::arg("id"))
+      .def("buffer", &buffer, nb::arg("bytes"))
+      .def("bury", [](Engine &e, std::size_t rank) { e.mesh->bury(rank); }, nb::arg("rank"))
+      .def("dead", [](Engine &e, std::size_t rank) { return e.mesh->dead(rank); },
+           nb::arg("rank"))
+      .def("ended", [](Engine &e, std::size_t rank) { return e.mesh->ended(rank); },
+           nb::arg("rank"))
+      .def("starved", [](Engine &e) { return e.mesh->starved(); })
+      .def("forked", [](Engine &e) { return e.mesh->forked(); })
+      .def("live", &live, nb::arg("fds"), nb::arg("outgoing"), nb::arg("incoming"),
+           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"), nb::arg("tls"))
+      .def("silence",
+           [](Engine &e) {
+             return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};
+           })
+      .def("records", &records)
+      .def("start_trace",
+           [](Engine &e, std::size_t moments, std::size_t calls) {
+             if (moments == 0 || calls == 0)
+               throw nb::value_error("start_trace: a ring holds at least one entry");
+             e.trace->start(moments, calls);
+           },
+           nb::arg("moments"), nb::arg("calls"))
+      .def("stop_trace", [](Engine &e) { e.trace->stop(); })
+      .def("traces", [](Engine &e) { return e.trace->on(); })
+      .def("traced", &traced)
+      .def("close",
+           [](Engine &e) {
+             if (e.lifeline)
+               e.lifeline->close();
+             e.mesh->close();
+           },
+           nb::call_guard<nb::gil_scoped_release>());
+  m.def("look_for_sites", &look_for_sites, nb::arg("ours"));
+  m.def("site_frames", &site_frames, nb::arg("site"));
+  m.def("now_ns", &now_ns);
+  m.def("process_ends", [] { process_ends.store(true, std::memory_order_release); });
+}

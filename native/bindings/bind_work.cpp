@@ -1,0 +1,122 @@
+// The Python face of work in flight: whoever waits for it helps it along, without the
+// interpreter lock; whoever does not wait can leave a hook.
+
+#include "bindings/bind.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/handle.hpp"
+#include "bindings/interpreter_lock.hpp"
+
+namespace nb = nanobind;
+
+namespace unisono {
+
+int Work::wait(std::int64_t timeout, bool helps) {
+  if (op->pending_now()) {
+    bool interrupted = false;
+    const std::int64_t begun = comm->trace().on() ? now_ns() : 0;
+    {
+      Unlocked unlocked;
+      interrupted = !wait_unlocked(timeout, helps);
+    }
+    if (begun != 0 && comm->trace().on())
+      note_block(begun);
+    if (interrupted)
+      throw nb::python_error();
+  }
+  return int(op->state.load(std::memory_order_acquire));
+}
+
+void Work::note_block(std::int64_t begun) {
+  Moment &moment = comm->trace().moment();
+  moment = {};
+  moment.kind = Moment::block;
+  moment.begin = begun;
+  moment.end = now_ns();
+  moment.seq = std::uint32_t(op->seq);
+  moment.communicator = std::uint32_t(comm->id());
+}
+
+// Helps along while it waits; false if a signal's handler has raised.
+bool Work::wait_unlocked(std::int64_t timeout, bool helps) {
+  Backoff backoff(helps ? comm->patience : Patience{0, 0}, comm->layout().control(),
+                  comm->layout().block(comm->rank()).asleep, comm->crowd);
+  const std::int64_t begun = now_ns();
+  std::int64_t asked = begun;
+  bool left;
+  while (op->pending_now()) {
+    if (helps)
+      comm->progress(&left);
+    if (!backoff.pause([&] { return !op->pending_now(); }))
+      continue;
+    const std::int64_t now = now_ns();
+    if (timeout >= 0 && now - begun >= timeout) {
+      late = comm->missing(*op);
+      return true;
+    }
+    if (now - asked > 30'000'000) {
+      asked = now;
+      if (signalled())
+        return false;
+    }
+  }
+  return true;
+}
+
+} // namespace unisono
+
+using namespace unisono;
+
+namespace {
+
+// For other extension modules: a hook for a `Work` of ours. 0, or -1 with an error set.
+int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
+  if (!nb::isinstance<Work>(nb::handle(work))) {
+    PyErr_SetString(PyExc_TypeError, "work_hooks: expected a Work");
+    return -1;
+  }
+  nb::inst_ptr<Work>(nb::handle(work))->op->when_done(call, arg);
+  return 0;
+}
+
+struct WorkHooks {
+  int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
+};
+
+// The name of the capsule changes with the struct.
+nb::object work_hooks() {
+  static WorkHooks hooks{work_when_done};
+  return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.1", nullptr));
+}
+
+// The send or receive that it is, or null.
+const Transfer *transfer_of(const Work &work) {
+  return dynamic_cast<const Transfer *>(work.op.get());
+}
+
+} // namespace
+
+void bind_work(nb::module_ &m) {
+  nb::class_<Work>(m, "Work")
+      .def("wait", &Work::wait, nb::arg("timeout"), nb::arg("helps") = true)
+      .def("state",
+           [](const Work &w) { return int(w.op->state.load(std::memory_order_acquire)); })
+      .def("seq", [](const Work &w) { return w.op->seq; })
+      .def("awaited",
+           [](const Work &w) { return w.op->pending_now() ? w.late : w.op->missed; })
+      .def("note", [](const Work &w) { return told(w.op->record->note); })
+      .def("verdict", [](const Work &w) { return facts(w.op->verdict); })
+      .def("source",
+           [](const Work &w) {
+             const Transfer *t = transfer_of(w);
+             return t == nullptr ? std::int64_t(-1) : std::int64_t(t->source());
+           })
+      .def("message_bytes", [](const Work &w) {
+        const Transfer *t = transfer_of(w);
+        return t == nullptr ? 0 : t->message_bytes();
+      });
+  m.def("work_hooks", &work_hooks);
+}

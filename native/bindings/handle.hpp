@@ -1,0 +1,100 @@
+// What Python holds of the engine: a communicator, and work that is in flight on it; and
+// how the core's knowledge of a call is told in plain values.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings/plan_cache.hpp"
+#include "engine/comm.hpp"
+
+namespace unisono {
+
+struct Handle : Comm {
+  using Comm::Comm;
+  Shortcuts shortcuts;
+  std::int64_t timeout = 0;
+};
+
+// What Python holds of a program and of a plan. Not these themselves: then the last
+// reference would be Python's, and whichever thread lets go of it, the progress thread
+// for one, would have to take the interpreter lock.
+struct ProgramHolder {
+  std::shared_ptr<const Program> program;
+};
+struct PlanHolder {
+  std::shared_ptr<const Plan> plan;
+};
+
+struct Work {
+  std::shared_ptr<Comm> comm;
+  std::shared_ptr<Task> op;
+  std::vector<std::size_t> late; // who was awaited when a wait for it ran out
+
+  // 0: still at it, 1: done, 2: failed.
+  // One who does not help leaves it to the progress thread, and sleeps.
+  int wait(std::int64_t timeout, bool helps = true);
+
+private:
+  void note_block(std::int64_t begun);
+  bool wait_unlocked(std::int64_t timeout, bool helps);
+};
+
+using Facts = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
+
+inline Facts facts(Verdict v) { return {int(v.trouble), v.culprit, v.reporter, v.seq}; }
+
+inline void set_note(Note &note, int collective, int dtype, int op, int root,
+                     std::uint64_t count) {
+  note.collective = std::uint8_t(collective);
+  note.dtype = std::uint8_t(dtype);
+  note.op = std::uint8_t(op);
+  note.root = root;
+  note.count = count;
+}
+
+// False if they do not fit.
+inline bool set_texts(Note &note, const std::vector<std::string> &texts) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < texts.size() && i < Note::num_texts; ++i) {
+    const std::string &text = texts[i];
+    if (text.size() > 0xff || text.size() > sizeof note.text - at)
+      return false;
+    std::memcpy(note.text + at, text.data(), text.size());
+    note.lengths[i] = std::uint8_t(text.size());
+    at += text.size();
+  }
+  return texts.size() <= Note::num_texts;
+}
+
+// One of its texts, whatever its lengths say: it may be torn, or another host's.
+inline nanobind::object text_of(const Note &note, Note::Text which) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < which; ++i)
+    at = std::min(at + note.lengths[i], sizeof note.text);
+  const std::size_t length = std::min<std::size_t>(note.lengths[which], sizeof note.text - at);
+  return nanobind::steal(
+      PyUnicode_DecodeUTF8(note.text + at, Py_ssize_t(length), "replace"));
+}
+
+// As src/unisono/runtime/call/notes.py has it.
+inline nanobind::tuple told(const Note &note) {
+  return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
+                              note.count, note.fingerprint, note.content,
+                              text_of(note, Note::algorithm), text_of(note, Note::label),
+                              text_of(note, Note::codec), text_of(note, Note::shape));
+}
+
+} // namespace unisono
+
+// The ways into a call, for a communicator's class: bind_calls.cpp.
+void bind_calls(nanobind::module_ &m, nanobind::class_<unisono::Handle> &comm);

@@ -1,2 +1,0 @@
-#define UNISONO_ISA avx2
-#include "codec.inl"

@@ -1,0 +1,57 @@
+// The flight recorder: the last calls of this process, always on.
+//
+// A ring that any thread may write to. A record is a copy, so it outlives what it tells of;
+// one that is overwritten while it is read shows as torn in one entry, never as a crash.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "memory/layout.hpp"
+#include "support/clock.hpp"
+
+namespace unisono {
+
+struct Record {
+  enum State : std::uint32_t { scheduled, started, completed, failed };
+  Note note;
+  std::int64_t created = 0, begun = 0, ended = 0;
+  std::uint64_t id = 0;
+  std::uint64_t communicator = 0;
+  std::uint64_t encoded = 0, decoded = 0; // bytes of codes
+  std::int32_t peer = -1, tag = 0;
+  std::uint32_t site = 0; // where Python called, if somebody asked: bindings/call_sites.hpp
+  std::atomic<std::uint32_t> state = scheduled;
+};
+
+class Recorder {
+public:
+  static constexpr std::size_t capacity = 2000;
+  Recorder() : ring_(capacity) {}
+
+  Record &begin(const Note &note, std::uint64_t communicator, std::int64_t now) {
+    const std::uint64_t id = next_.fetch_add(1, std::memory_order_relaxed);
+    Record &r = ring_[id % capacity];
+    r.note = note;
+    r.created = now;
+    r.begun = r.ended = 0;
+    r.encoded = r.decoded = 0;
+    r.id = id + 1;
+    r.communicator = communicator;
+    r.peer = -1;
+    r.site = 0;
+    r.state.store(Record::scheduled, std::memory_order_relaxed);
+    return r;
+  }
+  const std::vector<Record> &ring() const { return ring_; }
+  std::uint64_t count() const { return next_.load(std::memory_order_relaxed); }
+
+private:
+  std::vector<Record> ring_;
+  std::atomic<std::uint64_t> next_ = 0;
+};
+
+} // namespace unisono

@@ -1,0 +1,110 @@
+// The trace: what this rank does inside its calls, moment by moment, while it is switched on.
+//
+// Two rings of fixed-size entries, made when it is first switched on and kept for good, so
+// that a writer never finds them gone: calls, and the moments of which they are made. Any
+// thread may write. Switched off, it costs one relaxed load where something would be noted.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "engine/recorder.hpp"
+
+namespace unisono {
+
+// src/unisono/runtime/observe/tracing.py reads the same layout.
+struct Moment {
+  enum Kind : std::uint8_t {
+    arrival, // from saying "I am here" until everybody has; peer: the last to come
+    wait,    // for a peer, before an action
+    copy,    // an action with one source
+    reduce,  // an action with several
+    pull,    // one source of an action that is another rank's: chunk from peer
+    deliver, // a result brought to a peer
+    send,    // a message to a peer on another host
+    encode,  // the part of an action that encoded its result; how long, not quite when
+    exit,    // until others have read what they need
+    block    // the caller waits for a call that it began before
+  };
+  std::int64_t begin = 0, end = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t seq = 0; // as far as 32 bits tell
+  std::int32_t code = -1; // of an action: where in the window its code goes
+  std::uint32_t communicator = 0;
+  std::int32_t peer = -1;
+  std::int32_t chunk = -1;
+  std::int32_t action = -1; // of the program; before arrival they count as well
+  std::int32_t piece = 0;
+  std::int32_t index = -1; // where it lies with the peer; of an action: in the window
+  std::int32_t output = -1; // of an action: the chunk of the output that it writes
+  Kind kind = arrival;
+  std::uint8_t home = 0; // Program::Home
+  std::uint8_t lent = 0;
+  std::uint8_t unused = 0;
+};
+static_assert(sizeof(Moment) == 64);
+
+struct Called {
+  Note note;
+  std::int64_t created, begun, ended;
+  std::uint64_t sent;
+  std::uint32_t communicator;
+  std::int32_t peer, tag;
+  std::uint32_t site;
+  std::uint32_t state;
+  std::uint32_t queued; // 1: not on its caller's thread
+  std::uint32_t unused[2];
+};
+static_assert(sizeof(Called) == 256);
+
+class Trace {
+public:
+  bool on() const {
+    if (!on_.load(std::memory_order_relaxed))
+      return false;
+    std::atomic_thread_fence(std::memory_order_acquire); // the rings are there
+    return true;
+  }
+  // How many entries the rings have is settled the first time.
+  void start(std::size_t moments, std::size_t calls) {
+    std::lock_guard lock(mutex_);
+    if (!moments_.entries) {
+      moments_.make(moments);
+      calls_.make(calls);
+    }
+    made_.store(true, std::memory_order_release);
+    on_.store(true, std::memory_order_release);
+  }
+  void stop() { on_.store(false, std::memory_order_release); }
+
+  // Only while it is on.
+  Moment &moment() { return moments_.next(); }
+  Called &called() { return calls_.next(); }
+
+  template <class Entry> struct Ring {
+    std::unique_ptr<Entry[]> entries;
+    std::size_t capacity = 0;
+    std::atomic<std::uint64_t> count = 0;
+    void make(std::size_t size) {
+      entries = std::make_unique<Entry[]>(size);
+      capacity = size;
+    }
+    Entry &next() {
+      return entries[count.fetch_add(1, std::memory_order_relaxed) % capacity];
+    }
+  };
+  const Ring<Moment> &moments() const { return moments_; }
+  const Ring<Called> &calls() const { return calls_; }
+  bool made() const { return made_.load(std::memory_order_acquire); }
+
+private:
+  std::atomic<bool> on_ = false, made_ = false;
+  std::mutex mutex_;
+  Ring<Moment> moments_;
+  Ring<Called> calls_;
+};
+
+} // namespace unisono

@@ -1,0 +1,2 @@
+#define UNISONO_ISA avx2
+#include "kernels/codec.inl"

@@ -1,0 +1,2 @@
+#define UNISONO_ISA base
+#include "kernels/codec.inl"

@@ -1,0 +1,2 @@
+#define UNISONO_ISA avx512
+#include "kernels/reduce.inl"

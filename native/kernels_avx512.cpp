@@ -1,2 +1,0 @@
-#define UNISONO_ISA avx512
-#include "kernels.inl"

@@ -1,2 +1,0 @@
-#define UNISONO_ISA base
-#include "kernels.inl"

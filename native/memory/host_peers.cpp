@@ -1,0 +1,280 @@
+#include "memory/host_peers.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "memory/host_peers_messages.hpp"
+#include "support/fail.hpp"
+#include "support/failpoint.hpp"
+
+namespace unisono {
+
+namespace {
+
+int open_pidfd(int pid) {
+#if !defined(SYS_pidfd_open)
+  constexpr long SYS_pidfd_open = 434; // Linux 5.3, on every architecture
+#endif
+  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+}
+
+std::byte *map(int fd, std::size_t bytes, int flags) {
+  void *at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
+  if (at == MAP_FAILED)
+    fail("mapping shared memory");
+  return static_cast<std::byte *>(at);
+}
+
+// All of it now: a page that cannot be had later would be a SIGBUS.
+void reserve(int fd, std::size_t bytes) {
+  int error;
+  do
+    error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  while (error == EINTR);
+  if (error != 0) {
+    errno = error;
+    fail("reserving shared memory");
+  }
+}
+
+// The kernel keeps what was sent until it is taken in. A rank that is stopped takes in
+// nothing, and descriptors on their way are limited for each user: so only a few messages
+// are on their way to each.
+void prepare(int socket) {
+  constexpr int bytes = 4096; // about ten messages
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
+}
+
+} // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0)
+    ::close(fd_);
+}
+
+std::shared_ptr<Memory> Memory::make(std::size_t bytes, std::shared_ptr<Descriptor> &fd) {
+  failpoint("segment.make");
+  const int made = ::memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (made < 0)
+    fail(errno == EMFILE || errno == ENFILE
+             ? "making shared memory: all file descriptors are in use (ulimit -n)"
+             : "making shared memory");
+  fd = std::make_shared<Descriptor>(made);
+  reserve(made, bytes);
+  if (::fcntl(made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    fail("sealing shared memory");
+  return std::shared_ptr<Memory>(new Memory(map(made, bytes, MAP_POPULATE), bytes));
+}
+
+std::shared_ptr<Memory> Memory::from(int fd, std::size_t bytes) {
+  return std::shared_ptr<Memory>(new Memory(map(fd, bytes, 0), bytes));
+}
+
+Memory::~Memory() { ::munmap(data_, size_); }
+
+void Memory::populate() const {
+#if !defined(MADV_POPULATE_WRITE)
+  constexpr int MADV_POPULATE_WRITE = 23; // Linux 5.14
+#endif
+  // Where the kernel does not know it, pages are mapped as they are touched.
+  (void)::madvise(data_, size_, MADV_POPULATE_WRITE);
+}
+
+Mesh::Mesh(std::size_t rank, std::shared_ptr<Hub> hub) : rank_(rank), hub_(std::move(hub)) {}
+
+Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
+    : rank_(rank), hub_(std::make_shared<Hub>(sockets.size())),
+      sockets_(std::move(sockets)), pids_(std::move(pids)), outgoing_(sockets_.size()),
+      short_(sockets_.size()) {
+  for (std::size_t r = 0; r < sockets_.size(); ++r) {
+    if (sockets_[r] >= 0)
+      prepare(sockets_[r]);
+    pidfds_.push_back(r == rank_ || pids_[r] <= 0 ? -1 : open_pidfd(pids_[r]));
+    // Gone before we could watch it; where pidfds are unknown, the socket's end tells.
+    gone_.push_back(r != rank_ && pids_[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
+  }
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_ < 0) {
+    const int why = errno;
+    close_descriptors();
+    errno = why;
+    fail("watching the other ranks");
+  }
+  const auto no_fork = forks_held_off();
+  watch_forks();
+  watcher_.start([this] { watch(); });
+}
+
+Mesh::~Mesh() { end(false); }
+
+void Mesh::close() { end(true); }
+
+void Mesh::in_child() { close_descriptors(); }
+
+void Mesh::close_descriptors() {
+  for (auto *fds : {&sockets_, &pidfds_})
+    for (int &fd : *fds)
+      if (fd >= 0)
+        ::close(std::exchange(fd, -1));
+  ::close(std::exchange(wake_, -1));
+}
+
+// One who is patient lets others take in what they have not been told, for a while.
+void Mesh::end(bool patient) {
+  hurried_.store(!patient, std::memory_order_relaxed);
+  if (closed_.exchange(true))
+    return;
+  if (between_threads() || forked())
+    return; // between threads what it has lent or sent lives as long as the others
+  wake();
+  watcher_.join();
+  {
+    const auto no_fork = forks_held_off();
+    ignore_forks();
+    std::lock_guard lock(sending_);
+    close_descriptors();
+  }
+  std::scoped_lock lock(lingering_mutex_, hub_->mutex);
+  lingering_.clear();
+  for (auto &segments : hub_->segments)
+    segments.clear();
+}
+
+std::uint64_t Mesh::create(std::size_t bytes) {
+  if (forked())
+    throw std::runtime_error("a forked child has no part in its parent's shared memory");
+  drop_unwanted();
+  std::shared_ptr<Descriptor> fd;
+  auto memory = Memory::make(bytes, fd);
+  std::uint64_t id;
+  {
+    std::lock_guard lock(own_mutex_);
+    id = next_id_++;
+  }
+  remember(id, memory);
+  failpoint("segment.announce");
+  try {
+    announce({{Message::segment, id, bytes}, std::move(fd)});
+  } catch (...) {
+    drop(id);
+    throw;
+  }
+  return id;
+}
+
+void Mesh::remember(std::uint64_t id, const std::shared_ptr<Memory> &memory) {
+  {
+    std::lock_guard lock(own_mutex_);
+    own_[reinterpret_cast<std::uintptr_t>(memory->data())] = {memory->size(), id};
+    owns_.store(true, std::memory_order_relaxed);
+  }
+  std::lock_guard lock(hub_->mutex);
+  hub_->segments[rank_][id] = memory;
+}
+
+std::shared_ptr<Memory> Mesh::forget(std::uint64_t id) {
+  std::shared_ptr<Memory> memory;
+  {
+    std::lock_guard lock(hub_->mutex);
+    auto &mine = hub_->segments[rank_];
+    const auto found = mine.find(id);
+    if (found == mine.end())
+      return nullptr;
+    memory = std::move(found->second);
+    mine.erase(found);
+  }
+  std::lock_guard lock(own_mutex_);
+  own_.erase(reinterpret_cast<std::uintptr_t>(memory->data()));
+  owns_.store(!own_.empty(), std::memory_order_relaxed);
+  return memory;
+}
+
+std::shared_ptr<Memory> Mesh::find(std::size_t owner, std::uint64_t id) const {
+  if (forked())
+    return nullptr; // another thread may have held the lock
+  std::lock_guard lock(hub_->mutex);
+  const auto &of = hub_->segments[owner];
+  const auto found = of.find(id);
+  return found == of.end() ? nullptr : found->second;
+}
+
+void Mesh::drop(std::uint64_t id) noexcept {
+  if (closed_ || forked())
+    return;
+  if (!forget(id))
+    return;
+  try {
+    announce({{Message::drop, id, 0}, nullptr});
+  } catch (const std::bad_alloc &) {
+    // Somebody keeps it mapped until this rank ends: better than to end here.
+  }
+}
+
+void Mesh::drop_later(std::uint64_t id, std::function<bool(const Mesh &)> wanted) {
+  {
+    std::lock_guard lock(lingering_mutex_);
+    lingering_.emplace_back(id, std::move(wanted));
+  }
+  std::lock_guard lock(sending_);
+  wake();
+}
+
+// Whether any is left that somebody wants.
+bool Mesh::drop_unwanted() {
+  decltype(lingering_) over; // destroyed, with what they hold, after the lock is released
+  bool left;
+  {
+    std::lock_guard lock(lingering_mutex_);
+    const auto first = std::partition(lingering_.begin(), lingering_.end(),
+                                      [&](const auto &one) { return one.second(*this); });
+    over.assign(std::make_move_iterator(first), std::make_move_iterator(lingering_.end()));
+    lingering_.erase(first, lingering_.end());
+    left = !lingering_.empty();
+  }
+  for (const auto &one : over)
+    drop(one.first);
+  return left;
+}
+
+std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  if (between_threads())
+    return Lent{Lent::anywhere, at};
+  if (!owns_.load(std::memory_order_relaxed))
+    return std::nullopt;
+  std::lock_guard lock(own_mutex_);
+  auto after = own_.upper_bound(at);
+  if (after == own_.begin())
+    return std::nullopt;
+  const auto &[start, segment] = *--after;
+  if (at + bytes > start + segment.first)
+    return std::nullopt;
+  return Lent{segment.second, at - start};
+}
+
+Reach Mesh::resolve(std::size_t owner, Lent lent,
+                    std::vector<std::shared_ptr<Memory>> &hold) const {
+  if (lent.segment == Lent::anywhere || lent.segment == Lent::own)
+    return {reinterpret_cast<std::byte *>(lent.offset),
+            lent.segment == Lent::own ? pids_[owner] : 0};
+  auto memory = find(owner, lent.segment);
+  if (!memory || lent.offset > memory->size())
+    return {};
+  std::byte *at = memory->data() + lent.offset;
+  hold.push_back(std::move(memory));
+  return {at};
+}
+
+} // namespace unisono

@@ -1,0 +1,148 @@
+// How a lifeline begins and ends, what it is told to tell, and what a fork does to it.
+
+#include "net/lifeline.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <utility>
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "net/lifeline_log.hpp"
+#include "net/lifeline_peer.hpp"
+#include "support/clock.hpp"
+#include "support/fail.hpp"
+
+namespace unisono {
+
+// A forked child would keep the connections open when the parent dies, and nobody would
+// hear of it.
+void Lifeline::in_child() {
+  forked_.store(true, std::memory_order_release);
+  for (auto &peer : peers_)
+    if (peer && peer->open())
+      ::close(peer->fd.exchange(-1));
+  ::close(std::exchange(epoll_, -1));
+  ::close(std::exchange(wake_, -1));
+}
+
+Lifeline::Lifeline(std::size_t rank, const std::vector<Connection> &connections,
+                   Options options, Sink sink)
+    : rank_(rank), options_(options), sink_(std::move(sink)),
+      fates_(connections.size(), Fate::living), log_(std::make_unique<Log>()) {
+  if (rank >= connections.size())
+    throw std::invalid_argument("a lifeline: its rank must be below the number of ranks");
+  for (std::size_t r = 0; r < connections.size(); ++r)
+    if (connections[r].fd >= 0 && (r == rank || (rank != 0 && r != 0)))
+      throw std::invalid_argument("a lifeline: a leaf is connected to rank 0 alone, and "
+                                  "nobody to itself");
+  if (options.beat <= 0 || options.limit <= options.beat)
+    throw std::invalid_argument("a lifeline: the limit must be longer than a beat");
+  try {
+    open(connections);
+    const auto no_fork = forks_held_off();
+    watch_forks();
+    thread_.start([this] { run(); });
+  } catch (...) {
+    const auto no_fork = forks_held_off();
+    ignore_forks();
+    for (int fd : {epoll_, wake_})
+      if (fd >= 0)
+        ::close(fd);
+    throw;
+  }
+}
+
+void Lifeline::open(const std::vector<Connection> &connections) {
+  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_ < 0 || wake_ < 0)
+    fail("a lifeline: making a descriptor to wait with");
+  epoll_event woken{EPOLLIN, {}};
+  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &woken) != 0)
+    fail("a lifeline: waiting for a wake");
+  for (std::size_t r = 0; r < connections.size(); ++r) {
+    peers_.emplace_back();
+    if (connections[r].fd >= 0)
+      peers_[r] = std::make_unique<Peer>(r, connections[r], options_, epoll_);
+  }
+}
+
+Lifeline::~Lifeline() { close(); }
+
+void Lifeline::close() {
+  if (closed_.exchange(true))
+    return;
+  if (forked())
+    return;
+  const std::uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+  thread_.join();
+  const auto no_fork = forks_held_off();
+  ignore_forks();
+  ::close(epoll_);
+  ::close(wake_);
+}
+
+bool Lifeline::tell_dead(std::size_t rank, Cause cause) {
+  if (rank >= fates_.size() || std::size_t(cause) >= num_causes)
+    throw std::invalid_argument("a lifeline: told of a rank or a cause that does not exist");
+  return tell({.kind = Event::Kind::dead, .rank = std::uint32_t(rank), .cause = cause});
+}
+
+bool Lifeline::tell_verdict(std::uint64_t comm, std::uint64_t word) {
+  return tell({.kind = Event::Kind::verdict,
+               .rank = std::uint32_t(rank_),
+               .comm = comm,
+               .word = word});
+}
+
+bool Lifeline::tell_called(std::uint64_t comm, std::size_t rank, const Note &note) {
+  return tell({.kind = Event::Kind::called,
+               .rank = std::uint32_t(rank),
+               .comm = comm,
+               .note = std::bit_cast<decltype(Event::note)>(note)});
+}
+
+bool Lifeline::tell_closed(std::uint64_t comm) {
+  return tell(
+      {.kind = Event::Kind::closed, .rank = std::uint32_t(rank_), .comm = comm});
+}
+
+bool Lifeline::tell_waits(std::uint64_t comm, std::uint64_t word, const Note &note) {
+  return tell({.kind = Event::Kind::waits,
+               .rank = std::uint32_t(rank_),
+               .comm = comm,
+               .word = word,
+               .note = std::bit_cast<decltype(Event::note)>(note)});
+}
+
+bool Lifeline::tell(const Event &event) {
+  if (forked() || closed_.load(std::memory_order_acquire))
+    return false;
+  std::lock_guard lock(mutex_);
+  if (closed_.load(std::memory_order_acquire))
+    return false;
+  inbox_.push_back(event);
+  inbox_.back().reporter = std::uint32_t(rank_);
+  // Under the lock, so that close() cannot have ended the descriptor meanwhile: the
+  // thread takes the lock once more before it ends.
+  const std::uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+  return true;
+}
+
+std::vector<std::int64_t> Lifeline::silence() const {
+  const std::int64_t now = now_ns();
+  std::vector<std::int64_t> all(peers_.size(), -1);
+  for (std::size_t r = 0; r < peers_.size(); ++r)
+    if (peers_[r] && peers_[r]->open())
+      all[r] = std::max<std::int64_t>(
+          0, (now - peers_[r]->heard.load(std::memory_order_relaxed)) / 1'000'000);
+  return all;
+}
+
+} // namespace unisono

@@ -1,0 +1,144 @@
+#include "net/lifeline_peer.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "net/socket_error.hpp"
+#include "support/clock.hpp"
+#include "support/fail.hpp"
+#include "support/failpoint.hpp"
+
+namespace unisono {
+
+namespace {
+
+// What the kernel does for one who must be heard. Where a socket or a kernel does not know
+// an option the heartbeats alone must do, a little later.
+void prepare(int fd, std::int64_t limit) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  const auto set = [fd](int option, int value) {
+    ::setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
+  };
+  set(TCP_NODELAY, 1);
+  set(TCP_USER_TIMEOUT, int(std::min<std::int64_t>(limit / 1'000'000, 1 << 30)));
+  // A partition that is over a little before the limit must heal, so what was lost is sent
+  // again after a second at most, and not after pauses that double each time.
+#if defined(TCP_THIN_LINEAR_TIMEOUTS)
+  set(TCP_THIN_LINEAR_TIMEOUTS, 1);
+#endif
+  constexpr int rto_max_ms = 44; // TCP_RTO_MAX_MS: Linux 6.15, and no header has it yet
+  set(rto_max_ms, 1000);
+}
+
+} // namespace
+
+Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options, int e)
+    : rank(r), fd(c.fd), tls(c.tls), heard(now_ns()),
+      reader(Seal(c.incoming, options.epoch), place), epoll(e),
+      outgoing(c.outgoing, options.epoch) {
+  prepare(c.fd, options.limit);
+  epoll_event ready{EPOLLIN, {}};
+  ready.data.ptr = this;
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, c.fd, &ready) != 0)
+    fail("a lifeline: waiting for a connection");
+}
+
+ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
+  bytes = allowed("life.receive", bytes);
+  if (tls) // what it holds nobody would be woken for again
+    bytes = std::max<std::size_t>(bytes, 1);
+  if (bytes == 0) { // as if nothing had come
+    errno = EAGAIN;
+    return -1;
+  }
+  return tls ? tls->recv(into, bytes)
+             : ::recv(fd.load(std::memory_order_relaxed), into, bytes, MSG_DONTWAIT);
+}
+
+ssize_t Lifeline::Peer::skim() {
+  std::byte bytes[4096];
+  ssize_t got = 1;
+  for (int i = 0; i < reads_at_once && got > 0; ++i)
+    got = recv(bytes, sizeof bytes);
+  return got;
+}
+
+bool Lifeline::Peer::put(const Event &event) {
+  if (begin > 0) {
+    std::memmove(out.data(), out.data() + begin, queued());
+    end = queued();
+    begin = 0;
+  }
+  if (out.size() - end < frame_bytes)
+    return false;
+  FrameHeader header;
+  header.kind = FrameKind::control;
+  header.length = std::uint32_t(event.bytes());
+  outgoing.seal(header, &event);
+  std::memcpy(out.data() + end, &header, sizeof header);
+  std::memcpy(out.data() + end + sizeof header, &event, header.length);
+  end += sizeof header + header.length;
+  return true;
+}
+
+// An error is left for the reader to find, after what the peer may have said before:
+// perhaps it was goodbye.
+void Lifeline::Peer::write() {
+  while (queued() > 0) {
+    const ssize_t sent = send();
+    if (sent >= 0) {
+      begin += std::size_t(sent);
+    } else if (errno == EINTR) {
+      continue;
+    } else if (passes(socket_error(errno))) {
+      return want_writable(true);
+    } else {
+      error = errno;
+      begin = end;
+    }
+  }
+  want_writable(false);
+}
+
+ssize_t Lifeline::Peer::send() {
+  // What TLS could not send must be offered again undiminished, so there it is cut further
+  // down.
+  const iovec part{out.data() + begin, tls ? queued() : allowed("life.send", queued())};
+  if (part.iov_len == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return tls ? tls->send(&part, 1)
+             : ::send(fd.load(std::memory_order_relaxed), part.iov_base, part.iov_len,
+                      MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void Lifeline::Peer::want_writable(bool wanted) {
+  if (wants_writable == wanted)
+    return;
+  wants_writable = wanted;
+  epoll_event ready{EPOLLIN | (wanted ? std::uint32_t(EPOLLOUT) : 0), {}};
+  ready.data.ptr = this;
+  ::epoll_ctl(epoll, EPOLL_CTL_MOD, fd.load(std::memory_order_relaxed), &ready);
+}
+
+void Lifeline::Peer::drop() {
+  const int was = fd.exchange(-1, std::memory_order_relaxed);
+  if (was < 0)
+    return;
+  // By name, since another copy of the descriptor may still be open somewhere.
+  ::epoll_ctl(epoll, EPOLL_CTL_DEL, was, nullptr);
+  ::close(was);
+}
+
+} // namespace unisono

@@ -1,0 +1,8 @@
+// The part of the Python module that only tests use.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_test_hooks(nanobind::module_ &m);
+void bind_wire(nanobind::module_ &m); // bind_wire.cpp

@@ -1,0 +1,124 @@
+// Calls that fail: all ranks that fail name the same cause, and a rank that has given a call up
+// has its buffers for itself.
+
+#include "test/model/world.hpp"
+
+namespace model {
+
+using namespace unisono;
+
+namespace {
+
+struct Outcome {
+  Element input[3][4] = {}, output[3][4] = {};
+  Element done[3] = {};
+  Verdict verdict[3];
+};
+
+// The first `impatient` ranks give up when they have to wait; the others hear of it.
+Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective = "direct") {
+  auto *world = new World(n);
+  auto *what = new Outcome;
+  name(what->input, "inputs");
+  // Nobody waits for readers: they look once more when they are done, and what they have read
+  // counts for nothing if somebody gave up.
+  const bool gathers = collective == "gather";
+  if (gathers)
+    may_race(what->input, sizeof what->input);
+  name(what->output, "outputs");
+  Scenario scenario;
+  for (int r = 0; r < n; ++r) {
+    const auto plan = make_plan(collective, n, r, cut);
+    scenario.threads.push_back([=] {
+      const int count = int(plan->size.size());
+      for (int e = 0; e < count; ++e)
+        what->input[r][e] = Element(r + 1);
+      what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
+                           r < impatient ? Waits::impatient : Waits::looking,
+                           &what->verdict[r]);
+      for (int e = 0; e < count && what->done[r]; ++e)
+        check(what->output[r][e] == Element(gathers ? e + 1 : n * (n + 1) / 2),
+              "a result is wrong");
+      for (int e = 0; e < count; ++e) // they serve something else now
+        what->input[r][e] = what->output[r][e] = 77;
+    });
+  }
+  scenario.ended = [=] {
+    const std::uint64_t abort = (*world)[0].layout().control().abort.load();
+    std::string text;
+    for (int r = 0; r < n; ++r) {
+      if (!what->done[r])
+        check(what->verdict[r].word() == abort, "ranks name different causes");
+      text += what->done[r] ? "+" : std::to_string(what->verdict[r].culprit);
+    }
+    for (int r = 0; r < n; ++r) {
+      check((*world)[r].layout().block(std::size_t(r)).touching.load() == 0,
+            "a rank says for ever that it writes");
+      for (const Element e : what->output[r])
+        check(e == 0 || e == 77, "somebody wrote to a buffer after its call had ended");
+    }
+    outcome(text);
+  };
+  return scenario;
+}
+
+// One rank has called something else.
+Scenario mismatch(int n) {
+  auto *world = new World(n);
+  auto *what = new Outcome;
+  Scenario scenario;
+  for (int r = 0; r < n; ++r) {
+    const auto plan = make_plan("naive", n, r, {1, true, false}, r == 0 ? 1 : 2);
+    scenario.threads.push_back([=] {
+      what->input[r][0] = Element(r);
+      what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
+                           Waits::looking, &what->verdict[r]);
+      check(!what->done[r] || r != 0, "calls differ, and one of them succeeds");
+    });
+  }
+  scenario.ended = [=] {
+    const std::uint64_t abort = (*world)[0].layout().control().abort.load();
+    for (int r = 0; r < n; ++r)
+      check(!what->done[r] && what->verdict[r].word() == abort, "ranks name different causes");
+  };
+  return scenario;
+}
+
+// The guard of writes alone: all others write to a buffer of rank 0, which gives up.
+Scenario guard(int n) {
+  auto *world = new World(n);
+  auto *buffer = new Element[3]();
+  name(buffer, "buffer");
+  Scenario scenario;
+  scenario.threads.push_back([=] {
+    Comm &comm = (*world)[0];
+    comm.condemn({Trouble::interrupted, 0, 0, 1});
+    comm.lending().hands_off();
+    for (int r = 1; r < n; ++r)
+      buffer[r] = 77;
+  });
+  for (int r = 1; r < n; ++r)
+    scenario.threads.push_back([=] {
+      for (int times = 0; times < 2; ++times) {
+        const Lending::Touch touch((*world)[r].lending(), true);
+        if (touch.allowed())
+          buffer[r] = Element(r);
+      }
+    });
+  return scenario;
+}
+
+} // namespace
+
+void add_failures(Scenarios &all) {
+  const Cut one{1, false, false}, lent{1, false, true};
+  all["one gives up"] = [=](int n) { return giving_up(n, 1, one); };
+  all["several give up"] = [=](int n) { return giving_up(n, 2, one); };
+  all["one gives up, lent"] = [=](int n) { return giving_up(n, 1, lent); };
+  all["several give up, lent"] = [=](int n) { return giving_up(n, 2, lent); };
+  all["one gives up, read by others"] = [=](int n) { return giving_up(n, 1, lent, "gather"); };
+  all["mismatch"] = [](int n) { return mismatch(n); };
+  all["guard"] = [](int n) { return guard(n); };
+}
+
+} // namespace model

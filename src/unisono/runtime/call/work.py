@@ -1,0 +1,163 @@
+"""The handle of a call in flight."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
+
+if TYPE_CHECKING:
+    from unisono import _native
+
+
+class Work:
+    """A call that was begun with `async_op=True`.
+
+    Its arrays must not be touched until it is done; they are kept alive that long.
+    Dropping a Work does not cancel the call.
+    """
+
+    def __init__(
+        self,
+        native: _native.Work | None,
+        result: Any,
+        *,
+        explain: Callable[[_native.Work], UnisonoError] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        call: str = "",
+    ) -> None:
+        """`finish` turns what lies in the buffers into the result, once."""
+        self._native = native
+        self._result = result
+        self._explain = explain
+        self._finish = finish
+        self._error: BaseException | None = None
+        self._process = os.getpid()
+        self.call = call
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until it is done; the result. Raises what went wrong.
+
+        CollectiveTimeout after `timeout_s`, if that is given; the call itself then goes
+        on, and one may wait again.
+        """
+        if self._process != os.getpid():
+            raise UsageError(
+                f"{self.call}: this process is a fork of the rank that made the call; "
+                "wait for it there"
+            )
+        if self._native is not None:
+            limit = -1 if timeout_s is None else max(0, int(timeout_s * 1e9))
+            state = self._native.wait(limit)
+            if state == 0:
+                late = list(self._native.awaited())
+                raise CollectiveTimeout(
+                    f"{self.call}: not done after {timeout_s:g} s; waiting for ranks "
+                    f"{', '.join(map(str, late))}",
+                    ranks=late,
+                    collective=self.call.partition("(")[0],
+                    seq=self._native.seq(),
+                )
+            self._settle(state)
+        if self._error is not None:
+            raise self._error
+        self._explain = None  # it refers to the communicator, which refers to this
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish(self._result)
+        return self._result
+
+    def rest(self) -> None:
+        """Sleep until it has ended, well or not; others see to it that it does."""
+        if self._native is not None:
+            self._native.wait(-1, False)
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._native is None or self._native.state() != 0
+
+    def is_completed(self) -> bool:
+        """The same, by torch's name."""
+        return self.done()
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if it has ended and anything did."""
+        if self._native is not None and self.done():
+            self._settle(self._native.state())
+        return self._error
+
+    @property
+    def native(self) -> _native.Work | None:
+        """What the engine has of it; None if it never got there."""
+        return self._native
+
+    @property
+    def source(self) -> int | None:
+        """The rank that a message came from."""
+        found = -1 if self._native is None else self._native.source()
+        return None if found < 0 else found
+
+    def _settle(self, state: int) -> None:
+        unexplained = state != 1 and self._error is None
+        if unexplained and self._native is not None and self._explain is not None:
+            self._error = self._explain(self._native)
+
+    def __repr__(self) -> str:
+        """One line: the call and how it stands."""
+        if not self.done():
+            how = "in flight"
+        else:
+            how = "done" if self.exception() is None else "failed"
+        return f"<Work: {self.call}, {how}>"
+
+
+class InFlight:
+    """The arrays of a communicator's calls in flight, kept until these have ended.
+
+    If a call failed while another rank was writing to its arrays, that one may have
+    been stopped in the middle of it and write on at any time: they are kept for good.
+    """
+
+    def __init__(self, comm: _native.Comm) -> None:
+        """None is in flight yet."""
+        self._comm = comm
+        self._calls: deque[tuple[_native.Work, object]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, work: _native.Work, arrays: object) -> None:
+        """A call has begun; those that have ended meanwhile are let go."""
+        with self._lock:
+            while self._calls and self._calls[0][0].state() != _PENDING:
+                self._let_go(*self._calls.popleft())
+            if work.state() != _SUCCEEDED:
+                self._calls.append((work, arrays))
+
+    def pending(self) -> bool:
+        """Whether any has not ended."""
+        with self._lock:
+            return any(work.state() == _PENDING for work, _ in self._calls)
+
+    def rest(self, within_s: float) -> None:
+        """Sleep until one more has ended, well or not, or for a while."""
+        with self._lock:
+            waiting = [w for w, _ in self._calls if w.state() == _PENDING]
+        if waiting:
+            waiting[0].wait(int(within_s * 1e9), False)
+
+    def end(self) -> None:
+        """The communicator is closed: none is in flight any longer."""
+        with self._lock:
+            while self._calls:
+                self._let_go(*self._calls.popleft())
+
+    def _let_go(self, work: _native.Work, arrays: object) -> None:
+        if work.state() != _SUCCEEDED and self._comm.touched():
+            _KEPT.append(arrays)
+
+
+_PENDING, _SUCCEEDED = 0, 1
+_KEPT: list[object] = []
