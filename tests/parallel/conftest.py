@@ -51,7 +51,7 @@ def refusals(threads):
                 function(comm)
             except Exception as error:
                 return error
-            raise AssertionError(f"rank {comm.rank} was told nothing")
+            raise AssertionError(f"rank {comm.rank} raised nothing")
 
         return threads(n, refused)
 
