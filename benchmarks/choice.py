@@ -37,8 +37,8 @@ import numpy as np
 
 import unisono
 from unisono import Communicator
-from unisono.runtime.select import choose
-from unisono.runtime.tuned import Tuned, read
+from unisono.runtime.plan.select import choose
+from unisono.runtime.plan.tuned import Tuned, read
 from unisono.tune import Effort, candidates, tune
 from unisono.tune.measure import Call, Stopwatch, calls_of
 from unisono.units import format_bytes

@@ -25,11 +25,11 @@ import numpy as np
 from unisono import Communicator
 from unisono.algorithms import read
 from unisono.dtypes import DTYPES
-from unisono.runtime.coded_report import seconds
-from unisono.runtime.coding import as_coding, choose_coded
-from unisono.runtime.operations import Reduction
-from unisono.runtime.plans import Kind
-from unisono.runtime.predict import MODEL, Model
+from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.observe.explain_codecs import seconds
+from unisono.runtime.plan.codec_options import as_coding, choose_coded
+from unisono.runtime.plan.plans import Kind
+from unisono.runtime.plan.predict import MODEL, Model
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.units import format_bytes, format_seconds
 

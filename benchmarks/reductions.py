@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from unisono.dtypes import numpy_dtype
-from unisono.runtime.kernels import reduce, ways
+from unisono.reductions import reduce, ways
 
 RESULTS = Path(__file__).parent / "results" / "reductions.json"
 NBYTES = 16 << 20

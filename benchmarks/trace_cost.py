@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono.runtime import tracing
+from unisono.runtime.observe import tracing
 
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 BURST_S = 0.003
@@ -62,7 +62,7 @@ def compare(
     comm: unisono.Communicator, once: Callable[[], None], rounds: int
 ) -> dict[str, Any]:
     """How long it takes with the trace off and on."""
-    book = comm._transport.logbook
+    book = comm.core.transport.logbook
     burst(comm, once, 10)
     each = burst(comm, once, 10) / 10
     times = max(2, int(BURST_S / each))

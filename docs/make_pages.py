@@ -3,9 +3,9 @@
     python -m docs.make_pages        (`make docs` does, and then builds the site)
 
 One page for each algorithm: the idea, the picture, the cost, when it wins, the paper.
-The pictures that the tutorial names. The pages that stand beside the code (README and
-others), with their links turned. Costs, pictures, proofs and winners are computed here
-and now, never typed.
+The pictures that the tutorial names. The API reference (docs/make_reference.py). The
+pages that stand beside the code (README and others), with their links turned. Costs,
+pictures, proofs and winners are computed here and now, never typed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from docs import make_reference
 from docs.drawings import DRAWINGS
 from docs.winning import CLOSE, MACHINES, overview, verdict
 from unisono.algorithms import Algorithm, library
@@ -53,6 +54,7 @@ def main(docs: Path = ROOT / "docs") -> None:
     for name, group in groupby(by_name, key=lambda a: a.name):
         write(docs / "algorithms" / f"{name}.md", page_of(name, list(group), docs))
     write(docs / "algorithms" / "index.md", index())
+    make_reference.main(docs)
     for name, place in BESIDE.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         write(docs / place, relinked(text, place))

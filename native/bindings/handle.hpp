@@ -88,7 +88,7 @@ inline nanobind::object text_of(const Note &note, Note::Text which) {
       PyUnicode_DecodeUTF8(note.text + at, Py_ssize_t(length), "replace"));
 }
 
-// As src/unisono/runtime/notes.py reads it.
+// As src/unisono/runtime/call/notes.py reads it.
 inline nanobind::tuple note_tuple(const Note &note) {
   return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
                               note.count, note.fingerprint, note.content,

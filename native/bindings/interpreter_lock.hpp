@@ -13,6 +13,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace unisono {
@@ -25,7 +26,8 @@ inline bool finalizing() {
 #endif
 }
 
-inline bool on_main_thread() { return ::gettid() == ::getpid(); }
+// By number: glibc has gettid() since 2.30, and wheels are built with 2.28.
+inline bool on_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 
 // Whether Python has begun to end this process; set by its main thread.
 inline std::atomic<bool> process_exiting = false;

@@ -15,7 +15,7 @@
 
 namespace unisono {
 
-// src/unisono/runtime/tracing.py reads the same layout.
+// src/unisono/runtime/observe/tracing.py reads the same layout.
 struct Moment {
   enum Kind : std::uint8_t {
     // from publishing its own arrival until all have arrived; peer: the last to arrive

@@ -23,6 +23,9 @@ namespace unisono {
 namespace {
 
 int open_pidfd(int pid) {
+#if !defined(SYS_pidfd_open)
+  constexpr long SYS_pidfd_open = 434; // Linux 5.3, on every architecture
+#endif
   return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
 }
 

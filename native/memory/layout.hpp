@@ -54,8 +54,8 @@ static_assert(sizeof(Header) == line_size);
 static_assert(2 * sizeof(ExposedBuffer) <= header_payload);
 
 // The call in full, for records and for the error message when fingerprints differ. Its
-// texts are stored one after another in `text`; src/unisono/runtime/notes.py shortens what
-// does not fit, and src/unisono/runtime/tracing.py reads the same layout.
+// texts are stored one after another in `text`; src/unisono/runtime/call/notes.py shortens
+// what does not fit, and src/unisono/runtime/observe/tracing.py reads the same layout.
 struct alignas(line_size) Note {
   enum Text : std::size_t { algorithm, label, codec, shape, num_texts };
   std::uint64_t seq;

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         UnsupportedWorld,
         UsageError,
     )
+    from unisono.launch.spawn import spawn
+    from unisono.runtime.call.reductions import premul_sum
+    from unisono.runtime.call.work import Work
     from unisono.runtime.communicator import Communicator
-    from unisono.runtime.operations import premul_sum
-    from unisono.runtime.spawn import spawn
-    from unisono.runtime.start import init
-    from unisono.runtime.work import Work
+    from unisono.runtime.world.init import init
     from unisono.schedule import Schedule, Step, copy, reduce
     from unisono.view import explain, to_svg
     from unisono.view.html import to_html
@@ -93,11 +93,11 @@ _ROOMS = {
         "UnsupportedWorld",
         "UsageError",
     ],
-    "unisono.runtime.start": ["init"],
-    "unisono.runtime.spawn": ["spawn"],
+    "unisono.runtime.world.init": ["init"],
+    "unisono.launch.spawn": ["spawn"],
     "unisono.runtime.communicator": ["Communicator"],
-    "unisono.runtime.operations": ["premul_sum"],
-    "unisono.runtime.work": ["Work"],
+    "unisono.runtime.call.reductions": ["premul_sum"],
+    "unisono.runtime.call.work": ["Work"],
     "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],

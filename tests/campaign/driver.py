@@ -19,7 +19,7 @@ from campaign import calls, threads
 from campaign.judge import judge_work, judge_world, may_be_too_few
 from campaign.plan import BREAKS, LOSSES
 from campaign.rank import Rank, be_rank
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 from unisono.testing._faults.ranks import Life
 from unisono.testing._namespaces import enter_network
 

@@ -23,7 +23,7 @@ from unisono.cli._bench.report import number
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
-from unisono.runtime.kernels import reduce
+from unisono.reductions import reduce
 
 HEAD = (
     "#       size         count      type   redop    root     time   algbw   busbw"

@@ -12,7 +12,7 @@ from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
 from unisono.cli._doctor.rank import Findings
 from unisono.cli._doctor.report import of_world
-from unisono.runtime.agent import free_port
+from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,7 +14,7 @@ from standins import stand_in
 from watching import has_ended, wait_for
 
 from unisono.cli import main
-from unisono.runtime.agent import free_port
+from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -142,7 +142,7 @@ def test_no_command_line_holds_the_secret(started, script):
             shown += Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-    assert b"unisono.runtime.agent" in shown
+    assert b"unisono.launch.agent" in shown
     assert secret.encode() not in shown
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from unisono.runtime import tuned
+from unisono.runtime.plan import tuned
 
 pytestmark = pytest.mark.timeout(120)
 

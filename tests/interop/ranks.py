@@ -12,8 +12,8 @@ import torch.distributed as dist
 import unisono
 
 # So that ranks need not, each for itself.
-import unisono.interop._torch.adapters
-import unisono.interop._torch.process_group
+import unisono.interop.torch.adapters
+import unisono.interop.torch.process_group
 
 # Names that torch gave new ones; both must work.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")  # which DDP imports when it is first called
 
 from unisono.errors import BadArgument, UsageError  # noqa: E402
-from unisono.interop._torch import adapters, compiled  # noqa: E402
+from unisono.interop.torch import adapters, compiled  # noqa: E402
 
 # To compile it takes longer than all other tests of this folder.
 pytestmark = pytest.mark.quick(adapter=["python"])
@@ -41,7 +41,7 @@ def built():
     """The module; made once, which takes half a minute."""
     if compiled.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    code = "from unisono.interop._torch import compiled; compiled.load()"
+    code = "from unisono.interop.torch import compiled; compiled.load()"
     env = os.environ | {"XDG_CACHE_HOME": str(CACHE)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=280)
 
@@ -335,7 +335,7 @@ def test_ranks_that_build_at_once_build_once(tmp_path):
         'shift; done\necho module > "$2"\n'
     )
     compiler.chmod(0o755)
-    code = "from unisono.interop._torch import compiled; print(compiled.build())"
+    code = "from unisono.interop.torch import compiled; print(compiled.build())"
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
     run = [sys.executable, "-c", code]
     both = [subprocess.Popen(run, env=env, stdout=subprocess.PIPE) for _ in range(2)]

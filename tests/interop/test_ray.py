@@ -389,7 +389,7 @@ def test_a_node_that_dies(ray, run, cluster):
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("unisono.interop._ray")]:
+    for name in [n for n in sys.modules if n.startswith("unisono.interop.ray")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "unisono.interop.ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -148,7 +148,7 @@ def test_nobody_comes(ranks):
 # One process imports torch and forks; its children end as interpreters do.
 SCRIPT = """
 import json, os, sys, torch, torch.distributed as dist
-import unisono.interop._torch.process_group
+import unisono.interop.torch.process_group
 
 def rank(number, where, then):
     os.environ["OMP_NUM_THREADS"] = "1"

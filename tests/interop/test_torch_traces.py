@@ -9,8 +9,8 @@ import torch
 
 from unisono import trace
 from unisono.errors import CollectiveMismatch
-from unisono.interop.torch_profiler import profiled
-from unisono.runtime import recorder, tracing
+from unisono.interop.torch.profiler import profiled
+from unisono.runtime.observe import recorder, tracing
 from unisono.testing import world
 from unisono.trace.flights import to_pickle
 
@@ -21,11 +21,11 @@ def test_what_torch_has_named_stands_beside_our_calls(tmp_path):
     tracing._SPANS.clear()
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         with profiled(), torch.profiler.record_function("forward"):
             x = torch.ones(20, 20) @ torch.ones(20, 20)
             comm.all_reduce(x.numpy())
-        doc = trace.merge([tracing.harvest(comm._transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
     tracing._SPANS.clear()
     assert trace.faults(doc) == []
     slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
@@ -49,10 +49,10 @@ def test_ranges_alone_can_be_kept():
 
 
 def recorded(comm):
-    tracing.start(comm._transport.logbook)
+    tracing.start(comm.core.transport.logbook)
     comm.all_reduce(np.ones(1000, np.float32), algorithm="ring")
     comm.barrier()
-    tracing.stop(comm._transport.logbook)
+    tracing.stop(comm.core.transport.logbook)
     return trace.gather(comm)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from planted_faults import FAULTS, SUPPORT
 
-from unisono.runtime.plans import lowered, offsets, verified
+from unisono.runtime.plan.plans import lowered, offsets, verified
 from unisono.schedule.program import Program
 
 NATIVE = Path(__file__).parents[2] / "native"
@@ -170,7 +170,7 @@ def _column(values: Iterable[int]) -> str:
 
 
 def _program(program: Program) -> str:
-    """As `tables` in runtime/plans.py gives it to the core."""
+    """As `tables` in runtime/plan/plans.py gives it to the core."""
     actions: list[tuple[int, ...]] = []
     sources: list[tuple[int, ...]] = []
     waits: list[tuple[int, ...]] = []

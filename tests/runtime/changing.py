@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import unisono
-from unisono.runtime import growing, shrinking
-from unisono.runtime.agreement import Kind
-from unisono.runtime.start import open_transports
-from unisono.transports import doors, gate
+from unisono.runtime.world import grow as growing
+from unisono.runtime.world import shrink_protocol as shrinking
+from unisono.runtime.world.agreement import Kind
+from unisono.runtime.world.first import open_transports
+from unisono.transports import endpoints as doors
+from unisono.transports import join as gate
 
 
 def tell(folder, word):
@@ -61,8 +63,8 @@ def works_until_it_dies(comm, victim):
 
 
 def told(comm):
-    assert open_transports() == [comm._transport]  # the world before it has ended
-    epoch = comm._member.epoch
+    assert open_transports() == [comm.core.transport]  # the world before it has ended
+    epoch = comm.core.membership.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
 
 
@@ -72,7 +74,7 @@ def loses(comm, victims):
         old = comm
         works_until_it_dies(comm, victim)
         comm = comm.shrink(timeout_s=100)
-        assert old._closed
+        assert old.core.closed
     return told(comm)
 
 
@@ -89,7 +91,9 @@ def fails_in_split(comm):
     """Rank 0 fails before it has joined the group that the others wait in."""
     works(comm)
     if comm.rank == 0:
-        comm._transport.communicator = lambda *_, **__: (_ for _ in ()).throw(OSError)
+        comm.core.transport.communicator = lambda *_, **__: (_ for _ in ()).throw(
+            OSError
+        )
     try:
         comm.split(0)
     except (OSError, unisono.PeerLost) as error:

@@ -13,8 +13,8 @@ from unisono import UnsupportedWorld, schedule
 from unisono.algorithms import library
 from unisono.dtypes import DTYPES, OPS, check_op, numpy_dtype
 from unisono.errors import BadArgument
-from unisono.runtime.plans import lowered
-from unisono.runtime.select import choose
+from unisono.runtime.plan.plans import lowered
+from unisono.runtime.plan.select import choose
 from unisono.schedule.collective import COLLECTIVES, Contract, Place
 from unisono.testing import reference
 

@@ -207,7 +207,7 @@ def child(order, rank, job, tell, stderr):
 
 def meeting():
     """What ranks of several hosts are told."""
-    from unisono.runtime.place import free_port
+    from unisono.runtime.world.address import free_port
 
     address = f"127.0.0.1:{free_port()}"
     return {"UNISONO_ADDRESS": address, "UNISONO_SECRET": secrets.token_hex(32)}
@@ -276,7 +276,7 @@ def finish(number, rank, deadline):
 if __name__ == "__main__":
     import numpy  # noqa: F401
 
-    import unisono.runtime.start
+    import unisono.runtime.world.init
     import unisono.testing  # noqa: F401
 
     for line in sys.stdin.buffer:

@@ -13,8 +13,8 @@ host=$1; shift
 echo "$host $*" >> {log}
 case $host in
   down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255;;
-  bare) exec sh -c "exec /no/such/python -m unisono.runtime.agent";;
-  empty) cd /; PYTHONPATH= exec {python} -I -S -m unisono.runtime.agent;;
+  bare) exec sh -c "exec /no/such/python -m unisono.launch.agent";;
+  empty) cd /; PYTHONPATH= exec {python} -I -S -m unisono.launch.agent;;
   old) echo; echo "unisono agent, version 0.0.1"; cat > /dev/null; exit 0;;
   broken) echo "Segmentation fault" >&2; exit 139;;
   noisy) echo "Welcome to noisy!"; echo "do not reply" >&2;;

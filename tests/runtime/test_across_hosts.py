@@ -18,7 +18,7 @@ from test_failures import blocked, calls_by_name, check_mismatch, ones, until_br
 
 from unisono import _native
 from unisono.errors import PeerLost
-from unisono.runtime.failures import Trouble
+from unisono.runtime.observe.failures import Trouble
 from unisono.testing import world_across
 
 pytestmark = pytest.mark.timeout(120)
@@ -232,7 +232,9 @@ def is_late(rank, count, late):
             rank.until("passed", late)
             patience = 1.0
         else:
-            comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
+            comm.core.native.set_patience(
+                *comm.core.transport.patience, int(0.2e9), int(20e9)
+            )
             work = comm.all_reduce(ones(count), async_op=True)
             await_that(lambda: os.fstat(2).st_size, "a warning")
             rank.tell("waits")
@@ -351,7 +353,7 @@ def is_killed(rank, who):
     comm.barrier()  # all have it
     if rank.number == who:
         os.kill(os.getpid(), signal.SIGKILL)
-    await_that(lambda: comm._native.states()[who][5], "the news of its death")
+    await_that(lambda: comm.core.native.states()[who][5], "the news of its death")
     began = time.monotonic()
     error = attempt(part.all_to_all, ones(12 * rank.n))
     return error, time.monotonic() - began
@@ -411,8 +413,8 @@ def is_interrupted(rank, name):
         return error, time.monotonic() - began
     await_that(
         lambda: (
-            comm._native.verdict()[0] != Trouble.NONE
-            or any(comm._native.states()[0][4:6])
+            comm.core.native.verdict()[0] != Trouble.NONE
+            or any(comm.core.native.states()[0][4:6])
         ),
         "that it gives up, leaves or dies",
     )
@@ -431,6 +433,7 @@ def test_ctrl_c_ends_a_call(name, forks):
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 60
     told = ends[1].value
+    assert told is not None, ends[1]
     if told["error"] == "CollectiveMismatch":  # what was sent before is another call
         assert set(told["attributes"]["calls"]) == {"0", "1"}
     elif name == "send" and told["error"] == "TransportError":  # it was cut half sent

@@ -13,8 +13,10 @@ import unisono
 from unisono import _native, algorithms
 from unisono.dtypes import DTYPES
 from unisono.errors import BadArgument, CollectiveMismatch, UnsupportedWorld
-from unisono.runtime import notes, plans, tracing
-from unisono.runtime.notes import Names
+from unisono.runtime.call import notes
+from unisono.runtime.call.notes import Names
+from unisono.runtime.observe import tracing
+from unisono.runtime.plan import plans
 from unisono.testing import world
 from unisono.trace.draw import draw
 
@@ -258,7 +260,7 @@ def test_bare_addresses_have_no_shape():
     def run(comm):
         x = np.ones([(2, 6), (6, 2)][comm.rank])
         at = x.ctypes.data
-        comm.start("all_reduce", DTYPES["float64"], 12, at, at)
+        comm.core.start("all_reduce", DTYPES["float64"], 12, at, at)
         assert comm.records()[-1]["shape"] == ""
         return x.sum()
 
@@ -324,12 +326,14 @@ def test_a_trace_tells_names_in_full(tmp_path):
     label = f"step 7 in {ODD}"
 
     def run(comm):
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.all_reduce(np.ones((3, 4)), label=label)
-        tracing.stop(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
         folder = tmp_path / str(comm.rank)
-        part = tracing.read_part(tracing.write_part(comm._transport.logbook, folder))
-        shortened = tracing.harvest(comm._transport.logbook)
+        part = tracing.read_part(
+            tracing.write_part(comm.core.transport.logbook, folder)
+        )
+        shortened = tracing.harvest(comm.core.transport.logbook)
         shortened.names = {}
         return part, shortened
 
@@ -455,7 +459,7 @@ def hooks():
 
 def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
     def run(comm):
-        engine, seen, ended = comm._transport.engine, [], threading.Event()
+        engine, seen, ended = comm.core.transport.engine, [], threading.Event()
         engine.start_trace(64, 64)
         comm.barrier()
 

@@ -6,8 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from unisono.runtime import agreement
-from unisono.runtime.agreement import (
+from unisono.runtime.world import agreement
+from unisono.runtime.world.agreement import (
     Agreement,
     Come,
     Kind,

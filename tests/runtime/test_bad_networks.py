@@ -16,7 +16,7 @@ import pytest
 from forked import Forks, attempt
 
 from unisono.errors import PeerLost
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 
 pytestmark = pytest.mark.timeout(150)

@@ -39,7 +39,7 @@ def failed_before_handler_raises(rank, way):
         return None
 
     def handler(*_):
-        comm._native.give_up(1, True)
+        comm.core.native.give_up(1, True)
         raise Asked
 
     signal.signal(signal.SIGUSR1, handler)
@@ -122,7 +122,7 @@ def plan_forgotten_in_call(rank):
     for _ in range(3):
         call()
     call(COUNT + 1)
-    another = list(comm._plans.values())[-1]
+    another = list(comm.core.plans.values())[-1]
     comm.barrier()
     if rank.number == 1:
         rank.until("forgotten", 0)
@@ -132,8 +132,8 @@ def plan_forgotten_in_call(rank):
         await_that(lambda: unfinished(comm) == 1, "a call")
         many = np.ones(4000, np.float32)
         for count in range(COUNT + 1, many.size):  # every slot of the quick path
-            comm._native.remember(6, many[:count], None, "sum", 0, another)
-        comm._plans.clear()
+            comm.core.native.remember(6, many[:count], None, "sum", 0, another)
+        comm.core.plans.clear()
         gc.collect()
         rank.tell("forgotten")
 
@@ -151,7 +151,7 @@ def test_engine_holds_no_python_object_of_a_plan(worlds):
     world = worlds(2)
     world.run(lambda comm: comm.all_reduce(np.ones(COUNT, np.float32)))
     comm = world.comms[0]
-    plans = list(comm._plans.values())
+    plans = list(comm.core.plans.values())
     before = [sys.getrefcount(plan) for plan in plans]
     works = [comm.all_reduce(np.ones(COUNT, np.float32), async_op=True)]
     assert [sys.getrefcount(plan) for plan in plans] == before

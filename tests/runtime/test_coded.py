@@ -7,9 +7,9 @@ import unisono
 from unisono import codecs
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument, CollectiveMismatch
-from unisono.runtime import coded_plans
-from unisono.runtime.coded_plans import chunk_sizes
-from unisono.runtime.plans import lowered, offsets
+from unisono.runtime.plan import codec_plans as coded_plans
+from unisono.runtime.plan.codec_plans import chunk_sizes
+from unisono.runtime.plan.plans import lowered, offsets
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Place
 from unisono.testing import world

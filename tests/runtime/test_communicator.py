@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UsageError
-from unisono.runtime.failures import Trouble
+from unisono.runtime.observe.failures import Trouble
 from unisono.testing import world
 
 # --- alone
@@ -117,7 +117,7 @@ def test_errors_cross_processes_whole():
 
 
 def one_is_late(comm):
-    while comm.rank and comm._native.verdict()[0] == Trouble.NONE:
+    while comm.rank and comm.core.native.verdict()[0] == Trouble.NONE:
         time.sleep(0.01)  # until rank 0 has lost patience
     comm.all_reduce(np.ones(1), timeout_s=0.2)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from forked import Forks, attempt, await_that
 
-from unisono.runtime import base
+from unisono.runtime import core as base
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,7 +25,7 @@ def connects(rank):
             return None
         (pid,) = rank.until("stops", STOPPED)
         until_stopped(pid)
-        led = rank.number == CONNECTS and part._native.leads_to(STOPPED, False)
+        led = rank.number == CONNECTS and part.core.native.leads_to(STOPPED, False)
         patience = 20.0 if rank.number == CONNECTS else 2.0
         error = attempt(
             part.broadcast,

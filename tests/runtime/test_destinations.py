@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.runtime.destinations import Destinations
+from unisono.runtime.observe.traffic import Destinations
 from unisono.testing import world
 
 N = 3
@@ -19,9 +19,10 @@ class Looks:
         self.comm, self.asked = comm, Destinations()
 
     def __call__(self, *more):
-        told = self.asked.told(self.comm._transport, [self.comm, *more])
+        comms = [self.comm, *more]
+        told = self.asked.told(self.comm.core.transport, [comm.core for comm in comms])
         assert told["rank"] == self.comm.rank
-        for group, comm in zip(told["groups"], [self.comm, *more], strict=True):
+        for group, comm in zip(told["groups"], comms, strict=True):
             assert sum(group["sent_to"]) == group["sent_bytes"] == comm.sent_bytes
             assert group["sent_to"][comm.rank] == 0
         return told["groups"]
@@ -81,7 +82,7 @@ def test_every_way_to_call_is_seen():
         comm.all_reduce(x, op=np.maximum)
         at = x.ctypes.data
         float64 = unisono.dtypes.DTYPES["float64"]
-        comm.start("all_reduce", float64, 100, at, at)
+        comm.core.start("all_reduce", float64, 100, at, at)
         assert look()[0]["guessed"] == 0
         return [b - a for a, b in zip(before, after, strict=True)]
 
@@ -195,7 +196,7 @@ def test_looks_while_calls_are_made():
 
         def watch():
             while not done.wait(0.005):
-                look.asked.told(comm._transport, [comm])
+                look.asked.told(comm.core.transport, [comm.core])
 
         beside = threading.Thread(target=watch)
         beside.start()

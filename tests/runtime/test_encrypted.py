@@ -22,7 +22,7 @@ from unisono.errors import (
     PeerLost,
     TransportError,
 )
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 from unisono.testing import Proxy, world, world_across
 
 pytestmark = pytest.mark.timeout(120)

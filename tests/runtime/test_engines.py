@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from standins import stand_in
 
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,7 +14,7 @@ import pytest
 
 from unisono.cli.env import env
 from unisono.errors import BadArgument
-from unisono.runtime.environment import find_world
+from unisono.runtime.world.environment import find_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -295,7 +295,7 @@ def mpirun(folder, marker):
 
 SHOW = """
 import json
-from unisono.runtime.environment import find_world
+from unisono.runtime.world.environment import find_world
 w = find_world()
 print(json.dumps([w.rank, w.world_size, w.launcher, w.hosts_several, w.job]))
 """

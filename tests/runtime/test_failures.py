@@ -32,7 +32,8 @@ from unisono.errors import (
     PeerLost,
     UsageError,
 )
-from unisono.runtime.failures import Trouble
+from unisono.runtime.core import Core
+from unisono.runtime.observe.failures import Trouble
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -50,12 +51,12 @@ def ones(count=10, dtype="float32"):
 
 def until_broken(comm):
     """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm._native.verdict()[0] != Trouble.NONE, "a verdict")
+    await_that(lambda: comm.core.native.verdict()[0] != Trouble.NONE, "a verdict")
 
 
 def until_called(comm, rank, seq):
     """Wait until a rank of this host has come to that call."""
-    await_that(lambda: comm._native.states()[rank][0] >= seq, f"seq {seq}")
+    await_that(lambda: comm.core.native.states()[rank][0] >= seq, f"seq {seq}")
 
 
 # --- mismatched calls
@@ -470,7 +471,9 @@ def warns(rank):
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
-        comm._native.set_patience(*comm._transport.patience, int(0.2e9), int(20e9))
+        comm.core.native.set_patience(
+            *comm.core.transport.patience, int(0.2e9), int(20e9)
+        )
         threading.Thread(target=tells_of_warnings, args=(rank, 3)).start()
         until_called(comm, 1, 2)
     elif rank.number == 2:
@@ -1069,10 +1072,10 @@ def breaks_before_joining(rank):
         def refuse(*args, **options):
             raise FileNotFoundError
 
-        comm._transport.communicator = refuse
+        comm.core.transport.communicator = refuse
         with pytest.raises(FileNotFoundError):
             comm.split(0)
-        comm._native.give_up(1, True)
+        comm.core.native.give_up(1, True)
         rank.until("heard", 1, 2)
         return None
     error = attempt(comm.split, 0)
@@ -1089,9 +1092,9 @@ def dies_before_joining(rank):
     """Ranks of the group are counted the other way round; rank 1 comes to it late."""
     comm = rank.init(timeout_s=600)
     comm.barrier()
-    join = comm.joined
+    join = Core.joined
     if rank.number == 2:
-        comm.joined = lambda *args, **options: os._exit(0)
+        Core.joined = lambda *args, **options: os._exit(0)
     elif rank.number == 1:
 
         def join_late(*args, **options):
@@ -1099,7 +1102,7 @@ def dies_before_joining(rank):
             rank.until("heard", 0)
             return made
 
-        comm.joined = join_late
+        Core.joined = join_late
     error = attempt(comm.split, 0, -rank.number)
     rank.tell("heard")
     return error["error"], error["attributes"]["ranks"]

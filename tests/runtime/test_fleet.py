@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime import fleet
-from unisono.runtime.fleet import Way, launch_on_hosts
-from unisono.runtime.hosts import Host
-from unisono.runtime.lines import Stage
+from unisono.launch import remote as fleet
+from unisono.launch.hostfile import Host
+from unisono.launch.output import Stage
+from unisono.launch.remote import Way, launch_on_hosts
 from unisono.testing import Hosts, needs_hosts
 
 pytestmark = pytest.mark.timeout(90)

@@ -7,8 +7,8 @@ from conformance import MEANINGFUL, bits, same
 import unisono
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
-from unisono.runtime.kernels import reduce
-from unisono.runtime.operations import scaled
+from unisono.reductions import reduce
+from unisono.runtime.call.reductions import scaled
 
 NUMBERS = [d for d in DTYPES if d != "bool"]
 

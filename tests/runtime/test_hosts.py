@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from unisono.errors import BadArgument
-from unisono.runtime.hosts import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unisono.dtypes import DTYPES, OPS, check_op, dtype_of, numpy_dtype
 from unisono.errors import BadArgument
-from unisono.runtime.kernels import reduce, ways
+from unisono.reductions import reduce, ways
 
 MEANINGFUL = []
 for _dtype in DTYPES.values():

@@ -15,9 +15,9 @@ import pytest
 from watching import is_gone
 
 from unisono.errors import BadArgument
-from unisono.runtime.launch import launch
-from unisono.runtime.lines import Speaker, Stage, last_words, reports_a_lost_peer
-from unisono.runtime.outcome import Outcome, RankEnd
+from unisono.launch.local import launch
+from unisono.launch.outcome import Outcome, RankEnd
+from unisono.launch.output import Speaker, Stage, last_words, reports_a_lost_peer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,8 +99,8 @@ def test_only_rank_0_has_an_input(tmp_path):
     (tmp_path / "typed").write_text("one\ntwo\n")
     script = """
 import sys
-from unisono.runtime.launch import launch
-from unisono.runtime.lines import Stage
+from unisono.launch.local import launch
+from unisono.launch.output import Stage
 code = "import sys; print(sys.stdin.read().split())"
 stage = Stage(sys.stdout.buffer, sys.stderr.buffer)
 launch([sys.executable, "-S", "-c", code], 3, stage)
@@ -406,8 +406,8 @@ def test_it_works_in_a_thread_and_without_the_kernel_telling(monkeypatch):
 
 LAUNCHER = """
 import sys
-from unisono.runtime.launch import launch
-from unisono.runtime.lines import Stage
+from unisono.launch.local import launch
+from unisono.launch.output import Stage
 child = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 print(flush=True)
 stage = Stage(sys.stdout.buffer, sys.stderr.buffer)

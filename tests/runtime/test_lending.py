@@ -8,7 +8,7 @@ import pytest
 from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
 
 import unisono
-from unisono.runtime.plans import LENDS_FROM
+from unisono.runtime.plan.plans import LENDS_FROM
 
 NAMES = {
     "all_reduce": ["direct", "ring", "recursive_doubling", "rabenseifner", "tree"],

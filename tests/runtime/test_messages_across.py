@@ -13,7 +13,7 @@ from test_cut_streams import ENCRYPTED
 
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
-from unisono.runtime.failures import Trouble
+from unisono.runtime.observe.failures import Trouble
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -117,7 +117,7 @@ class Forger:
         here, there = socket.socketpair()
         self.seal = _native.Seal(KEY, 0)
         self.socket = here
-        comm._native.attach(False, 0, 0, 1, there.detach(), KEY, 0, messages, None)
+        comm.core.native.attach(False, 0, 0, 1, there.detach(), KEY, 0, messages, None)
 
     def __enter__(self):
         return self
@@ -187,11 +187,11 @@ def test_a_verdict_that_a_lifeline_brings(victim, wrong):
     ends = socket.socketpair()
     fds = [end.detach() for end in ends]
     nothing = (b"", b"")
-    victim._transport.engine.live(
+    victim.core.transport.engine.live(
         [fds[1], -1], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9, [None, None]
     )
     hub = _native.Lifeline(0, [-1, fds[0]], [nothing, (KEY, KEY)])
-    assert hub.tell_verdict(victim._agreed, wrong)
+    assert hub.tell_verdict(victim.core.agreed, wrong)
     with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
         victim.broadcast(np.ones(4), root=0)
     hub.close()
@@ -215,7 +215,7 @@ def test_a_note_with_numbers_that_nobody_knows(victim):
 def test_lanes_that_cannot_be(victim, lane, lanes):
     ends = socket.socketpair()
     with pytest.raises(ValueError, match="lanes"):
-        victim._native.attach(
+        victim.core.native.attach(
             False, 0, lane, lanes, ends[0].fileno(), KEY, 0, False, None
         )
     for end in ends:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from unisono.errors import BadArgument, Corrupted, MissingExtra
-from unisono.runtime import groups, objects
-from unisono.runtime.objects import decode, encode
+from unisono.runtime import object_collectives
+from unisono.runtime.call import objects
+from unisono.runtime.call.objects import decode, encode
 
 SMALL = [
     name
@@ -420,7 +421,7 @@ def test_missing_extras_are_named(monkeypatch):
 def test_torch_is_not_imported_for_plain_data():
     code = (
         "import sys, numpy\n"
-        "from unisono.runtime.objects import decode, encode\n"
+        "from unisono.runtime.call.objects import decode, encode\n"
         "decode(encode([1, numpy.ones(2), {'a': (None,)}]))\n"
         "assert 'torch' not in sys.modules and 'ml_dtypes' not in sys.modules\n"
     )
@@ -509,9 +510,9 @@ class Announced:
 @pytest.mark.parametrize("size", [-1, 0, objects.MOST_BYTES + 1, 1 << 62, -(1 << 63)])
 def test_sizes_that_no_object_has_are_refused(size):
     with pytest.raises(Corrupted, match=f"rank 0 announces an object of {size} bytes"):
-        groups.broadcast_object(Announced(size), None, 0, False)
+        object_collectives.broadcast_object(Announced(size), None, 0, False)
     with pytest.raises(Corrupted, match=f"rank 0 announces an object of {size} bytes"):
-        groups.gather_objects(Announced(size), "mine", None, False)
+        object_collectives.gather_objects(Announced(size), "mine", None, False)
 
 
 @pytest.mark.parametrize("count", [-1, (1 << 48) + 1])
@@ -521,4 +522,4 @@ def test_counts_that_nobody_can_send_are_refused(count):
             return np.array([[1, count], x[0]])
 
     with pytest.raises(BadArgument, match="rank 0 gave wrong send_counts"):
-        groups.exchange_counts(Comm(0), np.ones(2), [1, 1], None)
+        object_collectives.exchange_counts(Comm(0), np.ones(2), [1, 1], None)

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from unisono.dtypes import DTYPES, OPS, REDUCTIONS, check_op, numpy_dtype
 from unisono.errors import BadArgument
-from unisono.runtime.operations import (
+from unisono.runtime.call.reductions import (
     Reduction,
     as_reduction,
     fold,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import Corrupted
-from unisono.runtime import orders
-from unisono.runtime.orders import Inbox, frame
+from unisono.launch import protocol as orders
+from unisono.launch.protocol import Inbox, frame
 
 MESSAGES = [
     orders.Hello(4, 23_456),

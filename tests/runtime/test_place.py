@@ -4,8 +4,8 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.environment import find_world
-from unisono.runtime.place import meeting_place, no_secret, nodes
+from unisono.runtime.world.address import meeting_place, no_secret, nodes
+from unisono.runtime.world.environment import find_world
 
 TORCHRUN = {
     "RANK": "5",

@@ -5,7 +5,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, CollectiveTimeout
-from unisono.runtime.select import choose
+from unisono.runtime.plan.select import choose
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime import predict
-from unisono.runtime.plans import lowered
-from unisono.runtime.select import FLAT, ON_TWO_LEVELS, Choice, choose
+from unisono.runtime.plan import predict
+from unisono.runtime.plan.plans import lowered
+from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, Choice, choose
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.traffic import traffic
 from unisono.testing import world

@@ -17,8 +17,8 @@ from watching import is_gone
 
 import unisono
 from unisono.errors import BadArgument, PeerLost, UnisonoError, UnsupportedWorld
-from unisono.runtime import spawn as module
-from unisono.runtime.spawn import spawn
+from unisono.launch import spawn as module
+from unisono.launch.spawn import spawn
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -249,7 +249,7 @@ def test_the_real_cause_is_raised_not_what_the_others_saw():
 
 PARENT = """
 import os, time
-from unisono.runtime.spawn import spawn
+from unisono.launch.spawn import spawn
 
 def hang(comm):
     os.write(1, b"%d\\n" % os.getpid())
@@ -278,7 +278,7 @@ def test_kill_9_of_the_parent_leaves_no_rank(tmp_path, method):
 def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
     file = tmp_path / "unguarded.py"
     file.write_text(
-        "from unisono.runtime.spawn import spawn\ndef f(comm): pass\nspawn(f, 2)\n"
+        "from unisono.launch.spawn import spawn\ndef f(comm): pass\nspawn(f, 2)\n"
     )
     done = subprocess.run(
         [sys.executable, str(file)], capture_output=True, text=True, check=False

@@ -20,7 +20,8 @@ from watching import has_ended
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.transports import rendezvous, shm
+from unisono.transports import rendezvous_local as rendezvous
+from unisono.transports import shm
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -732,7 +733,7 @@ def test_a_start_with_too_little_memory(forks):
 
 def test_a_world_that_was_closed_is_not_kept():
     comm = unisono.init(0, 1)
-    world = weakref.ref(comm._transport)  # its memory lives as long
+    world = weakref.ref(comm.core.transport)  # its memory lives as long
     comm.close()
     del comm
     gc.collect()

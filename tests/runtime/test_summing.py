@@ -8,12 +8,12 @@ from unisono.codecs.powersgd import PowerSGD
 from unisono.codecs.randomk import RandomK, drawn
 from unisono.codecs.topk import TopK, largest
 from unisono.errors import BadArgument, CollectiveMismatch
-from unisono.runtime import sparse
-from unisono.runtime.low_rank import LowRankSum
-from unisono.runtime.remembered import CodedSum
-from unisono.runtime.sparse import RandomKSum, TopKSum
-from unisono.runtime.stages import Staged
-from unisono.runtime.summing import shares
+from unisono.runtime.compress import sparse
+from unisono.runtime.compress.error_feedback import CodedSum
+from unisono.runtime.compress.powersgd import LowRankSum
+from unisono.runtime.compress.sparse import RandomKSum, TopKSum
+from unisono.runtime.compress.stages import Staged
+from unisono.runtime.compress.sums import shares
 from unisono.testing import world
 
 NS = [1, 2, 3, 5]

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime import tuned
-from unisono.runtime.select import choose
-from unisono.runtime.tuned import Part, Row, Table, Tuned, TunedWorld
+from unisono.runtime.plan import tuned
+from unisono.runtime.plan.select import choose
+from unisono.runtime.plan.tuned import Part, Row, Table, Tuned, TunedWorld
+from unisono.runtime.world import tuned_agreement
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(60)
@@ -45,7 +46,7 @@ def write(path, *worlds, version=unisono.__version__, machine=None):
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", str(tmp_path / "table.json"))
-    tuned._say.cache_clear()
+    tuned.warn_unused.cache_clear()
     return tmp_path / "table.json"
 
 
@@ -199,7 +200,7 @@ def test_without_a_folder_nothing_is_looked_for(tmp_path, monkeypatch):
 
 def agreed(n, hosts=()):
     with world(n, hosts=hosts) as ranks:
-        return ranks.run(tuned.agree)
+        return ranks.run(tuned_agreement.agree)
 
 
 def test_all_ranks_hold_the_table_of_rank_0(file):
@@ -236,11 +237,12 @@ def test_of_different_machines_only_what_knows_all_counts(file, monkeypatch):
     write(file, both, a_world(3, "0x3", (here,)))
 
     names = {}
-    monkeypatch.setattr(tuned, "machine", lambda: names[threading.get_ident()])
+    for module in (tuned, tuned_agreement):
+        monkeypatch.setattr(module, "machine", lambda: names[threading.get_ident()])
 
     def as_if(comm):
         names[threading.get_ident()] = here if comm.rank < 2 else "a loom"
-        return tuned.agree(comm)
+        return tuned_agreement.agree(comm)
 
     with world(3) as ranks:
         found = ranks.run(as_if)
@@ -255,8 +257,10 @@ def test_a_file_that_is_gone_means_no_table_for_anybody(file, caplog):
 
 def test_what_is_told_has_an_end(file, monkeypatch):
     write(file, a_world(3, "0x3"), a_world(2, "0x2"))
-    alone = len(msgspec.msgpack.encode(tuned._Agreed((a_world(3, "0x3"),), str(file))))
-    monkeypatch.setattr(tuned, "MOST_AGREED", alone)
+    alone = len(
+        msgspec.msgpack.encode(tuned_agreement._Agreed((a_world(3, "0x3"),), str(file)))
+    )
+    monkeypatch.setattr(tuned_agreement, "MOST_AGREED", alone)
     assert [w.n for w in agreed(3)[2].worlds] == [3]
 
 

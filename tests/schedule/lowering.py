@@ -7,7 +7,7 @@ import numpy as np
 
 from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.dtypes import numpy_dtype
-from unisono.runtime.kernels import reduce
+from unisono.reductions import reduce
 from unisono.schedule.collective import BARRIER, Place
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered

@@ -16,7 +16,7 @@ import pytest
 
 from unisono import trace
 from unisono.chrome import Sheet
-from unisono.runtime import tracing
+from unisono.runtime.observe import tracing
 from unisono.simulate import simulate, to_chrome
 from unisono.testing import world
 from unisono.trace.document import read

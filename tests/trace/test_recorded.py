@@ -13,7 +13,8 @@ import pytest
 import unisono
 from unisono import trace
 from unisono.errors import BadArgument, Corrupted
-from unisono.runtime import tracing
+from unisono.runtime.observe import tracing
+from unisono.runtime.world.clocks import compare_clocks
 from unisono.testing import world, world_across
 from unisono.trace.document import read, read_parts
 
@@ -76,9 +77,9 @@ def test_a_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
 def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
     def rank(comm):
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.all_reduce(np.ones(1000), algorithm=algorithm)
-        tracing.stop(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(4, hosts=hosts).run(rank)
@@ -93,9 +94,9 @@ def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
 def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts):
     def rank(comm):
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.all_reduce(np.ones(4000, np.float32), algorithm="ring", codec="fp8")
-        tracing.stop(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(4, hosts=hosts).run(rank)
@@ -111,9 +112,9 @@ def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts)
 
 def test_an_arrow_leads_to_the_rank_that_sent():
     def rank(comm):
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.all_reduce(np.ones(1000), algorithm="ring")
-        tracing.stop(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(5).run(rank)
@@ -136,7 +137,7 @@ def test_nothing_is_recorded_unless_it_is_on():
         trace.stop()
         comm.barrier()
         comm.all_reduce(np.ones(5))
-        return tracing.harvest(comm._transport.logbook)
+        return tracing.harvest(comm.core.transport.logbook)
 
     def counts(part):
         return np.frombuffer(part.calls, tracing.CALLED)["count"].tolist()
@@ -152,9 +153,9 @@ def test_it_can_be_switched_on_again():
     with world(1) as alone:
         (comm,) = alone.comms
         for count, on in ((1, True), (2, False), (3, True)):
-            (tracing.start if on else tracing.stop)(comm._transport.logbook)
+            (tracing.start if on else tracing.stop)(comm.core.transport.logbook)
             comm.all_reduce(np.ones(count))
-        part = tracing.harvest(comm._transport.logbook)
+        part = tracing.harvest(comm.core.transport.logbook)
     assert np.frombuffer(part.calls, tracing.CALLED)["count"].tolist() == [1, 3]
 
 
@@ -162,10 +163,10 @@ def test_what_does_not_fit_is_counted(monkeypatch):
     monkeypatch.setenv(tracing.EVENTS, "16")
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         for _ in range(10):
             comm.all_reduce(np.ones(4))
-        part = tracing.harvest(comm._transport.logbook)
+        part = tracing.harvest(comm.core.transport.logbook)
     assert len(part.calls) == 2 * tracing.CALLED.itemsize
     assert part.lost[0] == 8
     assert part.lost[1] > 0
@@ -178,16 +179,16 @@ def test_what_does_not_fit_is_counted(monkeypatch):
 def test_a_ring_of_nonsense_is_refused(monkeypatch, events):
     monkeypatch.setenv(tracing.EVENTS, events)
     with world(1) as alone, pytest.raises(BadArgument, match="expected how many"):
-        tracing.start(alone.comms[0]._transport.logbook)
+        tracing.start(alone.comms[0].core.transport.logbook)
 
 
 def test_a_call_names_the_line_that_made_it():
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.all_reduce(np.ones(4))
         comm.all_reduce(np.ones(4), algorithm="naive")
-        part = tracing.harvest(comm._transport.logbook)
+        part = tracing.harvest(comm.core.transport.logbook)
     doc = trace.merge([part])
     lines = [
         e["args"]["line"] for e in doc["traceEvents"] if e.get("cat") == "collective"
@@ -200,10 +201,10 @@ def test_a_call_names_the_line_that_made_it():
 
 def test_clocks_are_brought_together():
     def rank(comm):
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         comm.barrier()
-        tracing.stop(comm._transport.logbook)
-        return tracing.harvest(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
+        return tracing.harvest(comm.core.transport.logbook)
 
     parts = world(2).run(rank)
     apart = trace.merge([parts[0], shifted(parts[1], 10**12)])
@@ -230,8 +231,8 @@ def shifted(part, ns):
 
 def test_hosts_compare_their_clocks_over_the_job_itself():
     def rank(comm):
-        tracing.compare_clocks(comm)
-        return comm._transport.logbook.clock
+        compare_clocks(comm)
+        return comm.core.transport.logbook.clock
 
     clocks = world(4, hosts=(0, 0, 1, 2)).run(rank)
     assert clocks[:2] == [(0, 0), (0, 0)]
@@ -247,10 +248,10 @@ def test_ranges_stand_beside_the_calls():
         tracing._SPANS.clear()
         with trace.span("before it is on"):
             pass
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
         with trace.span("forward"):
             comm.all_reduce(np.ones(3))
-        doc = trace.merge([tracing.harvest(comm._transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
     slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
     ours, call = slices["forward"], slices["all_reduce"]
     assert "before it is on" not in slices
@@ -271,7 +272,7 @@ def test_ranks_leave_their_parts_where_they_are_told(tmp_path, monkeypatch):
 
 def across(comm):
     comm.all_reduce(np.ones(5000))
-    return comm._transport.logbook.clock
+    return comm.core.transport.logbook.clock
 
 
 def test_processes_on_several_hosts_leave_parts_on_one_clock(tmp_path, monkeypatch):
@@ -307,7 +308,7 @@ def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
 
 def test_a_part_of_another_version_is_not_believed(tmp_path):
     with world(1) as alone:
-        part = tracing.harvest(alone.comms[0]._transport.logbook)
+        part = tracing.harvest(alone.comms[0].core.transport.logbook)
     part.version += 1
     (tmp_path / "rank0-1.trace").write_bytes(msgspec.msgpack.encode(part))
     with pytest.raises(Corrupted, match="record it again"):
@@ -372,9 +373,9 @@ def good():
 
 
 def recorded(comm):
-    tracing.start(comm._transport.logbook)
+    tracing.start(comm.core.transport.logbook)
     comm.all_reduce(np.ones(100), algorithm="ring")
-    tracing.stop(comm._transport.logbook)
+    tracing.stop(comm.core.transport.logbook)
     return trace.gather(comm)
 
 
@@ -405,7 +406,7 @@ def test_faults_are_found():
 def test_several_threads_may_record_at_once():
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm._transport.logbook)
+        tracing.start(comm.core.transport.logbook)
 
         def calls():
             for _ in range(50):
@@ -416,7 +417,7 @@ def test_several_threads_may_record_at_once():
             thread.start()
         for thread in threads:
             thread.join()
-        doc = trace.merge([tracing.harvest(comm._transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
     assert trace.faults(doc) == []
     names = [e["name"] for e in doc["traceEvents"] if e.get("cat") == "collective"]
     assert names == ["all_reduce"] * 200

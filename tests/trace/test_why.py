@@ -12,7 +12,7 @@ import pytest
 from unisono import algorithms
 from unisono.cli import main
 from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
-from unisono.runtime import recorder, tracing
+from unisono.runtime.observe import recorder, tracing
 from unisono.testing import world
 from unisono.trace import flights
 from unisono.trace.flights import Flight
@@ -160,7 +160,7 @@ def test_one_that_skipped_a_call_like_the_next_is_found_by_its_lines(folder, jud
 def waits_for_the_others(comm, seq):
     """Return when all other ranks have come to a call."""
     others = [r for r in range(comm.world_size) if r != comm.rank]
-    while any(comm._native.states()[r][0] < seq for r in others):
+    while any(comm.core.native.states()[r][0] < seq for r in others):
         time.sleep(0.001)
 
 
@@ -191,7 +191,7 @@ def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
         comm.barrier()
         if comm.rank == 1:
             waits_for_the_others(comm, 2)
-            comm._native.give_up(1, True)  # as when the time of the others is up
+            comm.core.native.give_up(1, True)  # as when the time of the others is up
             while not files[1].exists():
                 time.sleep(0.01)
             return
@@ -260,7 +260,7 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
 
 def test_the_gravest_reason_stays(tmp_path):
     with world(1) as alone:
-        logbook = alone.comms[0]._transport.logbook
+        logbook = alone.comms[0].core.transport.logbook
         for grave in (recorder.LEFT, recorder.FAILED, recorder.HEARD, recorder.LEFT):
             why_ = f"reason {grave}"
             file = recorder.write(logbook, str(tmp_path), why_, grave, {})
@@ -296,7 +296,9 @@ def test_the_clocks_of_hosts_count():
     def rank(comm):
         comm.all_reduce(np.ones(3))
         return json.loads(
-            msgspec.json.encode(recorder.flight(comm._transport.logbook, "asked", {}))
+            msgspec.json.encode(
+                recorder.flight(comm.core.transport.logbook, "asked", {})
+            )
         )
 
     told = world(2).run(rank)

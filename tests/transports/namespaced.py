@@ -12,7 +12,7 @@ import strangers
 from unisono.errors import UnisonoError
 from unisono.transports.addresses import Address
 from unisono.transports.handshake import data
-from unisono.transports.meeting import meet_across
+from unisono.transports.rendezvous_hosts import meet_across
 from unisono.transports.secret import Secret
 
 

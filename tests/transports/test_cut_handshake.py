@@ -9,11 +9,11 @@ import threading
 import msgspec
 import pytest
 
-from unisono.transports.dialing import connection_over
+from unisono.transports.connect import connection_over
+from unisono.transports.control import Letters
 from unisono.transports.handshake import MEET, Answering, Member, answer, offer
-from unisono.transports.letters import Letters
+from unisono.transports.pending import Stranger
 from unisono.transports.secret import make_secret
-from unisono.transports.strangers import Stranger
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,15 +9,17 @@ from types import SimpleNamespace
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime.agreement import Agreement, Come
-from unisono.runtime.shrinking import _Survivor
-from unisono.transports import dialing, doors, gate
+from unisono.runtime.world.agreement import Agreement, Come
+from unisono.runtime.world.shrink_protocol import _Survivor
+from unisono.transports import connect as dialing
+from unisono.transports import endpoints as doors
+from unisono.transports import join as gate
 from unisono.transports.addresses import Address, stay
 from unisono.transports.base import Peer
-from unisono.transports.dialing import dial
+from unisono.transports.connect import dial
 from unisono.transports.handshake import MEET, Label, Member, Refused
-from unisono.transports.meeting import meet_across
-from unisono.transports.reception import Reception
+from unisono.transports.listener import Reception
+from unisono.transports.rendezvous_hosts import meet_across
 from unisono.transports.secret import make_secret
 from unisono.transports.unix import abstract, seqpacket
 

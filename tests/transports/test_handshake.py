@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, Corrupted, NotAuthentic
 from unisono.transports import handshake
-from unisono.transports.dialing import connection_over
+from unisono.transports.connect import connection_over
+from unisono.transports.control import Letters
 from unisono.transports.handshake import (
     ANSWER_SIZE,
     MEET,
@@ -30,7 +31,6 @@ from unisono.transports.handshake import (
     life,
     offer,
 )
-from unisono.transports.letters import Letters
 from unisono.transports.secret import make_secret, open_secret
 
 pytestmark = pytest.mark.timeout(60)

@@ -14,13 +14,14 @@ import strangers
 from forked import Forks, attempt
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
-from unisono.transports import dialing, meeting
+from unisono.transports import connect as dialing
+from unisono.transports import rendezvous_hosts as meeting
 from unisono.transports.addresses import Address
-from unisono.transports.dialing import dial
+from unisono.transports.connect import dial
+from unisono.transports.control import Letters
 from unisono.transports.handshake import MEET, Member, Refused, data
-from unisono.transports.letters import Letters
-from unisono.transports.meeting import meet_across
-from unisono.transports.roll import host_identity
+from unisono.transports.rank_table import host_identity
+from unisono.transports.rendezvous_hosts import meet_across
 from unisono.transports.secret import Secret, make_secret
 
 pytestmark = pytest.mark.timeout(120)

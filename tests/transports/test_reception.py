@@ -16,14 +16,14 @@ from forked import Forks
 
 from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
-from unisono.transports import dialing
+from unisono.transports import connect as dialing
 from unisono.transports.addresses import Address
-from unisono.transports.dialing import dial
+from unisono.transports.connect import dial
+from unisono.transports.control import Letters
 from unisono.transports.handshake import MEET, Member, Offering, Refused, Verdict, data
-from unisono.transports.letters import Letters
-from unisono.transports.reception import MOST_STRANGERS, Reception
+from unisono.transports.listener import MOST_STRANGERS, Reception
+from unisono.transports.pending import Stranger
 from unisono.transports.secret import Secret, make_secret, open_secret
-from unisono.transports.strangers import Stranger
 
 pytestmark = pytest.mark.timeout(120)
 

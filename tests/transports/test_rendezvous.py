@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime import watch
-from unisono.transports import limits, rendezvous
-from unisono.transports.rendezvous import Hello, Rendezvous
+from unisono.runtime.observe import monitor as watch
+from unisono.transports import limits
+from unisono.transports import rendezvous_local as rendezvous
+from unisono.transports.rendezvous_local import Hello, Rendezvous
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from forked import Forks, attempt
@@ -186,9 +187,9 @@ def adds_up(rank, dies):
     if rank.number == dies:
         os._exit(9)  # the first process of a namespace cannot kill itself
     if dies >= 0:
-        return attempt(comm.barrier)["attributes"]["ranks"], comm._native.reach()
+        return attempt(comm.barrier)["attributes"]["ranks"], comm.core.native.reach()
     comm.barrier()
-    return [peer.pid for peer in comm.peers], os.getpid(), comm._native.reach()
+    return [peer.pid for peer in comm.peers], os.getpid(), comm.core.native.reach()
 
 
 def in_namespaces(rank, apart, dies):

@@ -27,8 +27,10 @@ from unisono.errors import (
     MissingLibrary,
     NotAuthentic,
 )
-from unisono.transports import dialing, tls
+from unisono.transports import connect as dialing
+from unisono.transports import tls
 from unisono.transports.addresses import Address
+from unisono.transports.control import Letters
 from unisono.transports.handshake import (
     MEET,
     Answering,
@@ -38,9 +40,8 @@ from unisono.transports.handshake import (
     Verdict,
 )
 from unisono.transports.handshake import data as data_label
-from unisono.transports.letters import Letters
-from unisono.transports.reception import Reception
-from unisono.transports.roll import Entry
+from unisono.transports.listener import Reception
+from unisono.transports.rank_table import Entry
 from unisono.transports.secret import make_secret, open_secret
 
 pytestmark = pytest.mark.timeout(60)

@@ -4,7 +4,7 @@ import pytest
 
 import unisono
 from unisono.cli import main
-from unisono.runtime.tuned import Link, TunedWorld, machine
+from unisono.runtime.plan.tuned import Link, TunedWorld, machine
 from unisono.simulate import simulate
 from unisono.tune import save, this_machine, topology_named
 

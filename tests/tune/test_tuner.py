@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime import tuned
-from unisono.runtime.select import choose
-from unisono.runtime.tuned import Part, Row, Tuned, TunedWorld
+from unisono.runtime.plan import tuned
+from unisono.runtime.plan.select import choose
+from unisono.runtime.plan.tuned import Part, Row, Tuned, TunedWorld
+from unisono.runtime.world import tuned_agreement
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
 from unisono.tune import Costs, Effort, Tuner, candidates, fit, save, tune
@@ -125,7 +126,7 @@ def test_the_quickest_wins_unless_the_usual_is_as_quick():
 def test_tuning_a_world_makes_a_table_that_it_then_uses(file, hosts):
     with world(3, hosts=hosts if any(hosts) else ()) as ranks:
         found = ranks.run(lambda comm: tune(comm, BRIEF))
-        again = ranks.run(tuned.agree)
+        again = ranks.run(tuned_agreement.agree)
     first = found[0]
     assert all(w.choices == first.choices for w in found)
     assert tuned.load(file).worlds == (first,)

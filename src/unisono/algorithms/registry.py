@@ -58,6 +58,7 @@ class Need:
 
 
 power_of_two = Need("a power of two", lambda n, **_: n & (n - 1) == 0)
+"""For `@algorithm(needs=power_of_two)`: n is 1, 2, 4, 8 and so on."""
 
 
 @dataclass(frozen=True, eq=False)

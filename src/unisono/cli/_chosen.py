@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
-from unisono.runtime.report import chooser, runner_up, when_tuned
-from unisono.runtime.select import Choice, choose
-from unisono.runtime.tuned import Tuned, tuned_here
+from unisono.runtime.observe.explain import chooser, runner_up, when_tuned
+from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.tuned import Tuned, tuned_here
 from unisono.schedule.collective import collective as find_collective
 from unisono.units import format_bytes, format_seconds
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unisono.errors import BadArgument
-from unisono.runtime.fleet import Way
-from unisono.runtime.hosts import Host, parse_hosts, read_hostfile, with_ranks
-from unisono.runtime.links import SSH
+from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.remote import Way
+from unisono.launch.ssh import SSH
 
 _TOLD = re.compile(r"UNISONO_|PYTHON|OMP_")
 _NOT_TOLD = re.compile(r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)")

@@ -26,11 +26,11 @@ from unisono.cli._doctor.rank import Findings
 from unisono.cli._doctor.report import of_world, show, show_matrices
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument, UnisonoError
-from unisono.runtime.fleet import Way, launch_on_hosts
-from unisono.runtime.hosts import Host
-from unisono.runtime.launch import launch
-from unisono.runtime.lines import Stage
-from unisono.runtime.outcome import Outcome
+from unisono.launch.hostfile import Host
+from unisono.launch.local import launch
+from unisono.launch.outcome import Outcome
+from unisono.launch.output import Stage
+from unisono.launch.remote import Way, launch_on_hosts
 
 _AT_ONCE = 16
 _PATIENCE_S = "60"

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 import unisono
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
-from unisono.runtime.environment import find_world
-from unisono.runtime.place import meeting_place
+from unisono.runtime.world.address import meeting_place
+from unisono.runtime.world.environment import find_world
 
 _LIBRARIES = (
     "numpy",

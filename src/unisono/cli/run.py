@@ -20,11 +20,11 @@ from cyclopts import App, Parameter
 from unisono.cli import _hosts
 from unisono.cli.output import parse_world, print_json, seconds_of
 from unisono.errors import BadArgument
-from unisono.runtime.fleet import launch_on_hosts
-from unisono.runtime.launch import launch
-from unisono.runtime.lines import Stage
-from unisono.runtime.recorder import FLIGHT_DIR
-from unisono.runtime.watch import WATCH
+from unisono.launch.local import launch
+from unisono.launch.output import Stage
+from unisono.launch.remote import launch_on_hosts
+from unisono.runtime.observe.monitor import WATCH
+from unisono.runtime.observe.recorder import FLIGHT_DIR
 
 TAKE_A_VALUE = (
     *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),

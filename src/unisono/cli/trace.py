@@ -18,7 +18,7 @@ from cyclopts import App, Parameter
 from unisono.cli import run as run_verb
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
-from unisono.runtime.tracing import TRACE
+from unisono.runtime.observe.tracing import TRACE
 from unisono.trace import ask, document, flights
 from unisono.trace.document import read, read_parts
 from unisono.trace.summary import differences, summarise, told_differences

@@ -12,7 +12,7 @@ from unisono.cli._bench import groups
 from unisono.cli._bench.progress import Progress
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument
-from unisono.runtime.tuned import Link, Part, TunedWorld, machine
+from unisono.runtime.plan.tuned import Link, Part, TunedWorld, machine
 from unisono.tune import QUICK, Effort
 from unisono.tune.files import destination, save
 from unisono.units import format_bandwidth, format_bytes, format_seconds

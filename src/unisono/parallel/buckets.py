@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_leaves
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel.agreement import heard
 from unisono.parallel.flat import Named, needs_grad, offsets, views
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB

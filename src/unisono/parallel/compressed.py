@@ -32,13 +32,13 @@ from unisono.codecs.randomk import RandomK
 from unisono.errors import BadArgument
 from unisono.parallel.buckets import Bucket
 from unisono.parallel.flat import counts_of, share
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.low_rank import LowRankSum
-from unisono.runtime.remembered import CodedSum
-from unisono.runtime.sparse import RandomKSum, TopKSum
-from unisono.runtime.stages import Staged, Stages
-from unisono.runtime.summing import Summing
-from unisono.runtime.work import Work
+from unisono.runtime.compress.error_feedback import CodedSum
+from unisono.runtime.compress.powersgd import LowRankSum
+from unisono.runtime.compress.sparse import RandomKSum, TopKSum
+from unisono.runtime.compress.stages import Staged, Stages
+from unisono.runtime.compress.sums import Summing
 
 Choice = str | codecs.Codec | Scheme | None
 PerBucket = Choice | Callable[[Bucket], Choice]

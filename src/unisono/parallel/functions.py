@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

@@ -33,8 +33,8 @@ from unisono.errors import BadArgument, CollectiveTimeout, UsageError, whole_num
 from unisono.parallel.agreement import heard, leave, prepared
 from unisono.parallel.flat import room, same_start, shares, trainable, views
 from unisono.parallel.pieces import refuse_closure, refuse_whole
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 _PUSH, _PULL = 1, 2  # tags
 _GLANCE_S = 0.002

@@ -33,8 +33,8 @@ from unisono.errors import BadArgument, unknown, whole_number
 from unisono.parallel.agreement import or_leaves, prepared
 from unisono.parallel.apart import keep_apart, keep_parameters
 from unisono.parallel.flat import same_start, shares
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 HEADER = 10
 """Numbers before every output: its type, its number of dims, and up to 8 dims."""

@@ -46,7 +46,7 @@ from unisono.parallel.tensor import (
     expect,
 )
 from unisono.parallel.vocabulary import VocabularyEmbedding
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument
 from unisono.parallel.apart import keep_apart
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

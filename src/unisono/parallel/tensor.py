@@ -42,7 +42,7 @@ from unisono.parallel.flat import same_start
 from unisono.parallel.patterns import Plan, Step, resolved, tell
 from unisono.parallel.sharded import Cut, Sharded, Ties, shared_out
 from unisono.parallel.vocabulary import VocabularyEmbedding
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

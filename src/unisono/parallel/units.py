@@ -24,8 +24,8 @@ from unisono.errors import BadArgument, UsageError
 from unisono.parallel.apart import keep_apart
 from unisono.parallel.flat import Lapsing, Pool, counts_of, offsets, room, share, views
 from unisono.parallel.pieces import Piece, counts_in
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 _TRANSPARENT = (Tensor, int, float, complex, str, bytes, type(None))
 

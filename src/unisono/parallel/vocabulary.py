@@ -25,7 +25,7 @@ from unisono.errors import BadArgument
 from unisono.parallel import functions
 from unisono.parallel.agreement import heard
 from unisono.parallel.sharded import Cut, Sharded, Ties
-from unisono.runtime.base import Options
+from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
 

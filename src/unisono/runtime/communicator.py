@@ -22,7 +22,6 @@ relative error of its result, known beforehand, is above `error_bound=`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from math import prod
 from types import TracebackType
 from typing import Any, Unpack
@@ -32,11 +31,16 @@ import numpy as np
 from unisono.codecs.options import is_scheme
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.runtime import calls, compressing, functions, groups, recorder, report
-from unisono.runtime.base import Base, How, Options
-from unisono.runtime.buffers import readable
-from unisono.runtime.operations import Reduction, as_reduction
-from unisono.runtime.plans import CODES
+from unisono.runtime import groups, object_collectives, python_reductions
+from unisono.runtime.call import arguments
+from unisono.runtime.call.buffers import readable
+from unisono.runtime.call.options import How, Options
+from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.compress import all_reduce as compress
+from unisono.runtime.core import Core
+from unisono.runtime.observe import explain, recorder
+from unisono.runtime.plan.plans import CODES
+from unisono.transports.base import Peer, refuse_too_many
 
 _ALL_REDUCE = CODES["all_reduce"]
 _ALL_GATHER = CODES["all_gather"]
@@ -53,8 +57,56 @@ _NOTHING = np.empty(0, dtype=np.uint8)  # what a barrier moves
 _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
 
-class Communicator(Base):
+class Communicator:
     """Ranks 0..world_size-1, of which this process (or thread) is `rank`."""
+
+    def __init__(self, core: Core) -> None:
+        """Not for users: `unisono.init`, `split` and `testing.world` make them."""
+        self.core = core
+        self.rank = core.rank
+        self.world_size = core.world_size
+        self.hosts = core.hosts
+        self.left_out: tuple[int, ...] = ()
+        self._position = core.position
+        self._quick = core.quick
+
+    @property
+    def name(self) -> str:
+        """What errors and records call it: `world`, or whence it was split."""
+        return self.core.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.core.name = name
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that is given no limit of its own; can be set."""
+        return self.core.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.core.timeout_s = seconds
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Who the ranks are: process and host, by rank here."""
+        return self.core.peers
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """The ranks that these are in the world, by rank here."""
+        return self.core.world_ranks
+
+    def __repr__(self) -> str:
+        """One line, for debuggers and logs."""
+        state = ", closed" if self.core.closed else ""
+        who = f"rank {self.rank} of {self.world_size}"
+        return f"<Communicator {self.name!r}: {who}{state}>"
+
+    def close(self) -> None:
+        """Leave. Others that still wait for this rank raise PeerLost."""
+        self.core.close()
 
     def all_reduce(
         self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
@@ -67,14 +119,14 @@ class Communicator(Base):
         if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure()
+            raise self.core.failure()
         reduction = as_reduction(op)
         if how.get("codec") is not None and is_scheme(how["codec"]):
-            return compressing.all_reduce(self, x, out, reduction, How(**how))
+            return compress.all_reduce(self, x, out, reduction, How(**how))
         if reduction.in_python:
-            return functions.all_reduce(self, x, out, reduction, How(**how))
-        call = calls.all_reduce(self._at, x, out)
-        return self._go(call, reduction, How(**how), (_ALL_REDUCE, x, out, op, 0))
+            return python_reductions.all_reduce(self, x, out, reduction, How(**how))
+        call = arguments.all_reduce(self._position, x, out)
+        return self.core.run(call, reduction, How(**how), (_ALL_REDUCE, x, out, op, 0))
 
     def broadcast(
         self, x: Any, *, root: int = 0, out: Any = None, **how: Unpack[Options]
@@ -83,9 +135,10 @@ class Communicator(Base):
         if not how and (state := self._quick(_BROADCAST, x, out, None, root)):
             if state == 1:
                 return x if out is None else out
-            raise self._failure()
-        call = calls.broadcast(self._at, x, out, root)
-        return self._go(call, _COPIES, How(**how), (_BROADCAST, x, out, None, root))
+            raise self.core.failure()
+        call = arguments.broadcast(self._position, x, out, root)
+        key = _BROADCAST, x, out, None, root
+        return self.core.run(call, _COPIES, How(**how), key)
 
     def reduce(
         self,
@@ -101,12 +154,12 @@ class Communicator(Base):
         if not how and (state := self._quick(*key)):
             if state == 1:
                 return None if root != self.rank else x if out is None else out
-            raise self._failure()
+            raise self.core.failure()
         reduction = as_reduction(op)
         if reduction.in_python:
-            return functions.reduce(self, x, out, reduction, root, How(**how))
-        call = calls.reduce(self._at, x, out, root)
-        return self._go(call, reduction, How(**how), key)
+            return python_reductions.reduce(self, x, out, reduction, root, How(**how))
+        call = arguments.reduce(self._position, x, out, root)
+        return self.core.run(call, reduction, How(**how), key)
 
     def all_gather(
         self,
@@ -125,9 +178,9 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
-        call = calls.all_gather(self._at, x, out, counts)
-        return self._go(call, _COPIES, How(**how), key if even else None)
+            raise self.core.failure()
+        call = arguments.all_gather(self._position, x, out, counts)
+        return self.core.run(call, _COPIES, How(**how), key if even else None)
 
     def reduce_scatter(
         self,
@@ -144,12 +197,14 @@ class Communicator(Base):
         if even and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
+            raise self.core.failure()
         reduction = as_reduction(op)
         if reduction.in_python:
-            return functions.reduce_scatter(self, x, out, reduction, counts, How(**how))
-        call = calls.reduce_scatter(self._at, x, out, counts)
-        return self._go(call, reduction, How(**how), key if even else None)
+            return python_reductions.reduce_scatter(
+                self, x, out, reduction, counts, How(**how)
+            )
+        call = arguments.reduce_scatter(self._position, x, out, counts)
+        return self.core.run(call, reduction, How(**how), key if even else None)
 
     def gather(
         self,
@@ -167,9 +222,9 @@ class Communicator(Base):
         if plain and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
-        call = calls.gather(self._at, x, out, root, counts)
-        return self._go(call, _COPIES, How(**how), key if plain else None)
+            raise self.core.failure()
+        call = arguments.gather(self._position, x, out, root, counts)
+        return self.core.run(call, _COPIES, How(**how), key if plain else None)
 
     def scatter(
         self,
@@ -187,9 +242,9 @@ class Communicator(Base):
         if plain and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
-        call = calls.scatter(self._at, x, out, root, counts)
-        return self._go(call, _COPIES, How(**how), key if plain else None)
+            raise self.core.failure()
+        call = arguments.scatter(self._position, x, out, root, counts)
+        return self.core.run(call, _COPIES, How(**how), key if plain else None)
 
     def all_to_all(
         self,
@@ -210,14 +265,16 @@ class Communicator(Base):
         if even and out is not None and not how and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self._failure()
+            raise self.core.failure()
         matrix = None
         if not even:
-            matrix = groups.exchange_counts(self, x, send_counts, recv_counts)
+            matrix = object_collectives.exchange_counts(
+                self, x, send_counts, recv_counts
+            )
             send_counts = matrix[self.rank]
-        call = calls.all_to_all(self._at, x, out, send_counts, matrix)
+        call = arguments.all_to_all(self._position, x, out, send_counts, matrix)
         told = key if even and out is not None else None
-        return self._go(call, _COPIES, How(**how), told)
+        return self.core.run(call, _COPIES, How(**how), told)
 
     def barrier(self, **how: Unpack[Options]) -> Any:
         """Wait until every rank has come here."""
@@ -225,17 +282,17 @@ class Communicator(Base):
         if not how and (state := self._quick(*key)):
             if state == 1:
                 return None
-            raise self._failure()
+            raise self.core.failure()
         nothing = readable(_NOTHING, "barrier")
-        call = calls.Call("barrier", 0, nothing, nothing, None)
-        return self._go(call, _COPIES, How(**how), key)
+        call = arguments.Call("barrier", 0, nothing, nothing, None)
+        return self.core.run(call, _COPIES, How(**how), key)
 
     def send(self, x: Any, dst: int, *, tag: int = 0, **how: Unpack[Options]) -> Any:
         """Send x to rank `dst`, which receives it with the same tag.
 
         A small message leaves at once; a large one leaves as it is received.
         """
-        return self._transfer("send", readable(x, "send"), dst, tag, How(**how))
+        return self.core.transfer("send", readable(x, "send"), dst, tag, How(**how))
 
     def recv(
         self,
@@ -249,18 +306,18 @@ class Communicator(Base):
 
         With async_op=True the Work's `source` tells who it was.
         """
-        target, finish = calls.target_of(out, "recv")
-        return self._transfer("recv", target, src, tag, How(**how), out, finish)
+        target, finish = arguments.target_of(out, "recv")
+        return self.core.transfer("recv", target, src, tag, How(**how), out, finish)
 
     def broadcast_object(
         self, thing: Any = None, root: int = 0, *, allow_pickle: bool = False
     ) -> Any:
         """Give every rank the root's object: plain data, unless pickle is allowed."""
-        return groups.broadcast_object(self, thing, root, allow_pickle)
+        return object_collectives.broadcast_object(self, thing, root, allow_pickle)
 
     def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
         """Give every rank the objects of all, in rank order."""
-        found = groups.gather_objects(self, thing, None, allow_pickle)
+        found = object_collectives.gather_objects(self, thing, None, allow_pickle)
         assert found is not None
         return found
 
@@ -268,7 +325,7 @@ class Communicator(Base):
         self, thing: Any, root: int = 0, *, allow_pickle: bool = False
     ) -> list[Any] | None:
         """Give the root the objects of all, in rank order; others get None."""
-        return groups.gather_objects(self, thing, root, allow_pickle)
+        return object_collectives.gather_objects(self, thing, root, allow_pickle)
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """A communicator of all ranks that give the same color, ordered by key.
@@ -296,7 +353,7 @@ class Communicator(Base):
         for these no majority is needed. If that is wrong, there may be two worlds.
         On a communicator from split it is an error.
         """
-        found: Communicator = import_module("unisono.runtime.elastic").shrink(
+        found: Communicator = self.core.changeable("shrink").shrink(
             self, timeout_s, dead
         )
         return found
@@ -315,7 +372,8 @@ class Communicator(Base):
         this one is closed then. If it raises ConnectFailed, it is as before. `address`
         is where newcomers come across hosts, if not to the address of the job.
         """
-        found: Communicator = import_module("unisono.runtime.growing").grow(
+        refuse_too_many(whole_number("world_size", world_size))
+        found: Communicator = self.core.changeable("grow").grow(
             self, world_size, timeout_s, address
         )
         return found
@@ -325,7 +383,7 @@ class Communicator(Base):
 
         Every rank makes its own. torch.from_numpy(comm.empty(...)) is a tensor.
         """
-        self._refuse_unusable("empty")
+        self.core.check_usable("empty")
         named = dtype if isinstance(dtype, str) else getattr(dtype, "name", str(dtype))
         name = str(named).removeprefix("torch.")
         if name not in DTYPES:
@@ -336,14 +394,14 @@ class Communicator(Base):
         sizes = [whole_number("shape", s) for s in axes]
         if min(sizes, default=0) < 0:
             raise BadArgument(f"empty: shape = {shape}: no axis can be negative")
-        raw = self._transport.buffer(prod(sizes) * DTYPES[name].itemsize)
+        raw = self.core.transport.buffer(prod(sizes) * DTYPES[name].itemsize)
         return raw.view(numpy_dtype(name)).reshape(sizes)
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
         """What would run for such a call, and why; how long it took, if it has run."""
         if collective == "all_reduce" and is_scheme(how.get("codec")):
-            return compressing.explain(self, x, How(**how))
-        return report.explain(self, collective, x, **how)
+            return compress.explain(self, x, How(**how))
+        return explain.explain(self.core, collective, x, **how)
 
     @property
     def sent_bytes(self) -> int:
@@ -353,11 +411,11 @@ class Communicator(Base):
         wire would carry, though ranks of one host read each other's memory. Headers
         and barriers carry nothing.
         """
-        return self._native.sent_bytes()
+        return self.core.native.sent_bytes()
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""
-        return recorder.records(self._transport.logbook)
+        return recorder.records(self.core.transport.logbook)
 
     def __enter__(self) -> Communicator:
         """For `with unisono.init() as comm:`."""

@@ -123,6 +123,7 @@ COLLECTIVES: dict[str, Collective] = {
         BARRIER,
     )
 }
+"""All collectives, by name."""
 
 
 def collective(name: str) -> Collective:

@@ -24,6 +24,8 @@ from unisono.topology import Topology, parse
 from unisono.units import parse_bytes
 
 FIDELITIES = ("auto", "closed", "steps", "events")
+"""How closely to simulate; "auto" chooses, see `simulate`."""
+
 LARGE = 1 << 14
 """From how many ranks on "auto" takes the closed form."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from unisono.runtime.agreement import Agreement, Come, Kind, Proposal, Reply, Step
+from unisono.runtime.world.agreement import Agreement, Come, Kind, Proposal, Reply, Step
 
 Letter = tuple[int, int, Come]  # from whom, over which link
 PATIENCE_S = 10.0

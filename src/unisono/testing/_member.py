@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from unisono.errors import BadArgument
-from unisono.runtime.lines import last_words
-from unisono.runtime.outcome import RankEnd
-from unisono.runtime.parcels import Report
+from unisono.launch.exceptions import Report
+from unisono.launch.outcome import RankEnd
+from unisono.launch.output import last_words
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.parcels import Report, pickled_error
+from unisono.launch.exceptions import Report, pickled_error
 
 
 def main(order: int, report: int) -> None:

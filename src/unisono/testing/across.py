@@ -46,9 +46,9 @@ from unisono.errors import (
     UnisonoError,
     whole_number,
 )
-from unisono.runtime.outcome import Outcome
-from unisono.runtime.place import free_port
-from unisono.runtime.processes import Warden
+from unisono.launch.outcome import Outcome
+from unisono.launch.processes import Warden
+from unisono.runtime.world.address import free_port
 from unisono.testing._member import Ended, Member, contents
 from unisono.testing.hosts import Hosts
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from unisono.runtime.place import free_port
-from unisono.runtime.processes import Warden
+from unisono.launch.processes import Warden
+from unisono.runtime.world.address import free_port
 
 _POLL_S = 0.005
 _DOUBLES = 0.4

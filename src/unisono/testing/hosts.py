@@ -47,7 +47,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
-from unisono.runtime.processes import Warden
+from unisono.launch.processes import Warden
 from unisono.testing._namespaces import call_inside, kill_inside, new_network
 from unisono.units import parse_bytes, parse_rate, parse_seconds
 

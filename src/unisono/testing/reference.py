@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import BadArgument
-from unisono.runtime.kernels import reduce
+from unisono.reductions import reduce
 from unisono.schedule import Schedule
 from unisono.schedule.collective import Place
 from unisono.schedule.step import Step, Transfer

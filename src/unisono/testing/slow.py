@@ -15,8 +15,8 @@ import time
 from typing import Any
 
 from unisono.errors import BadArgument
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.work import Work
 
 
 class Clock:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unisono.runtime.agreement import Proposal, Reply
+from unisono.runtime.world.agreement import Proposal, Reply
 from unisono.testing._crowd import Crowd, Partition, Schedule, Seat, World
 
 __all__ = ["Partition", "Schedule", "simulate"]

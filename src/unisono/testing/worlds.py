@@ -14,9 +14,9 @@ from typing import Any
 
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, whole_number
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.start import first_communicator
+from unisono.runtime.world.first import first_communicator
 from unisono.transports.base import WINDOW
-from unisono.transports.memory import threads
+from unisono.transports.threads import threads
 from unisono.transports.tls import wanted
 
 

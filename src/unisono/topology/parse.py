@@ -50,6 +50,7 @@ PRESETS = {
     "cloud": Preset(cloud, (2, 2), "cloud:16x8"),
     "wan": Preset(wan, (1, 2), "wan:3x4"),
 }
+"""Topologies by name: how each is made, how many sizes it takes, an example."""
 
 
 def parse(text: str) -> Topology:

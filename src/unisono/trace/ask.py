@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime.watch import PREFIX, name_of
+from unisono.runtime.observe.monitor import PREFIX, name_of
 from unisono.transports.unix import credentials
 
 _ANSWER_S = 10.0

@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime.tracing import SUFFIX, Part, read_part
+from unisono.runtime.observe.tracing import SUFFIX, Part, read_part
 from unisono.trace.draw import draw
 
 Document = dict[str, Any]
+"""A trace as it is in its file: the JSON of Chrome's trace format."""
+
 Span = tuple[int, int]
 
 

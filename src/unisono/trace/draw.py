@@ -28,9 +28,9 @@ import numpy as np
 
 from unisono.chrome import Sheet, Slice
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.notes import Names
-from unisono.runtime.plans import CODES
-from unisono.runtime.tracing import CALLED, KINDS, MOMENT, Group, Part
+from unisono.runtime.call.notes import Names
+from unisono.runtime.observe.tracing import CALLED, KINDS, MOMENT, Group, Part
+from unisono.runtime.plan.plans import CODES
 from unisono.schedule.program import Home
 
 COLLECTIVE = "collective"

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime import tracing
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.start import open_transports
+from unisono.runtime.observe import tracing
+from unisono.runtime.world.clocks import compare_clocks
+from unisono.runtime.world.first import open_transports
 from unisono.trace.document import Document, merge, write
 from unisono.transports.base import Transport
 
@@ -56,7 +57,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
 
     All ranks of `comm` call it. The document is rank `root`'s; the others get None.
     """
-    part = msgspec.msgpack.encode(tracing.harvest(comm._transport.logbook))
+    part = msgspec.msgpack.encode(tracing.harvest(comm.core.transport.logbook))
     parts = comm.gather_object(part, root=root)
     if parts is None:
         return None
@@ -71,12 +72,12 @@ def recording(comm: Communicator, path: str | Path) -> Iterator[None]:
     is no file.
     """
     if len(set(comm.hosts)) > 1:
-        tracing.compare_clocks(comm)
-    tracing.start(comm._transport.logbook)
+        compare_clocks(comm)
+    tracing.start(comm.core.transport.logbook)
     try:
         yield
     finally:
-        tracing.stop(comm._transport.logbook)
+        tracing.stop(comm.core.transport.logbook)
     doc = gather(comm)
     if doc is not None:
         write(doc, Path(path))

@@ -33,7 +33,7 @@ except ImportError as why:  # built without a compiler
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Engine
-    from unisono.transports.reception import Reception
+    from unisono.transports.listener import Reception
     from unisono.transports.streams import Streams
 
 WINDOW = 256 << 10

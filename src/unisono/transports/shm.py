@@ -27,7 +27,7 @@ from unisono.transports.limits import (
     raise_descriptor_limit,
     too_few_descriptors,
 )
-from unisono.transports.rendezvous import Answer, Hello, Rendezvous
+from unisono.transports.rendezvous_local import Answer, Hello, Rendezvous
 from unisono.transports.unix import pid_namespace
 
 

@@ -23,10 +23,10 @@ from unisono.errors import BadArgument
 from unisono.transports import shm
 from unisono.transports.addresses import Address
 from unisono.transports.base import WINDOW, Transport
-from unisono.transports.dialing import Connection
+from unisono.transports.connect import Connection
 from unisono.transports.handshake import Label as Purpose
-from unisono.transports.meeting import meet_across
-from unisono.transports.roll import Roll
+from unisono.transports.rank_table import Roll
+from unisono.transports.rendezvous_hosts import meet_across
 from unisono.transports.secret import Secret
 from unisono.transports.streams import MOST_LANES, Dial, End, Label, Streams
 from unisono.transports.tls import check

@@ -6,7 +6,7 @@ candidates  algorithms × segments × radix × levels that could win
 price       what each would take, from the fits
 race        who is tried, who is raced, who has won
 tuner       the candidates near the best are raced; the winners make the table
-files       the table on disk; `runtime/tuned.py` reads it
+files       the table on disk; `runtime/plan/tuned.py` reads it
 this        this machine as a topology, with the links that were measured
 
 `unisono tune` does all this with ranks of its own. On a cluster, start it as any other

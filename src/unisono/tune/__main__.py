@@ -7,7 +7,7 @@ import sys
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.tuned import VARIABLE
+from unisono.runtime.plan.tuned import VARIABLE
 from unisono.tune import QUICK, Effort, tune
 from unisono.tune.files import destination
 

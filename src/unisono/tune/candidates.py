@@ -19,7 +19,7 @@ from unisono.algorithms import schedule as make
 from unisono.algorithms.hierarchical import telling
 from unisono.algorithms.registry import Algorithm, Param
 from unisono.errors import UsageError
-from unisono.runtime.select import FLAT, ON_TWO_LEVELS
+from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.schedule import Schedule
 

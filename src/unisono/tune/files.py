@@ -10,7 +10,14 @@ import msgspec
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.tuned import Table, TunedWorld, default_path, machine, path, read
+from unisono.runtime.plan.tuned import (
+    Table,
+    TunedWorld,
+    default_path,
+    machine,
+    path,
+    read,
+)
 
 
 def destination() -> Path:

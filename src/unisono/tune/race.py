@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
-from unisono.runtime.tuned import Row
+from unisono.runtime.plan.tuned import Row
 
 NEAR = 1.25
 """Who is raced: all whose predicted time is at most so many times the best."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import unisono
 from unisono.errors import UsageError
-from unisono.runtime.tuned import TunedWorld, is_there, machine, path, read
+from unisono.runtime.plan.tuned import TunedWorld, is_there, machine, path, read
 from unisono.topology import Topology, detect, parse
 
 

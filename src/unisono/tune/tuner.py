@@ -29,8 +29,15 @@ import msgspec
 from unisono.dtypes import DTYPES
 from unisono.errors import BadArgument, unknown
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.select import choose
-from unisono.runtime.tuned import Link, Part, Row, TunedWorld, machine, placement_of
+from unisono.runtime.plan.select import choose
+from unisono.runtime.plan.tuned import (
+    Link,
+    Part,
+    Row,
+    TunedWorld,
+    machine,
+    placement_of,
+)
 from unisono.schedule.collective import COLLECTIVES
 from unisono.tune.candidates import candidates
 from unisono.tune.files import destination, save
@@ -81,6 +88,7 @@ QUICK = Effort(
     batch_s=0.004,
     rounds=3,
 )
+"""What `unisono tune --quick` measures: fewer collectives, sizes and rounds."""
 
 
 @dataclass

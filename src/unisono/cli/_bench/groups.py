@@ -32,7 +32,7 @@ from typing import IO, Any, Protocol
 
 import unisono
 from unisono.errors import BadArgument, MissingExtra, UnisonoError, unknown
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 
 PEERS = ("gloo", "openmpi", "mpich")
 _START_S = 120.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from unisono.cli._bench.cases import REDUCING, Case
 from unisono.dtypes import DTYPES, numpy_dtype
-from unisono.runtime.kernels import reduce
+from unisono.reductions import reduce
 
 PERIOD = 16_381
 _LARGEST = 1 << 20

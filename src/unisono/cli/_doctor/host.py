@@ -21,7 +21,7 @@ import msgspec
 
 import unisono
 from unisono.errors import UnisonoError
-from unisono.runtime.place import free_port
+from unisono.runtime.world.address import free_port
 from unisono.transports.addresses import choose, interfaces
 from unisono.units import format_bytes
 

@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from unisono.runtime.plans import CODES
+from unisono.runtime.plan.plans import CODES
 from unisono.testing._faults.records import Report, Seen
 
 

@@ -22,7 +22,7 @@ import msgspec
 from unisono import _native
 from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.start import init
+from unisono.runtime.world.init import init
 from unisono.testing._faults.programs import PROGRAMS, Desk
 from unisono.testing._faults.records import Seen, Trial
 
@@ -137,8 +137,10 @@ def _arm(trial: Trial, rank: int) -> None:
 def _shorten(comm: Communicator, trial: Trial) -> None:
     """Let the engine lose patience as early as the trial wants."""
     comm.timeout_s = trial.timeout_s
-    comm._native.set_patience(
-        *comm._transport.patience, int(trial.late_s * 1e9), int(trial.timeout_s * 1e9)
+    comm.core.native.set_patience(
+        *comm.core.transport.patience,
+        int(trial.late_s * 1e9),
+        int(trial.timeout_s * 1e9),
     )
 
 

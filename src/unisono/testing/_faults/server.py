@@ -20,9 +20,9 @@ from itertools import product
 import msgspec
 
 from unisono.algorithms import read
-from unisono.runtime.place import free_port
-from unisono.runtime.plans import native_program
-from unisono.runtime.select import choose
+from unisono.runtime.plan.plans import native_program
+from unisono.runtime.plan.select import choose
+from unisono.runtime.world.address import free_port
 from unisono.schedule.placement import numbered
 from unisono.testing._faults.judge import judge
 from unisono.testing._faults.programs import COLLECTIVE_PROGRAMS

@@ -1,0 +1,117 @@
+"""One rank as an actor: where it is, and what it does.
+
+Two ranks share a host, in our sense, if they can reach each other's memory and Unix
+sockets. Ray's nodes are something else: two of them may be on one machine, and two
+containers of one machine may be one node each. So the kernel is asked, as it is when
+ranks meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+import unisono
+from unisono.launch.exceptions import Report, pickled_error
+from unisono.runtime.world.address import free_port
+from unisono.transports.rank_table import host_identity
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Of one actor. `host` is equal for those that share memory."""
+
+    host: str
+    node: str
+    address: str
+    port: int
+    pid: int
+    version: str
+
+
+def whereabouts() -> Whereabouts:
+    """Of this process."""
+    return Whereabouts(
+        host=host_identity(),
+        node=ray.get_runtime_context().get_node_id(),
+        address=ray.util.get_node_ip_address(),
+        port=free_port(),
+        pid=os.getpid(),
+        version=unisono.__version__,
+    )
+
+
+@contextlib.contextmanager
+def environment(told: Mapping[str, str]) -> Iterator[None]:
+    """These variables for as long as it lasts."""
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def places(hosts: list[str]) -> list[dict[str, str]]:
+    """What each rank is told of its place, given the host of every rank."""
+    seen: dict[str, int] = {}
+    told = []
+    for rank, host in enumerate(hosts):
+        local = seen.get(host, 0)
+        seen[host] = local + 1
+        told.append({"UNISONO_RANK": str(rank), "UNISONO_LOCAL_RANK": str(local)})
+    for host, place in zip(hosts, told, strict=True):
+        place["UNISONO_WORLD_SIZE"] = str(len(hosts))
+        place["UNISONO_LOCAL_WORLD_SIZE"] = str(seen[host])
+    return told
+
+
+class Member:
+    """The actor."""
+
+    def where(self) -> Whereabouts:
+        """Its whereabouts; rank 0's port is the one at which all meet."""
+        return whereabouts()
+
+    def play(
+        self,
+        told: Mapping[str, str],
+        meets: bool,
+        work: tuple[Callable[..., Any], tuple[Any, ...]],
+    ) -> bytes:
+        """Be a rank: `told` is the environment of one. The report, pickled."""
+        fn, args = work
+        os.environ.update(told)
+        try:
+            if meets:
+                with unisono.init() as comm:  # left in any case: the others wait
+                    result = fn(comm, *args)
+            else:
+                result = fn(*args)
+            return bytes(cloudpickle.dumps(Report(result)))
+        except BaseException as error:
+            return pickled_error(error, cloudpickle.dumps)
+
+
+def play_script(path: str, argv: Sequence[str]) -> None:
+    """A file as Python would run it; an exit without a code is a good end."""
+    sys.argv = [path, *argv]
+    sys.path.insert(0, str(Path(path).parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise

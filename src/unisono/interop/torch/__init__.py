@@ -1,0 +1,79 @@
+"""The PyTorch backend: `torch.distributed.init_process_group("unisono")`.
+
+Nothing need be imported for it. torch finds `autoload` by its entry point and calls it
+at the end of `import torch`; all it does is to leave a name. What makes a group is
+imported when the first is made.
+
+UNISONO_TORCH_REPLACES=gloo makes every group that asks for gloo one of ours, for
+programs that do not let their users choose.
+
+There are two adapters, see `adapter_of`. `python -m unisono.interop.torch build` builds
+the compiled one, which is used from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+NAME = "unisono"
+"""The name of the backend, for `init_process_group`."""
+
+REPLACES = "UNISONO_TORCH_REPLACES"
+"""The variable that names a backend whose groups become ours."""
+
+_LOG = logging.getLogger("unisono")
+
+
+def autoload() -> None:
+    """Make the name known to torch; whatever goes wrong, `import torch` must not."""
+    try:
+        register()
+    except Exception as why:
+        _LOG.warning("unisono cannot be offered as a torch backend: %s", why)
+
+
+def register() -> None:
+    """Make the name known to torch, if this torch has distributed at all."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if other := os.environ.get(REPLACES, "").strip().lower():
+        _stand_in_for(other)
+
+
+def _create(options: Any, pg_options: Any = None) -> Any:
+    """A process group of this rank, as torch asks for it."""
+    from unisono.interop.torch.adapters import make
+
+    return make(options, pg_options)
+
+
+def _stand_in_for(other: str) -> None:
+    """Whoever asks for the backend `other` on the CPU gets this one."""
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    make_group = c10d._new_process_group_helper
+
+    @functools.wraps(make_group)
+    def replaced(
+        size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        asked = str(backend).lower()
+        if asked in (other, f"cpu:{other}"):
+            backend, kwargs["backend_options"] = c10d.Backend(NAME), None
+        return make_group(size, rank, ranks, backend, *args, **kwargs)
+
+    c10d._new_process_group_helper = replaced
+
+
+def adapter_of(group: Any = None) -> str:
+    """Which adapter a group, or the default one, has: "python" or "compiled"."""
+    from unisono.interop.torch import adapters
+
+    return adapters.adapter_of(group)

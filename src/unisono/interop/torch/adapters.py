@@ -1,0 +1,134 @@
+"""Which adapter a group gets.
+
+The one in Python is always there, but it is a whole process group: beside it there is
+no place for the backend of another device. The compiled one is part of a group, and
+torch's C++ half sees it. So: the compiled one where it is built, or where a group has
+several backends; otherwise the one in Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from unisono.errors import BadArgument
+
+VARIABLE = "UNISONO_TORCH_ADAPTER"
+ADAPTERS = ("auto", "python", "compiled")
+_LOG = logging.getLogger("unisono")
+
+
+def wanted() -> str:
+    """What the environment says."""
+    name = os.environ.get(VARIABLE, "") or ADAPTERS[0]
+    if name not in ADAPTERS:
+        raise BadArgument(f"{VARIABLE}={name}: expected one of {', '.join(ADAPTERS)}")
+    return name
+
+
+def chosen(devices: Mapping[str, str] | None = None) -> str:
+    """The adapter for a group whose devices have these backends, if that is known."""
+    name = wanted()
+    if devices is not None and len(set(devices.values())) > 1:
+        if name == "python":
+            told = ",".join(f"{device}:{which}" for device, which in devices.items())
+            raise BadArgument(
+                f"{VARIABLE}=python, but the group is {told}: the adapter in Python "
+                "takes a whole group; set it to compiled, or unset it"
+            )
+        return "compiled"
+    if name != "auto":
+        return name
+    from unisono.interop.torch import compiled
+
+    return "compiled" if compiled.is_built() and _loads() else "python"
+
+
+def make(options: Any, pg_options: Any = None) -> Any:
+    """A process group, or a backend for one."""
+    from unisono.interop.torch.rendezvous import Meeting
+    from unisono.interop.torch.work import for_torch
+
+    if pg_options is not None:
+        raise BadArgument("the unisono backend has no pg_options")
+    devices = _devices(sys._getframe())
+    try:
+        name = chosen(devices)
+        if name == "compiled":  # before anybody waits for us
+            from unisono.interop.torch import compiled
+
+            compiled.load()
+        meeting = Meeting(options)
+    except Exception as error:
+        raise for_torch(error) from None
+    if name == "python":
+        from unisono.interop.torch.process_group import UnisonoProcessGroup
+
+        return UnisonoProcessGroup(meeting, options.store)
+    return _compiled_one(meeting, options, devices)
+
+
+def adapter_of(group: Any = None) -> str:
+    """Which adapter a group has; the default group, if none is given."""
+    import torch
+    import torch.distributed as dist
+
+    from unisono.interop.torch.process_group import UnisonoProcessGroup
+
+    group = group or dist.group.WORLD
+    if isinstance(group, UnisonoProcessGroup):
+        return group.adapter
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+        if getattr(backend, "wrapped_pg", backend).name() == "unisono":
+            return "compiled"
+    except (AttributeError, RuntimeError):
+        pass
+    raise BadArgument(f"{group!r} is not a group of the unisono backend")
+
+
+def _compiled_one(meeting: Any, options: Any, devices: Mapping[str, str] | None) -> Any:
+    """A whole group if it is ours alone, as only then it can have our name."""
+    import torch._C._distributed_c10d as c10d
+
+    from unisono.interop.torch import compiled
+    from unisono.interop.torch.collectives import Collectives
+
+    calls = Collectives(meeting)
+    calls.records = False  # the compiled work does
+    wrapped = c10d.get_debug_level() == c10d.DebugLevel.DETAIL  # by torch, afterwards
+    if devices is not None and len(devices) == 1 and not wrapped:
+        return compiled.make_group(calls, options.timeout, options.store)
+    return compiled.make_backend(calls, options.timeout)
+
+
+def _loads() -> bool:
+    from unisono.interop.torch import compiled
+
+    try:
+        compiled.load()
+    except ImportError as why:
+        _LOG.warning("the compiled torch adapter cannot be loaded: %s", why)
+        return False
+    return True
+
+
+def _devices(frame: FrameType | None) -> Mapping[str, str] | None:
+    """Which device has which backend in the group that torch is making.
+
+    torch does not tell; it is in a variable of the function that calls ours. None where
+    that is not so.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            config = frame.f_locals.get("backend_config")
+            try:
+                return dict(config.get_device_backend_map())  # type: ignore[union-attr]
+            except (AttributeError, TypeError, ValueError):
+                return None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,315 @@
+"""From what the user wrote to what the engine is told: one function per collective.
+
+Each says which array is the input, which is the output, and how many elements every
+share has. Shares are runs of rows: of whole slices along the first axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.dtypes import DType
+from unisono.errors import BadArgument, whole_number
+from unisono.runtime.call.buffers import (
+    Buffer,
+    buffer_of,
+    copy_back,
+    new_like,
+    overlap,
+    readable,
+    writable,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who calls: this rank, of so many."""
+
+    rank: int
+    n: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One call: what is read, what is written, what the caller gets.
+
+    `shape` is what all ranks must agree on: the array's where all have one and the
+    same, or that of all ranks' rows together. A single number has the shape of an array
+    of one. None if the caller tells of elements alone.
+    """
+
+    collective: str
+    counts: int | tuple[int, ...]
+    input: Buffer | None
+    output: Buffer | None
+    result: Any
+    finish: Callable[[Any], Any] | None = None
+    root: int = 0
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        buffer = self.input or self.output
+        assert buffer is not None
+        return buffer.dtype
+
+    @property
+    def total(self) -> int:
+        """Elements of the largest buffer that any rank holds."""
+        return self.counts if isinstance(self.counts, int) else sum(self.counts)
+
+
+def all_reduce(at: Place, x: Any, out: Any) -> Call:
+    """Every rank's x, reduced, into x or out."""
+    source, target, result, finish = _same_shape("all_reduce", x, out)
+    return _alike("all_reduce", source, source, target, result, finish)
+
+
+def reduce(at: Place, x: Any, out: Any, root: int) -> Call:
+    """Every rank's x, reduced, into the root's x or out."""
+    root = _root("reduce", at, root)
+    if at.rank != root:
+        source = readable(x, "reduce")
+        return _alike("reduce", source, source, None, None, None, root)
+    source, target, result, finish = _same_shape("reduce", x, out)
+    return _alike("reduce", source, source, target, result, finish, root)
+
+
+def broadcast(at: Place, x: Any, out: Any, root: int) -> Call:
+    """The root's x, into everybody's x or out."""
+    root = _root("broadcast", at, root)
+    if at.rank == root:
+        source, target, result, finish = _same_shape("broadcast", x, out)
+        return _alike("broadcast", source, source, target, result, finish, root)
+    wanted = x if out is None else out
+    target, finish = target_of(wanted, "broadcast")
+    return _alike("broadcast", target, None, target, wanted, finish, root)
+
+
+def all_gather(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
+    """Everybody's rows, one after the other, on every rank."""
+    source, rows = _share("all_gather", at, x, counts)
+    return _gathering("all_gather", at, source, rows, out, counts)
+
+
+def gather(
+    at: Place, x: Any, out: Any, root: int, counts: Sequence[int] | None
+) -> Call:
+    """Everybody's rows, one after the other, on the root."""
+    root = _root("gather", at, root)
+    source, rows = _share("gather", at, x, counts)
+    if at.rank == root:
+        return _gathering("gather", at, source, rows, out, counts, root)
+    told = _elements(rows, source.row, even=counts is None)
+    shape = _rows_of_all(rows, source)
+    return Call("gather", told, source, None, None, None, root, shape)
+
+
+def reduce_scatter(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
+    """Everybody's x, reduced; each rank keeps its rows."""
+    source = readable(x, "reduce_scatter")
+    return _scattering("reduce_scatter", at, source, out, counts)
+
+
+def scatter(
+    at: Place, x: Any, out: Any, root: int, counts: Sequence[int] | None
+) -> Call:
+    """Each rank gets its rows of the root's x."""
+    root = _root("scatter", at, root)
+    if at.rank == root:
+        source = readable(x, "scatter")
+        return _scattering("scatter", at, source, out, counts, root)
+    if out is None:
+        raise BadArgument(
+            f"scatter on rank {at.rank}: out= is needed where x is not: "
+            "an array for this rank's rows"
+        )
+    target, finish = target_of(out, "scatter")
+    rows = _rows("scatter", at, counts, target.rows * at.n)
+    if target.rows != rows[at.rank]:
+        raise BadArgument(
+            f"scatter: out has {target.rows} rows, counts say {rows[at.rank]}"
+        )
+    told = _elements(rows, target.row, even=counts is None)
+    shape = _rows_of_all(rows, target)
+    return Call("scatter", told, None, target, out, finish, root, shape)
+
+
+def all_to_all(
+    at: Place,
+    x: Any,
+    out: Any,
+    send: Sequence[int] | None,
+    matrix: Sequence[Sequence[int]] | None,
+) -> Call:
+    """Rank i's j-th rows go to rank j, as its i-th. `matrix` has all ranks' counts."""
+    source = readable(x, "all_to_all")
+    mine = _rows("all_to_all", at, send, source.rows)
+    if sum(mine) != source.rows:
+        raise BadArgument(
+            f"all_to_all: x has {source.rows} rows, send_counts add up to {sum(mine)}"
+        )
+    received = mine if matrix is None else [row[at.rank] for row in matrix]
+    shape = (sum(received), *source.shape[1:])
+    result = new_like(x, shape) if out is None else out
+    target, finish = target_of(result, "all_to_all")
+    _fits("all_to_all", target, shape, source)
+    if overlap(source, target) is not None:  # its rows change places: read a copy
+        held = new_like(x, source.shape)
+        copy_back(held, source.array)
+        source = buffer_of(held, "all_to_all")
+    flat = [mine] * at.n if matrix is None else matrix
+    told = tuple(count * source.row for row in flat for count in row)
+    counts = told[0] * at.n if matrix is None else told
+    whole = _rows_of_all([c for row in flat for c in row], source)
+    return Call("all_to_all", counts, source, target, result, finish, 0, whole)
+
+
+def _alike(
+    where: str,
+    agreed: Buffer,
+    source: Buffer | None,
+    target: Buffer | None,
+    result: Any,
+    finish: Callable[[Any], Any] | None,
+    root: int = 0,
+) -> Call:
+    """A call for which all ranks have arrays of one shape, that of `agreed`."""
+    shape = agreed.shape or (1,)
+    return Call(where, agreed.count, source, target, result, finish, root, shape)
+
+
+def _rows_of_all(rows: Sequence[int], some: Buffer) -> tuple[int, ...]:
+    """The shape of all ranks' rows together, if they are as those of `some`."""
+    return (sum(rows), *some.shape[1:])
+
+
+def _root(name: str, at: Place, root: int) -> int:
+    root = whole_number("root", root)
+    if not 0 <= root < at.n:
+        raise BadArgument(f"{name}: root = {root}: ranks are 0..{at.n - 1}")
+    return root
+
+
+def target_of(array: Any, where: str) -> tuple[Buffer, Callable[[Any], Any] | None]:
+    """Where a result is written, and how it gets from there to `array`."""
+    target, stands_in = writable(array, where)
+    if not stands_in:
+        return target, None
+
+    def finish(result: Any) -> Any:
+        copy_back(array, target.array)
+        return result
+
+    return target, finish
+
+
+def _same_shape(
+    where: str, x: Any, out: Any
+) -> tuple[Buffer, Buffer, Any, Callable[[Any], Any] | None]:
+    """Input and output of one shape: the same array, or two that do not overlap."""
+    if out is None or out is x:
+        target, finish = target_of(x, where)
+        return target, target, x, finish
+    source = readable(x, where)
+    target, finish = target_of(out, where)
+    _fits(where, target, source.shape, source)
+    if overlap(source, target):
+        raise BadArgument(f"{where}: x and out overlap in part; give one, or two apart")
+    return source, target, out, finish
+
+
+def _fits(where: str, target: Buffer, shape: tuple[int, ...], source: Buffer) -> None:
+    wanted = f"{source.dtype.name}{list(shape)}"
+    if target.dtype != source.dtype or target.shape != shape:
+        got = f"{target.dtype.name}{list(target.shape)}"
+        raise BadArgument(f"{where}: out is {got}, the result is {wanted}")
+
+
+def _rows(where: str, at: Place, counts: Sequence[int] | None, rows: int) -> list[int]:
+    """Rows per rank: as given, or `rows` divided evenly."""
+    if counts is None:
+        if rows % at.n:
+            raise BadArgument(
+                f"{where}: {rows} rows cannot be divided evenly among {at.n} ranks; "
+                "say with counts= how many each gets"
+            )
+        return [rows // at.n] * at.n
+    told = [whole_number("counts", c) for c in counts]
+    if len(told) != at.n or min(told, default=0) < 0:
+        raise BadArgument(
+            f"{where}: counts = {list(counts)}: expected {at.n} numbers, none negative"
+        )
+    return told
+
+
+def _elements(rows: Sequence[int], row: int, *, even: bool) -> int | tuple[int, ...]:
+    return sum(rows) * row if even else tuple(r * row for r in rows)
+
+
+def _share(
+    where: str, at: Place, x: Any, counts: Sequence[int] | None
+) -> tuple[Buffer, list[int]]:
+    source = readable(x, where)
+    rows = _rows(where, at, counts, source.rows * at.n)
+    if rows[at.rank] != source.rows:
+        raise BadArgument(
+            f"{where}: x has {source.rows} rows, "
+            f"counts say {rows[at.rank]} for rank {at.rank}"
+        )
+    return source, rows
+
+
+def _gathering(
+    where: str,
+    at: Place,
+    source: Buffer,
+    rows: list[int],
+    out: Any,
+    counts: Sequence[int] | None,
+    root: int = 0,
+) -> Call:
+    shape = (sum(rows), *source.shape[1:])
+    result = new_like(source.array, shape) if out is None else out
+    target, finish = target_of(result, where)
+    _fits(where, target, shape, source)
+    before = sum(rows[: at.rank]) * source.row * source.dtype.itemsize
+    if overlap(target, source) not in (None, before):
+        raise BadArgument(
+            f"{where}: x overlaps out, but not as its own rows there, "
+            "which is the one way that it may"
+        )
+    told = _elements(rows, source.row, even=counts is None)
+    whole = _rows_of_all(rows, source)
+    return Call(where, told, source, target, result, finish, root, whole)
+
+
+def _scattering(
+    where: str,
+    at: Place,
+    source: Buffer,
+    out: Any,
+    counts: Sequence[int] | None,
+    root: int = 0,
+) -> Call:
+    rows = _rows(where, at, counts, source.rows)
+    if sum(rows) != source.rows:
+        raise BadArgument(
+            f"{where}: x has {source.rows} rows, counts add up to {sum(rows)}"
+        )
+    shape = (rows[at.rank], *source.shape[1:])
+    result = new_like(source.array, shape) if out is None else out
+    target, finish = target_of(result, where)
+    _fits(where, target, shape, source)
+    before = sum(rows[: at.rank]) * source.row * source.dtype.itemsize
+    if overlap(source, target) not in (None, before):
+        raise BadArgument(
+            f"{where}: out overlaps x, but not as its own rows there, "
+            "which is the one way that it may"
+        )
+    told = _elements(rows, source.row, even=counts is None)
+    whole = _rows_of_all(rows, source)
+    return Call(where, told, source, target, result, finish, root, whole)

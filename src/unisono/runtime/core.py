@@ -1,0 +1,474 @@
+"""What every call of a communicator goes through, whatever its collective.
+
+A kind of call that has been made before finds its plan by a key and starts at once. The
+native core keeps the plans of plain calls itself, so that these hardly touch Python.
+When a call fails, the native core's failure code becomes an error that names ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+from weakref import finalize
+
+import numpy as np
+
+from unisono import _native
+from unisono.algorithms import Spec, read
+from unisono.dtypes import DType
+from unisono.errors import (
+    BadArgument,
+    TransportError,
+    UnisonoError,
+    UsageError,
+    whole_number,
+)
+from unisono.runtime.call.arguments import Call, Place
+from unisono.runtime.call.buffers import Buffer
+from unisono.runtime.call.connecting import connecting
+from unisono.runtime.call.options import How
+from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
+from unisono.runtime.call.work import InFlight, Work
+from unisono.runtime.observe.failures import Trouble, in_words
+from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
+from unisono.runtime.plan.codec_plans import coded_plan
+from unisono.runtime.plan.plans import CODES, Kind, lowered, make_plan
+from unisono.runtime.plan.select import choose
+from unisono.transports.base import Known, Peer, Transport
+
+LATE_S = 5.0
+
+
+class Membership(Protocol):
+    """How the ranks of a world came together, and so how their world can change."""
+
+    def shrink(self, comm: Any, timeout_s: float, dead: Sequence[int]) -> Any:
+        """The communicator of those who are left."""
+
+    def grow(
+        self, comm: Any, world_size: int, timeout_s: float, address: str | None
+    ) -> Any:
+        """The communicator of these ranks and of those that join."""
+
+    def let_go(self) -> None:
+        """Release what it holds: endpoints of earlier worlds."""
+
+
+class Core:
+    """The state of one communicator, and how a call is carried out.
+
+    A `Communicator` has one and delegates to it; so do the packages of unisono that
+    need more than the public methods. It is not for users.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        native: _native.Comm,
+        ranks: Sequence[int],
+        *,
+        agreed: int,
+        timeout_s: float = TIMEOUT_S,
+        name: str = "world",
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """`agreed` is a number by which all ranks know it, and no other."""
+        self.transport = transport
+        self.native = native
+        self.world_ranks = tuple(ranks)
+        self.agreed = agreed
+        self.splits = 0
+        numbers: dict[int, int] = {}
+        places = [transport.hosts[r] for r in ranks]
+        self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
+        self.hosts_if_several = self.hosts if any(self.hosts) else ()
+        self.plans: dict[object, _native.Plan] = {}
+        self.single_use: deque[object] = deque(maxlen=256)  # keys of plans not kept
+        self._specs: dict[str, Spec] = {}  # of algorithms that are files
+        self.in_flight = InFlight(native)
+        self._on_close = on_close
+        self.closed = False
+        self.membership: Membership | None = None  # of the world alone
+        self.rank = self.world_ranks.index(transport.rank)
+        self.world_size = len(self.world_ranks)
+        self.name = name
+        self.position = Place(self.rank, self.world_size)
+        native.set_patience(
+            *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
+        )
+        self.timeout_s = timeout_s
+        self.quick = _native.quick_of(native)
+        self.exceeded_s = -1.0  # the limit of the call by which this rank broke it
+        transport.admit(self, native.id(), Known(name, agreed, self.world_ranks))
+        self._dropped = finalize(
+            self, transport.give_back, native, agreed, on_close, self.in_flight
+        )
+        self._dropped.atexit = False  # then all are closed
+
+    @classmethod
+    def joined(
+        cls,
+        transport: Transport,
+        ranks: Sequence[int],
+        segment: int,
+        *,
+        agreed: int,
+        timeout_s: float,
+        meeting_s: float,
+        name: str,
+        in_vain: Callable[[], bool] = bool,
+    ) -> Self:
+        """The communicator of these ranks, in memory that the first here made.
+
+        `agreed` is a number by which all of them know it, and no other.
+        """
+        native = transport.communicator(
+            ranks, segment, agreed=agreed, timeout_s=meeting_s, in_vain=in_vain
+        )
+
+        def release() -> None:
+            if transport.owner(ranks) == transport.rank:
+                transport.engine.drop(segment)
+
+        return cls(
+            transport,
+            native,
+            ranks,
+            agreed=agreed,
+            timeout_s=timeout_s,
+            name=name,
+            on_close=release,
+        )
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that is given no limit of its own; can be set."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.native.set_timeout(nanoseconds(seconds))  # of calls that skip Python
+        self._timeout_s = seconds
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Who the ranks are: process and host, by rank here."""
+        world = self.transport.peers
+        return [
+            Peer(r, world[w].pid, world[w].host) for r, w in enumerate(self.world_ranks)
+        ]
+
+    def run(
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: How,
+        quick: tuple[int, Any, Any, Any, int] | None = None,
+    ) -> Any:
+        """Carry out a call, or begin it; `quick` is what to find it by next time."""
+        self.check_usable(call.collective, lambda: in_words(call, reduction.op))
+        plan = self._plan(call, reduction, how)
+        input_at = 0 if call.input is None else call.input.address
+        output_at = 0 if call.output is None else call.output.address
+        timeout = self.limit_ns(how.timeout_s)
+        if how.async_op:
+            native = self.native.submit(plan, input_at, output_at, timeout)
+            return self.work(native, call, how.timeout_s)
+        if self.native.run(plan, input_at, output_at, timeout, call):
+            if quick is not None and call.finish is None and how == _PLAIN:
+                self.native.remember(*quick, plan)
+            return call.result if call.finish is None else call.finish(call.result)
+        raise self.failure(how.timeout_s)
+
+    def start(
+        self,
+        collective: str,
+        dtype: DType,
+        counts: int | tuple[int, ...],
+        input_at: int,
+        output_at: int,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        keep: object = None,
+    ) -> Work | None:
+        """A collective on bare addresses, for those who have checked their arrays.
+
+        `keep` is whatever must live until it is done. A blocking call returns None.
+        """
+        self.check_usable(collective)
+        key = collective, dtype.code, counts, op, root
+        plan = self.plans.get(key)
+        if plan is None:
+            nothing = Buffer(None, 0, (), dtype)
+            call = Call(collective, counts, nothing, nothing, None, None, root)
+            plan = self.new_plan(call, as_reduction(op), _PLAIN)
+            self._remember(key, plan)
+        timeout = self.limit_ns(timeout_s)
+        if async_op:
+            native = self.native.submit(plan, input_at, output_at, timeout)
+            self.in_flight.add(native, keep)
+            return Work(
+                native,
+                None,
+                explain=lambda failed: error_of_work(self, failed, timeout_s),
+                call=collective,
+            )
+        if self.native.run(plan, input_at, output_at, timeout, keep):
+            return None
+        raise self.failure(timeout_s)
+
+    def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
+        dtype = call.dtype
+        # What a plan follows from, before an algorithm is chosen. Made anew only when
+        # one of them is.
+        if how.timeout_s is not None or how.async_op:
+            how = how._replace(timeout_s=None, async_op=False)
+        sizes = call.counts, call.shape
+        key = (call.collective, dtype.code, reduction.op, call.root, *sizes, how)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.new_plan(call, reduction, how)
+            self._remember(key, plan)
+        return plan
+
+    def _remember(self, key: object, plan: _native.Plan) -> None:
+        if len(self.plans) > 4096:
+            self.plans.clear()
+        self.plans[key] = plan
+
+    def new_plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
+        """A plan of this call, which is not kept."""
+        dtype = call.dtype
+        reduction.check(dtype)
+        if how.codec is not None:
+            plan, reached = coded_plan(
+                call,
+                reduction,
+                how,
+                self.position,
+                self.spec,
+                window=self.transport.window,
+                hosts=self.hosts_if_several,
+            )
+            self.connect(reached, call.collective)
+            return plan
+        how.refuse_idle(call.collective)
+        kind = self.kind(call, reduction, how)
+        if how.reproducible:
+            self._refuse_other_orders(kind)
+        plan, reached = make_plan(
+            kind,
+            self.world_size,
+            self.rank,
+            window=self.transport.window,
+            hosts=self.hosts_if_several,
+            reaches=self.transport.reaches,
+        )
+        self.connect(reached, call.collective)
+        return plan
+
+    def kind(self, call: Call, reduction: Reduction, how: How) -> Kind:
+        """What the ranks must agree on in a call without a codec."""
+        choice = choose(
+            call.collective,
+            call.total * call.dtype.itemsize,
+            self.world_size,
+            named=how.algorithm,
+            reproducible=how.reproducible,
+            hosts=self.hosts_if_several or None,
+            tuned=self.transport.tuned,
+            itemsize=call.dtype.itemsize,
+        )
+        what = call.collective, call.dtype, reduction, call.root, call.counts
+        spec = self.spec(choice.algorithm)
+        return Kind(*what, spec, how.label, shape=call.shape)
+
+    def spec(self, algorithm: str) -> Spec:
+        """An algorithm with what its files held when this communicator first used it.
+
+        So an edited file does not change what a job that runs is doing, on one rank
+        before it does on another; who makes a new communicator gets the new one.
+        """
+        found = self._specs.get(algorithm)
+        if found is None:
+            found = read(algorithm)
+            if found.files:  # other names always mean the same
+                self._specs[algorithm] = found
+        return found
+
+    def connect(
+        self, ranks: Sequence[int], what: str, *, messages: bool = False
+    ) -> None:
+        """Open the streams to these ranks, if they are on other hosts."""
+        streams = self.transport.streams
+        for rank in ranks:
+            if streams is None or self.native.leads_to(rank, messages):
+                continue  # it is on this host, or reached already
+            deadline = time.monotonic() + self.timeout_s
+            patience_s = min(LATE_S, self.timeout_s)
+            try:
+                with connecting(self.native, self.rank, rank, patience_s):
+                    streams.reach(
+                        self.agreed, rank, timeout_s=self.timeout_s, messages=messages
+                    )
+            except TransportError as why:
+                late = time.monotonic() >= deadline - 0.1 * self.timeout_s
+                raise self._unreachable(rank, what, late=late) from why
+
+    def _refuse_other_orders(self, kind: Kind) -> None:
+        made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
+        if not made.canonical:
+            raise BadArgument(
+                f"{kind.collective}: {kind.algorithm} adds in an order of its own; "
+                "reproducible=True needs one pass in rank order, as direct and naive do"
+            )
+
+    def work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
+        """The handle of a call in flight; what it uses lives until it is done."""
+        self.in_flight.add(native, (call.input, call.output))
+        return Work(
+            native,
+            call.result,
+            explain=lambda failed: error_of_work(self, failed, timeout_s),
+            finish=call.finish,
+            call=call.collective,
+        )
+
+    def transfer(
+        self,
+        name: str,
+        buffer: Buffer,
+        peer: int | None,
+        tag: int,
+        how: How,
+        result: Any = None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Send or receive one message."""
+        self.check_usable(name)
+        how.refuse_codec(name, "encode the message yourself, with unisono.codecs")
+        if peer is not None:
+            peer = whole_number("dst" if name == "send" else "src", peer)
+            if not 0 <= peer < self.world_size:
+                raise BadArgument(
+                    f"{name}: rank {peer}: ranks are 0..{self.world_size - 1}"
+                )
+        tag = whole_number("tag", tag)
+        if not -(1 << 31) <= tag < 1 << 31:
+            raise BadArgument(f"{name}: tag = {tag}: expected a number of 32 bits")
+        if name == "send" and peer is not None and self.hosts_if_several:
+            self.connect([peer], name, messages=True)
+        native = self.native.transfer(
+            name == "send",
+            -1 if peer is None else peer,
+            tag,
+            buffer.address,
+            buffer.nbytes,
+            buffer.dtype.code,
+            CODES[name],
+            buffer.dtype.code,
+            buffer.count,
+            self.limit_ns(how.timeout_s),
+            how.async_op,
+        )
+        call = Call(name, buffer.count, buffer, buffer, result, finish)
+        work = self.work(native, call, how.timeout_s)
+        return work if how.async_op else work.wait()
+
+    def limit_ns(self, timeout_s: float | None) -> int:
+        """A call's own limit, or the communicator's."""
+        return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
+
+    def failure(
+        self, timeout_s: float | None = None, refused: str = ""
+    ) -> UnisonoError:
+        """Why the latest call failed, or why one is refused."""
+        return error_of_call(self, timeout_s, refused)
+
+    def _unreachable(self, rank: int, what: str, *, late: bool) -> UnisonoError:
+        """A rank is gone or cannot be reached before a call: that breaks it for all.
+
+        `late` tells that it might yet have answered, had there been more time.
+        """
+        self.native.give_up(rank, late)
+        limit_of(self, None, self.native.verdict()[3])
+        return self.failure(refused=what)
+
+    def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
+        """Raise if nothing can be called any more; `words` are asked for then."""
+        if self.transport.engine.forked():
+            raise UsageError(
+                f"{what}: this process is a fork of rank {self.rank} and not itself a "
+                "rank; start ranks with unisono.spawn or unisono run"
+            )
+        self.check_open(what)
+        if self.native.verdict()[0] != Trouble.NONE:
+            raise error_of_call(self, refused=what, words=words())
+
+    def check_open(self, what: str) -> None:
+        """Raise UsageError if it is closed."""
+        if self.closed:
+            raise UsageError(f"{what}: the communicator {self.name!r} is closed")
+
+    def changeable(self, what: str) -> Membership:
+        """How the world came to be; UsageError if it is none that can change."""
+        if self.transport.engine.forked():
+            raise UsageError(
+                f"{what}: this process is a fork of rank {self.rank} and not itself a "
+                "rank; only the ranks themselves can change their world"
+            )
+        if self.membership is None and self.agreed:
+            raise UsageError(
+                f"{what}: {self.name!r} is a part of a world, made by split or "
+                f"duplicate; {what} the world, on all its ranks, and split that again"
+            )
+        if self.membership is None:
+            raise UsageError(
+                f"{what}: the ranks of {self.name!r} were not brought together by "
+                "unisono.init, but are threads or belong to another library; only "
+                "worlds from unisono.init can change"
+            )
+        return self.membership
+
+    def close(self) -> None:
+        """Leave. Others that still wait for this rank raise PeerLost."""
+        if self.closed:
+            return
+        self._leave()
+        if self._on_close is not None:
+            self._on_close()
+        self.transport.users.discard(self)
+        if self.membership is not None:
+            self.membership.let_go()
+        if not self.transport.users:
+            self.transport.close()
+
+    def abandon(self) -> None:
+        """Use it no more, but leave the world as it is: others may still be met."""
+        self._leave()
+        self.transport.users.discard(self)
+
+    def _leave(self) -> None:
+        self.closed = True
+        self._dropped.detach()
+        self.native.close()
+        if self.transport.streams is not None:
+            self.transport.streams.leave(self.agreed)
+        self.in_flight.end()
+
+
+_PLAIN = How()
+_PROBE = np.zeros((2, 3))
+_native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
+
+
+def agreed_number(told: str) -> int:
+    """A number for what all ranks can tell alike."""
+    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())

@@ -1,0 +1,97 @@
+"""Collectives of Python objects, and the exchange of uneven counts before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import BadArgument, Corrupted, whole_number
+from unisono.runtime.call.buffers import readable
+from unisono.runtime.call.objects import MOST_BYTES, decode, encode
+from unisono.runtime.collectives import Collectives
+from unisono.units import format_bytes
+
+_MOST_ROWS = 1 << 48
+"""More than any machine holds: who announces that many is mistaken."""
+
+
+def broadcast_object(
+    comm: Collectives, thing: Any, root: int, allow_pickle: bool
+) -> Any:
+    """The root's object on every rank: its size first, then its bytes."""
+    if comm.rank != root:
+        size = int(comm.broadcast(np.zeros(1, np.int64), root=root)[0])
+        _check_sizes(comm, "broadcast_object", {root: size})
+        data = comm.broadcast(np.empty(size, np.uint8), root=root)
+        return decode(data.data, allow_pickle=allow_pickle)
+    data = _encoded(thing, allow_pickle)
+    comm.broadcast(np.array([data.size], np.int64), root=root)
+    comm.broadcast(data.copy(), root=root)
+    return thing
+
+
+def gather_objects(
+    comm: Collectives, thing: Any, root: int | None, allow_pickle: bool
+) -> list[Any] | None:
+    """Everybody's object on the root, or on every rank if there is none."""
+    data = _encoded(thing, allow_pickle)
+    sizes = comm.all_gather(np.array([data.size], np.int64)).tolist()
+    _check_sizes(comm, "gathering objects", dict(enumerate(sizes)))
+    if root is None:
+        joined = comm.all_gather(data, counts=sizes)
+    else:
+        joined = comm.gather(data, root=root, counts=sizes)
+    if joined is None:
+        return None
+    ends = np.cumsum(sizes)
+    parts = [joined[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [decode(part.data, allow_pickle=allow_pickle) for part in parts]
+
+
+def _check_sizes(comm: Collectives, what: str, sizes: Mapping[int, int]) -> None:
+    """Before memory is taken: all ranks see the same sizes, and refuse together."""
+    for rank, size in sizes.items():
+        if not 0 < size <= MOST_BYTES:
+            raise Corrupted(
+                f"{what}: {comm.peers[rank]} announces an object of {size} bytes; one "
+                f"has from 1 to {format_bytes(MOST_BYTES)}"
+            )
+
+
+def _encoded(thing: Any, allow_pickle: bool) -> NDArray[np.uint8]:
+    return np.frombuffer(encode(thing, allow_pickle=allow_pickle), dtype=np.uint8)
+
+
+def exchange_counts(
+    comm: Collectives,
+    x: Any,
+    send: Sequence[int] | None,
+    recv: Sequence[int] | None,
+) -> list[list[int]]:
+    """What every rank sends to every other, in rows, told by all to all."""
+    n = comm.world_size
+    if send is None:
+        rows = readable(x, "all_to_all").rows
+        send = [rows // n] * n if rows % n == 0 else []
+    mine = [whole_number("send_counts", c) for c in send]
+    wrong = len(mine) != n or min(mine, default=0) < 0
+    # A rank with a mistake still takes part, so that the others are not left waiting.
+    told = comm.all_gather(np.array([[-1] * n if wrong else mine], np.int64))
+    if wrong:
+        raise BadArgument(
+            f"all_to_all: send_counts = {list(send)}: expected {n} numbers, "
+            "none negative"
+        )
+    bad = [r for r in range(n) if not ((told[r] >= 0) & (told[r] <= _MOST_ROWS)).all()]
+    if bad:
+        raise BadArgument(f"all_to_all: rank {bad[0]} gave wrong send_counts")
+    arriving = told[:, comm.rank].tolist()
+    if recv is not None and list(recv) != arriving:
+        raise BadArgument(
+            f"all_to_all: recv_counts = {list(recv)}, but the others send {arriving}"
+        )
+    matrix: list[list[int]] = told.tolist()
+    return matrix

@@ -1,0 +1,165 @@
+"""`comm.explain`: what would run, why, what it costs, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from unisono.dtypes import dtype_of
+from unisono.errors import BadArgument
+from unisono.runtime.call.options import How
+from unisono.runtime.observe import recorder
+from unisono.runtime.observe.explain_codecs import Coded, explained
+from unisono.runtime.observe.subject import Subject
+from unisono.runtime.plan.plans import lowered, verified
+from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.tuned import Row, Tuned
+from unisono.schedule.collective import collective as find_collective
+from unisono.schedule.program import Program
+from unisono.units import format_bytes, format_seconds
+
+
+def explain(
+    core: Subject,
+    collective: str,
+    x: Any = None,
+    *,
+    algorithm: str | None = None,
+    root: int = 0,
+    reproducible: bool = False,
+    codec: Any = None,
+    coded: str | None = None,
+    error_bound: float | None = None,
+) -> str:
+    """A few lines for people; nothing is run."""
+    what = find_collective(collective)
+    n = core.world_size
+    if x is None and collective != "barrier":
+        raise BadArgument(
+            f"explain({collective!r}, x): an array is needed for its size"
+        )
+    nbytes = 0 if x is None else _size(x)
+    if collective in ("all_gather", "gather"):
+        nbytes *= n
+    how = How(algorithm, False, None, reproducible, "", codec, coded, error_bound)
+    if codec is not None:
+        dtype = None if x is None else dtype_of(x)
+        found = explained(
+            core, collective, nbytes, dtype, root if what.rooted else 0, how
+        )
+        lines = [f"  measured   {_measured(core, collective, x, found)}"]
+        return "\n".join([*found.lines, *lines])
+    how.refuse_idle(collective)
+    choice = choose(
+        collective,
+        nbytes,
+        n,
+        named=algorithm,
+        reproducible=reproducible,
+        hosts=core.hosts_if_several or None,
+        tuned=core.transport.tuned,
+        itemsize=0 if x is None else dtype_of(x).itemsize,
+    )
+    spec = core.spec(choice.algorithm)
+    schedule = verified(collective, spec, n, root if what.rooted else 0)
+    cost = schedule.cost(nbytes)
+    programs = lowered(collective, spec, n, schedule.root, 0, core.hosts_if_several)
+    lines = [
+        f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
+        f"  why        {choice.why}",
+        f"  chosen by  {chooser(choice, core.transport.tuned)}",
+        f"  verified   {what.meaning}",
+        f"  costs      {schedule.num_steps} steps; the busiest rank moves "
+        f"{format_bytes(int(cost.span))}",
+        f"  order      {_order(programs.canonical)}",
+        f"  memory     {programs.places} places in a window of "
+        f"{format_bytes(core.transport.window)}",
+    ]
+    if n > 1:
+        lines.append(f"  buffers    {_reaching(core)}")
+    if core.hosts_if_several:
+        lines.append(f"  hosts      {_crossing(core, programs.programs)}")
+    if choice.runner_up:
+        lines.append(f"  runner-up  {runner_up(choice)}")
+    if choice.predicted:
+        lines.append(f"  predicted  {format_seconds(choice.predicted)}")
+    if choice.row is not None:
+        lines.append(f"  tuned      {when_tuned(choice.row)}")
+    lines.append(f"  measured   {_measured(core, collective, x, choice)}")
+    return "\n".join(lines)
+
+
+def chooser(choice: Choice, tuned: Tuned | None) -> str:
+    """Who chose, in words."""
+    words = {
+        "caller": "the caller",
+        "variable": "the environment",
+        "rule": "the rules for ranks that share memory",
+        "model": "the model of hosts on a network",
+        "table": f"the table {tuned.origin}".rstrip() if tuned else "the table",
+    }[choice.by]
+    if choice.by in ("rule", "model"):
+        lacks = "the table has no such call" if tuned else "there is no table"
+        return f"{words}; {lacks} (unisono tune)"
+    return words
+
+
+def runner_up(choice: Choice) -> str:
+    """The one that would be next, with its times as far as they are known."""
+    told = [choice.runner_up]
+    if choice.runner_up_predicted:
+        told.append(f"predicted {format_seconds(choice.runner_up_predicted)}")
+    if choice.row is not None and choice.row.runner_up_measured:
+        told.append(f"measured {format_seconds(choice.row.runner_up_measured)}")
+    return ", ".join(told)
+
+
+def when_tuned(row: Row) -> str:
+    """What the race of `unisono tune` had."""
+    return f"{format_seconds(row.measured)}, measured at {format_bytes(row.nbytes)}"
+
+
+def _size(x: Any) -> int:
+    count = x.numel() if hasattr(x, "numel") else x.size
+    return int(count) * dtype_of(x).itemsize
+
+
+def _crossing(core: Subject, programs: Sequence[Program]) -> str:
+    """How many hosts, how many streams a rank opens for this, and on which network."""
+    most = max(len({m.to for m in p.messages}) for p in programs)
+    where = f"; this rank is at {core.transport.why}" if core.transport.why else ""
+    return f"{len(set(core.hosts))}; a rank sends to at most {most} on others{where}"
+
+
+def _reaching(core: Subject) -> str:
+    return (
+        "large ones are staged until the ranks have tried to reach each other's memory",
+        "large ones are copied once, from process to process",
+        "staged: the system does not let the ranks reach each other's memory",
+    )[core.native.reach()]
+
+
+def _order(canonical: bool) -> str:
+    if canonical:
+        return "one pass in rank order: the same bits for every size"
+    return "as the schedule adds: the same bits on all ranks"
+
+
+def _measured(core: Subject, collective: str, x: Any, found: Choice | Coded) -> str:
+    """The median of the calls like this one that the recorder remembers."""
+    codec = found.codec if isinstance(found, Coded) else ""
+    count = 0 if x is None else _size(x) // dtype_of(x).itemsize
+    if collective in ("all_gather", "gather"):
+        count *= core.world_size
+    times = [
+        r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
+        for r in recorder.records(core.transport.logbook)
+        if r["profiling_name"] == collective
+        and (r["algorithm"], r["codec"]) == (found.algorithm, codec)
+        and r["input_sizes"] == [[count]]
+        and r["state"] == "completed"
+    ]
+    if not times:
+        return "not yet: no such call among the last 2,000"
+    return f"{median(times) / 1e3:.1f} µs, the median of {len(times)} calls"

@@ -1,0 +1,214 @@
+"""The flight recorder: the last 2,000 calls of a rank, always on, written on error.
+
+The native core writes the records; here they become dictionaries with the field names
+that PyTorch's tools know. UNISONO_FLIGHT_DIR names a folder, and only then a rank
+writes a *flight record* there: its calls with the lines that made them, and where its
+threads stand. It does so when a call fails, when another rank's has failed, when it is
+asked (SIGUSR2), and when it leaves; the gravest reason stays. `unisono trace why` reads
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from unisono import _native
+from unisono.dtypes import DTYPES, OPS
+from unisono.runtime.call.notes import Note
+from unisono.runtime.plan.plans import CODES
+from unisono.transports.base import Logbook
+
+FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
+LEFT, ASKED, HEARD, FAILED = range(4)
+"""Why a flight record is written, the gravest last."""
+
+_NAMES = list(CODES)
+_DTYPES = list(DTYPES)
+_STATES = ("scheduled", "started", "completed", "failed")
+_MESSAGES = ("send", "recv")
+_DEEPEST = 64
+_WRITING = threading.Lock()
+
+
+def records(logbook: Logbook) -> list[dict[str, Any]]:
+    """The records of this rank, the oldest first."""
+    found = []
+    for record in logbook.engine.records():
+        number, group, noted, created, begun, ended, state, *more = record
+        peer, tag, encoded, decoded, site = more
+        note = Note(*noted)
+        names, dtype = note.names, _DTYPES[note.dtype]
+        known = logbook.known.get(group)
+        name = _NAMES[note.collective]
+        found.append(
+            {
+                "record_id": number,
+                "pg_id": group,
+                "process_group": [str(known.agreed), known.name] if known else ["", ""],
+                "collective_seq_id": note.seq,
+                "p2p_seq_id": 0,
+                "op_id": number,
+                "profiling_name": name,
+                "is_p2p": name in _MESSAGES,
+                "algorithm": names.algorithm,
+                "content": f"{note.content:016x}",
+                "codec": names.codec,
+                "label": names.label,
+                "op": OPS[note.op],
+                "root": note.root,
+                "shape": names.shape,
+                "input_dtypes": [dtype],
+                "input_sizes": [[note.elements]],
+                "output_dtypes": [dtype],
+                "output_sizes": [[note.elements]],
+                "peer": None if peer < 0 else peer,
+                "tag": tag,
+                "encoded_bytes": encoded,
+                "decoded_bytes": decoded,
+                "state": _STATES[state],
+                "retired": state > 1,
+                "time_created_ns": created,
+                "time_discovered_started_ns": begun or None,
+                "time_discovered_completed_ns": ended or None,
+                "duration_ms": (ended - begun) / 1e6 if ended and begun else None,
+                "frames": [_frame(*frame) for frame in _native.site_frames(site)],
+            }
+        )
+    return found
+
+
+def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
+    return {"name": name, "filename": filename, "line": line}
+
+
+def stacks() -> list[dict[str, Any]]:
+    """Where the threads of this process stand, the innermost frame first.
+
+    The current one is who writes this: of a call that failed, its caller.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    told = []
+    for ident, frame in sys._current_frames().items():
+        told.append(
+            {
+                "thread": names.get(ident, "?"),
+                "main": ident == threading.main_thread().ident,
+                "current": ident == threading.get_ident(),
+                "frames": _walk(frame),
+            }
+        )
+    return sorted(told, key=lambda stack: not stack["main"])
+
+
+def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = []
+    while frame is not None and len(frames) < _DEEPEST:
+        code = frame.f_code
+        frames.append(_frame(code.co_qualname, code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frames
+
+
+def flight(logbook: Logbook, why: str, about: dict[str, Any]) -> dict[str, Any]:
+    """All that a rank knows of itself; `about` is what its error says, if it has one.
+
+    Times are of this host's clock; `clock_ns` is what to add to have rank 0's.
+    """
+    me = logbook.peers[logbook.rank]
+    entries = records(logbook)
+    return {
+        "version": "unisono-2",
+        "rank": me.rank,
+        "world_size": len(logbook.peers),
+        "pid": me.pid,
+        "host": socket.gethostname(),
+        "reason": why,
+        "error": about,
+        "time_ns": time.monotonic_ns(),
+        "clock_ns": logbook.clock[0],
+        "pg_config": {
+            str(number): {
+                "name": str(known.agreed),
+                "desc": known.name,
+                "ranks": str(list(known.ranks)),
+            }
+            for number, known in logbook.known.items()
+        },
+        "pg_status": {
+            str(number): _status(entries, number) for number in logbook.known
+        },
+        "entries": entries,
+        "stacks": stacks(),
+    }
+
+
+def _status(entries: list[dict[str, Any]], group: int) -> dict[str, int]:
+    """How far a communicator's collectives have got here."""
+    mine = [e for e in entries if e["pg_id"] == group and not e["is_p2p"]]
+
+    def last(*states: str) -> int:
+        return max(
+            (e["collective_seq_id"] for e in mine if e["state"] in states), default=-1
+        )
+
+    return {
+        "last_enqueued_collective": last(*_STATES),
+        "last_started_collective": last("started", "completed", "failed"),
+        "last_completed_collective": last("completed"),
+    }
+
+
+def folder_for_records() -> str:
+    """Where the user wants flight records, or nothing."""
+    return os.environ.get(FLIGHT_DIR, "")
+
+
+def write(
+    logbook: Logbook, folder: str, why: str, grave: int, about: dict[str, Any]
+) -> Path:
+    """Write the flight record of this rank, unless a graver one is there already."""
+    file = Path(folder) / f"unisono-rank{logbook.rank}-{os.getpid()}.json"
+    with _WRITING:
+        if grave < logbook.written or grave == logbook.written == FAILED:
+            return file
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{threading.get_ident()}")
+        scratch.write_bytes(msgspec.json.encode(flight(logbook, why, about)))
+        scratch.replace(file)
+        logbook.written = grave
+    return file
+
+
+def dump_on_error(logbook: Logbook, name: str, error: Exception, call: str) -> None:
+    """Write the records where the user asked for them; say so in the error.
+
+    `call` is the one that failed, in words, also if it was refused and has no record.
+    """
+    folder = folder_for_records()
+    if not folder:
+        return
+    about = {
+        "type": type(error).__name__,
+        "communicator": name,
+        "call": call,
+        **{
+            key: getattr(error, key)
+            for key in ("ranks", "collective", "seq", "calls")
+            if getattr(error, key, None) is not None
+        },
+    }
+    why = f"{name}: {type(error).__name__}: {error}"
+    try:
+        file = write(logbook, folder, why, FAILED, about)
+        error.add_note(f"the last calls of this rank are in {file}")
+    except OSError as wrong:
+        error.add_note(f"the flight recorder could not be written: {wrong}")

@@ -1,0 +1,427 @@
+"""Plans: a verified schedule made concrete for one call's sizes, type and reduction.
+
+What takes thought (finding the schedule, proving it, lowering it, laying out its
+chunks) is done once for each kind of call, and kept. All of it follows from arguments
+on which the ranks agree, so that every rank makes the same plan; the fingerprint says
+in one word what those arguments were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from unisono import _native
+from unisono.algorithms import Spec, read
+from unisono.algorithms import schedule as make_schedule
+from unisono.dtypes import OPS, DType
+from unisono.errors import BadArgument
+from unisono.runtime.call.coding import Coding
+from unisono.runtime.call.notes import Names, in_short, remember, shape_text
+from unisono.runtime.call.reductions import Reduction
+from unisono.schedule import Schedule
+from unisono.schedule.coding import Scope
+from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
+from unisono.schedule.lower import lower
+from unisono.schedule.program import Lowered, Program
+
+CODES: dict[str, int] = {
+    name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
+}
+"""Numbers of the calls, as the native core's notes and warnings have them."""
+
+HEADER_BYTES = 40
+LINE = 64
+PAGE = 4096
+LENDS_FROM = 32 << 10
+"""Below this many bytes copying is as good as reading others' buffers in place."""
+REACHES_FROM = 16 << 10
+"""The same for buffers that only the kernel can reach, for each pair of ranks."""
+SINGLE_COPY = "UNISONO_SINGLE_COPY"
+"""0: never ask the kernel to copy between processes."""
+LENT_PIECE = 1 << 20
+"""How many bytes of a chunk are done at a time where nothing goes through windows."""
+STREAMS_FROM = 4 << 20
+"""From this many bytes of output on, it is written past the caches."""
+MOST_ACTIONS = _native.MOST_ACTIONS
+"""So many actions of a program can be counted while it runs."""
+
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of call: all that the ranks must agree on.
+
+    `counts` is the number of elements, or one number per share (per pair of ranks in
+    all_to_all) if they are uneven. `shape` is that of all ranks' rows together, or None
+    if the caller has told of elements alone.
+    """
+
+    collective: str
+    dtype: DType
+    reduction: Reduction
+    root: int
+    counts: int | tuple[int, ...]
+    algorithm: Spec
+    label: str = ""
+    coding: Coding | None = None
+    shape: tuple[int, ...] | None = None
+
+    def fingerprint(self, content: int) -> int:
+        """These, in 64 bits; `content` stands for the steps of the algorithm."""
+        told = repr(
+            (
+                self.collective,
+                self.dtype.name,
+                self.reduction.op,
+                self.root,
+                self.counts,
+                self.shape,
+                self.algorithm.name,
+                content,
+                self.label,
+                str(self.coding),
+            )
+        )
+        return _digest(told.encode())
+
+    def names(self) -> Names:
+        """What it is called, in words."""
+        coding = str(self.coding) if self.coding is not None else ""
+        shape = shape_text(self.shape)
+        return Names(self.algorithm.name, self.label, coding, shape)
+
+
+def _digest(*parts: bytes) -> int:
+    made = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        made.update(part)
+    return int.from_bytes(made.digest(), "little")
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """A schedule that was proven, its steps as they were then, and a digest of them."""
+
+    schedule: Schedule
+    content: int
+
+
+def verified(collective: str, algorithm: str | Spec, n: int, root: int) -> Schedule:
+    """The schedule by that name, proven: nothing else is ever run."""
+    return _verified(collective, _as_spec(algorithm), n, root).schedule
+
+
+def content(collective: str, algorithm: str | Spec, n: int, root: int) -> int:
+    """What its steps are, in 64 bits: the same on two ranks if they would run alike."""
+    return _verified(collective, _as_spec(algorithm), n, root).content
+
+
+def _as_spec(algorithm: str | Spec) -> Spec:
+    return read(algorithm) if isinstance(algorithm, str) else algorithm
+
+
+@lru_cache(maxsize=256)
+def _verified(collective: str, algorithm: Spec, n: int, root: int) -> Verified:
+    made = make_schedule(collective, algorithm, n, root=root)
+    # Kept, so that what is proven is what ranks compare and what is run, whatever the
+    # algorithm would yield the next time, or does with its arrays after it has yielded.
+    steps = [step.copy() for step in made]
+    made = made.but(make=lambda: steps)
+    made.verify()
+    return Verified(made, content_of(made))
+
+
+def content_of(schedule: Schedule) -> int:
+    """A digest of what a schedule does, without its name."""
+    about = schedule.n, schedule.num_chunks, schedule.num_temporaries, schedule.root
+    parts = [repr((schedule.collective.name, *about)).encode()]
+    for step in schedule:
+        parts.append(len(step).to_bytes(8, "little"))
+        parts += [column.tobytes() for column in step.flat()]
+    return _digest(*parts)
+
+
+def lowered(
+    collective: str,
+    algorithm: str | Spec,
+    n: int,
+    root: int,
+    lent: int = 0,
+    hosts: tuple[int, ...] = (),
+    coded: Scope | None = None,
+) -> Lowered:
+    """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs.
+
+    `coded` tells between whom values travel as codes, if they do.
+    """
+    spec = _as_spec(algorithm)
+    return _lowered(collective, spec, n, root, lent, hosts, coded)
+
+
+@lru_cache(maxsize=512)
+def _lowered(
+    collective: str,
+    algorithm: Spec,
+    n: int,
+    root: int,
+    lent: int,
+    hosts: tuple[int, ...],
+    coded: Scope | None,
+) -> Lowered:
+    made = lower(
+        verified(collective, algorithm, n, root),
+        input_shared=bool(lent & 1),
+        output_shared=bool(lent & 2),
+        hosts=hosts,
+        coded=coded,
+    )
+    longest = max((len(p.actions) for p in made.programs), default=0)
+    if longest > MOST_ACTIONS:
+        raise BadArgument(
+            f"{collective} by {algorithm}: a rank would have {longest} actions, at "
+            f"most {MOST_ACTIONS} can be run; choose another algorithm, or fewer "
+            "segments"
+        )
+    return made
+
+
+@lru_cache(maxsize=2048)
+def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
+    """How many times a rank sends each chunk to another, counted from the steps."""
+    schedule = verified(collective, algorithm, n, root)
+    times = np.zeros(schedule.num_chunks, dtype=np.int64)
+    for step in schedule:
+        src, dst, slot, _, _ = step.flat()
+        ours = slot[(src == rank) & (dst != rank)]
+        # A temporary is as large as the chunk it stands in for.
+        times += np.bincount(ours % times.size, minlength=times.size)
+    return times
+
+
+@lru_cache(maxsize=2048)
+def native_program(
+    collective: str,
+    algorithm: Spec,
+    n: int,
+    root: int,
+    lent: int,
+    hosts: tuple[int, ...],
+    coded: Scope | None,
+    rank: int,
+) -> _native.Program:
+    """The program of one rank, as the core reads it."""
+    made = lowered(collective, algorithm, n, root, lent, hosts, coded)
+    return tables(made.programs[rank])
+
+
+def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]:
+    """What any plan tells of a call: its buffers, and what ranks compare and note."""
+    proven = _verified(kind.collective, kind.algorithm, n, kind.root)
+    contract = proven.schedule.contract
+    input_at, output_at = offsets(contract, sizes)
+    input_count, output_count = held(contract, sizes, rank)
+    fingerprint, names = kind.fingerprint(proven.content), kind.names()
+    remember(fingerprint, names)
+    return {
+        "input_at": input_at,
+        "output_at": output_at,
+        "size": sizes,
+        "input_bytes": input_count * kind.dtype.itemsize,
+        "output_bytes": output_count * kind.dtype.itemsize,
+        "divisor": n if kind.reduction.op == "mean" else 1,
+        "fingerprint": fingerprint,
+        "collective": CODES[kind.collective],
+        "dtype": kind.dtype.code,
+        "op": OPS.index(kind.reduction.op),
+        "root": kind.root,
+        "count": int(sizes.sum()),
+        "content": proven.content,
+        "texts": in_short(names),
+    }
+
+
+def make_plan(
+    kind: Kind,
+    n: int,
+    rank: int,
+    *,
+    window: int,
+    hosts: tuple[int, ...] = (),
+    reaches: bool = False,
+) -> tuple[_native.Plan, list[int]]:
+    """The plan of one rank for one kind of call, and which ranks it sends to.
+
+    `hosts` are the ranks' hosts, if there are several. `reaches` tells whether ranks of
+    a host can read each other's private memory, on all of them.
+    """
+    with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+        return _make_plan(kind, n, rank, window, hosts, reaches)
+
+
+def _make_plan(
+    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...], reaches: bool
+) -> tuple[_native.Plan, list[int]]:
+    key = kind.collective, kind.algorithm, n, kind.root
+    sizes = verified(*key).contract.chunk_sizes(kind.counts)
+    called = what_is_called(kind, n, rank, sizes)
+    itemsize = kind.dtype.itemsize
+    largest = int(sizes.max(initial=0))
+    total = int(sizes.sum()) * itemsize
+    staged = lowered(*key, 0, hosts)
+    header = (
+        not hosts
+        and staged.depth <= 1
+        and staged.places * largest * itemsize <= HEADER_BYTES
+    )
+    lends = not header and total >= LENDS_FROM
+    modes = list(range(4)) if lends else [0]
+    if hosts:
+        # What is lent must not depend on what turns up on one host alone: everything
+        # is cut as on the others.
+        alone = len(set(hosts)) == n
+        modes = [3] if alone or (lends and reaches) else [0]
+    piece = [largest] * len(modes)
+    if not header:
+        # Whoever does not lend its input may have published it before it knows whether
+        # outputs are lent: so those pieces are the same.
+        places = [
+            lowered(*key, mode if mode & 1 else 0, hosts).places for mode in modes
+        ]
+        piece = [_piece(window, p, itemsize, largest) for p in places]
+    programs = lowered(*key, modes[0], hosts).programs
+    reached = sorted({m.to for m in programs[rank].messages})
+    pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
+    plan = _native.Plan(
+        programs=[native_program(*key, mode, hosts, None, rank) for mode in modes],
+        piece=piece,
+        pieces=pieces,
+        sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
+        in_header=header,
+        may_lend=modes[-1] == 3,
+        may_reach=lends and _reaches(kind.collective, total, n),
+        lent_always=modes[0] if hosts else -1,
+        streams=called["output_bytes"] >= STREAMS_FROM,
+        coding=None,
+        **called,
+    )
+    return plan, reached
+
+
+def _reaches(collective: str, total: int, n: int) -> bool:
+    """Whether having the kernel copy once beats copying twice, through a window.
+
+    What is written to a window once and read by three and more is as well off there.
+    """
+    if os.environ.get(SINGLE_COPY, "1") == "0":
+        return False
+    if n > 3 and collective in ("all_gather", "broadcast"):
+        return False
+    return total >= REACHES_FROM * n * (n - 1)
+
+
+def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
+    """How many elements of a chunk go through the window at a time."""
+    room = window // places if places else LENT_PIECE
+    if room < itemsize:
+        raise BadArgument(
+            f"this schedule keeps {places} values in flight, too many for a window of "
+            f"{window} bytes: choose another algorithm"
+        )
+    # Whole pages where there are many, so that all pieces lie alike in their pages.
+    grain = PAGE if room >= 4 * PAGE else LINE
+    room -= room % grain if room >= grain else room % itemsize
+    # Equal pieces: a short last one would be all waiting and no work.
+    pieces = max(1, -(-largest * itemsize // room))
+    even = -(-largest // pieces)
+    grain = PAGE if even * itemsize >= 4 * PAGE else LINE
+    per_grain = max(1, grain // itemsize)
+    return min(-(-even // per_grain) * per_grain, room // itemsize)
+
+
+def offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
+    """Where each chunk begins, in elements, in its holder's input and output."""
+    places = contract.collective.before, contract.collective.after
+    if contract.collective is BARRIER:
+        nowhere = np.zeros_like(sizes)
+        return nowhere, nowhere
+    before, after = (_begins(contract, place, sizes) for place in places)
+    return before, after
+
+
+def _begins(contract: Contract, place: Place, sizes: Ints) -> Ints:
+    chunks = np.arange(contract.num_chunks)
+    whole = np.cumsum(sizes) - sizes
+    if place is Place.OWNER:
+        owner = contract.owner(chunks)
+        return np.asarray(whole - whole[np.searchsorted(owner, owner)], dtype=np.int64)
+    if place is Place.TARGET:
+        target = contract.target(chunks)
+        order = np.argsort(target, kind="stable")
+        begins = np.empty_like(whole)
+        run = np.cumsum(sizes[order]) - sizes[order]
+        first = np.searchsorted(target[order], target[order])
+        begins[order] = run - run[first]
+        return begins
+    return np.asarray(whole, dtype=np.int64)
+
+
+def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
+    """How many elements a rank has before, and after."""
+    chunks = np.arange(contract.num_chunks)
+
+    def count(place: Place) -> int:
+        holder = contract.holder(place, chunks)
+        return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
+
+    return count(contract.collective.before), count(contract.collective.after)
+
+
+def tables(program: Program) -> _native.Program:
+    """The same program as flat tables for the native core."""
+    actions: list[tuple[int, ...]] = []
+    sources: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    deliveries: list[int] = []
+    for a in program.actions:
+        starts = len(sources), len(waits)
+        sources += [(int(s.home), s.rank, s.index) for s in a.sources]
+        waits += [(w.rank, w.count) for w in a.waits]
+        window = -1 if a.window is None else a.window
+        output = -1 if a.output is None else a.output
+        ends = len(sources), len(waits)
+        brought = len(deliveries), len(deliveries) + len(a.delivers)
+        deliveries += a.delivers
+        runs = starts[0], ends[0], starts[1], ends[1], *brought
+        coded = -1 if a.code is None else a.code, int(a.back)
+        actions.append((a.chunk, window, output, int(a.completes), *runs, *coded))
+    return _native.Program(
+        actions=_table(actions, 12),
+        sources=_table(sources, 3),
+        waits=_table(waits, 2),
+        exits=_table([(w.rank, w.count) for w in program.exits], 2),
+        lead=list(program.lead),
+        readers=list(program.readers),
+        deliveries=deliveries,
+        tail=program.tail,
+        messages=_table(
+            [
+                (m.to, m.chunk, int(m.source.home), m.source.index, m.after)
+                for m in program.messages
+            ],
+            5,
+        ),
+    )
+
+
+def _table(rows: Sequence[tuple[int, ...]], columns: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int32).reshape(len(rows), columns)

@@ -1,0 +1,298 @@
+"""Which algorithm a call gets, if its caller does not say.
+
+The choice is a pure function of what all ranks know alike: the collective, its bytes,
+and which rank lives on which host. So all ranks always choose the same.
+
+- Inside one host every rank can read every other's memory at once, and the fewest
+  passes over memory win: all at once while it is small, then everybody its share.
+- Where every rank has a host of its own, the candidates below are compared by what
+  `predict.py` expects of them.
+- Where hosts have several ranks, so are hierarchical ones, made for the placement: what
+  has to cross crosses once, and large calls are cut into segments, so that the ranks of
+  a host share out and collect while the network is busy with another.
+
+Reproducible calls add in rank order in one pass, and so choose as inside one host,
+whatever the placement.
+
+Where `unisono tune` has measured such a call, what won there is chosen instead: the
+table is rank 0's, agreed by all at their start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unisono.algorithms import schedule as make_schedule
+from unisono.algorithms.hierarchical import telling
+from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
+from unisono.runtime.plan.predict import lines, predicted
+from unisono.runtime.plan.tuned import Row, Tuned
+from unisono.schedule.collective import COLLECTIVES
+from unisono.schedule.placement import numbered
+from unisono.units import format_bytes, format_seconds
+
+VARIABLE = "UNISONO_ALGORITHM"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, why it was chosen, and the one that would be next.
+
+    `by` tells what chose: the caller, the variable, a rule, the model or the table. The
+    row is that of the table; `predicted` are the model's seconds, 0 if none was asked.
+    """
+
+    algorithm: str
+    why: str
+    runner_up: str = ""
+    by: str = "rule"
+    predicted: float = 0.0
+    runner_up_predicted: float = 0.0
+    row: Row | None = None
+
+
+ALL_AT_ONCE = {2: 16 << 10, 3: 8 << 10, 4: 8 << 10}
+"""For few ranks: up to how many bytes each rank had better reduce everything itself."""
+SHARED_OUT_FROM = 32 << 10
+"""From how many bytes on the ranks share the work of the root."""
+
+
+_RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
+
+
+FLAT = {
+    "broadcast": ("naive", "tree", "direct+direct", "chain"),
+    "reduce": ("naive", "tree", "direct+direct", "chain"),
+    "scatter": ("direct", "tree"),
+    "gather": ("direct", "tree"),
+    "all_gather": ("direct", "recursive_doubling", "ring"),
+    "reduce_scatter": ("direct", "halving_doubling", "ring"),
+    "all_reduce": ("naive", "recursive_doubling", "direct", "rabenseifner", "ring"),
+    "all_to_all": ("direct", "direct:rotate", "bruck"),
+    "barrier": ("direct", "dissemination"),
+}
+"""What is compared where every rank has a host of its own."""
+
+ON_TWO_LEVELS = {
+    "broadcast": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
+    "reduce": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
+    "scatter": ("direct/direct", "direct/tree"),
+    "gather": ("direct/direct", "direct/tree"),
+    "all_gather": ("direct/direct", "direct/recursive_doubling", "direct/ring"),
+    "reduce_scatter": ("direct/direct", "direct/halving_doubling", "direct/ring"),
+    "all_reduce": (
+        "naive/naive",
+        "naive/recursive_doubling",
+        "direct/direct",
+        "direct/rabenseifner",
+        "direct/ring",
+    ),
+    "all_to_all": ("direct/direct", "direct/direct:rotate"),
+    "barrier": ("direct/direct", "direct/dissemination"),
+}
+"""What is compared where hosts have several ranks: inside them, and across."""
+
+_INSIDE_FIRST = ("reduce", "gather", "reduce_scatter", "all_to_all")
+
+AS_QUICK = 0.02
+"""A difference in predicted time that says nothing: then fewer steps are better."""
+
+SEGMENTS = 1, 2, 4, 8
+"""Into how many parts a call across hosts may be cut; all_to_all and barrier are not:
+they have parts enough, and none."""
+
+
+def choose(
+    collective: str,
+    nbytes: int,
+    n: int,
+    *,
+    named: str | None,
+    reproducible: bool,
+    hosts: Sequence[int] | None = None,
+    tuned: Tuned | None = None,
+    itemsize: int = 0,
+) -> Choice:
+    """The algorithm for a call of `nbytes` in all (of one rank's whole buffer).
+
+    `hosts` is the host of every rank, in rank order; None if they share one. `tuned` is
+    the table that the ranks have agreed on, if there is one, and `itemsize` the bytes
+    of an element, by which it tells calls apart that add them up.
+    """
+    if hosts is not None and len(hosts) != n:
+        raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
+    if named:
+        return Choice(named, "the caller named it", by="caller")
+    if not reproducible and (chosen := by_variable(collective)):
+        return chosen
+    if tuned is not None and not reproducible:
+        row = tuned.row(collective, nbytes, n, hosts, itemsize)
+        if row is not None:
+            return _by_table(row)
+    if hosts is None or len(set(hosts)) == 1:
+        return _on_one_host(collective, nbytes, n)
+    if reproducible:
+        found = _on_one_host(collective, nbytes, n).algorithm
+        return Choice(found, "reproducible: one pass in rank order, on any hosts")
+    return _across_hosts(collective, nbytes, numbered(hosts))
+
+
+def by_variable(collective: str) -> Choice | None:
+    """What the environment names for a collective, if it does."""
+    told = os.environ.get(VARIABLE, "")
+    found = _told(told, collective) if told else ""
+    return Choice(found, f"{VARIABLE}={told}", by="variable") if found else None
+
+
+def _by_table(row: Row) -> Choice:
+    why = f"tuned: at {format_bytes(row.nbytes)} it took {format_seconds(row.measured)}"
+    if row.runner_up:
+        why += f", {row.runner_up} {format_seconds(row.runner_up_measured)}"
+    times = row.predicted, row.runner_up_predicted
+    return Choice(row.algorithm, why, row.runner_up, "table", *times, row)
+
+
+def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
+    limit = ALL_AT_ONCE.get(n, 4 << 10 if n <= 8 else 1 << 10)
+    size = format_bytes(nbytes)
+    if collective == "all_reduce":
+        if nbytes <= limit:
+            why = f"{size}, at most {format_bytes(limit)}: one step costs least"
+            return Choice("naive", why, "direct")
+        why = f"{size}, above {format_bytes(limit)}: every rank adds its share"
+        return Choice("direct", why, "ring")
+    if collective == "reduce" and nbytes >= SHARED_OUT_FROM:
+        return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
+    if collective == "broadcast" and n <= 3 and nbytes >= SHARED_OUT_FROM:
+        why = f"{size} among {n}: the root brings a part, the others come for the rest"
+        return Choice("direct+direct", why, "naive")
+    if collective in ("reduce", "broadcast"):
+        return Choice("naive", "each rank reads the others' memory itself", "tree")
+    runner_up = _RUNNER_UP.get(collective, "ring")
+    return Choice("direct", "each rank reads what it needs where it lies", runner_up)
+
+
+@lru_cache(maxsize=1024)
+def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choice:
+    return _quickest(collective, nbytes, hosts, list(_candidates(collective, hosts)))
+
+
+@lru_cache(maxsize=1024)
+def quickest(
+    collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
+) -> Choice:
+    """The same among hierarchical ones, by some algorithms inside and across."""
+    return _quickest(collective, nbytes, hosts, list(_on_two_levels(hosts, by)))
+
+
+def _on_two_levels(
+    hosts: tuple[int, ...], some: tuple[str, ...], cuts: tuple[int, ...] = SEGMENTS
+) -> Iterator[tuple[str, int]]:
+    where = telling(hosts)
+    for by in some:
+        yield from ((f"hierarchical:{where},by={by}", segments) for segments in cuts)
+
+
+def _quickest(
+    collective: str,
+    nbytes: int,
+    hosts: tuple[int, ...],
+    candidates: Sequence[tuple[str, int]],
+) -> Choice:
+    """The quickest candidate, as predicted; or one as quick that has fewer steps."""
+    times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
+    as_quick = (1 + AS_QUICK) * min(times.values())
+    chosen = min(
+        (c for c in candidates if times[c] <= as_quick),
+        key=lambda c: len(lines(collective, *c, hosts)),
+    )
+    others = [c for c in candidates if c[0] != chosen[0]] or [
+        c for c in candidates if c != chosen
+    ]
+    why = (
+        f"{_words(hosts)}, {format_bytes(nbytes)}: {_manner(collective, *chosen)}; "
+        f"expected to take {times[chosen] * 1e6:.0f} µs"
+    )
+    second = min(others, key=times.__getitem__)
+    both = times[chosen], times[second]
+    return Choice(_spelled(*chosen), why, _spelled(*second), "model", *both)
+
+
+def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+    """Algorithms, and into how many segments they are cut."""
+    if len(set(hosts)) == len(hosts):
+        yield from ((algorithm, 1) for algorithm in FLAT[collective])
+        return
+    cuts = (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
+    yield from _on_two_levels(hosts, ON_TWO_LEVELS[collective], cuts)
+    if collective in ("all_to_all", "scatter", "gather"):
+        yield "direct", 1
+
+
+def _spelled(algorithm: str, segments: int) -> str:
+    return algorithm if segments == 1 else f"{algorithm},segments={segments}"
+
+
+def _words(hosts: tuple[int, ...]) -> str:
+    """As in "2 hosts of 4 ranks" or "3 hosts of 5, 4 and 4 ranks"."""
+    sizes = list(Counter(hosts).values())
+    if len(set(sizes)) == 1:
+        return f"{len(sizes)} hosts of {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
+    if len(sizes) > 4:
+        return f"{len(sizes)} hosts of {min(sizes)} to {max(sizes)} ranks"
+    *most, last = map(str, sizes)
+    return f"{len(sizes)} hosts of {', '.join(most)} and {last} ranks"
+
+
+def _manner(collective: str, algorithm: str, segments: int) -> str:
+    """What the algorithm does, in words."""
+    if not algorithm.startswith("hierarchical"):
+        return f"{algorithm}, straight from rank to rank"
+    inside, _, across = algorithm.rpartition("by=")[2].partition("/")
+    across = across.partition(":")[0]
+    if collective == "all_reduce" and inside == "direct":
+        done = f"share out inside, {across} across, collect inside"
+    elif collective == "all_reduce":
+        done = f"add up inside, {across} across, hand out inside"
+    elif collective in _INSIDE_FIRST:
+        done = f"{inside} inside, then {across} across"
+    else:
+        done = f"{across} across, then {inside} inside"
+    return done if segments == 1 else f"{done}, in {segments} segments that overlap"
+
+
+def _told(variable: str, collective: str) -> str:
+    """The algorithm that the variable names for a collective, if it does.
+
+    "ring" is meant for every collective that ring has; "all_reduce=ring;reduce=tree"
+    for those.
+    """
+    for part in filter(None, (p.strip() for p in variable.split(";"))):
+        name, equals, algorithm = part.partition("=")
+        if equals and name in COLLECTIVES:
+            if name == collective:
+                return algorithm
+        elif _offered(part, collective):
+            return part
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _offered(algorithm: str, collective: str) -> bool:
+    """Whether a collective has it; BadArgument if none does."""
+    for name in (collective, *COLLECTIVES):
+        try:
+            make_schedule(name, algorithm, 2)
+        except NotOffered:
+            continue
+        except UnsupportedWorld:  # there is one, only not for two ranks
+            pass
+        return name == collective
+    raise BadArgument(
+        f"{VARIABLE}={algorithm}: no collective has such an algorithm; "
+        "see unisono algorithms"
+    )

@@ -1,0 +1,126 @@
+"""`unisono.init`: find the world, meet the others, and make the first communicator."""
+
+from __future__ import annotations
+
+import os
+
+from unisono import _native
+from unisono.errors import BadArgument
+from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
+from unisono.runtime.communicator import Communicator
+from unisono.runtime.world import grow, shrink
+from unisono.runtime.world.address import ADDRESS, meeting_place, no_secret
+from unisono.runtime.world.environment import World, find_world
+from unisono.runtime.world.first import MEETING_S, first_communicator, next_epoch
+from unisono.runtime.world.membership import Changes, Membership
+from unisono.transports.addresses import Address, is_loopback
+from unisono.transports.secret import find_secret
+from unisono.transports.tls import TLS, wanted
+
+JOIN = "UNISONO_JOIN"
+_CHANGES = Changes(shrink.shrink, grow.grow)
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    job: str | None = None,
+    timeout_s: float | None = None,
+    meeting_s: float = MEETING_S,
+    insecure: bool = False,
+    tls: str | None = None,
+    join: bool | None = None,
+) -> Communicator:
+    """The communicator of all ranks of this job.
+
+    Rank and world size come from the arguments, or from whoever started this process:
+    unisono run, torchrun, mpirun, srun; alone it is a world of one. `timeout_s` is the
+    deadline of every call, `meeting_s` how long to wait for the others to appear.
+    Across hosts a job has a secret, or does without by `insecure`; with tls="mutual",
+    or UNISONO_TLS, the same for all ranks, everything between hosts is encrypted.
+
+    With `join`, or UNISONO_JOIN=1, this process comes to a job that runs, whose ranks
+    call `comm.grow`: rank and world size are then the job's to give.
+    """
+    encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
+    if join or (join is None and os.environ.get(JOIN, "0") != "0"):
+        return _joined(rank, world_size, job, timeout_s, meeting_s, insecure, encrypted)
+    world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
+    limit = default_timeout_s() if timeout_s is None else float(timeout_s)
+    nanoseconds(limit)  # refused before anybody is met
+    _arm_failpoints()
+    member = membership(world, insecure, encrypted)
+    place = member.address if member.across else ""
+    transport = member.meet(world.rank, world.world_size, place, timeout_s=meeting_s)
+    comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
+    comm.core.membership = member
+    return comm
+
+
+def _joined(
+    rank: int | None,
+    world_size: int | None,
+    job: str | None,
+    timeout_s: float | None,
+    meeting_s: float,
+    insecure: bool,
+    tls: bool,
+) -> Communicator:
+    if rank is not None or world_size is not None:
+        raise BadArgument(
+            f"rank = {rank}, world_size = {world_size}: who joins is given both by the "
+            "job; leave them out"
+        )
+    limit = default_timeout_s() if timeout_s is None else float(timeout_s)
+    nanoseconds(limit)
+    return grow.join(
+        job or os.environ.get("UNISONO_JOB", ""),
+        os.environ.get(ADDRESS, ""),
+        changes=_CHANGES,
+        timeout_s=limit,
+        meeting_s=meeting_s,
+        insecure=insecure,
+        tls=tls,
+    )
+
+
+def membership(world: World, insecure: bool = False, tls: bool = False) -> Membership:
+    """How this process belongs to a job, as a process that begins with it."""
+    # A process may leave and meet again: each time at a place of its own.
+    epoch = next_epoch(world.job) if world.world_size > 1 else 0
+    if world.hosts_several or os.environ.get(ADDRESS):
+        place = meeting_place(world).address
+        secret = find_secret(os.environ)
+        if secret is None and not insecure and not _only_here(place):
+            raise no_secret(world)
+        interface = os.environ.get("UNISONO_INTERFACE")
+        return Membership(
+            world.job,
+            _CHANGES,
+            epoch,
+            across=True,
+            address=place,
+            secret=secret,
+            interface=interface,
+            insecure=insecure,
+            tls=tls,
+        )
+    return Membership(world.job, _CHANGES, epoch)
+
+
+def _only_here(address: str) -> bool:
+    """Whether nobody on another host can connect there."""
+    found = Address.parse(address).resolve()
+    return all(is_loopback(str(where[0])) for _, where in found)
+
+
+def _arm_failpoints() -> None:
+    spec = os.environ.get("UNISONO_FAILPOINTS", "")
+    if spec and not _native.TEST_HOOKS:
+        raise BadArgument(
+            "UNISONO_FAILPOINTS is set, but this build of unisono has no failpoints: "
+            "they are in editable installs (pip install -e .)"
+        )
+    if spec:
+        _native.arm_failpoints(spec)

@@ -1,0 +1,316 @@
+"""Where the ranks of a broken world find each other once more, to agree who is left.
+
+    door = open_door(transport, job, epoch)
+    link = door.knock(2)          ConnectionRefusedError: nobody opens there
+    link.send(word); link.receive(Word)
+    door.arrivals()               links of those who knocked here
+
+On one host a door is an abstract Unix socket, named by job, epoch, rank and process.
+The kernel says which process knocks, and of which user; only those of the world that
+ends are let in.
+It is there from when its rank begins to agree. Across hosts it is the rank's reception,
+which is there as long as the world: every knock is authenticated as any connection.
+
+In both cases a door that nobody opens has been left for good: whoever went on without
+others, or cannot know whether it did, leaves it open and answers who comes (`answer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from unisono.errors import ConnectFailed, Corrupted, NotAuthentic
+from unisono.transports.addresses import Address
+from unisono.transports.base import Transport
+from unisono.transports.connect import Connection, try_all
+from unisono.transports.control import Letters
+from unisono.transports.handshake import Label, Member, Refused
+from unisono.transports.listener import Reception
+from unisono.transports.unix import (
+    abstract,
+    credentials,
+    is_ours,
+    readable,
+    seqpacket,
+)
+
+_AGREE = Label("agree")
+_LONGEST = 1 << 18
+_KNOCK_S = 2.0
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Link(ABC):
+    """A connection to another rank, for a few small words."""
+
+    rank: int
+    socket: socket.socket
+
+    @abstractmethod
+    def send(self, word: msgspec.Struct) -> None:
+        """Send; one that is gone is found out by reading."""
+
+    @abstractmethod
+    def receive(self, kind: type[_T]) -> _T | None:
+        """The next word, which is here already; None at the end."""
+
+    def fileno(self) -> int:
+        """For select."""
+        return self.socket.fileno()
+
+    def has_ended(self) -> bool:
+        """Whether the other has closed, and everything has been read."""
+        try:  # a socket with a timeout would wait for it, whatever the flags
+            if not readable([self.socket], 0.0):
+                return False
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+
+
+class NearLink(Link):
+    """Over a Unix socket, which keeps words apart."""
+
+    def __init__(self, rank: int, end: socket.socket) -> None:
+        """The other's rank is the kernel's word."""
+        self.rank, self.socket = rank, end
+        end.settimeout(_KNOCK_S)
+
+    def send(self, word: msgspec.Struct) -> None:
+        """Send, if the other is there."""
+        with contextlib.suppress(OSError):
+            self.socket.send(msgspec.msgpack.encode(word))
+
+    def receive(self, kind: type[_T]) -> _T | None:
+        """The next word, or None."""
+        try:
+            raw = self.socket.recv(_LONGEST)
+            return msgspec.msgpack.decode(raw, type=kind) if raw else None
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+
+class FarLink(Link):
+    """Over an authenticated connection, in sealed letters."""
+
+    def __init__(self, connection: Connection) -> None:
+        """The other's rank was proven."""
+        self.rank, self.socket = connection.peer, connection.socket
+        self._letters = Letters(connection)
+
+    def send(self, word: msgspec.Struct) -> None:
+        """Send, if the other is there."""
+        with contextlib.suppress(OSError):
+            self._letters.send(word, timeout_s=_KNOCK_S)
+
+    def receive(self, kind: type[_T]) -> _T | None:
+        """The next word, or None."""
+        try:
+            return self._letters.receive(kind, longest=_LONGEST, timeout_s=_KNOCK_S)
+        except (OSError, Corrupted):
+            return None
+
+
+class Door(ABC):
+    """One rank's place in an agreement. `is_near`: all are on this host."""
+
+    is_near: bool
+    reception: Reception | None = None
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """For select: readable when somebody has come."""
+
+    @abstractmethod
+    def knock(self, rank: int) -> Link:
+        """Go to another; ConnectionRefusedError if it has left, or is not there yet.
+
+        Other errors mean that it cannot be reached now.
+        """
+
+    @abstractmethod
+    def arrivals(self) -> list[Link]:
+        """Those who have come since."""
+
+    @abstractmethod
+    def answer(self, word: msgspec.Struct) -> None:
+        """From now on tell everybody who comes this, until closed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave for good."""
+
+
+def open_door(transport: Transport, job: str, epoch: int) -> Door:
+    """The door of this rank in the world of a transport."""
+    if transport.reception is not None:
+        return _FarDoor(transport.reception)
+    if transport.apart:
+        told = ", ".join(map(str, transport.apart))
+        raise ConnectFailed(
+            f"ranks {told} are in other pid namespaces than rank 0, where who knocks "
+            "cannot be known by its process id; let the ranks meet by UNISONO_ADDRESS"
+        )
+    pids = [peer.pid for peer in transport.peers]
+    return _NearDoor(f"{job}/{epoch}/agree", transport.rank, pids)
+
+
+class _NearDoor(Door):
+    is_near = True
+
+    def __init__(self, job: str, rank: int, pids: Sequence[int]) -> None:
+        self._names = [abstract(f"{job}/{r}/{pid}") for r, pid in enumerate(pids)]
+        self._ranks = {pid: r for r, pid in enumerate(pids)}
+        self._listener = seqpacket()
+        try:
+            self._listener.bind(self._names[rank])
+            self._listener.listen(1024)
+            self._listener.setblocking(False)
+        except OSError as why:
+            self._listener.close()
+            raise ConnectFailed(
+                f"rank {rank} cannot listen for the others: {why.strerror}; somebody "
+                "of this user has taken its name: do two jobs have the same?"
+            ) from why
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def knock(self, rank: int) -> Link:
+        end = seqpacket()
+        try:
+            end.settimeout(_KNOCK_S)
+            end.connect(self._names[rank])
+            pid = credentials(end)[0]
+            if self._ranks.get(pid) != rank or not is_ours(end):
+                raise ConnectionRefusedError(f"process {pid} is not rank {rank}")
+        except BaseException:
+            end.close()
+            raise
+        return NearLink(rank, end)
+
+    def arrivals(self) -> list[Link]:
+        found: list[Link] = []
+        while True:
+            try:
+                end, _ = self._listener.accept()
+            except OSError:  # nobody more
+                return found
+            rank = self._ranks.get(credentials(end)[0])
+            # None of this world, or another user's that has the number of one that
+            # ended: not even an answer.
+            if rank is None or not is_ours(end):
+                end.close()
+            else:
+                found.append(NearLink(rank, end))
+
+    def answer(self, word: msgspec.Struct) -> None:
+        def serve() -> None:
+            while not self._closed:
+                with contextlib.suppress(OSError, ValueError):
+                    readable([self._listener], 0.5)
+                    for link in [] if self._closed else self.arrivals():
+                        link.send(word)
+                        link.close()
+
+        self._thread = threading.Thread(target=serve, name="unisono-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):  # who answers is woken by it
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            self._thread.join()
+        self._listener.close()
+
+
+class _FarDoor(Door):
+    is_near = False
+    reception: Reception
+
+    def __init__(self, reception: Reception) -> None:
+        self.reception = reception
+        self._arrived: deque[Connection] = deque()
+        self._ear, self._bell = socket.socketpair()
+        self._ear.setblocking(False)
+        reception.hand_on(_AGREE.purpose, self._arrive)
+
+    def _arrive(self, connection: Connection) -> None:
+        self._arrived.append(connection)
+        with contextlib.suppress(OSError):
+            self._bell.send(b"!", socket.MSG_DONTWAIT)
+
+    def fileno(self) -> int:
+        return self._ear.fileno()
+
+    def knock(self, rank: int) -> Link:
+        where = self.reception.whereabouts(rank)
+        try:
+            return knock_at(where, self.reception.me, rank, _AGREE)
+        except Refused as why:  # another has this port now
+            raise ConnectionRefusedError(str(why)) from why
+        except ConnectFailed as why:  # its name is not known just now
+            raise OSError(str(why)) from why
+
+    def arrivals(self) -> list[Link]:
+        with contextlib.suppress(OSError):
+            self._ear.recv(4096)
+        return [FarLink(self._arrived.popleft()) for _ in range(len(self._arrived))]
+
+    def answer(self, word: msgspec.Struct) -> None:
+        def tell(connection: Connection) -> None:
+            link = FarLink(connection)
+            try:
+                link.send(word)
+            finally:
+                link.close()
+
+        self.reception.hand_on(_AGREE.purpose, tell)
+        for connection in list(self._arrived):
+            tell(connection)
+        self._arrived.clear()
+        self._ear.close()
+        self._bell.close()
+
+    def close(self) -> None:
+        self.reception.close()
+        self._ear.close()
+        self._bell.close()
+        for connection in self._arrived:
+            connection.close()
+
+
+def knock_at(address: Address, me: Member, peer: int, label: Label) -> Link:
+    """Try once to reach a rank across hosts, at each address that its name stands for.
+
+    ConnectionRefusedError if at none of them anybody listens, Refused if one of this
+    secret says why it will not talk, another OSError if nothing can be told.
+    """
+    try:
+        connection = try_all(address, me, peer, label, lambda most: min(most, _KNOCK_S))
+    except NotAuthentic as why:  # perhaps it is only crowded
+        raise ConnectionAbortedError(str(why)) from why
+    return FarLink(connection)
+
+
+def pause_until(door: Door, links: Sequence[Link], until: float) -> list[Link]:
+    """Wait for somebody to come or to speak; those who speak."""
+    left = max(0.0, until - time.monotonic())
+    ready = readable([door, *links], left)
+    return [one for one in links if one.fileno() in ready]

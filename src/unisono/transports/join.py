@@ -1,0 +1,215 @@
+"""Where processes come that join a job: the gate, and how to come to it.
+
+Rank 0 opens the gate while the job grows. On one host it is an abstract Unix socket
+named by the job; across hosts it is the job's address, where rank 0 authenticates who
+comes. A process that joins knows neither rank nor epoch. It takes a number that no rank
+has, and if it is told that the job is in another epoch than it thought, it comes again
+in that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from unisono.errors import ConnectFailed
+from unisono.transports.addresses import Address, stay
+from unisono.transports.connect import Connection
+from unisono.transports.endpoints import FarLink, Link, NearLink, knock_at
+from unisono.transports.handshake import Label, Member, Refused, Verdict
+from unisono.transports.listener import Reception
+from unisono.transports.secret import Secret
+from unisono.transports.unix import abstract, is_ours, readable, seqpacket
+
+_JOIN = Label("join")
+_NO_RANK = 1 << 31
+_AGAIN_S = 0.05
+_TICK_S = 0.05
+_MOST_RANKS = 1 << 20
+
+
+class Joining(msgspec.Struct, frozen=True, array_like=True):
+    """What a newcomer says of itself."""
+
+    version: str
+    pid: int
+    host: str
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    """Its place in the world to be, or what is wrong; `dead` is for ranks alone.
+
+    `before` is how many ranks there were; newcomers follow them.
+    """
+
+    rank: int = 0
+    world_size: int = 0
+    epoch: int = 0
+    place: str = ""
+    wrong: str = ""
+    dead: tuple[int, ...] = ()
+    before: int = 0
+
+    def is_sound(self) -> bool:
+        """Whether there can be such a place."""
+        return (
+            0 < self.before < self.world_size <= _MOST_RANKS
+            and (self.rank == 0 or self.before <= self.rank < self.world_size)
+            and 0 <= self.epoch < 1 << 31
+        )
+
+
+class Gate:
+    """Open from the beginning of a growth to its end."""
+
+    def __init__(
+        self, listener: socket.socket | None, reception: Reception | None
+    ) -> None:
+        """One of the two; `open_near` and `open_far` make them."""
+        self._listener, self._reception = listener, reception
+        self._owned = False
+        self._arrived: deque[Connection] = deque()
+        if reception is not None:
+            reception.hand_on(_JOIN.purpose, self._arrived.append)
+
+    @classmethod
+    def open_near(cls, job: str) -> Gate:
+        """On one host."""
+        listener = seqpacket()
+        try:
+            listener.bind(abstract(f"{job}/join"))
+            listener.listen(1024)
+            listener.setblocking(False)
+        except OSError as why:
+            listener.close()
+            raise ConnectFailed(
+                f"grow: rank 0 cannot listen for newcomers: {why.strerror}; is another "
+                "world of the same job growing on this host?"
+            ) from why
+        return cls(listener, None)
+
+    @classmethod
+    def open_far(
+        cls, address: str, me: Member, receptions: Sequence[Reception]
+    ) -> Gate:
+        """Across hosts; one of these receptions may be at the address already."""
+        told = Address.parse(address)
+        choice = stay(told)
+        place = Address(choice.bind or choice.host, told.port)
+        for one in receptions:
+            if one.address == place:
+                return cls(None, one)
+        try:
+            gate = cls(None, Reception(place, me, others=choice.others))
+        except ConnectFailed as why:
+            raise ConnectFailed(
+                f"grow: newcomers come to {address}, the address of the job, and there "
+                f"rank 0, now on {socket.gethostname()}, has to listen: {why}. Call "
+                "grow(address=host:port) with an address of rank 0's host, and start "
+                "newcomers with the same as UNISONO_ADDRESS"
+            ) from why
+        gate._owned = True
+        return gate
+
+    def newcomers(self) -> list[tuple[Link, Joining]]:
+        """Those who have come since, after a moment."""
+        found: list[tuple[Link, Joining]] = []
+        for link in self._arrivals():
+            hello = link.receive(Joining)
+            if hello is None:
+                link.close()
+            else:
+                found.append((link, hello))
+        return found
+
+    def _arrivals(self) -> Iterator[Link]:
+        if self._listener is None:
+            time.sleep(_TICK_S)
+            while self._arrived:
+                yield FarLink(self._arrived.popleft())
+            return
+        readable([self._listener], _TICK_S)
+        with contextlib.suppress(OSError):  # nobody more
+            while True:
+                end, _ = self._listener.accept()
+                if is_ours(end):
+                    yield NearLink(-1, end)
+                else:
+                    end.close()  # another user's: not even an answer
+
+    def close(self) -> None:
+        """Whoever has come and was told nothing reads the end, and comes again."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._reception is not None and self._owned:
+            self._reception.close()
+        elif self._reception is not None:
+            self._reception.hand_on(_JOIN.purpose, Connection.close)
+        for connection in self._arrived:
+            connection.close()
+
+
+class Coming:
+    """A process on its way into a job."""
+
+    def __init__(
+        self, job: str, address: str, secret: Secret | None, tls: bool = False
+    ) -> None:
+        """Across hosts there are address and secret."""
+        self._job, self._address, self._secret = job, address, secret
+        self._tls = tls
+        self._epoch = 0
+        self.trouble = ""
+        """What last went wrong, in brackets, for errors."""
+        self._rank = _NO_RANK | secrets.randbits(31)
+
+    def ask(self, hello: Joining, until: float) -> Welcome | None:
+        """Come once, and wait to be told a place; None if there was nobody, or not."""
+        try:
+            link = self._knock()
+        except Refused:  # by one of this secret, for good
+            raise
+        except (OSError, ConnectFailed) as why:  # the latter if the name is unknown
+            self.trouble = f" ({getattr(why, 'strerror', None) or why})"
+            time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
+            return None
+        try:
+            link.send(hello)
+            left = max(0.0, until - time.monotonic())
+            readable([link], left)
+            told = link.receive(Welcome) if time.monotonic() < until else None
+        finally:
+            link.close()
+        if told is None:
+            time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
+        return told
+
+    def _knock(self) -> Link:
+        if self._secret is not None:
+            return self._knock_far(self._secret)
+        end = seqpacket()
+        try:
+            end.connect(abstract(f"{self._job}/join"))
+            if not is_ours(end):
+                raise ConnectionRefusedError("another user's")
+        except BaseException:
+            end.close()
+            raise
+        return NearLink(0, end)
+
+    def _knock_far(self, secret: Secret) -> Link:
+        me = Member(secret, self._job, self._rank, self._epoch, self._tls)
+        try:
+            return knock_at(Address.parse(self._address), me, 0, _JOIN)
+        except Refused as why:
+            if why.verdict == Verdict.OTHER_EPOCH:
+                self._epoch = why.epoch
+            elif why.verdict != Verdict.OTHER_RANK:
+                raise
+            raise ConnectionAbortedError(str(why)) from why
