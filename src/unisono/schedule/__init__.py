@@ -2,6 +2,7 @@
 
 collective    who holds which chunk before, and who must hold it after
 step          transfers that happen together
+protocol      what functions need of a schedule
 schedule      a contract and its steps, generated lazily
 transform     then, mirror, split, relabel, refine, fold; embed, which they rest on
 product       hierarchies

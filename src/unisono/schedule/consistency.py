@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
 from unisono.schedule.verify import lots
 
@@ -34,7 +34,7 @@ class Consistency:
 _BYTES_PER_SLOT = 12  # a hash and a depth
 
 
-def consistency(schedule: Schedule) -> Consistency:
+def consistency(schedule: ReadableSchedule) -> Consistency:
     """Follow the trees in which `schedule` adds up."""
     if not schedule.collective.reduces:
         return Consistency(same_bits_on_all_ranks=True, depth=0)
@@ -42,7 +42,7 @@ def consistency(schedule: Schedule) -> Consistency:
     return Consistency(all(same for same, _ in parts), max(deep for _, deep in parts))
 
 
-def _of_lot(schedule: Schedule, lo: int, hi: int) -> tuple[bool, int]:
+def _of_lot(schedule: ReadableSchedule, lo: int, hi: int) -> tuple[bool, int]:
     """The same bits, and how deep, for chunks lo..hi-1."""
     trees = _Trees(schedule, lo, hi)
     for step in sound(schedule):
@@ -59,7 +59,7 @@ def _of_lot(schedule: Schedule, lo: int, hi: int) -> tuple[bool, int]:
 class _Trees:
     """For every slot, the hash of its tree of additions and that tree's depth."""
 
-    def __init__(self, schedule: Schedule, lo: int, hi: int) -> None:
+    def __init__(self, schedule: ReadableSchedule, lo: int, hi: int) -> None:
         shape = (hi - lo, schedule.n)
         self.lo, self.hi = lo, hi
         leaves = _mix(np.arange(schedule.n, dtype=np.uint64) + np.uint64(1))

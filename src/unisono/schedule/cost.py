@@ -30,7 +30,7 @@ from unisono.schedule.collective import (
     Ints,
 )
 from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class Cost:
     so many ports, a step is one round.
     """
 
-    schedule: Schedule
+    schedule: ReadableSchedule
     steps: int
     rounds: int
     ports: int
@@ -125,7 +125,9 @@ def _ratio(have: float, least: float) -> float:
     return have / least if least else (1.0 if not have else float("inf"))
 
 
-def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) -> Cost:
+def cost(
+    schedule: ReadableSchedule, count: int | Sequence[int] | Ints | None = None
+) -> Cost:
     """Count everything in one pass over the steps."""
     weight, unit = _weights(schedule, count)
     n = schedule.n
@@ -167,7 +169,7 @@ def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) ->
 
 
 def _weights(
-    schedule: Schedule, count: int | Sequence[int] | Ints | None
+    schedule: ReadableSchedule, count: int | Sequence[int] | Ints | None
 ) -> tuple[Floats, int]:
     """The size of every slot in whole numbers, and how many of them are one unit.
 
@@ -193,7 +195,7 @@ def peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
     return np.bincount(pair // n, minlength=n), np.bincount(pair % n, minlength=n)
 
 
-def lower_bound(schedule: Schedule, weight: Floats) -> Bound:
+def lower_bound(schedule: ReadableSchedule, weight: Floats) -> Bound:
     """What every schedule needs, from who must learn of what.
 
     Rounds: what a rank knows at most doubles. Span: what must leave or reach some rank.
@@ -207,7 +209,7 @@ def lower_bound(schedule: Schedule, weight: Floats) -> Bound:
     return Bound((n - 1).bit_length(), _least_span(schedule, sizes), work)
 
 
-def _least_span(schedule: Schedule, sizes: Floats) -> float:
+def _least_span(schedule: ReadableSchedule, sizes: Floats) -> float:
     n, contract, what = schedule.n, schedule.contract, schedule.collective
     total = float(sizes.sum())
     chunk = np.arange(schedule.num_chunks)

@@ -21,7 +21,7 @@ import numpy as np
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import runs
 
 
@@ -56,7 +56,7 @@ class Dependencies:
         return int(length.max(initial=0))
 
 
-def dependencies(schedule: Schedule) -> Dependencies:
+def dependencies(schedule: ReadableSchedule) -> Dependencies:
     """All edges of `schedule`, which is materialised for it."""
     rows = [(i, *step.flat()) for i, step in enumerate(sound(schedule))]
     if not rows:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.oracle import first_breach
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
 
 try:
@@ -32,7 +32,7 @@ class Lot(ABC):
     """The state of chunks lo..hi-1, and what each must be in the end."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, *, native: bool = True
+        self, schedule: ReadableSchedule, lo: int, hi: int, *, native: bool = True
     ) -> None:
         """Set up the state as the contract says it is before."""
         self.schedule, self.lo, self.hi = schedule, lo, hi
@@ -162,7 +162,13 @@ class Values(Lot):
     """Eight bytes a slot: a random value, and sums of them modulo a random prime."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, seed: int, *, native: bool = True
+        self,
+        schedule: ReadableSchedule,
+        lo: int,
+        hi: int,
+        seed: int,
+        *,
+        native: bool = True,
     ) -> None:
         """Draw the prime, then the values; slots that begin empty get one as well."""
         self.rng = np.random.default_rng((seed, lo))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.errors import ScheduleError
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step, Transfer
 
 
@@ -36,7 +36,7 @@ EMPTY = Held()
 class Ledger:
     """The slots of all ranks, for all chunks or for the one in `only`."""
 
-    def __init__(self, schedule: Schedule, only: int | None = None) -> None:
+    def __init__(self, schedule: ReadableSchedule, only: int | None = None) -> None:
         """Fill in what the contract says is there before."""
         self.schedule = schedule
         self.only = only
@@ -157,7 +157,7 @@ class Ledger:
 SECOND_COPY = "is a second copy into one slot"
 
 
-def breach(schedule: Schedule, t: Transfer) -> str:
+def breach(schedule: ReadableSchedule, t: Transfer) -> str:
     """Which rule of transfers `t` breaks, in words; nothing if it keeps them all."""
     n, slots = schedule.n, schedule.num_slots
     if not (0 <= t.src < n and 0 <= t.dst < n):
@@ -169,7 +169,7 @@ def breach(schedule: Schedule, t: Transfer) -> str:
     return "goes nowhere" if (t.src, t.chunk) == (t.dst, t.into) else ""
 
 
-def first_breach(schedule: Schedule, step: Step) -> int:
+def first_breach(schedule: ReadableSchedule, step: Step) -> int:
     """The index of the first transfer that breaks one of those rules, or -1."""
     n, slots = schedule.n, schedule.num_slots
     src, dst, chunk, _, into = step.flat()
@@ -181,7 +181,7 @@ def first_breach(schedule: Schedule, step: Step) -> int:
     return int(np.argmax(bad)) if bad.any() else -1
 
 
-def sound(schedule: Schedule) -> Iterator[Step]:
+def sound(schedule: ReadableSchedule) -> Iterator[Step]:
     """The steps, as long as every transfer is between ranks and chunks that there are.
 
     For readers that use them as indices, where -1 would silently be the last.
@@ -193,7 +193,7 @@ def sound(schedule: Schedule) -> Iterator[Step]:
         yield step
 
 
-def check_exactly(schedule: Schedule) -> None:
+def check_exactly(schedule: ReadableSchedule) -> None:
     """Run the whole schedule on a ledger; return if it is right, raise if it is not."""
     ledger = Ledger(schedule)
     for step in schedule:
@@ -202,7 +202,7 @@ def check_exactly(schedule: Schedule) -> None:
 
 
 def explain_rule(
-    schedule: Schedule, number: int, step: Step, index: int
+    schedule: ReadableSchedule, number: int, step: Step, index: int
 ) -> ScheduleError:
     """The error for transfer `index` of step `number`, which breaks a rule."""
     src, dst, chunk, mask, into = (a[index].item() for a in step.flat())
@@ -212,7 +212,7 @@ def explain_rule(
     return ScheduleError(message, step=number, rank=dst, chunk=chunk)
 
 
-def explain_end(schedule: Schedule, rank: int, chunk: int) -> ScheduleError:
+def explain_end(schedule: ReadableSchedule, rank: int, chunk: int) -> ScheduleError:
     """The counter-example for a slot that the fast verifier found to end wrong."""
     ledger = Ledger(schedule, None if schedule.num_temporaries else chunk)
     for step in schedule:
@@ -229,7 +229,7 @@ def explain_end(schedule: Schedule, rank: int, chunk: int) -> ScheduleError:
     )
 
 
-def _where(schedule: Schedule, step: int | None = None) -> str:
+def _where(schedule: ReadableSchedule, step: int | None = None) -> str:
     return f"{schedule.title}, {'end' if step is None else f'step {step}'}"
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from unisono.errors import BadArgument, whole_number
 from unisono.schedule.domains import Lot, Presence, Values
 from unisono.schedule.oracle import explain_end, explain_rule
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 
 STATE_BYTES = 512 << 20
 """How large the state may be before chunks are verified in several lots."""
@@ -42,7 +42,7 @@ MOST_IN_ALL = 1 << 40
 class Proof:
     """What was proven, and by how much work."""
 
-    schedule: Schedule
+    schedule: ReadableSchedule
     steps: int
     transfers: int
     exact: bool
@@ -62,7 +62,7 @@ class Proof:
         )
 
 
-def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
+def verify(schedule: ReadableSchedule, *, seed: int | None = None) -> Proof:
     """Prove that `schedule` keeps its contract, or raise ScheduleError."""
     began = time.perf_counter()
     seed = secrets.randbits(63) if seed is None else abs(whole_number("seed", seed))
@@ -77,7 +77,7 @@ def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
     return Proof(schedule, steps, transfers, exact, seed, time.perf_counter() - began)
 
 
-def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
+def _run(schedule: ReadableSchedule, lot: Lot) -> tuple[int, int]:
     """Run all steps on one lot, and judge it; the number of steps and of transfers."""
     steps = transfers = 0
     for step in schedule:
@@ -92,7 +92,7 @@ def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
     return steps, transfers
 
 
-def lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
+def lots(schedule: ReadableSchedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     together = schedule.num_slots if schedule.num_temporaries else 1
     if schedule.n * schedule.num_slots > MOST_IN_ALL:
