@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from unisono.cli._matplotlib import pyplot, save
+from unisono.cli._plot import pyplot, save, style
 from unisono.simulate import Comparison
 from unisono.units import format_bytes, format_seconds
 
@@ -71,11 +71,11 @@ def draw(told: Comparison, path: Path) -> None:
         "k--",
         label="no schedule can be faster",
     )
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xlabel("bytes")
-    axis.set_ylabel("seconds")
-    axis.set_title(told.topology.name)
-    axis.grid(visible=True, alpha=0.3)
-    axis.legend(fontsize=8)
+    style(
+        axis,
+        sizes=told.sizes,
+        yscale="log",
+        ylabel="seconds",
+        title=told.topology.name,
+    )
     save(figure, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unisono.errors import BadArgument, ScheduleError
+from unisono.units import format_row
 
 MOST_RANKS = 1 << 20
 
@@ -106,8 +107,4 @@ def _colour() -> bool:
 
 def print_row(cells: Iterable[str], widths: Iterable[int]) -> None:
     """One line of a table; negative widths align to the right."""
-    told = [
-        cell.rjust(-width) if width < 0 else cell.ljust(width)
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    print("  ".join(told).rstrip(), flush=True)
+    print(format_row(cells, widths), flush=True)

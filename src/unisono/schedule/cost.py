@@ -29,6 +29,7 @@ from unisono.schedule.collective import (
     REDUCE,
     Ints,
 )
+from unisono.schedule.counts import num_peers, sent_between
 from unisono.schedule.oracle import sound
 from unisono.schedule.protocol import ReadableSchedule
 
@@ -79,13 +80,7 @@ class Cost:
             raise BadArgument(
                 f"pairs: n = {n}, but the table is made for up to {MAX_PAIRS}"
             )
-        table = np.zeros(n * n)
-        for step in self.schedule:
-            src, dst, chunk, _, _ = step.flat()
-            apart = src != dst
-            code, size = (src * n + dst)[apart], self.weight[chunk[apart]]
-            table += np.bincount(code, size, minlength=n * n)
-        return table.reshape(n, n)
+        return sent_between(self.schedule, np.arange(n), self.weight)
 
     @property
     def distance(self) -> dict[str, float]:
@@ -141,7 +136,7 @@ def cost(
         sent = np.bincount(src[apart], size[apart], minlength=n)
         received = np.bincount(dst[apart], size[apart], minlength=n)
         reduced = np.bincount(dst[mask], size[mask], minlength=n)
-        out, in_ = peers(src[apart], dst[apart], n)
+        out, in_ = num_peers(src[apart], dst[apart], n)
         steps += 1
         busiest = max(int(out.max()), int(in_.max()))
         rounds += busiest
@@ -183,16 +178,6 @@ def _weights(
     else:
         sizes = contract.chunk_sizes(count).astype(np.float64)
     return np.resize(sizes, schedule.num_slots), unit
-
-
-def peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
-    """For every rank, to how many it sends and from how many it receives."""
-    code = src * n + dst
-    if code.size > n * n // 8:
-        pair = np.flatnonzero(np.bincount(code, minlength=1))
-    else:
-        pair = np.unique(code)
-    return np.bincount(pair // n, minlength=n), np.bincount(pair % n, minlength=n)
 
 
 def lower_bound(schedule: ReadableSchedule, weight: Floats) -> Bound:

@@ -277,8 +277,6 @@ def _program(
         ),
         exits=_merged(rank, borrowed + brought, {})
         + tuple(Wait(*each) for each in sorted(left.items())),
-        lends_input=any(v.given and v.away for v in everything_lent),
-        lends_output=any(not v.given and v.away for v in everything_lent),
         messages=messages,
     )
 

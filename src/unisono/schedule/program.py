@@ -88,9 +88,8 @@ class Program:
 
     The first `lead[r]` actions of rank r only publish its input and wait for nobody.
     `readers` are the ranks that read this rank's window. `exits` are waited for at the
-    very end, so that the buffers may be used again. `lends_input` and `lends_output`
-    tell whether others read this rank's buffers themselves. `messages` leave in their
-    order for each rank they go to, beside the actions.
+    very end, so that the buffers may be used again. `messages` leave in
+    their order for each rank they go to, beside the actions.
     """
 
     rank: int
@@ -99,8 +98,6 @@ class Program:
     lead: tuple[int, ...]
     readers: tuple[int, ...]
     exits: tuple[Wait, ...]
-    lends_input: bool
-    lends_output: bool
     messages: tuple[Message, ...] = ()
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import BadArgument
 from unisono.schedule.collective import BARRIER, Ints
-from unisono.schedule.cost import peers
+from unisono.schedule.counts import num_peers
 from unisono.schedule.oracle import sound
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, whole_numbers
@@ -109,5 +109,5 @@ def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         np.bincount(host[dst[away]], minlength=num_hosts),
         np.bincount(dst[src != dst], minlength=n),
         np.bincount(dst[mask], minlength=n),
-        np.maximum(*peers(src[away], dst[away], n)),
+        np.maximum(*num_peers(src[away], dst[away], n)),
     )

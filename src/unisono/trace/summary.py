@@ -23,7 +23,7 @@ from unisono.schedule.collective import COLLECTIVES
 from unisono.simulate.result import bus_factor
 from unisono.trace.document import Document
 from unisono.trace.draw import COLLECTIVE
-from unisono.units import format_bandwidth, format_bytes, format_seconds
+from unisono.units import format_bandwidth, format_bytes, format_seconds, format_table
 
 Interval = tuple[float, float]
 
@@ -99,9 +99,9 @@ class Summary:
                 f"  lost       {self.lost} events were overwritten; what is said of "
                 "steps holds for the rest (UNISONO_TRACE_EVENTS gives more room)"
             )
-        lines += ["", *_table(_HEADS, [_cells(row) for row in self.rows])]
+        lines += ["", *format_table(_HEADS, [_cells(row) for row in self.rows])]
         if self.late:
-            lines += ["", *_table(_LATE, [_late_cells(who) for who in self.late])]
+            lines += ["", *format_table(_LATE, [_late_cells(who) for who in self.late])]
         return "\n".join(lines)
 
 
@@ -127,14 +127,6 @@ def _cells(row: Row) -> list[str]:
 def _late_cells(who: Late) -> list[str]:
     times = (format_seconds(who.cost), format_seconds(who.worst))
     return [f"rank {who.rank}", f"{who.last} calls", *times, who.at]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
 
 
 @dataclass(eq=False)
@@ -355,4 +347,4 @@ def told_differences(changes: Sequence[Change]) -> str:
                 f"{change.ratio:.2f}" if change.ratio is not None else "",
             ]
         )
-    return "\n".join(_table(heads, rows))
+    return "\n".join(format_table(heads, rows))

@@ -15,16 +15,15 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unisono.schedule.counts import Floats, sent_between
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step
 from unisono.view.facts import facts
 from unisono.view.frames import (
     Frame,
@@ -34,8 +33,6 @@ from unisono.view.frames import (
     refuse_if_huge,
     row_names,
 )
-
-Floats = NDArray[np.float64]
 
 HUES = (210, 30, 130, 330, 270, 50, 175, 0, 230, 90, 300, 15, 195, 65, 250, 345)
 ROW, GAP, HEAD, MARGIN = 20, 14, 58, 24
@@ -244,29 +241,19 @@ def _tables(schedule: Schedule) -> _Drawing:
     side, gap = 216.0, 60.0
     together = math.ceil(schedule.n / _MAX_BINS)
     bins = math.ceil(schedule.n / together)
+    bin_of = np.arange(schedule.n) // together
     parts: list[str] = []
     count = 0
     for name, steps in groupby(schedule, key=lambda s: s.phase):
-        traffic, number = _traffic(steps, bins, together)
+        traffic: Floats = np.zeros((bins, bins))
+        for number, step in enumerate(steps, start=1):  # noqa: B007
+            traffic += sent_between([step], bin_of)
         x = count * (side + gap)
         parts.append(f'<g transform="translate({x:.1f} 0)">')
         parts.extend(_table(name, number, traffic, side, schedule.n))
         parts.append("</g>")
         count += 1
     return _Drawing(max(count, 1) * (side + gap), side + 70, parts)
-
-
-def _traffic(steps: Iterable[Step], bins: int, together: int) -> tuple[Floats, int]:
-    """How many chunks go from which ranks to which, `together` ranks in one line."""
-    table = np.zeros(bins * bins)
-    number = 0
-    for step in steps:
-        src, dst, *_ = step.flat()
-        apart = src != dst
-        code = (src // together * bins + dst // together)[apart]
-        table += np.bincount(code, minlength=bins * bins)
-        number += 1
-    return table.reshape(bins, bins), number
 
 
 def _table(

@@ -29,6 +29,7 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
+from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered, Program
 
@@ -199,13 +200,8 @@ def _lowered(
 def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How many times a rank sends each chunk to another, counted from the steps."""
     schedule = verified(collective, algorithm, n, root)
-    times = np.zeros(schedule.num_chunks, dtype=np.int64)
-    for step in schedule:
-        src, dst, slot, _, _ = step.flat()
-        ours = slot[(src == rank) & (dst != rank)]
-        # A temporary is as large as the chunk it stands in for.
-        times += np.bincount(ours % times.size, minlength=times.size)
-    return times
+    by_rank = sends_per_chunk(schedule, 1, lambda src, _: np.where(src == rank, 0, -1))
+    return np.asarray(by_rank[0])
 
 
 @lru_cache(maxsize=2048)
