@@ -10,13 +10,13 @@ from standins import stand_in
 from unisono.cli import main
 from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world
 from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
-WORLD = Findings(
+WORLD = WorldFindings(
     hosts=["a", "a", "b"],
     wrong={"all_reduce of 1 int64": 0, "broadcast of 1 int64": 0},
     offsets_s={"b (rank 2)": 0.01},
@@ -154,17 +154,20 @@ def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
 def test_a_world_s_findings_as_lines():
     assert all(found.ok for found in of_world(WORLD, several=True))
     wrong = of_world(
-        Findings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]), several=False
+        WorldFindings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]),
+        several=False,
     )
     assert named(wrong, "answers") == Finding(
         "answers", False, "all_reduce: 3 wrong", named(wrong, "answers").fix
     )
     late = of_world(
-        Findings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
+        WorldFindings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
     )
     assert named(late, "clock").fix == "sudo timedatectl set-ntp true"
     assert "-2000.000 ms" in named(late, "clock").told
-    failed = Findings([], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing")
+    failed = WorldFindings(
+        [], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing"
+    )
     [line] = of_world(failed, several=True)
     assert not line.ok
     assert "firewall" in line.fix

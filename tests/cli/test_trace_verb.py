@@ -224,7 +224,7 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
         os.kill(pid, signal.SIGUSR2)
         written = folder / f"unisono-rank2-{pid}.json"
         until(written.exists)
-        assert ask.ask(ask.Door(pid, 2), "nonsense") == {
+        assert ask.ask(ask.MonitorSocket(pid, 2), "nonsense") == {
             "error": "expected state, record or links"
         }
     assert seen["late"] == [2]

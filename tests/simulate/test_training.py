@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, NotOffered
 from unisono.simulate import simulate, train
-from unisono.simulate.groups import Groups
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.models import MODELS, Model, model_named
 from unisono.simulate.streams import STREAMS, Task, run
 from unisono.topology import parse
@@ -102,7 +102,7 @@ def test_one_rank_only_computes():
 
 
 def test_groups_that_share_nothing_take_as_long_as_one_alone():
-    groups = Groups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
+    groups = EqualGroups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
     for what in ("all_reduce", "all_gather", "reduce_scatter"):
         alone = seconds(what, "switch:4", 1 << 20)
         assert groups.time(what, 1 << 20) == (pytest.approx(alone), "ring")
@@ -111,18 +111,22 @@ def test_groups_that_share_nothing_take_as_long_as_one_alone():
 def test_groups_that_share_a_card_wait_for_each_other():
     def time(topology):
         ranks = np.ascontiguousarray(np.arange(16).reshape(2, 8).T)
-        return Groups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[0]
+        return EqualGroups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[
+            0
+        ]
 
     own, shared = time("dgx-h100:2"), time("dgx-h100:2,nics=1")
     assert shared == pytest.approx(8 * own, rel=0.05)
 
 
 def test_of_several_algorithms_the_quickest_is_taken():
-    groups = Groups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
+    groups = EqualGroups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
     best, name = groups.time("all_reduce", 1 << 28)
     for other in ("ring", "rabenseifner", "hierarchical:levels=8x4"):
         ranks = np.arange(32).reshape(1, 32)
-        named = Groups(parse("dgx-h100:4"), ranks, other).time("all_reduce", 1 << 28)
+        named = EqualGroups(parse("dgx-h100:4"), ranks, other).time(
+            "all_reduce", 1 << 28
+        )
         assert best <= named[0] * (1 + 1e-9)
     assert name
 
@@ -219,4 +223,4 @@ def test_models_that_cannot_be(text, said):
 
 def test_every_rank_is_in_one_group():
     with pytest.raises(BadArgument, match="exactly one"):
-        Groups(parse("switch:4"), np.array([[0, 1], [1, 2]]))
+        EqualGroups(parse("switch:4"), np.array([[0, 1], [1, 2]]))

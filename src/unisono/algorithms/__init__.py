@@ -16,12 +16,12 @@ from unisono.algorithms.library import (
     read,
     schedule,
 )
-from unisono.algorithms.registry import Algorithm, Need, algorithm, power_of_two
+from unisono.algorithms.registry import Algorithm, Requirement, algorithm, power_of_two
 
 __all__ = [
     "Algorithm",
     "Library",
-    "Need",
+    "Requirement",
     "Spec",
     "algorithm",
     "find",

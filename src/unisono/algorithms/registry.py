@@ -50,14 +50,14 @@ Count = int | Callable[..., int]
 
 
 @dataclass(frozen=True, eq=False)
-class Need:
+class Requirement:
     """A condition on the number of ranks, with the words for it."""
 
     words: str
     holds: Callable[..., bool]
 
 
-power_of_two = Need("a power of two", lambda n, **_: n & (n - 1) == 0)
+power_of_two = Requirement("a power of two", lambda n, **_: n & (n - 1) == 0)
 """For `@algorithm(needs=power_of_two)`: n is 1, 2, 4, 8 and so on."""
 
 
@@ -68,7 +68,7 @@ class Algorithm:
     body: Body
     chunks: Count | None = None
     temporaries: Count = 0
-    needs: Need | None = None
+    needs: Requirement | None = None
     alike: str = ""
     also: Sequence[Mapping[str, Param]] = ()
     least: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Algorithm:
             raise BadArgument(
                 f"{self.where}: an algorithm is named after its collective; {wrong}"
             )
-        if self.needs is not None and not isinstance(self.needs, Need):
+        if self.needs is not None and not isinstance(self.needs, Requirement):
             raise BadArgument(f"{self.where}: needs= takes a Need, as power_of_two is")
         taken = list(inspect.signature(self.body).parameters.values())
         if not taken or taken[0].name != "n":
@@ -193,7 +193,7 @@ class Algorithm:
     def _made(self, n: int, params: Mapping[str, Param], root: int) -> Schedule:
         params = self._checked(params)
         full = {**self.params, **params}
-        with _blame(self):
+        with _AlgorithmErrors(self):
             supported = bool(self.supports(n, **full))
         if not supported:
             assert self.needs is not None
@@ -208,7 +208,7 @@ class Algorithm:
         if not inspect.isgeneratorfunction(self.body):
             return self._adopted(n, name, told)
         default = self.collective.default_chunks(n)
-        with _blame(self):
+        with _AlgorithmErrors(self):
             chunks = default if self.chunks is None else _count(self.chunks, n, full)
             temporaries = _count(self.temporaries, n, full)
             return Schedule(
@@ -249,7 +249,7 @@ class Algorithm:
 
     def _adopted(self, n: int, name: str, params: Mapping[str, Param]) -> Schedule:
         """A schedule that the function made of others, under our name."""
-        with _blame(self):
+        with _AlgorithmErrors(self):
             made = self.body(n, **params)
         if not isinstance(made, Schedule):
             raise BadArgument(
@@ -271,7 +271,7 @@ class Algorithm:
 
     def _steps(self, make: Callable[[], Iterable[Step]]) -> Iterator[Step]:
         """The steps, each looked at, and with accidents blamed on the algorithm."""
-        with _blame(self):
+        with _AlgorithmErrors(self):
             for step in make():
                 if not isinstance(step, Step):
                     raise BadArgument(
@@ -289,7 +289,7 @@ def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
     return whole_number("number of chunks", found)
 
 
-class _blame:  # noqa: N801 - reads as a statement
+class _AlgorithmErrors:
     """Turn an accident inside an algorithm into an error with its own line."""
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -326,7 +326,7 @@ def algorithm(
     *,
     chunks: Count | None = None,
     temporaries: Count = 0,
-    needs: Need | None = None,
+    needs: Requirement | None = None,
     alike: str = "",
     also: Sequence[Mapping[str, Param]] = (),
     least: Mapping[str, int] = ...,

@@ -21,9 +21,9 @@ from unisono.algorithms import library
 from unisono.algorithms import schedule as make_schedule
 from unisono.cli._bench import cases, groups, plot
 from unisono.cli._bench.cases import Case
-from unisono.cli._bench.driver import Plan, measure
+from unisono.cli._bench.driver import BenchSettings, measure
 from unisono.cli._bench.progress import Progress
-from unisono.cli._bench.report import Report
+from unisono.cli._bench.report import BenchReport
 from unisono.cli.output import parse_rank, parse_world, print_json, write_file
 from unisono.dtypes import DTYPES, check_op, numpy_dtype
 from unisono.errors import BadArgument, UnsupportedWorld, UsageError, unknown
@@ -123,7 +123,7 @@ def bench(
     plan = _plan(rounds, iterations, warmup, check, shared=shared)
     told = {"collective": collective, "n": task.n, "minimum": least, "maximum": most}
     told |= {"factor": factor, "step": parse_bytes(step)}
-    report = Report(told, plan, task.peers)
+    report = BenchReport(told, plan, task.peers)
     _refuse_too_large(task, most)
     _run(task, sizes, report, quiet=json or csv_)
     if csv_:
@@ -217,7 +217,7 @@ def _names(text: str) -> list[str]:
 
 def _plan(
     rounds: int, iterations: int | None, warmup: int | None, check: int, *, shared: bool
-) -> Plan:
+) -> BenchSettings:
     for option, value, least in (
         ("--rounds", rounds, 1),
         ("--iters", iterations, 1),
@@ -228,7 +228,7 @@ def _plan(
     if check not in (0, 1):
         raise BadArgument(f"-c {check}: expected 0 or 1")
     calls = iterations or 0, -1 if warmup is None else warmup
-    return Plan(rounds, *calls, bool(check), shared)
+    return BenchSettings(rounds, *calls, bool(check), shared)
 
 
 def _refuse_too_large(task: _Task, most: int) -> None:
@@ -249,7 +249,7 @@ def _refuse_unwritable(*paths: Path | None) -> None:
             raise BadArgument(f"{path}: cannot be written: no such folder, or not ours")
 
 
-def _run(task: _Task, sizes: list[int], report: Report, *, quiet: bool) -> None:
+def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> None:
     """Measure everything; Ctrl-C ends it early, and what is known is kept."""
 
     def tell(lines: Iterator[str] | list[str]) -> None:

@@ -22,7 +22,7 @@ from cyclopts import Parameter
 
 from unisono.cli import _hosts
 from unisono.cli._doctor.host import MARK, Finding, examine
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world, show, show_matrices
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument, UnisonoError
@@ -131,7 +131,7 @@ def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
     return True, [reached, *findings[0]]
 
 
-def _world_here(ranks: int) -> Findings:
+def _world_here(ranks: int) -> WorldFindings:
     said, err = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "unisono.cli._doctor.rank"]
     environment = {
@@ -141,7 +141,7 @@ def _world_here(ranks: int) -> Findings:
     return _world(said, outcome)
 
 
-def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
+def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> WorldFindings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
@@ -152,16 +152,16 @@ def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
             command, places, Stage(said, err), way, environment=environment
         )
     except UnisonoError as error:
-        return Findings([], {}, {}, [], [], [], failed=str(error))
+        return WorldFindings([], {}, {}, [], [], [], failed=str(error))
     return _world(said, outcome)
 
 
-def _world(said: io.BytesIO, outcome: Outcome) -> Findings:
-    found = _marked(said, Findings)
+def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
+    found = _marked(said, WorldFindings)
     if found:
         return next((one for one in found if not one.failed), found[0])
     told = outcome.report() or "the ranks said nothing"
-    return Findings([], {}, {}, [], [], [], failed=told)
+    return WorldFindings([], {}, {}, [], [], [], failed=told)
 
 
 def _marked(said: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:

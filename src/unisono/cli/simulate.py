@@ -14,7 +14,7 @@ from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate import (
     FIDELITIES,
-    Codec,
+    CodecModel,
     Comparison,
     Compute,
     Result,
@@ -223,13 +223,13 @@ def _number(option: str, text: str, part: str, kind: type[Any]) -> Any:
         raise BadArgument(f"{option} {text}: {part!r} is not a number") from None
 
 
-def _codec(text: str) -> Codec:
+def _codec(text: str) -> CodecModel:
     told = {}
     for _, key, value in map(_halves, text.split(",")):
         if key not in ("ratio", "encode", "decode"):
             raise BadArgument(f"--codec {text}: expected ratio=, encode=, decode=")
         told[key] = _number("--codec", text, value, float)
-    return Codec(**told)
+    return CodecModel(**told)
 
 
 def _print(told: Comparison) -> None:

@@ -14,8 +14,8 @@ from rich.text import Text
 from unisono.cli.output import print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.trace import ask
-from unisono.trace.links import HostPair, Link
-from unisono.trace.live import Glance, Row, look
+from unisono.trace.links import HostPair, LinkTraffic
+from unisono.trace.live import RankStatus, Snapshot, look
 from unisono.units import format_bandwidth, format_bytes, format_seconds
 
 NOTES = 3
@@ -72,7 +72,7 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def drawn(glance: Glance, height: int | None = None) -> Group:
+def drawn(glance: Snapshot, height: int | None = None) -> Group:
     """The tables, in so many lines; None for as many as it takes."""
     links, hosts = glance.traffic.links, glance.traffic.hosts
     if height is None:
@@ -105,7 +105,7 @@ def lines_for(height: int, ranks: int, links: int, hosts: int) -> tuple[int, int
     return some, more, min(hosts, max(few, room - some - more))
 
 
-def _ranks(glance: Glance, shown: int, *, in_one_line: bool) -> Table:
+def _ranks(glance: Snapshot, shown: int, *, in_one_line: bool) -> Table:
     """Where each rank is; who is late is marked by a word, not by a colour alone."""
     late = glance.late
     names = {row.rank for row in glance.rows}
@@ -126,7 +126,7 @@ def _ranks(glance: Glance, shown: int, *, in_one_line: bool) -> Table:
     return table
 
 
-def _links(links: Sequence[Link], shown: int) -> Table:
+def _links(links: Sequence[LinkTraffic], shown: int) -> Table:
     table = _table("links, the busiest first", len(links), shown)
     for head in ("from", "to", "rate", "sent", "where"):
         table.add_column(head, justify="left" if head == "where" else "right")
@@ -157,12 +157,12 @@ def _table(title: str, rows: int, shown: int) -> Table:
     )
 
 
-def _amounts(what: Link | HostPair) -> tuple[str, str]:
+def _amounts(what: LinkTraffic | HostPair) -> tuple[str, str]:
     rate = "" if what.rate is None else format_bandwidth(what.rate)
     return rate, format_bytes(what.sent)
 
 
-def _cells(row: Row, *, late: bool) -> list[str]:
+def _cells(row: RankStatus, *, late: bool) -> list[str]:
     since = f", {format_seconds(row.seconds)}" if row.seconds else ""
     return [
         str(row.rank),

@@ -36,7 +36,7 @@ _SOURCES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class _Form:
+class _CodeLayout:
     """What a code is made of; a `block` of 1 means that there is no scale."""
 
     bits: int
@@ -47,14 +47,14 @@ class _Form:
 
 
 _FORMS = {
-    "fp16": _Form(16, 0, 1, any_block=False),
-    "bf16": _Form(16, 0, 1, any_block=False),
-    "fp8": _Form(8, 4, 128),
-    "fp8_e5m2": _Form(8, 4, 128),
-    "mxfp8": _Form(8, 1, 32, any_block=False),
-    "int8": _Form(8, 4, 128),
-    "int4": _Form(4, 4, 128),
-    "onebit": _Form(1, 4, 128, stochastic=False),
+    "fp16": _CodeLayout(16, 0, 1, any_block=False),
+    "bf16": _CodeLayout(16, 0, 1, any_block=False),
+    "fp8": _CodeLayout(8, 4, 128),
+    "fp8_e5m2": _CodeLayout(8, 4, 128),
+    "mxfp8": _CodeLayout(8, 1, 32, any_block=False),
+    "int8": _CodeLayout(8, 4, 128),
+    "int4": _CodeLayout(4, 4, 128),
+    "onebit": _CodeLayout(1, 4, 128, stochastic=False),
 }
 
 NAMES: tuple[str, ...] = tuple(_FORMS)

@@ -20,7 +20,7 @@ from unisono.schedule.collective import (
     COLLECTIVES,
     Collective,
     Contract,
-    Place,
+    Holders,
     collective,
 )
 from unisono.schedule.consistency import Consistency
@@ -52,7 +52,7 @@ __all__ = [
     "Contract",
     "Cost",
     "Dependencies",
-    "Place",
+    "Holders",
     "Proof",
     "Schedule",
     "Step",

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.schedule.program import Noise
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.versions import Version
@@ -53,7 +53,7 @@ def settle(
     crossing = {origin[v] for v in made if v.afar}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
-    everybody = schedule.collective.after is Place.EVERYWHERE
+    everybody = schedule.collective.after is Holders.EVERYWHERE
     for own_as_code in (False, True):
         _homes(made, origin, has_output, own_as_code)
         values = _values(made)

@@ -30,7 +30,7 @@ from unisono.schedule.collective import (
     Ints,
 )
 from unisono.schedule.counts import num_peers, sent_between
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule
 
 Floats = NDArray[np.float64]
@@ -129,7 +129,7 @@ def cost(
     steps = rounds = ports = messages = transfers = 0
     span = work = 0.0
     totals = np.zeros((3, n))
-    for step in sound(schedule):
+    for step in checked_steps(schedule):
         src, dst, chunk, mask, _ = step.flat()
         apart = src != dst
         size = weight[chunk]

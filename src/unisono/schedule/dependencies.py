@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import runs
 
@@ -58,7 +58,7 @@ class Dependencies:
 
 def dependencies(schedule: ReadableSchedule) -> Dependencies:
     """All edges of `schedule`, which is materialised for it."""
-    rows = [(i, *step.flat()) for i, step in enumerate(sound(schedule))]
+    rows = [(i, *step.flat()) for i, step in enumerate(checked_steps(schedule))]
     if not rows:
         nothing = np.empty(0, dtype=np.int64)
         return Dependencies(nothing, nothing, nothing)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import first_breach
+from unisono.schedule.oracle import first_invalid
 from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
 
@@ -28,7 +28,7 @@ State = NDArray[Any]
 _BLOCK = 1 << 20
 
 
-class Lot(ABC):
+class ChunkState(ABC):
     """The state of chunks lo..hi-1, and what each must be in the end."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Lot(ABC):
         return found
 
     def _run_numpy(self, step: Step) -> int:
-        broken = first_breach(self.schedule, step)
+        broken = first_invalid(self.schedule, step)
         if broken >= 0:
             return broken
         src, dst, chunk, mask, into = step.flat()
@@ -129,7 +129,7 @@ class Lot(ABC):
         self.state[slot] = self.add(self.state[slot], got)
 
 
-class Presence(Lot):
+class PresenceState(ChunkState):
     """One byte a slot: 1 where the original is, 0 elsewhere."""
 
     def begin(self) -> State:
@@ -158,7 +158,7 @@ class Presence(Lot):
         return np.zeros(starts.size, dtype=np.uint8)
 
 
-class Values(Lot):
+class ValueState(ChunkState):
     """Eight bytes a slot: a random value, and sums of them modulo a random prime."""
 
     def __init__(

@@ -47,9 +47,9 @@ from unisono.schedule.program import (
     Action,
     Home,
     Lowered,
-    Message,
     Program,
     Source,
+    StreamMessage,
     Wait,
 )
 from unisono.schedule.schedule import Schedule
@@ -281,7 +281,7 @@ def _program(
     )
 
 
-def _message(v: Version, reader: Version) -> Message:
+def _message(v: Version, reader: Version) -> StreamMessage:
     """v on its way to one who reads it, from where it lies."""
     if v.code is not None:
         home, index = Home.CODE, v.code
@@ -291,7 +291,7 @@ def _message(v: Version, reader: Version) -> Message:
         home, index = Home.INPUT if v.given else Home.OUTPUT, v.slot
     # The input is there before anything is done, unless it leaves from the window.
     after = 0 if home is Home.INPUT else v.action + 1
-    return Message(reader.rank, v.chunk, Source(home, v.rank, index), after)
+    return StreamMessage(reader.rank, v.chunk, Source(home, v.rank, index), after)
 
 
 def _action(

@@ -79,7 +79,7 @@ class Ledger:
         self.written.update({(t.dst, t.into): self.steps_done for t, _ in moves})
 
     def _read(self, t: Transfer) -> Held:
-        broken = breach(self.schedule, t)
+        broken = broken_rule(self.schedule, t)
         if broken:
             raise self._breach(t, broken)
         value = self.at(t.src, t.chunk)
@@ -157,7 +157,7 @@ class Ledger:
 SECOND_COPY = "is a second copy into one slot"
 
 
-def breach(schedule: ReadableSchedule, t: Transfer) -> str:
+def broken_rule(schedule: ReadableSchedule, t: Transfer) -> str:
     """Which rule of transfers `t` breaks, in words; nothing if it keeps them all."""
     n, slots = schedule.n, schedule.num_slots
     if not (0 <= t.src < n and 0 <= t.dst < n):
@@ -169,7 +169,7 @@ def breach(schedule: ReadableSchedule, t: Transfer) -> str:
     return "goes nowhere" if (t.src, t.chunk) == (t.dst, t.into) else ""
 
 
-def first_breach(schedule: ReadableSchedule, step: Step) -> int:
+def first_invalid(schedule: ReadableSchedule, step: Step) -> int:
     """The index of the first transfer that breaks one of those rules, or -1."""
     n, slots = schedule.n, schedule.num_slots
     src, dst, chunk, _, into = step.flat()
@@ -181,13 +181,13 @@ def first_breach(schedule: ReadableSchedule, step: Step) -> int:
     return int(np.argmax(bad)) if bad.any() else -1
 
 
-def sound(schedule: ReadableSchedule) -> Iterator[Step]:
+def checked_steps(schedule: ReadableSchedule) -> Iterator[Step]:
     """The steps, as long as every transfer is between ranks and chunks that there are.
 
     For readers that use them as indices, where -1 would silently be the last.
     """
     for number, step in enumerate(schedule, start=1):
-        broken = first_breach(schedule, step)
+        broken = first_invalid(schedule, step)
         if broken >= 0:
             raise explain_rule(schedule, number, step, broken)
         yield step
@@ -207,7 +207,7 @@ def explain_rule(
     """The error for transfer `index` of step `number`, which breaks a rule."""
     src, dst, chunk, mask, into = (a[index].item() for a in step.flat())
     bad = Transfer(src, dst, chunk, mask, into)
-    what = breach(schedule, bad) or SECOND_COPY
+    what = broken_rule(schedule, bad) or SECOND_COPY
     message = f"{_where(schedule, number)}: {bad} {what}"
     return ScheduleError(message, step=number, rank=dst, chunk=chunk)
 

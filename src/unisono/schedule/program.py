@@ -73,7 +73,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     """A value sent to another host, once `after` actions are done; `chunk` its size."""
 
     to: int
@@ -98,7 +98,7 @@ class Program:
     lead: tuple[int, ...]
     readers: tuple[int, ...]
     exits: tuple[Wait, ...]
-    messages: tuple[Message, ...] = ()
+    messages: tuple[StreamMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from unisono.schedule.collective import (
     Ints,
     between,
 )
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule, S
 from unisono.schedule.step import Step, copy, reduce, runs, together, whole_numbers
 
@@ -57,7 +57,7 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
     order = np.argsort(local_chunk, kind="stable")
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
     first = np.cumsum(followers) - followers + np.count_nonzero(local_chunk < 0)
-    for step in sound(steps) if isinstance(steps, ReadableSchedule) else steps:
+    for step in checked_steps(steps) if isinstance(steps, ReadableSchedule) else steps:
         refuse_temporaries(step)
         src, dst, names, mask, _ = step.flat()
         inside = names < followers.size
@@ -218,7 +218,7 @@ def split(schedule: S, segments: int) -> S:
     def make() -> Iterator[Step]:
         nothing = together(())
         window: deque[Step] = deque(maxlen=segments)
-        for step in chain(sound(schedule), repeat(nothing, segments - 1)):
+        for step in chain(checked_steps(schedule), repeat(nothing, segments - 1)):
             window.appendleft(step)
             yield together(segment(w, i) for i, w in enumerate(window) if len(w))
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument, whole_number
-from unisono.schedule.domains import Lot, Presence, Values
+from unisono.schedule.domains import ChunkState, PresenceState, ValueState
 from unisono.schedule.oracle import explain_end, explain_rule
 from unisono.schedule.protocol import ReadableSchedule
 
@@ -70,14 +70,18 @@ def verify(schedule: ReadableSchedule, *, seed: int | None = None) -> Proof:
     # cannot tell; such schedules declare temporaries.
     exact = not schedule.collective.reduces and not schedule.num_temporaries
     steps = transfers = 0
-    for lo, hi in lots(schedule, bytes_per_slot=1 if exact else 8):
-        lot = Presence(schedule, lo, hi) if exact else Values(schedule, lo, hi, seed)
+    for lo, hi in batches(schedule, bytes_per_slot=1 if exact else 8):
+        lot = (
+            PresenceState(schedule, lo, hi)
+            if exact
+            else ValueState(schedule, lo, hi, seed)
+        )
         steps, transfers = _run(schedule, lot)
         del lot  # before the next one takes as much memory
     return Proof(schedule, steps, transfers, exact, seed, time.perf_counter() - began)
 
 
-def _run(schedule: ReadableSchedule, lot: Lot) -> tuple[int, int]:
+def _run(schedule: ReadableSchedule, lot: ChunkState) -> tuple[int, int]:
     """Run all steps on one lot, and judge it; the number of steps and of transfers."""
     steps = transfers = 0
     for step in schedule:
@@ -92,7 +96,9 @@ def _run(schedule: ReadableSchedule, lot: Lot) -> tuple[int, int]:
     return steps, transfers
 
 
-def lots(schedule: ReadableSchedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
+def batches(
+    schedule: ReadableSchedule, bytes_per_slot: int
+) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     together = schedule.num_slots if schedule.num_temporaries else 1
     if schedule.n * schedule.num_slots > MOST_IN_ALL:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.errors import UnsupportedWorld
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
@@ -92,7 +92,7 @@ def versions(
         for r in range(schedule.n) if before is None else [int(before[c])]:
             now[r, c] = Version(r, c, -1, [], 1, c)
     versions = list(now.values())
-    for number, step in enumerate(sound(schedule)):
+    for number, step in enumerate(checked_steps(schedule)):
         made = [
             _made(schedule, number, *slot, now, hosts)
             for slot in _gathered(step)

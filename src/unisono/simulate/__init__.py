@@ -23,14 +23,14 @@ from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import candidates, fitted
 from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
-from unisono.simulate.conditions import Codec, Conditions
+from unisono.simulate.conditions import CodecModel, Conditions
 from unisono.simulate.overlap import Compute
 from unisono.simulate.result import Hop, Result, Timeline
 from unisono.simulate.training import TrainingStep, train
 
 __all__ = [
     "FIDELITIES",
-    "Codec",
+    "CodecModel",
     "Comparison",
     "Compute",
     "Conditions",

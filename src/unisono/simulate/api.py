@@ -13,7 +13,7 @@ from unisono.schedule.schedule import Schedule
 from unisono.simulate import closed
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import fitted, schedule_for
-from unisono.simulate.conditions import Codec, Conditions, World
+from unisono.simulate.conditions import CodecModel, Conditions, SimulatedWorld
 from unisono.simulate.events import by_events
 from unisono.simulate.limits import fits
 from unisono.simulate.messages import chunk_bytes
@@ -42,7 +42,7 @@ def simulate(
     slow: Mapping[str, float] | None = None,
     failed: Sequence[str] = (),
     reduce: float | None = None,
-    codec: Codec | None = None,
+    codec: CodecModel | None = None,
     compute: Compute | float = 0.0,
 ) -> Result:
     """How long a schedule takes on a topology, and what decides it.
@@ -63,7 +63,7 @@ def simulate(
             f"nbytes = {size}, segments = {segments}: expected 0 or more, 1 or more"
         )
     given = Conditions(
-        _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or Codec()
+        _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or CodecModel()
     )
     busy = compute if isinstance(compute, Compute) else Compute(float(compute))
     how = _fidelity(fidelity, where, given)
@@ -71,7 +71,7 @@ def simulate(
         found = _closed(what, where, size, collective, segments, given)
         return beside(found, busy)
     schedule = _schedule(what, where, collective, segments)
-    world = World.of(where, given)
+    world = SimulatedWorld.of(where, given)
     try:
         found = (_events if how == "events" else _steps)(schedule, world, size)
     except NotOffered:
@@ -81,7 +81,7 @@ def simulate(
     return beside(found, busy)
 
 
-def _events(schedule: Schedule, world: World, nbytes: int) -> Result:
+def _events(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
     events = by_events(schedule, world, chunk_bytes(schedule, nbytes))
     return Result(
         schedule.collective,
@@ -100,7 +100,7 @@ def _events(schedule: Schedule, world: World, nbytes: int) -> Result:
     )
 
 
-def _steps(schedule: Schedule, world: World, nbytes: int) -> Result:
+def _steps(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
     clocks = by_steps(schedule, world, chunk_bytes(schedule, nbytes), keep=True)
     return Result(
         schedule.collective,
@@ -136,7 +136,7 @@ def sweep(
         more: dict[str, Any] = {"collective": collective, "segments": segments}
         return [simulate(algorithm, topology, size, **more) for size in sizes]
     schedule = _schedule(algorithm, topology, collective, segments)
-    world = World.of(topology, Conditions())
+    world = SimulatedWorld.of(topology, Conditions())
     unit = chunk_bytes(schedule, None)
     clocks = by_steps(schedule, world, unit, np.array(sizes, dtype=np.float64))
     found = []

@@ -19,7 +19,7 @@ from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import Ints
 from unisono.schedule.step import Step
 from unisono.simulate.candidates import schedule_for
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.topology.topology import Topology
 from unisono.transports.base import memory_free
 from unisono.units import format_bytes
@@ -65,7 +65,7 @@ class Load:
     """What the event simulation has been given so far, and what that will cost."""
 
     what: str
-    world: World
+    world: SimulatedWorld
     messages: int = 0
     changes: int = 0
 

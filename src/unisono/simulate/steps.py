@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from unisono.schedule.collective import Ints
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.simulate.limits import BYTES_A_TRANSFER, enough
 from unisono.simulate.messages import Messages, in_range, messages
 from unisono.simulate.result import Hop, Timeline
@@ -44,7 +44,7 @@ _PATTERNS = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
+class StepPattern:
     """Which ranks speak to which, with all that follows from that alone.
 
     Messages are sorted by sender. `first` are those with which a sender begins, and
@@ -67,7 +67,7 @@ class Pattern:
     sent: Floats
 
     @classmethod
-    def of(cls, pair: Ints, world: World) -> Pattern:
+    def of(cls, pair: Ints, world: SimulatedWorld) -> StepPattern:
         """Routes, how long each sender is busy, and whether anything is shared."""
         src, dst = pair // world.n, pair % world.n
         links = world.route(src, dst) % world.bandwidth.size  # -1 is the last of all
@@ -108,7 +108,7 @@ class Pattern:
         return found.astype(np.float64, copy=False)
 
 
-def _left(world: World, used: NDArray[np.bool_]) -> Floats:
+def _left(world: SimulatedWorld, used: NDArray[np.bool_]) -> Floats:
     """The bandwidth of links of which these are in use at once."""
     twins = world.twins
     if not twins.size:
@@ -120,10 +120,10 @@ def _left(world: World, used: NDArray[np.bool_]) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class StepRecord:
     """What is remembered of a step: its messages, and which of them decided what."""
 
-    pattern: Pattern
+    pattern: StepPattern
     nbytes: Floats
     start: Floats
     end: Floats
@@ -138,16 +138,16 @@ class Clocks:
     if there is one size.
     """
 
-    world: World
+    world: SimulatedWorld
     times: Floats
     clock: Floats
     carried: Floats
     count: int = 0
     steps: int = 0
-    kept: list[Kept] | None = None
+    kept: list[StepRecord] | None = None
     free: Floats = field(default_factory=lambda: np.zeros((1, 1)))
-    last: tuple[Pattern, Floats] | None = None
-    patterns: dict[bytes, Pattern] = field(default_factory=dict)
+    last: tuple[StepPattern, Floats] | None = None
+    patterns: dict[bytes, StepPattern] = field(default_factory=dict)
 
     def run(self, step: Messages) -> None:
         """Advance all clocks by one step."""
@@ -163,13 +163,15 @@ class Clocks:
         after = self.clock.copy()
         if pattern.src.size:
             self._wait(after, pattern, drained, arrived)
-        self._keep(Kept(pattern, step.nbytes, start[0], arrived[0], after[0]), drained)
+        self._keep(
+            StepRecord(pattern, step.nbytes, start[0], arrived[0], after[0]), drained
+        )
         if step.reduced is not None and world.reduce:
             after += step.reduced * world.reduce * times
         self.clock = after
         self.count += pattern.src.size
 
-    def _when_free(self, pattern: Pattern, start: Floats) -> Floats:
+    def _when_free(self, pattern: StepPattern, start: Floats) -> Floats:
         """Links are still busy with the step before, unless senders waited for that."""
         if self.last is None or (self.last[0] is pattern and pattern.alone):
             return start
@@ -182,7 +184,7 @@ class Clocks:
         return np.maximum(start, busy)
 
     def _wait(
-        self, after: Floats, pattern: Pattern, drained: Floats, arrived: Floats
+        self, after: Floats, pattern: StepPattern, drained: Floats, arrived: Floats
     ) -> None:
         """Nobody is through before its messages have left, nor before all is there."""
         mine, others = pattern.speakers, pattern.hearers
@@ -194,7 +196,7 @@ class Clocks:
         after[:, mine] = np.maximum(after[:, mine], drained)
         after[:, others] = np.maximum(after[:, others], arrived)
 
-    def _keep(self, step: Kept, drained: Floats) -> None:
+    def _keep(self, step: StepRecord, drained: Floats) -> None:
         """Remember which message each clock waited for, while there is room."""
         if self.kept is None:
             return
@@ -204,17 +206,19 @@ class Clocks:
         decider[pattern.src[sent]] = sent
         came = np.flatnonzero(after[pattern.dst] == step.end)
         decider[pattern.dst[came]] = came
-        self.kept.append(Kept(pattern, step.nbytes, step.start, step.end, decider))
+        self.kept.append(
+            StepRecord(pattern, step.nbytes, step.start, step.end, decider)
+        )
         if self.count > MOST_REMEMBERED:
             self.kept = None
 
-    def _pattern(self, pair: Ints) -> Pattern:
+    def _pattern(self, pair: Ints) -> StepPattern:
         key = pair.tobytes()
         found = self.patterns.get(key)
         if found is None:
             if len(self.patterns) >= _PATTERNS:
                 self.settle()
-            found = self.patterns[key] = Pattern.of(pair, self.world)
+            found = self.patterns[key] = StepPattern.of(pair, self.world)
         return found
 
     def settle(self) -> None:
@@ -223,7 +227,7 @@ class Clocks:
             self.carried += pattern.load(pattern.sent, self.carried.size)
         self.patterns.clear()
 
-    def _durations(self, pattern: Pattern, sent: Floats) -> Floats:
+    def _durations(self, pattern: StepPattern, sent: Floats) -> Floats:
         """How long each message takes to pass its most loaded link."""
         pattern.sent[:] += sent
         if pattern.alone:
@@ -249,7 +253,7 @@ class Clocks:
             found.append(Hop(step, rank, dst, size, *when, self._slowest(kept, k)))
         return tuple(reversed(found))
 
-    def _slowest(self, kept: Kept, k: int) -> str:
+    def _slowest(self, kept: StepRecord, k: int) -> str:
         """The link of message k that had most to do for its bandwidth."""
         row = kept.pattern.links[k]
         load = kept.pattern.load(kept.nbytes, self.carried.size)
@@ -279,7 +283,7 @@ class Clocks:
 
 def by_steps(
     schedule: Schedule,
-    world: World,
+    world: SimulatedWorld,
     sizes: Floats,
     times: Floats | None = None,
     *,

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from unisono.errors import BadArgument, NotOffered, unknown
-from unisono.simulate.groups import Groups
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.models import Model, model_named
 from unisono.simulate.streams import Ran, Task, run
 from unisono.topology import Topology, parse
@@ -111,8 +111,8 @@ class Planner:
         ranks = np.arange(self.topology.n).reshape(-1, self.setup.tp)
         how = self.setup.algorithm
         self.groups = {
-            "tensor": Groups(self.topology, ranks, how),
-            "data": Groups(self.topology, np.ascontiguousarray(ranks.T), how),
+            "tensor": EqualGroups(self.topology, ranks, how),
+            "data": EqualGroups(self.topology, np.ascontiguousarray(ranks.T), how),
         }
         self.tokens = self.setup.sequence * self.setup.batch
 

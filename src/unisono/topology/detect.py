@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+from unisono.topology.topology import LinkBundle, Topology, Wiring, lay, padded
 
 MEMORY = 10e9
 ACROSS = 6e9
 
 
 @dataclass(frozen=True)
-class Card:
+class NetworkCard:
     """A network card: its name, what it claims, and the NUMA node it hangs on."""
 
     name: str
@@ -48,7 +48,7 @@ class Machine:
     model: str
     numa: list[list[int]]
     caches: dict[str, str]
-    cards: list[Card]
+    cards: list[NetworkCard]
     gpus: list[Gpu]
 
     @property
@@ -84,9 +84,9 @@ class Machine:
             place = np.tile(np.arange(nodes - 1), nodes)
             b = place + (place >= a)
             cables = [
-                Cable("memory", rank, hub, late, rate),
-                Cable("memory", hub, rank, late, rate),
-                Cable("numa", n + a, n + b, 0.2e-6, min(rate, ACROSS)),
+                LinkBundle("memory", rank, hub, late, rate),
+                LinkBundle("memory", hub, rank, late, rate),
+                LinkBundle("numa", n + a, n + b, 0.2e-6, min(rate, ACROSS)),
             ]
             level = np.concatenate([home, np.arange(nodes)])
             parts = (("numa", nodes),)
@@ -148,7 +148,7 @@ def _caches(root: Path) -> dict[str, str]:
     return found
 
 
-def _cards(root: Path) -> list[Card]:
+def _cards(root: Path) -> list[NetworkCard]:
     """Network cards that are hardware; virtual ones have no device behind them."""
     found = []
     for folder in sorted((root / "sys/class/net").glob("*")):
@@ -157,7 +157,7 @@ def _cards(root: Path) -> list[Card]:
         speed, node = _text(folder / "speed"), _text(folder / "device/numa_node")
         megabits = int(speed) if re.fullmatch(r"[0-9]+", speed) else 0
         place = int(node) if re.fullmatch(r"-?[0-9]+", node) else -1
-        found.append(Card(folder.name, megabits, place))
+        found.append(NetworkCard(folder.name, megabits, place))
     return found
 
 

@@ -43,18 +43,18 @@ import numpy as np
 from unisono.errors import BadArgument, BadTopology, unknown
 from unisono.schedule.collective import Ints
 from unisono.topology.routing import Paths
-from unisono.topology.topology import Cable, Links, Topology, Wiring, lay
+from unisono.topology.topology import LinkBundle, Links, Topology, Wiring, lay
 from unisono.units import parse_bandwidth, parse_seconds
 
 MOST = 1 << 16
 
 
-class _Kind(msgspec.Struct, forbid_unknown_fields=True):
+class _LinkKind(msgspec.Struct, forbid_unknown_fields=True):
     latency: str | float
     bandwidth: str | float
 
 
-class _Link(
+class _LinkEntry(
     msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}, kw_only=True
 ):
     kind: str
@@ -63,10 +63,10 @@ class _Link(
     to: list[str | int] | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _TopologyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ranks: int
-    kinds: dict[str, _Kind]
-    links: list[_Link]
+    kinds: dict[str, _LinkKind]
+    links: list[_LinkEntry]
     name: str = ""
     hosts: list[list[int]] = []
     switches: list[str] = []
@@ -88,7 +88,7 @@ def load(path: Path) -> Topology:
 def loads(text: str, where: str = "topology") -> Topology:
     """The topology that the text of a file tells."""
     try:
-        told = msgspec.convert(tomllib.loads(text), type=_File)
+        told = msgspec.convert(tomllib.loads(text), type=_TopologyFile)
         return _topology(told, where)
     except BadTopology as why:
         raise BadTopology(f"{where}: {why}") from why
@@ -96,7 +96,7 @@ def loads(text: str, where: str = "topology") -> Topology:
         raise BadTopology(f"{where}: not a topology: {why}") from why
 
 
-def _topology(told: _File, where: str) -> Topology:
+def _topology(told: _TopologyFile, where: str) -> Topology:
     if not 1 <= told.ranks <= MOST:
         raise BadTopology(f"ranks = {told.ranks}: expected 1 to {MOST}")
     node = {str(r): r for r in range(told.ranks)}
@@ -133,7 +133,9 @@ def _topology(told: _File, where: str) -> Topology:
     )
 
 
-def _cables(link: _Link, told: _File, node: dict[str, int]) -> Iterable[Cable]:
+def _cables(
+    link: _LinkEntry, told: _TopologyFile, node: dict[str, int]
+) -> Iterable[LinkBundle]:
     if link.kind not in told.kinds:
         raise unknown("kind of link", link.kind, told.kinds)
     if (link.between is None) == (link.from_ is None or link.to is None):
@@ -145,9 +147,9 @@ def _cables(link: _Link, told: _File, node: dict[str, int]) -> Iterable[Cable]:
     kind = told.kinds[link.kind]
     latency = _number(kind.latency, parse_seconds)
     bandwidth = _number(kind.bandwidth, parse_bandwidth)
-    yield Cable(link.kind, src[apart], dst[apart], latency, bandwidth)
+    yield LinkBundle(link.kind, src[apart], dst[apart], latency, bandwidth)
     if link.between is not None:
-        yield Cable(link.kind, dst[apart], src[apart], latency, bandwidth)
+        yield LinkBundle(link.kind, dst[apart], src[apart], latency, bandwidth)
 
 
 def _nodes(names: list[str | int], node: dict[str, int]) -> Ints:
@@ -167,7 +169,7 @@ def _number(value: str | float, parse: object) -> float:
     return parse(value) if isinstance(value, str) else float(value)  # type: ignore[operator]
 
 
-def _hosts(told: _File) -> Ints:
+def _hosts(told: _TopologyFile) -> Ints:
     host = np.full(told.ranks, -1)
     for i, ranks in enumerate(told.hosts):
         for rank in ranks:

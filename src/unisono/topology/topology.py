@@ -44,7 +44,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Cable:
+class LinkBundle:
     """Links of one kind, from `src[i]` to `dst[i]`."""
 
     kind: str
@@ -54,7 +54,7 @@ class Cable:
     bandwidth: float
 
 
-def lay(cables: Sequence[Cable]) -> Links:
+def lay(cables: Sequence[LinkBundle]) -> Links:
     """The links of all cables, numbered in the order in which they are given."""
     kinds = tuple(dict.fromkeys(cable.kind for cable in cables))
     sizes = [cable.src.size for cable in cables]

@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 _SOCKETS = Path("/proc/net/unix")
 
 
-class Door(NamedTuple):
+class MonitorSocket(NamedTuple):
     """Where a rank can be asked."""
 
     pid: int
@@ -36,18 +36,18 @@ class Door(NamedTuple):
         return name_of(*self)
 
 
-def doors() -> list[Door]:
+def doors() -> list[MonitorSocket]:
     """The ranks of this user on this host that can be asked."""
     named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)-(\d+)$")
     found = set()
     for line in _SOCKETS.read_text().splitlines():
         match = named.search(line)
         if match:
-            found.add(Door(*map(int, match.groups())))
+            found.add(MonitorSocket(*map(int, match.groups())))
     return sorted(found)
 
 
-def ask(door: Door, what: str) -> dict[str, Any] | None:
+def ask(door: MonitorSocket, what: str) -> dict[str, Any] | None:
     """What a rank answers; None if it does not, or is not who it should be."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -63,9 +63,9 @@ def ask(door: Door, what: str) -> dict[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-def jobs() -> dict[tuple[int, ...], list[Door]]:
+def jobs() -> dict[tuple[int, ...], list[MonitorSocket]]:
     """The jobs that run, by the processes of their ranks."""
-    found: dict[tuple[int, ...], list[Door]] = {}
+    found: dict[tuple[int, ...], list[MonitorSocket]] = {}
     for door in doors():
         told = ask(door, "state")
         if told is not None:
@@ -73,7 +73,7 @@ def jobs() -> dict[tuple[int, ...], list[Door]]:
     return found
 
 
-def one_job(pid: int | None = None) -> list[Door]:
+def one_job(pid: int | None = None) -> list[MonitorSocket]:
     """The ranks of the one job that runs, or of the one with this process in it."""
     found = [
         ranks
@@ -91,7 +91,7 @@ def one_job(pid: int | None = None) -> list[Door]:
     return found[0]
 
 
-def _launched_by(pid: int, ranks: list[Door]) -> bool:
+def _launched_by(pid: int, ranks: list[MonitorSocket]) -> bool:
     """Whether a process is the parent of a job's ranks."""
     try:
         told = Path(f"/proc/{ranks[0].pid}/stat").read_text()
@@ -100,7 +100,7 @@ def _launched_by(pid: int, ranks: list[Door]) -> bool:
     return int(told.rpartition(")")[2].split()[1]) == pid
 
 
-def states(ranks: list[Door]) -> dict[int, dict[str, Any] | None]:
+def states(ranks: list[MonitorSocket]) -> dict[int, dict[str, Any] | None]:
     """Where each rank is; None for one that does not answer."""
     return {door.rank: ask(door, "state") for door in ranks}
 

@@ -44,7 +44,7 @@ Key = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class _Made:
+class _Producers:
     """Who made what, over all ranks: by communicator, call, piece, rank, and place."""
 
     windows: dict[Key, Slice] = field(default_factory=dict)
@@ -74,10 +74,10 @@ def _noted(row: Any) -> Names:
 def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
     """The sheet, and the time on rank 0's clock at which it begins, in nanoseconds."""
     base = min((_first(part) for part in parts), default=0)
-    sheet, made = Sheet(), _Made()
+    sheet, made = Sheet(), _Producers()
     for part in sorted(parts, key=lambda p: p.rank):
         sheet.rank(part.rank, f"rank {part.rank} (pid {part.pid} on {part.host})")
-        _Rank(sheet, made, part, part.clock[0] - base).draw()
+        _RankTrack(sheet, made, part, part.clock[0] - base).draw()
     _join(sheet, made)
     return sheet, base
 
@@ -93,10 +93,10 @@ def _first(part: Part) -> int:
     return int(min(times, default=0)) + part.clock[0]
 
 
-class _Rank:
+class _RankTrack:
     """One rank's share of the sheet."""
 
-    def __init__(self, sheet: Sheet, made: _Made, part: Part, shift: int) -> None:
+    def __init__(self, sheet: Sheet, made: _Producers, part: Part, shift: int) -> None:
         self.sheet, self.made, self.part, self.shift = sheet, made, part, shift
 
     def draw(self) -> None:
@@ -284,7 +284,7 @@ class _Rank:
             )
 
 
-def _join(sheet: Sheet, made: _Made) -> None:
+def _join(sheet: Sheet, made: _Producers) -> None:
     """Draw the arrows whose both ends were recorded."""
     for (agreed, seq, src, dst), came, row in made.pulls:
         sent = _source(made, (agreed, seq), src, dst, came, row)
@@ -314,7 +314,7 @@ def _brought(sheet: Sheet, sent: Slice, call: Slice) -> Slice:
 
 
 def _source(
-    made: _Made, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
+    made: _Producers, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
 ) -> Slice | None:
     """The slice of `src` that made what `dst` took."""
     index, piece = int(row["index"]), int(row["piece"])

@@ -18,7 +18,7 @@ _Sent = dict[tuple[int, str, tuple[int, ...]], _Group]
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """From one rank to another: bytes so far, and per second since the last look."""
 
     src: int
@@ -40,21 +40,21 @@ class HostPair:
 
 
 @dataclass(frozen=True)
-class Links:
+class TrafficTable:
     """All links at one time, the busiest first.
 
     `guessed` is how many bytes since the last look were shared out by the calls that
     were seen, since too many had been made; `missing` are ranks that did not tell.
     """
 
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkTraffic, ...] = ()
     hosts: tuple[HostPair, ...] = ()
     guessed: int = 0
     missing: tuple[int, ...] = ()
     told: _Sent = field(default_factory=dict, repr=False, compare=False)
 
 
-def links_of(told: Told, before: Links | None = None) -> Links:
+def links_of(told: Told, before: TrafficTable | None = None) -> TrafficTable:
     """Put together what the ranks tell; rates are by each rank's own clock."""
     good = {r: t for r, t in told.items() if t is not None and "groups" in t}
     now: _Sent = {
@@ -79,14 +79,14 @@ def links_of(told: Told, before: Links | None = None) -> Links:
     hosts: list[int] = next((t["hosts"] for t in good.values()), [])
     names = _names(hosts, next((t["names"] for t in good.values()), []))
     found = [
-        Link(src, dst, hosts[src] == hosts[dst], sent, rate)
+        LinkTraffic(src, dst, hosts[src] == hosts[dst], sent, rate)
         for (src, dst), (sent, rate) in sums.items()
         if sent
     ]
     found.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
     missing = tuple(sorted(set(told) - set(good)))
     by_hosts = _by_hosts(found, [names[host] for host in hosts])
-    return Links(tuple(found), by_hosts, guessed, missing, now)
+    return TrafficTable(tuple(found), by_hosts, guessed, missing, now)
 
 
 def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
@@ -109,8 +109,10 @@ def _names(hosts: Sequence[int], named: Sequence[str]) -> dict[int, str]:
     return {host: f"host {host}" for host in first}
 
 
-def _by_hosts(links: Iterable[Link], name: Sequence[str]) -> tuple[HostPair, ...]:
-    pairs: dict[tuple[str, str], list[Link]] = {}
+def _by_hosts(
+    links: Iterable[LinkTraffic], name: Sequence[str]
+) -> tuple[HostPair, ...]:
+    pairs: dict[tuple[str, str], list[LinkTraffic]] = {}
     for link in links:
         pairs.setdefault((name[link.src], name[link.dst]), []).append(link)
     found = [

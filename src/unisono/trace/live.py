@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.trace import ask
-from unisono.trace.links import Links, links_of
+from unisono.trace.links import TrafficTable, links_of
 
 SILENT = "does not answer"
 
 
 @dataclass(frozen=True)
-class Row:
+class RankStatus:
     """A rank in one of its communicators; `seconds` since its last call began or ended.
 
     `behind` is by how many calls it is behind the furthest; `rate` in bytes per second.
@@ -37,14 +37,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Glance:
+class Snapshot:
     """All ranks that can be asked here, at one time."""
 
     time: float
     job: str
     world_size: int
-    rows: tuple[Row, ...]
-    traffic: Links
+    rows: tuple[RankStatus, ...]
+    traffic: TrafficTable
 
     @property
     def late(self) -> list[int]:
@@ -62,7 +62,9 @@ class Glance:
         return {**plain, "late": self.late, **traffic}
 
 
-def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
+def look(
+    doors: Sequence[ask.MonitorSocket], before: Snapshot | None = None
+) -> Snapshot:
     """Ask all ranks."""
     now = time.monotonic()
     states = {door: ask.ask(door, "state") for door in doors}
@@ -73,7 +75,7 @@ def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
         for row in _rows(door, state, told, now, before)
     ]
     first: dict[str, Any] = told[0] if told else {"job": "", "world_size": 0}
-    return Glance(
+    return Snapshot(
         now,
         first["job"],
         first["world_size"],
@@ -83,8 +85,8 @@ def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
 
 
 def _traffic(
-    states: dict[ask.Door, dict[str, Any] | None], before: Glance | None
-) -> Links:
+    states: dict[ask.MonitorSocket, dict[str, Any] | None], before: Snapshot | None
+) -> TrafficTable:
     """Ask those who answer to whom they have sent."""
     told = {
         door.rank: None if state is None else ask.ask(door, "links")
@@ -93,24 +95,24 @@ def _traffic(
     return links_of(told, None if before is None else before.traffic)
 
 
-def _key(row: Row) -> tuple[str, int]:
+def _key(row: RankStatus) -> tuple[str, int]:
     return "" if row.group == "world" else row.group, row.rank
 
 
 def _rows(
-    door: ask.Door,
+    door: ask.MonitorSocket,
     state: dict[str, Any] | None,
     told: Sequence[dict[str, Any]],
     now: float,
-    before: Glance | None,
-) -> list[Row]:
+    before: Snapshot | None,
+) -> list[RankStatus]:
     if state is None:
-        return [Row(door.rank, door.pid, "world", 0, 0, SILENT, 0.0, 0, None)]
+        return [RankStatus(door.rank, door.pid, "world", 0, 0, SILENT, 0.0, 0, None)]
     furthest = _furthest(told)
     rows = []
     for group in state["communicators"]:
         behind = furthest[group["name"], tuple(group["ranks"])] - group["seq"]
-        row = Row(
+        row = RankStatus(
             state["rank"],
             state["pid"],
             group["name"],
@@ -148,7 +150,7 @@ def _since(group: dict[str, Any], now_ns: int) -> float:
 
 
 def _rate(
-    before: Glance | None, rank: int, group: dict[str, Any], now: float
+    before: Snapshot | None, rank: int, group: dict[str, Any], now: float
 ) -> float | None:
     if before is None or now <= before.time:
         return None

@@ -15,14 +15,14 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from statistics import median
 
-from unisono.trace.flights import Entry, Flight, GroupOf, groups
+from unisono.trace.flights import FlightRecord, GroupInfo, RecordedCall, groups
 
 LATE_NS = 1_000_000
 """Below this nobody is called late."""
 
 
 @dataclass(frozen=True)
-class Side:
+class RankEvidence:
     """One rank's side of it: what it called or where it stands, and the line."""
 
     rank: int
@@ -33,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """What is wrong, and who is the cause. `kind` is one word for tools."""
 
     kind: str
@@ -43,7 +43,7 @@ class Verdict:
     members: tuple[int, ...] = ()
     collective: str = ""
     seq: int = 0
-    sides: tuple[Side, ...] = field(default=())
+    sides: tuple[RankEvidence, ...] = field(default=())
 
     def __str__(self) -> str:
         """Verdict, group, collective, ranks; then both sides with their lines."""
@@ -64,19 +64,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _GroupRecords:
     """A communicator and what its ranks recorded there."""
 
     number: str
-    group: GroupOf
-    flights: Mapping[int, Flight]
-    calls: Mapping[int, Mapping[int, Entry]]  # by rank in the world, and seq
+    group: GroupInfo
+    flights: Mapping[int, FlightRecord]
+    calls: Mapping[int, Mapping[int, RecordedCall]]  # by rank in the world, and seq
 
     def verdict(
-        self, kind: str, told: str, ranks: Sequence[int], call: Entry, sides: list[Side]
-    ) -> Verdict:
+        self,
+        kind: str,
+        told: str,
+        ranks: Sequence[int],
+        call: RecordedCall,
+        sides: list[RankEvidence],
+    ) -> Diagnosis:
         """A verdict on this communicator, about this call."""
-        return Verdict(
+        return Diagnosis(
             kind,
             told,
             tuple(ranks),
@@ -88,7 +93,7 @@ class _Scene:
         )
 
 
-def why(flights: Mapping[int, Flight]) -> Verdict:
+def why(flights: Mapping[int, FlightRecord]) -> Diagnosis:
     """The verdict on a job."""
     scenes = list(_scenes(flights))
     for look in (_differs, _missing):
@@ -102,19 +107,19 @@ def why(flights: Mapping[int, Flight]) -> Verdict:
     lacking = sorted(set(range(_world(flights))) - flights.keys())
     if lacking:
         return _silent(lacking)
-    return Verdict("nothing", "nothing is wrong in these records: no call failed")
+    return Diagnosis("nothing", "nothing is wrong in these records: no call failed")
 
 
-def _world(flights: Mapping[int, Flight]) -> int:
+def _world(flights: Mapping[int, FlightRecord]) -> int:
     return max(flight.world_size for flight in flights.values())
 
 
-def _silent(ranks: Sequence[int]) -> Verdict:
+def _silent(ranks: Sequence[int]) -> Diagnosis:
     told = f"{_who(ranks)} left no record: killed, or never there"
-    return Verdict("silent", told, tuple(ranks))
+    return Diagnosis("silent", told, tuple(ranks))
 
 
-def _scenes(flights: Mapping[int, Flight]) -> Iterator[_Scene]:
+def _scenes(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
     """Where something failed first, then by the number of ranks."""
     broken = {f.error.communicator for f in flights.values()} - {""}
     found = groups(flights.values()).items()
@@ -126,7 +131,7 @@ def _scenes(flights: Mapping[int, Flight]) -> Iterator[_Scene]:
             for rank in group.ranks
             if rank in flights
         }
-        yield _Scene(number, group, flights, calls)
+        yield _GroupRecords(number, group, flights, calls)
 
 
 def _who(ranks: Sequence[int]) -> str:
@@ -135,13 +140,13 @@ def _who(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}"
 
 
-def _side(rank: int, entry: Entry) -> Side:
+def _side(rank: int, entry: RecordedCall) -> RankEvidence:
     line = entry.line
     place = (line.filename, line.line) if line else ("", 0)
-    return Side(rank, entry.what, entry.at, *place)
+    return RankEvidence(rank, entry.what, entry.at, *place)
 
 
-def _differs(scene: _Scene) -> Verdict | None:
+def _differs(scene: _GroupRecords) -> Diagnosis | None:
     """The first call in which ranks called different things."""
     every = sorted({seq for calls in scene.calls.values() for seq in calls})
     for seq in every:
@@ -161,8 +166,11 @@ def _differs(scene: _Scene) -> Verdict | None:
 
 
 def _disagreement(
-    scene: _Scene, seq: int, entries: Mapping[int, Entry], alike: dict[str, list[int]]
-) -> Verdict:
+    scene: _GroupRecords,
+    seq: int,
+    entries: Mapping[int, RecordedCall],
+    alike: dict[str, list[int]],
+) -> Diagnosis:
     """Who is the odd one, and both sides.
 
     Who came to the call when it had failed already was refused and has no record of it,
@@ -201,14 +209,14 @@ def _disagreement(
     )
     sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
     sides += [
-        Side(rank, f"{call}, refused", scene.flights[rank].failed_at)
+        RankEvidence(rank, f"{call}, refused", scene.flights[rank].failed_at)
         for rank, call in sorted(refused.items())
         if call
     ]
     return scene.verdict("mismatch", told, odd, other, sides)
 
 
-def _ways(entries: Mapping[int, Entry]) -> dict[int, str]:
+def _ways(entries: Mapping[int, RecordedCall]) -> dict[int, str]:
     """The algorithms of one call, by rank; with their steps if the names hide them."""
     contents: dict[str, set[str]] = {}
     for entry in entries.values():
@@ -221,13 +229,13 @@ def _ways(entries: Mapping[int, Entry]) -> dict[int, str]:
     }
 
 
-def _key(entry: Entry, *, lines: bool) -> tuple[object, ...]:
+def _key(entry: RecordedCall, *, lines: bool) -> tuple[object, ...]:
     line = entry.line
     where = (line.filename, line.line) if line and lines else ()
     return (entry.what, *where)
 
 
-def _skipped(scene: _Scene, rank: int, other: int, seq: int) -> Verdict | None:
+def _skipped(scene: _GroupRecords, rank: int, other: int, seq: int) -> Diagnosis | None:
     """Whether a rank left out a call of another, whose calls are else the same."""
     left_out = _left_out(scene, rank, other, seq)
     if left_out is None:
@@ -249,8 +257,8 @@ def _skipped(scene: _Scene, rank: int, other: int, seq: int) -> Verdict | None:
 
 
 def _left_out(
-    scene: _Scene, rank: int, other: int, until: int
-) -> tuple[Entry, Entry | None] | None:
+    scene: _GroupRecords, rank: int, other: int, until: int
+) -> tuple[RecordedCall, RecordedCall | None] | None:
     """The call that a rank left out, and what it called in its place."""
     theirs, mine = scene.calls[other], scene.calls[rank]
     first = max(min(theirs, default=0), min(mine, default=0))
@@ -277,7 +285,7 @@ def _follows(before: Sequence[object], missed: object, went_on: object) -> bool:
     return (missed, went_on) in pairwise(before)
 
 
-def _is_further(missed: Entry, went_on: Entry) -> bool:
+def _is_further(missed: RecordedCall, went_on: RecordedCall) -> bool:
     """Whether a call stands further down in the same function than another."""
     one, other = missed.line, went_on.line
     if one is None or other is None:
@@ -286,7 +294,7 @@ def _is_further(missed: Entry, went_on: Entry) -> bool:
     return same and other.line > one.line
 
 
-def _missing(scene: _Scene) -> Verdict | None:
+def _missing(scene: _GroupRecords) -> Diagnosis | None:
     """A call that some have made and do not end, and others have not made."""
     open_ = {
         rank: entry
@@ -321,30 +329,36 @@ def _missing(scene: _Scene) -> Verdict | None:
     return scene.verdict("missing", told, absent, entry, sides)
 
 
-def _absentee(scene: _Scene, rank: int) -> Side:
+def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
     """Where a rank that others wait for stood."""
     flight = scene.flights.get(rank)
     if flight is None:
-        return Side(rank, "it left no record", "so it was killed, or is beyond asking")
+        return RankEvidence(
+            rank, "it left no record", "so it was killed, or is beyond asking"
+        )
     calls = scene.calls[rank]
     last = calls[max(calls)] if calls else None
     before = f", after call {last.collective_seq_id}" if last else ", before any call"
     if flight.reason == "it left":
         where = last.at if last else "no line"
-        return Side(rank, f"it had left{before}", f"made at {where}", *_at(last))
+        return RankEvidence(
+            rank, f"it had left{before}", f"made at {where}", *_at(last)
+        )
     stands = flight.stands
     if stands is None:
-        return Side(rank, f"in no Python code{before}", "as far as its record tells")
+        return RankEvidence(
+            rank, f"in no Python code{before}", "as far as its record tells"
+        )
     told = f"it stood at {stands}"
-    return Side(rank, told, before[2:], stands.filename, stands.line)
+    return RankEvidence(rank, told, before[2:], stands.filename, stands.line)
 
 
-def _at(entry: Entry | None) -> tuple[str, int]:
+def _at(entry: RecordedCall | None) -> tuple[str, int]:
     line = entry.line if entry else None
     return (line.filename, line.line) if line else ("", 0)
 
 
-def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
+def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
     """The rank that has cost the others most by coming late to one line.
 
     Once is chance: who is late again and again goes before who was late for long.
@@ -375,7 +389,7 @@ def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
     return weight(times), scene.verdict("late", told, [rank], calls[seq], sides)
 
 
-def _last_ones(scene: _Scene) -> Iterator[tuple[int, int, int]]:
+def _last_ones(scene: _GroupRecords) -> Iterator[tuple[int, int, int]]:
     """Of each call that all have made: who came last, and how long after the rest."""
     if len(scene.calls) < 2:
         return

@@ -33,7 +33,7 @@ _EXACT = 1e-4
 
 
 @dataclass(frozen=True)
-class Piece:
+class FitSegment:
     """The line for sizes up to `upto`: seconds, seconds per byte, and how sure."""
 
     lower: int
@@ -53,7 +53,7 @@ class Piece:
 class Fit:
     """Lines for ascending ranges of sizes; the last holds for all above, too."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FitSegment, ...]
     error: float
     """The typical residual, as a part of the time."""
 
@@ -103,7 +103,7 @@ def _cut(
     return worth, Fit(tuple(pieces), math.sqrt(squares / x.size))
 
 
-def _line(x: Floats, y: Floats) -> tuple[Piece, float]:
+def _line(x: Floats, y: Floats) -> tuple[FitSegment, float]:
     """The line with the least squares of relative residuals, and those squares.
 
     A latency or a cost per byte below zero is noise: it is zero then, and the other is
@@ -126,4 +126,4 @@ def _line(x: Floats, y: Floats) -> tuple[Piece, float]:
         inverse = np.linalg.pinv((some / scale).T @ (some / scale))
         errors[used] = SURE * np.sqrt(np.diag(inverse) * squares / free) / scale
     told = (float(v) for v in (*values, *errors))
-    return Piece(int(x.min()), int(x.max()), *told), squares
+    return FitSegment(int(x.min()), int(x.max()), *told), squares

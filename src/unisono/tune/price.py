@@ -24,7 +24,7 @@ from unisono.tune.fit import Fit
 
 
 @dataclass(frozen=True)
-class Costs:
+class LinkCosts:
     """Fits by class of links; seconds for each peer more, and for each byte added."""
 
     inside: Fit | None

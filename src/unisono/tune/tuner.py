@@ -49,7 +49,7 @@ from unisono.tune.measure import (
     itemsize_of,
     whole_bytes,
 )
-from unisono.tune.price import Costs
+from unisono.tune.price import LinkCosts
 from unisono.tune.race import decided, nearest, promising, winner
 
 FURTHER = 2
@@ -99,7 +99,7 @@ class Tuner:
     effort: Effort = field(default_factory=Effort)
     found: list[Part] = field(default_factory=list)
     fits: dict[str, Fit] = field(default_factory=dict)
-    costs: Costs = field(init=False, default_factory=lambda: Costs(None, None))
+    costs: LinkCosts = field(init=False, default_factory=lambda: LinkCosts(None, None))
     added_error: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Tuner:
             if other:
                 one = self.hosts.index(self.hosts[other]) if kind == "inside" else 0
                 self.fits[kind] = self._fitted(one, other)
-        self.costs = Costs(self.fits.get("inside"), self.fits.get("across"))
+        self.costs = LinkCosts(self.fits.get("inside"), self.fits.get("across"))
         self._others()
         return self.fits
 
@@ -174,7 +174,7 @@ class Tuner:
         if len(each) > 1:
             self.added_error = SURE * stdev(each) / len(each) ** 0.5
         fits = self.fits.get("inside"), self.fits.get("across")
-        self.costs = Costs(*fits, message, max(0.0, median(each)), cores)
+        self.costs = LinkCosts(*fits, message, max(0.0, median(each)), cores)
 
     def _raced(
         self,

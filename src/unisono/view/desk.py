@@ -14,7 +14,7 @@ from unisono.algorithms import schedule as make
 from unisono.codecs import NAMES, get
 from unisono.errors import BadArgument, unknown
 from unisono.schedule.collective import COLLECTIVES, collective
-from unisono.simulate import Codec, candidates, compare
+from unisono.simulate import CodecModel, candidates, compare
 from unisono.simulate.candidates import fitted
 from unisono.topology import Topology, parse
 from unisono.units import parse_bytes
@@ -133,9 +133,9 @@ def _topology(text: str) -> Topology:
     return found
 
 
-def _codec(name: str) -> Codec:
+def _codec(name: str) -> CodecModel:
     """What a codec leaves of the bytes of float32; that it takes time is left out."""
     if name == PLAIN:
-        return Codec()
+        return CodecModel()
     count = 1 << 16
-    return Codec(ratio=get(name).nbytes(count) / (4 * count))
+    return CodecModel(ratio=get(name).nbytes(count) / (4 * count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.schedule.collective import BARRIER, Place
+from unisono.schedule.collective import BARRIER, Holders
 from unisono.schedule.cost import Cost
 from unisono.schedule.schedule import Schedule
 from unisono.view.frames import MAX_RANKS, letter
@@ -68,14 +68,14 @@ def promise(schedule: Schedule) -> str:
         thing = "the sum over all ranks"
     else:
         thing = {
-            Place.EVERYWHERE: "all chunks",
-            Place.ROOT: "all chunks",
-            Place.OWNER: "its chunks",
-            Place.TARGET: "the chunks meant for it",
+            Holders.EVERYWHERE: "all chunks",
+            Holders.ROOT: "all chunks",
+            Holders.OWNER: "its chunks",
+            Holders.TARGET: "the chunks meant for it",
         }[what.after]
-    if what.after is Place.ROOT:
+    if what.after is Holders.ROOT:
         return f"rank {schedule.root} ends with {thing}"
-    share = " in its chunks" if what.reduces and what.after is Place.OWNER else ""
+    share = " in its chunks" if what.reduces and what.after is Holders.OWNER else ""
     return f"every rank ends with {thing}{share}"
 
 

@@ -13,7 +13,7 @@ from html import escape
 import msgspec
 
 from unisono.schedule.schedule import Schedule
-from unisono.simulate import Codec
+from unisono.simulate import CodecModel
 from unisono.topology import Topology
 from unisono.view.assets import digest, script, text
 from unisono.view.story import SIZE, Story, tell
@@ -25,7 +25,7 @@ def to_html(
     beside: Schedule | None = None,
     topology: Topology | str = "",
     nbytes: int | str = SIZE,
-    codec: Codec | None = None,
+    codec: CodecModel | None = None,
 ) -> str:
     """The page of a schedule; with `beside`, of two under one clock.
 

@@ -26,7 +26,7 @@ from unisono.schedule.counts import Floats, sent_between
 from unisono.schedule.schedule import Schedule
 from unisono.view.facts import facts
 from unisono.view.frames import (
-    Frame,
+    StepFrame,
     frames,
     is_small,
     letter,
@@ -159,7 +159,7 @@ def _panels(schedule: Schedule, key: str) -> _Drawing:
 
 
 def _panel(
-    schedule: Schedule, frame: Frame, names: list[str], label: float, cell: float
+    schedule: Schedule, frame: StepFrame, names: list[str], label: float, cell: float
 ) -> Iterator[str]:
     n = schedule.n
     band = _left(n, label, cell)
@@ -185,7 +185,7 @@ def _left(rank: int, label: float, cell: float) -> float:
 
 def _cell(
     schedule: Schedule,
-    frame: Frame,
+    frame: StepFrame,
     row: int,
     rank: int,
     x: float,
@@ -218,7 +218,7 @@ def _colour(rank: int) -> str:
     return f"hsl({HUES[rank % len(HUES)]} 55% {42 if rank < 8 else 34}%)"
 
 
-def _arrows(frame: Frame, label: float, cell: float, key: str) -> Iterator[str]:
+def _arrows(frame: StepFrame, label: float, cell: float, key: str) -> Iterator[str]:
     """An arc for each transfer, from the source's cell to the destination's."""
     for t in frame.transfers:
         if t.src == t.dst:

@@ -22,8 +22,8 @@ from unisono.schedule.step import Step, Transfer
 from unisono.view.explanation import Explanation
 from unisono.view.facts import facts
 from unisono.view.frames import (
-    Cell,
-    Frame,
+    SlotView,
+    StepFrame,
     frames,
     is_small,
     letter,
@@ -80,7 +80,7 @@ def _foot(told: list[tuple[str, str]]) -> Iterator[str]:
         )
 
 
-def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
+def _grid(schedule: Schedule, frame: StepFrame) -> Iterator[str]:
     names = row_names(schedule)
     label = max(len(name) for name in names) + 2
     cells = [[_cell(schedule, c) for c in row] for row in frame.rows]
@@ -93,7 +93,7 @@ def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
         yield f"{name:>{label}} {''.join(c.center(width) for c in row)}".rstrip()
 
 
-def _caption(schedule: Schedule, frame: Frame, names: list[str]) -> Iterator[str]:
+def _caption(schedule: Schedule, frame: StepFrame, names: list[str]) -> Iterator[str]:
     if not frame.number:
         yield "start"
         return
@@ -141,7 +141,7 @@ def _chunks(chunks: list[int]) -> str:
     return ("chunk " if len(chunks) == 1 else "chunks ") + " ".join(told)
 
 
-def _cell(schedule: Schedule, cell: Cell) -> str:
+def _cell(schedule: Schedule, cell: SlotView) -> str:
     if not schedule.collective.reduces:
         text = next((letter(r) for r in range(schedule.n) if cell.ranks >> r & 1), "·")
     elif schedule.n <= _MAX_LETTERS:

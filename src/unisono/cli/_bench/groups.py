@@ -50,7 +50,7 @@ _LAUNCHER_OPTIONS = {
 Answer = dict[str, Any]
 
 
-class Group(Protocol):
+class SystemGroup(Protocol):
     """The ranks of one system, as the driver sees them."""
 
     name: str
@@ -64,7 +64,7 @@ class Group(Protocol):
         """End the processes; at once if they may be in the middle of something."""
 
 
-class Workers:
+class WorkerGroup:
     """A group of processes."""
 
     def __init__(self, name: str, n: int, per_host: int = 0) -> None:
@@ -262,12 +262,12 @@ def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
     return [common | {"UNISONO_HOST_ID": str(rank // per_host)} for rank in range(n)]
 
 
-def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[Group]:
+def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[SystemGroup]:
     """All systems at the same time, ready to be asked."""
-    groups: list[Workers] = []
+    groups: list[WorkerGroup] = []
     try:
         for name in names:
-            made = Workers(name, n, per_host)
+            made = WorkerGroup(name, n, per_host)
             groups.append(made)  # one at a time: if one fails, the rest must be ended
         for group in groups:
             group.join()
@@ -281,7 +281,7 @@ def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[Group]:
 @contextmanager
 def running(
     names: Sequence[str], n: int, per_host: int = 0
-) -> Iterator[Sequence[Group]]:
+) -> Iterator[Sequence[SystemGroup]]:
     """The same, for as long as the block takes; their processes end in any case."""
     groups = start(names, n, per_host)
     at_once = True

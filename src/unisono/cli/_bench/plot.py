@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from unisono.cli._bench.figures import Row, Times
+from unisono.cli._bench.figures import BenchRow, Timing
 from unisono.cli._plot import pyplot, save, style
 
 OPTION = "--plot"
@@ -18,7 +18,7 @@ def require() -> None:
     pyplot(OPTION)
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[BenchRow], path: Path) -> None:
     """Write the picture to a file whose name says the format."""
     names = list(dict.fromkeys(row.case.collective for row in rows))
     figure, all_axes = pyplot(OPTION).subplots(
@@ -38,7 +38,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     save(figure, path)
 
 
-def lines_of(rows: Sequence[Row]) -> dict[str, Line]:
+def lines_of(rows: Sequence[BenchRow]) -> dict[str, Line]:
     """Sizes, microseconds and bus bandwidths of each system."""
     found: dict[str, Line] = {}
     several = len({row.case.size for row in rows}) < len(rows)
@@ -49,7 +49,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, Line]:
     return {name: line for name, line in found.items() if line[0]}
 
 
-def _add(line: Line, row: Row, times: Times | None) -> None:
+def _add(line: Line, row: BenchRow, times: Timing | None) -> None:
     _, busbw = row.bandwidths(times)
     if times is None or math.isnan(busbw) or row.case.size in line[0]:
         return

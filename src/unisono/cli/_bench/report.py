@@ -26,9 +26,9 @@ from typing import IO, Any
 
 import unisono
 from unisono.cli._bench.cases import TYPE_NAMES
-from unisono.cli._bench.driver import Plan
-from unisono.cli._bench.figures import Row, Times, per_iteration
-from unisono.cli._bench.groups import Group
+from unisono.cli._bench.driver import BenchSettings
+from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
+from unisono.cli._bench.groups import SystemGroup
 from unisono.units import format_bytes
 
 _JSON_VERSION = 3
@@ -40,23 +40,23 @@ _WIDTHS = (10, 12, 8, 6, 6, *(7, 6, 6, 6) * 2)
 _UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
 
 
-class Report:
+class BenchReport:
     """All that is known so far, and how it is told."""
 
     def __init__(
-        self, arguments: dict[str, Any], plan: Plan, peers: Sequence[str]
+        self, arguments: dict[str, Any], plan: BenchSettings, peers: Sequence[str]
     ) -> None:
         """Nothing is known yet but how it will be measured."""
         self.arguments = arguments
         self.plan = plan
         self.peers = list(peers)
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.devices: list[dict[str, Any]] = []
         self.interrupted = False
         self.began = _now()
         self.load = os.getloadavg()[0]
 
-    def add_devices(self, group: Group) -> None:
+    def add_devices(self, group: SystemGroup) -> None:
         """Where the ranks of unisono are."""
         self.devices = [
             {
@@ -133,7 +133,7 @@ class Report:
         yield (_line(names, _WIDTHS) + self._own_line(more)).rstrip()
         yield (_line(_UNITS, _WIDTHS) + self._own_line(units)).rstrip()
 
-    def line(self, row: Row) -> str:
+    def line(self, row: BenchRow) -> str:
         """One row."""
         case = row.case
         cells = [str(case.size), str(case.count)]
@@ -149,7 +149,7 @@ class Report:
         heads += [(name, "(us)") for name in self.peers]
         return heads + ([("ratio", "")] if self.peers else [])
 
-    def _own_cells(self, row: Row) -> list[str]:
+    def _own_cells(self, row: BenchRow) -> list[str]:
         ours, share = row.compared, row.floor_share
         single = per_iteration(ours.by_rank)["p99_us"] if ours and ours.by_rank else 0
         cells = [row.algorithm or "-", number(single, 7) if single else "-"]
@@ -272,7 +272,7 @@ def number(value: float, width: int) -> str:
     return f"{value:.{1 if width >= 7 else 0}e}"
 
 
-def _time_cells(row: Row, times: Times | None) -> list[str]:
+def _time_cells(row: BenchRow, times: Timing | None) -> list[str]:
     if not times or not times.rounds:
         return ["N/A"] * 4
     algbw, busbw = row.bandwidths(times)

@@ -30,7 +30,7 @@ _WARM, _ROUNDS = 10, 60
 _LARGE, _LARGE_ROUNDS = 1 << 22, 4
 
 
-class Findings(msgspec.Struct):
+class WorldFindings(msgspec.Struct):
     """What a world has found. Matrices are symmetric, with None for a rank itself."""
 
     hosts: list[str]  # of every rank
@@ -50,13 +50,13 @@ def main() -> int:
         comm.close()
     except UnisonoError as error:
         told = f"{type(error).__name__}: {error}"
-        found = Findings([], {}, {}, [], [], [], failed=told)
+        found = WorldFindings([], {}, {}, [], [], [], failed=told)
     if os.environ.get("UNISONO_RANK", "0") == "0" or found.failed:
         sys.stdout.write(MARK + msgspec.json.encode(found).decode() + "\n")
     return 1 if found.failed else 0
 
 
-def _examine(comm: Communicator) -> Findings:
+def _examine(comm: Communicator) -> WorldFindings:
     host = os.environ.get("UNISONO_HOST_ID") or os.uname().nodename
     me = (host, os.environ.get("UNISONO_LOCAL_RANK", "0"))
     everyone = comm.all_gather_object(me)
@@ -68,7 +68,7 @@ def _examine(comm: Communicator) -> Findings:
     if comm.world_size > _MOST_RANKS:
         measured = first[:_MOST_RANKS] if len(first) > 1 else measured[:_MOST_RANKS]
     latency, bandwidth = _pairs(comm, measured)
-    return Findings(hosts, wrong, offsets, measured, latency, bandwidth)
+    return WorldFindings(hosts, wrong, offsets, measured, latency, bandwidth)
 
 
 # Answers

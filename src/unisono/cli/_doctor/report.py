@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unisono.cli._doctor.host import Finding
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 
 _CLOCKS_APART_S = 0.5
 
@@ -17,7 +17,7 @@ _APART = (
 _TOGETHER = "unisono env, and report what it prints"
 
 
-def of_world(found: Findings, *, several: bool) -> list[Finding]:
+def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
     """What a world has found, as lines."""
     if found.failed:
         fix = _APART if several else _TOGETHER
@@ -52,7 +52,7 @@ def show(findings: Iterable[Finding]) -> None:
             print(f"       run: {found.fix}")
 
 
-def show_matrices(found: Findings) -> None:
+def show_matrices(found: WorldFindings) -> None:
     """Latency and bandwidth between every two ranks that were measured."""
     if len(found.measured) < 2:
         return

@@ -27,7 +27,7 @@ from unisono.transports.rank_table import host_identity
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ActorAddress:
     """Of one actor. `host` is equal for those that share memory."""
 
     host: str
@@ -38,9 +38,9 @@ class Whereabouts:
     version: str
 
 
-def whereabouts() -> Whereabouts:
+def whereabouts() -> ActorAddress:
     """Of this process."""
-    return Whereabouts(
+    return ActorAddress(
         host=host_identity(),
         node=ray.get_runtime_context().get_node_id(),
         address=ray.util.get_node_ip_address(),
@@ -79,10 +79,10 @@ def places(hosts: list[str]) -> list[dict[str, str]]:
     return told
 
 
-class Member:
+class RankActor:
     """The actor."""
 
-    def where(self) -> Whereabouts:
+    def where(self) -> ActorAddress:
         """Its whereabouts; rank 0's port is the one at which all meet."""
         return whereabouts()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from unisono.dtypes import DType
 from unisono.errors import BadArgument
 from unisono.interop.torch import profiling
-from unisono.interop.torch.group import Group
+from unisono.interop.torch.group import GroupHandle
 from unisono.interop.torch.tensors import (
     Finish,
     joined_to_write,
@@ -21,7 +21,7 @@ from unisono.interop.torch.tensors import (
     to_write,
     type_of,
 )
-from unisono.interop.torch.work import Done, Pending
+from unisono.interop.torch.work import CompletedWork, PendingCall
 from unisono.runtime.call.work import Work as Part
 
 OPS = {
@@ -36,10 +36,10 @@ OPS = {
 }
 
 
-class Run:
+class CallBuilder:
     """Gathers the calls, what must live until they are done, and what comes after."""
 
-    def __init__(self, group: Group, opts: Any, outputs: Any) -> None:
+    def __init__(self, group: GroupHandle, opts: Any, outputs: Any) -> None:
         """`opts` are torch's options of the call."""
         self._group = group
         self._outputs = outputs
@@ -181,7 +181,7 @@ class Run:
             self._parts.append(part)
             self._group.latest = part
 
-    def end(self) -> Pending:
+    def end(self) -> PendingCall:
         """The work; what is done at once is brought home at once."""
         finishes = self._finishes
         if self._record is not None:
@@ -190,13 +190,13 @@ class Run:
         if not self._parts:
             for finish in finishes:
                 finish()
-            return self._group.made(Done(self._outputs), self._elements)
+            return self._group.made(CompletedWork(self._outputs), self._elements)
 
         def finish_all() -> None:
             for finish in finishes:
                 finish()
 
-        work = Pending(
+        work = PendingCall(
             self._outputs,
             self._parts,
             finish_all if finishes else None,

@@ -46,7 +46,7 @@ _ANSWER_S = 5.0  # for rank 0 to say who is missing
 _world: Transport | None = None
 
 
-class Meeting:
+class GroupRendezvous:
     """One rank's way to the communicator of one group."""
 
     def __init__(self, options: Any) -> None:

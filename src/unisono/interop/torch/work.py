@@ -54,7 +54,7 @@ def _both(kind: type[BaseException]) -> type[BaseException]:
     return _BOTH[kind]
 
 
-class Pending(dist.Work):
+class PendingCall(dist.Work):
     """Calls of the engine that are one call of torch's, and what comes after."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Pending(dist.Work):
             return
         if self.is_completed() or sys.is_finalizing():
             return
-        twin = Pending(self._outputs, self._parts, self._finish)
+        twin = PendingCall(self._outputs, self._parts, self._finish)
         self._completer.add(twin, None)
 
     def settle(self) -> None:
@@ -217,7 +217,7 @@ class Pending(dist.Work):
             raw.set_result(self._outputs)
 
 
-class Done(Pending):
+class CompletedWork(PendingCall):
     """A call that was done when it returned."""
 
     _parts, _finish, _completer = (), None, None
@@ -234,7 +234,7 @@ class Done(Pending):
         return True
 
 
-class Received(Pending):
+class AnySourceRecv(PendingCall):
     """A message from anybody, who is known when it has come."""
 
     def _noted(self) -> None:
@@ -247,13 +247,13 @@ class Completer:
 
     def __init__(self) -> None:
         """The threads are started when the first future is asked for."""
-        self._waiting: queue.SimpleQueue[tuple[Pending, Any] | None] = (
+        self._waiting: queue.SimpleQueue[tuple[PendingCall, Any] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def add(self, work: Pending, raw: Any) -> None:
+    def add(self, work: PendingCall, raw: Any) -> None:
         """Complete `raw` when `work` is done."""
         with self._lock:
             if self._thread is None:
@@ -336,4 +336,4 @@ class _Callbacks:
 
 _CALLBACKS = _Callbacks()
 
-leave_out(Pending, Done, Received)
+leave_out(PendingCall, CompletedWork, AnySourceRecv)

@@ -28,7 +28,7 @@ from unisono.runtime.call.notes import Names, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
+from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Holders, Ints
 from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered, Program
@@ -354,13 +354,13 @@ def offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
     return before, after
 
 
-def _begins(contract: Contract, place: Place, sizes: Ints) -> Ints:
+def _begins(contract: Contract, place: Holders, sizes: Ints) -> Ints:
     chunks = np.arange(contract.num_chunks)
     whole = np.cumsum(sizes) - sizes
-    if place is Place.OWNER:
+    if place is Holders.OWNER:
         owner = contract.owner(chunks)
         return np.asarray(whole - whole[np.searchsorted(owner, owner)], dtype=np.int64)
-    if place is Place.TARGET:
+    if place is Holders.TARGET:
         target = contract.target(chunks)
         order = np.argsort(target, kind="stable")
         begins = np.empty_like(whole)
@@ -375,7 +375,7 @@ def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
     """How many elements a rank has before, and after."""
     chunks = np.arange(contract.num_chunks)
 
-    def count(place: Place) -> int:
+    def count(place: Holders) -> int:
         holder = contract.holder(place, chunks)
         return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
 
