@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from unisono.launch.spawn import spawn
-    from unisono.runtime.call.reductions import premul_sum
+    from unisono.runtime.call.reductions import ReduceOp, premul_sum
     from unisono.runtime.call.work import Work
     from unisono.runtime.communicator import Communicator
     from unisono.runtime.world.init import init
-    from unisono.schedule import Schedule, Step, copy, reduce
+    from unisono.schedule import Schedule, Step
     from unisono.view import explain, to_svg
     from unisono.view.html import to_html
 
@@ -56,6 +56,7 @@ __all__ = [
     "MissingLibrary",
     "NotAuthentic",
     "PeerLost",
+    "ReduceOp",
     "Schedule",
     "ScheduleError",
     "Step",
@@ -65,11 +66,9 @@ __all__ = [
     "UsageError",
     "Work",
     "algorithm",
-    "copy",
     "explain",
     "init",
     "premul_sum",
-    "reduce",
     "schedule",
     "spawn",
     "to_html",
@@ -96,12 +95,16 @@ _ROOMS = {
     "unisono.runtime.world.init": ["init"],
     "unisono.launch.spawn": ["spawn"],
     "unisono.runtime.communicator": ["Communicator"],
-    "unisono.runtime.call.reductions": ["premul_sum"],
+    "unisono.runtime.call.reductions": ["ReduceOp", "premul_sum"],
     "unisono.runtime.call.work": ["Work"],
-    "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
+    "unisono.schedule": ["Schedule", "Step"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],
     "unisono.view.html": ["to_html"],
+}
+_RENAMED = {
+    "copy": ("unisono.schedule", "copy_step"),
+    "reduce": ("unisono.schedule", "reduce_step"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -128,6 +131,12 @@ class _Face(ModuleType):
         """A public name, from the room it stands in."""
         if name in ("parallel", "trace"):  # rooms that are used by their names
             return import_module(f"unisono.{name}")
+        if name in _RENAMED:
+            room, new = _RENAMED[name]
+            import_module("unisono.deprecation").warn_renamed(
+                f"unisono.{name}", f"{room}.{new}"
+            )
+            return getattr(import_module(room), new)
         if name in _ROOM_OF:
             value = getattr(import_module(_ROOM_OF[name]), name)
             setattr(self, name, value)

@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from unisono import BadArgument, UnsupportedWorld, copy, schedule
+from unisono import BadArgument, UnsupportedWorld, schedule
 from unisono.algorithms import algorithm, find, library, power_of_two
 from unisono.algorithms.library import offers
-from unisono.schedule import collective
+from unisono.schedule import collective, copy_step
 
 
 @algorithm(needs=power_of_two, alike="tree or ring")
 def broadcast(n, both: bool = False, radix: int = 2, order: str = "up"):
     """A broadcast that refuses most worlds."""
-    yield copy(0, src=0, dst=np.arange(1, n))
+    yield copy_step(0, src=0, dst=np.arange(1, n))
 
 
 @algorithm
 def scatter(n, root: int = 0, last: bool = False):
     """A scatter that is told its root, and serves the ranks in order."""
     c = np.delete(np.arange(n), root)
-    yield copy(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
+    yield copy_step(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
 
 
 @algorithm

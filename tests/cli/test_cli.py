@@ -11,24 +11,26 @@ from unisono.algorithms import library
 
 RIGHT = """
 import numpy as np
-from unisono import algorithm, copy
+from unisono import algorithm
+from unisono.schedule import copy_step
 
 @algorithm
 def all_gather(n):
     c = np.arange(n)
     for hop in range(n - 1):
-        yield copy(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+        yield copy_step(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
 """
 WRONG = """
 import numpy as np
-from unisono import algorithm, reduce
+from unisono import algorithm
+from unisono.schedule import reduce_step
 
 @algorithm(chunks=1)
 def all_reduce(n):
     r = np.arange(n)
     d = 1
     while d < n:
-        yield reduce(0, src=r, dst=(r + d) % n)
+        yield reduce_step(0, src=r, dst=(r + d) % n)
         d *= 2
 """
 

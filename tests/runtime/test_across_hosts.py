@@ -96,7 +96,7 @@ def messages(comm):
 def objects(comm):
     n, me = comm.world_size, comm.rank
     told = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
-    every = comm.all_gather_object([me] * me)
+    every = comm.all_gather_objects([me] * me)
     right = told["from"] == n - 1 and every == [[r] * r for r in range(n)]
     return [] if right else ["objects"]
 

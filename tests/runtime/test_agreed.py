@@ -116,14 +116,14 @@ def test_an_edit_within_a_second_is_seen(mine):
 REUSING = '''
 import numpy as np
 from unisono.algorithms import algorithm
-from unisono.schedule import copy
+from unisono.schedule import copy_step
 
 @algorithm(chunks=1)
 def broadcast(n):
     """From rank to rank, in arrays that are used again."""
     src, dst = np.zeros(1, np.int64), np.ones(1, np.int64)
     for _ in range(n - 1):
-        yield copy(np.zeros(1, np.int64), src=src, dst=dst)
+        yield copy_step(np.zeros(1, np.int64), src=src, dst=dst)
         src += 1
         dst += 1
 '''

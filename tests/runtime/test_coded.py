@@ -98,7 +98,7 @@ def check(what, name, spec, xs, comms, **more):
     codec = codecs.get(spec)
     wanted = made_by_hand(what, name, codec, xs, **more)
     scope = more.get("scope", Scope.ALL)
-    how = {"codec": spec, "algorithm": name, "coded": scope, "error_bound": 99.0}
+    how = {"codec": f"{spec}@{scope}", "algorithm": name, "error_bound": 99.0}
     found = comms.run(lambda comm: called(comm, what, xs, **how))
     for mine, right in zip(found, wanted, strict=True):
         if right is None:

@@ -110,7 +110,7 @@ def test_codes_count_as_codes(hosts, codec):
 def test_codes_between_hosts_alone():
     def work(comm):
         look, x = Looks(comm), np.ones(3 * 1024, np.float32)
-        comm.all_reduce(x, codec="fp8", coded="hosts", algorithm="direct")
+        comm.all_reduce(x, codec="fp8@hosts", algorithm="direct")
         return look()[0]["sent_to"]
 
     found = matrix(N, work, (0, 0, 1))

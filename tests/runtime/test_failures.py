@@ -85,7 +85,7 @@ def calls_by_name(name):
         "parts": lambda c: c.reduce_scatter(ones(12)),
         "exchange": lambda c: c.all_to_all(ones(12)),
         "barrier": lambda c: c.barrier(),
-        "objects": lambda c: c.all_gather_object(["a", 1]),
+        "objects": lambda c: c.all_gather_objects(["a", 1]),
         "split": lambda c: c.split(0),
     }[name]
 
@@ -532,7 +532,7 @@ def blocked(name):
         "work with limit": lambda c: c.barrier(async_op=True).wait(timeout_s=100),
         "queued": lambda c: (c.barrier(async_op=True), c.all_reduce(ones())),
         "split": lambda c: c.split(0),
-        "objects": lambda c: c.all_gather_object(1),
+        "objects": lambda c: c.all_gather_objects(1),
     }[name]
 
 

@@ -21,9 +21,9 @@ from unisono.schedule import (
     Schedule,
     Step,
     Transfer,
-    copy,
+    copy_step,
     from_steps,
-    reduce,
+    reduce_step,
     together,
 )
 from unisono.schedule.collective import ALL_REDUCE
@@ -154,8 +154,11 @@ def test_any_steps_have_the_trees_of_the_interpreter(rows):
 
 def test_a_copy_counts_as_coming_from_its_sender():
     """Rank 3 adds to a copy of rank 0's value as rank 0 itself does: (0 + 1) + 2."""
-    twice = [reduce(0, src=[1, 2], dst=rank) for rank in (0, 3)]
-    steps = [together([copy(0, src=0, dst=3), *twice]), copy(0, src=0, dst=[1, 2])]
+    twice = [reduce_step(0, src=[1, 2], dst=rank) for rank in (0, 3)]
+    steps = [
+        together([copy_step(0, src=0, dst=3), *twice]),
+        copy_step(0, src=0, dst=[1, 2]),
+    ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
     assert told(made) == traced(made) == (True, 2)
 
@@ -163,9 +166,9 @@ def test_a_copy_counts_as_coming_from_its_sender():
 def test_the_two_sides_of_a_sum_may_change_places():
     """Ranks 2 and 3 hold what 1 and 0 do, so 2 adds 1 + 0 where 0 adds 0 + 1."""
     steps = [
-        copy(0, src=[1, 0], dst=[2, 3]),
-        reduce(0, src=[1, 3], dst=[0, 2]),
-        copy(0, src=[0, 2], dst=[1, 3]),
+        copy_step(0, src=[1, 0], dst=[2, 3]),
+        reduce_step(0, src=[1, 3], dst=[0, 2]),
+        copy_step(0, src=[0, 2], dst=[1, 3]),
     ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
     assert told(made) == traced(made) == (True, 1)

@@ -15,9 +15,10 @@ from lowering import (
 )
 from variants import VARIANTS
 
-from unisono import copy, reduce, schedule
+from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import ScheduleError, UnsupportedWorld
+from unisono.schedule import copy_step, reduce_step
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
@@ -120,13 +121,13 @@ def test_programs_wait_no_more_often_than_steps_need():
 
 
 def test_ranks_that_are_not_there_are_refused():
-    steps = [copy([0], src=[0], dst=[2])]
+    steps = [copy_step([0], src=[0], dst=[2])]
     with pytest.raises(ScheduleError):
         lower(from_steps(BROADCAST, 2, steps, num_chunks=1))
 
 
 def test_sums_of_chunks_with_different_names_are_refused():
-    steps = [reduce([0], src=[1], dst=[0], into=[1])]
+    steps = [reduce_step([0], src=[1], dst=[0], into=[1])]
     with pytest.raises(UnsupportedWorld, match="different names"):
         lower(from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1))
 

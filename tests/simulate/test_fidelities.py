@@ -8,6 +8,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, BadTopology, NotOffered, ScheduleError
+from unisono.schedule import copy_step
 from unisono.schedule.collective import COLLECTIVES
 from unisono.simulate import (
     CodecModel,
@@ -348,7 +349,7 @@ def test_a_schedule_of_another_world_is_refused():
 @pytest.mark.parametrize(("src", "dst", "chunk"), [(0, 4, 0), (-1, 0, 0), (0, 1, 9)])
 def test_a_schedule_that_leaves_its_world_is_refused(fidelity, src, dst, chunk):
     wrong = unisono.schedule("broadcast", "tree", n=4).but(
-        make=lambda: [unisono.copy(chunk, src, dst)]
+        make=lambda: [copy_step(chunk, src, dst)]
     )
     with pytest.raises(ScheduleError, match="step 1"):
         simulate(wrong, "switch:4", 8, fidelity)

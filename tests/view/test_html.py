@@ -11,7 +11,7 @@ import pytest
 import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument, BadTopology, ScheduleError
-from unisono.schedule import collective, copy, from_steps, reduce
+from unisono.schedule import collective, copy_step, from_steps, reduce_step
 from unisono.simulate import simulate
 from unisono.topology import parse
 from unisono.view.assets import digest, script, text
@@ -133,7 +133,7 @@ def test_nothing_is_loaded_and_nothing_else_may_run():
 
 def test_names_cannot_break_out_of_the_page():
     evil = "</script><script>alert(1)</script>"
-    steps = [copy(0, 0, 1).named(evil)]
+    steps = [copy_step(0, 0, 1).named(evil)]
     made = from_steps(collective("broadcast"), 2, steps, num_chunks=1).but(
         name=evil, about=evil, paper=evil
     )
@@ -163,7 +163,9 @@ def test_bad_input_is_named():
         to_html(unisono.schedule("all_reduce", "ring", n=17))
     with pytest.raises(BadArgument, match="size 'lots'"):
         to_html(ring, nbytes="lots")
-    wrong = from_steps(collective("all_reduce"), 2, [reduce(0, 0, 1)], num_chunks=1)
+    wrong = from_steps(
+        collective("all_reduce"), 2, [reduce_step(0, 0, 1)], num_chunks=1
+    )
     with pytest.raises(ScheduleError, match="rank 0 lacks rank 1"):
         to_html(wrong)
 

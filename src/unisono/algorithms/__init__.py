@@ -17,6 +17,7 @@ from unisono.algorithms.library import (
     schedule,
 )
 from unisono.algorithms.registry import Algorithm, Requirement, algorithm, power_of_two
+from unisono.deprecation import old_names
 
 __all__ = [
     "Algorithm",
@@ -31,3 +32,5 @@ __all__ = [
     "read",
     "schedule",
 ]
+
+__getattr__ = old_names(__name__, {"Need": "Requirement"})

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, reduce
+from unisono.schedule import Schedule, Step, reduce_step
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})
@@ -50,7 +50,7 @@ def settle(digits: list[int]) -> Iterator[Step]:
         rank = np.arange(n)[:, None, None]
         digit, low = np.arange(factor)[:, None], np.arange(stride)
         head = rank - rank % block + digit * stride
-        sent = reduce(head + low, src=rank, dst=head + rank % stride)
+        sent = reduce_step(head + low, src=rank, dst=head + rank % stride)
         yield sent.where(sent.src != sent.dst)
 
 

@@ -87,7 +87,9 @@ class Algorithm:
                 f"{self.where}: an algorithm is named after its collective; {wrong}"
             )
         if self.needs is not None and not isinstance(self.needs, Requirement):
-            raise BadArgument(f"{self.where}: needs= takes a Need, as power_of_two is")
+            raise BadArgument(
+                f"{self.where}: needs= takes a Requirement, as power_of_two is"
+            )
         taken = list(inspect.signature(self.body).parameters.values())
         if not taken or taken[0].name != "n":
             raise BadArgument(f"{self.where}: the first parameter must be n")

@@ -26,7 +26,7 @@ import numpy as np
 
 from unisono.algorithms.registry import algorithm
 from unisono.errors import BadArgument, UnsupportedWorld
-from unisono.schedule import Schedule, Step, at_once, copy
+from unisono.schedule import Schedule, Step, at_once, copy_step
 from unisono.schedule.collective import Ints
 
 
@@ -73,7 +73,7 @@ def _rounds(
             src[dim] += way * hop
             dst[dim] += way * (hop + 1)
             chunk = (owner * parts + part)[:, None]
-            yield copy(chunk, _rank(src, lengths), _rank(dst, lengths))
+            yield copy_step(chunk, _rank(src, lengths), _rank(dst, lengths))
         along = np.zeros((len(lengths), 1, lengths[dim]), dtype=np.int64)
         along[dim] = np.arange(lengths[dim])
         reached = (reached[..., None] + along[:, :, None, :]).reshape(

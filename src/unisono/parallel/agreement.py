@@ -98,7 +98,7 @@ def _compare(comm: Communicator, where: str, told: Sequence[str], problem: str) 
     every = comm.all_gather(mine.copy())
     if (every == every[0]).all():
         return
-    lists: list[tuple[str, list[str]]] = comm.all_gather_object((problem, list(told)))
+    lists: list[tuple[str, list[str]]] = comm.all_gather_objects((problem, list(told)))
     problems = {rank: why for rank, (why, _) in enumerate(lists) if why}
     if problem:
         return  # this rank raises that

@@ -37,8 +37,8 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.stages import Staged, Stages
 from unisono.runtime.compress.sums import Summing
+from unisono.runtime.stages import Staged, Stages
 
 Choice = str | codecs.Codec | Scheme | None
 PerBucket = Choice | Callable[[Bucket], Choice]

@@ -39,7 +39,7 @@ from unisono.parallel.flat import same_start, trainable, views
 from unisono.parallel.pieces import refuse_closure
 from unisono.parallel.scaling import make_scalers_agree
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.compress.stages import Staged
+from unisono.runtime.stages import Staged
 
 
 class OneBitAdam(Optimizer):

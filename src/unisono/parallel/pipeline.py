@@ -128,7 +128,7 @@ class Pipeline(nn.Module):
         }
         told = [(k, str(v.dtype), list(v.shape)) for k, v in mine.items()]
         whole: dict[str, Tensor] = {}
-        for rank, listed in enumerate(self.comm.all_gather_object(told)):
+        for rank, listed in enumerate(self.comm.all_gather_objects(told)):
             for name, dtype, shape in listed:
                 kind = getattr(torch, dtype.removeprefix("torch."))
                 value = mine[name].clone() if name in mine else torch.empty(0)

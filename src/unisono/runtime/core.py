@@ -450,6 +450,11 @@ class Core:
         if not self.transport.users:
             self.transport.close()
 
+    def abort(self) -> None:
+        """Break it for all ranks, and leave."""
+        self.native.give_up(self.rank, False)
+        self.close()
+
     def abandon(self) -> None:
         """Use it no more, but leave the world as it is: others may still be met."""
         self._leave()

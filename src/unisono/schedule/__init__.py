@@ -16,6 +16,7 @@ dependencies  which transfers must wait for which
 files         JSON and npz
 """
 
+from unisono.deprecation import old_names
 from unisono.schedule.collective import (
     COLLECTIVES,
     Collective,
@@ -30,7 +31,7 @@ from unisono.schedule.files import load, save
 from unisono.schedule.oracle import check_exactly
 from unisono.schedule.product import product
 from unisono.schedule.schedule import Schedule, from_steps
-from unisono.schedule.step import Step, Transfer, copy, reduce, together
+from unisono.schedule.step import Step, Transfer, copy_step, reduce_step, together
 from unisono.schedule.transform import (
     at_once,
     embed,
@@ -60,7 +61,7 @@ __all__ = [
     "at_once",
     "check_exactly",
     "collective",
-    "copy",
+    "copy_step",
     "embed",
     "fold",
     "from_steps",
@@ -68,7 +69,7 @@ __all__ = [
     "mirror",
     "phase",
     "product",
-    "reduce",
+    "reduce_step",
     "refine",
     "relabel",
     "save",
@@ -77,3 +78,7 @@ __all__ = [
     "together",
     "verify",
 ]
+
+__getattr__ = old_names(
+    __name__, {"copy": "copy_step", "reduce": "reduce_step", "Place": "Holders"}
+)

@@ -34,7 +34,14 @@ from unisono.schedule.collective import (
 )
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule, S
-from unisono.schedule.step import Step, copy, reduce, runs, together, whole_numbers
+from unisono.schedule.step import (
+    Step,
+    copy_step,
+    reduce_step,
+    runs,
+    together,
+    whole_numbers,
+)
 
 Cast = Callable[[Ints, Ints], Ints]
 
@@ -288,12 +295,12 @@ def fold(inner: S, n: int) -> S:
 
     def make() -> Iterator[Step]:
         if whole is ALL_REDUCE:
-            yield reduce(chunk[:, None], src=extra, dst=core).named("fold in")
+            yield reduce_step(chunk[:, None], src=extra, dst=core).named("fold in")
         else:
             own = extra * pieces + np.arange(pieces)[:, None]
-            yield copy(own, src=extra, dst=core).named("fold in")
+            yield copy_step(own, src=extra, dst=core).named("fold in")
         yield from embed(inner, local, lambda _, rank: stays[rank])
-        back = copy(chunk[:, None], src=core, dst=extra).named("fold out")
+        back = copy_step(chunk[:, None], src=core, dst=extra).named("fold out")
         if whole is ALL_GATHER:
             back = back.where(back.dst != back.chunk // pieces)
         yield back

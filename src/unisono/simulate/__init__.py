@@ -18,6 +18,7 @@ streams     tasks beside each other
 training    a training step: what a strategy computes and sends
 """
 
+from unisono.deprecation import old_names
 from unisono.simulate.api import FIDELITIES, simulate, sweep
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import candidates, fitted
@@ -47,3 +48,5 @@ __all__ = [
     "to_chrome",
     "train",
 ]
+
+__getattr__ = old_names(__name__, {"Codec": "CodecModel"})

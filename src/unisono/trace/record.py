@@ -58,7 +58,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
     All ranks of `comm` call it. The document is rank `root`'s; the others get None.
     """
     part = msgspec.msgpack.encode(tracing.harvest(comm.core.transport.logbook))
-    parts = comm.gather_object(part, root=root)
+    parts = comm.gather_objects(part, root=root)
     if parts is None:
         return None
     return merge([msgspec.msgpack.decode(p, type=tracing.Part) for p in parts])

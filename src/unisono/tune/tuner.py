@@ -254,7 +254,7 @@ class Tuner:
 
     def world(self) -> TunedWorld:
         """Everything that was found, as it goes into a table."""
-        machines = self.comm.all_gather_object(machine())
+        machines = self.comm.all_gather_objects(machine())
         n = self.comm.world_size
         return TunedWorld(
             n,

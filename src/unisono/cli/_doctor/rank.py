@@ -59,7 +59,7 @@ def main() -> int:
 def _examine(comm: Communicator) -> WorldFindings:
     host = os.environ.get("UNISONO_HOST_ID") or os.uname().nodename
     me = (host, os.environ.get("UNISONO_LOCAL_RANK", "0"))
-    everyone = comm.all_gather_object(me)
+    everyone = comm.all_gather_objects(me)
     hosts = [host for host, _ in everyone]
     wrong = _wrong(comm)
     first = [rank for rank, (_, local) in enumerate(everyone) if local == "0"]
@@ -77,7 +77,7 @@ def _examine(comm: Communicator) -> WorldFindings:
 def _wrong(comm: Communicator) -> dict[str, int]:
     """Elements that are not what NumPy says, summed over all ranks."""
     mine = {name: int(test()) for name, test in _tests(comm)}
-    everyone = comm.all_gather_object(mine)
+    everyone = comm.all_gather_objects(mine)
     return {name: sum(wrong[name] for wrong in everyone) for name in mine}
 
 
@@ -159,7 +159,7 @@ def _pairs(comm: Communicator, ranks: list[int]) -> tuple[_Matrix, _Matrix]:
             if leads:
                 mine[a, b] = latency * 1e6, _LARGE / each_way / 1e9
         comm.barrier()
-    gathered = comm.all_gather_object([[*pair, *both] for pair, both in mine.items()])
+    gathered = comm.all_gather_objects([[*pair, *both] for pair, both in mine.items()])
     at = {rank: index for index, rank in enumerate(ranks)}
     latency_us: _Matrix = [[None] * len(ranks) for _ in ranks]
     bandwidth: _Matrix = [[None] * len(ranks) for _ in ranks]

@@ -20,7 +20,7 @@ from unisono.errors import BadArgument
 from unisono.interop.msccl.slots import OURS, Slots
 from unisono.schedule.collective import Contract
 from unisono.schedule.schedule import Schedule, from_steps
-from unisono.schedule.step import Step, copy, reduce, together
+from unisono.schedule.step import Step, copy_step, reduce_step, together
 
 SENDS = ("s", "rcs", "rrs", "rrcs")
 RECEIVES = ("r", "rrc", "rcs", "rrs", "rrcs")
@@ -283,7 +283,7 @@ def _moved(
     """A transfer at a time, unless a slot would be copied onto itself."""
     pairs = [(a, b) for a, b in zip(from_, into, strict=True) if src != dst or a != b]
     if pairs:
-        move = reduce if adds else copy
+        move = reduce_step if adds else copy_step
         yield at, move([a for a, _ in pairs], src, dst, into=[b for _, b in pairs])
 
 

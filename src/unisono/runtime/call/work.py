@@ -80,6 +80,10 @@ class Work:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.state() != 0
 
+    def is_completed(self) -> bool:
+        """The same, by torch's name."""
+        return self.done()
+
     def exception(self) -> BaseException | None:
         """What went wrong, if it has ended and anything did."""
         if self._native is not None and self.done():

@@ -250,7 +250,7 @@ def _objects(desk: Desk, turn: int) -> None:
     desk.sign()
     got = desk.comm.broadcast_object(thing if desk.rank == root else None, root)
     desk.sign()
-    everybody = desk.comm.all_gather_object([desk.rank, turn])
+    everybody = desk.comm.all_gather_objects([desk.rank, turn])
     if got != thing or everybody != [[q, turn] for q in desk.members]:
         raise WrongResult(f"rank {desk.rank}: got {got} and {everybody}")
 
