@@ -99,7 +99,7 @@ def test_too_few_descriptors_are_found():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not found.ok
-    assert "300 open files" in found.told
+    assert "300 open files" in found.detail
     assert found.fix
 
 
@@ -130,7 +130,7 @@ def test_an_interface_that_is_down_is_found(monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "nope7")
     found = named(examine(False), "interfaces")
     assert not found.ok
-    assert "UNISONO_INTERFACE=nope7" in found.told
+    assert "UNISONO_INTERFACE=nope7" in found.detail
 
 
 def no_memory(*_):

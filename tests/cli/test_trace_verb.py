@@ -192,10 +192,10 @@ def until(condition):
 def all_wait(pid):
     """The records of a job, once all but one of its ranks wait for that one."""
     try:
-        doors = ask.one_job(pid)  # others may run jobs here, too
+        sockets = ask.one_job(pid)  # others may run jobs here, too
     except BadArgument:
         return None
-    states = [state for state in ask.states(doors).values() if state]
+    states = [state for state in ask.states(sockets).values() if state]
     groups = [group for state in states for group in state["communicators"]]
     where = sorted((c["arrived"][c["rank"]], c["inside"]) for c in groups)
     if where != [(1, False), (2, True), (2, True)]:

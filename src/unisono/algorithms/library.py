@@ -186,8 +186,8 @@ def _source(path: str | Path) -> tuple[Path, bytes]:
 
 def _module_name(file: Path, source: bytes) -> str:
     """A name of its own, so that a user's json.py is not the standard library's."""
-    told = b"\0".join([str(file).encode(errors="surrogateescape"), source])
-    return FROM_FILE + blake2b(told, digest_size=16).hexdigest()
+    identity = b"\0".join([str(file).encode(errors="surrogateescape"), source])
+    return FROM_FILE + blake2b(identity, digest_size=16).hexdigest()
 
 
 def _load(path: str | Path, file: Path, source: bytes) -> list[Algorithm]:
@@ -297,25 +297,25 @@ def find(
         path, module = from_file["path"], (files or {}).get(from_file["path"])
         found = algorithms_in(sys.modules[module]) if module else load_file(path)
         chosen = Library(found).find(what, Path(path).stem)
-        return chosen, _told(chosen, from_file["params"] or "")
-    name, _, told = spec.partition(":")
+        return chosen, _parsed_params(chosen, from_file["params"] or "")
+    name, _, params = spec.partition(":")
     chosen = _ours(what, name) or library().find(what, name)
-    return chosen, _told(chosen, told)
+    return chosen, _parsed_params(chosen, params)
 
 
-def _told(algorithm: Algorithm, text: str) -> dict[str, Param]:
+def _parsed_params(algorithm: Algorithm, text: str) -> dict[str, Param]:
     """Parameters from "radix=4,both": by the type of their defaults."""
-    told: dict[str, Param] = {}
+    params: dict[str, Param] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         default = algorithm.params.get(key, "")
         if isinstance(default, bool) and value.lower() in ("", "true", "false"):
-            told[key] = value.lower() != "false"
+            params[key] = value.lower() != "false"
         elif isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", value):
-            told[key] = int(value)
+            params[key] = int(value)
         else:
-            told[key] = value
-    return told
+            params[key] = value
+    return params
 
 
 _HALVES = {

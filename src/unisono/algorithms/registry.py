@@ -101,8 +101,8 @@ class Algorithm:
                 )
         params = {p.name: p.default for p in taken[1:] if p.name != "root"}
         object.__setattr__(self, "params", params)
-        told = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
-        for some in told:
+        given = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
+        for some in given:
             if not isinstance(some, Mapping) or not set(some) <= set(self.params):
                 raise BadArgument(
                     f"{self.where}: also= is a list of parameters with values, least= "
@@ -152,9 +152,9 @@ class Algorithm:
     @property
     def variants(self) -> list[dict[str, Param]]:
         """Parameters worth listing: the defaults, each switch turned, and `also`."""
-        told: list[dict[str, Param]] = [{}]
-        told += [{k: not v} for k, v in self.params.items() if isinstance(v, bool)]
-        return [*told, *(dict(more) for more in self.also)]
+        variants: list[dict[str, Param]] = [{}]
+        variants += [{k: not v} for k, v in self.params.items() if isinstance(v, bool)]
+        return [*variants, *(dict(more) for more in self.also)]
 
     def supports(self, n: int, **params: Param) -> bool:
         """Whether there is a schedule for n ranks, as far as declared."""
@@ -162,14 +162,14 @@ class Algorithm:
 
     def spelled(self, **params: Param) -> str:
         """The name with those parameters that are not the default, as one types it."""
-        told = [
+        spelled = [
             key
             if value is True
             else f"{key}={str(value).lower() if value is False else value}"
             for key, value in params.items()
             if value != self.params[key]
         ]
-        return ":".join([self.name, ",".join(told)]) if told else self.name
+        return ":".join([self.name, ",".join(spelled)]) if spelled else self.name
 
     @cached_property
     def takes_root(self) -> bool:
@@ -206,9 +206,9 @@ class Algorithm:
                 n=n,
             )
         name = self.spelled(**params)
-        told = {**full, "root": root} if self.takes_root else full
+        arguments = {**full, "root": root} if self.takes_root else full
         if not inspect.isgeneratorfunction(self.body):
-            return self._adopted(n, name, told)
+            return self._adopted(n, name, arguments)
         default = self.collective.default_chunks(n)
         with _AlgorithmErrors(self):
             chunks = default if self.chunks is None else _count(self.chunks, n, full)
@@ -217,7 +217,7 @@ class Algorithm:
                 self.collective,
                 n,
                 chunks,
-                lambda: self._steps(lambda: self.body(n, **told)),
+                lambda: self._steps(lambda: self.body(n, **arguments)),
                 name=name,
                 root=root,
                 num_temporaries=temporaries,
@@ -226,7 +226,7 @@ class Algorithm:
             )
 
     def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
-        told = dict(params)
+        checked = dict(params)
         for key, value in params.items():
             if key not in self.params:
                 if not self.params:
@@ -236,7 +236,7 @@ class Algorithm:
                 raise unknown(f"parameter of {self.name}", key, self.params)
             default = self.params[key]
             if type(default) is int and not isinstance(value, str):
-                value = told[key] = whole_number(key, value)
+                value = checked[key] = whole_number(key, value)
             if type(value) is not type(default):
                 raise BadArgument(
                     f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
@@ -247,7 +247,7 @@ class Algorithm:
                 raise BadArgument(
                     f"{self.name}: {key} = {value}: at least {self.least[key]}"
                 )
-        return told
+        return checked
 
     def _adopted(self, n: int, name: str, params: Mapping[str, Param]) -> Schedule:
         """A schedule that the function made of others, under our name."""

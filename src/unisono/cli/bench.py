@@ -121,9 +121,14 @@ def bench(
     least, most = parse_bytes(begin), parse_bytes(end)
     sizes = cases.sizes_between(least, most, factor=factor, step=parse_bytes(step))
     plan = _plan(rounds, iterations, warmup, check, shared=shared)
-    told = {"collective": collective, "n": task.n, "minimum": least, "maximum": most}
-    told |= {"factor": factor, "step": parse_bytes(step)}
-    report = BenchReport(told, plan, task.peers)
+    arguments = {
+        "collective": collective,
+        "n": task.n,
+        "minimum": least,
+        "maximum": most,
+    }
+    arguments |= {"factor": factor, "step": parse_bytes(step)}
+    report = BenchReport(arguments, plan, task.peers)
     _refuse_too_large(task, most)
     _run(task, sizes, report, quiet=json or csv_)
     if csv_:

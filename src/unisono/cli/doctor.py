@@ -106,25 +106,25 @@ def _ranks(text: str) -> int | None:
 def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
     """What every host says of itself, and those that said anything."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        told = list(pool.map(partial(_one, way), hosts))
-    reached = [host for host, (ok, _) in zip(hosts, told, strict=True) if ok]
-    return [found for _, findings in told for found in findings], reached
+        answers = list(pool.map(partial(_one, way), hosts))
+    reached = [host for host, (ok, _) in zip(hosts, answers, strict=True) if ok]
+    return [found for _, findings in answers for found in findings], reached
 
 
 def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
-    said = io.BytesIO()
-    stage, alone = Stage(said, io.BytesIO()), replace(host, ranks=1)
+    output = io.BytesIO()
+    stage, alone = Stage(output, io.BytesIO()), replace(host, ranks=1)
     try:
         outcome = launch_on_hosts(
-            command, [alone], stage, way, environment=_hosts.told()
+            command, [alone], stage, way, environment=_hosts.forwarded()
         )
     except UnisonoError as error:
         return False, [Finding("ssh", False, str(error), where=host.name)]
-    findings = _marked(said, list[Finding])
+    findings = _marked(output, list[Finding])
     if not findings:
-        told = f"the examination failed: {outcome.report()}"
-        return False, [Finding("host", False, told, where=host.name)]
+        detail = f"the examination failed: {outcome.report()}"
+        return False, [Finding("host", False, detail, where=host.name)]
     for found in findings[0]:
         found.where = host.name
     reached = Finding("ssh", True, "reached, the same version", where=host.name)
@@ -145,23 +145,23 @@ def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> WorldFindin
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
-    said, err = io.BytesIO(), io.BytesIO()
-    environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.told()}
+    output, err = io.BytesIO(), io.BytesIO()
+    environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.forwarded()}
     try:
         outcome = launch_on_hosts(
-            command, places, Stage(said, err), way, environment=environment
+            command, places, Stage(output, err), way, environment=environment
         )
     except UnisonoError as error:
         return WorldFindings([], {}, {}, [], [], [], failed=str(error))
-    return _world(said, outcome)
+    return _world(output, outcome)
 
 
 def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
     found = _marked(said, WorldFindings)
     if found:
         return next((one for one in found if not one.failed), found[0])
-    told = outcome.report() or "the ranks said nothing"
-    return WorldFindings([], {}, {}, [], [], [], failed=told)
+    message = outcome.report() or "the ranks said nothing"
+    return WorldFindings([], {}, {}, [], [], [], failed=message)
 
 
 def _marked(said: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:

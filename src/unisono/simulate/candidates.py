@@ -20,17 +20,17 @@ from unisono.topology.topology import Topology
 
 def fitted(algorithm: str, topology: Topology) -> str:
     """The name with what the topology knows filled in."""
-    name, _, told = algorithm.partition(":")
-    if name == "hierarchical" and "levels=" not in told:
+    name, _, options = algorithm.partition(":")
+    if name == "hierarchical" and "levels=" not in options:
         levels = _levels(topology)
-        return _with(name, told, f"levels={levels}") if levels else algorithm
-    if name == "torus" and "shape=" not in told and topology.shape:
-        return _with(name, told, f"shape={'x'.join(map(str, topology.shape))}")
+        return _with(name, options, f"levels={levels}") if levels else algorithm
+    if name == "torus" and "shape=" not in options and topology.shape:
+        return _with(name, options, f"shape={'x'.join(map(str, topology.shape))}")
     return algorithm
 
 
-def _with(name: str, told: str, more: str) -> str:
-    return f"{name}:{','.join(filter(None, [more, told]))}"
+def _with(name: str, options: str, more: str) -> str:
+    return f"{name}:{','.join(filter(None, [more, options]))}"
 
 
 def _levels(topology: Topology) -> str:

@@ -45,10 +45,11 @@ _PATTERNS = 256
 
 @dataclass(frozen=True, eq=False)
 class StepPattern:
-    """Which ranks speak to which, with all that follows from that alone.
+    """Which ranks send to which, with all that follows from that alone.
 
     Messages are sorted by sender. `first` are those with which a sender begins, and
-    `speakers` who that is; `order`, `heard` and `hearers` are the same by receiver.
+    `senders` who that is; `order`, `first_received` and `receivers` are the same by
+    receiver.
     """
 
     src: Ints
@@ -60,10 +61,10 @@ class StepPattern:
     narrowest: Floats
     alone: bool
     first: Ints
-    speakers: Ints
+    senders: Ints
     order: Ints
-    heard: Ints
-    hearers: Ints
+    first_received: Ints
+    receivers: Ints
     sent: Floats
 
     @classmethod
@@ -73,9 +74,9 @@ class StepPattern:
         links = world.route(src, dst) % world.bandwidth.size  # -1 is the last of all
         used = np.bincount(links.ravel(), minlength=world.bandwidth.size)[:-1]
         bandwidth = _left(world, used > 0)
-        speakers, first, times = np.unique(src, return_index=True, return_counts=True)
+        senders, first, times = np.unique(src, return_index=True, return_counts=True)
         order = np.argsort(dst, kind="stable")
-        hearers, heard = np.unique(dst[order], return_index=True)
+        receivers, first_received = np.unique(dst[order], return_index=True)
         return cls(
             src,
             dst,
@@ -86,10 +87,10 @@ class StepPattern:
             bandwidth[links].min(axis=1, initial=np.inf),
             bool((used <= 1).all()),
             first,
-            speakers,
+            senders,
             order,
-            heard,
-            hearers,
+            first_received,
+            receivers,
             sent=np.zeros(src.size),
         )
 
@@ -187,12 +188,12 @@ class Clocks:
         self, after: Floats, pattern: StepPattern, drained: Floats, arrived: Floats
     ) -> None:
         """Nobody is through before its messages have left, nor before all is there."""
-        mine, others = pattern.speakers, pattern.hearers
+        mine, others = pattern.senders, pattern.receivers
         if mine.size < pattern.src.size:
             drained = np.maximum.reduceat(drained, pattern.first, axis=1)
         arrived = arrived[:, pattern.order]
         if others.size < pattern.dst.size:
-            arrived = np.maximum.reduceat(arrived, pattern.heard, axis=1)
+            arrived = np.maximum.reduceat(arrived, pattern.first_received, axis=1)
         after[:, mine] = np.maximum(after[:, mine], drained)
         after[:, others] = np.maximum(after[:, others], arrived)
 

@@ -68,8 +68,8 @@ class Machine:
         Who has measured what a message pays on its way to the switch, and the bandwidth
         there, says so; otherwise they are defaults.
         """
-        told = bool(latency or bandwidth)
-        late, rate = (latency, bandwidth or MEMORY) if told else (0.1e-6, MEMORY)
+        measured = bool(latency or bandwidth)
+        late, rate = (latency, bandwidth or MEMORY) if measured else (0.1e-6, MEMORY)
         n, nodes = self.cores, len(self.numa)
         home = np.repeat(np.arange(nodes), [len(cores) for cores in self.numa])
 
@@ -93,8 +93,10 @@ class Machine:
             return Wiring(n, lay(cables), route, parts, (("numa", level),))
 
         about = f"{self.model}; bandwidths are defaults, not measured"
-        adding = reduce if told else 1 / 20e9
-        return Topology("this", n, wire, 0.0 if told else 0.5e-6, adding, about=about)
+        adding = reduce if measured else 1 / 20e9
+        return Topology(
+            "this", n, wire, 0.0 if measured else 0.5e-6, adding, about=about
+        )
 
 
 def detect(root: Path = Path("/")) -> Machine:
@@ -164,10 +166,10 @@ def _cards(root: Path) -> list[NetworkCard]:
 def _gpus(root: Path) -> list[Gpu]:
     """NVIDIA's, from the driver's files; their NVLinks, if nvidia-smi is there."""
     files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = re.findall(r"(?m)^Model:\s*(.+)$", "\n".join(map(_text, files)))
-    told = _nvlinks() if found and root == Path("/") else []
-    told += [(0, 0.0)] * (len(found) - len(told))
-    return [Gpu(name, *links) for name, links in zip(found, told, strict=False)]
+    names = re.findall(r"(?m)^Model:\s*(.+)$", "\n".join(map(_text, files)))
+    nvlinks = _nvlinks() if names and root == Path("/") else []
+    nvlinks += [(0, 0.0)] * (len(names) - len(nvlinks))
+    return [Gpu(name, *links) for name, links in zip(names, nvlinks, strict=False)]
 
 
 def _nvlinks() -> list[tuple[int, float]]:

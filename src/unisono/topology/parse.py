@@ -59,11 +59,11 @@ def parse(text: str) -> Topology:
         return detect().topology()
     if text.endswith(".toml"):
         return load(Path(text))
-    name, _, told = text.partition(":")
+    name, _, rest = text.partition(":")
     preset = PRESETS.get(name)
     if preset is None:
         raise BadTopology(f"{unknown('topology', name, PRESETS)} (or a .toml file)")
-    size, *options = told.split(",")
+    size, *options = rest.split(",")
     sides = _sides(text, size, preset)
     keywords = _options(text, preset, options)
     if preset.numbers == (1, 1):

@@ -262,8 +262,8 @@ class Topology:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        told = self.describe()
-        hosts = "one host" if told["hosts"] == 1 else f"{told['hosts']} hosts"
+        facts = self.describe()
+        hosts = "one host" if facts["hosts"] == 1 else f"{facts['hosts']} hosts"
         ranks = "one rank" if self.n == 1 else f"{self.n} ranks"
         lines = [f"{self.name}: {ranks} on {hosts}"]
         lines += [f"  {self.about}"] if self.about else []

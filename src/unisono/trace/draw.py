@@ -186,9 +186,9 @@ class _RankTrack:
     ) -> None:
         peer = int(row["peer"])
         there = group.ranks[peer] if peer >= 0 else -1
-        told = f"send to {there}" if name == "send" else f"recv from {there}"
+        label = f"send to {there}" if name == "send" else f"recv from {there}"
         made = self.sheet.slice(
-            *(self.part.rank, self._lane("messages", group), told, *times),
+            *(self.part.rank, self._lane("messages", group), label, *times),
             category="message",
             args={**args, "peer": there, "tag": int(row["tag"])},
         )
@@ -209,9 +209,9 @@ class _RankTrack:
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
         if kind == "arrival":
-            told = f"until rank {there} came" if there >= 0 else "all were there"
+            label = f"until rank {there} came" if there >= 0 else "all were there"
             self.made.arrivals[*call, rank] = self._put(
-                "arrival", group, told, begin, end, about
+                "arrival", group, label, begin, end, about
             )
         elif kind == "send":
             about |= {"bytes": int(row["bytes"]), "chunk": int(row["chunk"])}
@@ -222,8 +222,8 @@ class _RankTrack:
             about |= {"bytes": int(row["bytes"])}
             self._put("encoding", group, "encode", begin, end, about)
         elif kind in _WAITS:
-            told = "for its call" if kind == "block" else f"for rank {there}"
-            self._put("waiting", group, told, begin, end, about)
+            label = "for its call" if kind == "block" else f"for rank {there}"
+            self._put("waiting", group, label, begin, end, about)
 
     def _put(
         self,
@@ -255,8 +255,10 @@ class _RankTrack:
         brings = [r for r in rows[1:] if KINDS[r["kind"]] == "deliver"]
         chunk, rank = int(row["chunk"]), self.part.rank
         peers = [group.ranks[r["peer"]] for r in pulls or brings]
-        told = ", ".join(map(str, peers))
-        name = f"from {told}" if pulls else f"to {told}" if brings else "publish"
+        peer_list = ", ".join(map(str, peers))
+        name = (
+            f"from {peer_list}" if pulls else f"to {peer_list}" if brings else "publish"
+        )
         about: dict[str, object] = {
             "seq": _seq(row),
             "kind": KINDS[row["kind"]],

@@ -76,16 +76,16 @@ class RecordedCall(msgspec.Struct):
     def what(self) -> str:
         """The call in words, as errors tell it."""
         count = self.input_sizes[0][0]
-        told = []
+        words = []
         if self.profiling_name != "barrier":
             elements = self.shape if "," in self.shape else f" × {count}"
-            told.append(f"{self.input_dtypes[0]}{elements}")
+            words.append(f"{self.input_dtypes[0]}{elements}")
         if self.profiling_name in _REDUCING:
-            told.append(self.op)
+            words.append(self.op)
         if self.profiling_name in _ROOTED:
-            told.append(f"root {self.root}")
+            words.append(f"root {self.root}")
         label = f" for {self.label}" if self.label else ""
-        return f"{self.profiling_name}({', '.join(told)}){label}"
+        return f"{self.profiling_name}({', '.join(words)}){label}"
 
     @property
     def line(self) -> StackFrame | None:
@@ -202,10 +202,10 @@ def read(folder: Path) -> dict[int, FlightRecord]:
     return flights
 
 
-def write(told: Mapping[int, Any], folder: Path) -> None:
+def write(records: Mapping[int, Any], folder: Path) -> None:
     """Write records that were asked of a job, as the ranks themselves would."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rank, flight in told.items():
+    for rank, flight in records.items():
         file = folder / f"unisono-rank{rank}-{flight['pid']}.json"
         file.write_bytes(msgspec.json.encode(flight))
 
@@ -216,15 +216,15 @@ def to_pickle(folder: Path, into: Path) -> list[Path]:
     files = []
     for rank, flight in read(folder).items():
         source = folder / f"unisono-rank{rank}-{flight.pid}.json"
-        told = msgspec.json.decode(source.read_bytes())
-        told["version"] = "2.10"
+        record = msgspec.json.decode(source.read_bytes())
+        record["version"] = "2.10"
         members = {name: group.ranks for name, group in groups([flight]).items()}
-        for entry in told["entries"]:
+        for entry in record["entries"]:
             _as_torch(entry, members.get(entry["process_group"][0], ()), rank)
-            entry["time_created_ns"] += told["clock_ns"]
-        told["pg_config"] = {s["name"]: s for s in told["pg_config"].values()}
+            entry["time_created_ns"] += record["clock_ns"]
+        record["pg_config"] = {s["name"]: s for s in record["pg_config"].values()}
         file = into / f"rank_{rank}"
-        file.write_bytes(pickle.dumps(told))
+        file.write_bytes(pickle.dumps(record))
         files.append(file)
     return files
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Told = Mapping[int, dict[str, Any] | None]
+Answers = Mapping[int, dict[str, Any] | None]
 """What the ranks answer, by rank; None for those that do not."""
 _Group = dict[str, Any]
 _Sent = dict[tuple[int, str, tuple[int, ...]], _Group]
@@ -51,18 +51,18 @@ class TrafficTable:
     hosts: tuple[HostPair, ...] = ()
     guessed: int = 0
     missing: tuple[int, ...] = ()
-    told: _Sent = field(default_factory=dict, repr=False, compare=False)
+    counters: _Sent = field(default_factory=dict, repr=False, compare=False)
 
 
-def links_of(told: Told, before: TrafficTable | None = None) -> TrafficTable:
+def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTable:
     """Put together what the ranks tell; rates are by each rank's own clock."""
-    good = {r: t for r, t in told.items() if t is not None and "groups" in t}
+    good = {r: t for r, t in answers.items() if t is not None and "groups" in t}
     now: _Sent = {
-        (rank, group["name"], tuple(group["ranks"])): {**group, "at": said["time_ns"]}
-        for rank, said in good.items()
-        for group in said["groups"]
+        (rank, group["name"], tuple(group["ranks"])): {**group, "at": answer["time_ns"]}
+        for rank, answer in good.items()
+        for group in answer["groups"]
     }
-    earlier = {} if before is None else before.told
+    earlier = {} if before is None else before.counters
     asked = {key[0]: group["at"] for key, group in earlier.items()}
     sums: dict[tuple[int, int], tuple[int, float | None]] = {}
     guessed = 0
@@ -84,7 +84,7 @@ def links_of(told: Told, before: TrafficTable | None = None) -> TrafficTable:
         if sent
     ]
     found.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
-    missing = tuple(sorted(set(told) - set(good)))
+    missing = tuple(sorted(set(answers) - set(good)))
     by_hosts = _by_hosts(found, [names[host] for host in hosts])
     return TrafficTable(tuple(found), by_hosts, guessed, missing, now)
 

@@ -1,6 +1,6 @@
 """A job that runs, at a glance: who is where, who is behind, how much goes to whom.
 
-    before = look(doors); ...; print(look(doors, before))
+    before = look(sockets); ...; print(look(sockets, before))
 
 Everything is asked of the ranks (`ask`); rates are what changed between two looks.
 """
@@ -58,23 +58,23 @@ class Snapshot:
         """For JSON."""
         plain = asdict(self)
         traffic = plain.pop("traffic")
-        traffic.pop("told")  # what the next look needs, and nobody else
+        traffic.pop("counters")  # only the next look needs them
         return {**plain, "late": self.late, **traffic}
 
 
 def look(
-    doors: Sequence[ask.MonitorSocket], before: Snapshot | None = None
+    sockets: Sequence[ask.MonitorSocket], before: Snapshot | None = None
 ) -> Snapshot:
     """Ask all ranks."""
     now = time.monotonic()
-    states = {door: ask.ask(door, "state") for door in doors}
-    told = [state for state in states.values() if state is not None]
+    states = {socket: ask.ask(socket, "state") for socket in sockets}
+    answered = [state for state in states.values() if state is not None]
     rows = [
         row
-        for door, state in states.items()
-        for row in _rows(door, state, told, now, before)
+        for socket, state in states.items()
+        for row in _rows(socket, state, answered, now, before)
     ]
-    first: dict[str, Any] = told[0] if told else {"job": "", "world_size": 0}
+    first: dict[str, Any] = answered[0] if answered else {"job": "", "world_size": 0}
     return Snapshot(
         now,
         first["job"],
@@ -88,11 +88,11 @@ def _traffic(
     states: dict[ask.MonitorSocket, dict[str, Any] | None], before: Snapshot | None
 ) -> TrafficTable:
     """Ask those who answer to whom they have sent."""
-    told = {
-        door.rank: None if state is None else ask.ask(door, "links")
-        for door, state in states.items()
+    answers = {
+        socket.rank: None if state is None else ask.ask(socket, "links")
+        for socket, state in states.items()
     }
-    return links_of(told, None if before is None else before.traffic)
+    return links_of(answers, None if before is None else before.traffic)
 
 
 def _key(row: RankStatus) -> tuple[str, int]:
@@ -100,15 +100,17 @@ def _key(row: RankStatus) -> tuple[str, int]:
 
 
 def _rows(
-    door: ask.MonitorSocket,
+    socket: ask.MonitorSocket,
     state: dict[str, Any] | None,
-    told: Sequence[dict[str, Any]],
+    states: Sequence[dict[str, Any]],
     now: float,
     before: Snapshot | None,
 ) -> list[RankStatus]:
     if state is None:
-        return [RankStatus(door.rank, door.pid, "world", 0, 0, SILENT, 0.0, 0, None)]
-    furthest = _furthest(told)
+        return [
+            RankStatus(socket.rank, socket.pid, "world", 0, 0, SILENT, 0.0, 0, None)
+        ]
+    furthest = _furthest(states)
     rows = []
     for group in state["communicators"]:
         behind = furthest[group["name"], tuple(group["ranks"])] - group["seq"]
@@ -127,9 +129,11 @@ def _rows(
     return rows
 
 
-def _furthest(told: Sequence[dict[str, Any]]) -> dict[tuple[str, tuple[int, ...]], int]:
+def _furthest(
+    states: Sequence[dict[str, Any]],
+) -> dict[tuple[str, tuple[int, ...]], int]:
     found: dict[tuple[str, tuple[int, ...]], int] = {}
-    for state in told:
+    for state in states:
         for group in state["communicators"]:
             key = group["name"], tuple(group["ranks"])
             found[key] = max(found.get(key, 0), group["seq"])

@@ -75,7 +75,7 @@ class _GroupRecords:
     def verdict(
         self,
         kind: str,
-        told: str,
+        text: str,
         ranks: Sequence[int],
         call: RecordedCall,
         sides: list[RankEvidence],
@@ -83,7 +83,7 @@ class _GroupRecords:
         """A verdict on this communicator, about this call."""
         return Diagnosis(
             kind,
-            told,
+            text,
             tuple(ranks),
             self.group.name,
             self.group.ranks,
@@ -115,8 +115,8 @@ def _world(flights: Mapping[int, FlightRecord]) -> int:
 
 
 def _silent(ranks: Sequence[int]) -> Diagnosis:
-    told = f"{_who(ranks)} left no record: killed, or never there"
-    return Diagnosis("silent", told, tuple(ranks))
+    text = f"{_who(ranks)} left no record: killed, or never there"
+    return Diagnosis("silent", text, tuple(ranks))
 
 
 def _scenes(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
@@ -184,16 +184,20 @@ def _disagreement(
     }
     votes = Counter(refused.values())
 
-    def weight(told: str) -> tuple[int, int]:
-        return len(alike[told]) + votes[told], -min(alike[told])
+    def weight(description: str) -> tuple[int, int]:
+        return len(alike[description]) + votes[description], -min(alike[description])
 
-    def against(told: str) -> list[int]:
-        return sorted(set(entries) - set(alike[told]))
+    def against(description: str) -> list[int]:
+        return sorted(set(entries) - set(alike[description]))
 
     usual = max(alike, key=weight)
-    as_many = [told for told in alike if weight(told)[0] == weight(usual)[0]]
-    for told in sorted(as_many, key=weight, reverse=True):
-        skipped = _skipped(scene, against(told)[0], alike[told][0], seq)
+    as_many = [
+        description
+        for description in alike
+        if weight(description)[0] == weight(usual)[0]
+    ]
+    for description in sorted(as_many, key=weight, reverse=True):
+        skipped = _skipped(scene, against(description)[0], alike[description][0], seq)
         if skipped is not None:
             return skipped
     most, odd = alike[usual], against(usual)
@@ -203,7 +207,7 @@ def _disagreement(
         hows = ways[odd[0]], ways[most[0]]
     by = [f" by {how}" if how else "" for how in hows]
     most = sorted([*most, *(rank for rank in refused if refused[rank] == usual)])
-    told = (
+    description = (
         f"{_who(odd)} called {one.what}{by[0]} at {one.at}, "
         f"where {_who(most)} called {other.what}{by[1]} at {other.at}"
     )
@@ -213,7 +217,7 @@ def _disagreement(
         for rank, call in sorted(refused.items())
         if call
     ]
-    return scene.verdict("mismatch", told, odd, other, sides)
+    return scene.verdict("mismatch", description, odd, other, sides)
 
 
 def _ways(entries: Mapping[int, RecordedCall]) -> dict[int, str]:
@@ -241,19 +245,19 @@ def _skipped(scene: _GroupRecords, rank: int, other: int, seq: int) -> Diagnosis
     if left_out is None:
         return None
     missed, went_on = left_out
-    told = (
+    text = (
         f"rank {rank} skipped {missed.what} at {missed.at}, call "
         f"{missed.collective_seq_id} of the others"
     )
     if went_on is not None:
-        told += f", and went on to {went_on.what} at {went_on.at}"
+        text += f", and went on to {went_on.what} at {went_on.at}"
     number = missed.collective_seq_id
     sides = [
         _side(r, calls[number])
         for r, calls in sorted(scene.calls.items())
         if number in calls
     ]
-    return scene.verdict("skipped", told, [rank], missed, sides)
+    return scene.verdict("skipped", text, [rank], missed, sides)
 
 
 def _left_out(
@@ -321,12 +325,12 @@ def _missing(scene: _GroupRecords) -> Diagnosis | None:
     entry = open_[waiting[0]]
     sides = [_absentee(scene, rank) for rank in absent]
     stands = "; ".join(f"rank {s.rank}: {s.what}, {s.line}" for s in sides)
-    told = (
+    text = (
         f"{_who(absent)} did not come to {entry.what} at {entry.at}, where "
         f"{_who(waiting)} waited; {stands}"
     )
     sides += [_side(rank, open_[rank]) for rank in waiting]
-    return scene.verdict("missing", told, absent, entry, sides)
+    return scene.verdict("missing", text, absent, entry, sides)
 
 
 def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
@@ -349,8 +353,8 @@ def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
         return RankEvidence(
             rank, f"in no Python code{before}", "as far as its record tells"
         )
-    told = f"it stood at {stands}"
-    return RankEvidence(rank, told, before[2:], stands.filename, stands.line)
+    text = f"it stood at {stands}"
+    return RankEvidence(rank, text, before[2:], stands.filename, stands.line)
 
 
 def _at(entry: RecordedCall | None) -> tuple[str, int]:
@@ -378,15 +382,15 @@ def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
     (rank, at), times = max(behind.items(), key=lambda item: weight(item[1]))
     seq = max(times)[1]
     calls = scene.calls[rank]
-    told = (
+    text = (
         f"no call failed, but rank {rank} came late to {calls[seq].what} at {at}: last "
         f"in {len(times)} of {sum(e.at == at for e in calls.values())} calls there, "
         f"typically {median(ns for ns, _ in times) / 1e6:.0f} ms after everybody else"
     )
     if seq - 1 in calls:
-        told += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
+        text += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
     sides = [_side(r, made[seq]) for r, made in sorted(scene.calls.items())]
-    return weight(times), scene.verdict("late", told, [rank], calls[seq], sides)
+    return weight(times), scene.verdict("late", text, [rank], calls[seq], sides)
 
 
 def _last_ones(scene: _GroupRecords) -> Iterator[tuple[int, int, int]]:

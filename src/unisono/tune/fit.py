@@ -125,5 +125,5 @@ def _line(x: Floats, y: Floats) -> tuple[FitSegment, float]:
         scale = np.linalg.norm(some, axis=0)  # of very different magnitude
         inverse = np.linalg.pinv((some / scale).T @ (some / scale))
         errors[used] = SURE * np.sqrt(np.diag(inverse) * squares / free) / scale
-    told = (float(v) for v in (*values, *errors))
-    return FitSegment(int(x.min()), int(x.max()), *told), squares
+    fields = (float(v) for v in (*values, *errors))
+    return FitSegment(int(x.min()), int(x.max()), *fields), squares

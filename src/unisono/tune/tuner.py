@@ -110,7 +110,7 @@ class Tuner:
         self.watch = Stopwatch(self.comm, self.effort.batch_s, self.effort.rounds)
 
     @classmethod
-    def told(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
+    def from_plain(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
         """For ranks that are told as plain data what to do."""
         return cls(comm, msgspec.convert(dict(effort), Effort))
 
@@ -211,12 +211,12 @@ class Tuner:
         usual = choose(
             collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
         ).algorithm
-        told = {
+        expected = {
             name: self.costs.seconds(collective, name, self.hosts, nbytes)
             for name in dict.fromkeys([*names, usual])
             if leads
         }
-        tried = self._tried(collective, nbytes, [*promising(told), usual])
+        tried = self._tried(collective, nbytes, [*promising(expected), usual])
         times: dict[str, list[float]] = {}
         refused: set[str] = set()
         for turn in range(1 + FURTHER):
@@ -230,13 +230,13 @@ class Tuner:
             raced = self._raced(collective, nbytes, wanted)
             times |= raced
             refused |= set(wanted) - set(raced)
-        row = self._agreed(winner(nbytes, told, times, usual) if leads else None)
+        row = self._agreed(winner(nbytes, expected, times, usual) if leads else None)
         if row.algorithm == usual or usual not in times:
             return row
         # The best of many has been lucky: it has to beat the usual one once more.
         watch = replace(self.watch, rounds=2 * self.watch.rounds)
         again = self._raced(collective, nbytes, [usual, row.algorithm], watch)
-        return self._agreed(decided(row, usual, told, again) if leads else None)
+        return self._agreed(decided(row, usual, expected, again) if leads else None)
 
     def _tried(
         self, collective: str, nbytes: int, names: Sequence[str]

@@ -84,22 +84,22 @@ def curves(wishes: Wishes) -> dict[str, object]:
     where = _topology(asked.get("topology", "full:5"))
     codec = _codec(asked.get("codec", PLAIN))
     options: dict[str, Any] = {} if codec.ratio == 1 else {"codec": codec}
-    told = compare(what, candidates(what, where), where, SIZES, **options)
-    winners = [told.ranking(at)[0].algorithm for at in range(len(SIZES))]
+    comparison = compare(what, candidates(what, where), where, SIZES, **options)
+    winners = [comparison.ranking(at)[0].algorithm for at in range(len(SIZES))]
     return {
         "collective": what,
         "topology": where.name,
         "n": where.n,
         "sizes": SIZES,
-        "bound": [r.bound * 1e6 for r in next(iter(told.results.values()))],
+        "bound": [r.bound * 1e6 for r in next(iter(comparison.results.values()))],
         "curves": [
             {"name": name, "times": [r.time * 1e6 for r in results]}
-            for name, results in told.results.items()
+            for name, results in comparison.results.items()
         ],
         "winners": winners,
         "crossovers": [
             {"size": c.nbytes, "from": c.loser, "to": c.winner}
-            for c in told.crossovers()
+            for c in comparison.crossovers()
         ],
     }
 

@@ -12,18 +12,20 @@ def facts(schedule: Schedule) -> list[tuple[str, str]]:
     """Pairs of a word and a sentence; raises ScheduleError if the schedule is wrong."""
     proof = schedule.verify()
     cost = schedule.cost()
-    told = [("cost", rounds_line(cost))]
+    sentences = [("cost", rounds_line(cost))]
     if schedule.collective is not BARRIER:
-        told.append(("bytes", bytes_line(cost)))
+        sentences.append(("bytes", bytes_line(cost)))
     if schedule.collective.reduces:
-        told.append(("sums", sums_line(schedule, cost)))
+        sentences.append(("sums", sums_line(schedule, cost)))
     how = (
         f"{_many(proof.transfers, 'transfer')} followed in {_many(proof.steps, 'step')}"
     )
-    told.append(("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}"))
+    sentences.append(
+        ("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}")
+    )
     if schedule.paper:
-        told.append(("paper", schedule.paper))
-    return told
+        sentences.append(("paper", schedule.paper))
+    return sentences
 
 
 def rounds_line(cost: Cost) -> str:

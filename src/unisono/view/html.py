@@ -58,7 +58,7 @@ def page(stories: Sequence[Story]) -> str:
             '<body class="unisono-page">',
             '<main class="unisono" id="unisono">',
             f"<h1>{escape(title)}</h1>",
-            *(_told(story) for story in stories),
+            *(_embedded(story) for story in stories),
             "</main>",
             f'<script type="application/json" id="stories">{_json(stories)}</script>',
             f'<script type="module">{code}</script>',
@@ -68,7 +68,7 @@ def page(stories: Sequence[Story]) -> str:
     )
 
 
-def _told(story: Story) -> str:
+def _embedded(story: Story) -> str:
     """The story in words, which is all that is left where scripts do not run."""
     lines = [story.opening, *(beat.caption for beat in story.beats)]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)

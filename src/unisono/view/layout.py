@@ -74,5 +74,5 @@ def links(wiring: Wiring) -> list[tuple[int, int]]:
 def route(wiring: Wiring, src: int, dst: int) -> list[int]:
     """The nodes a message passes from rank to rank, both ends included."""
     table = wiring.route(np.array([src]), np.array([dst]))[0]
-    way = [int(link) for link in table if link >= 0]
-    return [src, *(int(wiring.links.dst[link]) for link in way)]
+    path = [int(link) for link in table if link >= 0]
+    return [src, *(int(wiring.links.dst[link]) for link in path)]

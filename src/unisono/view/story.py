@@ -113,7 +113,7 @@ def tell(
     where = topology or f"full:{schedule.n}"
     where = parse(where) if isinstance(where, str) else where
     size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes
-    told = facts(schedule)
+    sentences = facts(schedule)
     result = simulate(schedule, where, size, codec=codec)
     messages, index = _messages(result)
     rows = _rows(schedule, size)
@@ -133,7 +133,7 @@ def tell(
         rows=rows,
         beats=_beats(schedule, rows, index, due),
         due=due,
-        facts=told,
+        facts=sentences,
         map=_map(where, messages),
         messages=messages,
         time=_micro(result.time),
@@ -238,8 +238,8 @@ def _beat(
         _move(t, bits, index.get((number, t.src, t.dst), -1))
         for t, bits in zip(transfers, carried, strict=True)
     ]
-    said = caption(schedule, transfers, sums, finished, (done, due))
-    return StoryStep(step.phase, said, moves, done)
+    text = caption(schedule, transfers, sums, finished, (done, due))
+    return StoryStep(step.phase, text, moves, done)
 
 
 def _move(t: Transfer, bits: int, message: int) -> Move:

@@ -109,15 +109,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             wishes = _wishes(query)
             with self.server.one_at_a_time:
-                told = msgspec.json.encode(make(wishes))
+                body = msgspec.json.encode(make(wishes))
         except UnisonoError as wrong:
             self._refuse(HTTPStatus.BAD_REQUEST, str(wrong))
             return
-        self._send(HTTPStatus.OK, "application/json", told)
+        self._send(HTTPStatus.OK, "application/json", body)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        told = msgspec.json.encode({"error": " ".join(why.split())})
-        self._send(status, "application/json", told)
+        body = msgspec.json.encode({"error": " ".join(why.split())})
+        self._send(status, "application/json", body)
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

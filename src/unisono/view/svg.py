@@ -57,17 +57,17 @@ _STYLE = """
 def to_svg(schedule: Schedule) -> str:
     """The picture of a schedule, costed and proven; ScheduleError if it is wrong."""
     refuse_if_huge(schedule.n)
-    told = facts(schedule)
+    sentences = facts(schedule)
     key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page
     body = _panels(schedule, key) if is_small(schedule) else _tables(schedule)
     foot = body.height + HEAD + MARGIN
-    said = list(_said(told))
-    height = foot + 20 * len(said) + MARGIN
+    sentence_lines = list(_wrapped_facts(sentences))
+    height = foot + 20 * len(sentence_lines) + MARGIN
     lines = [
         f'<text x="{MARGIN}" y="{foot + 20 * i}">{line}</text>'
-        for i, line in enumerate(said)
+        for i, line in enumerate(sentence_lines)
     ]
-    longest = max(len(line) for line in said)
+    longest = max(len(line) for line in sentence_lines)
     content = max(body.width, 6.4 * longest, 5.6 * len(_key(schedule)))
     width = content + 2 * MARGIN
     return "\n".join(
@@ -77,7 +77,7 @@ def to_svg(schedule: Schedule) -> str:
             f'viewBox="0 0 {width:.0f} {height:.0f}" '
             f'aria-labelledby="{key}-title {key}-desc">',
             f'<title id="{key}-title">{escape(schedule.title)}</title>',
-            f'<desc id="{key}-desc">{escape(_words(schedule, told))}</desc>',
+            f'<desc id="{key}-desc">{escape(_words(schedule, sentences))}</desc>',
             f"<style>{_STYLE.strip()}</style>",
             _MARKERS.format(key=key),
             f'<rect class="bg" width="{width:.0f}" height="{height:.0f}"/>',
@@ -92,9 +92,9 @@ def to_svg(schedule: Schedule) -> str:
     )
 
 
-def _said(told: list[tuple[str, str]]) -> Iterator[str]:
+def _wrapped_facts(sentences: list[tuple[str, str]]) -> Iterator[str]:
     """The facts as lines of a readable length, the first word of each set off."""
-    for word, sentence in told:
+    for word, sentence in sentences:
         first, *rest = textwrap.wrap(sentence, 120)
         yield f'<tspan class="p">{word}</tspan> {escape(first)}'
         yield from (escape(line) for line in rest)
@@ -132,11 +132,10 @@ def _key(schedule: Schedule) -> str:
     )
 
 
-def _words(schedule: Schedule, told: list[tuple[str, str]]) -> str:
+def _words(schedule: Schedule, sentences: list[tuple[str, str]]) -> str:
     steps = f"{schedule.num_steps} steps among {schedule.n} ranks"
-    return (
-        f"{schedule.about or schedule.title} {steps}. {'. '.join(t for _, t in told)}."
-    )
+    text = ". ".join(sentence for _, sentence in sentences)
+    return f"{schedule.about or schedule.title} {steps}. {text}."
 
 
 def _panels(schedule: Schedule, key: str) -> _Drawing:

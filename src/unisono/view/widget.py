@@ -47,5 +47,5 @@ class Explainer(anywidget.AnyWidget):
     ) -> None:
         """Tell the stories; options are the widget's own."""
         shown = [schedule] if beside is None else [schedule, beside]
-        told = [tell(s, topology, nbytes, codec=codec) for s in shown]
-        super().__init__(stories=msgspec.json.encode(told).decode(), **options)
+        stories = [tell(s, topology, nbytes, codec=codec) for s in shown]
+        super().__init__(stories=msgspec.json.encode(stories).decode(), **options)

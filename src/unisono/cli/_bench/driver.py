@@ -53,7 +53,7 @@ class Contender:
 
     def prepare(self, case: Case, plan: BenchSettings) -> None:
         """Have every rank bind the call, run it once, and check it."""
-        told = self.group.ask(
+        answers = self.group.ask(
             {
                 "do": "prepare",
                 "key": self.key,
@@ -64,13 +64,13 @@ class Contender:
                 "check": plan.check,
             }
         )
-        for answer in told:
+        for answer in answers:
             if "refused" in answer:
                 self.times.refused = str(answer["refused"])
                 return
         if plan.check:
-            self.times.wrong = sum(answer["wrong"] for answer in told)
-        self.times.algorithm = told[0]["algorithm"]
+            self.times.wrong = sum(answer["wrong"] for answer in answers)
+        self.times.algorithm = answers[0]["algorithm"]
 
     def calibrate(self, plan: BenchSettings) -> None:
         """Find out how many calls make a batch."""
@@ -85,7 +85,7 @@ class Contender:
 
     def batch(self, iterations: int, warmup: int) -> float:
         """The seconds per call of one batch, of the slowest rank."""
-        told = self.group.ask(
+        answers = self.group.ask(
             {
                 "do": "measure",
                 "key": self.key,
@@ -93,7 +93,7 @@ class Contender:
                 "warmup": warmup,
             }
         )
-        return max(float(answer["seconds"]) for answer in told)
+        return max(float(answer["seconds"]) for answer in answers)
 
     def round(self, plan: BenchSettings) -> None:
         """One more turn."""
@@ -104,8 +104,8 @@ class Contender:
     def singly(self) -> None:
         """Time single calls."""
         count = min(_MOST_SINGLE, max(_FEWEST_SINGLE, self.times.iterations))
-        told = self.group.ask({"do": "each", "key": self.key, "iterations": count})
-        self.times.by_rank = [answer["seconds"] for answer in told]
+        answers = self.group.ask({"do": "each", "key": self.key, "iterations": count})
+        self.times.by_rank = [answer["seconds"] for answer in answers]
 
 
 def measure(
@@ -155,8 +155,8 @@ def _rows(
 
 def memory_bandwidth(group: SystemGroup) -> float:
     """Bytes per second that the ranks, as many as have a core, read and write."""
-    told = group.ask({"do": "copy", "ranks": _busy(group.n), "repeats": 2})
-    return sum(float(answer["bandwidth"]) for answer in told)
+    answers = group.ask({"do": "copy", "ranks": _busy(group.n), "repeats": 2})
+    return sum(float(answer["bandwidth"]) for answer in answers)
 
 
 def _busy(n: int) -> int:

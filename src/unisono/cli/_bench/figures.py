@@ -106,7 +106,7 @@ class BenchRow:
     def plain(self) -> dict[str, Any]:
         """The row as JSON: the keys of nccl-tests, then ours."""
         case, times = self.case, self.compared
-        told: dict[str, Any] = {
+        plain: dict[str, Any] = {
             "size": case.size,
             "count": case.count,
             "type": TYPE_NAMES.get(case.dtype, case.dtype),
@@ -114,12 +114,12 @@ class BenchRow:
             "root": case.shown_root,
         }
         for place, ours in self._placed().items():
-            told[place] = self._plain_times(ours)
+            plain[place] = self._plain_times(ours)
             if ours and ours.by_rank:
-                told[f"{place}_per_iter"] = per_iteration(ours.by_rank)
-        told["actual_iterations"] = times.iterations if times else 0
-        told["experiment_name"] = case.collective
-        return told | self._plain_ours()
+                plain[f"{place}_per_iter"] = per_iteration(ours.by_rank)
+        plain["actual_iterations"] = times.iterations if times else 0
+        plain["experiment_name"] = case.collective
+        return plain | self._plain_ours()
 
     def _placed(self) -> dict[str, Timing | None]:
         return {OUT_OF_PLACE: self.out_of_place, IN_PLACE: self.in_place}
@@ -137,7 +137,7 @@ class BenchRow:
 
     def _plain_ours(self) -> dict[str, Any]:
         rounds = {p: _micro(t.rounds) for p, t in self._placed().items() if t}
-        told: dict[str, Any] = {
+        plain: dict[str, Any] = {
             "collective": self.case.collective,
             "n": self.case.n,
             "dtype": self.case.dtype,
@@ -147,14 +147,14 @@ class BenchRow:
             "floor_share": _number(self.floor_share),
         }
         if self.peers:
-            told |= {
+            plain |= {
                 "compared": self.case.compared,
                 "peers": {name: _plain_peer(t) for name, t in self.peers.items()},
                 "best_peer": self.best_peer or None,
                 "ratio": _number(self.ratio),
                 "ratios": {p: _number(self.ratio_to(p)) for p in self.peers},
             }
-        return told
+        return plain
 
 
 def per_iteration(by_rank: list[list[float]]) -> dict[str, Any]:

@@ -89,15 +89,19 @@ class BenchReport:
 
     def preamble(self) -> Iterator[str]:
         """The lines before anything is measured."""
-        told = self.arguments
-        grow = f"{told['step']}(bytes)" if told["step"] else f"{told['factor']}(factor)"
+        arguments = self.arguments
+        grow = (
+            f"{arguments['step']}(bytes)"
+            if arguments["step"]
+            else f"{arguments['factor']}(factor)"
+        )
         plan = self.plan
         yield f"# unisono version {unisono.__version__}, columns of nccl-tests"
-        yield f"# Collective test starting: {told['collective']}"
+        yield f"# Collective test starting: {arguments['collective']}"
         yield (
-            f"# nRanks {told['n']} minBytes {told['minimum']} maxBytes "
-            f"{told['maximum']} step: {grow} warmup iters: {_or_auto(plan.warmup, -1)} "
-            f"iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
+            f"# nRanks {arguments['n']} minBytes {arguments['minimum']} maxBytes "
+            f"{arguments['maximum']} step: {grow} "
+            f"warmup iters: {_or_auto(plan.warmup, -1)} iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
             f"validation: {int(plan.check)}"
         )
         yield (
@@ -208,14 +212,14 @@ class BenchReport:
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        told, plan = self.arguments, self.plan
-        step = {"step_bytes": told["step"]} if told["step"] else {}
+        arguments, plan = self.arguments, self.plan
+        step = {"step_bytes": arguments["step"]} if arguments["step"] else {}
         config = {
             "nthreads": 1,
             "ngpus": 0,
-            "minimum_bytes": told["minimum"],
-            "maximum_bytes": told["maximum"],
-            **(step or {"step_factor": told["factor"]}),
+            "minimum_bytes": arguments["minimum"],
+            "maximum_bytes": arguments["maximum"],
+            **(step or {"step_factor": arguments["factor"]}),
             "warmup_iters": plan.warmup,
             "iterations": plan.iterations,
             "aggregated_iterations": 1,
@@ -226,7 +230,7 @@ class BenchReport:
             "per_iter_skip": 0,
             "parallel_init": False,
             "devices": self.devices,
-            "nranks": told["n"],
+            "nranks": arguments["n"],
             "rounds": plan.rounds,
             "shared": plan.shared,
             "peers": self.peers,

@@ -49,8 +49,8 @@ def main() -> int:
         found = _examine(comm)
         comm.close()
     except UnisonoError as error:
-        told = f"{type(error).__name__}: {error}"
-        found = WorldFindings([], {}, {}, [], [], [], failed=told)
+        message = f"{type(error).__name__}: {error}"
+        found = WorldFindings([], {}, {}, [], [], [], failed=message)
     if os.environ.get("UNISONO_RANK", "0") == "0" or found.failed:
         sys.stdout.write(MARK + msgspec.json.encode(found).decode() + "\n")
     return 1 if found.failed else 0

@@ -24,21 +24,21 @@ def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
         return [Finding("world", False, found.failed, fix)]
     ranks = len(found.hosts)
     hosts = len(set(found.hosts))
-    told = f"{ranks} ranks met, {hosts} host{'s' if hosts > 1 else ''}"
-    lines = [Finding("world", True, told)]
+    detail = f"{ranks} ranks met, {hosts} host{'s' if hosts > 1 else ''}"
+    lines = [Finding("world", True, detail)]
     wrong = {name: count for name, count in found.wrong.items() if count}
     if wrong:
-        told = "; ".join(f"{name}: {count} wrong" for name, count in wrong.items())
+        detail = "; ".join(f"{name}: {count} wrong" for name, count in wrong.items())
         fix = "take this host out and test its memory; please report it: unisono env"
-        lines.append(Finding("answers", False, told, fix))
+        lines.append(Finding("answers", False, detail, fix))
     else:
-        told = f"{len(found.wrong)} collectives, every element as NumPy has it"
-        lines.append(Finding("answers", True, told))
+        detail = f"{len(found.wrong)} collectives, every element as NumPy has it"
+        lines.append(Finding("answers", True, detail))
     for host, offset in found.offsets_s.items():
-        told = f"{offset * 1e3:+.3f} ms from rank 0's"
+        detail = f"{offset * 1e3:+.3f} ms from rank 0's"
         ok = abs(offset) < _CLOCKS_APART_S
         fix = "sudo timedatectl set-ntp true"
-        lines.append(Finding("clock", ok, told, fix, where=host))
+        lines.append(Finding("clock", ok, detail, fix, where=host))
     return lines
 
 
@@ -46,8 +46,8 @@ def show(findings: Iterable[Finding]) -> None:
     """One line each; the command to run stands under what it mends."""
     for found in findings:
         where = f"{found.where}: " if found.where else ""
-        told = " ".join(found.told.split())
-        print(f"{'OK ' if found.ok else 'FIX'}  {found.what:<14} {where}{told}")
+        detail = " ".join(found.detail.split())
+        print(f"{'OK ' if found.ok else 'FIX'}  {found.what:<14} {where}{detail}")
         if not found.ok and found.fix:
             print(f"       run: {found.fix}")
 

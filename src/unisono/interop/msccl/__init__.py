@@ -116,8 +116,10 @@ def dumps(schedule: Schedule, *, protocol: str = "Simple") -> str:
             "o_chunks": outputs,
             "s_chunks": slots.scratch[rank],
         }
-        told = {"id": str(rank)} | {key: str(value) for key, value in sizes.items()}
-        root.append(_element(ET.Element("gpu", told), gpu))
+        attributes = {"id": str(rank)} | {
+            key: str(value) for key, value in sizes.items()
+        }
+        root.append(_element(ET.Element("gpu", attributes), gpu))
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode") + "\n"
     read(text).verify()  # what others will run is proven, not only what it came from
@@ -220,9 +222,9 @@ def _element(element: ET.Element, gpu: _RankBlocks) -> ET.Element:
         block = ET.SubElement(element, "tb", {k: str(v) for k, v in peers.items()})
         for place, op in enumerate(ops):
             wait = op.waits[0] if op.waits else (-1, -1)
-            told: dict[str, object] = {"s": place, "type": op.kind}
-            told |= {"srcbuf": op.src[0], "srcoff": op.src[1]}
-            told |= {"dstbuf": op.dst[0], "dstoff": op.dst[1], "cnt": op.count}
-            told |= {"depid": wait[0], "deps": wait[1], "hasdep": int(op.awaited)}
-            ET.SubElement(block, "step", {k: str(v) for k, v in told.items()})
+            attributes: dict[str, object] = {"s": place, "type": op.kind}
+            attributes |= {"srcbuf": op.src[0], "srcoff": op.src[1]}
+            attributes |= {"dstbuf": op.dst[0], "dstoff": op.dst[1], "cnt": op.count}
+            attributes |= {"depid": wait[0], "deps": wait[1], "hasdep": int(op.awaited)}
+            ET.SubElement(block, "step", {k: str(v) for k, v in attributes.items()})
     return element

@@ -97,13 +97,13 @@ def _chunks(coll: str, gpus: list[ET.Element], n: int) -> int:
 
 
 def _number(element: ET.Element, name: str) -> int:
-    told = element.get(name)
+    text = element.get(name)
     try:
-        found = int(told) if told is not None else None
+        found = int(text) if text is not None else None
     except ValueError:
         found = None
     if found is None or not -1 <= found <= MOST:
-        raise BadArgument(f"MSCCL: <{element.tag}>: {name}={told!r}: expected a number")
+        raise BadArgument(f"MSCCL: <{element.tag}>: {name}={text!r}: expected a number")
     return found
 
 

@@ -106,9 +106,9 @@ def _play(
             f"run: restarts = {again}, min_ranks = {least}: expected 0 or more, and "
             f"at most num_ranks = {ranks}"
         )
-    told = dict(environment or {})
+    variables = dict(environment or {})
     if timeout_s is not None:
-        told["UNISONO_TIMEOUT_S"] = str(float(timeout_s))
+        variables["UNISONO_TIMEOUT_S"] = str(float(timeout_s))
     plan = RayJob(
         fn=fn,
         args=args,
@@ -116,7 +116,7 @@ def _play(
         resources=_resources(resources),
         strategy=strategy,
         placement_s=placement_s,
-        environment=told,
+        environment=variables,
         runtime_env=dict(runtime_env or {}),
     )
     return play(plan, ranks, restarts=again, least=least)
@@ -129,8 +129,8 @@ def _at_least_one(name: str, value: object) -> int:
     return number
 
 
-def _resources(told: Mapping[str, float] | None) -> dict[str, float]:
-    resources = {"CPU": 1.0} if told is None else dict(told)
+def _resources(given: Mapping[str, float] | None) -> dict[str, float]:
+    resources = {"CPU": 1.0} if given is None else dict(given)
     for name, amount in resources.items():
         if not isinstance(name, str) or not amount > 0:
             raise BadArgument(

@@ -59,7 +59,7 @@ class _RankOffer(msgspec.Struct):
 class _GroupTable(msgspec.Struct):
     words: list[str]
     hosts: list[str]
-    told: dict[str, str]
+    variables: dict[str, str]
 
 
 class _Store:
@@ -106,13 +106,15 @@ def _lead(store: _Store, n: int) -> _GroupTable:
                 words[rank], hosts[rank] = answer.word, answer.host
         if len(words) < n:
             store.wait([rank for rank in range(n) if rank not in words], 0, n)
-    told = {"UNISONO_JOB": offer}
+    variables = {"UNISONO_JOB": offer}
     if len(set(hosts.values())) > 1:
         host = f"[{here.address}]" if ":" in here.address else here.address
-        told["UNISONO_ADDRESS"] = f"{host}:{here.port}"
-        told["UNISONO_SECRET"] = secrets.token_hex(32)
+        variables["UNISONO_ADDRESS"] = f"{host}:{here.port}"
+        variables["UNISONO_SECRET"] = secrets.token_hex(32)
     agreed = _GroupTable(
-        [words[rank] for rank in range(n)], [hosts[rank] for rank in range(n)], told
+        [words[rank] for rank in range(n)],
+        [hosts[rank] for rank in range(n)],
+        variables,
     )
     store.put("agreement", agreed)
     return agreed
@@ -143,7 +145,7 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         super().__init__(world_size, rank, group_name)
         store = _Store(group_name, time.monotonic() + _MEETING_S)
         agreed = _follow(store, rank, world_size) if rank else _lead(store, world_size)
-        with environment(agreed.told | places(agreed.hosts)[rank]):
+        with environment(agreed.variables | places(agreed.hosts)[rank]):
             self._comm = unisono.init()
         self._comm.barrier()
         if rank == 0:  # all have read it; the secret need not lie there any longer

@@ -173,7 +173,7 @@ class _Attempt:
         assert rank.where is not None
         return rank.where
 
-    def _told(self) -> list[dict[str, str]]:
+    def _variables(self) -> list[dict[str, str]]:
         hosts = [self._where(rank).host for rank in self._ranks]
         common = self._plan.environment | {"UNISONO_JOB": secrets.token_hex(16)}
         if len(set(hosts)) > 1:
@@ -189,8 +189,8 @@ class _Attempt:
         plan = self._plan
         work = ray.put((plan.fn, plan.args))  # once, however many ranks there are
         waiting = {
-            rank.actor.play.remote(told, plan.meets, work): rank
-            for rank, told in zip(self._ranks, self._told(), strict=True)
+            rank.actor.play.remote(variables, plan.meets, work): rank
+            for rank, variables in zip(self._ranks, self._variables(), strict=True)
         }
         until: float | None = None
         while waiting:

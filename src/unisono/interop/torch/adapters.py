@@ -35,9 +35,11 @@ def chosen(devices: Mapping[str, str] | None = None) -> str:
     name = wanted()
     if devices is not None and len(set(devices.values())) > 1:
         if name == "python":
-            told = ",".join(f"{device}:{which}" for device, which in devices.items())
+            backends = ",".join(
+                f"{device}:{which}" for device, which in devices.items()
+            )
             raise BadArgument(
-                f"{VARIABLE}=python, but the group is {told}: the adapter in Python "
+                f"{VARIABLE}=python, but the group is {backends}: the Python adapter "
                 "takes a whole group; set it to compiled, or unset it"
             )
         return "compiled"

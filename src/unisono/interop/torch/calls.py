@@ -98,8 +98,8 @@ class CallBuilder:
         own = into.data_ptr() + sum(counts[:rank]) * x.element_size()
         if x.data_ptr() != own and overlap(x, into, sum(counts)):
             x = self.keep(x.clone())
-        told = even(tuple(times * count for count in counts))
-        self.call("all_gather", kind, told, x.data_ptr(), into.data_ptr())
+        call_counts = even(tuple(times * count for count in counts))
+        self.call("all_gather", kind, call_counts, x.data_ptr(), into.data_ptr())
 
     def reduce_scatter(
         self, output: Tensor, x: Tensor, counts: tuple[int, ...], op: Any
@@ -131,19 +131,19 @@ class CallBuilder:
             x = x.flatten()[: sum(gives)].clone()
         self.keep(x)
         kind, times = moved_as(x)
-        told: int | tuple[int, ...] = sum(gives) * times
+        call_counts: int | tuple[int, ...] = sum(gives) * times
         if not same:
-            matrix = self._told_to_all(gives)
+            matrix = self._all_counts(gives)
             rank = self._group.rank
             if [row[rank] for row in matrix] != gets:
                 raise BadArgument(
                     f"all_to_all: outputs of {gets} elements, but the others send "
                     f"{[row[rank] for row in matrix]}"
                 )
-            told = tuple(count * times for row in matrix for count in row)
-        self.call("all_to_all", kind, told, x.data_ptr(), y.data_ptr())
+            call_counts = tuple(count * times for row in matrix for count in row)
+        self.call("all_to_all", kind, call_counts, x.data_ptr(), y.data_ptr())
 
-    def _told_to_all(self, gives: list[int]) -> list[list[int]]:
+    def _all_counts(self, gives: list[int]) -> list[list[int]]:
         n = self._group.size
         mine, all_ranks = torch.tensor(gives), torch.empty(n, n, dtype=torch.int64)
         self._group.start(

@@ -244,10 +244,10 @@ def _compile(target: Path) -> None:
             check=False,
         )
         if done.returncode != 0:
-            said = "\n".join(done.stdout.splitlines()[:_LINES])
+            output = "\n".join(done.stdout.splitlines()[:_LINES])
             raise UsageError(
                 f"{found} could not build the torch adapter for torch "
-                f"{torch.__version__} (exit code {done.returncode}):\n{said}"
+                f"{torch.__version__} (exit code {done.returncode}):\n{output}"
             )
         made.chmod(0o700)  # whatever the umask lets others do
         made.replace(target)
