@@ -30,12 +30,12 @@ _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<params>.*))?")
 
 def algorithms_in(module: ModuleType) -> list[Algorithm]:
     """The algorithms that a module itself defines, in the order of its lines."""
-    found = [
+    algorithms = [
         a
         for a in vars(module).values()
         if isinstance(a, Algorithm) and a.module == module.__name__
     ]
-    return sorted(found, key=lambda a: a.body.__code__.co_firstlineno)
+    return sorted(algorithms, key=lambda a: a.body.__code__.co_firstlineno)
 
 
 class Library(Mapping[tuple[str, str], Algorithm]):
@@ -80,8 +80,8 @@ def _ours(what: Collective, name: str) -> Algorithm | None:
     To look through the whole folder and all that is installed takes a tenth of a
     second, which the first call of a program need not.
     """
-    found = (a for a in _in_our_file(name) if a.collective is what)
-    return next((a for a in found if a.name == name), None)
+    candidates = (a for a in _in_our_file(name) if a.collective is what)
+    return next((a for a in candidates if a.name == name), None)
 
 
 def _in_our_file(name: str) -> list[Algorithm]:
@@ -107,15 +107,15 @@ def library() -> Library:
         m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS
     ]
     built_in = [importlib.import_module(f"{__package__}.{name}") for name in names]
-    found = [a for module in built_in for a in algorithms_in(module)]
+    algorithms = [a for module in built_in for a in algorithms_in(module)]
     for entry in entry_points(group=GROUP):
-        taken = {(a.collective.name, a.name) for a in found}
+        taken = {(a.collective.name, a.name) for a in algorithms}
         for a in _offered(entry):
             if (a.collective.name, a.name) in taken:
                 _left_out(entry, f"{a.name}.{a.collective.name} exists already")
             else:
-                found.append(a)
-    return Library(found)
+                algorithms.append(a)
+    return Library(algorithms)
 
 
 def _offered(entry: EntryPoint) -> list[Algorithm]:
@@ -126,10 +126,10 @@ def _offered(entry: EntryPoint) -> list[Algorithm]:
         _left_out(entry, repr(why))
         return []
     things = vars(thing).values() if isinstance(thing, ModuleType) else [thing]
-    found = [a for a in things if isinstance(a, Algorithm)]
-    if not found:
+    algorithms = [a for a in things if isinstance(a, Algorithm)]
+    if not algorithms:
         _left_out(entry, "it has no @algorithm")
-    return found
+    return algorithms
 
 
 def _left_out(entry: EntryPoint, why: str) -> None:
@@ -155,8 +155,8 @@ def read(algorithm: str) -> Spec:
     """The name with the content that its files have now; BadArgument if not."""
     if ".py" not in algorithm:
         return Spec(algorithm)
-    found = (_FILE.fullmatch(part) for part in _parts(algorithm))
-    paths = dict.fromkeys(file["path"] for file in found if file)
+    matches = (_FILE.fullmatch(part) for part in _parts(algorithm))
+    paths = dict.fromkeys(file["path"] for file in matches if file)
     return Spec(algorithm, tuple((path, _read_file(path)) for path in paths))
 
 
@@ -198,13 +198,13 @@ def _load(path: str | Path, file: Path, source: bytes) -> list[Algorithm]:
     module = importlib.util.module_from_spec(spec)
     before, sys.modules[name] = sys.modules.get(name), module
     try:
-        found = _run(path, file, source, module)
+        algorithms = _run(path, file, source, module)
     except BaseException:  # what did not load is not there
         del sys.modules[name]
         if before is not None:
             sys.modules[name] = before
         raise
-    return found
+    return algorithms
 
 
 def _run(
@@ -230,10 +230,10 @@ def _run(
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
     finally:
         sys.path.remove(str(file.parent))
-    found = algorithms_in(module)
-    if not found:
+    algorithms = algorithms_in(module)
+    if not algorithms:
         raise BadArgument(f"{path}: no function in it is decorated with @algorithm")
-    return found
+    return algorithms
 
 
 def schedule(

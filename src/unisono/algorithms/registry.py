@@ -287,8 +287,8 @@ _KINDS = {int: "a whole number", bool: "true or false", str: "a text"}
 
 
 def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
-    found = count(n, **params) if callable(count) else count
-    return whole_number("number of chunks", found)
+    value = count(n, **params) if callable(count) else count
+    return whole_number("number of chunks", value)
 
 
 class _AlgorithmErrors:

@@ -63,7 +63,7 @@ def train(
     json
         Print one JSON document.
     """
-    found = simulated(
+    step = simulated(
         model,
         topology,
         strategy=strategy,
@@ -79,7 +79,7 @@ def train(
         algorithm=algorithm,
     )
     if json:
-        print_json(found.as_dict())
+        print_json(step.as_dict())
     else:
-        print(found)
+        print(step)
     return 0

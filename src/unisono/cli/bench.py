@@ -161,7 +161,7 @@ class _Task:
         cls, collective: str, n: int, what: tuple[str, str, int], names: str, vs: str
     ) -> _Task:
         """The task that the command line means, or the reason why it cannot be."""
-        found, root = cases.collectives_named(collective), what[2]
+        chosen, root = cases.collectives_named(collective), what[2]
         if not 1 <= n <= _MOST_RANKS:
             raise BadArgument(f"-n {n}: expected 1 to {_MOST_RANKS} ranks")
         if not 0 <= root < n:
@@ -173,8 +173,8 @@ class _Task:
         for name in peers:
             if name not in groups.PEERS:
                 raise unknown("peer", name, groups.PEERS)
-        algorithms = {c: _algorithms(c, n, names) for c in found}
-        return cls(n, found, algorithms, peers, dtype, op, root)
+        algorithms = {c: _algorithms(c, n, names) for c in chosen}
+        return cls(n, chosen, algorithms, peers, dtype, op, root)
 
     def cases_of(self, collective: str, sizes: list[int]) -> list[Case]:
         """The rows of one collective; sizes that come to the same are one."""
@@ -211,13 +211,13 @@ def _algorithms(collective: str, n: int, text: str) -> list[str]:
 def _names(text: str) -> list[str]:
     """Names with commas between; parameters of one may have commas between, too."""
     known = {name for _, name in library()}
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
-        if found and re.split(r"[:+]", part)[0] not in known and ":" in found[-1]:
-            found[-1] += "," + part
+        if names and re.split(r"[:+]", part)[0] not in known and ":" in names[-1]:
+            names[-1] += "," + part
         else:
-            found.append(part)
-    return found
+            names.append(part)
+    return names
 
 
 def _plan(

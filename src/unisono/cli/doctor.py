@@ -91,7 +91,7 @@ def doctor(
         show(findings)
         if world is not None and not world.failed:
             show_matrices(world)
-    return 0 if all(found.ok for found in findings) else 1
+    return 0 if all(finding.ok for finding in findings) else 1
 
 
 def _ranks(text: str) -> int | None:
@@ -108,7 +108,7 @@ def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(partial(_one, way), hosts))
     reached = [host for host, (ok, _) in zip(hosts, answers, strict=True) if ok]
-    return [found for _, findings in answers for found in findings], reached
+    return [finding for _, findings in answers for finding in findings], reached
 
 
 def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
@@ -125,8 +125,8 @@ def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
     if not findings:
         detail = f"the examination failed: {outcome.report()}"
         return False, [Finding("host", False, detail, where=host.name)]
-    for found in findings[0]:
-        found.where = host.name
+    for finding in findings[0]:
+        finding.where = host.name
     reached = Finding("ssh", True, "reached, the same version", where=host.name)
     return True, [reached, *findings[0]]
 
@@ -157,9 +157,9 @@ def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> WorldFindin
 
 
 def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
-    found = _marked(said, WorldFindings)
-    if found:
-        return next((one for one in found if not one.failed), found[0])
+    findings = _marked(said, WorldFindings)
+    if findings:
+        return next((one for one in findings if not one.failed), findings[0])
     message = outcome.report() or "the ranks said nothing"
     return WorldFindings([], {}, {}, [], [], [], failed=message)
 

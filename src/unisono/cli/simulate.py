@@ -174,22 +174,22 @@ def _options(
     codec: str,
 ) -> dict[str, Any]:
     """What was asked for besides the usual; nothing if nothing was."""
-    found: dict[str, Any] = {} if fidelity == "auto" else {"fidelity": fidelity}
+    options: dict[str, Any] = {} if fidelity == "auto" else {"fidelity": fidelity}
     if delay:
-        found["delays"] = {
+        options["delays"] = {
             _number("--delay", text, rank, int): parse_seconds(late)
             for text, rank, late in map(_halves, delay)
         }
     if slow:
-        found["slow"] = {
+        options["slow"] = {
             link: _number("--slow", text, part, float)
             for text, link, part in map(_halves, slow)
         }
     if failed:
-        found["failed"] = failed
+        options["failed"] = failed
     if codec:
-        found["codec"] = _codec(codec)
-    return found
+        options["codec"] = _codec(codec)
+    return options
 
 
 def _beside(compute: str, share: float) -> dict[str, Any]:

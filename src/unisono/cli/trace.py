@@ -120,11 +120,11 @@ def summary(path: Path, /, *, json: bool = False) -> int:
     json
         Print one JSON object instead.
     """
-    found = summarise(read(path))
+    summary_ = summarise(read(path))
     if json:
-        print_json(found.as_dict())
+        print_json(summary_.as_dict())
     else:
-        print(found)
+        print(summary_)
     return 0
 
 

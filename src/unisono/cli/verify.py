@@ -109,7 +109,7 @@ def _makers(target: str) -> Iterator[tuple[str, Maker]]:
 
 def _offering(target: str) -> list[str]:
     """The collectives for which there is such a thing, whatever the number of ranks."""
-    found: list[str] = []
+    offering: list[str] = []
     why: BadArgument | None = None
     for collective in COLLECTIVES:
         try:
@@ -117,14 +117,14 @@ def _offering(target: str) -> list[str]:
         except NotOffered:
             continue
         except UnsupportedWorld:
-            found.append(collective)
+            offering.append(collective)
         except BadArgument as wrong:
             why = wrong
         else:
-            found.append(collective)
-    if not found:
+            offering.append(collective)
+    if not offering:
         raise why or unknown("algorithm", target, {name for _, name in library()})
-    return found
+    return offering
 
 
 def _with(algorithm: Algorithm, variant: Mapping[str, Param], n: int) -> Schedule:

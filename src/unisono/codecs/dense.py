@@ -220,9 +220,9 @@ class Codec:
         self._target("decode", out, count)
         implementation = _way(by)
         if implementation == len(ways()) - 1:
-            found = reference.decode(self.name, code, count, self.block)
+            values = reference.decode(self.name, code, count, self.block)
             with np.errstate(all="ignore"):
-                out[...] = found.reshape(out.shape).astype(out.dtype)
+                out[...] = values.reshape(out.shape).astype(out.dtype)
         else:
             what = dtype_of(out).code, self.block, implementation
             _native.codec_decode(self.name, _raw(out), code, *what)
@@ -234,9 +234,9 @@ class Codec:
         code = self._code(code, into.size)
         implementation = _way(by)
         if implementation == len(ways()) - 1:
-            found = reference.decode(self.name, code, into.size, self.block)
+            values = reference.decode(self.name, code, into.size, self.block)
             with np.errstate(all="ignore"):
-                wide = into.astype(np.float32) + found.reshape(into.shape)
+                wide = into.astype(np.float32) + values.reshape(into.shape)
                 into[...] = wide.astype(into.dtype)
         else:
             what = dtype_of(into).code, self.block, implementation

@@ -44,16 +44,16 @@ def encode(name: str, x: Array, block: int, key: int = 0) -> Array:
 
 def decode(name: str, code: Array, count: int, block: int) -> Array:
     """What a code of `count` elements stands for, as float32."""
-    kind, found, at = _CODECS[name], [np.empty(0, np.float32)], 0
+    kind, values, at = _CODECS[name], [np.empty(0, np.float32)], 0
     with np.errstate(all="ignore"):
         for begin, end, size in _pieces(count, block):
             width = kind.scale_bytes + -(-size * kind.bits // 8)
             height = (end - begin) // size
             rows = code[at : at + width * height].reshape(height, width)
             scales, codes = rows[:, : kind.scale_bytes], rows[:, kind.scale_bytes :]
-            found.append(kind.decode((scales, codes), size).reshape(-1))
+            values.append(kind.decode((scales, codes), size).reshape(-1))
             at += width * height
-    return np.concatenate(found)
+    return np.concatenate(values)
 
 
 def draws(key: int, count: int) -> Array:
@@ -123,13 +123,13 @@ class FloatFormat:
         fraction = size & ((1 << self.mantissa) - 1)
         whole = np.where(field > 0, fraction + (1 << self.mantissa), fraction)
         power = np.maximum(field, 1) - 1 + self.lowest - self.mantissa
-        found = np.ldexp(whole.astype(np.float64), power)
+        values = np.ldexp(whole.astype(np.float64), power)
         if self.has_infinity:
-            found = np.where(size >= self.infinity, np.inf, found)
-            found = np.where(size > self.infinity, np.nan, found)
+            values = np.where(size >= self.infinity, np.inf, values)
+            values = np.where(size > self.infinity, np.nan, values)
         else:
-            found = np.where(size == self.nan, np.nan, found)
-        return np.copysign(found, np.where(code > size, -1.0, 1.0)).astype(np.float32)
+            values = np.where(size == self.nan, np.nan, values)
+        return np.copysign(values, np.where(code > size, -1.0, 1.0)).astype(np.float32)
 
     def code(self, x: Array, random: Array | None) -> Array:
         """The codes of float32s, rounded."""

@@ -74,10 +74,10 @@ def reads_code(v: Version, reader: Version) -> bool:
 
 def _origins(made: Iterable[Version]) -> dict[Version, Version]:
     """For every version, the input or the sum that it is a copy of."""
-    found: dict[Version, Version] = {}
+    origins: dict[Version, Version] = {}
     for v in made:
-        found[v] = found[v.sources[0]] if len(v.sources) == 1 else v
-    return found
+        origins[v] = origins[v.sources[0]] if len(v.sources) == 1 else v
+    return origins
 
 
 def _homes(
@@ -159,6 +159,8 @@ def _noise(values: Mapping[Version, _Value]) -> Noise:
     for v, value in values.items():
         if v.final and value.noise:
             shares = sorted(value.noise.items())
-            found = Noise(tuple((k, share / v.contributors) for k, share in shares))
-            worst = max(worst, found, key=lambda noise: noise.factor)
+            noise_here = Noise(
+                tuple((k, share / v.contributors) for k, share in shares)
+            )
+            worst = max(worst, noise_here, key=lambda noise: noise.factor)
     return worst

@@ -148,9 +148,9 @@ def collective(name: str) -> Collective:
 
 def between(before: Holders, after: Holders) -> Collective:
     """The collective that leads from one place to another."""
-    for found in COLLECTIVES.values():
-        if (found.before, found.after) == (before, after):
-            return found
+    for known in COLLECTIVES.values():
+        if (known.before, known.after) == (before, after):
+            return known
     raise BadArgument(
         f"no collective leads from {before.value} to {after.value}: "
         "these two schedules cannot be joined"

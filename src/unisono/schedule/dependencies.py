@@ -91,9 +91,9 @@ def _latest_before(
     at = (
         np.searchsorted(key, horizon) - 1
     )  # the last event before now, perhaps elsewhere
-    found = (at >= 0) & (slot[at] == wanted)
-    first = np.searchsorted(key, key[at[found]])
-    return _expand(first, at[found] + 1, who, asks[found])
+    matches = (at >= 0) & (slot[at] == wanted)
+    first = np.searchsorted(key, key[at[matches]])
+    return _expand(first, at[matches] + 1, who, asks[matches])
 
 
 def _since(

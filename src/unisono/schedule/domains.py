@@ -88,7 +88,7 @@ class ChunkState(ABC):
         if self._runner is None:
             return self._run_numpy(step)
         mixed = not isinstance(step.reduces, bool)
-        found: int = self._runner.run(
+        broken: int = self._runner.run(
             _plane(step.src),
             _plane(step.dst),
             _plane(step.chunk),
@@ -96,7 +96,7 @@ class ChunkState(ABC):
             _plane(step.mask) if mixed else None,
             not mixed and bool(step.reduces),
         )
-        return found
+        return broken
 
     def _run_numpy(self, step: Step) -> int:
         broken = first_invalid(self.schedule, step)

@@ -148,10 +148,10 @@ def _deliver(
     slots: dict[tuple[int, int], list[Version]] = defaultdict(list)
     for v in versions:
         slots[v.rank, v.slot].append(v)
-    found = [v for v in versions if _deliverable(v, slots[v.rank, v.slot], hosts)]
+    deliverable = [v for v in versions if _deliverable(v, slots[v.rank, v.slot], hosts)]
     if not input_shared:
-        found = [v for v in found if not v.sources[0].given]
-    for v in _shared_out(found, n):
+        deliverable = [v for v in deliverable if not v.sources[0].given]
+    for v in _shared_out(deliverable, n):
         (made,) = v.sources
         made.away.remove(v)
         made.delivers.append(v)

@@ -219,8 +219,8 @@ def explain_end(schedule: ReadableSchedule, rank: int, chunk: int) -> ScheduleEr
         ledger.run(step)
     try:
         ledger.check_slot(rank, chunk)
-    except ScheduleError as found:
-        return found
+    except ScheduleError as error:
+        return error
     return ScheduleError(
         f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong once and right "
         "once; the algorithm must give the same steps each time it is asked",

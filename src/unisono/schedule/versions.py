@@ -113,10 +113,10 @@ _Arriving = list[tuple[int, int, bool]]
 
 def _gathered(step: Step) -> Iterable[tuple[int, int, _Arriving]]:
     """Each slot (dst, into) of a step, and what arrives: (src, chunk, reduces)."""
-    found: dict[tuple[int, int], _Arriving] = defaultdict(list)
+    arriving_at: dict[tuple[int, int], _Arriving] = defaultdict(list)
     for t in step:
-        found[t.dst, t.into].append((t.src, t.chunk, t.reduces))
-    return ((rank, slot, arriving) for (rank, slot), arriving in found.items())
+        arriving_at[t.dst, t.into].append((t.src, t.chunk, t.reduces))
+    return ((rank, slot, arriving) for (rank, slot), arriving in arriving_at.items())
 
 
 def _is_there(

@@ -68,17 +68,17 @@ def simulate(
     busy = compute if isinstance(compute, Compute) else Compute(float(compute))
     how = _fidelity(fidelity, where, given)
     if how == "closed":
-        found = _closed(what, where, size, collective, segments, given)
-        return beside(found, busy)
+        result = _closed(what, where, size, collective, segments, given)
+        return beside(result, busy)
     schedule = _schedule(what, where, collective, segments)
     world = SimulatedWorld.of(where, given)
     try:
-        found = (_events if how == "events" else _steps)(schedule, world, size)
+        result = (_events if how == "events" else _steps)(schedule, world, size)
     except NotOffered:
         if how != "events" or fidelity == "events":
             raise
-        found = _steps(schedule, world, size)
-    return beside(found, busy)
+        result = _steps(schedule, world, size)
+    return beside(result, busy)
 
 
 def _events(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
@@ -139,11 +139,11 @@ def sweep(
     world = SimulatedWorld.of(topology, Conditions())
     unit = chunk_bytes(schedule, None)
     clocks = by_steps(schedule, world, unit, np.array(sizes, dtype=np.float64))
-    found = []
+    results = []
     for size, row in zip(sizes, clocks.clock, strict=True):
         least = least_time(schedule.collective, topology, size, schedule.root)
         carried = clocks.carried[:-1] * size
-        found.append(
+        results.append(
             Result(
                 schedule.collective,
                 schedule.name,
@@ -157,7 +157,7 @@ def sweep(
                 carried=carried,
             )
         )
-    return found
+    return results
 
 
 def _by_rank(delays: Mapping[int, float] | Sequence[float]) -> dict[int, float]:
@@ -204,14 +204,14 @@ def _closed(
             "closed form: needs the name of an algorithm, to have it at other sizes "
             "too; a schedule alone can be simulated by steps or events"
         )
-    found = closed.line(collective(name).name, what, topology, segments, given)
+    cost = closed.line(collective(name).name, what, topology, segments, given)
     return Result(
         COLLECTIVES[name],
         fitted(what, topology),
         topology,
         nbytes,
         "closed",
-        found.time(nbytes),
-        found.least * nbytes,
-        exact=found.exact,
+        cost.time(nbytes),
+        cost.least * nbytes,
+        exact=cost.exact,
     )

@@ -48,8 +48,8 @@ def schedule_for(
     collective: str, algorithm: str, topology: Topology, segments: int = 1
 ) -> Schedule:
     """The schedule of an algorithm on all ranks of a topology."""
-    found = make(collective, fitted(algorithm, topology), topology.n)
-    return found.split(segments) if segments > 1 else found
+    schedule = make(collective, fitted(algorithm, topology), topology.n)
+    return schedule.split(segments) if segments > 1 else schedule
 
 
 def candidates(collective: str, topology: Topology) -> list[str]:
@@ -82,10 +82,10 @@ def listed(text: str, collective: str, topology: Topology) -> list[str]:
     if text in ("", "all"):
         return candidates(collective, topology)
     known = {name for _, name in library()}
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
-        if found and re.split(r"[:+]", part)[0] not in known and ":" in found[-1]:
-            found[-1] += "," + part  # one more parameter of the one before
+        if names and re.split(r"[:+]", part)[0] not in known and ":" in names[-1]:
+            names[-1] += "," + part  # one more parameter of the one before
         else:
-            found.append(part)
-    return found
+            names.append(part)
+    return names

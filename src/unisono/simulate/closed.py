@@ -106,9 +106,9 @@ class ClosedForm:
         """The costs at size k: simulated if that is small, by law if not."""
         power = k & (k - 1) == 0
         if k <= (POWERS if power else OTHERS)[-1]:
-            found = self._line(k)
-            if found is not None:
-                return found
+            line = self._line(k)
+            if line is not None:
+                return line
         if power not in self._laws:
             self._laws[power] = self._find(power=power)
         if self._least is None:
@@ -144,17 +144,17 @@ class ClosedForm:
         return LinearCost(float(latency), float(slope), least, bool(exact))
 
     def _find(self, *, power: bool) -> tuple[Law, Law, bool]:
-        found: list[tuple[int, LinearCost]] = []
+        points: list[tuple[int, LinearCost]] = []
         for k in POWERS if power else OTHERS:
             try:
                 at = self._line(k)
             except UsageError:  # not for this number of ranks
                 continue
             if at is not None:
-                found.append((k, at))
-        exact = all(at.exact for _, at in found)
-        latency = _law([(k, at.latency) for k, at in found], power=power)
-        slope = _law([(k, at.slope) for k, at in found], power=power)
+                points.append((k, at))
+        exact = all(at.exact for _, at in points)
+        latency = _law([(k, at.latency) for k, at in points], power=power)
+        slope = _law([(k, at.slope) for k, at in points], power=power)
         if latency is None or slope is None:
             collective, algorithm, _ = self.what
             raise NotOffered(
@@ -168,9 +168,9 @@ class ClosedForm:
         what = find_collective(self.what[0])
         points = [(k, least_time(what, self.member(k), 1e18) / 1e18) for k in OTHERS]
         for at in range(len(points)):
-            found = _law(points[at:], power=False, count=3)
-            if found is not None:
-                return found
+            law = _law(points[at:], power=False, count=3)
+            if law is not None:
+                return law
         return Law((0.0,), power=False)  # nothing is known: true, if useless
 
 

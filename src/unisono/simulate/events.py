@@ -43,7 +43,7 @@ class Events:
 
     def path(self) -> tuple[Hop, ...]:
         """From the message that ended last, back through those that let it go."""
-        found: list[Hop] = []
+        hops: list[Hop] = []
         line = self.timeline
         at = int(np.argmax(line.end)) if line.end.size else -1
         while at >= 0:
@@ -51,9 +51,9 @@ class Events:
             when = float(line.start[at]), float(line.end[at])
             size = float(line.nbytes[at])
             link = self._busiest(src, dst)
-            found.append(Hop(int(line.step[at]), src, dst, size, *when, link))
+            hops.append(Hop(int(line.step[at]), src, dst, size, *when, link))
             at = int(self.cause[at])
-        return tuple(reversed(found))
+        return tuple(reversed(hops))
 
     def _busiest(self, src: int, dst: int) -> str:
         """The link of a route that was busy longest."""

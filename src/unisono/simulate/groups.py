@@ -60,11 +60,11 @@ class EqualGroups:
             return 0.0, "nothing to do"
         key = collective, nbytes
         if key not in self._known:
-            found = [
+            times = [
                 (self._simulated(collective, name, nbytes), name)
                 for name in self._names(collective)
             ]
-            self._known[key] = min(found)
+            self._known[key] = min(times)
         return self._known[key]
 
     def _names(self, collective: str) -> Sequence[str]:

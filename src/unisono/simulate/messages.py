@@ -124,9 +124,9 @@ def _runs(step: Step, n: int, sizes: Floats, even: float | None) -> tuple[Ints, 
         nbytes = np.diff(np.append(first, pair.size)) * even
     else:
         nbytes = np.add.reduceat(sizes[step.chunk.ravel()], first)
-    found = pair[first]
-    apart = found // n != found % n
-    return found[apart], nbytes[apart]
+    pairs = pair[first]
+    apart = pairs // n != pairs % n
+    return pairs[apart], nbytes[apart]
 
 
 def _merged(pair: Ints, nbytes: Floats) -> tuple[Ints, Floats]:

@@ -105,8 +105,8 @@ class StepPattern:
     def load(self, sent: Floats, links: int) -> Floats:
         """The bytes that each link has to carry if these are sent."""
         each = np.repeat(sent, self.links.shape[1])
-        found = np.bincount(self.links.ravel(), each, minlength=links)
-        return found.astype(np.float64, copy=False)
+        carried = np.bincount(self.links.ravel(), each, minlength=links)
+        return carried.astype(np.float64, copy=False)
 
 
 def _left(world: SimulatedWorld, used: NDArray[np.bool_]) -> Floats:
@@ -116,8 +116,8 @@ def _left(world: SimulatedWorld, used: NDArray[np.bool_]) -> Floats:
         return world.bandwidth
     both = used & (twins >= 0) & used[twins]
     part = np.where(both, world.topology.duplex, 1.0)
-    found: Floats = world.bandwidth * np.append(part, 1.0)
-    return found
+    left: Floats = world.bandwidth * np.append(part, 1.0)
+    return left
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +215,12 @@ class Clocks:
 
     def _pattern(self, pair: Ints) -> StepPattern:
         key = pair.tobytes()
-        found = self.patterns.get(key)
-        if found is None:
+        pattern = self.patterns.get(key)
+        if pattern is None:
             if len(self.patterns) >= _PATTERNS:
                 self.settle()
-            found = self.patterns[key] = StepPattern.of(pair, self.world)
-        return found
+            pattern = self.patterns[key] = StepPattern.of(pair, self.world)
+        return pattern
 
     def settle(self) -> None:
         """Book what the patterns carried over which links, and forget them."""
@@ -234,14 +234,14 @@ class Clocks:
         if pattern.alone:
             return sent / pattern.narrowest
         busy = pattern.load(sent, self.carried.size) / pattern.bandwidth
-        found: Floats = busy[pattern.links].max(axis=1, initial=0.0)
-        return found
+        busiest: Floats = busy[pattern.links].max(axis=1, initial=0.0)
+        return busiest
 
     def path(self) -> tuple[Hop, ...] | None:
         """The messages that decided when the last rank was through."""
         if self.kept is None:
             return None
-        found: list[Hop] = []
+        hops: list[Hop] = []
         rank = int(np.argmax(self.clock[0]))
         for step, kept in reversed(list(enumerate(self.kept, start=1))):
             k = int(kept.decider[rank])
@@ -251,8 +251,8 @@ class Clocks:
             when = float(kept.start[k]), float(kept.end[k])
             size = float(kept.nbytes[k] * self.times[0])
             dst = int(kept.pattern.dst[k])
-            found.append(Hop(step, rank, dst, size, *when, self._slowest(kept, k)))
-        return tuple(reversed(found))
+            hops.append(Hop(step, rank, dst, size, *when, self._slowest(kept, k)))
+        return tuple(reversed(hops))
 
     def _slowest(self, kept: StepRecord, k: int) -> str:
         """The link of message k that had most to do for its bandwidth."""

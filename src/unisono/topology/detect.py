@@ -113,8 +113,8 @@ def _text(path: Path) -> str:
 
 def model(root: Path = Path("/")) -> str:
     """The name of the processor, as the kernel tells it."""
-    found = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
-    return found[1] if found else "unknown processor"
+    match = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
+    return match[1] if match else "unknown processor"
 
 
 def _numa(root: Path) -> list[list[int]]:
@@ -134,33 +134,33 @@ def _numa(root: Path) -> list[list[int]]:
 
 def _ranges(text: str) -> list[int]:
     """The numbers that "0-3,8" lists."""
-    found: list[int] = []
+    numbers: list[int] = []
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found.extend(range(int(low), int(high or low) + 1))
-    return found
+        numbers.extend(range(int(low), int(high or low) + 1))
+    return numbers
 
 
 def _caches(root: Path) -> dict[str, str]:
     """The caches of the first core, as {"L2": "2048K"}; data where there are two."""
-    found = {}
+    caches = {}
     cache = root / "sys/devices/system/cpu/cpu0/cache"
     for folder in sorted(cache.glob("index*")):
         if _text(folder / "type") != "Instruction":
-            found[f"L{_text(folder / 'level')}"] = _text(folder / "size")
-    return found
+            caches[f"L{_text(folder / 'level')}"] = _text(folder / "size")
+    return caches
 
 
 def _cards(root: Path) -> list[NetworkCard]:
     """Network cards that are hardware; virtual ones have no device behind them."""
-    found = []
+    cards = []
     for folder in sorted((root / "sys/class/net").glob("*")):
         if not (folder / "device").exists():
             continue
         speed, node = _text(folder / "speed"), _text(folder / "device/numa_node")
         megabits = int(speed) if re.fullmatch(r"[0-9]+", speed) else 0
         place = int(node) if re.fullmatch(r"-?[0-9]+", node) else -1
-        found.append(NetworkCard(folder.name, megabits, place))
-    return found
+        cards.append(NetworkCard(folder.name, megabits, place))
+    return cards
 
 
 def _gpus(root: Path) -> list[Gpu]:
@@ -190,8 +190,8 @@ def _nvlinks() -> list[tuple[int, float]]:
 
 def links_in(status: str) -> list[tuple[int, float]]:
     """How many links each GPU has up, and their bytes per second together."""
-    found = []
+    links = []
     for block in re.split(r"(?m)^GPU \d+:", status)[1:]:
         rates = [float(x) for x in re.findall(r"Link \d+: ([0-9.]+) GB/s", block)]
-        found.append((len(rates), sum(rates) * 1e9))
-    return found
+        links.append((len(rates), sum(rates) * 1e9))
+    return links

@@ -154,15 +154,15 @@ def _cables(
 
 def _nodes(names: list[str | int], node: dict[str, int]) -> Ints:
     """The nodes of some names; "0..7" is a range of ranks."""
-    found: list[int] = []
+    nodes: list[int] = []
     for name in map(str, names):
         span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", name)
         each = map(str, range(int(span[1]), int(span[2]) + 1)) if span else [name]
         for one in each:
             if one not in node:
                 raise BadTopology(f"links: {unknown('node', one, node)}")
-            found.append(node[one])
-    return np.array(found, dtype=np.int64)
+            nodes.append(node[one])
+    return np.array(nodes, dtype=np.int64)
 
 
 def _number(value: str | float, parse: object) -> float:
@@ -187,15 +187,15 @@ def _hosts(file: _TopologyFile) -> Ints:
 def _with_switches(host: Ints, switches: int, links: Links) -> Ints:
     """A switch belongs to a host if all ranks it is linked to do, else to none."""
     n = host.size
-    found = np.concatenate([host, np.full(switches, -1)])
+    host_of = np.concatenate([host, np.full(switches, -1)])
     for node in range(n, n + switches):
         near = np.concatenate(
             [links.dst[links.src == node], links.src[links.dst == node]]
         )
         own = np.unique(host[near[near < n]])
         if own.size == 1:
-            found[node] = own[0]
-    return found
+            host_of[node] = own[0]
+    return host_of
 
 
 def _refuse_unreachable(paths: Paths, n: int) -> None:

@@ -39,12 +39,12 @@ class MonitorSocket(NamedTuple):
 def sockets() -> list[MonitorSocket]:
     """The ranks of this user on this host that can be asked."""
     named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)-(\d+)$")
-    found = set()
+    ranks = set()
     for line in _SOCKETS.read_text().splitlines():
         match = named.search(line)
         if match:
-            found.add(MonitorSocket(*map(int, match.groups())))
-    return sorted(found)
+            ranks.add(MonitorSocket(*map(int, match.groups())))
+    return sorted(ranks)
 
 
 def ask(rank: MonitorSocket, what: str) -> dict[str, Any] | None:
@@ -65,30 +65,30 @@ def ask(rank: MonitorSocket, what: str) -> dict[str, Any] | None:
 
 def jobs() -> dict[tuple[int, ...], list[MonitorSocket]]:
     """The jobs that run, by the processes of their ranks."""
-    found: dict[tuple[int, ...], list[MonitorSocket]] = {}
+    jobs: dict[tuple[int, ...], list[MonitorSocket]] = {}
     for rank in sockets():
         state = ask(rank, "state")
         if state is not None:
-            found.setdefault(tuple(state["pids"]), []).append(rank)
-    return found
+            jobs.setdefault(tuple(state["pids"]), []).append(rank)
+    return jobs
 
 
 def one_job(pid: int | None = None) -> list[MonitorSocket]:
     """The ranks of the one job that runs, or of the one with this process in it."""
-    found = [
+    chosen = [
         ranks
         for pids, ranks in jobs().items()
         if pid is None or pid in pids or _launched_by(pid, ranks)
     ]
-    if not found:
+    if not chosen:
         raise BadArgument(
             "no job of yours runs here that could be asked; unisono run starts such, "
             "and elsewhere UNISONO_WATCH=1 lets ranks be asked"
         )
-    if len(found) > 1:
-        some = ", ".join(str(ranks[0].pid) for ranks in found)
+    if len(chosen) > 1:
+        some = ", ".join(str(ranks[0].pid) for ranks in chosen)
         raise BadArgument(f"several jobs run here: name one by a pid, as in {some}")
-    return found[0]
+    return chosen[0]
 
 
 def _launched_by(pid: int, ranks: list[MonitorSocket]) -> bool:

@@ -82,7 +82,7 @@ def per_rank(doc: Document) -> dict[int, Document]:
 
     Arrows between ranks have no place there.
     """
-    found: dict[int, Document] = {}
+    documents: dict[int, Document] = {}
     for rank in sorted({event["pid"] for event in doc["traceEvents"]}):
         mine = [
             event
@@ -90,8 +90,8 @@ def per_rank(doc: Document) -> dict[int, Document]:
             if event["pid"] == rank and event["ph"] not in ("s", "f")
         ]
         world = {**doc.get("distributedInfo", {}), "rank": rank}
-        found[rank] = {**doc, "distributedInfo": world, "traceEvents": mine}
-    return found
+        documents[rank] = {**doc, "distributedInfo": world, "traceEvents": mine}
+    return documents
 
 
 def read_parts(folder: Path) -> list[Part]:

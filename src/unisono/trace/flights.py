@@ -144,18 +144,18 @@ class FlightRecord(msgspec.Struct, dict=True):
     @cached_property
     def calls(self) -> dict[str, dict[int, RecordedCall]]:
         """The collectives, by communicator and sequence number."""
-        found: dict[str, dict[int, RecordedCall]] = {}
+        calls: dict[str, dict[int, RecordedCall]] = {}
         for entry in self.entries:
             if not entry.is_p2p and entry.collective_seq_id:
-                group = found.setdefault(entry.process_group[0], {})
+                group = calls.setdefault(entry.process_group[0], {})
                 group[entry.collective_seq_id] = entry
-        return found
+        return calls
 
     @property
     def failed_at(self) -> str:
         """The line of the call that failed, also of one that was refused."""
-        found = (users(s.frames) for s in self.stacks if s.current)
-        return str(next(found, None) or "a line that was not recorded")
+        frames = (users(s.frames) for s in self.stacks if s.current)
+        return str(next(frames, None) or "a line that was not recorded")
 
     @property
     def stands(self) -> StackFrame | None:
@@ -173,12 +173,12 @@ class GroupInfo:
 
 def groups(flights: Iterable[FlightRecord]) -> dict[str, GroupInfo]:
     """The communicators that the records tell of, by the number that all have."""
-    found: dict[str, GroupInfo] = {}
+    groups_: dict[str, GroupInfo] = {}
     for flight in flights:
         for status in flight.pg_config.values():
             ranks = msgspec.json.decode(status.ranks, type=tuple[int, ...])
-            found[status.name] = GroupInfo(status.desc, ranks)
-    return found
+            groups_[status.name] = GroupInfo(status.desc, ranks)
+    return groups_
 
 
 def read(folder: Path) -> dict[int, FlightRecord]:

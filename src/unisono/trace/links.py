@@ -78,15 +78,15 @@ def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTab
             sums[key[0], dst] = sent + group["sent_to"][at], both
     hosts: list[int] = next((t["hosts"] for t in good.values()), [])
     names = _names(hosts, next((t["names"] for t in good.values()), []))
-    found = [
+    links = [
         LinkTraffic(src, dst, hosts[src] == hosts[dst], sent, rate)
         for (src, dst), (sent, rate) in sums.items()
         if sent
     ]
-    found.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
+    links.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
     missing = tuple(sorted(set(answers) - set(good)))
-    by_hosts = _by_hosts(found, [names[host] for host in hosts])
-    return TrafficTable(tuple(found), by_hosts, guessed, missing, now)
+    by_hosts = _by_hosts(links, [names[host] for host in hosts])
+    return TrafficTable(tuple(links), by_hosts, guessed, missing, now)
 
 
 def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
@@ -115,7 +115,7 @@ def _by_hosts(
     pairs: dict[tuple[str, str], list[LinkTraffic]] = {}
     for link in links:
         pairs.setdefault((name[link.src], name[link.dst]), []).append(link)
-    found = [
+    host_pairs = [
         HostPair(
             *pair,
             len(among),
@@ -126,4 +126,6 @@ def _by_hosts(
         )
         for pair, among in pairs.items()
     ]
-    return tuple(sorted(found, key=lambda p: (-(p.rate or 0), -p.sent, p.src, p.dst)))
+    return tuple(
+        sorted(host_pairs, key=lambda p: (-(p.rate or 0), -p.sent, p.src, p.dst))
+    )

@@ -132,12 +132,12 @@ def _rows(
 def _furthest(
     states: Sequence[dict[str, Any]],
 ) -> dict[tuple[str, tuple[int, ...]], int]:
-    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    furthest: dict[tuple[str, tuple[int, ...]], int] = {}
     for state in states:
         for group in state["communicators"]:
             key = group["name"], tuple(group["ranks"])
-            found[key] = max(found.get(key, 0), group["seq"])
-    return found
+            furthest[key] = max(furthest.get(key, 0), group["seq"])
+    return furthest
 
 
 def _doing(group: dict[str, Any]) -> str:

@@ -242,9 +242,9 @@ def _late(calls: Iterable[_CollectiveCall]) -> list[Straggler]:
     """Those who came last, the costliest first."""
     cost: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for call in calls:
-        found = call.last()
-        if found is not None:
-            rank, seconds = found
+        last = call.last()
+        if last is not None:
+            rank, seconds = last
             cost[rank].append((seconds, call.lines.get(rank, "")))
     late = [
         Straggler(rank, len(times), sum(t for t, _ in times), *max(times))
@@ -317,7 +317,7 @@ def differences(one: TraceSummary, other: TraceSummary) -> list[CallChange]:
     """What each kind of call takes in the one trace and in the other."""
     before = {row.kind: row for row in one.rows}
     after = {row.kind: row for row in other.rows}
-    found = [
+    changes = [
         CallChange(*kind, before.get(kind), after.get(kind)) for kind in before | after
     ]
 
@@ -325,7 +325,7 @@ def differences(one: TraceSummary, other: TraceSummary) -> list[CallChange]:
         sides = [row.total for row in (change.before, change.after) if row]
         return -max(sides)
 
-    return sorted(found, key=weight)
+    return sorted(changes, key=weight)
 
 
 def told_differences(changes: Sequence[CallChange]) -> str:

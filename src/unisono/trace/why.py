@@ -98,9 +98,9 @@ def why(flights: Mapping[int, FlightRecord]) -> Diagnosis:
     scenes = list(_scenes(flights))
     for look in (_differs, _missing):
         for scene in scenes:
-            found = look(scene)
-            if found is not None:
-                return found
+            diagnosis = look(scene)
+            if diagnosis is not None:
+                return diagnosis
     late = [slow for scene in scenes if (slow := _late(scene)) is not None]
     if late:
         return max(late, key=lambda pair: pair[0])[1]
@@ -122,9 +122,9 @@ def _silent(ranks: Sequence[int]) -> Diagnosis:
 def _scenes(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
     """Where something failed first, then by the number of ranks."""
     broken = {f.error.communicator for f in flights.values()} - {""}
-    found = groups(flights.values()).items()
+    named = groups(flights.values()).items()
     for number, group in sorted(
-        found, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
+        named, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
     ):
         calls = {
             rank: flights[rank].calls.get(number, {})

@@ -33,12 +33,12 @@ def candidates(collective: str, hosts: tuple[int, ...]) -> list[str]:
     n = len(hosts)
     names = dict.fromkeys([*FLAT[collective], *_plain(collective, n)])
     names |= dict.fromkeys(_stacked(collective, hosts))
-    found: dict[object, str] = {}
+    by_fingerprint: dict[object, str] = {}
     for name in names:
         made = _made(collective, name, n)
         if made is not None:
-            found.setdefault(_fingerprint(made), name)
-    return list(found.values())
+            by_fingerprint.setdefault(_fingerprint(made), name)
+    return list(by_fingerprint.values())
 
 
 def _plain(collective: str, n: int) -> Iterator[str]:

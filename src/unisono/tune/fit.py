@@ -77,14 +77,14 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     if distinct.size < 2:
         raise BadArgument(f"fit: {distinct.size} sizes; a line needs two at least")
     most = max(1, min(MOST_PIECES, distinct.size // FEWEST_SIZES))
-    found: list[tuple[float, Fit]] = []
+    fits: list[tuple[float, Fit]] = []
     for count in range(1, most + 1):
         for cuts in combinations(range(1, distinct.size), count - 1):
             edges = [0, *cuts, distinct.size]
             if count > 1 and min(np.diff(edges)) < FEWEST_SIZES:
                 continue
-            found.append(_cut(x, y, distinct, edges))
-    return min(found, key=lambda pair: pair[0])[1]
+            fits.append(_cut(x, y, distinct, edges))
+    return min(fits, key=lambda pair: pair[0])[1]
 
 
 def _cut(

@@ -151,9 +151,9 @@ class Tuner:
         sizes: list[int] = []
         times: list[float] = []
         for nbytes in self.effort.messages:
-            found = self.watch.between(one, other, nbytes)
-            sizes += [nbytes] * len(found)
-            times += found
+            seconds = self.watch.between(one, other, nbytes)
+            sizes += [nbytes] * len(seconds)
+            times += seconds
         return fit(sizes, times)
 
     def _others(self) -> None:
@@ -244,8 +244,8 @@ class Tuner:
         """A short look at everybody who may be good, whatever the model thinks best."""
         wanted = self.comm.broadcast_object(list(dict.fromkeys(names)))
         watch = replace(self.watch, batch_s=self.watch.batch_s / 10, rounds=2)
-        found = self._raced(collective, nbytes, wanted, watch)
-        return {name: min(times) for name, times in found.items()}
+        raced = self._raced(collective, nbytes, wanted, watch)
+        return {name: min(times) for name, times in raced.items()}
 
     def _agreed(self, row: Row | None) -> Row:
         """Rank 0's, on all ranks."""

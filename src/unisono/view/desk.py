@@ -48,17 +48,17 @@ def choices(wishes: Wishes) -> dict[str, object]:
 
 def topologies(n: int) -> list[str]:
     """Names of topologies that have just so many ranks."""
-    found = [f"full:{n}", f"switch:{n}", f"ring:{n}"]
+    names = [f"full:{n}", f"switch:{n}", f"ring:{n}"]
     sides = [side for side in range(2, isqrt(n) + 1) if n % side == 0]
-    found += [f"torus:{side}x{n // side}" for side in sides]
-    found += [f"cloud:{k}x{n // k}" for k in range(2, n) if n % k == 0]
+    names += [f"torus:{side}x{n // side}" for side in sides]
+    names += [f"cloud:{k}x{n // k}" for k in range(2, n) if n % k == 0]
     if n > 1:
-        found.append(f"wan:{n}")
+        names.append(f"wan:{n}")
     for name, hold in (("dgx-h100", 8), ("dgx-a100", 8)):
         if n % hold == 0:
-            found.append(f"{name}:{n // hold}")
-    found += [f"fat-tree:{p}" for p in (2, 4) if p**3 // 4 == n]
-    return found
+            names.append(f"{name}:{n // hold}")
+    names += [f"fat-tree:{p}" for p in (2, 4) if p**3 // 4 == n]
+    return names
 
 
 def stories(wishes: Wishes) -> list[Story]:
@@ -127,10 +127,10 @@ def _name(text: str) -> str:
 def _topology(text: str) -> Topology:
     if text.endswith(".toml") or text == "this":
         raise BadArgument(f"{text}: the studio takes topologies as switch:8, not files")
-    found = parse(text)
-    if found.n > _MOST_RANKS:
+    topology = parse(text)
+    if topology.n > _MOST_RANKS:
         raise BadArgument(f"{text}: the studio takes up to {_MOST_RANKS} ranks")
-    return found
+    return topology
 
 
 def _codec(name: str) -> CodecModel:

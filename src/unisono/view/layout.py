@@ -45,8 +45,8 @@ def _balanced(wiring: Wiring, ring: Floats) -> Floats:
             fixed[a - n] += ring[b]
         else:
             pull[a - n, b - n] -= 1
-    found = np.linalg.lstsq(pull, fixed, rcond=None)[0]
-    return found.astype(np.float64)
+    positions = np.linalg.lstsq(pull, fixed, rcond=None)[0]
+    return positions.astype(np.float64)
 
 
 def _spread(points: Floats) -> Floats:

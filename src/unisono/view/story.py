@@ -176,14 +176,14 @@ def _messages(result: Result) -> tuple[list[Message], dict[tuple[int, int, int],
     line = result.timeline
     assert line is not None  # closed forms have none, and we ask for no closed form
     columns = (line.step, line.src, line.dst, line.nbytes, line.start, line.end)
-    found: list[Message] = []
+    messages: list[Message] = []
     index: dict[tuple[int, int, int], int] = {}
     for step, src, dst, nbytes, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        index[step, src, dst] = len(found)
-        found.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
-    return found, index
+        index[step, src, dst] = len(messages)
+        messages.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
+    return messages, index
 
 
 def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:

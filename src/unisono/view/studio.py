@@ -135,10 +135,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _wishes(query: str) -> Mapping[str, str]:
     """What is asked for, each word once."""
     try:
-        found = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
+        parsed = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as why:
         raise BadArgument(f"studio: {query!r}: {why}") from why
-    twice = [name for name, values in found.items() if len(values) > 1]
+    twice = [name for name, values in parsed.items() if len(values) > 1]
     if twice:
         raise BadArgument(f"studio: {twice[0]}: given twice")
-    return {name: values[0] for name, values in found.items()}
+    return {name: values[0] for name, values in parsed.items()}

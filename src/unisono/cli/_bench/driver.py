@@ -143,13 +143,13 @@ def measure(
 def _rows(
     case: Case, ours: Sequence[Contender], peers: Sequence[Contender], floor_s: float
 ) -> list[BenchRow]:
-    found: dict[str, dict[str, Timing]] = {}
+    timings: dict[str, dict[str, Timing]] = {}
     for contender in ours:
-        found.setdefault(contender.algorithm, {})[contender.place] = contender.times
+        timings.setdefault(contender.algorithm, {})[contender.place] = contender.times
     others = {c.group.name: c.times for c in peers}
     return [
         BenchRow(case, by.get(OUT_OF_PLACE), by.get(IN_PLACE), others, floor_s)
-        for by in found.values()
+        for by in timings.values()
     ]
 
 

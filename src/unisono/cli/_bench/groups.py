@@ -229,9 +229,9 @@ def _peer_environment(name: str) -> Path:
     given = os.environ.get("UNISONO_PEERS")
     root = Path(unisono.__file__).parents[2]
     for folder in [Path(given)] if given else [root, Path.cwd()]:
-        found = folder / f".venv-{name}" / "bin"
-        if (found / "mpiexec").exists() and (found / "python").exists():
-            return found
+        programs = folder / f".venv-{name}" / "bin"
+        if (programs / "mpiexec").exists() and (programs / "python").exists():
+            return programs
     raise BadArgument(
         f"--vs {name}: there is no .venv-{name} in {folder or root}; "
         "`make peers` makes it, UNISONO_PEERS tells of another folder"

@@ -40,13 +40,13 @@ def draw(rows: Sequence[BenchRow], path: Path) -> None:
 
 def lines_of(rows: Sequence[BenchRow]) -> dict[str, Line]:
     """Sizes, microseconds and bus bandwidths of each system."""
-    found: dict[str, Line] = {}
+    lines: dict[str, Line] = {}
     several = len({row.case.size for row in rows}) < len(rows)
     for row in rows:
         label = f"unisono {row.algorithm}" if several else "unisono"
         for name, times in ((label, row.compared), *row.peers.items()):
-            _add(found.setdefault(name, ([], [], [])), row, times)
-    return {name: line for name, line in found.items() if line[0]}
+            _add(lines.setdefault(name, ([], [], [])), row, times)
+    return {name: line for name, line in lines.items() if line[0]}
 
 
 def _add(line: Line, row: BenchRow, times: Timing | None) -> None:

@@ -79,12 +79,12 @@ class BenchReport:
     @property
     def average_busbw(self) -> float:
         """The mean bus bandwidth of all rows and both places."""
-        found = [
+        bandwidths = [
             row.bandwidths(times)[1]
             for row in self.rows
             for times in (row.out_of_place, row.in_place)
         ]
-        known = [value for value in found if math.isfinite(value)]
+        known = [value for value in bandwidths if math.isfinite(value)]
         return fmean(known) if known else 0.0
 
     def preamble(self) -> Iterator[str]:
@@ -101,7 +101,8 @@ class BenchReport:
         yield (
             f"# nRanks {arguments['n']} minBytes {arguments['minimum']} maxBytes "
             f"{arguments['maximum']} step: {grow} "
-            f"warmup iters: {_or_auto(plan.warmup, -1)} iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
+            f"warmup iters: {_or_auto(plan.warmup, -1)} "
+            f"iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
             f"validation: {int(plan.check)}"
         )
         yield (
@@ -196,7 +197,7 @@ class BenchReport:
 
     def notes(self) -> list[str]:
         """What was refused or wrong, once each."""
-        found: dict[str, None] = {}
+        notes: dict[str, None] = {}
         for row in self.rows:
             for place, times in (
                 ("out of place", row.out_of_place),
@@ -205,10 +206,10 @@ class BenchReport:
             ):
                 if times and times.refused:
                     why = times.refused.splitlines()[0][:120]
-                    found[f"{row.case.collective}, {place}: not measured: {why}"] = None
+                    notes[f"{row.case.collective}, {place}: not measured: {why}"] = None
                 if times and times.wrong and place in row.peers:
-                    found[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
-        return list(found)
+                    notes[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
+        return list(notes)
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON."""

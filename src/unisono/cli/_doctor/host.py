@@ -46,12 +46,12 @@ class Finding(msgspec.Struct):
 
 def examine(several: bool) -> list[Finding]:
     """All that can be asked of this host alone; `several` are in the job."""
-    found = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
-    found += _limits()
-    found += [_interfaces(several), _port()]
+    findings = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
+    findings += _limits()
+    findings += [_interfaces(several), _port()]
     if several:
-        found.append(_own_name())
-    return found
+        findings.append(_own_name())
+    return findings
 
 
 def _versions() -> Finding:
@@ -214,14 +214,14 @@ def _own_name() -> Finding:
     """A host that takes its own name for loopback tells others a useless address."""
     name = socket.gethostname()
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(name, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}
     except OSError as why:
         return Finding(
             *("own name", False, f"{name} cannot be resolved here: {why}"),
             f"echo '<address of this host> {name}' | sudo tee -a /etc/hosts",
         )
-    detail = f"{name} is {', '.join(sorted(map(str, found)))}"
-    loopback = all(str(host).startswith("127.") or host == "::1" for host in found)
+    detail = f"{name} is {', '.join(sorted(map(str, addresses)))}"
+    loopback = all(str(host).startswith("127.") or host == "::1" for host in addresses)
     fix = f"put the address that others reach beside {name} in /etc/hosts"
     return Finding("own name", not loopback, detail, fix)
 

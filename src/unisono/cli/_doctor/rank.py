@@ -46,14 +46,14 @@ def main() -> int:
     """Meet, try, measure, print."""
     try:
         comm = unisono.init()
-        found = _examine(comm)
+        findings = _examine(comm)
         comm.close()
     except UnisonoError as error:
         message = f"{type(error).__name__}: {error}"
-        found = WorldFindings([], {}, {}, [], [], [], failed=message)
-    if os.environ.get("UNISONO_RANK", "0") == "0" or found.failed:
-        sys.stdout.write(MARK + msgspec.json.encode(found).decode() + "\n")
-    return 1 if found.failed else 0
+        findings = WorldFindings([], {}, {}, [], [], [], failed=message)
+    if os.environ.get("UNISONO_RANK", "0") == "0" or findings.failed:
+        sys.stdout.write(MARK + msgspec.json.encode(findings).decode() + "\n")
+    return 1 if findings.failed else 0
 
 
 def _examine(comm: Communicator) -> WorldFindings:
@@ -119,13 +119,13 @@ def _offsets(
     comm: Communicator, ranks: list[int], hosts: list[str]
 ) -> dict[str, float]:
     """How far each host's clock is ahead of rank 0's: the quickest round tells."""
-    found = {}
+    offsets = {}
     for rank in ranks:
         if rank and comm.rank in (0, rank):
             offset = _offset(comm, rank)
-            found[f"{hosts[rank]} (rank {rank})"] = offset
+            offsets[f"{hosts[rank]} (rank {rank})"] = offset
         comm.barrier()
-    return found if comm.rank == 0 else {}
+    return offsets if comm.rank == 0 else {}
 
 
 def _offset(comm: Communicator, rank: int) -> float:

@@ -44,12 +44,12 @@ def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
 
 def show(findings: Iterable[Finding]) -> None:
     """One line each; the command to run stands under what it mends."""
-    for found in findings:
-        where = f"{found.where}: " if found.where else ""
-        detail = " ".join(found.detail.split())
-        print(f"{'OK ' if found.ok else 'FIX'}  {found.what:<14} {where}{detail}")
-        if not found.ok and found.fix:
-            print(f"       run: {found.fix}")
+    for finding in findings:
+        where = f"{finding.where}: " if finding.where else ""
+        detail = " ".join(finding.detail.split())
+        print(f"{'OK ' if finding.ok else 'FIX'}  {finding.what:<14} {where}{detail}")
+        if not finding.ok and finding.fix:
+            print(f"       run: {finding.fix}")
 
 
 def show_matrices(found: WorldFindings) -> None:

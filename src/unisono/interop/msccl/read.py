@@ -99,12 +99,12 @@ def _chunks(coll: str, gpus: list[ET.Element], n: int) -> int:
 def _number(element: ET.Element, name: str) -> int:
     text = element.get(name)
     try:
-        found = int(text) if text is not None else None
+        number = int(text) if text is not None else None
     except ValueError:
-        found = None
-    if found is None or not -1 <= found <= MOST:
+        number = None
+    if number is None or not -1 <= number <= MOST:
         raise BadArgument(f"MSCCL: <{element.tag}>: {name}={text!r}: expected a number")
-    return found
+    return number
 
 
 class _XmlProgram:
@@ -161,20 +161,20 @@ class _XmlProgram:
         where = f"{where}, step {element.get('s')}"
         if kind not in (*SENDS, *RECEIVES, *LOCAL, "nop"):
             raise BadArgument(f"MSCCL: {where}: type={kind!r} is none of MSCCL's")
-        found = _XmlStep(where, kind, rank, [], [])
+        parsed = _XmlStep(where, kind, rank, [], [])
         if kind != "nop":
             count = _number(element, "cnt")
             uses_src = kind in ("s", "rrs", "rrc", "rrcs", *LOCAL)
             if uses_src:
-                found.src = self._places(element, "src", rank, count)
+                parsed.src = self._places(element, "src", rank, count)
             if kind not in ("s", "rrs"):
-                found.dst = self._places(element, "dst", rank, count)
+                parsed.dst = self._places(element, "dst", rank, count)
         if kind == "cpy":  # from input to output, which are one: nothing moves
-            apart = [i for i, a in enumerate(found.src) if a != found.dst[i]]
-            found.src = [found.src[i] for i in apart]
-            found.dst = [found.dst[i] for i in apart]
-        self.all.append(found)
-        return found
+            apart = [i for i, a in enumerate(parsed.src) if a != parsed.dst[i]]
+            parsed.src = [parsed.src[i] for i in apart]
+            parsed.dst = [parsed.dst[i] for i in apart]
+        self.all.append(parsed)
+        return parsed
 
     def _places(
         self, element: ET.Element, end: str, rank: int, count: int

@@ -152,8 +152,8 @@ class CallBuilder:
             timeout_s=self._timeout_s,
             keep=(mine, all_ranks),
         )
-        found: list[list[int]] = all_ranks.tolist()
-        return found
+        counts: list[list[int]] = all_ranks.tolist()
+        return counts
 
     def call(
         self,

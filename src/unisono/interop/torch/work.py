@@ -39,9 +39,9 @@ def for_torch(error: BaseException) -> BaseException:
     if isinstance(error, CollectiveTimeout):
         text = f"{error.collective or 'a call'} Timed out waiting: {text}"
     error.args = (text,)
-    found: BaseException = error
-    found.__class__ = _both(type(error))
-    return found
+    both: BaseException = error
+    both.__class__ = _both(type(error))
+    return both
 
 
 _BOTH: dict[type[BaseException], type[BaseException]] = {}
@@ -187,8 +187,8 @@ class PendingCall(dist.Work):
         return self._source_rank()
 
     def _source_rank(self) -> int:
-        found = self._parts[0].source if self._parts else None
-        return getattr(self, "_source", -1) if found is None else found
+        source = self._parts[0].source if self._parts else None
+        return getattr(self, "_source", -1) if source is None else source
 
     def get_future(self) -> Any:
         """A future whose value is the tensors."""
