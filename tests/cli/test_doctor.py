@@ -33,8 +33,8 @@ def test_this_host(capfd):
     lines = [line for line in out.splitlines() if line[:3] in ("OK ", "FIX")]
     asked = {line[5:19].strip() for line in lines}
     assert asked >= {"version", "shared memory", "single copy", "descriptors", "ports"}
-    assert "OK   world          2 ranks met, 1 host" in out
-    assert "every element as NumPy has it" in out
+    assert "OK   world          2 ranks connected, 1 host" in out
+    assert "every element equal to NumPy's" in out
     assert "latency of 8 bytes, one way (µs)" in out
     assert "bandwidth of 4 MiB, one way (GB/s)" in out
 

@@ -63,5 +63,5 @@ def test_everything_is_drawn_where_there_is_no_limit():
 
 def test_what_is_not_known_is_told():
     told = " ".join(shown(glance_at(2, 1), 300))
-    assert "To whom these ranks send is not known: 0, 1" in told
-    assert "Where 1 B went is taken from other calls" in told
+    assert "The destinations of these ranks are not known: 0, 1" in told
+    assert "The destinations of 1 B are estimated from other calls" in told

@@ -285,7 +285,7 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
         (("x",), "expected the number of a process"),
         (("--every", "0"), "expected seconds"),
         (("--every", "soon"), "expected seconds"),
-        (("1", "--once"), "no job of yours"),
+        (("1", "--once"), "no job of this user"),
     ],
 )
 def test_a_look_that_cannot_be_is_refused(capfd, words, said):

@@ -203,7 +203,7 @@ def placed(n: int, levels: str, hosts: str) -> tuple[list[list[int]], Ints]:
         return groups(n, levels), np.arange(n)
     if levels:
         raise BadArgument(
-            f"hierarchical: levels={levels} and hosts={hosts}: tell one of them"
+            f"hierarchical: levels={levels} and hosts={hosts}: give one of them"
         )
     of_rank = parse_hosts(hosts, n)
     _, sizes = np.unique(of_rank, return_counts=True)
@@ -246,7 +246,8 @@ def groups(n: int, levels: str) -> list[list[int]]:
         shape.append(_sizes(n, outermost))
     elif below and int(outermost) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} groups on the outermost level, told were {outermost}",
+            f"hierarchical: {n} groups on the outermost level, but levels gives "
+            f"{outermost}",
             n=n,
         )
     return shape

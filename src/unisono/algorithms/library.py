@@ -341,7 +341,7 @@ def _pair(
     if what.name not in _HALVES:
         known = ", ".join(_HALVES)
         raise NotOffered(
-            f"{what.name} is not made of two halves; pairs exist for {known}"
+            f"{what.name} cannot be made of two others; pairs exist for {known}"
         )
     if root and not what.rooted:
         raise BadArgument(f"{what.name} has no root")

@@ -123,11 +123,11 @@ def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
         return False, [Finding("ssh", False, str(error), where=host.name)]
     findings = _marked(output, list[Finding])
     if not findings:
-        detail = f"the examination failed: {outcome.report()}"
+        detail = f"the checks failed: {outcome.report()}"
         return False, [Finding("host", False, detail, where=host.name)]
     for finding in findings[0]:
         finding.where = host.name
-    reached = Finding("ssh", True, "reached, the same version", where=host.name)
+    reached = Finding("ssh", True, "reached, same version", where=host.name)
     return True, [reached, *findings[0]]
 
 
@@ -160,7 +160,7 @@ def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
     findings = _marked(said, WorldFindings)
     if findings:
         return next((one for one in findings if not one.failed), findings[0])
-    message = outcome.report() or "the ranks said nothing"
+    message = outcome.report() or "the ranks printed nothing"
     return WorldFindings([], {}, {}, [], [], [], failed=message)
 
 

@@ -88,7 +88,7 @@ def explain(
     wanted = [option for option, file in files.items() if file is not None]
     if on or not algorithm:
         if on != "this" or algorithm or wanted:
-            raise BadArgument("explain: ALGORITHM: name one, or say --on this instead")
+            raise BadArgument("explain: ALGORITHM: name one, or use --on this instead")
         sizes = [nbytes] if size else list(_chosen.SIZES)
         ranks = parse_world(per_host) if per_host else world
         return _chosen.tell(collective, sizes, world, ranks, json=json)

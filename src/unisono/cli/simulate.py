@@ -196,7 +196,7 @@ def _beside(compute: str, share: float) -> dict[str, Any]:
     """Computing beside the collective, if there is any."""
     if not compute:
         if share != 1.0:
-            raise BadArgument(f"--share {share:g}: says something only with --compute")
+            raise BadArgument(f"--share {share:g}: is only used with --compute")
         return {}
     return {"compute": Compute(parse_seconds(compute), share)}
 

@@ -85,12 +85,12 @@ def drawn(snapshot: Snapshot, height: int | None = None) -> Group:
         parts.append(_hosts(hosts, shown[2]))
     if snapshot.traffic.missing:
         missing = ", ".join(map(str, snapshot.traffic.missing))
-        parts.append(f"To whom these ranks send is not known: {missing}")
+        parts.append(f"The destinations of these ranks are not known: {missing}")
     if snapshot.traffic.guessed:
         amount = format_bytes(snapshot.traffic.guessed)
         parts.append(
-            f"Where {amount} went is taken from other calls: too many were made since "
-            "the last look. Look more often with --every."
+            f"The destinations of {amount} are estimated from other calls: there were "
+            "too many since the last update. Update more often with --every."
         )
     return Group(*parts)
 

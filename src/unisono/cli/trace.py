@@ -36,7 +36,7 @@ def trace() -> int:
 
     Example: unisono trace run -n 4 train.py
     """
-    raise BadArgument("trace: say run, open, summary, diff or why (see --help)")
+    raise BadArgument("trace: expected run, open, summary, diff or why (see --help)")
 
 
 run = App(
@@ -246,7 +246,7 @@ def open_(
         print(f"{path}: {events} events, {format_bytes(size)}")
     if not browser:
         if not json:
-            print(f"open {VIEWER} and drop the file there; or say --browser")
+            print(f"open {VIEWER} and drop the file there; or use --browser")
         return 0
     return _serve(path, port, once=once)
 

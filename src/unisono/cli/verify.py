@@ -144,7 +144,7 @@ def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:
 
 
 def _proofs(make: Maker, worlds: list[int]) -> Iterator[int]:
-    """The transfers followed for each n that there is a schedule for."""
+    """The transfers checked for each n that there is a schedule for."""
     for n in worlds:
         try:
             made = make(n)

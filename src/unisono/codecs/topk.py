@@ -85,7 +85,7 @@ def chosen(where: str, k: int, density: float, elements: int) -> int:
     if k > elements:
         raise BadArgument(
             f"{where}: k = {k}, but there are {elements} elements; choose fewer, or "
-            f"tell a density, as in {where}:0.01"
+            f"give a density, as in {where}:0.01"
         )
     return k
 

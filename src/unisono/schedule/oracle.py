@@ -161,12 +161,16 @@ def broken_rule(schedule: ReadableSchedule, t: Transfer) -> str:
     """Which rule of transfers `t` breaks, in words; nothing if it keeps them all."""
     n, slots = schedule.n, schedule.num_slots
     if not (0 <= t.src < n and 0 <= t.dst < n):
-        return f"leaves the ranks 0..{n - 1}"
+        return f"is outside the ranks 0..{n - 1}"
     if not (0 <= t.chunk < slots and 0 <= t.into < slots):
-        return f"leaves the chunks 0..{slots - 1}"
+        return f"is outside the chunks 0..{slots - 1}"
     if t.chunk != t.into and not schedule.num_temporaries:
         return "changes its name, but the algorithm declares no temporaries"
-    return "goes nowhere" if (t.src, t.chunk) == (t.dst, t.into) else ""
+    return (
+        "has the same source and destination"
+        if (t.src, t.chunk) == (t.dst, t.into)
+        else ""
+    )
 
 
 def first_invalid(schedule: ReadableSchedule, step: Step) -> int:
@@ -222,8 +226,8 @@ def explain_end(schedule: ReadableSchedule, rank: int, chunk: int) -> ScheduleEr
     except ScheduleError as error:
         return error
     return ScheduleError(
-        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong once and right "
-        "once; the algorithm must give the same steps each time it is asked",
+        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong in one run and "
+        "right in another; the algorithm must give the same steps each time",
         rank=rank,
         chunk=chunk,
     )

@@ -104,11 +104,11 @@ def batches(
     if schedule.n * schedule.num_slots > MOST_IN_ALL:
         raise BadArgument(
             f"{schedule.title}: {schedule.num_slots} chunks on {schedule.n} ranks are "
-            "more than can be followed"
+            "too many to verify"
         )
     if schedule.n * together > MOST_SLOTS:
         raise BadArgument(
-            f"n = {schedule.n}: more ranks than can be followed (at most {MOST_SLOTS} "
+            f"n = {schedule.n}: too many ranks to verify (at most {MOST_SLOTS} "
             "slots that depend on each other)"
         )
     size = max(together, STATE_BYTES // (bytes_per_slot * schedule.n))

@@ -158,8 +158,8 @@ class ClosedForm:
         if latency is None or slope is None:
             collective, algorithm, _ = self.what
             raise NotOffered(
-                f"{collective} by {algorithm}: its costs follow no simple law on "
-                f"{self.member(2).name} and its like; take fidelity='steps'"
+                f"{collective} by {algorithm}: no closed form was found for its "
+                f"costs on {self.member(2).name} and larger ones; use fidelity='steps'"
             )
         return latency, slope, exact
 
@@ -205,7 +205,7 @@ def line(
     if not given.usual:
         raise NotOffered(
             "closed form: delays, slow and failed links break the symmetry it rests "
-            "on; take fidelity='events'"
+            "on; use fidelity='events'"
         )
     if topology.grown is None:
         raise NotOffered(

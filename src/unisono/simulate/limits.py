@@ -56,7 +56,7 @@ def enough(what: str, nbytes: float, instead: str) -> None:
     if nbytes > free:
         raise NotOffered(
             f"{what}: needs about {format_bytes(nbytes)} of memory, and "
-            f"{format_bytes(free)} are free; take fidelity={instead!r}, or fewer ranks"
+            f"{format_bytes(free)} are free; use fidelity={instead!r}, or fewer ranks"
         )
 
 
@@ -88,7 +88,7 @@ class Load:
             raise NotOffered(
                 f"{self.what}: {self.changes / 1e6:,.0f} million changes of rates, "
                 "since every message shares links with all others; that takes minutes "
-                "by events: take fidelity='steps'"
+                "by events: use fidelity='steps'"
             )
 
     def _changes(self, pair: Ints) -> int:

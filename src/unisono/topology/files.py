@@ -102,7 +102,7 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
     node = {str(r): r for r in range(file.ranks)}
     node |= {name: file.ranks + i for i, name in enumerate(file.switches)}
     if len(node) != file.ranks + len(file.switches):
-        raise BadTopology("switches: a name is there twice, or is that of a rank")
+        raise BadTopology("switches: a name is listed twice, or is that of a rank")
     cables = [cable for link in file.links for cable in _cables(link, file, node)]
     links = lay(cables)
     name = file.name or where
@@ -175,7 +175,7 @@ def _hosts(file: _TopologyFile) -> Ints:
         for rank in ranks:
             if not 0 <= rank < file.ranks or host[rank] >= 0:
                 raise BadTopology(
-                    f"hosts: rank {rank} is there twice, or not one of {file.ranks}"
+                    f"hosts: rank {rank} is listed twice, or not one of {file.ranks}"
                 )
             host[rank] = i
     if file.hosts and (host < 0).any():
@@ -209,7 +209,7 @@ def _refuse_unreachable(paths: Paths, n: int) -> None:
         lost = sorted(set(range(n)) - _reached(edges))
         if lost:
             raise BadTopology(
-                f"no way from rank {words.format(lost[0])} ({len(lost)} ranks cut "
+                f"no path from rank {words.format(lost[0])} ({len(lost)} ranks cut "
                 "off); add links that join all ranks in both directions"
             )
 

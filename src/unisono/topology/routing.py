@@ -47,7 +47,7 @@ class Paths:
         while at != src:
             if last[at] < 0:
                 raise BadTopology(
-                    f"{self.name}: no way from rank {src} to rank {dst}; expected "
+                    f"{self.name}: no path from rank {src} to rank {dst}; expected "
                     "links that join all ranks in both directions"
                 )
             links.append(last[at])

@@ -138,7 +138,7 @@ class Wiring:
             if links:
                 return links
         some = ", ".join(list(self.by_name)[:3])
-        raise BadTopology(f"link {text!r}: there is none; they are named as in {some}")
+        raise BadTopology(f"link {text!r}: no such link; links are named as in {some}")
 
     @cached_property
     def twins(self) -> Ints:
@@ -210,7 +210,7 @@ class Topology:
             raise BadTopology(f"{self.name}: {self.n} ranks; expected at least one")
         for what, value in (("overhead", self.overhead), ("reduce", self.reduce)):
             if not (0 <= value < float("inf")):
-                raise BadTopology(f"{self.name}: {what} {value:g}: cannot be")
+                raise BadTopology(f"{self.name}: {what} {value:g}: expected 0 or more")
         if not 0 < self.duplex <= 1:
             raise BadTopology(
                 f"{self.name}: duplex {self.duplex:g}: expected above 0, at most 1"

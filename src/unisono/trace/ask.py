@@ -82,8 +82,8 @@ def one_job(pid: int | None = None) -> list[MonitorSocket]:
     ]
     if not chosen:
         raise BadArgument(
-            "no job of yours runs here that could be asked; unisono run starts such, "
-            "and elsewhere UNISONO_WATCH=1 lets ranks be asked"
+            "no job of this user on this host has monitor sockets; unisono run opens "
+            "one for each rank, and other launchers do with UNISONO_WATCH=1"
         )
     if len(chosen) > 1:
         some = ", ".join(str(ranks[0].pid) for ranks in chosen)

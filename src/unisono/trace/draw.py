@@ -209,7 +209,7 @@ class _RankTrack:
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
         if kind == "arrival":
-            label = f"until rank {there} came" if there >= 0 else "all were there"
+            label = f"until rank {there} arrived" if there >= 0 else "all had arrived"
             self.made.arrivals[*call, rank] = self._put(
                 "arrival", group, label, begin, end, about
             )

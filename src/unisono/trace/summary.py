@@ -96,8 +96,8 @@ class TraceSummary:
         ]
         if self.lost:
             lines.append(
-                f"  lost       {self.lost} events were overwritten; what is said of "
-                "steps holds for the rest (UNISONO_TRACE_EVENTS gives more room)"
+                f"  lost       {self.lost} events were overwritten; figures of "
+                "steps are of the rest (UNISONO_TRACE_EVENTS raises the limit)"
             )
         lines += ["", *format_table(_HEADS, [_cells(row) for row in self.rows])]
         if self.late:

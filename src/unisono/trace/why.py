@@ -115,7 +115,7 @@ def _world(flights: Mapping[int, FlightRecord]) -> int:
 
 
 def _silent(ranks: Sequence[int]) -> Diagnosis:
-    text = f"{_who(ranks)} left no record: killed, or never there"
+    text = f"{_who(ranks)} left no record: killed, or never started"
     return Diagnosis("silent", text, tuple(ranks))
 
 
@@ -326,7 +326,7 @@ def _missing(scene: _GroupRecords) -> Diagnosis | None:
     sides = [_absentee(scene, rank) for rank in absent]
     stands = "; ".join(f"rank {s.rank}: {s.what}, {s.line}" for s in sides)
     text = (
-        f"{_who(absent)} did not come to {entry.what} at {entry.at}, where "
+        f"{_who(absent)} did not call {entry.what} at {entry.at}, where "
         f"{_who(waiting)} waited; {stands}"
     )
     sides += [_side(rank, open_[rank]) for rank in waiting]
@@ -338,7 +338,7 @@ def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
     flight = scene.flights.get(rank)
     if flight is None:
         return RankEvidence(
-            rank, "it left no record", "so it was killed, or is beyond asking"
+            rank, "it left no record", "so it was killed, or cannot be reached"
         )
     calls = scene.calls[rank]
     last = calls[max(calls)] if calls else None
@@ -351,9 +351,9 @@ def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
     stands = flight.stands
     if stands is None:
         return RankEvidence(
-            rank, f"in no Python code{before}", "as far as its record tells"
+            rank, f"in no Python code{before}", "as far as its record shows"
         )
-    text = f"it stood at {stands}"
+    text = f"it was at {stands}"
     return RankEvidence(rank, text, before[2:], stands.filename, stands.line)
 
 

@@ -70,7 +70,9 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     """The lines that measured times follow; a size may have several times."""
     x, y = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
-        raise BadArgument(f"fit: {x.size} sizes, {y.size} times; expected as many")
+        raise BadArgument(
+            f"fit: {x.size} sizes, {y.size} times; expected equal numbers"
+        )
     if not (np.isfinite(y).all() and (y > 0).all() and (x >= 0).all()):
         raise BadArgument("fit: expected times above 0, and sizes not below")
     distinct = np.unique(x)

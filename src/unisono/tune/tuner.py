@@ -105,7 +105,7 @@ class Tuner:
     def __post_init__(self) -> None:
         """Nothing to measure between one rank and itself."""
         if self.comm.world_size < 2:
-            raise BadArgument("tune: one rank has nobody to talk to; take 2 or more")
+            raise BadArgument("tune: expected 2 ranks or more, got 1")
         self.hosts: tuple[int, ...] = self.comm.hosts
         self.watch = Stopwatch(self.comm, self.effort.batch_s, self.effort.rounds)
 

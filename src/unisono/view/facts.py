@@ -18,7 +18,7 @@ def facts(schedule: Schedule) -> list[tuple[str, str]]:
     if schedule.collective.reduces:
         sentences.append(("sums", sums_line(schedule, cost)))
     how = (
-        f"{_many(proof.transfers, 'transfer')} followed in {_many(proof.steps, 'step')}"
+        f"{_many(proof.transfers, 'transfer')} checked in {_many(proof.steps, 'step')}"
     )
     sentences.append(
         ("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}")
@@ -63,7 +63,7 @@ def promise(schedule: Schedule) -> str:
     """What was proven, in words: "every rank ends with a+b+c"."""
     what = schedule.collective
     if what is BARRIER:
-        return "every rank has heard from all"
+        return "every rank knows that all have arrived"
     if what.reduces and schedule.n <= MAX_RANKS:
         thing = "+".join(letter(r) for r in range(schedule.n))
     elif what.reduces:

@@ -61,7 +61,7 @@ class Studio(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as why:
             raise BadArgument(
-                f"studio: port {port} cannot be had: {why.strerror}; try --port 0"
+                f"studio: port {port} is not available: {why.strerror}; try --port 0"
             ) from why
         self.one_at_a_time = threading.Lock()
 
@@ -91,10 +91,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A file of ours, or an answer as JSON."""
         if self.headers.get("Host", "") not in self.server.hosts():
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is not who you asked")
+            self._refuse(
+                HTTPStatus.MISDIRECTED_REQUEST, "the request names another host"
+            )
             return
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            self._refuse(HTTPStatus.FORBIDDEN, "other sites have no business here")
+            self._refuse(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
             return
         asked = urlsplit(self.path)
         if asked.path in _FILES and not asked.query:

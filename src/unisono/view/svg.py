@@ -272,7 +272,7 @@ def _table(
             f'height="{part:.2f}" fill="{_colour(0)}" opacity="{shade:.2f}"/>'
         )
     yield _label(0, side + 38, f"down: from rank 0 to {n - 1}")
-    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the stronger, the more")
+    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the darker, the more")
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -171,7 +171,7 @@ class WorkerGroup:
         self._output.seek(max(0, size - 2000))
         lines = self._output.read().decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing"
-        return UnisonoError(f"bench: {self.name}: {what}; it said last: {last}")
+        return UnisonoError(f"bench: {self.name}: {what}; last output: {last}")
 
     def close(self, *, at_once: bool = False) -> None:
         """Let the processes end by themselves, which leaves nothing; or end them."""
@@ -234,7 +234,7 @@ def _peer_environment(name: str) -> Path:
             return programs
     raise BadArgument(
         f"--vs {name}: there is no .venv-{name} in {folder or root}; "
-        "`make peers` makes it, UNISONO_PEERS tells of another folder"
+        "`make peers` makes it, UNISONO_PEERS names another folder"
     )
 
 

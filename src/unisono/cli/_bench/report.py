@@ -114,8 +114,8 @@ class BenchReport:
         cores = os.cpu_count() or 1
         if self.load > 0.5 * cores:
             yield (
-                f"# note: others are at work here, with a load of {self.load:.1f} on "
-                f"{cores} cores; times will be too long and ratios uncertain"
+                f"# note: other processes are running, with a load of {self.load:.1f} "
+                f"on {cores} cores; times will be too long and ratios uncertain"
             )
         yield "#"
 

@@ -100,12 +100,12 @@ def _memory() -> Finding:
         os.posix_fallocate(descriptor, 0, _TRIAL_MEMORY)
     except OSError as why:
         return Finding(
-            *("shared memory", False, f"{size} cannot be had: {why.strerror}"),
+            *("shared memory", False, f"{size} cannot be allocated: {why.strerror}"),
             "raise the memory limit: docker run --memory=..., sbatch --mem=...",
         )
     finally:
         os.close(descriptor)
-    return Finding("shared memory", True, f"{size} were had at once (memfd)")
+    return Finding("shared memory", True, f"{size} allocated (memfd)")
 
 
 def _shm() -> Finding:
@@ -138,7 +138,7 @@ def _clock() -> Finding:
     try:
         source = _CLOCK.read_text().strip()
     except OSError:
-        return Finding("clock source", True, "not told by this system")
+        return Finding("clock source", True, "not reported by this system")
     fix = "boot with clocksource=tsc: reading this one is slow"
     return Finding("clock source", source in _GOOD_CLOCKS, source, fix)
 
@@ -154,7 +154,7 @@ def _limits() -> Iterator[Finding]:
     yield Finding("descriptors", not few, detail, fix)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     detail = "unlimited" if soft < 0 else format_bytes(soft)
-    yield Finding("locked memory", True, f"{detail}; needed by no transport of today")
+    yield Finding("locked memory", True, f"{detail}; not needed by any transport")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     detail = "unlimited" if soft < 0 else format_bytes(soft)
     yield Finding("address space", soft < 0, detail, "ulimit -v unlimited")

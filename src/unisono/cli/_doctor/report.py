@@ -24,7 +24,7 @@ def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
         return [Finding("world", False, found.failed, fix)]
     ranks = len(found.hosts)
     hosts = len(set(found.hosts))
-    detail = f"{ranks} ranks met, {hosts} host{'s' if hosts > 1 else ''}"
+    detail = f"{ranks} ranks connected, {hosts} host{'s' if hosts > 1 else ''}"
     lines = [Finding("world", True, detail)]
     wrong = {name: count for name, count in found.wrong.items() if count}
     if wrong:
@@ -32,7 +32,7 @@ def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
         fix = "take this host out and test its memory; please report it: unisono env"
         lines.append(Finding("answers", False, detail, fix))
     else:
-        detail = f"{len(found.wrong)} collectives, every element as NumPy has it"
+        detail = f"{len(found.wrong)} collectives, every element equal to NumPy's"
         lines.append(Finding("answers", True, detail))
     for host, offset in found.offsets_s.items():
         detail = f"{offset * 1e3:+.3f} ms from rank 0's"

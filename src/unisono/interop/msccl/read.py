@@ -299,7 +299,7 @@ def _wait(
     if number not in blocks or not 0 <= place < len(blocks[number]):
         raise BadArgument(
             f"MSCCL: {step.where}: waits for step {place} of block {number}, which "
-            "there is not"
+            "does not exist"
         )
     step.before.append(blocks[number][place][1])
 

@@ -84,7 +84,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono has nothing for {device}, only for the CPU")
+            raise RuntimeError(f"unisono supports the CPU only, not {device}")
         return self
 
     supports_splitting = supports_coalescing = False

@@ -316,7 +316,7 @@ class _Callbacks:
             try:
                 job()
             except Exception:
-                _LOG.exception("what waits for a future has failed")
+                _LOG.exception("a callback of a future failed")
             del job  # an idle thread holds no tensors
             with self._lock:
                 self._idle += 1
