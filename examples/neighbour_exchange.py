@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono import Step, algorithm
-from unisono.algorithms import Need
+from unisono.algorithms import Requirement
 from unisono.schedule import copy_step
 
-even = Need("an even number of ranks (or one)", lambda n: n == 1 or n % 2 == 0)
+even = Requirement("an even number of ranks (or one)", lambda n: n == 1 or n % 2 == 0)
 
 
 @algorithm(needs=even, alike="ring or circulant")

@@ -228,7 +228,7 @@ def test_two_hosts_of_four_what_each_schedule_sends_over_the_link():
 
 REFUSED = {
     "hosts=0.1.a.1": r"0\.1\.0\.1",
-    "hosts=0.1.0.1,levels=2x2": "tell one of them",
+    "hosts=0.1.0.1,levels=2x2": "give one of them",
     "hosts=0.1.0.1,segments=0": "at least 1",
     "hosts=0.1.0.1,root=1": "nearest: ",
 }

@@ -18,7 +18,7 @@ import pytest
 from unisono.cli import main
 from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
-from unisono.cli._bench.figures import Row, Times, per_iteration
+from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
 from unisono.cli._bench.report import number
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
@@ -251,7 +251,7 @@ def test_amounts_are_those_of_nccl_tests():
     for name, (size, factor) in expected.items():
         case = Case(name, n, count)
         assert (case.size, case.factor) == (size, factor)
-        row = Row(case, Times([1e-6, 2e-6, 9e-6]), None)
+        row = BenchRow(case, Timing([1e-6, 2e-6, 9e-6]), None)
         algbw, busbw = row.bandwidths(row.out_of_place)
         assert algbw == pytest.approx(size / 2e-6 / 1e9)
         assert busbw == pytest.approx(algbw * factor)
@@ -348,8 +348,12 @@ def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
 
 
 def test_ratio_is_the_middle_of_ratios_within_rounds():
-    ours, slow, fast = Times([1.0, 4.0, 3.0]), Times([9.0] * 3), Times([2.0, 4.0, 12.0])
-    row = Row(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
+    ours, slow, fast = (
+        Timing([1.0, 4.0, 3.0]),
+        Timing([9.0] * 3),
+        Timing([2.0, 4.0, 12.0]),
+    )
+    row = BenchRow(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
     assert row.best_peer == "b"
     assert row.ratio == 0.5
     assert row.ratio_to("a") == pytest.approx(1 / 3)
@@ -381,10 +385,12 @@ def test_systems_take_turns_and_each_round_begins_with_another(bench):
                 order.append(self.name)
             return super().ask(command)
 
-    from unisono.cli._bench.driver import Plan, measure
+    from unisono.cli._bench.driver import BenchSettings, measure
 
     started = [Told(name, 1) for name in ("unisono", "a", "b")]
-    measure(Case("send_recv", 1, 1), started, [""], Plan(rounds=3, iterations=1))
+    measure(
+        Case("send_recv", 1, 1), started, [""], BenchSettings(rounds=3, iterations=1)
+    )
     assert order == ["unisono", "a", "b", "a", "b", "unisono", "b", "unisono", "a"]
 
 

@@ -10,13 +10,13 @@ from standins import stand_in
 from unisono.cli import main
 from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world
 from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
-WORLD = Findings(
+WORLD = WorldFindings(
     hosts=["a", "a", "b"],
     wrong={"all_reduce of 1 int64": 0, "broadcast of 1 int64": 0},
     offsets_s={"b (rank 2)": 0.01},
@@ -33,8 +33,8 @@ def test_this_host(capfd):
     lines = [line for line in out.splitlines() if line[:3] in ("OK ", "FIX")]
     asked = {line[5:19].strip() for line in lines}
     assert asked >= {"version", "shared memory", "single copy", "descriptors", "ports"}
-    assert "OK   world          2 ranks met, 1 host" in out
-    assert "every element as NumPy has it" in out
+    assert "OK   world          2 ranks connected, 1 host" in out
+    assert "every element equal to NumPy's" in out
     assert "latency of 8 bytes, one way (µs)" in out
     assert "bandwidth of 4 MiB, one way (GB/s)" in out
 
@@ -99,7 +99,7 @@ def test_too_few_descriptors_are_found():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not found.ok
-    assert "300 open files" in found.told
+    assert "300 open files" in found.detail
     assert found.fix
 
 
@@ -130,7 +130,7 @@ def test_an_interface_that_is_down_is_found(monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "nope7")
     found = named(examine(False), "interfaces")
     assert not found.ok
-    assert "UNISONO_INTERFACE=nope7" in found.told
+    assert "UNISONO_INTERFACE=nope7" in found.detail
 
 
 def no_memory(*_):
@@ -154,17 +154,20 @@ def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
 def test_a_world_s_findings_as_lines():
     assert all(found.ok for found in of_world(WORLD, several=True))
     wrong = of_world(
-        Findings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]), several=False
+        WorldFindings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]),
+        several=False,
     )
     assert named(wrong, "answers") == Finding(
         "answers", False, "all_reduce: 3 wrong", named(wrong, "answers").fix
     )
     late = of_world(
-        Findings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
+        WorldFindings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
     )
     assert named(late, "clock").fix == "sudo timedatectl set-ntp true"
     assert "-2000.000 ms" in named(late, "clock").told
-    failed = Findings([], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing")
+    failed = WorldFindings(
+        [], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing"
+    )
     [line] = of_world(failed, several=True)
     assert not line.ok
     assert "firewall" in line.fix

@@ -11,7 +11,7 @@ from unisono.runtime.plan import codec_plans as coded_plans
 from unisono.runtime.plan.codec_plans import chunk_sizes
 from unisono.runtime.plan.plans import lowered, offsets
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.testing import world
 from unisono.testing.programs import Call, play
 
@@ -73,7 +73,7 @@ def made_by_hand(what, name, codec, xs, scope=Scope.ALL, hosts=(), divisor=1):
     )
     after = schedule.collective.after
     order = chunks
-    if after is Place.TARGET:
+    if after is Holders.TARGET:
         order = np.lexsort((chunks, schedule.contract.target(chunks)))
     results = []
     for r in range(n):

@@ -19,7 +19,7 @@ from unisono.schedule.collective import (
     SCATTER,
     Collective,
     Contract,
-    Place,
+    Holders,
     between,
     collective,
 )
@@ -59,9 +59,9 @@ def test_holders_are_the_ranks_that_a_place_means(n, data):
     root = data.draw(st.integers(0, n - 1))
     made = Contract(ALL_TO_ALL, n, root, n * n)
     chunk = np.arange(n * n)
-    wanted = {Place.ROOT: np.full(n * n, root)}
-    wanted |= {Place.OWNER: chunk // n, Place.TARGET: chunk % n}
-    assert made.holder(Place.EVERYWHERE, chunk) is None
+    wanted = {Holders.ROOT: np.full(n * n, root)}
+    wanted |= {Holders.OWNER: chunk // n, Holders.TARGET: chunk % n}
+    assert made.holder(Holders.EVERYWHERE, chunk) is None
     for place, ranks in wanted.items():
         holder = made.holder(place, chunk)
         assert holder is not None
@@ -73,7 +73,7 @@ def test_the_words_for_a_collective_follow_from_its_places(what):
     places = {what.before, what.after}
     assert what.reduces == (what in (REDUCE, REDUCE_SCATTER, ALL_REDUCE))
     assert what.rooted == (what in (BROADCAST, SCATTER, GATHER, REDUCE))
-    assert what.owned == (Place.OWNER in places)
+    assert what.owned == (Holders.OWNER in places)
     assert what.meaning
 
 
@@ -169,7 +169,7 @@ def test_between_finds_the_collective_of_two_places(what):
 
 def test_between_refuses_places_that_no_collective_joins():
     known = {(c.before, c.after) for c in COLLECTIVES.values()}
-    others = {(a, b) for a in Place for b in Place} - known
+    others = {(a, b) for a in Holders for b in Holders} - known
     assert others
     for before, after in others:
         with pytest.raises(BadArgument, match=f"from {before.value} to {after.value}"):

@@ -50,13 +50,23 @@ def with_second_step(schedule: Schedule, step: Step) -> Schedule:
 
 
 BREACHES = {
-    "dst too large": (copy_step(0, src=0, dst=N), N, 0, "leaves the ranks 0..3"),
-    "dst negative": (copy_step(0, src=0, dst=-1), -1, 0, "leaves the ranks 0..3"),
-    "src too large": (copy_step(2, src=N, dst=0), 0, 2, "leaves the ranks 0..3"),
-    "src negative": (copy_step(2, src=-1, dst=3), 3, 2, "leaves the ranks 0..3"),
-    "chunk too large": (copy_step(N, src=0, dst=1), 1, N, "leaves the chunks 0..3"),
-    "chunk negative": (copy_step(-1, src=0, dst=1), 1, -1, "leaves the chunks 0..3"),
-    "nowhere": (reduce_step(3, src=2, dst=2), 2, 3, "goes nowhere"),
+    "dst too large": (copy_step(0, src=0, dst=N), N, 0, "is outside the ranks 0..3"),
+    "dst negative": (copy_step(0, src=0, dst=-1), -1, 0, "is outside the ranks 0..3"),
+    "src too large": (copy_step(2, src=N, dst=0), 0, 2, "is outside the ranks 0..3"),
+    "src negative": (copy_step(2, src=-1, dst=3), 3, 2, "is outside the ranks 0..3"),
+    "chunk too large": (copy_step(N, src=0, dst=1), 1, N, "is outside the chunks 0..3"),
+    "chunk negative": (
+        copy_step(-1, src=0, dst=1),
+        1,
+        -1,
+        "is outside the chunks 0..3",
+    ),
+    "nowhere": (
+        reduce_step(3, src=2, dst=2),
+        2,
+        3,
+        "has the same source and destination",
+    ),
     "second copy": (copy_step(1, src=[0, 2], dst=3), 3, 1, "second copy into one slot"),
     "renamed": (
         copy_step(1, src=0, dst=3, into=2),

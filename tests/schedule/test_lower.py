@@ -151,20 +151,16 @@ def check_form(made, lowered, mode):
             assert a.waits == ()
         foreign = [s for s in sources if s.rank != p.rank]
         assert all(s.home is Home.WINDOW or mode[s.home] for s in foreign)
-    check_lending(programs, lowered)
+    check_readers(programs, lowered)
 
 
-def check_lending(programs, lowered):
-    """Who reads whose window and buffers, told by the sources themselves."""
+def check_readers(programs, lowered):
+    """`readers` are the ranks that have a source in the window of the rank."""
     reads = {(s.home, s.rank, p.rank) for p in programs for s in all_sources(p)}
     for p in programs:
         others = [q.rank for q in programs if q.rank != p.rank]
-        read = {
-            home: [q for q in others if (home, p.rank, q) in reads] for home in Home
-        }
-        assert list(p.readers) == read[Home.WINDOW]
-        assert p.lends_input == bool(read[Home.INPUT])
-        assert p.lends_output == bool(read[Home.OUTPUT])
+        readers = [q for q in others if (Home.WINDOW, p.rank, q) in reads]
+        assert list(p.readers) == readers
         assert p.lead == programs[0].lead
 
 

@@ -16,7 +16,7 @@ from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
 from unisono.testing.programs import Call, ProgramFault, play
@@ -81,7 +81,7 @@ def check(made, scope, hosts, seed):
         return False
     lowered, ends = found
     assert set(ends) == set(holders(made, made.collective.after))
-    if made.collective.after is Place.EVERYWHERE:
+    if made.collective.after is Holders.EVERYWHERE:
         for (_, chunk), values in ends.items():
             assert values == ends[0, chunk]
     worst = 0.0

@@ -13,7 +13,13 @@ from unisono.algorithms import library
 from unisono.errors import ScheduleError
 from unisono.schedule import Schedule, Step, Transfer, check_exactly, from_steps, verify
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE
-from unisono.schedule.domains import Lot, Presence, Values, is_prime, random_prime
+from unisono.schedule.domains import (
+    ChunkState,
+    PresenceState,
+    ValueState,
+    is_prime,
+    random_prime,
+)
 
 law = settings(max_examples=80)
 VERIFIER = sys.modules["unisono.schedule.verify"]  # the name in the package: a function
@@ -28,14 +34,16 @@ def scheduled(case: tuple[str, str], n: int) -> Schedule:
     return unisono.schedule(what, name, n)
 
 
-def twins(schedule: Schedule, lo: int, hi: int, *, exact: bool) -> tuple[Lot, Lot]:
+def twins(
+    schedule: Schedule, lo: int, hi: int, *, exact: bool
+) -> tuple[ChunkState, ChunkState]:
     """The same lot, run by the native core and by NumPy."""
     if exact:
-        one, two = (Presence(schedule, lo, hi, native=b) for b in (True, False))
+        one, two = (PresenceState(schedule, lo, hi, native=b) for b in (True, False))
         return one, two
     seed = 7
-    native = Values(schedule, lo, hi, seed)
-    return native, Values(schedule, lo, hi, seed, native=False)
+    native = ValueState(schedule, lo, hi, seed)
+    return native, ValueState(schedule, lo, hi, seed, native=False)
 
 
 def steps_from(rows: list[list[Transfer]]) -> list[Step]:
@@ -179,7 +187,9 @@ def test_an_algorithm_that_is_wrong_only_sometimes_is_reported():
         asked.append(1)
         return list(ring)[: 2 if len(asked) == 1 else 3]
 
-    with pytest.raises(ScheduleError, match="wrong once and right once") as caught:
+    with pytest.raises(
+        ScheduleError, match="wrong in one run and right in another"
+    ) as caught:
         verify(ring.but(make=make))
     assert caught.value.rank is not None
     assert caught.value.chunk is not None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from unisono.errors import BadArgument, NotOffered
 from unisono.models import ModelShape, gpt, of_size
 from unisono.simulate import simulate, train
-from unisono.simulate.groups import Groups
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.streams import STREAMS, Task, run
 from unisono.simulate.training import Planner, Setup
 from unisono.topology import parse
@@ -107,7 +107,7 @@ def test_one_rank_has_no_communication():
 
 
 def test_groups_without_shared_links_take_as_long_as_one_group():
-    groups = Groups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
+    groups = EqualGroups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
     for what in ("all_reduce", "all_gather", "reduce_scatter"):
         alone = seconds(what, "switch:4", 1 << 20)
         assert groups.time(what, 1 << 20) == (pytest.approx(alone), "ring")
@@ -116,18 +116,22 @@ def test_groups_without_shared_links_take_as_long_as_one_group():
 def test_groups_that_share_a_nic_divide_its_bandwidth():
     def time(topology):
         ranks = np.ascontiguousarray(np.arange(16).reshape(2, 8).T)
-        return Groups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[0]
+        return EqualGroups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[
+            0
+        ]
 
     own, shared = time("dgx-h100:2"), time("dgx-h100:2,nics=1")
     assert shared == pytest.approx(8 * own, rel=0.05)
 
 
 def test_groups_use_the_fastest_of_several_algorithms():
-    groups = Groups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
+    groups = EqualGroups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
     best, name = groups.time("all_reduce", 1 << 28)
     for other in ("ring", "rabenseifner", "hierarchical:levels=8x4"):
         ranks = np.arange(32).reshape(1, 32)
-        named = Groups(parse("dgx-h100:4"), ranks, other).time("all_reduce", 1 << 28)
+        named = EqualGroups(parse("dgx-h100:4"), ranks, other).time(
+            "all_reduce", 1 << 28
+        )
         assert best <= named[0] * (1 + 1e-9)
     assert name
 
@@ -228,4 +232,4 @@ def test_sequences_longer_than_the_model_has_positions_are_refused():
 
 def test_groups_in_which_a_rank_is_twice_are_refused():
     with pytest.raises(BadArgument, match="exactly one"):
-        Groups(parse("switch:4"), np.array([[0, 1], [1, 2]]))
+        EqualGroups(parse("switch:4"), np.array([[0, 1], [1, 2]]))

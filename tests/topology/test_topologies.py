@@ -218,7 +218,7 @@ def test_ranks_that_failures_cut_off_are_named():
     route = around(
         "switch:4", star.wiring, np.array(star.wiring.links_named("2>switch"))
     )
-    with pytest.raises(BadTopology, match="no way from rank 2 to rank 0"):
+    with pytest.raises(BadTopology, match="no path from rank 2 to rank 0"):
         route(np.array([2]), np.array([0]))
 
 

@@ -26,7 +26,7 @@ def call(
     sheet.slice(rank, "calls", "all_reduce", begin, end, category=COLLECTIVE, args=args)
     about = {"seq": seq}
     sheet.slice(
-        *(rank, "arrival", "all were there", arrived, arrived + 1),
+        *(rank, "arrival", "all had arrived", arrived, arrived + 1),
         category="arrival",
         args=about,
     )

@@ -1,6 +1,6 @@
 """Links between two looks: who sends how much to whom, and from host to host."""
 
-from unisono.trace.links import Links, links_of
+from unisono.trace.links import TrafficTable, links_of
 
 
 def answer(*groups, time_s=1.0, hosts=(0, 0, 1), names=("a", "a", "b")):
@@ -69,7 +69,7 @@ def test_hosts_of_one_name_are_told_apart():
 
 
 def test_ranks_that_do_not_tell_are_named():
-    assert links_of({}) == Links()
+    assert links_of({}) == TrafficTable()
     told = {0: None, 1: {"error": "KeyError: 7"}, 2: answer((*WORLD, [5, 0, 0], 0))}
     seen = links_of(told)
     assert seen.missing == (0, 1)

@@ -15,7 +15,7 @@ from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
 from unisono.runtime.observe import recorder, tracing
 from unisono.testing import world
 from unisono.trace import flights
-from unisono.trace.flights import Flight
+from unisono.trace.flights import FlightRecord
 from unisono.trace.why import why
 
 pytestmark = pytest.mark.timeout(120)
@@ -207,7 +207,7 @@ def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
     assert told["kind"] == "missing"
     assert told["ranks"] == [1]
     assert sides(told)[0] == (__file__, line_of("# in vain"))
-    record = msgspec.json.decode(files[1].read_bytes(), type=Flight)
+    record = msgspec.json.decode(files[1].read_bytes(), type=FlightRecord)
     assert "timeout, rank 1" in record.reason
     assert any(
         frame.filename == __file__ for stack in record.stacks for frame in stack.frames
@@ -309,7 +309,7 @@ def test_the_clocks_of_hosts_count():
         entry["time_created_ns"] += hour
 
     def verdict():
-        decoded = [msgspec.convert(t, Flight) for t in told]
+        decoded = [msgspec.convert(t, FlightRecord) for t in told]
         return why({f.rank: f for f in decoded})
 
     assert verdict().ranks == (1,)

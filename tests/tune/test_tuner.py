@@ -15,7 +15,7 @@ from unisono.runtime.plan.tuned import Part, Row, Tuned, TunedWorld
 from unisono.runtime.world import tuned_agreement
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
-from unisono.tune import Costs, Effort, Tuner, candidates, fit, save, tune
+from unisono.tune import Effort, LinkCosts, Tuner, candidates, fit, save, tune
 from unisono.tune.files import destination
 from unisono.tune.race import (
     MOST_RACED,
@@ -73,20 +73,20 @@ def test_candidates_vary_in_segments_radix_and_levels():
 
 def test_a_schedule_costs_what_one_computes_by_hand():
     """Ring on four ranks of one host with a core each: 6 steps of a quarter."""
-    costs = Costs(line(2e-6, 1e-9), None, added_byte=3e-9, cores=4)
+    costs = LinkCosts(line(2e-6, 1e-9), None, added_byte=3e-9, cores=4)
     took = costs.seconds("all_reduce", "ring", (0, 0, 0, 0), 4000)
     assert took == pytest.approx(6 * (2e-6 + 1e-6) + 3 * 3e-6)
-    few = Costs(line(2e-6, 1e-9), None, added_byte=3e-9, cores=2)
+    few = LinkCosts(line(2e-6, 1e-9), None, added_byte=3e-9, cores=2)
     took = few.seconds("all_reduce", "ring", (0, 0, 0, 0), 4000)
     assert took == pytest.approx(6 * (2e-6 + 2e-6) + 3 * 6e-6)
 
 
 def test_between_hosts_the_slower_of_two_things_counts():
     """Direct all_gather on three hosts: two shares enter each, from two peers."""
-    costs = Costs(None, line(5e-6, 1e-9), message=1e-6)
+    costs = LinkCosts(None, line(5e-6, 1e-9), message=1e-6)
     took = costs.seconds("all_gather", "direct", (0, 1, 2), 3000)
     assert took == pytest.approx(5e-6 + 2e-6 + 1e-6)
-    slower = Costs(line(1e-3, 0.0), line(5e-6, 1e-9), message=1e-6)
+    slower = LinkCosts(line(1e-3, 0.0), line(5e-6, 1e-9), message=1e-6)
     took = slower.seconds("all_gather", "direct", (0, 1, 2), 3000)
     assert took == pytest.approx(1e-3)
 

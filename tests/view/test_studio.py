@@ -151,7 +151,7 @@ def test_curves_have_a_winner_for_each_size_and_codecs_save_time():
 
 
 def test_ports_that_cannot_be_had(studio):
-    with pytest.raises(BadArgument, match=r"cannot be had.*--port 0"):
+    with pytest.raises(BadArgument, match=r"is not available.*--port 0"):
         Studio(studio.port)
     with pytest.raises(BadArgument, match="0 to 65535"):
         Studio(99999)
@@ -227,12 +227,12 @@ def choose(browser, **wishes):
         )
 
 
-def enter(browser, room):
+def enter(browser, page):
     browser.run(
-        "[...document.querySelectorAll('.rooms button')]"
-        f".find((e) => e.textContent === '{room}').click()"
+        "[...document.querySelectorAll('.pages button')]"
+        f".find((e) => e.textContent === '{page}').click()"
     )
-    browser.wait(f"document.querySelector('.place').dataset.room === '{room}'")
+    browser.wait(f"document.querySelector('.place').dataset.page === '{page}'")
 
 
 def test_choices_change_the_picture(desk_page):
@@ -323,13 +323,13 @@ def test_the_desk_stands_out_in_both_themes(desk_page):
     desk_page.run(PROBES)
     for theme in ("light", "dark"):
         desk_page.window(1180, 900, theme=theme)
-        for room in ("Explain", "Costs", "Strategies", "Trace"):
-            enter(desk_page, room)
+        for page in ("Explain", "Costs", "Strategies", "Trace"):
+            enter(desk_page, page)
             assert desk_page.run("probe.faint(4.5)")["seen"] == []
 
 
 def test_the_desk_fits_a_phone(desk_page):
     desk_page.window(390, 844)
-    for room in ("Explain", "Costs", "Strategies", "Trace"):
-        enter(desk_page, room)
+    for page in ("Explain", "Costs", "Strategies", "Trace"):
+        enter(desk_page, page)
         assert desk_page.run("document.documentElement.scrollWidth") <= 390

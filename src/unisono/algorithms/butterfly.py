@@ -56,13 +56,13 @@ def settle(digits: list[int]) -> Iterator[Step]:
 
 def factors(n: int, radix: int) -> list[int]:
     """The prime factors of n, multiplied together as long as they stay within radix."""
-    found = [1]
+    products = [1]
     for prime in _primes(n):
-        if found[-1] * prime <= radix:
-            found[-1] *= prime
+        if products[-1] * prime <= radix:
+            products[-1] *= prime
         else:
-            found.append(prime)
-    return [f for f in found if f > 1]
+            products.append(prime)
+    return [f for f in products if f > 1]
 
 
 def _primes(n: int) -> Iterator[int]:

@@ -44,11 +44,11 @@ def carries(n: int, carry: bool) -> bool:
 def barrier(n: int) -> Iterator[Step]:
     """Everyone tells the rank 2^k places on whom it has heard of."""
     r = np.arange(n)[:, None]
-    heard = 1
-    while heard < n:
-        news = np.arange(min(heard, n - heard))
-        yield copy_step((r - news) % n, src=r, dst=(r + heard) % n)
-        heard *= 2
+    known = 1
+    while known < n:
+        news = np.arange(min(known, n - known))
+        yield copy_step((r - news) % n, src=r, dst=(r + known) % n)
+        known *= 2
 
 
 @algorithm(chunks=1, temporaries=lambda n, carry: int(carries(n, carry)))

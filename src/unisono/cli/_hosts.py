@@ -14,8 +14,10 @@ from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
 from unisono.launch.remote import Way
 from unisono.launch.ssh import SSH
 
-_TOLD = re.compile(r"UNISONO_|PYTHON|OMP_")
-_NOT_TOLD = re.compile(r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)")
+_FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
+_NOT_FORWARDED = re.compile(
+    r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)"
+)
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
@@ -73,21 +75,21 @@ def command(python: str, module: str, words: Sequence[str]) -> list[str]:
 
 def variables(given: Iterable[str]) -> dict[str, str]:
     """What `--env` says: NAME=value, or NAME as it is here."""
-    told = {}
+    given_variables = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
             raise BadArgument(f"--env {text}: expected NAME or NAME=value")
         if not equals and name not in os.environ:
             raise BadArgument(f"--env {name}: is not set here; give {name}=value")
-        told[name] = value if equals else os.environ[name]
-    return told
+        given_variables[name] = value if equals else os.environ[name]
+    return given_variables
 
 
-def told() -> dict[str, str]:
+def forwarded() -> dict[str, str]:
     """Variables of ours that ranks elsewhere get unasked."""
     return {
         name: value
         for name, value in os.environ.items()
-        if _TOLD.match(name) and not _NOT_TOLD.fullmatch(name)
+        if _FORWARDED.match(name) and not _NOT_FORWARDED.fullmatch(name)
     }

@@ -152,7 +152,7 @@ def _run(
     if places:
         way = _hosts.way(ssh, python, chdir, address)
         line = _hosts.command(way.python, module, command)
-        environment = _hosts.told() | environment
+        environment = _hosts.forwarded() | environment
         outcome = launch_on_hosts(
             line, places, stage, way, environment=environment, grace_s=grace_s
         )

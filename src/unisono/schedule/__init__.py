@@ -2,6 +2,7 @@
 
 collective    who holds which chunk before, and who must hold it after
 step          transfers that happen together
+protocol      what functions need of a schedule
 schedule      a contract and its steps, generated lazily
 transform     then, mirror, split, relabel, refine, fold; embed, which they rest on
 product       hierarchies
@@ -15,14 +16,12 @@ dependencies  which transfers must wait for which
 files         JSON and npz
 """
 
-from typing import Any
-
-from unisono.deprecation import warn_renamed
+from unisono.deprecation import old_names
 from unisono.schedule.collective import (
     COLLECTIVES,
     Collective,
     Contract,
-    Place,
+    Holders,
     collective,
 )
 from unisono.schedule.consistency import Consistency
@@ -54,7 +53,7 @@ __all__ = [
     "Contract",
     "Cost",
     "Dependencies",
-    "Place",
+    "Holders",
     "Proof",
     "Schedule",
     "Step",
@@ -80,10 +79,6 @@ __all__ = [
     "verify",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Old names of the two kinds of step."""
-    if name in ("copy", "reduce"):
-        warn_renamed(f"unisono.schedule.{name}", f"unisono.schedule.{name}_step")
-        return globals()[f"{name}_step"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = old_names(
+    __name__, {"copy": "copy_step", "reduce": "reduce_step", "Place": "Holders"}
+)

@@ -17,19 +17,20 @@ streams     tasks beside each other
 training    a training step: what a strategy computes and sends
 """
 
+from unisono.deprecation import old_names
 from unisono.simulate.api import FIDELITIES, simulate, sweep
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import candidates, fitted
 from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
-from unisono.simulate.conditions import Codec, Conditions
+from unisono.simulate.conditions import CodecModel, Conditions
 from unisono.simulate.overlap import Compute
 from unisono.simulate.result import Hop, Result, Timeline
 from unisono.simulate.training import TrainingStep, train
 
 __all__ = [
     "FIDELITIES",
-    "Codec",
+    "CodecModel",
     "Comparison",
     "Compute",
     "Conditions",
@@ -46,3 +47,5 @@ __all__ = [
     "to_chrome",
     "train",
 ]
+
+__getattr__ = old_names(__name__, {"Codec": "CodecModel"})

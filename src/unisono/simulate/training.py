@@ -27,7 +27,7 @@ import numpy as np
 
 from unisono.errors import BadArgument, NotOffered, unknown
 from unisono.models import ModelShape, parse_model
-from unisono.simulate.groups import Groups
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.streams import Ran, Task, run
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds
@@ -111,8 +111,8 @@ class Planner:
         ranks = np.arange(self.topology.n).reshape(-1, self.setup.tp)
         algorithm = self.setup.algorithm
         self.groups = {
-            "tensor": Groups(self.topology, ranks, algorithm),
-            "data": Groups(self.topology, np.ascontiguousarray(ranks.T), algorithm),
+            "tensor": EqualGroups(self.topology, ranks, algorithm),
+            "data": EqualGroups(self.topology, np.ascontiguousarray(ranks.T), algorithm),
         }
         self.tokens = self.setup.sequence * self.setup.batch
 

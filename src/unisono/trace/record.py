@@ -32,12 +32,12 @@ def stop() -> None:
 
 
 def _here() -> list[Transport]:
-    found = [t for t in open_transports() if not t.engine.forked()]
-    if not found:
+    transports = [t for t in open_transports() if not t.engine.forked()]
+    if not transports:
         raise BadArgument(
             "trace: no communicator is open here; call unisono.init first"
         )
-    return found
+    return transports
 
 
 @contextmanager

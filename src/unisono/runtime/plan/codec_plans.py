@@ -38,6 +38,7 @@ from unisono.runtime.plan.plans import (
 )
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Contract, Ints
+from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.program import Lowered
 
 CHANCE_BLOCK = 32
@@ -196,14 +197,8 @@ def _sends(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """How many times each rank sends each chunk, within its host and to others."""
     schedule = verified(collective, algorithm, n, root)
-    chunks = schedule.num_chunks
     host = np.array(hosts or [0] * n)
-    near, far = (np.zeros(n * chunks, dtype=np.int64) for _ in range(2))
-    for step in schedule:
-        src, dst, slot, _, _ = step.flat()
-        # A temporary is as large as the chunk it stands in for.
-        cell = src * chunks + slot % chunks
-        crosses = host[src] != host[dst]
-        far += np.bincount(cell[crosses], minlength=far.size)
-        near += np.bincount(cell[~crosses & (src != dst)], minlength=near.size)
-    return near.reshape(n, chunks), far.reshape(n, chunks)
+    times = sends_per_chunk(
+        schedule, 2 * n, lambda src, dst: src + n * (host[src] != host[dst])
+    )
+    return times[:n], times[n:]
