@@ -165,13 +165,13 @@ endef
 # Sanitizers need address space and descriptors (to see whether memory is there), and
 # report SIGSEGV themselves. So not: tests that leave too little of these, or send that.
 # A browser is not ours, and starts no more with a library loaded before it.
-UNSANITIZED := $(addprefix --deselect tests/runtime/, \
-  test_start.py::test_too_few_descriptors \
-  test_start.py::test_a_buffer_too_large_for_the_address_space \
-  test_start.py::test_a_message_too_large_to_put_aside \
-  test_start.py::test_a_lent_buffer_that_cannot_be_mapped \
-  test_start.py::test_a_start_with_too_little_memory \
-  test_launch.py::test_a_killed_rank_comes_before_those_who_report_it)
+UNSANITIZED := $(addprefix --deselect tests/, \
+  runtime/world/test_init.py::test_too_few_descriptors \
+  runtime/world/test_init.py::test_a_buffer_too_large_for_the_address_space \
+  runtime/world/test_init.py::test_a_message_too_large_to_put_aside \
+  runtime/world/test_init.py::test_a_lent_buffer_that_cannot_be_mapped \
+  runtime/world/test_init.py::test_a_start_with_too_little_memory \
+  launch/test_local.py::test_a_killed_rank_comes_before_those_who_report_it)
 
 # What tests import beside us they find in $(VENV), where it is not installed twice.
 .venv-asan/.ready: SANITIZERS = address,undefined

@@ -131,7 +131,7 @@ run() {
   fi
   threads=tests/runtime/test_conformance.py
   "$python" -m pytest -p no:cacheprovider --timeout 1200 --durations=5 \
-    tests/runtime/test_kernels.py tests/codecs/test_codec_bits.py \
+    tests/test_reductions.py tests/codecs/test_codec_bits.py \
     tests/transports/test_frames.py tests/schedule/test_verify.py \
     tests/simulate/test_fidelities.py "$threads::test_every_algorithm_on_threads[3]" \
     "$threads::test_every_type_and_operation_on_threads[2]" \

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from forked import Forks
 
+from forked import Forks
 from unisono.testing import world
 
 LIMIT_S = 120.0

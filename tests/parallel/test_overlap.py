@@ -9,8 +9,8 @@ import torch
 from nets import made
 from torch import nn
 
+from slow_link import ManualClock, SlowLink
 from unisono.parallel import DDP, FSDP, PlainDDP
-from unisono.testing.slow import SlowLink, TestClock
 
 LAYERS, WIDTH = 6, 32
 COUNT = WIDTH * WIDTH
@@ -54,7 +54,7 @@ class Deep(nn.Module):
 
 def step(comm, wrap, seconds_per_layer):
     """One step, after two that do not count: exposed and total seconds."""
-    n, clock = comm.world_size, TestClock()
+    n, clock = comm.world_size, ManualClock()
     # So that one pass of (n-1)/n over a layer takes as long as the case says.
     rate = (n - 1) / n * COUNT * 4 / seconds_per_layer
     link = SlowLink(comm, bytes_per_s=rate, clock=clock)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from slow_link import SlowLink
 from unisono import parallel
 from unisono.errors import BadArgument, MissingExtra
 from unisono.testing import world
-from unisono.testing.slow import SlowLink
 
 ROOT = Path(parallel.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that, interrupt_in_call
 from test_failures import blocked, calls_by_name, check_mismatch, ones, until_broken
 
+from forked import Forks, attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import Trouble

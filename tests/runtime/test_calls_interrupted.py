@@ -10,9 +10,9 @@ import threading
 
 import numpy as np
 import pytest
-from forked import Forks, await_that, interrupt_in_call
 
 import unisono
+from forked import Forks, await_that, interrupt_in_call
 
 COUNT = 64
 M_PERTURB = -6

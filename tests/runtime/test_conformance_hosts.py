@@ -6,9 +6,9 @@ real sockets, with frames, seals and checksums.
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, every_reduction, every_type, perform
 from variants import VARIANTS
 
+from conformance import check, every_algorithm, every_reduction, every_type, perform
 from unisono.algorithms import library
 from unisono.testing import world
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from forked import (
     Forks,
     attempt,
@@ -23,7 +24,6 @@ from forked import (
     interrupt_in_call,
     told,
 )
-
 from unisono import _native
 from unisono.errors import (
     BadArgument,

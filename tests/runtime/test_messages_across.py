@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from forked import Forks, attempt
 from test_cut_streams import ENCRYPTED
 
+from forked import Forks, attempt
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
 from unisono.runtime.observe.failures import Trouble

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that
 
+from forked import Forks, attempt, await_that
 from unisono import _native
 
 NOBODY = 65534

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, perform
-from forked import Forks, await_that, interrupt_in_call
 
 import unisono
+from conformance import check, every_algorithm, perform
+from forked import Forks, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import CollectiveTimeout
 from unisono.runtime.plan.plans import REACHES_FROM

@@ -21,7 +21,7 @@ from unisono.transports import limits
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports.rendezvous_local import Hello, Rendezvous
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from forked import Forks, attempt
 
 SOURCES = Path(rendezvous.__file__).parents[1]

@@ -112,7 +112,9 @@ class Planner:
         algorithm = self.setup.algorithm
         self.groups = {
             "tensor": EqualGroups(self.topology, ranks, algorithm),
-            "data": EqualGroups(self.topology, np.ascontiguousarray(ranks.T), algorithm),
+            "data": EqualGroups(
+                self.topology, np.ascontiguousarray(ranks.T), algorithm
+            ),
         }
         self.tokens = self.setup.sequence * self.setup.batch
 

@@ -26,7 +26,7 @@ only if it is more than half of all, or half with rank 0. Of two groups that do 
 of each other at most one can be so. A world in use needs all its members, so two worlds
 that share a member are never both in use. On one host nobody is out of reach, and
 silent is only who has not come: it has agreed with nobody, and will be told when it
-comes. There no majority is needed (`is_near`).
+comes. There no majority is needed (`one_host`).
 
 What was met and not settled binds: another member may have settled it, and gone on from
 there, out of our reach. So a rank that has met a world joins another one only if the
@@ -157,7 +157,7 @@ class Agreement:
     n: int
     epoch: int
     patience_s: float
-    is_near: bool = False
+    one_host: bool = False
     is_strict: bool = False
     voters: int = 0
     dead: set[int] = field(default_factory=set)
@@ -331,7 +331,7 @@ class Agreement:
     def _may_go_on(self, here: set[int], away: set[int]) -> bool:
         if len(here) == self.n:
             return True
-        if not self.is_strict and (self.is_near or not away):
+        if not self.is_strict and (self.one_host or not away):
             return True
         voters = self.voters or self.n
         return outweighs([rank for rank in here if rank < voters], voters)
