@@ -1,6 +1,8 @@
 """Pipelines: the gradient of the whole batch, in any order of micro-batches."""
 
 import functools
+import importlib
+import sys
 
 import pytest
 import torch
@@ -298,3 +300,13 @@ def test_outputs_of_other_types_are_refused(threads):
 
     with pytest.raises(BadArgument, match="of up to 8 dims"):
         threads(2, run)
+
+
+def test_old_module_path_of_pipeline_works_and_warns():
+    sys.modules.pop("unisono.parallel.pipeline", None)
+    with pytest.warns(
+        DeprecationWarning, match="import Pipeline from unisono.parallel"
+    ):
+        old = importlib.import_module("unisono.parallel.pipeline")
+    assert old.table is table
+    assert old.Pipeline is Pipeline
