@@ -143,7 +143,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_an_accident_in_a_file_is_told_with_its_line(written, kind):
+def test_exception_in_a_file_is_reported_with_its_line(written, kind):
     text, line, why = WRONG[kind]
     path = written(text)
     with pytest.raises(BadArgument, match=why) as wrong:
@@ -165,7 +165,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert str(wrong.value).startswith(path)
 
 
-def test_a_file_without_the_collective_tells_those_it_has(written):
+def test_file_without_the_collective_lists_those_it_has(written):
     with pytest.raises(BadArgument, match="only broadcast, reduce"):
         schedule("all_reduce", written(RIGHT), 4)
 
@@ -183,12 +183,12 @@ def test_a_file_may_define_a_dataclass(written):
     assert schedule("broadcast", path, 4).verify().steps == 1
 
 
-def test_a_file_tells_its_own_story(written):
+def test_description_comes_from_the_files_docstring(written):
     found = load_file(written(RIGHT, "textwrap.py"))
     assert found[0].story == "Told by the root."
 
 
-def test_an_accident_in_the_number_of_chunks_is_told_with_its_line(written):
+def test_exception_in_the_number_of_chunks_is_reported_with_its_line(written):
     text = body("yield copy_step(0, 0, 1)")
     path = written(text.replace("@algorithm", "@algorithm(chunks=lambda n: n // 0)"))
     with pytest.raises(BadArgument, match="ZeroDivisionError") as wrong:

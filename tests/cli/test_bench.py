@@ -269,7 +269,7 @@ def test_the_floor_of_two_ranks_is_two_halves_read_and_written():
         assert (staged > together) == (name != "barrier")
 
 
-def test_sizes_grow_as_told():
+def test_sizes_grow_by_step_or_factor():
     assert sizes_between(8, 100) == [8, 16, 32, 64]
     assert sizes_between(8, 100, factor=10) == [8, 80]
     assert sizes_between(0, 100, step=50) == [0, 50, 100]
@@ -282,7 +282,7 @@ def test_sizes_that_come_to_the_same_are_one_row(bench):
     assert [row[1] for row in rows_of(out)] == ["1", "2", "4"]
 
 
-def test_types_and_reductions_are_told_in_nccl_tests_words(bench):
+def test_types_and_reductions_take_the_names_of_nccl_tests(bench):
     for given, shown in (("half", "half"), ("float8_e4m3fn", "f8e4m3"), ("int8",) * 2):
         _, out, _ = bench("-n", "2", "-e", "8", "-d", given, *QUICK)
         assert rows_of(out)[0][2] == shown
@@ -339,7 +339,7 @@ def test_peers_are_columns_with_a_ratio(bench):
     assert [g.closed for g in bench.groups] == ["gently"] * 3
 
 
-def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
+def test_unsupported_peer_operations_are_noted(bench):
     lacks = {"lacks": ("broadcast",)}
     code, out, _ = bench("broadcast", "-e", "8", "--vs", "gloo", *QUICK, **lacks)
     assert code == 0

@@ -26,7 +26,7 @@ WORLD = WorldFindings(
 )
 
 
-def test_this_host(capfd):
+def test_doctor_checks_this_host(capfd):
     code = main(["doctor"])
     out = capfd.readouterr().out
     assert code == (1 if "FIX" in out else 0)
@@ -56,7 +56,7 @@ def test_json_has_the_matrices(capfd):
     assert {"what", "ok", "told", "fix", "where"} <= told["findings"][0].keys()
 
 
-def test_hosts_are_asked_by_themselves(capfd, tmp_path):
+def test_doctor_checks_each_host(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     code = main(["doctor", "--ssh", ssh, "--hosts", "a,down,bare", "--json"])
     told = json.loads(capfd.readouterr().out)
@@ -80,7 +80,7 @@ def test_a_world_across_hosts(capfd, tmp_path):
     assert (world["failed"], world["hosts"]) == ("", ["a", "b"])
 
 
-def test_no_host_can_be_reached(capfd, tmp_path):
+def test_doctor_reports_unreachable_hosts(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     assert main(["doctor", "--ssh", ssh, "--hosts", "down"]) == 1
     out = capfd.readouterr().out
@@ -151,7 +151,7 @@ def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
     assert all(one.fix for one in found if not one.ok)
 
 
-def test_a_world_s_findings_as_lines():
+def test_world_findings_become_lines():
     assert all(found.ok for found in of_world(WORLD, several=True))
     wrong = of_world(
         WorldFindings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]),
@@ -164,7 +164,7 @@ def test_a_world_s_findings_as_lines():
         WorldFindings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
     )
     assert named(late, "clock").fix == "sudo timedatectl set-ntp true"
-    assert "-2000.000 ms" in named(late, "clock").told
+    assert "-2000.000 ms" in named(late, "clock").detail
     failed = WorldFindings(
         [], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing"
     )
@@ -181,6 +181,6 @@ def test_a_world_s_findings_as_lines():
         (["--hosts", "a b"], "is not a host"),
     ],
 )
-def test_options_that_cannot_be(capfd, options, said):
+def test_doctor_refuses_invalid_options(capfd, options, said):
     assert main(["doctor", *options]) == 2
     assert said in capfd.readouterr().err

@@ -40,7 +40,7 @@ def test_what_was_tuned_is_what_is_chosen(run, file):
     assert told["predicted"] == near.predicted
 
 
-def test_without_a_table_it_says_so(run, file, monkeypatch):
+def test_explain_on_this_without_a_table_says_so(run, file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     code, out, _ = run("explain", "all_reduce", "--on", "this", "-n", "4")
     assert code == 0

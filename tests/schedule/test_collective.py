@@ -55,7 +55,7 @@ def test_all_to_all_chunks_go_from_their_row_to_their_column(n, cut):
 
 @law
 @given(worlds, st.data())
-def test_holders_are_the_ranks_that_a_place_means(n, data):
+def test_holder_gives_the_ranks_that_hold_a_chunk(n, data):
     root = data.draw(st.integers(0, n - 1))
     made = Contract(ALL_TO_ALL, n, root, n * n)
     chunk = np.arange(n * n)
@@ -69,7 +69,7 @@ def test_holders_are_the_ranks_that_a_place_means(n, data):
 
 
 @pytest.mark.parametrize("what", COLLECTIVES.values(), ids=COLLECTIVES)
-def test_the_words_for_a_collective_follow_from_its_places(what):
+def test_collective_properties_follow_from_before_and_after(what):
     places = {what.before, what.after}
     assert what.reduces == (what in (REDUCE, REDUCE_SCATTER, ALL_REDUCE))
     assert what.rooted == (what in (BROADCAST, SCATTER, GATHER, REDUCE))
@@ -79,7 +79,7 @@ def test_the_words_for_a_collective_follow_from_its_places(what):
 
 @law
 @given(worlds, st.sampled_from(list(COLLECTIVES.values())))
-def test_default_chunks_are_a_lawful_number(n, what):
+def test_default_chunk_count_fits_the_contract(n, what):
     made = Contract(what, n, 0, what.default_chunks(n))
     per_rank = n if what in (ALL_REDUCE, ALL_TO_ALL) or what.owned else 1
     assert made.chunks_per_rank == per_rank

@@ -79,7 +79,7 @@ BREACHES = {
 
 @pytest.mark.parametrize("what", ["all_gather", "all_reduce"])
 @pytest.mark.parametrize("case", BREACHES)
-def test_a_broken_rule_is_said_with_its_step_rank_and_chunk(judge, what, case):
+def test_broken_rule_error_has_step_rank_and_chunk(judge, what, case):
     step, rank, chunk, words = BREACHES[case]
     found = error(judge, with_second_step(unisono.schedule(what, "ring", N), step))
     assert (found.step, found.rank, found.chunk) == (2, rank, chunk)
@@ -113,7 +113,7 @@ def all_to_root(n: int, ranks: list[int]) -> Step:
 
 @law
 @given(st.integers(2, 70), st.data())
-def test_missing_names_the_ranks_that_did_not_hand_in(n, data):
+def test_missing_names_the_ranks_whose_contribution_is_absent(n, data):
     missing = sorted(data.draw(st.sets(st.integers(1, n - 1), min_size=1)))
     step = all_to_root(n, [r for r in range(1, n) if r not in missing])
     wrong = from_steps(REDUCE, n, [step], num_chunks=1)
@@ -159,7 +159,7 @@ def test_only_the_chunk_that_is_wrong_is_blamed(judge):
     assert (found.chunk, found.missing) == (2, (3,))
 
 
-def test_a_copy_that_never_comes_is_missed_at_its_rank(judge):
+def test_missing_copy_is_reported_at_its_rank(judge):
     tree = unisono.schedule("broadcast", "tree", 5, root=2)
     wrong = tree.but(make=lambda: [step.where(step.dst != 1) for step in tree])
     found = error(judge, wrong)
@@ -168,14 +168,14 @@ def test_a_copy_that_never_comes_is_missed_at_its_rank(judge):
     assert "rank 1 never receives chunk 0, which begins at rank 2" in str(found)
 
 
-def test_sending_what_one_does_not_have_is_said(judge):
+def test_sending_an_absent_chunk_is_reported(judge):
     steps = [copy_step(0, src=1, dst=2), copy_step(0, src=0, dst=1)]
     found = error(judge, from_steps(BROADCAST, 3, steps, num_chunks=1))
     assert (found.step, found.rank) == (1, 2)
     assert "rank 1 sends chunk 0, which it does not have" in str(found)
 
 
-def test_adding_to_what_one_does_not_have_is_said(judge):
+def test_adding_to_an_absent_chunk_is_reported(judge):
     found = error(
         judge, from_steps(BROADCAST, 2, [reduce_step(0, src=0, dst=1)], num_chunks=1)
     )
@@ -183,18 +183,18 @@ def test_adding_to_what_one_does_not_have_is_said(judge):
     assert "rank 1 adds to chunk 0, of which it has nothing" in str(found)
 
 
-def test_adding_an_original_to_itself_is_said(judge):
+def test_adding_an_original_to_itself_is_reported(judge):
     steps = [copy_step(0, src=0, dst=1), reduce_step(0, src=1, dst=0)]
     found = error(judge, from_steps(BROADCAST, 2, steps, num_chunks=1))
     assert (found.step, found.rank, found.doubled) == (2, 0, (0,))
 
 
-def test_overwriting_mends_a_spoilt_slot(judge):
+def test_overwriting_repairs_a_wrong_slot(judge):
     steps = [copy_step(0, src=1, dst=2), copy_step(0, src=0, dst=[1, 2])]
     judge(from_steps(BROADCAST, 3, steps, num_chunks=1))
 
 
-def test_mixed_chunks_are_told_apart(judge):
+def test_sums_of_different_chunks_are_reported(judge):
     steps = [
         reduce_step([0, 1], src=1, dst=0),
         reduce_step(1, src=0, dst=0, into=0),
@@ -207,7 +207,7 @@ def test_mixed_chunks_are_told_apart(judge):
     assert "rank 0 adds chunk 1 to chunk 0" in str(found)
 
 
-def test_another_chunk_in_its_place_is_told(judge):
+def test_wrong_chunk_in_a_slot_is_reported(judge):
     steps = [copy_step([0, 1], src=[0, 1], dst=[1, 0], into=1)]
     wrong = from_steps(ALL_GATHER, 2, steps, num_chunks=2, num_temporaries=1)
     found = error(judge, wrong)
@@ -218,7 +218,7 @@ def test_another_chunk_in_its_place_is_told(judge):
     assert "rank 0 holds chunk 1" in str(found)
 
 
-def test_the_sum_of_another_chunk_in_its_place_is_told(judge):
+def test_sum_of_a_wrong_chunk_in_a_slot_is_reported(judge):
     steps = [
         reduce_step([[0], [1]], src=[0, 1], dst=[1, 0]),
         copy_step(1, src=0, dst=0, into=0),

@@ -49,7 +49,9 @@ def test_programs_do_what_their_schedule_says_in_any_order(what, name, worlds):
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), SPECIAL)
-def test_so_do_those_of_algorithms_with_parameters(what, name, worlds):
+def test_programs_of_algorithms_with_parameters_do_what_their_schedule_says(
+    what, name, worlds
+):
     for made in schedules(what, name, worlds):
         check(made, MODES[made.n % 4], seed=made.n)
         check(made, MODES[3 - made.n % 4], seed=made.n + 1)
@@ -96,7 +98,7 @@ def test_what_only_copies_is_canonical(what, name):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_alone_there_is_nothing_to_do_but_to_keep(mode):
+def test_one_rank_only_keeps_its_input(mode):
     for what, name in PLAIN:
         one = call(schedule(what, name, 1), mode, 1)
         (program,) = one.lowered.programs

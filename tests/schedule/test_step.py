@@ -56,7 +56,7 @@ def test_anything_but_whole_numbers_is_refused(where, wrong):
         copy_step(**{"chunk": 0, "src": 0, "dst": 1, where: wrong})
 
 
-def test_a_step_made_by_hand_is_looked_at():
+def test_step_constructor_checks_its_arrays():
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for arrays, reduces in [
         ((one, one, two, one), False),

@@ -135,14 +135,16 @@ def verdict(schedule: Schedule) -> str:
     return f"{proof.steps} steps, {proof.transfers} transfers, {proof.doubt}"
 
 
-def test_faults_are_not_all_of_one_kind():
+def test_random_faults_are_of_several_kinds():
     verdicts = {verdict(schedule) for schedule in wrong_ones()}
     assert len(verdicts) >= 6
     assert any("second copy" in text for text in verdicts)
 
 
 @pytest.mark.parametrize("state_bytes", [1, 100, 1000])
-def test_several_lots_say_the_same_as_one(monkeypatch, state_bytes):
+def test_verification_in_several_batches_gives_the_same_result(
+    monkeypatch, state_bytes
+):
     right = [unisono.schedule(what, name, 6) for what, name in KEYS]
     wrong = wrong_ones()
     at_once = [verdict(schedule) for schedule in (*right, *wrong)]
@@ -171,7 +173,7 @@ def test_chunks_that_may_mix_are_taken_together(monkeypatch):
     assert verify(carry)
 
 
-def test_without_the_native_core_verdicts_are_the_same(monkeypatch):
+def test_results_without_the_native_core_are_the_same(monkeypatch):
     schedules = [unisono.schedule(what, name, 5) for what, name in CASES]
     schedules += wrong_ones()
     told = [verdict(schedule) for schedule in schedules]

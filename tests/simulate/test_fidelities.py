@@ -36,7 +36,7 @@ def alone(fidelity, **more):
 
 @pytest.mark.parametrize("fidelity", ["closed", "steps", "events"])
 @pytest.mark.parametrize("n", [2, 3, 8, 13])
-def test_a_ring_on_a_switch_is_what_one_works_out_by_hand(fidelity, n):
+def test_ring_on_a_switch_matches_the_hand_calculation(fidelity, n):
     hop = OVERHEAD + ALPHA + MB / n * BETA
     found = simulate("ring", f"switch:{n}", MB, fidelity)
     assert found.time == pytest.approx(2 * (n - 1) * hop, rel=1e-5)
@@ -160,7 +160,7 @@ def test_flows_that_end_leave_their_share_to_others():
     assert late.time == pytest.approx(whole + OVERHEAD + ALPHA, rel=1e-3)
 
 
-def test_what_is_carried_is_what_the_cost_says():
+def test_carried_bytes_equal_those_of_the_cost():
     schedule = unisono.schedule("all_reduce", "rabenseifner", n=13)
     sent = schedule.cost(13 * 1000).sent
     for fidelity in ("steps", "events"):
@@ -187,7 +187,7 @@ def test_a_slow_link_decides_and_is_named(fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
-def test_a_failed_link_is_gone_round(fidelity):
+def test_failed_link_is_routed_around(fidelity):
     whole = simulate("ring", "ring:6", MB, fidelity)
     found = simulate("ring", "ring:6", MB, fidelity, failed=["2>3"])
     assert found.time > whole.time
@@ -309,7 +309,7 @@ def test_a_million_ranks_have_a_closed_form():
         ),
     ],
 )
-def test_where_there_is_no_closed_form_it_says_so(call, why):
+def test_missing_closed_form_is_reported(call, why):
     with pytest.raises(NotOffered, match=why):
         call()
 
@@ -338,7 +338,7 @@ def test_bad_options_are_refused(options, why):
 
 
 @pytest.mark.parametrize("codec", [(0,), (math.nan,), (1, -1.0), (1, 0, math.inf)])
-def test_codecs_that_cannot_be(codec):
+def test_invalid_codecs_are_refused(codec):
     with pytest.raises(BadArgument, match="codec"):
         CodecModel(*codec)
 
@@ -358,7 +358,7 @@ def test_a_schedule_that_leaves_its_world_is_refused(fidelity, src, dst, chunk):
         simulate(wrong, "switch:4", 8, fidelity)
 
 
-def test_auto_looks_closer_where_something_is_amiss():
+def test_auto_fidelity_uses_events_under_conditions():
     assert simulate("ring", "switch:4", 8).fidelity == "steps"
     assert simulate("ring", "switch:4", 8, delays=[1e-3]).fidelity == "events"
 
@@ -385,7 +385,7 @@ def test_names_are_fitted_to_hosts_and_shapes():
     assert fitted("ring", parse("dgx-h100:4")) == "ring"
 
 
-def test_results_speak_for_themselves():
+def test_results_have_text_and_json():
     found = simulate("ring", "dgx-h100:1", "256M")
     assert "256 MiB on dgx-h100:1 (steps)" in str(found)
     assert "of the optimum" in str(found)

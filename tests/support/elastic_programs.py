@@ -11,7 +11,7 @@ import numpy as np
 import unisono
 from unisono.runtime.world import grow as growing
 from unisono.runtime.world import shrink_protocol as shrinking
-from unisono.runtime.world.agreement import Kind
+from unisono.runtime.world.agreement import ActionKind
 from unisono.runtime.world.first import open_transports
 from unisono.transports import endpoints as doors
 from unisono.transports import join as gate
@@ -109,14 +109,14 @@ def _dies_at(point):
 
         def act(self):
             step = self.rules.step(time.monotonic())
-            if step.kind in (Kind.HOST, Kind.VISIT):
+            if step.kind in (ActionKind.HOST, ActionKind.JOIN):
                 die()
             return true_act(self)
 
         shrinking._Survivor._act = act
     elif point == "met":
-        shrinking.survive.__globals__["_Survivor"]._meet = _after(
-            shrinking._Survivor._meet
+        shrinking.survive.__globals__["_Survivor"]._rendezvous = _after(
+            shrinking._Survivor._rendezvous
         )
     else:
         number = {"first barrier": 1, "second barrier": 2}[point]
@@ -323,6 +323,6 @@ def a_newcomer_dies(first, world_size):
 
         gate.Coming.ask = ask
         return joins()
-    shrinking.MEETING_S = growing.MEETING_S = 2.0
+    shrinking.RENDEZVOUS_S = growing.RENDEZVOUS_S = 2.0
     comm = begun(first)
     return grows(comm, world_size)

@@ -19,13 +19,22 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from unisono.runtime.world.agreement import Agreement, Come, Kind, Proposal, Reply, Step
+from unisono.runtime.world.agreement import (
+    ActionKind,
+    Agreement,
+    AgreementAction,
+    AgreementReply,
+    AgreementRequest,
+    Proposal,
+)
 
-Request = tuple[int, int, Come]  # the sender's rank, the connection, the message
+Request = tuple[
+    int, int, AgreementRequest
+]  # the sender's rank, the connection, the message
 WAIT_S = 10.0
 _AGAIN_S = 0.5
 _END_S = 2000.0
-_ACTS = {Kind.HOST: "host", Kind.VISIT: "join", Kind.SETTLE: "settle"}
+_ACTS = {ActionKind.HOST: "host", ActionKind.JOIN: "join", ActionKind.SETTLE: "settle"}
 
 
 @dataclass(frozen=True)
@@ -317,7 +326,7 @@ class SimulatedNetwork(ABC):
         if link in (0, participant.asked.get(rank)):
             participant.asked.pop(rank, None)
         if link in (0, participant.links.get(rank)):
-            participant.rules.left(rank)
+            participant.rules.follower_left(rank)
         self.advance(participant)
 
     # --- messages
@@ -339,7 +348,7 @@ class SimulatedNetwork(ABC):
             if is_certain:
                 participant.rules.learn(dead=[rank])
             else:
-                participant.rules.learn(silent=[rank])
+                participant.rules.learn(unreachable=[rank])
             self.advance(participant)
 
     def refused(self, participant: Participant, rank: int, link: int) -> None:
@@ -364,7 +373,7 @@ class SimulatedNetwork(ABC):
         for found in self.addresses(process):
             cut = self.schedule.partition(participant.process, found, self.now)
             if cut is None and found == process and self.listens(participant, process):
-                self.arrive(participant, rank, link, participant.rules.come())
+                self.arrive(participant, rank, link, participant.rules.request())
                 return
             is_lost |= cut is not None and not cut.refuses
         if is_lost:
@@ -387,7 +396,7 @@ class SimulatedNetwork(ABC):
         return process in self.crashed and host(process) == host(participant.process)
 
     def arrive(
-        self, participant: Participant, rank: int, link: int, message: Come
+        self, participant: Participant, rank: int, link: int, message: AgreementRequest
     ) -> None:
         """A request reaches the process of another rank."""
         process = participant.world.members[rank]
@@ -402,21 +411,21 @@ class SimulatedNetwork(ABC):
                 participant,
                 rank,
                 link,
-                Reply(settled=other.settled),
+                AgreementReply(settled=other.settled),
             )
         else:
             other.inbox.append((source, link, message))
             self.advance(other)
 
     def receive_reply(
-        self, participant: Participant, rank: int, link: int, message: Reply
+        self, participant: Participant, rank: int, link: int, message: AgreementReply
     ) -> None:
         if not self.is_idle(participant) or participant.asked.get(rank) != link:
             return
         other = participant.world.members[rank]
         cut = self.schedule.partition(participant.process, other, self.now)
         if cut is None:
-            participant.rules.heard(rank, message, self.now)
+            participant.rules.receive_reply(rank, message, self.now)
             self.advance(participant)
         elif cut.refuses:
             self.soon(self.lose, participant, rank, link)
@@ -439,20 +448,20 @@ class SimulatedNetwork(ABC):
         for rank, link, message in participant.inbox:
             if participant.world.members[rank] not in self.crashed:
                 participant.links[rank] = link
-                rules.came(rank, message)
+                rules.receive_request(rank, message)
         participant.inbox.clear()
         members = enumerate(participant.world.members)
         rules.learn(dead=[r for r, p in members if self.is_known_dead(participant, p)])
         step = rules.step(self.now)
         self.flush(participant)
-        if step.kind is Kind.ASK:
+        if step.kind is ActionKind.ASK:
             self.ask_all(participant, step)
         elif step.proposal is not None and step.kind in _ACTS:
             getattr(self, _ACTS[step.kind])(participant, step.proposal)
         else:
             self.end(participant.process, step.kind.name)
 
-    def ask_all(self, participant: Participant, step: Step) -> None:
+    def ask_all(self, participant: Participant, step: AgreementAction) -> None:
         """Send requests to the ranks of a step and cancel all others."""
         for rank in step.ranks:
             self.ask(participant, rank)

@@ -27,7 +27,7 @@ from shrink_network import (
     SimulatedNetwork,
     SimulatedWorld,
 )
-from unisono.runtime.world.agreement import Proposal, Reply
+from unisono.runtime.world.agreement import AgreementReply, Proposal
 
 __all__ = ["FailureSchedule", "Partition", "simulate"]
 
@@ -48,7 +48,7 @@ class Simulation(SimulatedNetwork):
     def host(self, participant: Participant, proposal: Proposal) -> None:
         here = msgspec.structs.replace(proposal, address=str(next(self.numbers)))
         for rank in here.members:
-            participant.rules.outbox.append((rank, Reply(proposal=here)))
+            participant.rules.outbox.append((rank, AgreementReply(proposal=here)))
         participant.rules.outbox = [
             (r, w) for r, w in participant.rules.outbox if r != participant.rules.me
         ]
@@ -208,7 +208,7 @@ class Simulation(SimulatedNetwork):
                 (participant.world.members[rank], participant.world.number)
             )
             if other is not None:
-                message = Reply(settled=proposal)
+                message = AgreementReply(settled=proposal)
                 self.soon(
                     self.receive_reply, other, participant.rules.me, link, message
                 )

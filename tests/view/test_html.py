@@ -44,7 +44,7 @@ def replayed(story):
 
 @pytest.mark.parametrize("key", library(), ids="-".join)
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_story_is_that_of_the_ledger(key, n):
+def test_story_matches_the_ledger(key, n):
     made = library()[key](n)
     story = tell(made)
     for frame, held in zip(frames(made), replayed(story), strict=True):
@@ -149,13 +149,13 @@ def test_without_scripts_the_page_is_still_the_story():
     assert body.count("<li>") == 9
 
 
-def test_too_much_to_follow_is_named(monkeypatch):
+def test_too_many_transfers_for_a_page_are_refused(monkeypatch):
     monkeypatch.setattr("unisono.view.story.MOST_MOVES", 10)
     with pytest.raises(BadArgument, match="more than 10 transfers are too many"):
         to_html(unisono.schedule("all_reduce", "ring", n=4))
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_refused_with_the_reason():
     ring = unisono.schedule("all_reduce", "ring", n=4)
     with pytest.raises(BadTopology, match="switch:5 has 5 ranks"):
         to_html(ring, topology="switch:5")

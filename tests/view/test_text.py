@@ -93,7 +93,7 @@ def test_a_wrong_schedule_is_not_explained_but_its_picture_marks_what_is_wrong()
     assert "!ab!" in picture(wrong)
 
 
-def test_moves_are_told_in_words():
+def test_transfers_are_listed_in_words():
     gather = collective("all_gather")
     s = from_steps(gather, 2, [copy_step([0, 1], [0, 1], [1, 0])], num_chunks=2)
     assert "copy 0→1 chunk 0, 1→0 chunk 1" in picture(s)

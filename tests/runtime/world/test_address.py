@@ -4,7 +4,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.runtime.world.address import meeting_place, no_secret, nodes
+from unisono.runtime.world.address import no_secret, nodes, rendezvous_address
 from unisono.runtime.world.environment import find_world
 
 TORCHRUN = {
@@ -53,7 +53,7 @@ OURS = {
 def place(environ):
     world = find_world(environ)
     assert world.hosts_several
-    return meeting_place(world, environ)
+    return rendezvous_address(world, environ)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_init_says_what_is_missing(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in OPENMPI.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BadArgument, match="does not say where rank 0 is"):
+    with pytest.raises(BadArgument, match="does not give rank 0's address"):
         unisono.init()
     monkeypatch.setenv("UNISONO_ADDRESS", "192.0.2.77:29400")
     with pytest.raises(

@@ -11,17 +11,17 @@ import shrink_simulation
 from shrink_simulation import FailureSchedule, Partition, simulate
 from unisono.runtime.world import agreement
 from unisono.runtime.world.agreement import (
+    ActionKind,
     Agreement,
-    Come,
-    Kind,
+    AgreementReply,
+    AgreementRequest,
     Proposal,
-    Reply,
-    outweighs,
+    is_majority,
 )
 
 PER_PART = 5_000
 KINDS = [FailureSchedule.random, FailureSchedule.with_partitions]
-NOTHING = Come(False, 0, (), ())
+NOTHING = AgreementRequest(False, 0, (), ())
 
 
 def rules(me, n=4, **how):
@@ -33,37 +33,37 @@ def test_the_lowest_rank_that_is_not_gone_presides():
     assert one.step(0.0).ranks == (0,)
     one.learn(dead=[0])
     assert one.step(0.0).ranks == (1,)
-    one.learn(silent=[1])
-    assert one.president == 2
+    one.learn(unreachable=[1])
+    assert one.coordinator == 2
     assert one.step(0.0).ranks == (3,)
 
 
 def test_a_president_waits_for_all_and_proposes_those_who_came():
     one = rules(0)
-    one.came(1, NOTHING)
-    one.came(3, Come(False, 6, (2,), ()))
+    one.receive_request(1, NOTHING)
+    one.receive_request(3, AgreementRequest(False, 6, (2,), ()))
     step = one.step(0.0)
-    assert step.kind is Kind.HOST
+    assert step.kind is ActionKind.HOST
     assert step.proposal == Proposal(7, (0, 1, 3), ())
 
 
 def test_who_does_not_come_in_time_is_left_out_and_told():
     one = rules(0)
-    one.came(1, NOTHING)
-    one.came(2, NOTHING)
-    assert one.step(0.0).kind is Kind.ASK
-    assert one.step(9.9).kind is Kind.ASK
+    one.receive_request(1, NOTHING)
+    one.receive_request(2, NOTHING)
+    assert one.step(0.0).kind is ActionKind.ASK
+    assert one.step(9.9).kind is ActionKind.ASK
     step = one.step(10.0)
     assert step.proposal == Proposal(1, (0, 1, 2), (3,))
-    one.came(3, NOTHING)
+    one.receive_request(3, NOTHING)
     one.outbox.clear()
     one.step(10.1)
-    assert (3, Reply(given_up=True)) in one.outbox
+    assert (3, AgreementReply(is_excluded=True)) in one.outbox
 
 
 def test_guests_are_asked_to_wait_once():
     one = rules(0)
-    one.came(1, NOTHING)
+    one.receive_request(1, NOTHING)
     one.step(1.0)
     one.step(2.0)
     assert [rank for rank, message in one.outbox if message.wait_s] == [1]
@@ -71,93 +71,97 @@ def test_guests_are_asked_to_wait_once():
 
 def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
     one = rules(3)
-    one.learn(silent=[0, 1, 2])
-    assert one.step(0.0).kind is Kind.HOPELESS
+    one.learn(unreachable=[0, 1, 2])
+    assert one.step(0.0).kind is ActionKind.NO_MAJORITY
     near = rules(3, one_host=True)
-    near.learn(silent=[0, 1, 2])
-    assert near.step(0.0).kind is Kind.HOST
+    near.learn(unreachable=[0, 1, 2])
+    assert near.step(0.0).kind is ActionKind.HOST
 
 
 def test_who_has_met_a_world_does_not_go_on_where_others_may_have_settled_it():
     """0 and 1 may have gone on from there, two of three, whatever 2 has heard."""
     one = rules(2, 5)
     one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
-    one.learn(silent=[0, 1])
-    one.came(3, NOTHING)
-    one.came(4, NOTHING)
+    one.learn(unreachable=[0, 1])
+    one.receive_request(3, NOTHING)
+    one.receive_request(4, NOTHING)
     step = one.step(0.0)
-    assert step.kind is Kind.HOPELESS
+    assert step.kind is ActionKind.NO_MAJORITY
     assert step.ranks == (0, 1)
 
 
-@pytest.mark.parametrize("gone", [{"dead": [0, 1]}, {"silent": [0]}], ids=str)
+@pytest.mark.parametrize("gone", [{"dead": [0, 1]}, {"unreachable": [0]}], ids=str)
 def test_it_goes_on_where_nobody_can_have_gone_on_from_what_it_met(gone):
     one = rules(2, 5)
     one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
     one.learn(**gone)
     one.learn(dead=[1])
-    one.came(3, NOTHING)
-    one.came(4, NOTHING)
-    assert one.step(0.0).kind is (Kind.HOST if "dead" in gone else Kind.HOPELESS)
+    one.receive_request(3, NOTHING)
+    one.receive_request(4, NOTHING)
+    assert one.step(0.0).kind is (
+        ActionKind.HOST if "dead" in gone else ActionKind.NO_MAJORITY
+    )
     other = rules(1, 5)
     other.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
-    other.learn(silent=[0])  # one of three cannot have gone on
+    other.learn(unreachable=[0])  # one of three cannot have gone on
     for rank in (2, 3, 4):
-        other.came(rank, NOTHING)
-    assert other.step(0.0).kind is Kind.HOST
+        other.receive_request(rank, NOTHING)
+    assert other.step(0.0).kind is ActionKind.HOST
 
 
 def test_a_guest_that_is_bound_is_told_and_not_counted():
     one = rules(0, 5)
     for rank in (1, 2):
-        one.came(rank, NOTHING)
-    one.came(3, Come(False, 1, (), (4,), ((3, 4),)))
-    one.came(3, Come(False, 1, (), (4,), ((4, 3),)))  # as rank 0 there, 4 is half
+        one.receive_request(rank, NOTHING)
+    one.receive_request(3, AgreementRequest(False, 1, (), (4,), ((3, 4),)))
+    one.receive_request(
+        3, AgreementRequest(False, 1, (), (4,), ((4, 3),))
+    )  # as rank 0 there, 4 is half
     step = one.step(0.0)
     assert step.proposal.members == (0, 1, 2)
     assert step.proposal.left_out == (3, 4)
-    assert (3, Reply(hopeless=(4,))) in one.outbox
+    assert (3, AgreementReply(missing=(4,))) in one.outbox
 
 
 def test_in_a_world_that_not_all_are_known_to_share_the_dead_may_be_elsewhere():
     one = rules(0, 3, is_strict=True)
     one.learn(dead=[1, 2])
-    assert one.step(0.0).kind is Kind.HOPELESS
+    assert one.step(0.0).kind is ActionKind.NO_MAJORITY
     two = rules(0, 3, is_strict=True)
     two.learn(dead=[2])
-    two.came(1, NOTHING)
-    assert two.step(0.0).kind is Kind.HOST
+    two.receive_request(1, NOTHING)
+    assert two.step(0.0).kind is ActionKind.HOST
 
 
 def test_newcomers_are_no_part_of_a_majority_until_all_know():
     one = rules(2, 5, voters=2)
-    one.learn(silent=[0, 1])
+    one.learn(unreachable=[0, 1])
     for rank in (3, 4):
-        one.came(rank, NOTHING)
-    assert one.step(0.0).kind is Kind.HOPELESS
+        one.receive_request(rank, NOTHING)
+    assert one.step(0.0).kind is ActionKind.NO_MAJORITY
     whole = rules(2, 5)
-    whole.learn(silent=[0, 1])
+    whole.learn(unreachable=[0, 1])
     for rank in (3, 4):
-        whole.came(rank, NOTHING)
-    assert whole.step(0.0).kind is Kind.HOST
+        whole.receive_request(rank, NOTHING)
+    assert whole.step(0.0).kind is ActionKind.HOST
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Come(False, -1, (), ()),
-        Come(False, 1 << 31, (), ()),
-        Come(False, 0, (4,), ()),
-        Come(False, 0, (), (-1,)),
-        Come(False, 0, (2, 2), ()),
-        Come(False, 0, (), (), ((0, 9),)),
+        AgreementRequest(False, -1, (), ()),
+        AgreementRequest(False, 1 << 31, (), ()),
+        AgreementRequest(False, 0, (4,), ()),
+        AgreementRequest(False, 0, (), (-1,)),
+        AgreementRequest(False, 0, (2, 2), ()),
+        AgreementRequest(False, 0, (), (), ((0, 9),)),
     ],
     ids=str,
 )
 def test_what_no_rank_can_say_is_passed_over(message):
     one = rules(0)
-    one.came(1, message)
-    assert not one.guests
+    one.receive_request(1, message)
+    assert not one.followers
     assert not one.dead
     assert one.step(0.0).ranks == (1, 2, 3)
 
@@ -165,31 +169,31 @@ def test_what_no_rank_can_say_is_passed_over(message):
 @pytest.mark.parametrize("rank", [-1, 0, 4, 1 << 31])
 def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
     one = rules(0)
-    one.came(rank, NOTHING)
-    assert not one.guests
+    one.receive_request(rank, NOTHING)
+    assert not one.followers
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Reply(proposal=Proposal(1, (0, 2, 9), ())),
-        Reply(proposal=Proposal(1, (0, 2, 2), ())),
-        Reply(proposal=Proposal(1 << 40, (0, 2), ())),
-        Reply(proposal=Proposal(0, (0, 2), ())),
-        Reply(settled=Proposal(1, (0, -2), ())),
-        Reply(hopeless=(7,)),
-        Reply(wait_s=float("inf")),
-        Reply(wait_s=float("nan")),
-        Reply(wait_s=-5.0),
+        AgreementReply(proposal=Proposal(1, (0, 2, 9), ())),
+        AgreementReply(proposal=Proposal(1, (0, 2, 2), ())),
+        AgreementReply(proposal=Proposal(1 << 40, (0, 2), ())),
+        AgreementReply(proposal=Proposal(0, (0, 2), ())),
+        AgreementReply(settled=Proposal(1, (0, -2), ())),
+        AgreementReply(missing=(7,)),
+        AgreementReply(wait_s=float("inf")),
+        AgreementReply(wait_s=float("nan")),
+        AgreementReply(wait_s=-5.0),
     ],
     ids=str,
 )
 def test_an_answer_that_nobody_can_give_changes_nothing(message):
     one = rules(2)
     assert one.step(0.0).until == 10.0
-    one.heard(0, message, 0.0)
+    one.receive_reply(0, message, 0.0)
     step = one.step(0.0)
-    assert (step.kind, step.ranks, step.until) == (Kind.ASK, (0,), 10.0)
+    assert (step.kind, step.ranks, step.until) == (ActionKind.ASK, (0,), 10.0)
 
 
 def test_one_alone_goes_on_if_all_others_are_certainly_dead():
@@ -203,7 +207,7 @@ def test_no_two_groups_that_share_nobody_both_outweigh(n):
     everybody = set(range(n))
     for bits in range(1, 1 << n):
         group = {r for r in everybody if bits >> r & 1}
-        assert not (outweighs(group, n) and outweighs(everybody - group, n))
+        assert not (is_majority(group, n) and is_majority(everybody - group, n))
 
 
 def test_a_follower_gives_up_a_president_that_is_silent():
@@ -211,17 +215,17 @@ def test_a_follower_gives_up_a_president_that_is_silent():
     assert one.step(0.0).ranks == (0,)
     assert one.step(9.0).ranks == (0,)
     assert one.step(10.0).ranks == (2,)
-    assert one.president == 1
+    assert one.coordinator == 1
     other = rules(2, 3)
     other.step(0.0)
-    other.came(1, one.come())  # silence is contagious
-    assert other.president == 1
+    other.receive_request(1, one.request())  # silence is contagious
+    assert other.coordinator == 1
 
 
 def test_a_president_that_asked_to_wait_is_waited_for():
     one = rules(1, 3)
     one.step(0.0)
-    one.heard(0, Reply(wait_s=9.0), 5.0)
+    one.receive_reply(0, AgreementReply(wait_s=9.0), 5.0)
     assert one.step(20.0).ranks == (0,)
     assert one.step(24.1).ranks == (2,)
 
@@ -231,33 +235,35 @@ def test_what_another_has_settled_is_settled_if_it_was_met():
     one = rules(1, 3)
     one.step(0.0)
     one.failed(world, met=True)
-    one.heard(2, Reply(settled=world), 1.0)
-    assert one.step(1.0).kind is Kind.SETTLE
+    one.receive_reply(2, AgreementReply(settled=world), 1.0)
+    assert one.step(1.0).kind is ActionKind.SETTLE
     other = rules(1, 3)
     other.step(0.0)
-    other.heard(2, Reply(settled=world), 1.0)
-    assert other.step(1.0).kind is Kind.LEFT_OUT
+    other.receive_reply(2, AgreementReply(settled=world), 1.0)
+    assert other.step(1.0).kind is ActionKind.LEFT_OUT
 
 
 def test_a_proposal_of_one_who_does_not_preside_is_not_taken():
     one = rules(2)
     one.step(0.0)
-    one.heard(1, Reply(proposal=Proposal(1, (1, 2), (0,))), 0.0)
-    assert one.step(0.0).kind is Kind.ASK
-    one.heard(0, Reply(proposal=Proposal(1, (0, 1), (2,))), 0.0)  # without us
-    assert one.step(0.0).kind is Kind.ASK
-    one.heard(0, Reply(proposal=Proposal(1, (0, 2), ())), 0.0)
-    assert one.step(0.0).kind is Kind.VISIT
+    one.receive_reply(1, AgreementReply(proposal=Proposal(1, (1, 2), (0,))), 0.0)
+    assert one.step(0.0).kind is ActionKind.ASK
+    one.receive_reply(
+        0, AgreementReply(proposal=Proposal(1, (0, 1), (2,))), 0.0
+    )  # without us
+    assert one.step(0.0).kind is ActionKind.ASK
+    one.receive_reply(0, AgreementReply(proposal=Proposal(1, (0, 2), ())), 0.0)
+    assert one.step(0.0).kind is ActionKind.JOIN
 
 
 def test_who_was_taken_for_dead_is_told_and_takes_no_part():
     one = rules(0, 3)
     one.learn(dead=[1])
-    one.came(1, NOTHING)
+    one.receive_request(1, NOTHING)
     one.step(0.0)
-    assert (1, Reply(given_up=True)) in one.outbox
-    one.came(2, Come(True, 0, (0,), ()))
-    assert 2 in one.silent
+    assert (1, AgreementReply(is_excluded=True)) in one.outbox
+    one.receive_request(2, AgreementRequest(True, 0, (0,), ()))
+    assert 2 in one.unreachable
 
 
 def torn(seed):
@@ -320,8 +326,8 @@ def forgets_what_it_met(self, proposal, *, met):
 
 
 def believes_rumours(self, rank, message):
-    self.dead.update(message.silent)
-    TRUE_CAME(self, rank, message)
+    self.dead.update(message.unreachable)
+    TRUE_RECEIVE_REQUEST(self, rank, message)
 
 
 def takes_refusals_for_deaths(self, participant, rank, link):
@@ -338,15 +344,15 @@ def is_never_bound(self, rank, here):
 
 TRUE_ADDRESSES = shrink_network.SimulatedNetwork.addresses
 TRUE_FAILED = Agreement.failed
-TRUE_CAME = Agreement.came
+TRUE_RECEIVE_REQUEST = Agreement.receive_request
 
 
 @pytest.mark.parametrize(
     ("where", "name", "mistake", "kind"),
     [
-        (agreement, "outweighs", everything_may, FailureSchedule.random),
+        (agreement, "is_majority", everything_may, FailureSchedule.random),
         (Agreement, "failed", forgets_what_it_met, FailureSchedule.random),
-        (Agreement, "came", believes_rumours, FailureSchedule.random),
+        (Agreement, "receive_request", believes_rumours, FailureSchedule.random),
         (
             shrink_network.SimulatedNetwork,
             "refused",

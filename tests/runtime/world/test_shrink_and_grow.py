@@ -235,8 +235,8 @@ def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
 @pytest.mark.parametrize(
     ("hosts", "address", "why"),
     [
-        (2, None, "0 of 1 newcomers came within 0.5 s"),
-        ([1, 1], None, "0 of 1 newcomers came within 0.5 s to 127.0.0.1"),
+        (2, None, "0 of 1 processes joined within 0.5 s"),
+        ([1, 1], None, "0 of 1 processes joined within 0.5 s to 127.0.0.1"),
         ([1, 1], "192.0.2.1:29400", "grow(address=host:port)"),
     ],
 )

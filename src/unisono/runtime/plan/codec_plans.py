@@ -16,7 +16,7 @@ from unisono import _native
 from unisono.algorithms import Spec, read
 from unisono.codecs import Codec
 from unisono.errors import BadArgument
-from unisono.runtime.call.arguments import Call, Place
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.options import How
 from unisono.runtime.call.reductions import Reduction
@@ -52,7 +52,7 @@ def coded_plan(
     call: Call,
     reduction: Reduction,
     how: How,
-    at: Place,
+    at: Position,
     spec: Callable[[str], Spec],
     *,
     window: int,
