@@ -22,7 +22,7 @@ OLD_WORDS = re.compile(
 
 
 def found(path):
-    """A path from the repository's root or from the package's; None if none is there."""
+    """A path from the root or from the package; None if there is none."""
     places = (ROOT / path, ROOT / "src" / "unisono" / path)
     return next((place for place in places if place.exists()), None)
 
