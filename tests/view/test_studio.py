@@ -14,7 +14,7 @@ import pytest
 import unisono
 from unisono.errors import BadArgument
 from unisono.simulate import simulate, to_chrome
-from unisono.view import desk
+from unisono.view import studio_answers
 from unisono.view.assets import text
 from unisono.view.studio import POLICY, Studio
 
@@ -85,7 +85,7 @@ def test_only_get_requests_are_answered(studio):
 
 
 @pytest.mark.parametrize(
-    ("path", "wishes", "said"),
+    ("path", "parameters", "said"),
     [
         ("stories", {"algorithm": "/tmp/mine.py"}, "not files"),
         ("stories", {"algorithm": "mine.py:radix=2"}, "not files"),
@@ -105,8 +105,8 @@ def test_only_get_requests_are_answered(studio):
         ("choices", {"collective": "x"}, "collective"),
     ],
 )
-def test_bad_parameters_are_refused_with_the_reason(studio, path, wishes, said):
-    answer, body = get(studio, f"/api/{path}?{urlencode(wishes)}")
+def test_bad_parameters_are_refused_with_the_reason(studio, path, parameters, said):
+    answer, body = get(studio, f"/api/{path}?{urlencode(parameters)}")
     assert answer.status == 400
     assert said in json.loads(body)["error"]
 
@@ -117,8 +117,8 @@ def test_repeated_and_malformed_parameters_are_refused(studio):
 
 
 def test_stories_are_those_of_the_page(studio):
-    wishes = {"algorithm": "ring", "beside": "tree", "n": "3", "size": "4K"}
-    answer, body = get(studio, f"/api/stories?{urlencode(wishes)}")
+    parameters = {"algorithm": "ring", "beside": "tree", "n": "3", "size": "4K"}
+    answer, body = get(studio, f"/api/stories?{urlencode(parameters)}")
     assert answer.status == 200
     told = json.loads(body)
     assert [story["algorithm"] for story in told] == ["ring", "tree"]
@@ -129,24 +129,26 @@ def test_stories_are_those_of_the_page(studio):
 
 def test_every_topology_offered_has_so_many_ranks():
     for n in range(1, 17):
-        assert {desk._topology(name).n for name in desk.topologies(n)} == {n}
+        assert {
+            studio_answers._topology(name).n for name in studio_answers.topologies(n)
+        } == {n}
 
 
 def test_every_algorithm_offered_has_a_story():
-    told = desk.choices({"n": "4", "topology": "torus:2x2"})
+    told = studio_answers.choices({"n": "4", "topology": "torus:2x2"})
     for algorithm in told["algorithms"]:
-        wishes = {"n": "4", "topology": "torus:2x2", "algorithm": algorithm}
-        assert desk.stories(wishes)[0].n == 4
+        parameters = {"n": "4", "topology": "torus:2x2", "algorithm": algorithm}
+        assert studio_answers.stories(parameters)[0].n == 4
 
 
 def test_curves_have_a_winner_for_each_size_and_codecs_save_time():
-    wishes = {"collective": "broadcast", "topology": "switch:4"}
-    told = desk.curves(wishes)
+    parameters = {"collective": "broadcast", "topology": "switch:4"}
+    told = studio_answers.curves(parameters)
     for at in range(len(told["sizes"])):
         best = min(told["curves"], key=lambda curve: curve["times"][at])
         winner = next(c for c in told["curves"] if c["name"] == told["winners"][at])
         assert winner["times"][at] == best["times"][at] >= told["bound"][at] * 0.999
-    coded = desk.curves({**wishes, "codec": "fp8"})
+    coded = studio_answers.curves({**parameters, "codec": "fp8"})
     assert min(c["times"][-1] for c in coded["curves"]) < best["times"][-1]
 
 
@@ -214,8 +216,8 @@ def desk_page(browser, studio):
     assert browser.complaints == []
 
 
-def choose(browser, **wishes):
-    for name, value in wishes.items():
+def choose(browser, **parameters):
+    for name, value in parameters.items():
         before = browser.run("document.querySelector('.place').dataset.number")
         browser.run(
             f"(() => {{ const f = document.querySelector('select[name={name}]');"
@@ -253,7 +255,7 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
     enter(desk_page, "Costs")
     choose(desk_page, n=8)
     lines = desk_page.run("document.querySelectorAll('path.curve').length")
-    assert lines == len(desk.curves({"topology": "full:8"})["curves"])
+    assert lines == len(studio_answers.curves({"topology": "full:8"})["curves"])
     assert "is faster than" in desk_page.run(
         "document.querySelector('.curves ul').innerText"
     )

@@ -13,18 +13,18 @@ goes to its window, where others read it.
 
 Every value that a slot ever has is a *version* of it, with a home of its own. A version
 that others read lies in a place of its own in its rank's window, so it is never
-overwritten while somebody reads it, even where two ranks exchange a slot in one step.
+overwritten while a rank reads it, even where two ranks exchange a slot in one step.
 Where inputs or outputs are themselves in shared memory, a version can stay there, and
-nothing is copied; then whoever overwrites it waits for its readers first. There, too, a
-value of which others only want a copy can be *delivered*: whoever has it writes it to
-their outputs, and they need not come for it.
+nothing is copied; then the rank that overwrites it waits for its readers first. There,
+too, a value of which others only need a copy can be *delivered*: its rank writes it to
+their outputs, and they need not read it.
 
 Between hosts a transfer becomes a *message*: its rank sends the version from where it
 lies as soon as it is made, beside whatever else it does, and the source of the action
 that reads it is the stream it arrives on. The messages from one rank to another have
 one order, that in which their readers come. What was sent may be overwritten when it
 has left. That cannot lock up: a message is read in an earlier step than what waits for
-it to leave (otherwise it leaves from the window, which nobody overwrites), and it is
+it to leave (otherwise it leaves from the window, which no rank overwrites), and it is
 made in an earlier step than it is read, so whatever is first in the order of steps can
 always go on.
 
@@ -67,7 +67,7 @@ def lower(
     """The programs of `schedule`, for buffers that others can read, or cannot.
 
     `hosts` are the numbers of the ranks' hosts; None if there is but one. `coded` tells
-    between whom values travel as codes, if they do; then no buffer is shared.
+    between which ranks values travel as codes; then no buffer is shared.
     """
     n = schedule.n
     hosts = hosts or [0] * n
@@ -157,7 +157,7 @@ def _deliver(
         made.delivers.append(v)
         v.delivered, v.output = True, False
         if not made.away and not made.at_home and not made.afar:
-            made.window = None  # nobody comes for it
+            made.window = None  # no rank reads it
 
 
 def _shared_out(copies: Sequence[Version], n: int) -> Sequence[Version]:

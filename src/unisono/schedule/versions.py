@@ -38,7 +38,7 @@ class Version:
     window: int | None = None
     code: int | None = None  # where others find it as a code
     coded: bool = False  # others read it as a code, if they read it
-    back: bool = False  # it holds what its code says
+    back: bool = False  # it holds the decoded value
     own_as_code: bool = False  # its own rank reads it so, too
     output: bool = False
     delivers: list[Version] = field(default_factory=list)
