@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-for _folder in ("algorithms", "runtime", "schedule"):
+for _folder in ("support", "algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
 # The interpreters that tests start would all compile what they import, which takes as

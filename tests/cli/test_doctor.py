@@ -5,8 +5,8 @@ import json
 import resource
 
 import pytest
-from standins import stand_in
 
+from fake_ssh import stand_in
 from unisono.cli import main
 from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
@@ -178,7 +178,7 @@ def test_world_findings_become_lines():
     [
         (["-n", "0"], "-n 0: a world has at least one rank"),
         (["--python", "x"], "this is for other hosts"),
-        (["--hosts", "a b"], "is no host"),
+        (["--hosts", "a b"], "is not a host"),
     ],
 )
 def test_doctor_refuses_invalid_options(capfd, options, said):

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from watching import has_ended, state_of, wait_for
 
+from process_state import has_ended, state_of, wait_for
 from unisono.cli import main
 
 pytestmark = pytest.mark.timeout(120)
@@ -142,7 +142,7 @@ def test_programs_and_folders_can_be_run_too(run, script, tmp_path, monkeypatch)
         ("-n 2 --grace nan ok.py", "expected seconds"),
         ("-n 2 --timeout-s soon ok.py", "--timeout-s soon: expected seconds"),
         ("-n 2 --timeout-s 0 ok.py", "--timeout-s 0: expected seconds"),
-        ("-n 2 --log-dir ok.py/logs ok.py", "cannot be made"),
+        ("-n 2 --log-dir ok.py/logs ok.py", "cannot be created"),
         ("-n 2 --frobnicate ok.py", "--frobnicate"),
         ("-n 2 broken", "rank 0 of 2 cannot be started"),
     ],

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from standins import stand_in
-from watching import has_ended, wait_for
 
+from fake_ssh import stand_in
+from process_state import has_ended, wait_for
 from unisono.cli import main
 from unisono.launch.agent import free_port
 
@@ -367,7 +367,7 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
     os.kill(parent(of["b"]), signal.SIGKILL)
     out, err = process.communicate(timeout=40)
     assert "rank 2 on host b" in err
-    assert "the connection to host b ended" in err
+    assert "the connection to host b closed" in err
     found = json.loads(out)
     assert (process.returncode, found["first_failure"]["host"]) == (255, "b")
     wait_for(lambda: all(has_ended(int(pid)) for _, _, pid in told))
@@ -385,9 +385,9 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
         ("empty", "host empty: .* has no unisono there; .* -m pip install unisono=="),
         ("old", "host old: unisono 0.0.1 there, [0-9.]+ here"),
         ("broken", r"host broken: no agent was started there .*Segmentation fault"),
-        ("localhost,b", "rank 0's host is called localhost, by which b would reach"),
+        ("localhost,b", "rank 0's host is called localhost, which on b means"),
         ("a,a", "--hosts: a is named twice"),
-        ("-a", "--hosts -a: '-a' is no host"),
+        ("-a", "--hosts -a: '-a' is not a host"),
     ],
 )
 def test_unusable_hosts_are_refused(run, script, hosts, said):
@@ -402,7 +402,7 @@ def test_unusable_hosts_are_refused(run, script, hosts, said):
     [
         (
             ["--chdir", "/no/such"],
-            "host a: the folder /no/such cannot be entered there",
+            "host a: cannot change to the folder /no/such",
         ),
         (["--python", "/no/python"], "host a: there is no /no/python there"),
         (["--address", "here"], "--address here: expected host:port"),
@@ -438,7 +438,7 @@ def test_host_whose_name_is_loopback_is_reported(run, script, monkeypatch):
         pytest.skip(f"{name} is known here by its real address")
     code, out, err = run("--hosts", f"{name}:1,b:1", script("print('ran')"))
     assert (code, out) == (2, "")
-    assert f"host {name}: it takes its own name for 127." in err
+    assert f"host {name}: its own name resolves to 127." in err
     assert (
         run("--hosts", f"{name}:1,b:1", "--address", "c:9", script("print(1)"))[0] == 0
     )

@@ -105,7 +105,7 @@ def test_a_picture_needs_matplotlib(run, tmp_path):
         (("-t", "ring:4", "--algorithm", "rign"), "nearest"),
         (("all_reduec", "-t", "ring:4"), "nearest: all_reduce"),
         (("-t", "ring:4", "--compute", "1ms", "--share", "0"), "share 0"),
-        (("-t", "ring:4", "--share", "0.5"), "only with --compute"),
+        (("-t", "ring:4", "--share", "0.5"), "only used with --compute"),
         (("-t", "ring:4", "--reduce", "fast"), "fast"),
         (("-t", "ring:4", "--reduce", "0GB/s"), "above 0"),
     ],

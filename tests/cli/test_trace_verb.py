@@ -140,7 +140,7 @@ def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
         (("diff", "nowhere.json", "x"), "cannot be read"),
         (("open", "nowhere.json"), "cannot be read"),
         (("why", "nowhere"), "expected a folder"),
-        ((), "say run, open, summary, diff or why"),
+        ((), "expected run, open, summary, diff or why"),
     ],
 )
 def test_invalid_trace_commands_are_one_line(run, tmp_path, words, said):

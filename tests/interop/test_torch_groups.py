@@ -7,9 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt, await_that
 from ranks import expect, group
 from torch.distributed.device_mesh import init_device_mesh
+
+from forked import attempt, await_that
 
 
 def summed(of, who):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group, store_of
+
+from forked import attempt
 
 
 def summed(n):

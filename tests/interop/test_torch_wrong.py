@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group
+
+from forked import attempt
 
 n = 2
 

@@ -117,7 +117,7 @@ def test_errors_cross_processes_whole():
 
 
 def one_is_late(comm):
-    while comm.rank and comm.core.native.verdict()[0] == Trouble.NONE:
+    while comm.rank and comm.core.native.failure()[0] == Trouble.NONE:
         time.sleep(0.01)  # until rank 0 has lost patience
     comm.all_reduce(np.ones(1), timeout_s=0.2)
 

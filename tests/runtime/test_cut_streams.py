@@ -38,7 +38,7 @@ ENCRYPTED = [None, pytest.param("mutual", marks=needs_tls)]
 
 
 def spec(how):
-    return ",".join(f"{name}:*:{how}" for name in _native.cut_names())
+    return ",".join(f"{name}:*:{how}" for name in _native.byte_limit_names())
 
 
 @contextlib.contextmanager

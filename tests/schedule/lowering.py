@@ -1,10 +1,11 @@
-"""Calls for `unisono.testing.programs.play`, and what should come of them."""
+"""Calls for `program_player.play`, and what should come of them."""
 
 from itertools import product
 from random import Random
 
 import numpy as np
 
+from program_player import Call
 from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.dtypes import numpy_dtype
 from unisono.reductions import reduce
@@ -12,7 +13,6 @@ from unisono.schedule.collective import BARRIER, Holders
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered
 from unisono.testing import reference
-from unisono.testing.programs import Call
 
 WORLDS = [*range(1, 10), 13, 16]
 FEW_WORLDS = [1, 2, 3, 5, 6]

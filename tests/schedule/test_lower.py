@@ -15,6 +15,7 @@ from lowering import (
 )
 from variants import VARIANTS
 
+from program_player import play
 from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import ScheduleError, UnsupportedWorld
@@ -23,7 +24,6 @@ from unisono.schedule.collective import ALL_REDUCE, BROADCAST
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
 from unisono.schedule.schedule import from_steps
-from unisono.testing.programs import play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]

@@ -12,6 +12,7 @@ import pytest
 from lowering import PIECES, call, holders, schedules
 from variants import VARIANTS
 
+from program_player import Call, ProgramFault, play
 from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import BadArgument
@@ -19,7 +20,6 @@ from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Holders
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
-from unisono.testing.programs import Call, ProgramFault, play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]
@@ -193,5 +193,5 @@ def test_programs_that_keep_stale_values_are_detected(name):
     ends = play([one], summed, encode=encode, decode=decode)[0]
     assert ends != right
     few = replace(lowered, codes=lowered.codes - 1)
-    with pytest.raises(ProgramFault, match="has no place"):
+    with pytest.raises(ProgramFault, match="has no slot"):
         play([Call(few, inputs, PIECES)], summed, encode=encode, decode=decode)

@@ -6,11 +6,11 @@ import pytest
 from lowering import MODES, call, expected, mean, schedules
 from variants import VARIANTS
 
+from program_player import ProgramFault, play
 from unisono import schedule
 from unisono.algorithms import library
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
-from unisono.testing.programs import ProgramFault, play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]

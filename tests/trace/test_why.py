@@ -191,7 +191,9 @@ def test_absent_rank_is_named_with_its_current_line(folder, judged):
         comm.barrier()
         if comm.rank == 1:
             waits_for_the_others(comm, 2)
-            comm.core.native.give_up(1, True)  # as when the time of the others is up
+            comm.core.native.abort_unreachable(
+                1, True
+            )  # as when the time of the others is up
             while not files[1].exists():
                 time.sleep(0.01)
             return
@@ -289,7 +291,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 
 def test_the_clocks_of_hosts_count():
     """A rank whose clock is an hour ahead is not late."""
-    tracing.look_for_sites()
+    tracing.enable_call_sites()
 
     def rank(comm):
         comm.all_reduce(np.ones(3))

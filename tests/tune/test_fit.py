@@ -75,7 +75,7 @@ def test_fitted_costs_are_not_negative():
     [
         ([8], [1e-6], "needs two"),
         ([8, 8], [1e-6, 2e-6], "needs two"),
-        ([8, 16], [1e-6], "expected as many"),
+        ([8, 16], [1e-6], "expected equal numbers"),
         ([8, 16], [1e-6, 0.0], "above 0"),
         ([8, 16], [1e-6, math.nan], "above 0"),
         ([-8, 16], [1e-6, 1e-6], "not below"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unisono.errors import BadArgument
 from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
-from unisono.launch.remote import Way
+from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
 _FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
@@ -38,7 +38,7 @@ def world(hosts: Iterable[Host]) -> int | None:
     return None if None in ranks else sum(number or 0 for number in ranks)
 
 
-def way(ssh: str, python: str, chdir: str, address: str) -> Way:
+def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
     """How hosts are reached, with what is the same there as here."""
     if address and not re.fullmatch(r"(\[[^\]]+\]|[^:\s]+):[0-9]{1,5}", address):
         raise BadArgument(f"--address {address}: expected host:port, as in node1:29400")
@@ -48,7 +48,9 @@ def way(ssh: str, python: str, chdir: str, address: str) -> Way:
         raise BadArgument(f"--ssh {ssh}: {why}") from why
     if not command:
         raise BadArgument("--ssh: expected a command")
-    return Way(python or sys.executable, chdir or os.getcwd(), command, address)
+    return RemoteOptions(
+        python or sys.executable, chdir or os.getcwd(), command, address
+    )
 
 
 def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:

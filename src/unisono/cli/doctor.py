@@ -29,8 +29,8 @@ from unisono.errors import BadArgument, UnisonoError
 from unisono.launch.hostfile import Host
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
-from unisono.launch.output import Stage
-from unisono.launch.remote import Way, launch_on_hosts
+from unisono.launch.output import RankOutput
+from unisono.launch.remote import RemoteOptions, launch_on_hosts
 
 _AT_ONCE = 16
 _PATIENCE_S = "60"
@@ -103,7 +103,9 @@ def _ranks(text: str) -> int | None:
     return ranks
 
 
-def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
+def _each(
+    hosts: Sequence[Host], way: RemoteOptions
+) -> tuple[list[Finding], list[Host]]:
     """The findings of every host, and the hosts that answered."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(partial(_one, way), hosts))
@@ -111,10 +113,10 @@ def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
     return [finding for _, findings in answers for finding in findings], reached
 
 
-def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
+def _one(way: RemoteOptions, host: Host) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
     output = io.BytesIO()
-    stage, alone = Stage(output, io.BytesIO()), replace(host, ranks=1)
+    stage, alone = RankOutput(output, io.BytesIO()), replace(host, ranks=1)
     try:
         outcome = launch_on_hosts(
             command, [alone], stage, way, environment=_hosts.forwarded()
@@ -137,11 +139,13 @@ def _world_here(ranks: int) -> WorldFindings:
     environment = {
         "UNISONO_TIMEOUT_S": os.environ.get("UNISONO_TIMEOUT_S", _PATIENCE_S)
     }
-    outcome = launch(command, ranks, Stage(said, err), environment=environment)
+    outcome = launch(command, ranks, RankOutput(said, err), environment=environment)
     return _world(said, outcome)
 
 
-def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> WorldFindings:
+def _world_on(
+    hosts: Sequence[Host], way: RemoteOptions, ranks: int | None
+) -> WorldFindings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
@@ -149,7 +153,7 @@ def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> WorldFindin
     environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.forwarded()}
     try:
         outcome = launch_on_hosts(
-            command, places, Stage(output, err), way, environment=environment
+            command, places, RankOutput(output, err), way, environment=environment
         )
     except UnisonoError as error:
         return WorldFindings([], {}, {}, [], [], [], failed=str(error))

@@ -13,7 +13,6 @@ chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
 compare     who wins for which size, and where that changes
 groups      collectives of all groups of a mesh axis at once
-models      transformers by their shape
 streams     tasks on concurrent streams
 training    a training step: what a strategy computes and sends
 """

@@ -47,7 +47,7 @@ def span(name: str, category: str = "user_annotation") -> Iterator[None]:
     try:
         yield
     finally:
-        if any(transport.engine.traces() for transport in open_transports()):
+        if any(transport.engine.is_tracing() for transport in open_transports()):
             end, thread = time.monotonic_ns(), threading.current_thread().name
             tracing.add_span(tracing.Span(name, begin, end, thread, category))
 

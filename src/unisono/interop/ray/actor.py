@@ -21,7 +21,7 @@ import ray
 from ray import cloudpickle
 
 import unisono
-from unisono.launch.exceptions import Report, pickled_error
+from unisono.launch.exceptions import RankReport, pickled_error
 from unisono.runtime.world.address import free_port
 from unisono.transports.rank_table import host_identity
 
@@ -101,7 +101,7 @@ class RankActor:
                     result = fn(comm, *args)
             else:
                 result = fn(*args)
-            return bytes(cloudpickle.dumps(Report(result)))
+            return bytes(cloudpickle.dumps(RankReport(result)))
         except BaseException as error:
             return pickled_error(error, cloudpickle.dumps)
 

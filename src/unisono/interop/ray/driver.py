@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import unisono
 from unisono.errors import ConnectFailed, PeerLost, UnisonoError
 from unisono.interop.ray.actor import ActorAddress, RankActor, places
-from unisono.launch.exceptions import Report
+from unisono.launch.exceptions import RankReport
 
 _GRACE_S = 5.0  # for the others to report
 _LOG = logging.getLogger("unisono")
@@ -66,7 +66,7 @@ class _ActorState:
 
     actor: Any
     where: ActorAddress | None = None
-    report: Report | None = None
+    report: RankReport | None = None
     at: float = 0.0
     died: bool = False
     number: int = -1
@@ -217,10 +217,10 @@ class _Attempt:
                 pids=[where.pid],
                 host=where.address,
             )
-            rank.report = Report(failed=True, error=lost)
+            rank.report = RankReport(failed=True, error=lost)
         except Exception as why:  # a result that cannot be read here
             error = UnisonoError(f"run: what {rank} returned cannot be read: {why}")
-            rank.report = Report(failed=True, error=error)
+            rank.report = RankReport(failed=True, error=error)
         else:
             if isinstance(rank.report.error, PeerLost):
                 self._named.update(rank.report.error.ranks)
@@ -232,13 +232,14 @@ def _order(rank: _ActorState) -> tuple[bool, float]:
 
 
 def _failure(rank: _ActorState) -> BaseException:
-    report = rank.report or Report()
+    report = rank.report or RankReport()
     error = report.error
     if error is None:
-        error = UnisonoError(f"run: {rank} raised {report.told}")
+        error = UnisonoError(f"run: {rank} raised {report.summary}")
     elif not isinstance(error, Exception):  # its exit is not the driver's
         error = PeerLost(
-            f"run: {rank} left by {report.told}, without a result", ranks=[rank.number]
+            f"run: {rank} left by {report.summary}, without a result",
+            ranks=[rank.number],
         )
     if report.traceback:
         error.add_note(f"On {rank} of run:\n\n{report.traceback}")

@@ -155,7 +155,7 @@ class InFlight:
                 self._let_go(*self._calls.popleft())
 
     def _let_go(self, work: _native.Work, arrays: object) -> None:
-        if work.state() != _SUCCEEDED and self._comm.touched():
+        if work.state() != _SUCCEEDED and self._comm.has_writers():
             _KEPT.append(arrays)
 
 

@@ -16,7 +16,7 @@ from unisono import _native
 from unisono.algorithms import Spec, read
 from unisono.codecs import Codec
 from unisono.errors import BadArgument
-from unisono.runtime.call.arguments import Call, Place
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.options import How
 from unisono.runtime.call.reductions import Reduction
@@ -52,7 +52,7 @@ def coded_plan(
     call: Call,
     reduction: Reduction,
     how: How,
-    at: Place,
+    at: Position,
     spec: Callable[[str], Spec],
     *,
     window: int,
@@ -120,9 +120,9 @@ def make_coded_plan(
         pieces=[max(1, -(-largest // piece))],
         sent_bytes=int(sent_bytes(kind, n, hosts)[rank]),
         in_header=False,
-        may_lend=False,
-        may_reach=False,
-        lent_always=0 if hosts else -1,
+        may_expose=False,
+        may_cross_memory=False,
+        always_exposed=0 if hosts else -1,
         streams=False,
         coding=(codec.name, codec.block, at, stride, codec.stochastic, room),
         **what_is_called(kind, n, rank, sizes),

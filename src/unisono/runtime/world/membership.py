@@ -1,7 +1,7 @@
-"""What a world needs to become another: its job, its epoch, and how its ranks meet.
+"""What is needed to form the next world of a job: name, epoch, rendezvous options.
 
-Every world of a job has an epoch of its own, and whoever goes on counts further. So
-nothing that belongs to an earlier world is taken for news in a later one.
+Every world of a job has an epoch of its own, larger than those before. So no message of
+an earlier world is taken for one of a later world.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan import tuned
 from unisono.transports import shm, tcp
 from unisono.transports import threads as memory
-from unisono.transports.addresses import Address
 from unisono.transports.base import Transport
 from unisono.transports.endpoints import Door
 from unisono.transports.secret import Secret
 
 
-class Changes(NamedTuple):
-    """The functions by which a world changes; they stand above this module."""
+class ResizeFunctions(NamedTuple):
+    """The functions that resize a world; their modules import this one."""
 
     shrink: Callable[[Membership, Communicator, float, Sequence[int]], Communicator]
     grow: Callable[[Membership, Communicator, int, float, str | None], Communicator]
@@ -30,15 +29,15 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Membership:
-    """How this process belongs to a job, in the world of one epoch.
+    """This process's membership in a job, in the world of one epoch.
 
-    `across` tells whether its ranks meet over TCP; `address` is then the job's own,
-    where ranks that join come. `kept` are doors of earlier worlds at which ranks that
-    were left out may still knock.
+    `across`: the ranks meet over TCP; `address` is then the job's own, to which joining
+    ranks connect. `kept` are endpoints of earlier worlds to which ranks that were left
+    out may still connect.
     """
 
     job: str
-    changes: Changes
+    changes: ResizeFunctions
     epoch: int = 0
     across: bool = False
     address: str = ""
@@ -49,7 +48,7 @@ class Membership:
     kept: tuple[Door, ...] = ()
 
     def later(self, epoch: int, kept: tuple[Door, ...] = ()) -> Membership:
-        """The same in a later world."""
+        """The membership in a later world."""
         return replace(self, epoch=epoch, kept=self.kept + kept)
 
     def meet(
@@ -62,10 +61,10 @@ class Membership:
         announce: Callable[[str], None] = lambda place: None,
         lost: Callable[[], str] = str,
     ) -> Transport:
-        """Meet the others of this epoch.
+        """Rendezvous with the others of this epoch.
 
-        `place` is an address that all were told, or on one host any word. Rank 0 may
-        give port 0; `announce` is called with what there is to tell the others.
+        `place` is an address that all know, or on one host any name. Rank 0 may give
+        port 0; `announce` is called with the address that it then has.
         """
         if world_size == 1:
             announce(place)
@@ -83,7 +82,7 @@ class Membership:
                 epoch=self.epoch,
                 insecure=self.insecure,
                 tls=self.tls,
-                announce=lambda found: announce(_told(found)),
+                announce=lambda found: announce(str(found.sent())),
                 lost=lost,
             )
         announce(place)
@@ -114,18 +113,14 @@ class Membership:
         """See `Communicator.grow`."""
         return self.changes.grow(self, comm, world_size, timeout_s, address)
 
-    def let_go(self) -> None:
-        """Leave the doors of earlier worlds."""
+    def release(self) -> None:
+        """Close the endpoints of earlier worlds."""
         for door in self.kept:
             door.close()
 
 
-def _told(address: Address) -> str:
-    return str(address.sent())
-
-
 def membership_of(comm: Communicator) -> Membership:
-    """How the world of a communicator came to be, which is from `unisono.init`."""
+    """The membership of a communicator from `unisono.init`."""
     found = comm.core.membership
     assert isinstance(found, Membership)
     return found
