@@ -50,7 +50,7 @@ def settle(
     BadArgument if ranks would end with different bits.
     """
     origin = _origins(made)
-    crossing = {origin[v] for v in made if v.afar}
+    crossing = {origin[v] for v in made if v.remote_readers}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
     everybody = schedule.collective.after is Holders.EVERYWHERE
@@ -88,7 +88,7 @@ def _homes(
 ) -> None:
     for v in made:
         outputs = has_output(v.rank, v.slot)
-        read = bool(v.away or v.afar)
+        read = bool(v.local_readers or v.remote_readers)
         v.own_as_code = own_as_code and v.coded and v.at_home
         v.code = 0 if v.coded and (read or v.own_as_code) else None
         v.back = v.code is not None and v.final and origin[v] is v

@@ -31,8 +31,8 @@ class Version:
     contributors: int
     chunk: int
     at_home: bool = False  # read by its own rank, into the same slot
-    away: list[Version] = field(default_factory=list)  # all others who read it here
-    afar: list[Version] = field(default_factory=list)  # and those on other hosts
+    local_readers: list[Version] = field(default_factory=list)  # others on its host
+    remote_readers: list[Version] = field(default_factory=list)  # on other hosts
     next_step: int | None = None
     final: bool = False
     window: int | None = None
@@ -66,7 +66,7 @@ class Version:
         if (reader.rank, reader.slot) == (self.rank, self.slot):
             self.at_home = True
         else:
-            (self.away if here else self.afar).append(reader)
+            (self.local_readers if here else self.remote_readers).append(reader)
 
 
 def has_output(schedule: Schedule) -> Callable[[int, int], bool]:
