@@ -47,7 +47,8 @@ private:
 
   void release() {
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      CallbackPool::get().run([watch = std::shared_ptr<CompletionWatch>(this)] { watch->then_(!watch->failed_); });
+      CallbackPool::get().run(
+          [watch = std::shared_ptr<CompletionWatch>(this)] { watch->then_(!watch->failed_); });
   }
 
   std::atomic<int> left_; // one for each part, and one while they are gone through
