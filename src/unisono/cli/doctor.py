@@ -106,7 +106,7 @@ def _ranks(text: str) -> int | None:
 def _each(
     hosts: Sequence[Host], way: RemoteOptions
 ) -> tuple[list[Finding], list[Host]]:
-    """What every host says of itself, and those that said anything."""
+    """The findings of every host, and the hosts that answered."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(partial(_one, way), hosts))
     reached = [host for host, (ok, _) in zip(hosts, answers, strict=True) if ok]

@@ -68,7 +68,7 @@ def _world(parts: Sequence[Part], first: Part) -> dict[str, object]:
 
 
 def write(doc: Document, path: Path) -> None:
-    """Write the file, or say why not."""
+    """Write the file; BadArgument if that fails."""
     text = msgspec.json.encode(doc)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _loose_ends(
     events: Sequence[dict[str, Any]],
     threads: dict[tuple[int, int], list[Span]],
 ) -> Iterator[str]:
-    """Flows without a partner, or beside every slice of their thread."""
+    """Flows without a partner, or outside every slice of their thread."""
     flows: dict[object, list[str]] = defaultdict(list)
     begins = {where: sorted(spans) for where, spans in threads.items()}
     for event in events:

@@ -1,10 +1,10 @@
-"""The parts of all ranks, drawn on one sheet: lanes, slices, and who gave what to whom.
+"""The recordings of all ranks as one trace: lanes, slices, and arrows for transfers.
 
 Every rank is a process with these lanes (those of other communicators than the world
 are "calls of tp" and so on):
 
     calls      each collective, from its beginning to its end
-    arrival    from "I am here" until everybody was; named after the last to come
+    arrival    from this rank's arrival to the last one's; named after the last rank
     sends      values put where others find them, and messages to other hosts
     receives   copies and reductions of what others have, and what they bring
     encoding   how long a step encoded what it made; shown at its end
@@ -298,7 +298,7 @@ def _join(sheet: Sheet, made: _Producers) -> None:
             sheet.arrow(sent, _brought(sheet, sent, call), int(row["bytes"]))
     for key, sends in made.sends.items():
         recvs = made.recvs.get(key, [])
-        # Messages keep their order; if some are missing nobody knows which.
+        # Messages keep their order; if some are missing it is unknown which.
         if len(recvs) == len(sends):
             for sent, came in zip(sends, recvs, strict=True):
                 nbytes = sent.args["bytes"]
@@ -329,6 +329,6 @@ def _source(
         return made.codes.get((*place, index))
     if row["home"] == Home.OUTPUT:
         before = [s for s in made.outputs.get((*place, index), []) if s.end <= came.end]
-        if before:  # the latest, since whoever overwrites it waits for its readers
+        if before:  # the latest, since a rank that overwrites it waits for its readers
             return max(before, key=lambda s: s.end)
     return made.arrivals.get((*call, src))

@@ -20,7 +20,7 @@ from unisono.transports.base import Transport
 
 
 def start() -> None:
-    """Record from now on what the ranks of this process do; it can be said any time."""
+    """Record from now on what the ranks of this process do."""
     for transport in _here():
         tracing.start(transport.logbook)
 
@@ -42,7 +42,7 @@ def _here() -> list[Transport]:
 
 @contextmanager
 def span(name: str, category: str = "user_annotation") -> Iterator[None]:
-    """A range of your own, shown beside the calls. It is kept while a trace is on."""
+    """A range of your own, shown next to the calls. It is kept while a trace is on."""
     begin = time.monotonic_ns()
     try:
         yield

@@ -28,7 +28,8 @@ def nearest(
     """Who is to be raced next: within 1.25 of the best, and not raced yet.
 
     `expected` are predictions, or times of one try, `times` what was measured. What was
-    measured of some says how far off those are; the others are taken to be as far off.
+    measured of some gives the error of the prediction; the others are assumed to have
+    the same.
     """
     if times:
         off = median(times[a] / expected[a] for a in times if expected[a] > 0)

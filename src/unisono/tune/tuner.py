@@ -5,7 +5,7 @@
     tuner.part("all_reduce")        the candidates near the best, raced
     tuner.world()                   what goes into the table
 
-Rank 0 decides what is measured next and tells the others, so all do the same whatever
+Rank 0 decides what is measured next and broadcasts it, so all do the same whatever
 their processors make of the last bit. For every size the candidates are predicted, all
 that are not hopeless are tried for a moment, and those within 1.25 of the best are
 raced, always together with what would be chosen without a table. Whoever would take the
@@ -111,7 +111,7 @@ class Tuner:
 
     @classmethod
     def from_plain(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
-        """For ranks that are told as plain data what to do."""
+        """A tuner from settings as plain data, as another process sends them."""
         return cls(comm, msgspec.convert(dict(effort), Effort))
 
     def do(self, what: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Tuner:
         return part
 
     def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> Row:
-        """Race those near the best, until nobody is near who was not raced."""
+        """Race candidates near the best, until all that are near have been raced."""
         leads, n = self.comm.rank == 0, self.comm.world_size
         usual = choose(
             collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
@@ -241,7 +241,7 @@ class Tuner:
     def _tried(
         self, collective: str, nbytes: int, names: Sequence[str]
     ) -> dict[str, float]:
-        """A short look at everybody who may be good, whatever the model thinks best."""
+        """A short measurement of every promising candidate."""
         wanted = self.comm.broadcast_object(list(dict.fromkeys(names)))
         watch = replace(self.watch, batch_s=self.watch.batch_s / 10, rounds=2)
         raced = self._raced(collective, nbytes, wanted, watch)
