@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
-.PHONY: wheels sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: stubs wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -54,6 +54,11 @@ check: $(VENV)/.test types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/stubs.py --check
+
+# The types of the native core, written from the module as it is built.
+stubs: $(VENV)/.test
+	@$(BIN)/python tools/stubs.py
 
 bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py

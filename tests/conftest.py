@@ -35,6 +35,8 @@ settings.load_profile("unhurried")
 TOGETHER = {
     "test_pages.py": "site",
     "test_links.py": "site",
+    "test_reference.py": "site",
+    "test_wheel.py": "wheel",
     "test_explainer.py": "browser",
     "test_notebook.py": "browser",
     "test_studio.py": "browser",

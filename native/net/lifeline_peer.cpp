@@ -21,8 +21,8 @@ namespace unisono {
 
 namespace {
 
-// What the kernel does for one who must be heard. Where a socket or a kernel does not know
-// an option the heartbeats alone must do, a little later.
+// Socket options that detect a dead peer early. If a socket or a kernel does not support
+// one, the heartbeats detect it a little later.
 void prepare(int fd, std::int64_t limit) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -31,12 +31,12 @@ void prepare(int fd, std::int64_t limit) {
   };
   set(TCP_NODELAY, 1);
   set(TCP_USER_TIMEOUT, int(std::min<std::int64_t>(limit / 1'000'000, 1 << 30)));
-  // A partition that is over a little before the limit must heal, so what was lost is sent
-  // again after a second at most, and not after pauses that double each time.
+  // The connection must survive a partition that ends shortly before the limit: so lost
+  // segments are sent again after at most a second, without exponential backoff.
 #if defined(TCP_THIN_LINEAR_TIMEOUTS)
   set(TCP_THIN_LINEAR_TIMEOUTS, 1);
 #endif
-  constexpr int rto_max_ms = 44; // TCP_RTO_MAX_MS: Linux 6.15, and no header has it yet
+  constexpr int rto_max_ms = 44; // TCP_RTO_MAX_MS: Linux 6.15, not in headers yet
   set(rto_max_ms, 1000);
 }
 
@@ -55,9 +55,9 @@ Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options,
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
   bytes = allowed("life.receive", bytes);
-  if (tls) // what it holds nobody would be woken for again
+  if (tls) // no event would be raised again for bytes that TLS holds
     bytes = std::max<std::size_t>(bytes, 1);
-  if (bytes == 0) { // as if nothing had come
+  if (bytes == 0) { // as if no data had arrived
     errno = EAGAIN;
     return -1;
   }
@@ -65,7 +65,7 @@ ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
              : ::recv(fd.load(std::memory_order_relaxed), into, bytes, MSG_DONTWAIT);
 }
 
-ssize_t Lifeline::Peer::skim() {
+ssize_t Lifeline::Peer::discard_input() {
   std::byte bytes[4096];
   ssize_t got = 1;
   for (int i = 0; i < reads_at_once && got > 0; ++i)
@@ -91,8 +91,8 @@ bool Lifeline::Peer::put(const Event &event) {
   return true;
 }
 
-// An error is left for the reader to find, after what the peer may have said before:
-// perhaps it was goodbye.
+// The reader finds the error, after what the peer may have sent before: perhaps that it
+// leaves.
 void Lifeline::Peer::write() {
   while (queued() > 0) {
     const ssize_t sent = send();
@@ -111,8 +111,8 @@ void Lifeline::Peer::write() {
 }
 
 ssize_t Lifeline::Peer::send() {
-  // What TLS could not send must be offered again undiminished, so there it is cut further
-  // down.
+  // A record that TLS could not send must be passed again in full, so its bytes are limited
+  // further down.
   const iovec part{out.data() + begin, tls ? queued() : allowed("life.send", queued())};
   if (part.iov_len == 0) {
     errno = EAGAIN;
@@ -136,7 +136,7 @@ void Lifeline::Peer::drop() {
   const int was = fd.exchange(-1, std::memory_order_relaxed);
   if (was < 0)
     return;
-  // By name, since another copy of the descriptor may still be open somewhere.
+  // Explicitly, since a duplicate of the descriptor may still be open somewhere.
   ::epoll_ctl(epoll, EPOLL_CTL_DEL, was, nullptr);
   ::close(was);
 }

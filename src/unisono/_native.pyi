@@ -1,112 +1,107 @@
-"""Types of the native core; see native/bindings/module.cpp."""
+# Made by tools/stubs.py (make stubs); do not edit.
+"""
+unisono's native core: the streaming verifier, the reductions, the engine, the wire
+"""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
 
-import numpy as np
+import numpy
 from numpy.typing import NDArray
 
 # bytes, bytearray, memoryview, or an array; typing has a name for these from 3.12 on.
-Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
-
-def instruction_sets() -> list[str]: ...
-def reduce(
-    out: NDArray[np.uint8],
-    sources: list[NDArray[np.uint8]],
-    itemsize: int,
-    dtype: int,
-    op: int,
-    divisor: int,
-    instruction_set: int = 0,
-) -> None: ...
-
-class ValueRunner:
-    def __init__(
-        self,
-        state: NDArray[np.uint64],
-        modulus: int,
-        n: int,
-        num_slots: int,
-        lo: int,
-        hi: int,
-        may_rename: bool,
-    ) -> None: ...
-    def run(
-        self,
-        src: NDArray[np.int64],
-        dst: NDArray[np.int64],
-        chunk: NDArray[np.int64],
-        into: NDArray[np.int64] | None,
-        mask: NDArray[np.bool_] | None,
-        all_reduce: bool,
-    ) -> int: ...
-
-class PresenceRunner:
-    def __init__(
-        self,
-        state: NDArray[np.uint8],
-        n: int,
-        num_slots: int,
-        lo: int,
-        hi: int,
-        may_rename: bool,
-    ) -> None: ...
-    def run(
-        self,
-        src: NDArray[np.int64],
-        dst: NDArray[np.int64],
-        chunk: NDArray[np.int64],
-        into: NDArray[np.int64] | None,
-        mask: NDArray[np.bool_] | None,
-        all_reduce: bool,
-    ) -> int: ...
-
-def learn_arrays(type: type, probe: object, data: int, shape: list[int]) -> bool: ...
-def array_address(x: object) -> int: ...
-def quick_of(
-    comm: Comm,
-) -> Callable[[int, object, object, object, object], int]: ...
-def work_hooks() -> object: ...
-def look_for_sites(ours: str) -> None: ...
-def site_frames(site: int) -> list[tuple[str, str, int]]: ...
-def now_ns() -> int: ...
-def process_ends() -> None: ...
-def arm_failpoints(spec: str) -> None: ...
-def failpoint_names() -> list[str]: ...
-def cut_names() -> list[str]: ...
-
-NOTE_BYTES: int
-TEST_HOOKS: bool
-MOST_ACTIONS: int
-MOST_RANKS: int
-
+Buffer = bytes | bytearray | memoryview | NDArray[numpy.uint8]
 Note = tuple[int, int, int, int, int, int, int, int, str, str, str, str]
-Verdict = tuple[int, int, int, int]
+Failure = tuple[int, int, int, int]
 State = tuple[int, Note, Note, int, bool, bool, Note]
 Record = tuple[int, int, Note, int, int, int, int, int, int, int, int, int]
+# kind, rank, cause, reporter, communicator, word
+Event = tuple[str, int, str, int, int, int]
 
-class Hub:
+def tls_missing() -> str: ...
+
+class Tls:
+    def __init__(
+        self, fd: int, key: bytes, dials: bool, lifetime: int = 68719476736
+    ) -> None: ...
+    def handshake(self) -> int: ...
+    def send(self, data: bytes) -> int: ...
+    def recv(self, most: int) -> bytes: ...
+    def has_pending(self) -> bool: ...
+    def key_updates(self) -> int: ...
+
+NOTE_BYTES: int = 149
+
+MOST_ACTIONS: int = 1048575
+
+MOST_RANKS: int = 4096
+
+class Program:
+    def __init__(
+        self,
+        actions: NDArray[numpy.int32],
+        sources: NDArray[numpy.int32],
+        waits: NDArray[numpy.int32],
+        exits: NDArray[numpy.int32],
+        lead: Sequence[int],
+        readers: Sequence[int],
+        deliveries: Sequence[int],
+        tail: int,
+        messages: NDArray[numpy.int32],
+    ) -> None: ...
+
+class Plan:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        input_at: NDArray[numpy.int64],
+        output_at: NDArray[numpy.int64],
+        size: NDArray[numpy.int64],
+        piece: Sequence[int],
+        pieces: Sequence[int],
+        input_bytes: int,
+        output_bytes: int,
+        sent_bytes: int,
+        divisor: int,
+        in_header: bool,
+        may_expose: bool,
+        may_cross_memory: bool,
+        always_exposed: int,
+        streams: bool,
+        fingerprint: int,
+        collective: int,
+        dtype: int,
+        op: int,
+        root: int,
+        count: int,
+        content: int,
+        texts: Sequence[str],
+        coding: tuple[str, int, int, int, bool, int] | None,
+    ) -> None: ...
+
+class PeerTable:
     def __init__(self, n: int) -> None: ...
 
 class Engine:
     @staticmethod
-    def between_threads(hub: Hub, rank: int) -> Engine: ...
+    def between_threads(table: PeerTable, rank: int) -> Engine: ...
     @staticmethod
-    def between_processes(rank: int, sockets: list[int], pids: list[int]) -> Engine: ...
+    def between_processes(
+        rank: int, sockets: Sequence[int], pids: Sequence[int]
+    ) -> Engine: ...
     def create(self, bytes: int) -> int: ...
     def has(self, owner: int, id: int) -> bool: ...
     def drop(self, id: int) -> None: ...
-    def buffer(self, bytes: int) -> NDArray[np.uint8]: ...
-    def bury(self, rank: int) -> None: ...
+    def buffer(self, bytes: int) -> NDArray[numpy.uint8]: ...
+    def mark_dead(self, rank: int) -> None: ...
     def dead(self, rank: int) -> bool: ...
     def ended(self, rank: int) -> bool: ...
-    def starved(self) -> bool: ...
+    def out_of_resources(self) -> bool: ...
     def forked(self) -> bool: ...
-    def live(
+    def connect_lifeline(
         self,
-        fds: list[int],
-        outgoing: list[bytes],
-        incoming: list[bytes],
+        fds: Sequence[int],
+        outgoing: Sequence[bytes],
+        incoming: Sequence[bytes],
         epoch: int,
         beat: int,
         limit: int,
@@ -116,52 +111,14 @@ class Engine:
     def records(self) -> list[Record]: ...
     def start_trace(self, moments: int, calls: int) -> None: ...
     def stop_trace(self) -> None: ...
-    def traces(self) -> bool: ...
-    def traced(self) -> tuple[tuple[bytes, int], tuple[bytes, int]]: ...
+    def is_tracing(self) -> bool: ...
+    def trace_entries(self) -> tuple[tuple[bytes, int], tuple[bytes, int]]: ...
     def close(self) -> None: ...
 
-class Program:
-    def __init__(
-        self,
-        actions: NDArray[np.int32],
-        sources: NDArray[np.int32],
-        waits: NDArray[np.int32],
-        exits: NDArray[np.int32],
-        lead: list[int],
-        readers: list[int],
-        deliveries: list[int],
-        tail: int,
-        messages: NDArray[np.int32],
-    ) -> None: ...
-
-class Plan:
-    def __init__(
-        self,
-        programs: list[Program],
-        input_at: NDArray[np.int64],
-        output_at: NDArray[np.int64],
-        size: NDArray[np.int64],
-        piece: list[int],
-        pieces: list[int],
-        input_bytes: int,
-        output_bytes: int,
-        sent_bytes: int,
-        divisor: int,
-        in_header: bool,
-        may_lend: bool,
-        may_reach: bool,
-        lent_always: int,
-        streams: bool,
-        fingerprint: int,
-        collective: int,
-        dtype: int,
-        op: int,
-        root: int,
-        count: int,
-        content: int,
-        texts: list[str],
-        coding: tuple[str, int, int, int, bool, int] | None,
-    ) -> None: ...
+def enable_call_sites(ours: str) -> None: ...
+def call_site_frames(site: int) -> list[tuple[str, str, int]]: ...
+def now_ns() -> int: ...
+def process_exiting() -> None: ...
 
 class Work:
     def wait(self, timeout: int, helps: bool = True) -> int: ...
@@ -169,23 +126,27 @@ class Work:
     def seq(self) -> int: ...
     def awaited(self) -> list[int]: ...
     def note(self) -> Note: ...
-    def verdict(self) -> Verdict: ...
+    def failure(self) -> Failure: ...
     def source(self) -> int: ...
     def message_bytes(self) -> int: ...
+
+def work_hooks() -> object: ...
 
 class Comm:
     def __init__(
         self,
         engine: Engine,
-        ranks: list[int],
+        ranks: Sequence[int],
         rank: int,
-        here: list[int],
+        local_ranks: Sequence[int],
         owner: int,
         segment: int,
         half: int,
         id: int,
-        agreed: int,
+        shared_id: int,
     ) -> None: ...
+    @staticmethod
+    def memory_needed(n: int, windows: int, half: int) -> int: ...
     def attach(
         self,
         sends: bool,
@@ -198,18 +159,34 @@ class Comm:
         messages: bool,
         tls: Tls | None,
     ) -> None: ...
-    def leads_to(self, rank: int, messages: bool) -> bool: ...
-    @staticmethod
-    def memory_needed(n: int, windows: int, half: int) -> int: ...
-    def set_patience(
-        self, spins: int, yields: int, turn: int, late_after: int, timeout: int
+    def is_connected_to(self, rank: int, messages: bool) -> bool: ...
+    def set_wait_policy(
+        self, spins: int, yields: int, longest_yield: int, late_after: int, timeout: int
     ) -> None: ...
     def set_timeout(self, timeout: int) -> None: ...
+    def failure(self) -> Failure: ...
+    def announce_connecting(self, rank: int, lasts: bool) -> None: ...
+    def abort_unreachable(self, rank: int, late: bool) -> None: ...
+    def seq(self) -> int: ...
+    def id(self) -> int: ...
+    def awaited(self) -> list[int]: ...
+    def sent_bytes(self) -> int: ...
+    def cross_memory_access(self) -> int: ...
+    def test_cross_memory_access(self) -> int: ...
+    def has_writers(self) -> bool: ...
+    def states(self) -> list[State]: ...
+    def close(self) -> None: ...
     def remember(
-        self, kind: int, x: object, out: object, op: object, root: object, plan: Plan
+        self,
+        kind: int,
+        x: object,
+        out: object | None,
+        op: object | None,
+        root: object,
+        plan: Plan,
     ) -> None: ...
     def run(
-        self, plan: Plan, input: int, output: int, timeout: int, keep: object
+        self, plan: Plan, input: int, output: int, timeout: int, keep: object | None
     ) -> bool: ...
     def submit(self, plan: Plan, input: int, output: int, timeout: int) -> Work: ...
     def transfer(
@@ -226,23 +203,108 @@ class Comm:
         timeout: int,
         async_op: bool,
     ) -> Work: ...
-    def reach(self) -> int: ...
-    def try_reach(self) -> int: ...
-    def sent_bytes(self) -> int: ...
-    def id(self) -> int: ...
-    def touched(self) -> bool: ...
-    def verdict(self) -> Verdict: ...
-    def seq(self) -> int: ...
-    def awaited(self) -> list[int]: ...
-    def tell_connecting(self, rank: int, lasts: bool) -> None: ...
-    def give_up(self, rank: int, late: bool) -> None: ...
-    def states(self) -> list[State]: ...
-    def close(self) -> None: ...
 
+def quick_of(comm: Comm) -> Callable[[int, object, object, object, object], int]: ...
+def learn_arrays(
+    type: object, probe: object, data: int, shape: Sequence[int]
+) -> bool: ...
+def array_address(x: object) -> int: ...
+
+class Simulator:
+    def __init__(
+        self,
+        n: int,
+        sizes: NDArray[numpy.float64],
+        bandwidth: NDArray[numpy.float64],
+        twins: NDArray[numpy.int64],
+        overhead: float,
+        encode: float,
+        decode: float,
+        reduce: float,
+        ratio: float,
+        duplex: float,
+        streams: bool,
+    ) -> None: ...
+    def add(
+        self,
+        src: NDArray[numpy.int64],
+        dst: NDArray[numpy.int64],
+        chunk: NDArray[numpy.int64],
+        into: NDArray[numpy.int64],
+        reduces: NDArray[numpy.bool_],
+    ) -> None: ...
+    def unknown(self) -> NDArray[numpy.int64]: ...
+    def know(
+        self,
+        first: NDArray[numpy.int64],
+        links: NDArray[numpy.int64],
+        latency: NDArray[numpy.float64],
+    ) -> None: ...
+    def run(self, begin: NDArray[numpy.float64], n: int) -> int: ...
+    def edges(self) -> NDArray[numpy.int64]: ...
+    def carried(self) -> NDArray[numpy.float64]: ...
+    def finished(self) -> NDArray[numpy.float64]: ...
+    def messages(
+        self,
+    ) -> tuple[
+        NDArray[numpy.int64],
+        NDArray[numpy.int64],
+        NDArray[numpy.int64],
+        NDArray[numpy.float64],
+        NDArray[numpy.float64],
+        NDArray[numpy.float64],
+        NDArray[numpy.int64],
+    ]: ...
+
+def codec_names() -> list[str]: ...
+def codec_block(name: str) -> int: ...
+def codec_bytes(name: str, count: int, block: int) -> int: ...
+def codec_key(step: int, slot: int) -> int: ...
+def codec_encode(
+    name: str,
+    to: NDArray[numpy.uint8],
+    source: NDArray[numpy.uint8],
+    dtype: int,
+    block: int,
+    key: int = 0,
+    instruction_set: int = 0,
+) -> None: ...
+def codec_decode(
+    name: str,
+    to: NDArray[numpy.uint8],
+    source: NDArray[numpy.uint8],
+    dtype: int,
+    block: int,
+    instruction_set: int = 0,
+) -> None: ...
+def codec_add(
+    name: str,
+    into: NDArray[numpy.uint8],
+    source: NDArray[numpy.uint8],
+    dtype: int,
+    block: int,
+    instruction_set: int = 0,
+) -> None: ...
+def instruction_sets() -> list[str]: ...
+def reduce(
+    out: NDArray[numpy.uint8],
+    sources: Sequence[NDArray[numpy.uint8]],
+    itemsize: int,
+    dtype: int,
+    op: int,
+    divisor: int,
+    instruction_set: int = 0,
+) -> None: ...
+
+TEST_HOOKS: bool = True
+
+def arm_failpoints(spec: str) -> None: ...
+def failpoint_names() -> list[str]: ...
+def byte_limit_names() -> list[str]: ...
+def fuzz_frames(seed: int, count: int) -> dict[str, int]: ...
 def crc32c(data: Buffer, seed: int = 0, way: int = 0) -> int: ...
 def crc32c_ways() -> list[str]: ...
 def siphash(key: bytes, data: Buffer) -> int: ...
-def fuzz_frames(seed: int, count: int) -> dict[str, int]: ...
 
 class Seal:
     def __init__(self, key: bytes, epoch: int) -> None: ...
@@ -265,111 +327,61 @@ class FrameReader:
     def flaw(self) -> str: ...
     def inside(self) -> bool: ...
 
-def tls_missing() -> str: ...
-
-class Tls:
-    def __init__(
-        self, fd: int, key: bytes, dials: bool, lifetime: int = ...
-    ) -> None: ...
-    def shake(self) -> int: ...
-    def send(self, data: bytes) -> int: ...
-    def recv(self, most: int) -> bytes: ...
-    def holds_bytes(self) -> bool: ...
-    def changes(self) -> int: ...
-
-# kind, rank, cause, reporter, communicator, word
-Event = tuple[str, int, str, int, int, int]
-
 class Lifeline:
     def __init__(
         self,
         rank: int,
-        fds: list[int],
-        keys: list[tuple[bytes, bytes]],
+        fds: Sequence[int],
+        keys: Sequence[tuple[bytes, bytes]],
         epoch: int = 0,
         beat_ms: int = 1000,
         limit_ms: int = 10000,
         tls: list[Tls | None] = ...,
     ) -> None: ...
     def events(self) -> list[Event]: ...
-    def tell_dead(self, rank: int, cause: str) -> bool: ...
-    def tell_verdict(self, comm: int, word: int) -> bool: ...
+    def announce_dead(self, rank: int, cause: str) -> bool: ...
+    def announce_failure(self, comm: int, word: int) -> bool: ...
     def silence(self) -> list[int]: ...
     def forked(self) -> bool: ...
     def close(self) -> None: ...
 
-class Simulator:
+class ValueRunner:
     def __init__(
         self,
+        state: NDArray[numpy.uint64],
+        modulus: int,
         n: int,
-        sizes: NDArray[np.float64],
-        bandwidth: NDArray[np.float64],
-        twins: NDArray[np.int64],
-        overhead: float,
-        encode: float,
-        decode: float,
-        reduce: float,
-        ratio: float,
-        duplex: float,
-        streams: bool,
+        num_slots: int,
+        lo: int,
+        hi: int,
+        may_rename: bool,
     ) -> None: ...
-    def add(
+    def run(
         self,
-        src: NDArray[np.int64],
-        dst: NDArray[np.int64],
-        chunk: NDArray[np.int64],
-        into: NDArray[np.int64],
-        reduces: NDArray[np.bool_],
-    ) -> None: ...
-    def unknown(self) -> NDArray[np.int64]: ...
-    def know(
-        self,
-        first: NDArray[np.int64],
-        links: NDArray[np.int64],
-        latency: NDArray[np.float64],
-    ) -> None: ...
-    def run(self, begin: NDArray[np.float64], n: int) -> int: ...
-    def edges(self) -> NDArray[np.int64]: ...
-    def carried(self) -> NDArray[np.float64]: ...
-    def finished(self) -> NDArray[np.float64]: ...
-    def messages(
-        self,
-    ) -> tuple[
-        NDArray[np.int64],
-        NDArray[np.int64],
-        NDArray[np.int64],
-        NDArray[np.float64],
-        NDArray[np.float64],
-        NDArray[np.float64],
-        NDArray[np.int64],
-    ]: ...
+        src: NDArray[numpy.int64],
+        dst: NDArray[numpy.int64],
+        chunk: NDArray[numpy.int64],
+        into: NDArray[numpy.int64] | None,
+        mask: NDArray[numpy.bool_] | None,
+        all_reduce: bool,
+    ) -> int: ...
 
-def codec_names() -> list[str]: ...
-def codec_block(name: str) -> int: ...
-def codec_bytes(name: str, count: int, block: int) -> int: ...
-def codec_key(step: int, slot: int) -> int: ...
-def codec_encode(
-    name: str,
-    to: NDArray[np.uint8],
-    source: NDArray[np.uint8],
-    dtype: int,
-    block: int,
-    key: int = 0,
-    instruction_set: int = 0,
-) -> None: ...
-def codec_decode(
-    name: str,
-    to: NDArray[np.uint8],
-    source: NDArray[np.uint8],
-    dtype: int,
-    block: int,
-    instruction_set: int = 0,
-) -> None: ...
-def codec_add(
-    name: str,
-    into: NDArray[np.uint8],
-    source: NDArray[np.uint8],
-    dtype: int,
-    block: int,
-    instruction_set: int = 0,
-) -> None: ...
+class PresenceRunner:
+    def __init__(
+        self,
+        state: NDArray[numpy.uint8],
+        n: int,
+        num_slots: int,
+        lo: int,
+        hi: int,
+        may_rename: bool,
+    ) -> None: ...
+    def run(
+        self,
+        src: NDArray[numpy.int64],
+        dst: NDArray[numpy.int64],
+        chunk: NDArray[numpy.int64],
+        into: NDArray[numpy.int64] | None,
+        mask: NDArray[numpy.bool_] | None,
+        all_reduce: bool,
+    ) -> int: ...

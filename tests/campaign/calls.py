@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+
 from conformance import (
     MEANINGFUL,
     REDUCING,
@@ -25,7 +26,6 @@ from conformance import (
     perform,
     same,
 )
-
 from kill_trials.programs import offered
 from unisono.dtypes import DTYPES
 from unisono.schedule.collective import COLLECTIVES
@@ -209,7 +209,7 @@ def coded(desk, rng):
     lost = np.sqrt(np.square(x - exact).sum())
     if lost > 3 * n * most * scale:
         raise WrongResult(f"{codec}: an error of {lost / scale:.3f} of {count} numbers")
-    marks = desk.use(comm, desk.ids).all_gather_object(x.tobytes()[:4096])
+    marks = desk.use(comm, desk.ids).all_gather_objects(x.tobytes()[:4096])
     if len(set(marks)) > 1:
         raise WrongResult(f"{codec}: ranks have different bits")
 
@@ -255,7 +255,7 @@ def objects(desk, rng):
         thing if comm.rank == root else None, root
     )
     mine = [desk.me, "y" * (desk.me * rng.randrange(20))]
-    everybody = desk.use(comm, desk.ids).gather_object(mine, root)
+    everybody = desk.use(comm, desk.ids).gather_objects(mine, root)
     wanted = [desk.me] if comm.rank == root else None
     heads = everybody and [e[0] for e in everybody]
     if got != thing or heads != (wanted and desk.ids):

@@ -18,7 +18,7 @@ import pytest
 from unisono.cli import main
 from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
-from unisono.cli._bench.figures import Row, Times, per_iteration
+from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
 from unisono.cli._bench.report import number
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
@@ -171,8 +171,8 @@ def test_rows_stand_under_their_heads(bench):
 def test_every_collective_is_measured_and_right(bench, n):
     code, out, _ = bench("all", "-n", str(n), "-b", "100", *BIG, *QUICK)
     assert code == 0
-    told = [line.partition(": ")[2] for line in out.splitlines() if "test" in line]
-    assert told
+    result = [line.partition(": ")[2] for line in out.splitlines() if "test" in line]
+    assert result
     assert len(rows_of(out)) == 2 * 9 + 1
 
 
@@ -196,8 +196,8 @@ def test_the_check_sees_one_wrong_element_of_each_collective(collective, spoiled
     group = ThreadGroup("unisono", 3, spoils=spoiled)
     for place in case.places:
         prepare = {"do": "prepare", "key": "k", "case": case.plain(), "place": place}
-        told = group.ask(prepare | {"algorithm": "", "shared": False, "check": True})
-        wrong = sum(answer["wrong"] for answer in told)
+        result = group.ask(prepare | {"algorithm": "", "shared": False, "check": True})
+        wrong = sum(answer["wrong"] for answer in result)
         with_result = sum(bool(inputs.pieces(case, rank)) for rank in range(3))
         assert wrong == (with_result if spoiled else 0)
 
@@ -251,7 +251,7 @@ def test_amounts_are_those_of_nccl_tests():
     for name, (size, factor) in expected.items():
         case = Case(name, n, count)
         assert (case.size, case.factor) == (size, factor)
-        row = Row(case, Times([1e-6, 2e-6, 9e-6]), None)
+        row = BenchRow(case, Timing([1e-6, 2e-6, 9e-6]), None)
         algbw, busbw = row.bandwidths(row.out_of_place)
         assert algbw == pytest.approx(size / 2e-6 / 1e9)
         assert busbw == pytest.approx(algbw * factor)
@@ -269,7 +269,7 @@ def test_the_floor_of_two_ranks_is_two_halves_read_and_written():
         assert (staged > together) == (name != "barrier")
 
 
-def test_sizes_grow_as_told():
+def test_sizes_grow_by_step_or_factor():
     assert sizes_between(8, 100) == [8, 16, 32, 64]
     assert sizes_between(8, 100, factor=10) == [8, 80]
     assert sizes_between(0, 100, step=50) == [0, 50, 100]
@@ -282,7 +282,7 @@ def test_sizes_that_come_to_the_same_are_one_row(bench):
     assert [row[1] for row in rows_of(out)] == ["1", "2", "4"]
 
 
-def test_types_and_reductions_are_told_in_nccl_tests_words(bench):
+def test_types_and_reductions_take_the_names_of_nccl_tests(bench):
     for given, shown in (("half", "half"), ("float8_e4m3fn", "f8e4m3"), ("int8",) * 2):
         _, out, _ = bench("-n", "2", "-e", "8", "-d", given, *QUICK)
         assert rows_of(out)[0][2] == shown
@@ -297,17 +297,17 @@ def test_json_has_the_keys_of_nccl_tests(bench, tmp_path):
     file = tmp_path / "b.json"
     arguments = ["-n", "2", "-e", "16", *QUICK, "--json", "-J", str(file)]
     code, out, _ = bench("all_reduce", *arguments)
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert json.loads(file.read_text())["results"] == told["results"]
-    assert {"version", "start_time", "args", "env", "config", "results"} <= set(told)
-    assert told["out_of_bounds"] == {"count": 0, "okay": True}
-    assert set(told["average_bus_bandwidth"]) == {"bandwidth", "okay"}
-    assert told["config"]["minimum_bytes"] == 8
-    assert told["config"]["step_factor"] == 2
-    device = told["config"]["devices"][1]
+    assert json.loads(file.read_text())["results"] == result["results"]
+    assert {"version", "start_time", "args", "env", "config", "results"} <= set(result)
+    assert result["out_of_bounds"] == {"count": 0, "okay": True}
+    assert set(result["average_bus_bandwidth"]) == {"bandwidth", "okay"}
+    assert result["config"]["minimum_bytes"] == 8
+    assert result["config"]["step_factor"] == 2
+    device = result["config"]["devices"][1]
     assert (device["rank"], device["pid"]) == (1, 101)
-    for row in told["results"]:
+    for row in result["results"]:
         ours = [k for k in row if not k.endswith("_per_iter")]
         assert ours[:7] == KEYS
         for place in ("out_of_place", "in_place"):
@@ -339,7 +339,7 @@ def test_peers_are_columns_with_a_ratio(bench):
     assert [g.closed for g in bench.groups] == ["gently"] * 3
 
 
-def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
+def test_unsupported_peer_operations_are_noted(bench):
     lacks = {"lacks": ("broadcast",)}
     code, out, _ = bench("broadcast", "-e", "8", "--vs", "gloo", *QUICK, **lacks)
     assert code == 0
@@ -348,18 +348,22 @@ def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
 
 
 def test_ratio_is_the_middle_of_ratios_within_rounds():
-    ours, slow, fast = Times([1.0, 4.0, 3.0]), Times([9.0] * 3), Times([2.0, 4.0, 12.0])
-    row = Row(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
+    ours, slow, fast = (
+        Timing([1.0, 4.0, 3.0]),
+        Timing([9.0] * 3),
+        Timing([2.0, 4.0, 12.0]),
+    )
+    row = BenchRow(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
     assert row.best_peer == "b"
     assert row.ratio == 0.5
     assert row.ratio_to("a") == pytest.approx(1 / 3)
 
 
 def test_single_calls_are_as_slow_as_their_slowest_rank():
-    told = per_iteration([[1e-6, 5e-6], [2e-6, 3e-6]])
-    assert told["times_us"] == [2, 5]
-    assert (told["min_us"], told["max_us"]) == pytest.approx((2, 5))
-    assert told["p99_us"] == pytest.approx(5)
+    result = per_iteration([[1e-6, 5e-6], [2e-6, 3e-6]])
+    assert result["times_us"] == [2, 5]
+    assert (result["min_us"], result["max_us"]) == pytest.approx((2, 5))
+    assert result["p99_us"] == pytest.approx(5)
 
 
 def test_all_algorithms_are_rows(bench):
@@ -381,10 +385,12 @@ def test_systems_take_turns_and_each_round_begins_with_another(bench):
                 order.append(self.name)
             return super().ask(command)
 
-    from unisono.cli._bench.driver import Plan, measure
+    from unisono.cli._bench.driver import BenchSettings, measure
 
     started = [Told(name, 1) for name in ("unisono", "a", "b")]
-    measure(Case("send_recv", 1, 1), started, [""], Plan(rounds=3, iterations=1))
+    measure(
+        Case("send_recv", 1, 1), started, [""], BenchSettings(rounds=3, iterations=1)
+    )
     assert order == ["unisono", "a", "b", "a", "b", "unisono", "b", "unisono", "a"]
 
 
@@ -397,13 +403,13 @@ def test_ctrl_c_keeps_what_is_known(bench, tmp_path):
     assert [row[0] for row in rows_of(out)] == ["8", "16"]
     assert "# Out of bounds values : 0 OK" in out
     assert "# Collective test interrupted: all_reduce" in out
-    told = json.loads(file.read_text())
-    assert (told["interrupted"], len(told["results"])) == (True, 2)
+    result = json.loads(file.read_text())
+    assert (result["interrupted"], len(result["results"])) == (True, 2)
     assert bench.groups[0].closed == "at once"
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("all_redcue", "nearest: all_reduce"),
         ("all_reduce,sned_recv", "nearest: send_recv"),
@@ -430,10 +436,10 @@ def test_ctrl_c_keeps_what_is_known(bench, tmp_path):
         ("-J /no/such/place.json", "cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(bench, command, said):
+def test_bad_input_is_one_line_and_exit_code_2(bench, command, message):
     code, _, err = bench(*command.split())
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -511,20 +517,20 @@ LONG = ("-n", "2", "-b", "1K", "-e", "4K", "-i", "8", "--rounds", "3")
 def test_processes_measure_every_collective(capsys):
     many = ["-n", "3", "-b", "300", "-e", "300K", "-f", "1000", *QUICK]
     assert main(["bench", "all", *many, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["errors"] == []
-    assert told["out_of_bounds"]["count"] == 0
-    assert {row["collective"] for row in told["results"]} == set(cases.COLLECTIVES)
-    assert gone([device["pid"] for device in told["config"]["devices"]])
-    for row in told["results"]:
+    result = json.loads(capsys.readouterr().out)
+    assert result["errors"] == []
+    assert result["out_of_bounds"]["count"] == 0
+    assert {row["collective"] for row in result["results"]} == set(cases.COLLECTIVES)
+    assert gone([device["pid"] for device in result["config"]["devices"]])
+    for row in result["results"]:
         assert row["algorithm"] or row["collective"] == "send_recv"
 
 
 def test_processes_measure_shared_buffers_and_named_algorithms(capsys):
     some = ["-n", "2", "-e", "32K", "-f", "4096", "--shared", *QUICK]
     assert main(["bench", *some, "--algorithm", "ring,direct", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [r["algorithm"] for r in told["results"]] == ["ring", "direct"] * 2
+    result = json.loads(capsys.readouterr().out)
+    assert [r["algorithm"] for r in result["results"]] == ["ring", "direct"] * 2
 
 
 def test_ctrl_c_ends_the_processes_and_prints_the_rest(running, tmp_path):

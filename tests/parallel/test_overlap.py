@@ -107,12 +107,12 @@ def test_ddp_without_overlap_hides_nothing(threads):
         assert took == pytest.approx(3 * LAYERS)
 
 
-def test_the_plain_version_hides_nothing(threads):
+def test_plain_ddp_hides_nothing(threads):
     for exposed, total, _ in threads(2, lambda c: step(c, PlainDDP, 0.5)):
         assert exposed == pytest.approx(total) == pytest.approx(LAYERS)
 
 
-def test_a_link_that_is_too_slow_is_at_least_kept_busy(threads):
+def test_slow_link_is_busy_all_the_time(threads):
     """Four seconds of link for each second of backward: what is hidden is backward."""
 
     def run(comm):

@@ -79,7 +79,7 @@ def test_only_needed_peers_are_connected():
     def streams(comm):
         comm.all_reduce(np.ones(1000), algorithm="ring")
         others = [r for r in range(6) if r != comm.rank]
-        return [r for r in others if comm.core.native.leads_to(r, False)]
+        return [r for r in others if comm.core.native.is_connected_to(r, False)]
 
     with world(6, hosts=range(6)) as w:
         assert w.run(streams) == [[(r + 1) % 6] for r in range(6)]

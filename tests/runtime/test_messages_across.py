@@ -187,11 +187,11 @@ def test_failure_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
     fds = [end.detach() for end in ends]
     nothing = (b"", b"")
-    victim.core.transport.engine.live(
+    victim.core.transport.engine.connect_lifeline(
         [fds[1], -1], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9, [None, None]
     )
     hub = _native.Lifeline(0, [-1, fds[0]], [nothing, (KEY, KEY)])
-    assert hub.tell_verdict(victim.core.agreed, wrong)
+    assert hub.announce_failure(victim.core.agreed, wrong)
     with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
         victim.broadcast(np.ones(4), root=0)
     hub.close()

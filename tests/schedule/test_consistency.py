@@ -21,9 +21,9 @@ from unisono.schedule import (
     Schedule,
     Step,
     Transfer,
-    copy,
+    copy_step,
     from_steps,
-    reduce,
+    reduce_step,
     together,
 )
 from unisono.schedule.collective import ALL_REDUCE
@@ -94,7 +94,7 @@ def trees(schedule: Schedule) -> dict[Slot, Tree]:
     return run(schedule, lambda rank, _: (rank, 0), add)
 
 
-def told(schedule: Schedule) -> tuple[bool, int]:
+def reported(schedule: Schedule) -> tuple[bool, int]:
     found = schedule.consistency()
     return found.same_bits_on_all_ranks, found.depth
 
@@ -107,7 +107,7 @@ def traced(schedule: Schedule) -> tuple[bool, int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bits_differ_between_ranks_exactly_when_it_is_said(name):
+def test_consistency_reports_exactly_when_bits_differ(name):
     for n in WORLDS:
         made = unisono.schedule("all_reduce", name, n)
         if made.consistency().same_bits_on_all_ranks:
@@ -117,17 +117,17 @@ def test_bits_differ_between_ranks_exactly_when_it_is_said(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trees_and_depths_are_those_of_the_interpreter(name):
+def test_trees_and_depths_match_the_reference_interpreter(name):
     for n in (1, *WORLDS):
         made = unisono.schedule("all_reduce", name, n)
-        assert told(made) == traced(made)
+        assert reported(made) == traced(made)
 
 
-def test_ranks_that_add_in_different_orders_are_found_out():
+def test_ranks_that_add_in_different_orders_are_detected():
     differing = {
         n
         for n in WORLDS
-        if not told(unisono.schedule("all_reduce", "dissemination:carry", n))[0]
+        if not reported(unisono.schedule("all_reduce", "dissemination:carry", n))[0]
     }
     assert differing == {n for n in WORLDS if n & (n - 1)}
 
@@ -147,28 +147,31 @@ def lawful(rows: list[Transfer]) -> Step:
 
 @law
 @given(st.lists(st.lists(transfers(4), min_size=1, max_size=9), max_size=4))
-def test_any_steps_have_the_trees_of_the_interpreter(rows):
+def test_random_steps_match_the_reference_interpreter(rows):
     made = from_steps(ALL_REDUCE, 4, [lawful(step) for step in rows], num_chunks=2)
-    assert told(made) == traced(made)
+    assert reported(made) == traced(made)
 
 
 def test_a_copy_counts_as_coming_from_its_sender():
     """Rank 3 adds to a copy of rank 0's value as rank 0 itself does: (0 + 1) + 2."""
-    twice = [reduce(0, src=[1, 2], dst=rank) for rank in (0, 3)]
-    steps = [together([copy(0, src=0, dst=3), *twice]), copy(0, src=0, dst=[1, 2])]
-    made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
-    assert told(made) == traced(made) == (True, 2)
-
-
-def test_the_two_sides_of_a_sum_may_change_places():
-    """Ranks 2 and 3 hold what 1 and 0 do, so 2 adds 1 + 0 where 0 adds 0 + 1."""
+    twice = [reduce_step(0, src=[1, 2], dst=rank) for rank in (0, 3)]
     steps = [
-        copy(0, src=[1, 0], dst=[2, 3]),
-        reduce(0, src=[1, 3], dst=[0, 2]),
-        copy(0, src=[0, 2], dst=[1, 3]),
+        together([copy_step(0, src=0, dst=3), *twice]),
+        copy_step(0, src=0, dst=[1, 2]),
     ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
-    assert told(made) == traced(made) == (True, 1)
+    assert reported(made) == traced(made) == (True, 2)
+
+
+def test_operands_of_a_sum_commute():
+    """Ranks 2 and 3 hold what 1 and 0 do, so 2 adds 1 + 0 where 0 adds 0 + 1."""
+    steps = [
+        copy_step(0, src=[1, 0], dst=[2, 3]),
+        reduce_step(0, src=[1, 3], dst=[0, 2]),
+        copy_step(0, src=[0, 2], dst=[1, 3]),
+    ]
+    made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
+    assert reported(made) == traced(made) == (True, 1)
 
 
 @pytest.mark.parametrize("n", [1, *WORLDS])
@@ -193,11 +196,11 @@ def test_depths_are_known_in_closed_form(n):
 def test_doubling_is_as_deep_as_it_has_levels(levels):
     for name in ("recursive_doubling", "halving_doubling", "swing", "dissemination"):
         made = unisono.schedule("all_reduce", name, 1 << levels)
-        assert told(made) == (True, levels)
+        assert reported(made) == (True, levels)
 
 
 @pytest.mark.parametrize(
     ("what", "name"), [key for key in library() if "reduce" not in key[0]]
 )
-def test_what_moves_originals_adds_nothing(what, name):
-    assert told(unisono.schedule(what, name, 5)) == (True, 0)
+def test_collectives_that_only_copy_have_depth_zero(what, name):
+    assert reported(unisono.schedule(what, name, 5)) == (True, 0)

@@ -87,14 +87,14 @@ def test_counts_are_those_found_transfer_by_transfer(case, n, count):
     made = scheduled(case, n)
     found, sizes = made.cost(count), made.contract.chunk_sizes(count)
     sizes = np.resize(sizes, made.num_slots)
-    told = [found.rounds, found.span, found.work]
+    result = [found.rounds, found.span, found.work]
     by_rank = [a.tolist() for a in (found.sent, found.received, found.reduced)]
-    assert [*told, *by_rank] == recounted(made, sizes)
+    assert [*result, *by_rank] == recounted(made, sizes)
 
 
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
-def test_what_is_sent_is_received(case, n, count):
+def test_totals_sent_and_received_are_equal(case, n, count):
     cost = scheduled(case, n).cost(count)
     assert cost.sent.sum() == pytest.approx(cost.received.sum())
     assert cost.sent.shape == cost.received.shape == cost.reduced.shape == (n,)
@@ -115,9 +115,9 @@ def test_the_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
 def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data):
     made = scheduled(case, n)
     shares = made.collective.chunk_multiple(n)
-    told = data.draw(st.lists(counts, min_size=shares, max_size=shares))
-    cost = made.cost(told)
-    assert cost.sent.sum() == total(made, made.contract.chunk_sizes(told))
+    result = data.draw(st.lists(counts, min_size=shares, max_size=shares))
+    cost = made.cost(result)
+    assert cost.sent.sum() == total(made, made.contract.chunk_sizes(result))
     assert cost.span >= cost.bound.span - 1e-9
     assert cost.work >= cost.bound.work - 1e-9
 
@@ -125,17 +125,17 @@ def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data
 @law
 @given(worlds, st.data())
 def test_uneven_shares_go_everywhere_once(n, data):
-    told = data.draw(st.lists(counts, min_size=n, max_size=n))
+    result = data.draw(st.lists(counts, min_size=n, max_size=n))
     for what in ("all_gather", "reduce_scatter"):
-        cost = unisono.schedule(what, "ring", n).cost(told)
-        assert cost.sent.sum() == (n - 1) * sum(told)
+        cost = unisono.schedule(what, "ring", n).cost(result)
+        assert cost.sent.sum() == (n - 1) * sum(result)
     root = data.draw(st.integers(0, n - 1))
-    scatter = unisono.schedule("scatter", "direct", n, root=root).cost(np.array(told))
-    assert scatter.sent.sum() == scatter.sent[root] == sum(told) - told[root]
+    scatter = unisono.schedule("scatter", "direct", n, root=root).cost(np.array(result))
+    assert scatter.sent.sum() == scatter.sent[root] == sum(result) - result[root]
     assert scatter.span == scatter.bound.span
 
 
-def test_an_uneven_all_to_all_moves_all_that_is_not_at_home():
+def test_uneven_all_to_all_moves_every_chunk_whose_owner_is_not_its_target():
     table = np.arange(9).reshape(3, 3)
     cost = unisono.schedule("all_to_all", "direct", 3).cost(table)
     away = table * (1 - np.eye(3))
@@ -166,7 +166,7 @@ def test_every_contribution_but_one_is_added(case, n, count):
 
 @law
 @given(st.sampled_from([k for k in CASES if "reduce" not in k[0]]), worlds, counts)
-def test_what_moves_originals_adds_nothing(case, n, count):
+def test_collectives_that_only_copy_have_no_work(case, n, count):
     cost = scheduled(case, n).cost(count)
     assert cost.work == cost.bound.work == 0
     assert not cost.reduced.any()
@@ -218,7 +218,7 @@ def test_some_algorithms_meet_the_bound(what, name, term):
         assert distance == pytest.approx(1)
 
 
-def test_an_infinite_distance_is_told_where_nothing_was_needed():
+def test_distance_is_infinite_where_the_bound_is_zero():
     lap = unisono.schedule("all_gather", "ring", 3)
     cost = lap.cost([0, 0, 0])
     assert cost.distance["span"] == 1.0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import unisono
 from unisono.algorithms import library
 from unisono.schedule import Schedule, Transfer
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 
 law = settings(max_examples=40)
 VARIANTS = [
@@ -99,9 +99,9 @@ def test_every_edge_leads_to_a_later_step(case, n):
 @given(cases, st.integers(1, 6))
 def test_what_a_transfer_waits_for_are_the_edges_that_lead_to_it(case, n):
     made = scheduled(case, n).dependencies()
-    told = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
+    result = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
     pairs = zip(made.before.tolist(), made.after.tolist(), strict=True)
-    assert told == list(pairs)
+    assert result == list(pairs)
 
 
 def predecessors(schedule: Schedule, edges: Edges) -> dict[Event, set[Event]]:
@@ -164,7 +164,7 @@ def keeps_contract(schedule: Schedule, begin: np.ndarray, end: np.ndarray) -> bo
     contract, chunk = schedule.contract, np.arange(schedule.num_chunks)
     origin = contract.holder(schedule.collective.before, chunk)
     due = begin[:, chunk].sum(axis=0) if origin is None else begin[origin, chunk]
-    if schedule.collective.after is Place.EVERYWHERE:
+    if schedule.collective.after is Holders.EVERYWHERE:
         return bool((end[:, chunk] == due).all())
     holder = contract.holder(schedule.collective.after, chunk)
     return bool((end[holder, chunk] == due).all())

@@ -151,7 +151,7 @@ def test_computing_that_cannot_be_is_refused(wrong):
 # Before it takes minutes
 
 
-def test_what_would_take_minutes_by_events_says_so_and_names_the_way_out(monkeypatch):
+def test_slow_event_simulation_is_refused_and_names_the_alternative(monkeypatch):
     monkeypatch.setattr(limits, "MOST_CHANGES", 10_000)
     with pytest.raises(NotOffered, match="fidelity='steps'"):
         simulate("direct", "switch:80", MIB, "events")
@@ -161,7 +161,7 @@ def test_what_would_take_minutes_by_events_says_so_and_names_the_way_out(monkeyp
     assert nobody_shares.fidelity == "events"
 
 
-def test_what_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+def test_simulation_that_exceeds_memory_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(limits, "memory_free", lambda: 1 << 30)
     with pytest.raises(NotOffered, match="of memory, and 1 GiB are free"):
         simulate("direct", "switch:16384", MIB, "steps")
@@ -179,8 +179,8 @@ def test_events_that_do_not_fit_are_refused_as_they_come(monkeypatch):
 
 def test_ends_that_are_taken_together_change_next_to_nothing():
     """Of 9,120 flows at once, those that end within 1e-5 of each other end together."""
-    told = {"fidelity": "events", "collective": "all_gather"}
-    uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **told)
-    even = simulate("direct", "switch:96", 96 * 10_417, **told)
+    result = {"fidelity": "events", "collective": "all_gather"}
+    uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **result)
+    even = simulate("direct", "switch:96", 96 * 10_417, **result)
     assert uneven.time > even.time
     assert uneven.time == pytest.approx(even.time, rel=2e-4)

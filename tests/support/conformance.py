@@ -15,7 +15,7 @@ from unisono.dtypes import DTYPES, OPS, check_op, numpy_dtype
 from unisono.errors import BadArgument
 from unisono.runtime.plan.plans import lowered
 from unisono.runtime.plan.select import choose
-from unisono.schedule.collective import COLLECTIVES, Contract, Place
+from unisono.schedule.collective import COLLECTIVES, Contract, Holders
 from unisono.testing import reference
 
 WORLDS = [*range(1, 10), 13, 16]
@@ -44,7 +44,7 @@ class Case:
     lenders: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
     more: dict = field(default_factory=dict, hash=False, compare=False)
 
-    def sizes(self, place: Place, rank: int) -> list[int]:
+    def sizes(self, place: Holders, rank: int) -> list[int]:
         """The elements of each share that a rank has before or after."""
         collective = COLLECTIVES[self.what]
         multiple = collective.chunk_multiple(self.n)

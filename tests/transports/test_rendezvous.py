@@ -187,9 +187,15 @@ def adds_up(rank, dies):
     if rank.number == dies:
         os._exit(9)  # the first process of a namespace cannot kill itself
     if dies >= 0:
-        return attempt(comm.barrier)["attributes"]["ranks"], comm.core.native.reach()
+        return attempt(comm.barrier)["attributes"][
+            "ranks"
+        ], comm.core.native.cross_memory_access()
     comm.barrier()
-    return [peer.pid for peer in comm.peers], os.getpid(), comm.core.native.reach()
+    return (
+        [peer.pid for peer in comm.peers],
+        os.getpid(),
+        comm.core.native.cross_memory_access(),
+    )
 
 
 def in_namespaces(rank, apart, dies):

@@ -97,8 +97,10 @@ def test_every_step_shows_who_holds_what(page, name, algorithm, n):
         assert [ringed for _, ringed, _ in shown] == fresh
         done = story.beats[frame.number - 1].done if frame.number else None
         assert done in (None, sum(tick for *_, tick in shown))
-        said = story.beats[frame.number - 1].caption if frame.number else story.opening
-        assert page.text(".sentence") == said
+        output = (
+            story.beats[frame.number - 1].caption if frame.number else story.opening
+        )
+        assert page.text(".sentence") == output
 
 
 def test_by_time_everything_has_arrived_in_the_end_and_in_order(page):
@@ -117,7 +119,7 @@ def test_by_time_everything_has_arrived_in_the_end_and_in_order(page):
     assert [c for c, *_ in page.run("probe.cells()")] == expected(made, last)
 
 
-def test_it_plays_to_the_end_and_stops(page):
+def test_player_plays_to_the_end_and_stops(page):
     page.show(unisono.schedule("all_reduce", "ring", n=2))
     page.speed(4)
     page.browser.click(".play")
@@ -130,7 +132,7 @@ def test_it_plays_to_the_end_and_stops(page):
     assert page.run(again) == 0  # once more, from the start
 
 
-def test_less_motion_means_whole_steps(page):
+def test_reduced_motion_moves_by_whole_steps(page):
     page.show(unisono.schedule("all_reduce", "ring", n=2), calm=True)
     page.run(
         """(() => {
@@ -146,7 +148,7 @@ def test_less_motion_means_whole_steps(page):
     assert set(page.run("seen")) == {1, 2}
 
 
-def test_the_keyboard_suffices(page):
+def test_player_works_by_keyboard_alone(page):
     press = page.browser.press
     page.show(unisono.schedule("all_reduce", "ring", n=5))
     press("ArrowRight")
@@ -176,14 +178,14 @@ def test_everything_can_be_reached_by_tab_and_shows_it(page):
     reached = []
     for _ in range(30):
         page.browser.press("Tab")
-        told = page.run(
+        result = page.run(
             "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
             "return [e.getAttribute('aria-label') || e.textContent || e.value,"
             " e.matches(':focus-visible') ? s.outlineStyle : 'none'] })()"
         )
-        if told in reached:
+        if result in reached:
             break
-        reached.append(told)
+        reached.append(result)
     names = " ".join(name for name, _ in reached)
     for wanted in ("Grid", "Play (space)", "Position", "Speed", "Theme", "in words"):
         assert wanted in names
@@ -193,13 +195,13 @@ def test_everything_can_be_reached_by_tab_and_shows_it(page):
 def test_screen_readers_hear_a_name_for_every_control(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     tree = page.browser.call("Accessibility.getFullAXTree")["nodes"]
-    told = [
+    result = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in tree
         if not node["ignored"]
     ]
     controls = {"button", "tab", "slider", "radio", "combobox", "tabpanel", "image"}
-    named = [(role, name) for role, name in told if role in controls]
+    named = [(role, name) for role, name in result if role in controls]
     assert {role for role, _ in named} == controls
     assert all(name for _, name in named)
 
@@ -260,19 +262,19 @@ def test_two_under_one_clock(page):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_stands_out(page, theme):
+def test_text_has_enough_contrast(page, theme):
     page.show(unisono.schedule("all_reduce", "tree", n=16), theme=theme, width=1800)
     page.scrub(8)  # every colour is in use by now
-    told = page.run("probe.faint(4.5)")
-    assert told["seen"] == []
-    assert told["count"] > 100
+    result = page.run("probe.faint(4.5)")
+    assert result["seen"] == []
+    assert result["count"] > 100
     page.show(unisono.schedule("all_reduce", "ring", n=4), theme=theme)
     for view in VIEWS[1:4]:
         page.view(view)
         page.scrub(1.5)
-        told = page.run("probe.faint(4.5)")
-        assert told["seen"] == []
-        assert told["count"] > 20
+        result = page.run("probe.faint(4.5)")
+        assert result["seen"] == []
+        assert result["count"] > 20
 
 
 def test_the_theme_can_be_chosen(page):
@@ -287,7 +289,7 @@ def test_the_theme_can_be_chosen(page):
     assert page.run("probe.faint(4.5)")["seen"] == []
 
 
-def test_it_fits_a_phone(page):
+def test_page_fits_a_phone(page):
     page.show(unisono.schedule("all_reduce", "ring", n=5), width=390, height=844)
     for view in VIEWS:
         page.view(view)
@@ -319,7 +321,7 @@ SHOTS = [
 @pytest.mark.parametrize(
     ("name", "view", "at", "window"), SHOTS, ids=[s[0] for s in SHOTS]
 )
-def test_it_looks_as_it_did(page, name, view, at, window):
+def test_page_matches_its_screenshots(page, name, view, at, window):
     page.show(unisono.schedule("all_reduce", "ring", n=5), **window)
     page.view(view)
     page.scrub(at)

@@ -1,6 +1,6 @@
 """Direct: every chunk goes straight to where it is wanted.
 
-Everyone talks to everyone, but only with the chunk that the other needs, so no byte is
+Every rank sends to every other, but only the chunk that the other needs, so no byte is
 sent in vain. One step (two for all_reduce) for those with many ports; with one port it
 is n-1 messages each. Sums are taken in rank order, so their bits do not depend on the
 size.
@@ -23,14 +23,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy, reduce, together
+from unisono.schedule import Schedule, Step, copy_step, reduce_step, together
 
 
 @algorithm
 def reduce_scatter(n: int, rotate: bool = False) -> Iterator[Step]:
     """Chunk c of every rank goes to rank c, which adds."""
     r = np.arange(n)
-    hops = (reduce((r + h) % n, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (reduce_step((r + h) % n, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
@@ -38,7 +38,7 @@ def reduce_scatter(n: int, rotate: bool = False) -> Iterator[Step]:
 def all_gather(n: int, rotate: bool = False) -> Iterator[Step]:
     """Chunk c of rank c goes to every other rank."""
     r = np.arange(n)
-    hops = (copy(r, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (copy_step(r, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
@@ -52,14 +52,14 @@ def all_reduce(n: int, rotate: bool = False) -> Schedule:
 def all_to_all(n: int, rotate: bool = False) -> Iterator[Step]:
     """The chunk from i to j goes from i to j."""
     i = np.arange(n)
-    hops = (copy(i * n + (i + h) % n, src=i, dst=(i + h) % n) for h in range(1, n))
+    hops = (copy_step(i * n + (i + h) % n, src=i, dst=(i + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
 @algorithm
 def scatter(n: int, rotate: bool = False) -> Iterator[Step]:
     """The root sends every rank its chunk."""
-    sends = (copy(c, src=0, dst=c) for c in range(1, n))
+    sends = (copy_step(c, src=0, dst=c) for c in range(1, n))
     yield from sends if rotate else [together(sends)]
 
 
@@ -71,7 +71,7 @@ def gather(n: int, rotate: bool = False) -> Schedule:
 
 @algorithm
 def barrier(n: int, rotate: bool = False) -> Iterator[Step]:
-    """Every rank tells every other that it is here."""
+    """Every rank notifies every other."""
     r = np.arange(n)
-    hops = (copy(r, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (copy_step(r, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]

@@ -1,15 +1,15 @@
 """Dissemination: what a rank knows doubles in every step, for any n.
 
-barrier: in step k every rank tells the one 2^k places on whom it has heard of. After
-⌈log2 n⌉ steps everyone has heard of everyone, n a power of two or not.
+barrier: in step k every rank notifies the rank 2^k places on of all it knows. After
+⌈log2 n⌉ steps every rank knows of all, n a power of two or not.
 
 all_reduce has to count each contribution once, so knowledge may not overlap. The ranks
 are halved again and again into groups that differ by at most one; going back up, each
-rank of one group hears from one rank of its sister group, so all members of the joint
-group hold the same sum, to the last bit. Where the sister is smaller by one, one of its
-ranks speaks twice. No rank sends or receives more than ⌈log2 n⌉ messages in all.
+rank of one group receives from one rank of its sister group, so all members of the
+joint group hold the same sum, to the last bit. Where the sister is smaller by one, one
+of its ranks sends twice. No rank sends or receives more than ⌈log2 n⌉ messages in all.
 
-With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the
+With `carry` no rank ever sends to two: windows of 2^k ranks are summed as in the
 barrier, and the sums of the windows that make up n in binary are carried along in a
 temporary. This has the fewest rounds of all for n other than 2^l, but every rank adds
 in a different order, so ranks may differ in the last bit.
@@ -30,7 +30,7 @@ import numpy as np
 
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Step, copy, reduce, together
+from unisono.schedule import Step, copy_step, reduce_step, together
 
 SUM, CARRY = 0, 1
 
@@ -42,18 +42,18 @@ def carries(n: int, carry: bool) -> bool:
 
 @algorithm
 def barrier(n: int) -> Iterator[Step]:
-    """Everyone tells the rank 2^k places on whom it has heard of."""
+    """Every rank notifies the rank 2^k places on of all ranks it knows."""
     r = np.arange(n)[:, None]
-    heard = 1
-    while heard < n:
-        news = np.arange(min(heard, n - heard))
-        yield copy((r - news) % n, src=r, dst=(r + heard) % n)
-        heard *= 2
+    known = 1
+    while known < n:
+        news = np.arange(min(known, n - known))
+        yield copy_step((r - news) % n, src=r, dst=(r + known) % n)
+        known *= 2
 
 
 @algorithm(chunks=1, temporaries=lambda n, carry: int(carries(n, carry)))
 def all_reduce(n: int, carry: bool = False) -> Iterator[Step]:
-    """Groups join in pairs, or windows of ranks grow, until all have heard of all."""
+    """Groups join in pairs, or windows of ranks grow, until they hold all ranks."""
     yield from _windows(n) if carries(n, carry) else _groups(n)
 
 
@@ -68,10 +68,10 @@ def _groups(n: int) -> Iterator[Step]:
             if not other.size:
                 continue
             teller = other
-            if one.size > other.size:  # whoever has spoken least speaks twice
+            if one.size > other.size:  # the rank that has sent least sends twice
                 teller = np.append(other, other[np.argmin(spoken[other])])
-            meetings.append(reduce(SUM, src=teller, dst=one))
-            meetings.append(reduce(SUM, src=one[: other.size], dst=other))
+            meetings.append(reduce_step(SUM, src=teller, dst=one))
+            meetings.append(reduce_step(SUM, src=one[: other.size], dst=other))
         step = together(meetings)
         spoken += np.bincount(step.src, minlength=n)
         yield step
@@ -85,12 +85,12 @@ def _windows(n: int) -> Iterator[Step]:
     for k in range(levels):
         ahead = (r + (1 << k)) % n
         if k == levels - 1 and carrying:
-            yield reduce(CARRY, src=ahead, dst=r, into=SUM)
+            yield reduce_step(CARRY, src=ahead, dst=r, into=SUM)
             return
-        parts = [reduce(SUM, src=ahead, dst=r)]
+        parts = [reduce_step(SUM, src=ahead, dst=r)]
         if n >> k & 1:
-            parts.append(copy(SUM, src=r, dst=r, into=CARRY))
+            parts.append(copy_step(SUM, src=r, dst=r, into=CARRY))
             if carrying:
-                parts.append(reduce(CARRY, src=ahead, dst=r))
+                parts.append(reduce_step(CARRY, src=ahead, dst=r))
             carrying = True
         yield together(parts)

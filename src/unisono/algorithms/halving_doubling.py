@@ -4,7 +4,7 @@ In reduce_scatter partners at distance q/2, q/4, ... 1 each keep one half of wha
 still share and send the other half, which is added there. Backwards that is an
 all_gather. For n other than a power of two there are two ways:
 
-- fold: q = 2^⌊log2 n⌋ ranks play the parts, and the surplus ranks hand their data in
+- fold: q = 2^⌊log2 n⌋ ranks take part, and the surplus ranks hand their data in
   before and get the result after (n = 13: five ranks fold onto eight);
 - `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves
   for itself, each smaller block hands its sums to the next larger one; and back again.
@@ -16,7 +16,7 @@ With l = ⌊log2 n⌋:
   all_gather      l                  (n-1)/n      l + 2            about 2
   all_reduce      2l                 2(n-1)/n     2l + 2           4 - 2/q
 
-By blocks, all_reduce takes 2l + 2 steps too. A small block then speaks to several ranks
+By blocks, all_reduce takes 2l + 2 steps too. A small block then sends to several ranks
 of a larger one at once, which costs rounds (n = 13: 16) and, as a step lasts until its
 busiest rank is done, span (below 5); but work stays below 3/2, where folding has 2 -
 1/q.
@@ -32,7 +32,7 @@ import numpy as np
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import gather_blocks, power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, at_once, copy, embed, fold
+from unisono.schedule import Schedule, Step, at_once, copy_step, embed, fold
 from unisono.schedule.collective import ALL_GATHER, REDUCE_SCATTER
 from unisono.schedule.transform import Cast
 
@@ -76,7 +76,7 @@ def _gather_by_blocks(n: int) -> Iterator[Step]:
     """The largest block collects the chunks and hands them down, but not to owners."""
     owner = np.arange(n)
     home = owner * power_below(n) // n
-    yield copy(owner, src=owner, dst=home).where(owner != home).named("collect")
+    yield copy_step(owner, src=owner, dst=home).where(owner != home).named("collect")
     for step in hand_down(n, n):
         yield step.where(step.dst != step.chunk)
 
@@ -93,12 +93,12 @@ def hand_down(n: int, chunks: int) -> Iterator[Step]:
     runs = []
     for k, (base, size) in enumerate(zip(first, sizes, strict=True)):
         home = chunk * size // chunks
-        idle = [copy([], [], [])] * (levels + 1 - (size.bit_length() - 1))
+        idle = [copy_step([], [], [])] * (levels + 1 - (size.bit_length() - 1))
         steps = embed(gather_blocks(size), home, _shifted(base))
         runs.append((*idle, *steps))
         if k + 1 < len(sizes):
             below = first[k + 1] + chunk * sizes[k + 1] // chunks
-            share = copy(chunk, src=base + home, dst=below)
+            share = copy_step(chunk, src=base + home, dst=below)
             runs.append((*idle[:-1], share))
     yield from at_once(*runs)
 

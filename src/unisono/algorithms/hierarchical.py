@@ -1,19 +1,19 @@
 """Hierarchical: one algorithm inside the hosts, another between them, over any levels.
 
 Links inside a host are many times faster than those between. So first share out the
-work inside, then let every rank of a host talk across with its own share only, and last
+work inside, then let every rank of a host send across its own share only, and last
 collect inside again. With g ranks on each of N hosts and rings on both levels,
 
               rounds                    inside                  across, per rank
   all_reduce  2(g-1) + 2(N-1)           2(g-1)/g buffers        2(N-1)/(gN)
 
-where a flat ring would take 2(gN-1) rounds. `schedule/product.py` says how each
+where a flat ring would take 2(gN-1) rounds. `schedule/product.py` describes how each
 collective is put together.
 
-`levels` tells the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
+`levels` gives the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
 has a level below that; unequal groups are written out, 5+4+4. Without it, groups are
 about as many as each has ranks, uneven if need be. Where the ranks of a host do not
-follow each other, `hosts` tells the host of each rank instead: 0.1.0.1, or in short
+follow each other, `hosts` gives the host of each rank instead: 0.1.0.1, or in short
 0-1x2 (see `schedule/placement.py`). Where there is a root, its group leads on every
 level, so whatever crosses into another group crosses once.
 
@@ -142,7 +142,7 @@ def all_to_all(
     by: str = "",
     segments: int = 1,
 ) -> Schedule:
-    """Inside, to the rank that speaks to the target's place; then across."""
+    """Inside, to the rank that sends to the target's place; then across."""
     return stack("all_to_all", n, (levels, hosts), by, segments)
 
 
@@ -161,13 +161,13 @@ def barrier(
 def stack(
     what: str,
     n: int,
-    told: tuple[str, str],
+    layout: tuple[str, str],
     by: str,
     segments: int,
     root: int = 0,
 ) -> Schedule:
-    """The product of all levels, its parts played by the ranks where they live."""
-    shape, ranks = placed(n, *told)
+    """The product of all levels, relabelled for the placement of the ranks."""
+    shape, ranks = placed(n, *layout)
     if COLLECTIVES[what].rooted:
         shape, order = led_by(n, shape, int(np.flatnonzero(ranks == root)[0]))
         ranks = ranks[order]
@@ -203,7 +203,7 @@ def placed(n: int, levels: str, hosts: str) -> tuple[list[list[int]], Ints]:
         return groups(n, levels), np.arange(n)
     if levels:
         raise BadArgument(
-            f"hierarchical: levels={levels} and hosts={hosts}: tell one of them"
+            f"hierarchical: levels={levels} and hosts={hosts}: give one of them"
         )
     of_rank = parse_hosts(hosts, n)
     _, sizes = np.unique(of_rank, return_counts=True)
@@ -239,30 +239,31 @@ def groups(n: int, levels: str) -> list[list[int]]:
         )
     shape: list[list[int]] = []
     *below, outermost = levels.split("x")
-    for told in below or [outermost]:
-        shape.append(_sizes(n, told))
+    for sizes in below or [outermost]:
+        shape.append(_sizes(n, sizes))
         n = len(shape[-1])
     if below and "+" in outermost:
         shape.append(_sizes(n, outermost))
     elif below and int(outermost) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} groups on the outermost level, told were {outermost}",
+            f"hierarchical: {n} groups on the outermost level, but levels gives "
+            f"{outermost}",
             n=n,
         )
     return shape
 
 
-def _sizes(n: int, told: str) -> list[int]:
-    sizes = [int(size) for size in told.split("+")]
+def _sizes(n: int, text: str) -> list[int]:
+    sizes = [int(size) for size in text.split("+")]
     if min(sizes) < 1:
         raise BadArgument(
-            f"hierarchical: levels {told!r}: groups have at least one rank"
+            f"hierarchical: levels {text!r}: groups have at least one rank"
         )
     if len(sizes) == 1 and n % sizes[0] == 0:
         sizes *= n // sizes[0]
     if sum(sizes) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} ranks do not make up groups of {told} (write unequal "
+            f"hierarchical: {n} ranks do not make up groups of {text} (write unequal "
             "groups out, as in 5+4+4)",
             n=n,
         )
@@ -270,7 +271,7 @@ def _sizes(n: int, told: str) -> list[int]:
 
 
 def telling(hosts: Sequence[int]) -> str:
-    """The parameter that tells a placement, as short as can be."""
+    """The parameter for a placement, as short as possible."""
     hosts = numbered(hosts)
     if list(hosts) != sorted(hosts):
         return f"hosts={written(hosts)}"

@@ -1,7 +1,7 @@
-"""Ring: every rank talks only to its neighbours.
+"""Ring: every rank communicates only with its neighbours.
 
-Follow the chunk, not the rank. Chunk c walks round the ring, and at hop h it moves from
-rank c+h to rank c+h+1 (mod n). All n chunks walk at once, one place apart, so every
+Follow the chunk, not the rank. Chunk c goes round the ring, and at hop h it moves from
+rank c+h to rank c+h+1 (mod n). All n chunks move at once, one place apart, so every
 link carries exactly one chunk in every step.
 
                   steps     sent by each rank
@@ -10,7 +10,7 @@ link carries exactly one chunk in every step.
   all_reduce      2(n-1)    2(n-1)/n, the least possible
   all_to_all      n-1       (n-1)/2, since a chunk for the far side passes many hands
 
-With `both`, chunks walk the shorter way round, left and right at once: about half the
+With `both`, chunks go the shorter way round, left and right at once: about half the
 steps, over twice the links, and the same bytes (in all_to_all, half as many).
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, at_once, copy, reduce
+from unisono.schedule import Schedule, Step, at_once, copy_step, reduce_step
 
 
 @algorithm
@@ -33,7 +33,7 @@ def reduce_scatter(n: int, both: bool = False) -> Iterator[Step]:
         return
     c = np.arange(n)
     for hop in range(1, n):
-        yield reduce(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+        yield reduce_step(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
 
 
 @algorithm
@@ -51,22 +51,24 @@ def all_reduce(n: int, both: bool = False) -> Schedule:
 
 @algorithm
 def all_to_all(n: int, both: bool = False) -> Iterator[Step]:
-    """The chunk from i to j walks from neighbour to neighbour until it is there."""
+    """The chunk from i to j goes from neighbour to neighbour."""
     right = n // 2 if both else n - 1
     yield from at_once(carry(n, +1, right), carry(n, -1, n - 1 - right))
 
 
-def walk(n: int, way: int, hops: int) -> Iterator[Step]:
+def walk(n: int, direction: int, hops: int) -> Iterator[Step]:
     """Every rank's chunk goes `hops` places to the right (way +1) or left (way -1)."""
     c = np.arange(n)
     for hop in range(hops):
-        yield copy(c, src=(c + way * hop) % n, dst=(c + way * (hop + 1)) % n)
+        yield copy_step(
+            c, src=(c + direction * hop) % n, dst=(c + direction * (hop + 1)) % n
+        )
 
 
-def carry(n: int, way: int, farthest: int) -> Iterator[Step]:
+def carry(n: int, direction: int, farthest: int) -> Iterator[Step]:
     """Every rank's chunks for the 1..farthest-th rank that way go there, hop by hop."""
     i = np.arange(n)[:, None]
     for hop in range(1, farthest + 1):
         distance = np.arange(hop, farthest + 1)  # those not yet there
-        src, dst = (i + way * (hop - 1)) % n, (i + way * hop) % n
-        yield copy(i * n + (i + way * distance) % n, src, dst)
+        src, dst = (i + direction * (hop - 1)) % n, (i + direction * hop) % n
+        yield copy_step(i * n + (i + direction * distance) % n, src, dst)

@@ -1,8 +1,8 @@
 """Swing: recursive doubling that keeps close to home on a ring or torus.
 
-In step s rank r talks to r + ρ(s) if it is even and r - ρ(s) if it is odd, where ρ is
-1, -1, 3, -5, 11, ... = (1 - (-2)^(s+1)) / 3. That reaches everyone in log2 n steps as
-doubling does, but each distance is about two thirds of the power of two, so on rings
+In step s rank r exchanges with r + ρ(s) if it is even and r - ρ(s) if it is odd, where
+ρ is 1, -1, 3, -5, 11, ... = (1 - (-2)^(s+1)) / 3. That reaches everyone in log2 n steps
+as doubling does, but each distance is about two thirds of the power of two, so on rings
 and tori less traffic crosses each link. Other n than powers of two are folded.
 
                   rounds      span, in buffers
@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy, fold
+from unisono.schedule import Schedule, Step, copy_step, fold
 from unisono.schedule.collective import ALL_GATHER, Ints
 
 
@@ -50,12 +50,12 @@ def swings(q: int) -> Iterator[Step]:
     has = r[:, None]  # the chunks that each rank has
     for s in reversed(range(q.bit_length() - 1)):
         partner = partners(r, s, q)
-        yield copy(has, src=r[:, None], dst=partner[:, None])
+        yield copy_step(has, src=r[:, None], dst=partner[:, None])
         has = np.concatenate([has, has[partner]], axis=1)
 
 
 def partners(r: Ints, s: int, n: int) -> Ints:
-    """Whom each rank talks to in step s."""
+    """The partner of each rank in step s."""
     hop = (1 - (-2) ** (s + 1)) // 3
     partner: Ints = (r + np.where(r % 2 == 0, hop, -hop)) % n
     return partner

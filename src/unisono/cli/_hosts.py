@@ -1,4 +1,4 @@
-"""The options of verbs that start ranks on hosts by name, put into words of ours."""
+"""The options of commands that start ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_r
 from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
-_TOLD = re.compile(r"UNISONO_|PYTHON|OMP_")
-_NOT_TOLD = re.compile(r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)")
+_FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
+_NOT_FORWARDED = re.compile(
+    r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)"
+)
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
@@ -31,7 +33,7 @@ def places(hosts: str, hostfile: Path | None, n: int | None) -> list[HostSpec]:
 
 
 def world(hosts: Iterable[HostSpec]) -> int | None:
-    """The number of ranks, if it does not hang on what the hosts say."""
+    """The number of ranks, if it does not depend on the hosts' cores."""
     ranks = [host.ranks for host in hosts]
     return None if None in ranks else sum(number or 0 for number in ranks)
 
@@ -52,7 +54,7 @@ def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
 
 
 def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:
-    """These say nothing about ranks of this host."""
+    """These do not apply to ranks of this host."""
     given = {"--ssh": ssh, "--python": python, "--chdir": chdir, "--address": address}
     for option, value in given.items():
         if value:
@@ -74,22 +76,22 @@ def command(python: str, module: str, words: Sequence[str]) -> list[str]:
 
 
 def variables(given: Iterable[str]) -> dict[str, str]:
-    """What `--env` says: NAME=value, or NAME as it is here."""
-    told = {}
+    """The variables of `--env`: NAME=value, or NAME with its value here."""
+    given_variables = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
             raise BadArgument(f"--env {text}: expected NAME or NAME=value")
         if not equals and name not in os.environ:
             raise BadArgument(f"--env {name}: is not set here; give {name}=value")
-        told[name] = value if equals else os.environ[name]
-    return told
+        given_variables[name] = value if equals else os.environ[name]
+    return given_variables
 
 
-def told() -> dict[str, str]:
-    """Variables of ours that ranks elsewhere get unasked."""
+def forwarded() -> dict[str, str]:
+    """Variables that ranks on other hosts get without `--env`."""
     return {
         name: value
         for name, value in os.environ.items()
-        if _TOLD.match(name) and not _NOT_TOLD.fullmatch(name)
+        if _FORWARDED.match(name) and not _NOT_FORWARDED.fullmatch(name)
     }

@@ -1,6 +1,6 @@
 """`unisono explain`: the steps of an algorithm, its cost, and the proof.
 
-With `--html` it writes a page that plays it. With `--on this` it tells instead what
+With `--html` it writes a page that plays it. With `--on this` it prints instead what
 would be chosen on this machine, and why.
 """
 
@@ -67,7 +67,7 @@ def explain(
     root
         The root of broadcast, reduce, scatter and gather.
     size
-        Bytes of one rank's buffer, as 64M: the cost is told in bytes as well.
+        Bytes of one rank's buffer, as 64M: the cost is given in bytes as well.
     svg_file
         Write the picture to this file instead.
     html_file
@@ -77,7 +77,7 @@ def explain(
     beside
         A second algorithm in the page, under the same clock.
     on
-        "this": tell what this machine would choose, for -b or a few sizes.
+        "this": print what this machine would choose, for -b or a few sizes.
     per_host
         With --on this: so many ranks on each host; all on one if it is not given.
     json
@@ -88,7 +88,7 @@ def explain(
     wanted = [option for option, file in files.items() if file is not None]
     if on or not algorithm:
         if on != "this" or algorithm or wanted:
-            raise BadArgument("explain: ALGORITHM: name one, or say --on this instead")
+            raise BadArgument("explain: ALGORITHM: name one, or use --on this instead")
         sizes = [nbytes] if size else list(_chosen.SIZES)
         ranks = parse_world(per_host) if per_host else world
         return _chosen.tell(collective, sizes, world, ranks, json=json)
@@ -176,7 +176,7 @@ def _in_bytes(made: Schedule, nbytes: int) -> str:
 
 
 def _print_json(made: Schedule) -> int:
-    told = as_dict(made) | {
+    document = as_dict(made) | {
         "about": made.about,
         "paper": made.paper,
         "verified": True,
@@ -185,20 +185,20 @@ def _print_json(made: Schedule) -> int:
     try:
         proof = made.verify()
     except ScheduleError as wrong:
-        told |= {
+        document |= {
             "verified": False,
             "same_bits_on_all_ranks": None,
             "error": str(wrong),
             "counter_example": counter_example(wrong),
         }
-        print_json(told)
+        print_json(document)
         return 1
     bits = made.consistency()
-    told |= {
+    document |= {
         "cost": made.cost().as_dict(),
         "same_bits_on_all_ranks": bits.same_bits_on_all_ranks,
         "depth": bits.depth,
         "proof": {"exact": proof.exact, "seed": proof.seed, "seconds": proof.seconds},
     }
-    print_json(told)
+    print_json(document)
     return 0

@@ -129,7 +129,7 @@ def _run(
         Where rank 0 listens, as host:port, if not at the first host's name.
     env
         A variable for all ranks, NAME or NAME=value; may be given several times. The
-        hosts are told those that begin with UNISONO_, PYTHON or OMP_ anyway.
+        hosts get those that begin with UNISONO_, PYTHON or OMP_ anyway.
     records
         Have every rank leave its flight record in this folder (on each host), for
         unisono trace why.
@@ -152,7 +152,7 @@ def _run(
     if places:
         way = _hosts.way(ssh, python, chdir, address)
         line = _hosts.command(way.python, module, command)
-        environment = _hosts.told() | environment
+        environment = _hosts.forwarded() | environment
         outcome = launch_on_hosts(
             line, places, stage, way, environment=environment, grace_s=grace_s
         )

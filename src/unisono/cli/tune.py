@@ -43,8 +43,8 @@ def tune(
     n
         Number of ranks.
     per_host
-        Let the ranks behave as if so many were on each host: between hosts they talk
-        over TCP, on this machine's loopback.
+        Let the ranks behave as if so many were on each host: between hosts they
+        communicate over TCP, on this machine's loopback.
     quick
         Five collectives at six sizes, in seconds rather than minutes.
     collective
@@ -75,14 +75,14 @@ def tune(
 
 
 def _measured(ranks: int, per_host: int, effort: Effort, *, json: bool) -> TunedWorld:
-    told = msgspec.to_builtins(effort)
+    settings = msgspec.to_builtins(effort)
     progress = Progress()
     with groups.running(["unisono"], ranks, per_host) as (group,):
 
         def ask(what: str) -> groups.Answer:
             progress.what = f"tune {what}"
             progress("measures")
-            answer = group.ask({"do": "tune", "what": what, "effort": told})[0]
+            answer = group.ask({"do": "tune", "what": what, "effort": settings})[0]
             progress.clear()
             return answer
 

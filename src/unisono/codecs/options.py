@@ -1,4 +1,4 @@
-"""How a scheme is spelled: its name, and after a colon what it is told.
+"""How a scheme is written: its name, and after a colon its options.
 
     topk:0.01                   the first option may go without its name
     topk:k=1000,momentum=0.9    several are parted by commas
@@ -33,20 +33,20 @@ def is_scheme(spec: object) -> bool:
 
 
 def scheme(spec: str | Scheme) -> Scheme:
-    """The scheme that is spelled so; BadArgument says what can be told."""
+    """The scheme of this name; BadArgument lists the options."""
     if isinstance(spec, Scheme):
         return spec
     if not isinstance(spec, str):
         raise BadArgument(
             f"codec: a {type(spec).__name__}: expected a name such as 'topk:0.01'"
         )
-    name, _, told = spec.partition(":")
+    name, _, text = spec.partition(":")
     if name not in SCHEMES:
         raise unknown("codec", name, SCHEMES)
     kind = SCHEMES[name]
     known = {field.name: field for field in fields(kind)}
     options: dict[str, Any] = {}
-    for place, part in enumerate(told.split(",") if told else ()):
+    for place, part in enumerate(text.split(",") if text else ()):
         key, named, value = part.partition("=")
         if not named and place == 0:
             key, value = next(iter(known)), part

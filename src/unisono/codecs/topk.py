@@ -8,7 +8,7 @@ What is left out is never more than (1 - k/count) of the squared norm, so with e
 feedback (`feedback`) nothing is lost for good. Every rank chooses for itself; the sum
 of their choices has up to n·k elements, and `runtime.sparse` says how it is made.
 
-NaN counts as larger than anything, so it is sent first and everybody sees it.
+NaN counts as larger than anything, so it is sent first.
 
 Lin et al., "Deep gradient compression" (2018): momentum correction and warm-up. Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory" (2018): the bound.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ class TopK:
 
     `momentum`: what adds up here are velocities, not gradients (momentum correction);
     the optimizer then has none of its own. `warmup`: in so many steps the density goes
-    down from a quarter to what is told.
+    down from a quarter to the density given.
     """
 
     density: float = 0.01
@@ -86,7 +85,7 @@ def chosen(where: str, k: int, density: float, elements: int) -> int:
     if k > elements:
         raise BadArgument(
             f"{where}: k = {k}, but there are {elements} elements; choose fewer, or "
-            f"tell a density, as in {where}:0.01"
+            f"give a density, as in {where}:0.01"
         )
     return k
 
@@ -115,8 +114,3 @@ def unpacked(pairs: NDArray[np.uint64]) -> tuple[Places, Floats]:
     """The places and the values again."""
     values = (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
     return (pairs >> np.uint64(32)).astype(np.int64), values
-
-
-def as_floats(x: NDArray[Any]) -> Floats:
-    """Flat float32s: a view where it can be one."""
-    return np.ascontiguousarray(x, np.float32).reshape(-1)

@@ -101,7 +101,7 @@ class Core:
         self.world_size = len(self.world_ranks)
         self.name = name
         self.position = Position(self.rank, self.world_size)
-        native.set_patience(
+        native.set_wait_policy(
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
@@ -317,7 +317,7 @@ class Core:
         """Open the streams to these ranks, if they are on other hosts."""
         streams = self.transport.streams
         for rank in ranks:
-            if streams is None or self.native.leads_to(rank, messages):
+            if streams is None or self.native.is_connected_to(rank, messages):
                 continue  # it is on this host, or connected already
             deadline = time.monotonic() + self.timeout_s
             warn_after_s = min(LATE_S, self.timeout_s)
@@ -405,8 +405,8 @@ class Core:
 
         `late`: the timeout has passed; the rank might have answered later.
         """
-        self.native.give_up(rank, late)
-        limit_of(self, None, self.native.verdict()[3])
+        self.native.abort_unreachable(rank, late)
+        limit_of(self, None, self.native.failure()[3])
         return self.failure(refused=what)
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
@@ -417,7 +417,7 @@ class Core:
                 "rank; start ranks with unisono.spawn or unisono run"
             )
         self.check_open(what)
-        if self.native.verdict()[0] != FailureCode.NONE:
+        if self.native.failure()[0] != FailureCode.NONE:
             raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
@@ -457,6 +457,11 @@ class Core:
             self.membership.release()
         if not self.transport.users:
             self.transport.close()
+
+    def abort(self) -> None:
+        """Break it for all ranks, and leave."""
+        self.native.abort_unreachable(self.rank, False)
+        self.close()
 
     def abandon(self) -> None:
         """Close it, but keep the transport: the ranks may form another world."""

@@ -1,9 +1,9 @@
 """The two value domains of the verifier, and how a step runs in them.
 
-A *lot* is the state of some chunks on all ranks, one row of n slots per chunk. It runs
-steps in the native core where that was built, and otherwise in NumPy by the same rules:
-each function here has its twin in native/verify/step_runner.hpp, and the tests hold
-them equal.
+A `ChunkState` is the state of some chunks on all ranks, one row of n slots each. It
+runs steps in the native core where that was built, and otherwise in NumPy by the same
+rules: each function here has its twin in native/verify/step_runner.hpp, and the tests
+hold them equal.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import first_breach
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.oracle import first_invalid
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
 
 try:
@@ -28,13 +28,13 @@ State = NDArray[Any]
 _BLOCK = 1 << 20
 
 
-class Lot(ABC):
+class ChunkState(ABC):
     """The state of chunks lo..hi-1, and what each must be in the end."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, *, native: bool = True
+        self, schedule: ReadableSchedule, lo: int, hi: int, *, native: bool = True
     ) -> None:
-        """Set up the state as the contract says it is before."""
+        """Set up the state that the contract gives before the first step."""
         self.schedule, self.lo, self.hi = schedule, lo, hi
         contract = schedule.contract
         self.chunk = np.arange(lo, min(hi, schedule.num_chunks))
@@ -70,7 +70,7 @@ class Lot(ABC):
         """The sums of consecutive runs of values that begin at `starts`."""
 
     def first_wrong(self) -> tuple[int, int] | None:
-        """A (rank, chunk) whose slot is not what the contract says, if there is one."""
+        """A (rank, chunk) whose slot does not fulfil the contract, if there is one."""
         rows = self.rows[: self.chunk.size]
         if self.after is None:
             right = rows == self.expected[:, None]
@@ -88,7 +88,7 @@ class Lot(ABC):
         if self._runner is None:
             return self._run_numpy(step)
         mixed = not isinstance(step.reduces, bool)
-        found: int = self._runner.run(
+        broken: int = self._runner.run(
             _plane(step.src),
             _plane(step.dst),
             _plane(step.chunk),
@@ -96,10 +96,10 @@ class Lot(ABC):
             _plane(step.mask) if mixed else None,
             not mixed and bool(step.reduces),
         )
-        return found
+        return broken
 
     def _run_numpy(self, step: Step) -> int:
-        broken = first_breach(self.schedule, step)
+        broken = first_invalid(self.schedule, step)
         if broken >= 0:
             return broken
         src, dst, chunk, mask, into = step.flat()
@@ -129,7 +129,7 @@ class Lot(ABC):
         self.state[slot] = self.add(self.state[slot], got)
 
 
-class Presence(Lot):
+class PresenceState(ChunkState):
     """One byte a slot: 1 where the original is, 0 elsewhere."""
 
     def begin(self) -> State:
@@ -158,11 +158,17 @@ class Presence(Lot):
         return np.zeros(starts.size, dtype=np.uint8)
 
 
-class Values(Lot):
+class ValueState(ChunkState):
     """Eight bytes a slot: a random value, and sums of them modulo a random prime."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, seed: int, *, native: bool = True
+        self,
+        schedule: ReadableSchedule,
+        lo: int,
+        hi: int,
+        seed: int,
+        *,
+        native: bool = True,
     ) -> None:
         """Draw the prime, then the values; slots that begin empty get one as well."""
         self.rng = np.random.default_rng((seed, lo))

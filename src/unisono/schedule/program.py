@@ -52,13 +52,13 @@ class Wait:
 class Action:
     """Reduce the sources, in their order, into the window, the output, or both.
 
-    `chunk` tells the size. `completes` marks the reduction after which the value holds
+    `chunk` gives the size. `completes` marks the reduction after which the value holds
     every rank's contribution, which is where a mean is divided. `delivers` are ranks to
     whose outputs, at the same chunk, the result is written as well.
 
     `code` is the place for the result's code, if others get it as one: made of the
     result, or taken over from the only source if that is a code. With `back`, what is
-    written elsewhere is what the code says, which is what the others will have.
+    written elsewhere is the decoded value, which is what the others will have.
     """
 
     chunk: int
@@ -73,7 +73,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     """A value sent to another host, once `after` actions are done; `chunk` its size."""
 
     to: int
@@ -84,13 +84,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does. `tail` actions at the end are nobody else's business.
+    """What one rank does. No other rank waits for the `tail` actions at the end.
 
-    The first `lead[r]` actions of rank r only publish its input and wait for nobody.
+    The first `lead[r]` actions of rank r only publish its input and wait for no rank.
     `readers` are the ranks that read this rank's window. `exits` are waited for at the
-    very end, so that the buffers may be used again. `lends_input` and `lends_output`
-    tell whether others read this rank's buffers themselves. `messages` leave in their
-    order for each rank they go to, beside the actions.
+    very end, so that the buffers may be used again. `messages` leave in
+    their order for each rank they go to, beside the actions.
     """
 
     rank: int
@@ -99,9 +98,7 @@ class Program:
     lead: tuple[int, ...]
     readers: tuple[int, ...]
     exits: tuple[Wait, ...]
-    lends_input: bool
-    lends_output: bool
-    messages: tuple[Message, ...] = ()
+    messages: tuple[StreamMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ counts it for any schedule and any placement of its ranks, step by step.
 
 The least that must enter the busiest of H hosts is 2(H-1)/H of a buffer in an
 all_reduce, one whole buffer in a broadcast, and in an all_gather the shares of
-everybody elsewhere.
+all ranks elsewhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from unisono.errors import BadArgument
 from unisono.schedule.collective import BARRIER, Ints
-from unisono.schedule.cost import peers
-from unisono.schedule.oracle import sound
+from unisono.schedule.counts import num_peers
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, whole_numbers
 
@@ -37,7 +37,7 @@ class Traffic:
 
     `leaves` and `enters` have a column per host. The others have one per rank: what it
     takes in, from its own host or another; how much of that it adds; and with how many
-    ranks of other hosts it speaks, the more of sending and receiving.
+    ranks of other hosts it exchanges messages, the larger of sends and receives.
 
     Whole numbers are the same on every machine, to the last bit; so ranks may decide by
     them, each for itself.
@@ -89,7 +89,7 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
             f"hosts: expected the number of the host of each of {n} ranks, got {hosts}"
         )
     width = int(host.max()) + 1
-    rows = [_counts(step, host) for step in sound(schedule)]
+    rows = [_counts(step, host) for step in checked_steps(schedule)]
     columns = (
         np.array([row[i] for row in rows], dtype=np.int64).reshape(len(rows), across)
         for i, across in enumerate((width, width, n, n, n))
@@ -109,5 +109,5 @@ def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         np.bincount(host[dst[away]], minlength=num_hosts),
         np.bincount(dst[src != dst], minlength=n),
         np.bincount(dst[mask], minlength=n),
-        np.maximum(*peers(src[away], dst[away], n)),
+        np.maximum(*num_peers(src[away], dst[away], n)),
     )

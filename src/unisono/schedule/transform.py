@@ -1,16 +1,15 @@
 """Schedules from schedules.
 
     then(a, b)        a and afterwards b          reduce_scatter, all_gather: all_reduce
-    mirror(a)         a played backwards          all_gather -> reduce_scatter
+    mirror(a)         a reversed                  all_gather -> reduce_scatter
     split(a, m)       a pipelined over m parts    one chunk -> m, each a step behind
-    relabel(a, ranks) other ranks play the parts  any root, any order
+    relabel(a, ranks) ranks renumbered            any root, any order
     refine(a, k)      every chunk cut in k        so that two have the same chunks
     fold(a, n)        more ranks than a has       the surplus hands in and gets back
     product(...)      levels of a hierarchy       in product.py
 
-Most of the others rest on one mechanism, `embed`: a small schedule is acted out
-inside a large one, given which local chunk each chunk plays and who plays each local
-rank.
+Most of the others rest on one mechanism, `embed`: a small schedule runs inside a large
+one, given the local chunk of each chunk and the rank for each local rank.
 """
 
 from __future__ import annotations
@@ -32,14 +31,21 @@ from unisono.schedule.collective import (
     Ints,
     between,
 )
-from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step, copy, reduce, runs, together, whole_numbers
+from unisono.schedule.oracle import checked_steps
+from unisono.schedule.protocol import ReadableSchedule, S
+from unisono.schedule.step import (
+    Step,
+    copy_step,
+    reduce_step,
+    runs,
+    together,
+    whole_numbers,
+)
 
 Cast = Callable[[Ints, Ints], Ints]
 
 
-def refuse_temporaries(*parts: Schedule | Step) -> None:
+def refuse_temporaries(*parts: ReadableSchedule | Step) -> None:
     """Raise BadArgument if one of these has temporaries: they cannot be combined."""
     for part in parts:
         if part.renames if isinstance(part, Step) else part.num_temporaries:
@@ -47,17 +53,17 @@ def refuse_temporaries(*parts: Schedule | Step) -> None:
 
 
 def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step]:
-    """Act out `steps` on other chunks and ranks.
+    """Run `steps` on other chunks and ranks.
 
     `local_chunk[c]` is the chunk of the small schedule that chunk c follows, or -1 for
-    none; several may follow one. `cast(chunk, local_rank)` says which rank plays
+    none; several may follow one. `cast(chunk, local_rank)` gives the rank that is
     `local_rank` for that chunk; its answer may have leading axes, for several groups
     that act at once.
     """
     order = np.argsort(local_chunk, kind="stable")
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
     first = np.cumsum(followers) - followers + np.count_nonzero(local_chunk < 0)
-    for step in sound(steps) if isinstance(steps, Schedule) else steps:
+    for step in checked_steps(steps) if isinstance(steps, ReadableSchedule) else steps:
         refuse_temporaries(step)
         src, dst, names, mask, _ = step.flat()
         inside = names < followers.size
@@ -96,7 +102,7 @@ def phase(name: str, steps: Iterable[Step]) -> Iterator[Step]:
         yield step.named(name)
 
 
-def refine(schedule: Schedule, pieces: int) -> Schedule:
+def refine(schedule: S, pieces: int) -> S:
     """The same schedule with every chunk cut into `pieces` that travel together."""
     if pieces == 1:
         return schedule
@@ -106,7 +112,7 @@ def refine(schedule: Schedule, pieces: int) -> Schedule:
     )
 
 
-def then(first: Schedule, second: Schedule) -> Schedule:
+def then(first: S, second: S) -> S:
     """`first` and afterwards `second`, as one schedule for what both amount to."""
     if first.n != second.n:
         raise BadArgument(f"cannot join schedules of {first.n} and {second.n} ranks")
@@ -136,13 +142,19 @@ def then(first: Schedule, second: Schedule) -> Schedule:
     whole = between(first.collective.before, second.collective.after)
     root = first.root if first.collective.rooted else second.root
     name = first.name if first.name == second.name else f"{first.name}+{second.name}"
-    return Schedule(
-        whole, first.n, both, make, name=name, root=root if whole.rooted else 0
+    return first.but(
+        collective=whole,
+        num_chunks=both,
+        make=make,
+        name=name,
+        root=root if whole.rooted else 0,
+        about="",
+        paper="",
     )
 
 
-def mirror(schedule: Schedule) -> Schedule:
-    """`schedule` backwards: what was received is sent, what was copied is reduced.
+def mirror(schedule: S) -> S:
+    """`schedule` reversed: what was received is sent, what was copied is reduced.
 
     An all_gather gives a reduce_scatter, a broadcast a reduce, and the other way round;
     a scatter gives a gather, where copies remain copies. For sums this is right only if
@@ -173,12 +185,12 @@ _OPPOSITE |= {new: old for old, new in _OPPOSITE.items()}
 
 
 def _rephased(step: Step, old_phase: str) -> Step:
-    """The step under the name that its phase has when played backwards."""
+    """The step with the name of its phase reversed."""
     words = [_OPPOSITE.get(word, word) for word in old_phase.split(" ")]
     return step.named(" ".join(words))
 
 
-def _transposed(schedule: Schedule) -> Schedule:
+def _transposed(schedule: S) -> S:
     """An all_to_all backwards, the chunk from i to j renamed to that from j to i."""
     n, pieces = schedule.n, schedule.num_chunks // schedule.n**2
     swapped = (
@@ -192,7 +204,7 @@ def _transposed(schedule: Schedule) -> Schedule:
     return schedule.but(make=make)
 
 
-def split(schedule: Schedule, segments: int) -> Schedule:
+def split(schedule: S, segments: int) -> S:
     """The data cut into `segments`, each following the schedule a step behind the last.
 
     An algorithm of A steps then takes A + segments - 1, each moving 1/segments as much.
@@ -212,15 +224,15 @@ def split(schedule: Schedule, segments: int) -> Schedule:
     def make() -> Iterator[Step]:
         nothing = together(())
         window: deque[Step] = deque(maxlen=segments)
-        for step in chain(sound(schedule), repeat(nothing, segments - 1)):
+        for step in chain(checked_steps(schedule), repeat(nothing, segments - 1)):
             window.appendleft(step)
             yield together(segment(w, i) for i, w in enumerate(window) if len(w))
 
     return schedule.but(num_chunks=schedule.num_chunks * segments, make=make)
 
 
-def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
-    """The same schedule with rank r's part played by `ranks[r]`.
+def relabel(schedule: S, ranks: ArrayLike) -> S:
+    """The same schedule with rank r replaced by `ranks[r]`.
 
     Where chunks belong to ranks they change hands too, so that the contract stays kept.
     """
@@ -253,7 +265,7 @@ def fold_pairs(m: int, n: int) -> tuple[Ints, Ints, Ints]:
     return stays[:surplus], stays[:surplus] + 1, stays
 
 
-def fold(inner: Schedule, n: int) -> Schedule:
+def fold(inner: S, n: int) -> S:
     """`inner`, made for fewer ranks, extended to n: the surplus folds onto others.
 
     Of each of the first pairs (0, 1), (2, 3), ... the even rank stays in, and the odd
@@ -282,12 +294,12 @@ def fold(inner: Schedule, n: int) -> Schedule:
 
     def make() -> Iterator[Step]:
         if whole is ALL_REDUCE:
-            yield reduce(chunk[:, None], src=extra, dst=core).named("fold in")
+            yield reduce_step(chunk[:, None], src=extra, dst=core).named("fold in")
         else:
             own = extra * pieces + np.arange(pieces)[:, None]
-            yield copy(own, src=extra, dst=core).named("fold in")
+            yield copy_step(own, src=extra, dst=core).named("fold in")
         yield from embed(inner, local, lambda _, rank: stays[rank])
-        back = copy(chunk[:, None], src=core, dst=extra).named("fold out")
+        back = copy_step(chunk[:, None], src=core, dst=extra).named("fold out")
         if whole is ALL_GATHER:
             back = back.where(back.dst != back.chunk // pieces)
         yield back

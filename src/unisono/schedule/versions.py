@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.errors import UnsupportedWorld
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
@@ -31,14 +31,14 @@ class Version:
     contributors: int
     chunk: int
     at_home: bool = False  # read by its own rank, into the same slot
-    away: list[Version] = field(default_factory=list)  # all others who read it here
-    afar: list[Version] = field(default_factory=list)  # and those on other hosts
+    local_readers: list[Version] = field(default_factory=list)  # others on its host
+    remote_readers: list[Version] = field(default_factory=list)  # on other hosts
     next_step: int | None = None
     final: bool = False
     window: int | None = None
     code: int | None = None  # where others find it as a code
     coded: bool = False  # others read it as a code, if they read it
-    back: bool = False  # it holds what its code says
+    back: bool = False  # it holds the decoded value
     own_as_code: bool = False  # its own rank reads it so, too
     output: bool = False
     delivers: list[Version] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Version:
         if (reader.rank, reader.slot) == (self.rank, self.slot):
             self.at_home = True
         else:
-            (self.away if here else self.afar).append(reader)
+            (self.local_readers if here else self.remote_readers).append(reader)
 
 
 def has_output(schedule: Schedule) -> Callable[[int, int], bool]:
@@ -92,7 +92,7 @@ def versions(
         for r in range(schedule.n) if before is None else [int(before[c])]:
             now[r, c] = Version(r, c, -1, [], 1, c)
     versions = list(now.values())
-    for number, step in enumerate(sound(schedule)):
+    for number, step in enumerate(checked_steps(schedule)):
         made = [
             _made(schedule, number, *slot, now, hosts)
             for slot in _gathered(step)
@@ -113,10 +113,10 @@ _Arriving = list[tuple[int, int, bool]]
 
 def _gathered(step: Step) -> Iterable[tuple[int, int, _Arriving]]:
     """Each slot (dst, into) of a step, and what arrives: (src, chunk, reduces)."""
-    found: dict[tuple[int, int], _Arriving] = defaultdict(list)
+    arriving_at: dict[tuple[int, int], _Arriving] = defaultdict(list)
     for t in step:
-        found[t.dst, t.into].append((t.src, t.chunk, t.reduces))
-    return ((rank, slot, arriving) for (rank, slot), arriving in found.items())
+        arriving_at[t.dst, t.into].append((t.src, t.chunk, t.reduces))
+    return ((rank, slot, arriving) for (rank, slot), arriving in arriving_at.items())
 
 
 def _is_there(

@@ -1,10 +1,10 @@
 """What would not fit into memory, or take longer than anybody waits, is refused first.
 
-Simulating is quick until it is not. A step in which all ranks speak to all has n²
+A step in which all ranks send to all has n²
 transfers; at 16,384 ranks that is more memory than most machines have, and a process
 that takes it is killed without a word. And where all those share links, each message
 that starts or ends changes the rates of all others, which the event simulation follows
-one by one. Both can be told beforehand, from small members of the same family and from
+one by one. Both can be predicted, from small members of the same family and from
 the steps as they come.
 """
 
@@ -19,7 +19,7 @@ from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import Ints
 from unisono.schedule.step import Step
 from unisono.simulate.candidates import schedule_for
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.topology.topology import Topology
 from unisono.transports.base import memory_free
 from unisono.units import format_bytes
@@ -56,7 +56,7 @@ def enough(what: str, nbytes: float, instead: str) -> None:
     if nbytes > free:
         raise NotOffered(
             f"{what}: needs about {format_bytes(nbytes)} of memory, and "
-            f"{format_bytes(free)} are free; take fidelity={instead!r}, or fewer ranks"
+            f"{format_bytes(free)} are free; use fidelity={instead!r}, or fewer ranks"
         )
 
 
@@ -65,7 +65,7 @@ class Load:
     """What the event simulation has been given so far, and what that will cost."""
 
     what: str
-    world: World
+    world: SimulatedWorld
     messages: int = 0
     changes: int = 0
 
@@ -88,7 +88,7 @@ class Load:
             raise NotOffered(
                 f"{self.what}: {self.changes / 1e6:,.0f} million changes of rates, "
                 "since every message shares links with all others; that takes minutes "
-                "by events: take fidelity='steps'"
+                "by events: use fidelity='steps'"
             )
 
     def _changes(self, pair: Ints) -> int:

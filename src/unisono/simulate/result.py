@@ -58,7 +58,7 @@ class Result:
     bytes that went over each link; `path` the messages that decided, first to last;
     both are None where the fidelity does not know, or where there are too many messages
     to remember. `exact` is false where `time` is an upper bound only. `compute` are the
-    seconds that the ranks compute beside it.
+    seconds that the ranks compute meanwhile.
     """
 
     collective: Collective
@@ -102,8 +102,8 @@ class Result:
         """For each link, the part of the time that it was busy, at full rate."""
         if self.carried is None or not self.time:
             return None
-        found: Floats = self.carried / self.topology.wiring.links.bandwidth / self.time
-        return found
+        share: Floats = self.carried / self.topology.wiring.links.bandwidth / self.time
+        return share
 
     def busiest(self, count: int = 5) -> list[tuple[str, float]]:
         """The links with the highest utilisation, by name."""

@@ -1,10 +1,10 @@
-"""The parts of all ranks, drawn on one sheet: lanes, slices, and who gave what to whom.
+"""The recordings of all ranks as one trace: lanes, slices, and arrows for transfers.
 
 Every rank is a process with these lanes (those of other communicators than the world
 are "calls of tp" and so on):
 
     calls      each collective, from its beginning to its end
-    arrival    from "I am here" until everybody was; named after the last to come
+    arrival    from this rank's arrival to the last one's; named after the last rank
     sends      values put where others find them, and messages to other hosts
     receives   copies and reductions of what others have, and what they bring
     encoding   how long a step encoded what it made; shown at its end
@@ -50,7 +50,7 @@ Key = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class _Made:
+class _Producers:
     """Who made what, over all ranks: by communicator, call, piece, rank, and place."""
 
     windows: dict[Key, Slice] = field(default_factory=dict)
@@ -80,10 +80,10 @@ def _noted(row: Any) -> CallNames:
 def draw(parts: Sequence[TracePart]) -> tuple[Sheet, int]:
     """The sheet, and the time on rank 0's clock at which it begins, in nanoseconds."""
     base = min((_first(part) for part in parts), default=0)
-    sheet, made = Sheet(), _Made()
+    sheet, made = Sheet(), _Producers()
     for part in sorted(parts, key=lambda p: p.rank):
         sheet.rank(part.rank, f"rank {part.rank} (pid {part.pid} on {part.host})")
-        _Rank(sheet, made, part, part.clock[0] - base).draw()
+        _RankTrack(sheet, made, part, part.clock[0] - base).draw()
     _join(sheet, made)
     return sheet, base
 
@@ -99,10 +99,12 @@ def _first(part: TracePart) -> int:
     return int(min(times, default=0)) + part.clock[0]
 
 
-class _Rank:
+class _RankTrack:
     """One rank's share of the sheet."""
 
-    def __init__(self, sheet: Sheet, made: _Made, part: TracePart, shift: int) -> None:
+    def __init__(
+        self, sheet: Sheet, made: _Producers, part: TracePart, shift: int
+    ) -> None:
         self.sheet, self.made, self.part, self.shift = sheet, made, part, shift
 
     def draw(self) -> None:
@@ -194,9 +196,9 @@ class _Rank:
     ) -> None:
         peer = int(row["peer"])
         there = group.ranks[peer] if peer >= 0 else -1
-        told = f"send to {there}" if name == "send" else f"recv from {there}"
+        label = f"send to {there}" if name == "send" else f"recv from {there}"
         made = self.sheet.slice(
-            *(self.part.rank, self._lane("messages", group), told, *times),
+            *(self.part.rank, self._lane("messages", group), label, *times),
             category="message",
             args={**args, "peer": there, "tag": int(row["tag"])},
         )
@@ -217,9 +219,9 @@ class _Rank:
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
         if kind == "arrival":
-            told = f"until rank {there} came" if there >= 0 else "all were there"
+            label = f"until rank {there} arrived" if there >= 0 else "all had arrived"
             self.made.arrivals[*call, rank] = self._put(
-                "arrival", group, told, begin, end, about
+                "arrival", group, label, begin, end, about
             )
         elif kind == "send":
             about |= {"bytes": int(row["bytes"]), "chunk": int(row["chunk"])}
@@ -230,8 +232,8 @@ class _Rank:
             about |= {"bytes": int(row["bytes"])}
             self._put("encoding", group, "encode", begin, end, about)
         elif kind in _WAITS:
-            told = "for its call" if kind == "block" else f"for rank {there}"
-            self._put("waiting", group, told, begin, end, about)
+            label = "for its call" if kind == "block" else f"for rank {there}"
+            self._put("waiting", group, label, begin, end, about)
 
     def _put(
         self,
@@ -263,8 +265,10 @@ class _Rank:
         brings = [r for r in rows[1:] if KINDS[r["kind"]] == "deliver"]
         chunk, rank = int(row["chunk"]), self.part.rank
         peers = [group.ranks[r["peer"]] for r in pulls or brings]
-        told = ", ".join(map(str, peers))
-        name = f"from {told}" if pulls else f"to {told}" if brings else "publish"
+        peer_list = ", ".join(map(str, peers))
+        name = (
+            f"from {peer_list}" if pulls else f"to {peer_list}" if brings else "publish"
+        )
         about: dict[str, object] = {
             "seq": _seq(row),
             "kind": KINDS[row["kind"]],
@@ -292,7 +296,7 @@ class _Rank:
             )
 
 
-def _join(sheet: Sheet, made: _Made) -> None:
+def _join(sheet: Sheet, made: _Producers) -> None:
     """Draw the arrows whose both ends were recorded."""
     for (agreed, seq, src, dst), came, row in made.pulls:
         sent = _source(made, (agreed, seq), src, dst, came, row)
@@ -304,7 +308,7 @@ def _join(sheet: Sheet, made: _Made) -> None:
             sheet.arrow(sent, _brought(sheet, sent, call), int(row["bytes"]))
     for key, sends in made.sends.items():
         recvs = made.recvs.get(key, [])
-        # Messages keep their order; if some are missing nobody knows which.
+        # Messages keep their order; if some are missing it is unknown which.
         if len(recvs) == len(sends):
             for sent, came in zip(sends, recvs, strict=True):
                 nbytes = sent.args["bytes"]
@@ -322,7 +326,7 @@ def _brought(sheet: Sheet, sent: Slice, call: Slice) -> Slice:
 
 
 def _source(
-    made: _Made, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
+    made: _Producers, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
 ) -> Slice | None:
     """The slice of `src` that made what `dst` took."""
     index, piece = int(row["index"]), int(row["piece"])
@@ -335,6 +339,6 @@ def _source(
         return made.codes.get((*place, index))
     if row["home"] == Home.OUTPUT:
         before = [s for s in made.outputs.get((*place, index), []) if s.end <= came.end]
-        if before:  # the latest, since whoever overwrites it waits for its readers
+        if before:  # the latest, since a rank that overwrites it waits for its readers
             return max(before, key=lambda s: s.end)
     return made.arrivals.get((*call, src))

@@ -20,7 +20,7 @@ from unisono.transports.base import Transport
 
 
 def start() -> None:
-    """Record from now on what the ranks of this process do; it can be said any time."""
+    """Record from now on what the ranks of this process do."""
     for transport in _here():
         tracing.start(transport.logbook)
 
@@ -32,22 +32,22 @@ def stop() -> None:
 
 
 def _here() -> list[Transport]:
-    found = [t for t in open_transports() if not t.engine.forked()]
-    if not found:
+    transports = [t for t in open_transports() if not t.engine.forked()]
+    if not transports:
         raise BadArgument(
             "trace: no communicator is open here; call unisono.init first"
         )
-    return found
+    return transports
 
 
 @contextmanager
 def span(name: str, category: str = "user_annotation") -> Iterator[None]:
-    """A range of your own, shown beside the calls. It is kept while a trace is on."""
+    """A range of your own, shown next to the calls. It is kept while a trace is on."""
     begin = time.monotonic_ns()
     try:
         yield
     finally:
-        if any(transport.engine.traces() for transport in open_transports()):
+        if any(transport.engine.is_tracing() for transport in open_transports()):
             end, thread = time.monotonic_ns(), threading.current_thread().name
             tracing.add_span(tracing.Span(name, begin, end, thread, category))
 
@@ -58,7 +58,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
     All ranks of `comm` call it. The document is rank `root`'s; the others get None.
     """
     part = msgspec.msgpack.encode(tracing.harvest(comm.core.transport.logbook))
-    parts = comm.gather_object(part, root=root)
+    parts = comm.gather_objects(part, root=root)
     if parts is None:
         return None
     return merge([msgspec.msgpack.decode(p, type=tracing.TracePart) for p in parts])

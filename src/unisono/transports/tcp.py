@@ -118,7 +118,7 @@ def _transport(
             ends[world_rank] = found[place].detach()
     engine = _native.Engine.between_processes(rank, ends, known)
     connections = [roll.lifelines.get(r) for r in range(n)]
-    engine.live(
+    engine.connect_lifeline(
         [-1 if c is None else c.socket.detach() for c in connections],
         [b"" if c is None else c.send_key for c in connections],
         [b"" if c is None else c.receive_key for c in connections],

@@ -34,7 +34,7 @@ def threads(
 ) -> list[Transport]:
     """The transports of n ranks, one for each thread."""
     refuse_too_many(n)
-    hub = _native.Hub(n)
+    hub = _native.PeerTable(n)
     peers = [Peer(r, os.getpid(), socket.gethostname()) for r in range(n)]
     # Python runs one thread at a time, so a rank that spins keeps the others waiting.
     cores = 1
@@ -72,7 +72,7 @@ def _live(engines: Sequence[_native.Engine], encrypted: bool) -> None:
         ends[0][leaf], ends[leaf][0] = pair(encrypted)
     for engine, row in zip(engines, ends, strict=True):
         keys = [b"" if end is None else end.key for end in row]
-        engine.live(
+        engine.connect_lifeline(
             [-1 if end is None else end.socket.detach() for end in row],
             keys,
             keys,
@@ -86,5 +86,5 @@ def _live(engines: Sequence[_native.Engine], encrypted: bool) -> None:
 def alone() -> Transport:
     """The transport of a world of one."""
     me = Peer(0, os.getpid(), socket.gethostname())
-    engine = _native.Engine.between_threads(_native.Hub(1), 0)
+    engine = _native.Engine.between_threads(_native.PeerTable(1), 0)
     return Transport(engine, 0, [me], cores_here())

@@ -35,7 +35,7 @@ def destination() -> Path:
 def save(world: TunedWorld, where: Path | None = None) -> Path:
     """Put a world into this machine's table, in the place of what was known of it.
 
-    A table of another version or machine is replaced: nobody would use it.
+    A table of another version or machine is replaced: it would not be used.
     """
     file = where or destination()
     others: list[TunedWorld] = []
@@ -57,7 +57,7 @@ def _others(file: Path, world: TunedWorld) -> list[TunedWorld]:
     except BadArgument:
         if file != default_path():
             raise
-        return []  # ours, and spoilt: nobody could use it either
+        return []  # our own file, damaged: it could not be used either
     if (known.unisono, known.machine) != (unisono.__version__, machine()):
         return []
     this = world.n, world.placement

@@ -1,6 +1,6 @@
 """This machine as a topology, with what was measured on it where something was.
 
-`topology.detect` reads what the kernel tells, and that is no bandwidth. If `unisono
+`topology.detect` reads the kernel's files, which have no bandwidths. If `unisono
 tune` has left a table of this machine, the links inside a host have the latency and
 bandwidth that were fitted there, and adding up costs what it cost. Which of the two it
 is stands in what the topology says about itself.
@@ -21,22 +21,22 @@ def topology_named(text: str) -> Topology:
 
 def this_machine() -> Topology:
     """A rank on each core, with measured links if there is a table, and its word."""
-    found = detect()
+    machine_ = detect()
     try:
-        world = _measured(found.cores)
+        world = _measured(machine_.cores)
     except UsageError as why:
-        plain = found.topology()
+        plain = machine_.topology()
         return plain.but(about=f"{plain.about} (the tuned table is refused: {why})")
     if world is None:
-        plain = found.topology()
+        plain = machine_.topology()
         return plain.but(about=f"{plain.about}: `unisono tune` measures them")
     lines = [link for link in world.links if link.kind == "inside"]
     least, most = lines[0], lines[-1]
     about = (
-        f"{found.model}; links as measured by `unisono tune` on {world.n} ranks"
+        f"{machine_.model}; links as measured by `unisono tune` on {world.n} ranks"
         f"{f', {world.when}' if world.when else ''}"
     )
-    return found.topology(
+    return machine_.topology(
         latency=least.latency / 2,
         bandwidth=1 / most.byte if most.byte else 0.0,
         reduce=world.added_byte,

@@ -207,7 +207,7 @@ def knows_torch(comm):
     import sys
 
     comm.all_reduce(np.ones(3))
-    comm.all_gather_object([1, 2])
+    comm.all_gather_objects([1, 2])
     return "torch" in sys.modules
 
 

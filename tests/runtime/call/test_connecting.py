@@ -25,7 +25,9 @@ def connects(rank):
             return None
         (pid,) = rank.until("stops", STOPPED)
         until_stopped(pid)
-        led = rank.number == CONNECTS and part.core.native.leads_to(STOPPED, False)
+        led = rank.number == CONNECTS and part.core.native.is_connected_to(
+            STOPPED, False
+        )
         patience = 20.0 if rank.number == CONNECTS else 2.0
         error = attempt(
             part.broadcast,

@@ -116,14 +116,14 @@ def test_edit_within_a_second_is_noticed(mine):
 REUSING = '''
 import numpy as np
 from unisono.algorithms import algorithm
-from unisono.schedule import copy
+from unisono.schedule import copy_step
 
 @algorithm(chunks=1)
 def broadcast(n):
     """From rank to rank, in arrays that are used again."""
     src, dst = np.zeros(1, np.int64), np.ones(1, np.int64)
     for _ in range(n - 1):
-        yield copy(np.zeros(1, np.int64), src=src, dst=dst)
+        yield copy_step(np.zeros(1, np.int64), src=src, dst=dst)
         src += 1
         dst += 1
 '''
@@ -464,7 +464,7 @@ def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
         comm.barrier()
 
         def end(_, state):
-            (_, calls), _ = engine.traced()
+            (_, calls), _ = engine.trace_entries()
             seen.append((state, calls, comm.records()[-1]["state"]))
             ended.set()
 

@@ -12,8 +12,8 @@ from unisono.runtime.compress import sparse
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.stages import StagedWork
 from unisono.runtime.compress.sums import shares
+from unisono.runtime.stages import StagedWork
 from unisono.testing import world
 
 NS = [1, 2, 3, 5]

@@ -112,7 +112,7 @@ def test_encoded_calls_count_encoded_bytes(hosts, codec):
 def test_codec_between_hosts_only():
     def work(comm):
         look, x = Looks(comm), np.ones(3 * 1024, np.float32)
-        comm.all_reduce(x, codec="fp8", coded="hosts", algorithm="direct")
+        comm.all_reduce(x, codec="fp8@hosts", algorithm="direct")
         return look()[0]["sent_to"]
 
     found = matrix(N, work, (0, 0, 1))

@@ -12,7 +12,7 @@ from unisono.runtime.plan import codec_plans as coded_plans
 from unisono.runtime.plan.codec_plans import chunk_sizes
 from unisono.runtime.plan.plans import lowered, offsets
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.testing import world
 
 KINDS = [
@@ -73,7 +73,7 @@ def made_by_hand(what, name, codec, xs, scope=Scope.ALL, hosts=(), divisor=1):
     )
     after = schedule.collective.after
     order = chunks
-    if after is Place.TARGET:
+    if after is Holders.TARGET:
         order = np.lexsort((chunks, schedule.contract.target(chunks)))
     results = []
     for r in range(n):
@@ -98,7 +98,7 @@ def check(what, name, spec, xs, comms, **more):
     codec = codecs.get(spec)
     wanted = made_by_hand(what, name, codec, xs, **more)
     scope = more.get("scope", Scope.ALL)
-    how = {"codec": spec, "algorithm": name, "coded": scope, "error_bound": 99.0}
+    how = {"codec": f"{spec}@{scope}", "algorithm": name, "error_bound": 99.0}
     found = comms.run(lambda comm: called(comm, what, xs, **how))
     for mine, right in zip(found, wanted, strict=True):
         if right is None:

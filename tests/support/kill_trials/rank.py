@@ -141,7 +141,7 @@ def _arm(trial: Trial, rank: int) -> None:
 def _set_timeouts(comm: Communicator, trial: Trial) -> None:
     """Give the engine the trial's timeouts."""
     comm.timeout_s = trial.timeout_s
-    comm.core.native.set_patience(
+    comm.core.native.set_wait_policy(
         *comm.core.transport.patience,
         int(trial.late_s * 1e9),
         int(trial.timeout_s * 1e9),

@@ -1,4 +1,4 @@
-"""The adapter in Python: a torch `ProcessGroup` whose methods are ours.
+"""The Python adapter: a torch `ProcessGroup` whose methods call unisono.
 
 torch reaches a process group by two sets of names: Python's, and those by which its C++
 half calls back into Python. Methods that were renamed have both spellings.
@@ -15,23 +15,23 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.interop.torch.collectives import Collectives
+from unisono.interop.torch.collectives import TorchCollectives
 from unisono.interop.torch.dynamo import leave_out
-from unisono.interop.torch.rendezvous import Meeting
-from unisono.interop.torch.work import Pending
+from unisono.interop.torch.rendezvous import GroupRendezvous
+from unisono.interop.torch.work import PendingCall
 
 _NO_TIMEOUT = timedelta(milliseconds=-1)
 
 
 class UnisonoProcessGroup(dist.ProcessGroup):
-    """One rank's end of a group. `adapter` tells which of the two it is."""
+    """One rank's end of a group. `adapter` names which of the two it is."""
 
     adapter = "python"
 
-    def __init__(self, meeting: Meeting, store: Any) -> None:
+    def __init__(self, meeting: GroupRendezvous, store: Any) -> None:
         """`store` is the group's own."""
         super().__init__(meeting.rank, meeting.size)
-        self._calls = Collectives(meeting)
+        self._calls = TorchCollectives(meeting)
         self._store = store
         self._group_name = meeting.name
         self._description = "undefined"
@@ -64,7 +64,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What its maker said it is for."""
+        """The description given when the group was made."""
         return self._description
 
     def _set_group_desc(self, text: str) -> None:
@@ -84,14 +84,14 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono has nothing for {device}, only for the CPU")
+            raise RuntimeError(f"unisono supports the CPU only, not {device}")
         return self
 
     supports_splitting = supports_coalescing = False
     supports_time_estimate = supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """There is no allocator of ours."""
+        """unisono has no allocator of tensors."""
         return False
 
     def get_group_store(self) -> Any:
@@ -110,7 +110,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         self._calls.start_together()
 
-    def _end_coalescing(self, device: torch.device) -> Pending:
+    def _end_coalescing(self, device: torch.device) -> PendingCall:
         return self._calls.end_together()
 
     # --- its end
@@ -129,21 +129,23 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     # --- collectives
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Pending:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Any = None
+    ) -> PendingCall:
         """Reduce in place."""
         opts = _options(c10d.AllreduceOptions, opts, timeout)
         return self._calls.allreduce(_several(tensors), opts)
 
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduce several in place."""
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         return self._calls.allreduce(tensors, opts)
 
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduce for the root."""
         if isinstance(root, int):
             opts = _options(c10d.ReduceOptions, op, timeout)
@@ -152,12 +154,14 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             opts = _options(c10d.ReduceOptions, root)
         return self._calls.reduce(_several(tensors), opts)
 
-    def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Pending:
+    def broadcast(
+        self, tensors: Any, root: Any = None, timeout: Any = None
+    ) -> PendingCall:
         """The root's tensors on all ranks."""
         opts = _rooted(c10d.BroadcastOptions, root, timeout)
         return self._calls.broadcast(_several(tensors), opts)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Pending:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> PendingCall:
         """Everybody's tensor on all ranks."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -166,26 +170,28 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.allgather_coalesced(outputs, inputs, opts)
 
-    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Pending:
+    def all_gather_single(
+        self, output: Tensor, x: Tensor, opts: Any = None
+    ) -> PendingCall:
         """Everybody's tensor on all ranks, in one."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.all_gather_single(output, x, opts)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.all_gather_single_coalesced(outputs, inputs, opts)
 
     def gather(
         self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Everybody's tensor on the root."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -194,7 +200,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def scatter(
         self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The root's tensors, one for each."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -203,7 +209,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduced tensors, one for each."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -212,19 +218,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(
         self, output: Tensor, x: Tensor, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduced rows of one tensor."""
         opts = _options(c10d.ReduceScatterOptions, opts)
         return self._calls.reduce_scatter_single(output, x, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.ReduceScatterOptions, opts)
         return self._calls.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Pending:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> PendingCall:
         """One tensor for each, and one from each."""
         opts = _options(c10d.AllToAllOptions, opts)
         return self._calls.alltoall(outputs, inputs, opts)
@@ -236,32 +242,32 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-    ) -> Pending:
+    ) -> PendingCall:
         """Rows of one tensor for each, and some from each."""
         opts = _options(c10d.AllToAllOptions, opts)
         splits = list(output_split_sizes), list(input_split_sizes)
         return self._calls.all_to_all_single(output, x, *splits, opts)
 
-    def barrier(self, opts: Any = None) -> Pending:
+    def barrier(self, opts: Any = None) -> PendingCall:
         """Wait until all have come."""
         return self._calls.barrier(_options(c10d.BarrierOptions, opts))
 
     def monitored_barrier(
         self, timeout: timedelta = _NO_TIMEOUT, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until all have come; rank 0 says who has not."""
+        """Wait until all have arrived; rank 0 names the missing ranks."""
         self._calls.monitored_barrier(timeout, wait_all_ranks)
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Pending:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> PendingCall:
         """One message."""
         return self._calls.send(_several(tensors), dst, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Pending:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> PendingCall:
         """One message."""
         return self._calls.recv(_several(tensors), src, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Pending:
-        """One message from whoever sends first."""
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> PendingCall:
+        """One message from any rank."""
         return self._calls.recv(_several(tensors), None, tag)
 
     _allgather_base = all_gather_single

@@ -31,9 +31,9 @@ def connecting(comm: Comm, me: int, rank: int, warn_after_s: float) -> Iterator[
         nonlocal beats
         while not done.wait(warn_after_s / _BEATS):
             beats += 1
-            comm.tell_connecting(rank, beats == _BEATS // _REMOTE_PART)
+            comm.announce_connecting(rank, beats == _BEATS // _REMOTE_PART)
 
-    comm.tell_connecting(rank, False)
+    comm.announce_connecting(rank, False)
     announcer = threading.Thread(
         target=announce, name="unisono-connecting", daemon=True
     )
@@ -43,4 +43,4 @@ def connecting(comm: Comm, me: int, rank: int, warn_after_s: float) -> Iterator[
     finally:
         done.set()
         announcer.join()
-        comm.tell_connecting(me, beats >= _BEATS // _REMOTE_PART)
+        comm.announce_connecting(me, beats >= _BEATS // _REMOTE_PART)

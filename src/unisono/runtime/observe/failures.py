@@ -129,18 +129,7 @@ def error_for(
             f"{where}: the system denies {peers[reporter]} access to the memory of "
             f"{who}; UNISONO_SINGLE_COPY=0 avoids this access"
         )
-    how = {
-        FailureCode.PEER_LOST: "died",
-        FailureCode.UNREACHABLE: "died",
-        FailureCode.LEFT: "closed its communicator",
-        FailureCode.INTERRUPTED: "was interrupted",
-        FailureCode.SEVERED: f"cannot be reached any more by {peers[reporter]}",
-    }.get(code, "failed")
-    if code is FailureCode.PEER_LOST and culprit == rank:
-        how = (
-            "is this rank: the others received no heartbeat from it for too long "
-            "(UNISONO_SILENCE_S) and marked it dead"
-        )
+    how = _how_lost(code, culprit, reporter, rank, peers)
     return PeerLost(
         f"{where}: {who} {how}; the communicator can no longer be used",
         ranks=[culprit],
@@ -149,6 +138,26 @@ def error_for(
         collective=call.partition("(")[0],
         seq=seq,
     )
+
+
+def _how_lost(
+    code: FailureCode, culprit: int, reporter: int, rank: int, peers: Sequence[Peer]
+) -> str:
+    """What became of a rank, as the end of a sentence about it."""
+    if code is FailureCode.SEVERED and culprit == reporter:
+        return "aborted the communicator"
+    if code is FailureCode.PEER_LOST and culprit == rank:
+        return (
+            "is this rank: the others received no heartbeat from it for too long "
+            "(UNISONO_SILENCE_S) and marked it dead"
+        )
+    return {
+        FailureCode.PEER_LOST: "died",
+        FailureCode.UNREACHABLE: "died",
+        FailureCode.LEFT: "closed its communicator",
+        FailureCode.INTERRUPTED: "was interrupted",
+        FailureCode.SEVERED: f"cannot be reached any more by {peers[reporter]}",
+    }.get(code, "failed")
 
 
 def _is_dying(comm: Comm, rank: int) -> bool:

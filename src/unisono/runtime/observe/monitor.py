@@ -115,7 +115,7 @@ class Monitor:
     def _check_failures(self, transport: Transport) -> None:
         """Write a record if any rank has broken a communicator."""
         for core in _open(transport):
-            trouble, culprit, reporter, _ = core.native.verdict()
+            trouble, culprit, reporter, _ = core.native.failure()
             if trouble not in (FailureCode.NONE, FailureCode.LEFT):
                 why = FailureCode(trouble).name.lower().replace("_", " ")
                 text = f"{core.name}: {why}, rank {culprit}, found by rank {reporter}"
@@ -188,7 +188,7 @@ def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]
         "inside": last is not None and not last["retired"],
         "since_ns": last["time_created_ns"] if last else 0,
         "ended_ns": (last["time_discovered_completed_ns"] or 0) if last else 0,
-        "trouble": FailureCode(native.verdict()[0]).name.lower(),
+        "trouble": FailureCode(native.failure()[0]).name.lower(),
         "sent_bytes": native.sent_bytes(),
         "timeout_s": core.timeout_s,
     }
@@ -200,7 +200,7 @@ def begin(transport: Transport) -> None:
     if not folder and os.environ.get(WATCH, "0") in ("", "0"):
         return
     if folder:
-        tracing.look_for_sites()
+        tracing.enable_call_sites()
     try:
         monitor = Monitor(transport, folder)
     except OSError:  # no descriptors left: the job runs without it

@@ -28,7 +28,7 @@ def error_of_call(
     seq = core.native.seq() + bool(refused)
     notes = [n for n in core.native.states()[core.rank][1:3] if n[0] == seq]
     call = refused or (describe(notes[0]) if notes else "a call")
-    failure = core.native.verdict()
+    failure = core.native.failure()
     limit = core.exceeded_s if refused else limit_of(core, timeout_s, seq)
     return _error(core, failure, call, seq, limit, core.native.awaited(), words)
 
@@ -37,7 +37,7 @@ def error_of_work(
     core: ObservedCore, work: _native.Work, timeout_s: float | None
 ) -> UnisonoError:
     """The error of a call in flight."""
-    failure = work.verdict()
+    failure = work.failure()
     call = describe(work.note())
     if failure[0] == FailureCode.MISFIT:
         sent, source = work.message_bytes(), work.source()
@@ -52,7 +52,7 @@ def error_of_work(
 def limit_of(core: ObservedCore, timeout_s: float | None, seq: int) -> float:
     """A call's timeout; kept if it broke the communicator."""
     limit = core.timeout_s if timeout_s is None else timeout_s
-    code, _, reporter, broken_at = core.native.verdict()
+    code, _, reporter, broken_at = core.native.failure()
     is_mine = reporter == core.rank and broken_at == seq & 0xFFFFFFFF
     if code == FailureCode.TIMEOUT and is_mine:
         core.exceeded_s = limit

@@ -87,7 +87,7 @@ def _agree_on_options(
     """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
-        found = native.try_reach()
+        found = native.test_cross_memory_access()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     reaches = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
     none = not (comm.rank == 0 and tuned.is_there())
@@ -106,7 +106,7 @@ def open_transports() -> list[Transport]:
 @atexit.register
 def _leave() -> None:
     """At exit, tell the others that this rank leaves."""
-    _native.process_ends()
+    _native.process_exiting()
     for transport in list(_OPEN):
         if not transport.engine.forked():
             for comm in list(transport.users):
