@@ -28,7 +28,7 @@
 
 #include "net/event.hpp"
 #include "net/frame.hpp"
-#include "net/tls.hpp"
+#include "net/wire.hpp"
 #include "support/fork.hpp"
 
 namespace unisono {
@@ -36,9 +36,8 @@ namespace unisono {
 class Lifeline : ForkAware {
 public:
   struct Connection {
-    int fd = -1;
+    std::unique_ptr<Wire> wire; // null where there is none; has a descriptor
     Key outgoing{}, incoming{};
-    std::shared_ptr<Tls> tls; // or null, for bytes as they are
   };
   struct Options {
     std::uint32_t epoch = 0;
@@ -48,10 +47,9 @@ public:
   // must not throw, wait or close the lifeline; it may tell.
   using Sink = std::function<void(const Event &)>;
 
-  // One connection for each rank: the hub's go to all leaves, a leaf's to rank 0; where
-  // there is none the descriptor is -1. They belong to the lifeline if this does not throw.
-  Lifeline(std::size_t rank, const std::vector<Connection> &connections, Options options,
-           Sink sink);
+  // One connection for each rank: the hub's go to all leaves, a leaf's to rank 0. If this
+  // throws, they are closed.
+  Lifeline(std::size_t rank, std::vector<Connection> connections, Options options, Sink sink);
   ~Lifeline();
   Lifeline(const Lifeline &) = delete;
   Lifeline &operator=(const Lifeline &) = delete;
@@ -78,7 +76,7 @@ private:
   struct Log;   // what was told, until all have been sent it: lifeline_log.hpp
 
   void in_child() override;
-  void open(const std::vector<Connection> &connections);
+  void open(std::vector<Connection> &connections);
   bool tell(const Event &event);
 
   // The thread: lifeline_thread.cpp.

@@ -18,12 +18,10 @@ struct Lifeline::Peer {
   static constexpr int reads_at_once = 4; // before it is the turn of the next
 
   // Prepares the socket, and has `epoll` watch it.
-  Peer(std::size_t rank, const Connection &connection, const Options &options, int epoll);
+  Peer(std::size_t rank, Connection &connection, const Options &options, int epoll);
 
-  bool open() const { return fd.load(std::memory_order_relaxed) >= 0; }
+  bool open() const { return open_.load(std::memory_order_relaxed); }
   ssize_t recv(void *into, std::size_t bytes);
-  // Bytes that the socket does not show any more.
-  bool holds_bytes() const { return tls && tls->holds_bytes(); }
   // Takes off what was sent and nobody will hear; what the last read gave.
   ssize_t skim();
   // Seals one event into what is to be sent; false if there is no room.
@@ -32,10 +30,11 @@ struct Lifeline::Peer {
   // Sends what the kernel takes.
   void write();
   void drop();
+  // Closes the wire alone, as a child does after fork.
+  void close_wire();
 
   const std::size_t rank;
-  std::atomic<int> fd; // -1 when it is over; only the lifeline's thread ends it
-  const std::shared_ptr<Tls> tls;
+  const std::unique_ptr<Wire> wire;
   std::atomic<std::int64_t> heard;
   std::array<std::byte, sizeof(Event)> place;
   FrameReader reader;
@@ -47,6 +46,7 @@ private:
   ssize_t send();
   void want_writable(bool wanted);
 
+  std::atomic<bool> open_ = true; // only the lifeline's thread ends it
   const int epoll;
   Seal outgoing;
   std::array<std::byte, 4096> out; // sealed and unsent, from `begin` to `end`

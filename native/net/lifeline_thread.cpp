@@ -5,7 +5,6 @@
 #include <cerrno>
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "net/lifeline_log.hpp"
@@ -143,10 +142,9 @@ void Lifeline::farewell() {
 
 // Ends this side of a connection when all is sent, and the whole when the other side ends.
 bool Lifeline::parted(Peer &peer) {
-  const int fd = peer.fd.load(std::memory_order_relaxed);
   peer.write();
   if (peer.next == log_->end && peer.queued() == 0)
-    ::shutdown(fd, SHUT_WR);
+    peer.wire->finish_sending();
   const ssize_t got = peer.skim();
   if (got > 0 || (got < 0 && passes(socket_error(errno))))
     return false;

@@ -4,12 +4,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include "net/socket_error.hpp"
 #include "support/failpoint.hpp"
@@ -21,37 +17,7 @@ namespace {
 enum Flag : std::uint16_t { noted = 1, leaving = 2, cut_off = 4 };
 constexpr std::uint16_t all_flags = noted | leaving | cut_off;
 
-constexpr std::size_t most_awaited = 64 << 10;
-
-// As if the socket were not ready, which a test may want.
-ssize_t not_ready() {
-  errno = EAGAIN;
-  return -1;
-}
-
-// Leaves so many bytes of the parts, at most.
-void shorten(iovec *parts, std::size_t count, std::size_t bytes) {
-  for (std::size_t i = 0; i < count; ++i) {
-    parts[i].iov_len = std::min(parts[i].iov_len, bytes);
-    bytes -= parts[i].iov_len;
-  }
-}
-
 } // namespace
-
-void Wire::attach(int socket, const Key &key, std::uint32_t epoch,
-                  std::shared_ptr<Tls> encryption) {
-  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
-  fd = socket;
-  tls = std::move(encryption);
-  seal = Seal(key, epoch);
-}
-
-void Wire::close() {
-  if (fd >= 0)
-    ::close(fd);
-  fd = -1;
-}
 
 bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
                    std::size_t bytes, std::uint64_t ordinal) {
@@ -100,28 +66,13 @@ Io Outlet::pump(Leaving &lane) {
     parts[first].iov_base = static_cast<std::byte *>(parts[first].iov_base) + skip;
     parts[first].iov_len -= skip;
     failpoint("stream.send");
-    const ssize_t count = send(lane, parts + first, 3 - first);
+    const ssize_t count = lane.wire->send(parts + first, 3 - first);
     if (count < 0)
       return passes(socket_error(errno)) ? Io::blocked : Io::lost;
     lane.sent += std::size_t(count);
   }
   lane.busy = false;
   return Io::done;
-}
-
-// As sendmsg. What TLS could not send must be offered again undiminished, so there it is cut
-// further down.
-ssize_t Outlet::send(Leaving &lane, iovec *parts, std::size_t count) {
-  if (lane.tls)
-    return lane.tls->send(parts, count);
-  const std::size_t most = allowed("stream.send", SIZE_MAX);
-  if (most == 0)
-    return not_ready();
-  shorten(parts, count, most);
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  return ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 bool Outlet::idle() const {
@@ -164,7 +115,7 @@ void Outlet::interests(std::vector<pollfd> &into) const {
     return;
   for (const Leaving &lane : lanes_)
     if (lane.busy)
-      into.push_back({lane.fd, POLLOUT, 0});
+      lane.wire->await_send(into);
 }
 
 Io Inlet::take(const Mark &mark, std::byte *into, std::size_t bytes) {
@@ -279,9 +230,9 @@ Io Inlet::fill(Arriving &lane) {
 Io Inlet::read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
   failpoint("stream.receive");
   bytes = allowed("stream.receive", bytes);
-  const ssize_t got = bytes == 0  ? not_ready()
-                      : lane.tls ? lane.tls->recv(into, bytes)
-                                 : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
+  if (bytes == 0) // a test wants nothing to have come
+    return Io::blocked;
+  const ssize_t got = lane.wire->receive(into, bytes);
   if (got > 0) {
     *count = std::size_t(got);
     return Io::done;
@@ -302,23 +253,11 @@ std::size_t Inlet::drain(Arriving &lane, void *into, std::size_t bytes) {
   return count;
 }
 
-// Of a large frame a good part is waited for: to be woken for every packet takes longer
-// than to copy it.
 void Inlet::interests(std::vector<pollfd> &into) {
   if (!open())
     return;
-  Arriving &lane = lanes_[turn_];
-  std::size_t rest = lane.headed ? lane.head.length - lane.filled : 1;
-  if (lane.tls) // a part of a record may have been read that cannot be opened yet
-    rest -= std::min(rest - 1, Tls::sealed_bytes);
-  const int lowest = int(std::clamp(rest, std::size_t(1), most_awaited));
-  if (lowest != lane.lowest) {
-    ::setsockopt(lane.fd, SOL_SOCKET, SO_RCVLOWAT, &lowest, sizeof lowest);
-    lane.lowest = lowest;
-  }
-  // What is here already must not be waited for: writable it nearly always is.
-  const bool here = lane.tls && lane.tls->holds_bytes();
-  into.push_back({lane.fd, short(here ? POLLIN | POLLOUT : POLLIN), 0});
+  const Arriving &lane = lanes_[turn_];
+  lane.wire->await_receive(lane.headed ? lane.head.length - lane.filled : 1, into);
 }
 
 } // namespace unisono

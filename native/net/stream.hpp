@@ -1,12 +1,11 @@
 // One direction between two ranks of different hosts.
 //
 // What travels are frames (frame.hpp): a message is cut at every `frame_bytes`, and the
-// frames go over one or more sockets, the lanes, in turn. So the lanes carry a message
-// together, and whoever receives knows which lane the next frame comes from. Nothing is
-// queued but what is leaving: bytes go from the caller's memory to the kernel and from the
-// kernel to where the caller wants them, as far as the sockets go without waiting. A frame
-// is believed when its checksum is right. A lane may be encrypted (tls.hpp), which changes
-// nothing but how its bytes look on the wire.
+// frames go over one or more wires (wire.hpp), the lanes, in turn. So the lanes carry a
+// message together, and whoever receives knows which lane the next frame comes from. Nothing
+// is queued but what is leaving: bytes go from the caller's memory to the wire and from the
+// wire to where the caller wants them, as far as that goes without waiting. A frame is
+// believed when its checksum is right.
 //
 // Lanes are attached by other threads than those that move bytes, which look at none before
 // all are there.
@@ -26,7 +25,7 @@
 
 #include "memory/layout.hpp"
 #include "net/frame.hpp"
-#include "net/tls.hpp"
+#include "net/wire.hpp"
 
 namespace unisono {
 
@@ -45,39 +44,31 @@ struct Mark {
 };
 
 // What a lane has at either end.
-struct Wire {
-  int fd = -1;
-  std::shared_ptr<Tls> tls; // or null, for bytes as they are
+struct LaneEnd {
+  std::unique_ptr<Wire> wire; // null until it is attached
   Seal seal{Key{}, 0};
-
-  void attach(int socket, const Key &key, std::uint32_t epoch, std::shared_ptr<Tls> tls);
-  void close();
 };
 
 // The lanes of a stream at one end, and whose turn it is. It is open when all are there.
 template <class Lane> class Lanes {
 public:
   Lanes() = default;
-  ~Lanes() {
-    for (Lane &lane : lanes_)
-      lane.close();
-  }
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
 
-  // False if the peer has named lanes that cannot be; then the socket stays the caller's.
+  // False if the peer has named lanes that cannot be; then the wire stays the caller's.
   // While some are missing, one that comes again takes the place of the one before, which
-  // its dialer has given up; once all are there, they are in use and none is taken.
-  bool attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr) {
+  // its sender has given up; once all are there, they are in use and none is taken.
+  bool attach(std::size_t lane, std::size_t lanes, std::unique_ptr<Wire> &wire,
+              const Key &key, std::uint32_t epoch) {
     std::lock_guard lock(attaching_);
     const bool others = !lanes_.empty() && lanes_.size() != lanes;
     if (open() || others || lanes > most_lanes || lane >= lanes)
       return false;
     lanes_.resize(lanes);
-    attached_ += lanes_[lane].fd < 0;
-    lanes_[lane].close();
-    lanes_[lane].attach(fd, key, epoch, std::move(tls));
+    attached_ += lanes_[lane].wire == nullptr;
+    lanes_[lane].wire = std::move(wire);
+    lanes_[lane].seal = Seal(key, epoch);
     if (attached_ == lanes)
       open_.store(true, std::memory_order_release);
     return true;
@@ -96,7 +87,7 @@ private:
   std::atomic<bool> open_ = false;
 };
 
-struct Leaving : Wire { // a frame that leaves by a lane, if it is busy
+struct Leaving : LaneEnd { // a frame that leaves by a lane, if it is busy
   bool busy = false;
   FrameHeader head{};
   Note note{};
@@ -105,7 +96,7 @@ struct Leaving : Wire { // a frame that leaves by a lane, if it is busy
   std::uint64_t ordinal = 0;
 };
 
-struct Arriving : Wire { // a frame that comes by a lane
+struct Arriving : LaneEnd { // a frame that comes by a lane
   std::vector<std::byte> ahead = std::vector<std::byte>(read_ahead); // read, but not yet asked for
   std::size_t first = 0, end = 0;
   bool headed = false;  // `head` is there, and sound
@@ -113,7 +104,6 @@ struct Arriving : Wire { // a frame that comes by a lane
   FrameHeader head{};
   std::size_t noted = 0, filled = 0;
   std::uint32_t crc = 0;
-  int lowest = 1; // bytes that must have come before the socket counts as readable
 };
 
 class Outlet : public Lanes<Leaving> {
@@ -137,7 +127,6 @@ public:
 private:
   bool say(std::uint16_t flag, std::uint64_t word);
   static Io pump(Leaving &lane);
-  static ssize_t send(Leaving &lane, iovec *parts, std::size_t count);
 };
 
 class Inlet : public Lanes<Arriving> {

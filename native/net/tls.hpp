@@ -59,7 +59,7 @@ public:
   std::uint64_t changes() const { return changes_; }
 
 private:
-  friend struct TlsWire;
+  friend struct TlsCallbacks;
   ssize_t outcome(int result);
 
   ssl_st *ssl_ = nullptr;

@@ -479,10 +479,14 @@ class Encrypted(Star):
             thread.start()
         for rank in range(n):
             self.lines[rank] = _native.Lifeline(
-                *(rank, fds[rank], keys(rank, n)),
+                rank,
+                [
+                    None if end is None else _native.TlsWire(fd, end)
+                    for fd, end in zip(fds[rank], ends[rank], strict=True)
+                ],
+                keys(rank, n),
                 beat_ms=100,
                 limit_ms=20_000,
-                tls=ends[rank],
             )
 
     def shaken(self, hub, far, one, other, ends, leaf):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono import _native
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
 from unisono.transports import tls
 from unisono.transports.addresses import Address, SocketAddress, refuse_open
@@ -34,7 +35,7 @@ from unisono.transports.handshake import (
 )
 
 if TYPE_CHECKING:
-    from unisono._native import Tls
+    from unisono._native import Tls, Wire
 
 DOUBT_S = 5.0
 """How long one who turns us away is asked again."""
@@ -99,6 +100,12 @@ class Connection:
         poll.register(self.socket, select.POLLIN)
         held = self.tls is not None and self.tls.holds_bytes()
         return held or bool(poll.poll(0))
+
+    def take_wire(self) -> Wire:
+        """Hand the socket over to native code, as a wire; nothing is left here."""
+        if self.tls is not None:
+            return _native.TlsWire(self.socket.detach(), self.tls)
+        return _native.SocketWire(self.socket.detach())
 
     def close(self) -> None:
         """End it; the other reads the end of it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections import OrderedDict
@@ -18,12 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono import _native
 from unisono.errors import Corrupted
 from unisono.transports import tls
 from unisono.transports.handshake import KEY_SIZE
 
 if TYPE_CHECKING:
-    from unisono._native import Comm, Tls
+    from unisono._native import Comm, Wire
 
 MOST_LANES = 64
 MOST_WAITING = 1024
@@ -44,11 +44,10 @@ class Label:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a stream: its socket, the key of its frames, its encryption."""
+    """One end of a stream: the wire that carries it, and the key of its frames."""
 
-    socket: socket.socket
+    wire: Wire
     key: bytes = field(repr=False)
-    tls: Tls | None = None
 
 
 Dial = Callable[[int, Label, float, Callable[[], str]], End]
@@ -133,7 +132,7 @@ class Streams:
             waiting = [each for some in self._waiting.values() for each in some]
             self._waiting.clear()
         for _, _, end in waiting:
-            end.socket.close()
+            end.wire.close()
 
     def arrived(self, rank: int, label: Label, end: End) -> None:
         """A rank of the world has opened a stream to this one.
@@ -149,10 +148,10 @@ class Streams:
                     self._keep(rank, label, end)
                     return
         except Corrupted:
-            end.socket.close()
+            end.wire.close()
             raise
         if member is None:
-            end.socket.close()
+            end.wire.close()
             return
         self._take(member, rank, label, end)
 
@@ -165,10 +164,10 @@ class Streams:
         held = [each for some in self._waiting.values() for each in some]
         of_rank = [each for each in held if each[0] == rank]
         if len(of_rank) >= MOST_WAITING:
-            ended = [each for each in of_rank if _has_ended(each[2].socket)]
+            ended = [each for each in of_rank if each[2].wire.peer_closed()]
             for each in ended:
                 self._waiting[each[1].agreed].remove(each)
-                each[2].socket.close()
+                each[2].wire.close()
             self._waiting = {a: some for a, some in self._waiting.items() if some}
             if not ended:
                 raise Corrupted(
@@ -179,7 +178,7 @@ class Streams:
 
     def _take(self, member: _Member, rank: int, label: Label, end: End) -> None:
         if rank not in member.ranks:
-            end.socket.close()
+            end.wire.close()
             raise Corrupted(
                 f"rank {rank} has opened a stream of a communicator that it is not in"
             )
@@ -217,19 +216,17 @@ class Streams:
                 rank,
                 label.lane,
                 label.lanes,
-                end.socket.fileno(),
+                end.wire,
                 end.key,
                 self._epoch,
                 label.messages,
-                end.tls,
             )
         except ValueError:
-            end.socket.close()
+            end.wire.close()
             raise Corrupted(
                 f"a stream between this rank and rank {world_rank}: lane {label.lane} "
                 f"of {label.lanes} is not one that it misses"
             ) from None
-        end.socket.detach()  # it belongs to the stream now
 
 
 def _check(rank: int, label: Label) -> None:
@@ -240,20 +237,6 @@ def _check(rank: int, label: Label) -> None:
             f"there are 1 to {MOST_LANES}, counted from 0; do all ranks run the same "
             "unisono?"
         )
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    """Whether the other end is closed, and nothing lies here that it has sent."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    if not poll.poll(0):
-        return False
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # reset
-        return True
 
 
 def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[Streams]:
@@ -273,14 +256,19 @@ def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[St
 
 
 def pair(encrypted: bool) -> tuple[End, End]:
-    """Two open ends: what each says in the opening, the other hears at once."""
+    """Two connected ends; encrypted ones have completed the TLS handshake."""
     socks = socket.socketpair()
     key = os.urandom(KEY_SIZE)
     if not encrypted:
-        return End(socks[0], key), End(socks[1], key)
+        one, other = (_native.SocketWire(sock.detach()) for sock in socks)
+        return End(one, key), End(other, key)
     shared = os.urandom(tls.KEY_BYTES)
     mine = tls.begin(socks[0], shared, dials=True)
     theirs = tls.begin(socks[1], shared, dials=False)
     while any([tls.shake(mine), tls.shake(theirs)]):
         pass
-    return End(socks[0], key, mine), End(socks[1], key, theirs)
+    wires = [
+        _native.TlsWire(sock.detach(), end)
+        for sock, end in zip(socks, (mine, theirs), strict=True)
+    ]
+    return End(wires[0], key), End(wires[1], key)

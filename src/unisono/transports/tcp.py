@@ -119,13 +119,12 @@ def _transport(
     engine = _native.Engine.between_processes(rank, ends, known)
     connections = [roll.lifelines.get(r) for r in range(n)]
     engine.live(
-        [-1 if c is None else c.socket.detach() for c in connections],
+        [None if c is None else c.take_wire() for c in connections],
         [b"" if c is None else c.send_key for c in connections],
         [b"" if c is None else c.receive_key for c in connections],
         epoch,
         int(limit_s * 1e8),
         int(limit_s * 1e9),
-        [None if c is None else c.tls for c in connections],
     )
     roll.reception.believe(lambda peer: "it has died" if engine.dead(peer) else "")
     streams = Streams(_dialer(roll, limit_s), lanes=lanes, epoch=epoch)
@@ -133,7 +132,7 @@ def _transport(
     def arrived(connection: Connection) -> None:
         label = _label(connection.label)
         _suit(connection.socket, limit_s)
-        end = End(connection.socket, connection.receive_key, connection.tls)
+        end = End(connection.take_wire(), connection.receive_key)
         streams.arrived(connection.peer, label, end)
 
     for purpose in (_DATA, _POST):
@@ -165,7 +164,7 @@ def _dialer(roll: Roll, limit_s: float) -> Dial:
             to, Purpose(purpose, label.agreed, stream), timeout_s, lost
         )
         _suit(made.socket, limit_s)
-        return End(made.socket, made.send_key, made.tls)
+        return End(made.take_wire(), made.send_key)
 
     return dial
 

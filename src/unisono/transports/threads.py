@@ -73,13 +73,12 @@ def _live(engines: Sequence[_native.Engine], encrypted: bool) -> None:
     for engine, row in zip(engines, ends, strict=True):
         keys = [b"" if end is None else end.key for end in row]
         engine.live(
-            [-1 if end is None else end.socket.detach() for end in row],
+            [None if end is None else end.wire for end in row],
             keys,
             keys,
             0,
             _BEAT_NS,
             _SILENCE_NS,
-            [None if end is None else end.tls for end in row],
         )
 
 
