@@ -7,7 +7,7 @@ import pytest
 from unisono import _native
 from unisono.errors import Corrupted
 from unisono.transports import streams
-from unisono.transports.streams import End, Label, Streams
+from unisono.transports.streams import StreamEnd, StreamLabel, Streams
 
 KEY = bytes(16)
 
@@ -49,7 +49,7 @@ def mine():
 
 def end(here):
     """The end of a stream over this socket."""
-    return End(_native.SocketWire(here.detach()), KEY)
+    return StreamEnd(_native.SocketWire(here.detach()), KEY)
 
 
 def is_closed(there):
@@ -74,7 +74,7 @@ def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
         mine.join(7, comm, [0, 1])
     here, there = sockets()
     with pytest.raises(Corrupted, match=f"rank 1 has opened lane {lane} of {lanes}"):
-        mine.arrived(1, Label(7, lane, lanes), end(here))
+        mine.arrived(1, StreamLabel(7, lane, lanes), end(here))
     assert is_closed(there)
     assert not comm.got
 
@@ -82,10 +82,10 @@ def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
 def test_a_rank_that_is_not_in_the_communicator(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
-    mine.arrived(5, Label(7), end(early[0]))
+    mine.arrived(5, StreamLabel(7), end(early[0]))
     mine.join(7, comm, [0, 1])
     with pytest.raises(Corrupted, match=r"rank 5 .* not in"):
-        mine.arrived(5, Label(7), end(late[0]))
+        mine.arrived(5, StreamLabel(7), end(late[0]))
     assert is_closed(early[1])
     assert is_closed(late[1])
     assert not comm.got
@@ -95,9 +95,9 @@ def test_a_lane_that_is_there_already(mine, sockets):
     comm = Comm(taken=1)
     one, two = sockets(), sockets()
     mine.join(7, comm, [0, 1])
-    mine.arrived(1, Label(7), end(one[0]))
+    mine.arrived(1, StreamLabel(7), end(one[0]))
     with pytest.raises(Corrupted, match="lane 0 of 1"):
-        mine.arrived(1, Label(7), end(two[0]))
+        mine.arrived(1, StreamLabel(7), end(two[0]))
     assert is_closed(two[1])
     assert is_open(one[1])
     comm.got[0][-1].close()
@@ -106,11 +106,11 @@ def test_a_lane_that_is_there_already(mine, sockets):
 def test_one_who_is_early_is_kept_and_one_for_what_is_gone_is_not(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
-    mine.arrived(1, Label(7), end(early[0]))
+    mine.arrived(1, StreamLabel(7), end(early[0]))
     mine.join(7, comm, [0, 1])
     assert [found[:3] for found in comm.got] == [(1, 0, 1)]
     mine.leave(7)
-    mine.arrived(1, Label(7), end(late[0]))
+    mine.arrived(1, StreamLabel(7), end(late[0]))
     assert is_closed(late[1])
     comm.got[0][-1].close()
 
@@ -122,18 +122,18 @@ def test_what_waits_is_bounded_and_what_has_ended_goes_first(
     held = [sockets() for _ in range(4)]
     ends = [end(here) for here, _ in held]
     for number, kept in enumerate(ends):
-        mine.arrived(1, Label(number), kept)
+        mine.arrived(1, StreamLabel(number), kept)
     more = sockets()
     with pytest.raises(Corrupted, match="rank 1 has opened 4 streams"):
-        mine.arrived(1, Label(9), end(more[0]))
+        mine.arrived(1, StreamLabel(9), end(more[0]))
     assert is_closed(more[1])
     other = sockets()
-    mine.arrived(2, Label(9), end(other[0]))  # another has its own
+    mine.arrived(2, StreamLabel(9), end(other[0]))  # another has its own
     held[1][1].sendall(b"what it had to say")
     held[1][1].close()
     held[2][1].close()
     more = sockets()
-    mine.arrived(1, Label(9), end(more[0]))
+    mine.arrived(1, StreamLabel(9), end(more[0]))
     assert all(is_open(there) for _, there in (held[0], held[3], more, other))
     assert ends[1].wire.fileno() >= 0, "what it sent may be wanted"
     with pytest.raises(ValueError, match="closed"):  # it sent nothing and left

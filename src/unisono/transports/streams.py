@@ -1,9 +1,9 @@
-"""Which sockets go to which communicator: streams between ranks of different hosts.
+"""Which wires go to which communicator: streams between ranks of different hosts.
 
-A stream has one direction. Whoever sends opens it, when a plan first needs it; at the
+A stream has one direction. The sender opens it, when a plan first needs it; at the
 other end it is attached to its communicator as it arrives, or kept until there is one
-of that number. So nobody ever waits to be called, and there are no connections but
-those that some schedule uses.
+of that number. So no rank waits for a connection that it has not asked for, and there
+are no connections but those that some schedule uses.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MOST_GONE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Label:
-    """What a stream is for: its communicator, and which of how many sockets it is."""
+class StreamLabel:
+    """What a stream is for: its communicator, and which of how many wires it is."""
 
     agreed: int
     lane: int = 0
@@ -43,26 +43,26 @@ class Label:
 
 
 @dataclass(frozen=True)
-class End:
+class StreamEnd:
     """One end of a stream: the wire that carries it, and the key of its frames."""
 
     wire: Wire
     key: bytes = field(repr=False)
 
 
-Dial = Callable[[int, Label, float, Callable[[], str]], End]
-"""Opens a connection to a rank of the world, within some seconds. The last says why it
-need not be tried any longer, or nothing."""
+OpenStream = Callable[[int, StreamLabel, float, Callable[[], str]], StreamEnd]
+"""Opens a stream to a rank of the world, within some seconds. The last argument returns
+why the rank need not be tried any longer, or ""."""
 
 
 @dataclass
-class _Member:
+class _Attached:
     native: Comm
     ranks: Sequence[int]
-    dialing: threading.Lock = field(default_factory=threading.Lock)
+    opening: threading.Lock = field(default_factory=threading.Lock)
 
     def lost(self, rank: int) -> Callable[[], str]:
-        """Why this rank is dialed in vain: others may have left because of a death."""
+        """Why a stream to this rank cannot be opened any more; "" while it can."""
 
         def why() -> str:
             states = self.native.states()
@@ -76,38 +76,37 @@ class _Member:
 
 
 class Streams:
-    """The streams of one rank, each opened by `dial`.
+    """The streams of one rank, each opened by `open_stream`.
 
-    Epochs are numbers of worlds: what belongs to an earlier one is not believed.
+    `epoch` numbers the worlds of a job: frames of another one are refused.
     """
 
     def __init__(
         self,
-        dial: Dial,
+        open_stream: OpenStream,
         *,
         lanes: int = 1,
         epoch: int = 0,
     ) -> None:
         """Nothing is opened yet."""
-        self._dial = dial
+        self._open = open_stream
         self._lanes = lanes
         self._epoch = epoch
         # The garbage collector may come here while it is held, by its holder's thread.
         self._lock = threading.RLock()
-        self._members: dict[int, _Member] = {}
-        self._waiting: dict[int, list[tuple[int, Label, End]]] = {}
+        self._members: dict[int, _Attached] = {}
+        self._waiting: dict[int, list[tuple[int, StreamLabel, StreamEnd]]] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()  # the last of them
 
     def join(self, agreed: int, native: Comm, ranks: Sequence[int]) -> None:
         """From now on streams with this number are for this communicator."""
         with self._lock:
-            self._members[agreed] = member = _Member(native, ranks)
+            self._members[agreed] = member = _Attached(native, ranks)
             self._gone.pop(agreed, None)
             waiting = self._waiting.pop(agreed, [])
         for rank, label, end in waiting:
-            with contextlib.suppress(
-                Corrupted
-            ):  # closed: the calls that need it say so
+            # It is closed if it is refused, and the calls that need it say so.
+            with contextlib.suppress(Corrupted):
                 self._take(member, rank, label, end)
 
     def leave(self, agreed: int) -> None:
@@ -134,7 +133,7 @@ class Streams:
         for _, _, end in waiting:
             end.wire.close()
 
-    def arrived(self, rank: int, label: Label, end: End) -> None:
+    def arrived(self, rank: int, label: StreamLabel, end: StreamEnd) -> None:
         """A rank of the world has opened a stream to this one.
 
         Corrupted, and it is closed, if no rank can mean what the label says, or if
@@ -155,7 +154,7 @@ class Streams:
             return
         self._take(member, rank, label, end)
 
-    def _keep(self, rank: int, label: Label, end: End) -> None:
+    def _keep(self, rank: int, label: StreamLabel, end: StreamEnd) -> None:
         """Until its communicator comes; of one that never does, not for ever.
 
         Where there is no room, those go first that were closed at the other end: its
@@ -176,7 +175,9 @@ class Streams:
                 )
         self._waiting.setdefault(label.agreed, []).append((rank, label, end))
 
-    def _take(self, member: _Member, rank: int, label: Label, end: End) -> None:
+    def _take(
+        self, member: _Attached, rank: int, label: StreamLabel, end: StreamEnd
+    ) -> None:
         if rank not in member.ranks:
             end.wire.close()
             raise Corrupted(
@@ -193,21 +194,21 @@ class Streams:
             return
         world_rank = member.ranks[rank]
         lanes = 1 if messages else self._lanes
-        with member.dialing:  # of several threads the first opens it for all
+        with member.opening:  # of several threads the first opens it for all
             if member.native.leads_to(rank, messages):
                 return
             for lane in range(lanes):
-                label = Label(agreed, lane, lanes, messages)
-                end = self._dial(world_rank, label, timeout_s, member.lost(rank))
+                label = StreamLabel(agreed, lane, lanes, messages)
+                end = self._open(world_rank, label, timeout_s, member.lost(rank))
                 self._attach(member, True, world_rank, label, end)
 
     def _attach(
         self,
-        member: _Member,
+        member: _Attached,
         sends: bool,
         world_rank: int,
-        label: Label,
-        end: End,
+        label: StreamLabel,
+        end: StreamEnd,
     ) -> None:
         rank = list(member.ranks).index(world_rank)
         try:
@@ -229,7 +230,7 @@ class Streams:
             ) from None
 
 
-def _check(rank: int, label: Label) -> None:
+def _check(rank: int, label: StreamLabel) -> None:
     """Refuse numbers that no rank would send."""
     if not 0 <= label.lane < label.lanes <= MOST_LANES:
         raise Corrupted(
@@ -239,36 +240,45 @@ def _check(rank: int, label: Label) -> None:
         )
 
 
-def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[Streams]:
-    """The streams of ranks that are threads: pairs of sockets, as if across hosts."""
+StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
+"""Makes the two connected ends of a stream between threads of one process."""
+
+
+def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
+    """The streams of n ranks that are threads, as if they were on several hosts."""
     made: list[Streams] = []
 
-    def dialer(rank: int) -> Dial:
-        def dial(to: int, label: Label, _: float, __: Callable[[], str]) -> End:
-            mine, theirs = pair(encrypted)
+    def opener(rank: int) -> OpenStream:
+        def open_stream(
+            to: int, label: StreamLabel, _: float, __: Callable[[], str]
+        ) -> StreamEnd:
+            mine, theirs = pair()
             made[to].arrived(rank, label, theirs)
             return mine
 
-        return dial
+        return open_stream
 
-    made += [Streams(dialer(rank)) for rank in ranks]
+    made += [Streams(opener(rank)) for rank in range(n)]
     return made
 
 
-def pair(encrypted: bool) -> tuple[End, End]:
-    """Two connected ends; encrypted ones have completed the TLS handshake."""
-    socks = socket.socketpair()
-    key = os.urandom(KEY_SIZE)
-    if not encrypted:
-        one, other = (_native.SocketWire(sock.detach()) for sock in socks)
-        return End(one, key), End(other, key)
-    shared = os.urandom(tls.KEY_BYTES)
-    mine = tls.begin(socks[0], shared, dials=True)
-    theirs = tls.begin(socks[1], shared, dials=False)
+def socket_pair() -> tuple[StreamEnd, StreamEnd]:
+    """Two ends over a pair of Unix sockets."""
+    return pair_of(*(_native.SocketWire(s.detach()) for s in socket.socketpair()))
+
+
+def encrypted_pair() -> tuple[StreamEnd, StreamEnd]:
+    """The same with TLS, whose handshake is complete."""
+    socks, key = socket.socketpair(), os.urandom(tls.KEY_BYTES)
+    mine = tls.begin(socks[0], key, is_client=True)
+    theirs = tls.begin(socks[1], key, is_client=False)
     while any([tls.shake(mine), tls.shake(theirs)]):
         pass
-    wires = [
-        _native.TlsWire(sock.detach(), end)
-        for sock, end in zip(socks, (mine, theirs), strict=True)
-    ]
-    return End(wires[0], key), End(wires[1], key)
+    one, other = (sock.detach() for sock in socks)
+    return pair_of(_native.TlsWire(one, mine), _native.TlsWire(other, theirs))
+
+
+def pair_of(one: Wire, other: Wire) -> tuple[StreamEnd, StreamEnd]:
+    """The ends of a stream over two connected wires, with a new key."""
+    key = os.urandom(KEY_SIZE)
+    return StreamEnd(one, key), StreamEnd(other, key)

@@ -33,7 +33,7 @@ from unisono.runtime.observe import recorder, tracing
 from unisono.runtime.observe.failures import Trouble, describe
 from unisono.runtime.observe.subject import Subject
 from unisono.runtime.observe.traffic import Destinations
-from unisono.transports.base import Logbook, Transport
+from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
 WATCH = "UNISONO_WATCH"
@@ -53,7 +53,7 @@ def name_of(pid: int, rank: int, number: int) -> str:
 class Watch:
     """One rank's watch."""
 
-    def __init__(self, transport: Transport, folder: str) -> None:
+    def __init__(self, transport: Session, folder: str) -> None:
         """Begin to listen."""
         self._transport = weakref.ref(transport)
         self._folder = folder
@@ -112,7 +112,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 recorder.write(logbook, self._folder, why, grave, {})
 
-    def _look(self, transport: Transport) -> None:
+    def _look(self, transport: Session) -> None:
         """Whether a communicator is broken, by whomever."""
         for core in _open(transport):
             trouble, culprit, reporter, _ = core.native.verdict()
@@ -121,7 +121,7 @@ class Watch:
                 told = f"{core.name}: {why}, rank {culprit}, found by rank {reporter}"
                 self._write(transport.logbook, told, recorder.HEARD)
 
-    def _answer(self, transport: Transport) -> None:
+    def _answer(self, transport: Session) -> None:
         connection, _ = self._listener.accept()
         with connection:
             connection.settimeout(_ANSWER_S)
@@ -130,7 +130,7 @@ class Watch:
             asked = connection.recv(_LONGEST).strip()
             connection.sendall(msgspec.json.encode(self._told(transport, asked)))
 
-    def _told(self, transport: Transport, asked: bytes) -> dict[str, Any]:
+    def _told(self, transport: Session, asked: bytes) -> dict[str, Any]:
         if asked == b"state":
             return state(transport)
         if asked == b"record":
@@ -143,7 +143,7 @@ class Watch:
         return {"error": "expected state, record or links"}
 
 
-def _open(transport: Transport) -> list[Any]:
+def _open(transport: Session) -> list[Any]:
     """The communicators that are open, asked from another thread than theirs."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # changed while it was read
@@ -151,7 +151,7 @@ def _open(transport: Transport) -> list[Any]:
     return []
 
 
-def state(transport: Transport) -> dict[str, Any]:
+def state(transport: Session) -> dict[str, Any]:
     """Where a rank is: its calls, and what it sees of the others."""
     me = transport.peers[transport.rank]
     return {
@@ -166,7 +166,7 @@ def state(transport: Transport) -> dict[str, Any]:
     }
 
 
-def _progresses(transport: Transport) -> list[dict[str, Any]]:
+def _progresses(transport: Session) -> list[dict[str, Any]]:
     last = {e["pg_id"]: e for e in recorder.records(transport.logbook)}
     return [_progress(core, last.get(core.native.id())) for core in _open(transport)]
 
@@ -194,7 +194,7 @@ def _progress(core: Subject, last: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def begin(transport: Transport) -> None:
+def begin(transport: Session) -> None:
     """Begin to watch over a rank, if the user wants it."""
     folder = recorder.folder_for_records()
     if not folder and os.environ.get(WATCH, "0") in ("", "0"):

@@ -11,7 +11,7 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import How
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import Kind
-from unisono.transports.base import Peer, Transport
+from unisono.transports.session import Peer, Session
 
 
 class Subject(Protocol):
@@ -24,7 +24,7 @@ class Subject(Protocol):
     hosts_if_several: tuple[int, ...]
     world_ranks: tuple[int, ...]
     native: _native.Comm
-    transport: Transport
+    transport: Session
     closed: bool
     exceeded_s: float
     """The limit of the call by which this rank broke the communicator, if it did."""

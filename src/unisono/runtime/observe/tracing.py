@@ -25,7 +25,7 @@ import numpy as np
 from unisono import _native
 from unisono.errors import BadArgument, Corrupted
 from unisono.runtime.call.notes import Names, named
-from unisono.transports.base import Logbook, Transport
+from unisono.transports.session import Logbook, Session
 
 TRACE = "UNISONO_TRACE"
 EVENTS = "UNISONO_TRACE_EVENTS"
@@ -212,7 +212,7 @@ def read_part(file: Path) -> Part:
     return part
 
 
-def attend(transport: Transport) -> None:
+def attend(transport: Session) -> None:
     """Record from the beginning, and leave a part at the end, if the user asks so."""
     folder, logbook = os.environ.get(TRACE, ""), transport.logbook
     if folder:

@@ -37,7 +37,7 @@ from unisono.runtime.plan.codec_plans import chunk_sizes, coded_kind
 from unisono.runtime.plan.plans import CODES, Kind, content, verified
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Ints
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 _SEND = CODES["send"]
 _STARTED, _COMPLETED = 1, 2
@@ -187,7 +187,7 @@ class Destinations:
         self._upto = 0
         self._flying: set[int] = set()
 
-    def told(self, transport: Transport, comms: Sequence[Any]) -> dict[str, Any]:
+    def told(self, transport: Session, comms: Sequence[Any]) -> dict[str, Any]:
         """What is known now, by ranks of the world; for JSON."""
         # Before the records: whatever was counted by then has one, or had.
         counted = {core.native.id(): core.native.sent_bytes() for core in comms}

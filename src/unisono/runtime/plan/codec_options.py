@@ -32,7 +32,7 @@ from unisono.runtime.plan.select import (
     quickest,
 )
 from unisono.schedule.coding import Scope
-from unisono.transports.base import WINDOW
+from unisono.transports.session import WINDOW
 
 BOUND = 4.0
 """Without `error_bound`: how many times the error of encoding once is accepted."""

@@ -18,14 +18,14 @@ from unisono.runtime.observe import monitor, tracing
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 MEETING_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 # Kept even when nobody has a communicator any more: whoever lets go of one without a
 # word leaves when the process ends, and must say goodbye, or would be taken for dead.
-_OPEN: set[Transport] = set()
+_OPEN: set[Session] = set()
 
 
 def next_epoch(job: str) -> int:
@@ -39,7 +39,7 @@ def count_epochs_from(job: str, epoch: int) -> None:
 
 
 def first_communicator(
-    transport: Transport, *, timeout_s: float, meeting_s: float = MEETING_S
+    transport: Session, *, timeout_s: float, meeting_s: float = MEETING_S
 ) -> Communicator:
     """The communicator of all ranks; on each host the first makes its memory."""
     ranks = range(len(transport.peers))
@@ -96,7 +96,7 @@ def _told(
     return bool(told[0]), int(not told[1]), bool(told[2])
 
 
-def open_transports() -> list[Transport]:
+def open_transports() -> list[Session]:
     """The worlds that this process is in."""
     return [transport for transport in list(_OPEN) if not transport.closed]
 

@@ -32,11 +32,11 @@ from unisono.runtime.world.membership import Changes, Membership, membership_of
 from unisono.runtime.world.shrink import Changing, revoke
 from unisono.runtime.world.shrink_protocol import survive
 from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Link
-from unisono.transports.handshake import Member
-from unisono.transports.join import Coming, Gate, Joining, Welcome
+from unisono.transports.endpoints import ControlLink
+from unisono.transports.handshake import Identity
+from unisono.transports.join import JoinEndpoint, Joiner, Joining, Welcome
 from unisono.transports.secret import Secret, find_secret, open_secret
+from unisono.transports.session import Session
 from unisono.transports.tls import check
 
 _TOLD_BYTES = 1024
@@ -86,14 +86,14 @@ class _Host:
         self.comm, self.member, self.wanted = comm, member, wanted
         self.timeout_s = timeout_s
         self.address = address or member.address
-        self.newcomers: list[Link] = []
+        self.newcomers: list[ControlLink] = []
 
     def grow(self) -> Communicator:
         """Wait for newcomers, and meet with all."""
-        gate: Gate | None = None
+        endpoint: JoinEndpoint | None = None
         try:
-            gate = self._gate()
-            self._gather(gate)
+            endpoint = self._open_endpoint()
+            self._gather(endpoint)
             told = self._welcome(self._place())
             return _meet(self.comm, self.member, told, self._announce)
         except (ConnectFailed, OSError) as why:
@@ -106,24 +106,24 @@ class _Host:
         finally:
             for link in self.newcomers:
                 link.close()
-            if gate is not None:
-                gate.close()
+            if endpoint is not None:
+                endpoint.close()
 
-    def _gate(self) -> Gate:
+    def _open_endpoint(self) -> JoinEndpoint:
         member = self.member
         if not member.across:
-            return Gate.open_near(member.job)
+            return JoinEndpoint.open_local(member.job)
         secret = _known(member.secret, member.job, member.insecure)
-        doors = [door.reception for door in member.kept]
-        found = [self.comm.core.transport.reception, *doors]
-        me = Member(secret, member.job, 0, tls=member.tls)
-        return Gate.open_far(self.address, me, [one for one in found if one])
+        endpoints = [endpoint.listener for endpoint in member.kept]
+        found = [self.comm.core.transport.listener, *endpoints]
+        me = Identity(secret, member.job, 0, tls=member.tls)
+        return JoinEndpoint.open_remote(self.address, me, [one for one in found if one])
 
-    def _gather(self, gate: Gate) -> None:
+    def _gather(self, endpoint: JoinEndpoint) -> None:
         until = time.monotonic() + self.timeout_s
         needed = self.wanted - self.comm.world_size
         while len(self.newcomers) < needed:
-            for link, hello in gate.newcomers():
+            for link, hello in endpoint.newcomers():
                 self._greet(link, hello)
             gone = [link for link in self.newcomers if link.has_ended()]
             for link in gone:
@@ -141,7 +141,7 @@ class _Host:
     def _where(self) -> str:
         return f" to {self.address}" if self.member.across else ""
 
-    def _greet(self, link: Link, hello: Joining) -> None:
+    def _greet(self, link: ControlLink, hello: Joining) -> None:
         if hello.version != unisono.__version__:
             link.send(
                 Welcome(
@@ -168,8 +168,8 @@ class _Host:
     def _place(self) -> str:
         if not self.member.across:
             return os.urandom(8).hex()
-        reception = self.comm.core.transport.reception
-        here = Address.parse(self.address) if reception is None else reception.address
+        listener = self.comm.core.transport.listener
+        here = Address.parse(self.address) if listener is None else listener.address
         return str(Address(here.host, 0))
 
     def _welcome(self, place: str) -> Welcome:
@@ -263,7 +263,7 @@ def _meet(
     return _settled(found.comm, found.left_out)
 
 
-def _first(transport: Transport, member: Membership, timeout_s: float) -> Communicator:
+def _first(transport: Session, member: Membership, timeout_s: float) -> Communicator:
     try:
         made = first_communicator(transport, timeout_s=timeout_s, meeting_s=MEETING_S)
     except BaseException:
@@ -291,6 +291,7 @@ def join(
     meeting_s: float,
     insecure: bool,
     tls: bool = False,
+    fabric: str = "",
 ) -> Communicator:
     """Come to a job that grows, and be one of its ranks."""
     if not job:
@@ -312,9 +313,10 @@ def join(
         interface=interface,
         insecure=insecure,
         tls=tls,
+        fabric=fabric,
     )
     hello = Joining(unisono.__version__, os.getpid(), socket.gethostname())
-    coming = Coming(job, address, secret, tls)
+    coming = Joiner(job, address, secret, tls)
     until = time.monotonic() + meeting_s
     while time.monotonic() < until:
         told = coming.ask(hello, until)

@@ -14,6 +14,7 @@ from unisono.runtime.world.environment import World, find_world
 from unisono.runtime.world.first import MEETING_S, first_communicator, next_epoch
 from unisono.runtime.world.membership import Changes, Membership
 from unisono.transports.addresses import Address, is_loopback
+from unisono.transports.registry import FABRIC
 from unisono.transports.secret import find_secret
 from unisono.transports.tls import TLS, wanted
 
@@ -30,6 +31,7 @@ def init(
     meeting_s: float = MEETING_S,
     insecure: bool = False,
     tls: str | None = None,
+    fabric: str | None = None,
     join: bool | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
@@ -39,18 +41,22 @@ def init(
     deadline of every call, `meeting_s` how long to wait for the others to appear.
     Across hosts a job has a secret, or does without by `insecure`; with tls="mutual",
     or UNISONO_TLS, the same for all ranks, everything between hosts is encrypted.
+    `fabric`, or UNISONO_FABRIC, names the transport, the same for all ranks; by default
+    ranks of one host share memory, and ranks of several hosts connect by TCP.
 
     With `join`, or UNISONO_JOIN=1, this process comes to a job that runs, whose ranks
     call `comm.grow`: rank and world size are then the job's to give.
     """
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
-        return _joined(rank, world_size, job, timeout_s, meeting_s, insecure, encrypted)
+        return _joined(
+            rank, world_size, job, timeout_s, meeting_s, insecure, encrypted, fabric
+        )
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refused before anybody is met
     _arm_failpoints()
-    member = membership(world, insecure, encrypted)
+    member = membership(world, insecure, encrypted, fabric)
     place = member.address if member.across else ""
     transport = member.meet(world.rank, world.world_size, place, timeout_s=meeting_s)
     comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
@@ -66,6 +72,7 @@ def _joined(
     meeting_s: float,
     insecure: bool,
     tls: bool,
+    fabric: str | None,
 ) -> Communicator:
     if rank is not None or world_size is not None:
         raise BadArgument(
@@ -82,10 +89,21 @@ def _joined(
         meeting_s=meeting_s,
         insecure=insecure,
         tls=tls,
+        fabric=_fabric(fabric),
     )
 
 
-def membership(world: World, insecure: bool = False, tls: bool = False) -> Membership:
+def _fabric(name: str | None) -> str:
+    """Which transport is asked for; "" for the default."""
+    return name if name is not None else os.environ.get(FABRIC, "")
+
+
+def membership(
+    world: World,
+    insecure: bool = False,
+    tls: bool = False,
+    fabric: str | None = None,
+) -> Membership:
     """How this process belongs to a job, as a process that begins with it."""
     # A process may leave and meet again: each time at a place of its own.
     epoch = next_epoch(world.job) if world.world_size > 1 else 0
@@ -105,8 +123,9 @@ def membership(world: World, insecure: bool = False, tls: bool = False) -> Membe
             interface=interface,
             insecure=insecure,
             tls=tls,
+            fabric=_fabric(fabric),
         )
-    return Membership(world.job, _CHANGES, epoch)
+    return Membership(world.job, _CHANGES, epoch, fabric=_fabric(fabric))
 
 
 def _only_here(address: str) -> bool:

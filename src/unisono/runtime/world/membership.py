@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import unisono
+from unisono.errors import BadArgument
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan import tuned
-from unisono.transports import shm, tcp
-from unisono.transports import threads as memory
-from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Door
+from unisono.transports import registry
+from unisono.transports.endpoints import ShrinkEndpoint
+from unisono.transports.interface import ConnectOptions, Transport
 from unisono.transports.secret import Secret
+from unisono.transports.session import Session
 
 
 class Changes(NamedTuple):
@@ -32,9 +32,10 @@ class Changes(NamedTuple):
 class Membership:
     """How this process belongs to a job, in the world of one epoch.
 
-    `across` tells whether its ranks meet over TCP; `address` is then the job's own,
-    where ranks that join come. `kept` are doors of earlier worlds at which ranks that
-    were left out may still knock.
+    `across` tells whether its ranks connect by an address; `address` is then the job's
+    own, where ranks that join connect. `fabric` names the transport; if it is "",
+    ranks connect by TCP if `across`, and else through shared memory. `kept` are
+    endpoints of earlier worlds to which ranks that were left out may still connect.
     """
 
     job: str
@@ -46,9 +47,10 @@ class Membership:
     interface: str | None = None
     insecure: bool = False
     tls: bool = False
-    kept: tuple[Door, ...] = ()
+    fabric: str = ""
+    kept: tuple[ShrinkEndpoint, ...] = ()
 
-    def later(self, epoch: int, kept: tuple[Door, ...] = ()) -> Membership:
+    def later(self, epoch: int, kept: tuple[ShrinkEndpoint, ...] = ()) -> Membership:
         """The same in a later world."""
         return replace(self, epoch=epoch, kept=self.kept + kept)
 
@@ -61,42 +63,45 @@ class Membership:
         timeout_s: float,
         announce: Callable[[str], None] = lambda place: None,
         lost: Callable[[], str] = str,
-    ) -> Transport:
+    ) -> Session:
         """Meet the others of this epoch.
 
         `place` is an address that all were told, or on one host any word. Rank 0 may
         give port 0; `announce` is called with what there is to tell the others.
         """
-        if world_size == 1:
-            announce(place)
-            return memory.alone()
-        if self.across:
-            return tcp.meet(
-                rank,
-                world_size,
-                self.job,
-                place,
-                secret=self.secret,
-                version=unisono.__version__,
-                timeout_s=timeout_s,
-                interface=self.interface,
-                epoch=self.epoch,
-                insecure=self.insecure,
-                tls=self.tls,
-                announce=lambda found: announce(_told(found)),
-                lost=lost,
-            )
-        announce(place)
-        job = f"{self.job}/{self.epoch}"
-        return shm.meet(
+        options = ConnectOptions(
             rank,
             world_size,
-            f"{job}/{place}" if place else job,
-            version=unisono.__version__,
-            timeout_s=timeout_s,
-            lost=lost,
-            note=int(rank == 0 and tuned.is_there()),
+            self.job,
+            unisono.__version__,
+            timeout_s,
+            self.epoch,
+            place,
+            self.secret,
+            self.interface,
+            self.insecure,
+            self.tls,
+            announce,
+            lost,
+            rank == 0 and tuned.is_there(),
         )
+        return self._transport(world_size).connect(options)
+
+    def _transport(self, world_size: int) -> Transport:
+        if world_size == 1:
+            return registry.get("threads")
+        found = registry.get(self.fabric or ("tcp" if self.across else "shm"))
+        if self.across and not found.capabilities.between_hosts:
+            raise BadArgument(
+                f"the transport {found.name!r} connects ranks of one host only; it "
+                "takes no address (UNISONO_ADDRESS)"
+            )
+        if self.tls and not found.capabilities.encryption:
+            raise BadArgument(
+                f"tls: the transport {found.name!r} does not encrypt; choose another "
+                "one, such as tcp"
+            )
+        return found
 
     def shrink(
         self, comm: Communicator, timeout_s: float, dead: Sequence[int]
@@ -115,13 +120,9 @@ class Membership:
         return self.changes.grow(self, comm, world_size, timeout_s, address)
 
     def let_go(self) -> None:
-        """Leave the doors of earlier worlds."""
-        for door in self.kept:
-            door.close()
-
-
-def _told(address: Address) -> str:
-    return str(address.sent())
+        """Close the endpoints of earlier worlds."""
+        for endpoint in self.kept:
+            endpoint.close()
 
 
 def membership_of(comm: Communicator) -> Membership:

@@ -27,8 +27,13 @@ from unisono.runtime.world.agreement import (
     Step,
 )
 from unisono.runtime.world.membership import Membership, membership_of
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Door, Link, open_door, pause_until
+from unisono.transports.endpoints import (
+    ControlLink,
+    ShrinkEndpoint,
+    open_shrink_endpoint,
+    pause_until,
+)
+from unisono.transports.session import Session
 
 _RETRY_S = 0.02  # between knocks at a door that is not there yet
 _AGAIN_S = 0.5  # at one that cannot be reached
@@ -37,7 +42,7 @@ _ENDING_S = 1.0
 _ELSEWHERE = Proposal(0, (), ())
 """What is told in a world that came to nothing: those who ask have no part in it."""
 
-First = Callable[[Transport, float], "Communicator"]
+First = Callable[[Session, float], "Communicator"]
 Attempt = tuple[Proposal, Callable[[], "Communicator"]]
 """A world to be that all have been told of already, and how this rank meets it."""
 
@@ -51,7 +56,7 @@ class Survived:
 
 
 def survive(
-    transport: Transport,
+    transport: Session,
     member: Membership,
     timeout_s: float,
     first: First,
@@ -96,18 +101,20 @@ def survive(
         raise
     if left_out:
         parts[-1].answer(proposal)
-        member = member.later(member.epoch, tuple(d for p in parts for d in p.doors))
+        member = member.later(
+            member.epoch, tuple(d for p in parts for d in p.endpoints)
+        )
     comm.core.membership = member
     for part in parts:
-        _retire(part.transport, keeps_door=bool(left_out))
+        _retire(part.transport, keeps_endpoint=bool(left_out))
         if not left_out:
             part.close()
     return Survived(comm, tuple(sorted(r for r in left_out if r >= 0)))
 
 
-def _retire(transport: Transport, *, keeps_door: bool) -> None:
+def _retire(transport: Session, *, keeps_endpoint: bool) -> None:
     """End a world, but not necessarily the place where others knock."""
-    if not keeps_door or transport.reception is None:
+    if not keeps_endpoint or transport.listener is None:
         transport.close()
         return
     transport.retire()
@@ -119,18 +126,18 @@ def _retire(transport: Transport, *, keeps_door: bool) -> None:
 class _Survivor:
     """One rank's part in the agreement of one world."""
 
-    transport: Transport
+    transport: Session
     member: Membership
     timeout_s: float
     first: First
     is_strict: bool = False
     voters: int = 0
-    doors: list[Door] = field(default_factory=list)
-    asked: dict[int, Link] = field(default_factory=dict)
+    endpoints: list[ShrinkEndpoint] = field(default_factory=list)
+    asked: dict[int, ControlLink] = field(default_factory=dict)
     """Links that this rank has made."""
-    came: dict[int, Link] = field(default_factory=dict)
+    came: dict[int, ControlLink] = field(default_factory=dict)
     """Links of those who have come, and said so."""
-    mute: list[Link] = field(default_factory=list)
+    mute: list[ControlLink] = field(default_factory=list)
     """Links of those who have said nothing yet."""
     retry: dict[int, float] = field(default_factory=dict)
     ending: dict[int, float] = field(default_factory=dict)
@@ -140,14 +147,16 @@ class _Survivor:
 
     def __post_init__(self) -> None:
         """Open the door."""
-        self.door = open_door(self.transport, self.member.job, self.member.epoch)
-        self.doors.append(self.door)
+        self.endpoint = open_shrink_endpoint(
+            self.transport, self.member.job, self.member.epoch
+        )
+        self.endpoints.append(self.endpoint)
         self.rules = Agreement(
             self.transport.rank,
             len(self.transport.peers),
             self.member.epoch,
             self.timeout_s,
-            self.door.is_near,
+            self.endpoint.is_local,
             self.is_strict,
             self.voters,
         )
@@ -192,14 +201,14 @@ class _Survivor:
             self.asked.pop(rank).close()
         for rank in step.ranks:
             if rank not in self.asked and self.retry.get(rank, 0.0) <= now:
-                self._knock(rank)
+                self._connect(rank)
                 if rank in self.rules.dead or rank in self.rules.silent:
                     return
         waits = [self.retry[r] for r in step.ranks if r not in self.asked]
         links = [*self.asked.values(), *self.came.values(), *self.mute]
-        for link in pause_until(self.door, links, min([step.until, *waits])):
+        for link in pause_until(self.endpoint, links, min([step.until, *waits])):
             self._read(link)
-        self.mute += self.door.arrivals()
+        self.mute += self.endpoint.arrivals()
 
     def _hear_kernel(self) -> None:
         """Learn who of this host has ended, which nobody else can tell for certain.
@@ -207,7 +216,7 @@ class _Survivor:
         A process that ends closes its connections first. So if others have given up a
         rank of this host, the kernel is given a moment to say whether it has ended.
         """
-        if self.door.is_near:  # there the other's door tells, see `_refused`
+        if self.endpoint.is_local:  # there the other's door tells, see `_refused`
             return
         engine, rules = self.transport.engine, self.rules
         for rank in self.transport.here(range(rules.n)):
@@ -224,11 +233,11 @@ class _Survivor:
         now = time.monotonic()
         return now < self.ending.setdefault(rank, now + _ENDING_S)
 
-    def _knock(self, rank: int) -> None:
+    def _connect(self, rank: int) -> None:
         is_dead = self.transport.engine.dead(rank)
         self.retry[rank] = time.monotonic() + _RETRY_S
         try:
-            link = self.door.knock(rank)
+            link = self.endpoint.connect(rank)
         except ConnectionRefusedError:
             self._refused(rank, is_dead)
         except ConnectionError:
@@ -248,14 +257,14 @@ class _Survivor:
         has left its world, it will not. From another host the same answer may be a
         firewall's, and the rank may live: it is given up, but not for dead.
         """
-        if self.door.is_near and not is_dead:
+        if self.endpoint.is_local and not is_dead:
             return
-        if self.door.is_near:
+        if self.endpoint.is_local:
             self.rules.learn(dead=[rank])
         else:
             self.rules.learn(silent=[rank])
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: ControlLink) -> None:
         rank = link.rank
         if self.asked.get(rank) is link:
             reply = link.receive(Reply)
@@ -282,7 +291,7 @@ class _Survivor:
         is_other = 0 <= rank < self.rules.n and rank != self.rules.me
         return is_other and come.is_sound(self.rules.n)
 
-    def _replace(self, rank: int, link: Link) -> None:
+    def _replace(self, rank: int, link: ControlLink) -> None:
         """A rank that comes anew has given up how it came before."""
         older = self.came.pop(rank, None)
         if older is not None:
@@ -365,9 +374,9 @@ class _Survivor:
         return comm
 
     def _own_place(self) -> str:
-        if self.transport.reception is None:
+        if self.transport.listener is None:
             return secrets.token_hex(8)
-        here = self.transport.reception.address
+        here = self.transport.listener.address
         return str(type(here)(here.host, 0))
 
     def _loss_of(self, proposal: Proposal) -> Callable[[], str]:
@@ -401,10 +410,10 @@ class _Survivor:
         comm.core.abandon()
         transport = comm.core.transport
         if len(transport.peers) > 1:
-            door = open_door(transport, member.job, member.epoch)
-            door.answer(Reply(settled=_ELSEWHERE))
-            self.doors.append(door)
-        _retire(transport, keeps_door=True)
+            endpoint = open_shrink_endpoint(transport, member.job, member.epoch)
+            endpoint.answer(Reply(settled=_ELSEWHERE))
+            self.endpoints.append(endpoint)
+        _retire(transport, keeps_endpoint=True)
 
     def _settled(
         self, proposal: Proposal, comm: Communicator, all_know: bool
@@ -415,12 +424,12 @@ class _Survivor:
 
     def answer(self, proposal: Proposal) -> None:
         """From now on tell whoever still comes to this world what was settled."""
-        self.door.answer(Reply(settled=proposal))
+        self.endpoint.answer(Reply(settled=proposal))
 
     def close(self) -> None:
         """Leave this world for good."""
-        for door in self.doors:
-            door.close()
+        for endpoint in self.endpoints:
+            endpoint.close()
 
     # --- errors
 
