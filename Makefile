@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
-.PHONY: wheels sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: stubs wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -54,6 +54,11 @@ check: $(VENV)/.test types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/stubs.py --check
+
+# The types of the native core, written from the module as it is built.
+stubs: $(VENV)/.test
+	@$(BIN)/python tools/stubs.py
 
 bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/verification.py
@@ -160,13 +165,13 @@ endef
 # Sanitizers need address space and descriptors (to see whether memory is there), and
 # report SIGSEGV themselves. So not: tests that leave too little of these, or send that.
 # A browser is not ours, and starts no more with a library loaded before it.
-UNSANITIZED := $(addprefix --deselect tests/runtime/, \
-  test_start.py::test_too_few_descriptors \
-  test_start.py::test_a_buffer_too_large_for_the_address_space \
-  test_start.py::test_a_message_too_large_to_put_aside \
-  test_start.py::test_a_lent_buffer_that_cannot_be_mapped \
-  test_start.py::test_a_start_with_too_little_memory \
-  test_launch.py::test_a_killed_rank_comes_before_those_who_report_it)
+UNSANITIZED := $(addprefix --deselect tests/, \
+  runtime/world/test_init.py::test_too_few_descriptors \
+  runtime/world/test_init.py::test_a_buffer_too_large_for_the_address_space \
+  runtime/world/test_init.py::test_a_message_too_large_to_put_aside \
+  runtime/world/test_init.py::test_a_lent_buffer_that_cannot_be_mapped \
+  runtime/world/test_init.py::test_a_start_with_too_little_memory \
+  launch/test_local.py::test_a_killed_rank_comes_before_those_who_report_it)
 
 # What tests import beside us they find in $(VENV), where it is not installed twice.
 .venv-asan/.ready: SANITIZERS = address,undefined

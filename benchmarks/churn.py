@@ -18,8 +18,10 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from unisono.testing.churn import Churn
-from unisono.testing.survivors import Schedule, simulate
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from rank_churn import Churn
+from shrink_simulation import FailureSchedule, simulate
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "elastic.py"
 EVERY = 20
@@ -48,7 +50,7 @@ def churned(kills: int, seed: int, hosts: int) -> int:
     where = f"{hosts} hosts" if hosts else "one host"
     print(f"{where}: {report.kills} kills in {report.seconds:.0f} s, {report.ends}")
     if not good:
-        print(f"expected {right} on 4 ranks\n{report.told}")
+        print(f"expected {right} on 4 ranks\n{report.output}")
     return int(not good)
 
 
@@ -68,7 +70,7 @@ def _lot(first: int) -> list[str]:
     wrong = []
     for seed in range(first, first + LOT):
         try:
-            simulate(Schedule.random(seed))
+            simulate(FailureSchedule.random(seed))
         except AssertionError as why:
             wrong.append(f"seed {seed}: {why}")
     return wrong

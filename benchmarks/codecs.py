@@ -26,6 +26,7 @@ import torch
 
 from unisono import codecs
 from unisono.dtypes import numpy_dtype
+from unisono.units import format_table
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 COUNT = 4 << 20
@@ -144,11 +145,8 @@ def errors() -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]]) -> None:
     """The rows as one table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)))
-    print(flush=True)
+    cells = [[str(row.get(name, "")) for name in names] for row in rows]
+    print(*format_table(names, cells, right=True), "", sep="\n", flush=True)
 
 
 def main() -> None:

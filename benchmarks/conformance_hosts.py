@@ -83,6 +83,6 @@ def _suite() -> Any:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(TESTS / "runtime"), str(TESTS / "algorithms")]
+    sys.path[:0] = [str(TESTS / "support"), str(TESTS / "algorithms")]
     # By its name, under which new processes find it.
     sys.exit(importlib.import_module("conformance_hosts").main())

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from unisono.cli._matplotlib import pyplot, save
+from unisono.cli._plot import pyplot, save, style
 from unisono.parallel import DDP
 from unisono.runtime.communicator import Communicator
 from unisono.testing import world
@@ -149,12 +149,11 @@ def draw(kept: dict[str, Any]) -> None:
         losses = torch.tensor(run["losses"])
         smooth = losses.unfold(0, 10, 1).mean(1)
         panel, other = axes[int("SGD" in name)], "seed" in name
-        style = {"color": "lightgrey"} if other else {}
+        grey = {"color": "lightgrey"} if other else {}
         label = f"{name}: {run['final']:.3f}"
-        panel.plot(range(10, len(losses) + 1), smooth, label=label, lw=1.2, **style)
+        panel.plot(range(10, len(losses) + 1), smooth, label=label, lw=1.2, **grey)
     for panel, title in zip(axes, ("Adam", "SGD with momentum"), strict=True):
-        panel.set(xlabel="step", title=f"{title}, {kept['ranks']} ranks")
-        panel.grid(alpha=0.3)
+        style(panel, xlabel="step", title=f"{title}, {kept['ranks']} ranks")
         panel.legend(fontsize=8, title="final loss, unseen text")
     axes[0].set_ylabel("loss")
     save(figure, PICTURE)

@@ -14,7 +14,7 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from unisono.cli._matplotlib import pyplot, save
+from unisono.cli._plot import pyplot, save, style
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parent / "docs" / "codecs.svg"
@@ -38,9 +38,8 @@ def draw_errors(axes: Any, kept: dict[str, Any]) -> None:
         at = size, 10 ** (place / 10)
         label = ", ".join(names)
         axes.annotate(label, at, xytext=(6, 3), textcoords="offset points")
-    axes.set(xlabel="bytes per element", ylabel="error, %", yscale="log")
+    style(axes, xlabel="bytes per element", ylabel="error, %", yscale="log")
     axes.set_xlim(0, 2.4)
-    axes.legend(frameon=False)
 
 
 def draw_times(axes: Any, name: str, kept: dict[str, Any]) -> None:
@@ -48,9 +47,9 @@ def draw_times(axes: Any, name: str, kept: dict[str, Any]) -> None:
     for codec, seconds in kept["seconds"].items():
         sizes = [int(size) for size in seconds]
         axes.plot(sizes, list(seconds.values()), marker=".", label=codec or "values")
-    axes.set(xlabel="bytes of float32", ylabel="s", xscale="log", yscale="log")
-    axes.set_title(f"all_reduce, {name}", fontsize="medium")
-    axes.legend(frameon=False)
+    title = f"all_reduce, {name}"
+    style(axes, xlabel="bytes of float32", ylabel="s", yscale="log", title=title)
+    axes.set_xscale("log")
 
 
 def main() -> None:

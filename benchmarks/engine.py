@@ -23,8 +23,8 @@ from statistics import median
 
 from unisono.cli._bench import groups
 from unisono.cli._bench.cases import case_of
-from unisono.cli._bench.driver import Plan, measure
-from unisono.cli._bench.figures import Row
+from unisono.cli._bench.driver import BenchSettings, measure
+from unisono.cli._bench.figures import BenchRow
 from unisono.units import format_bytes, parse_bytes
 
 RESULTS = Path(__file__).parent / "results" / "engine.json"
@@ -52,24 +52,24 @@ def target(collective: str, n: int, size: int) -> float:
     return 0.7 if size <= 1 << 20 else 0.95
 
 
-def world(n: int, sizes: str, peers: Sequence[str]) -> Iterator[Row]:
+def world(n: int, sizes: str, peers: Sequence[str]) -> Iterator[BenchRow]:
     """Every row of a number of ranks, as it is measured."""
     with groups.running(["unisono", *peers], n) as started:
         for name in ("all_reduce", *(OTHER_COLLECTIVES if n in (2, 4) else ())):
             chosen = sizes or (ALL_REDUCE if name == "all_reduce" else OTHERS)
             for size in chosen.split(","):
                 case = case_of(name, n, parse_bytes(size), "float32", "sum", 0)
-                yield from measure(case, started, [""], Plan())
+                yield from measure(case, started, [""], BenchSettings())
 
 
-def on_shared_buffers(n: int) -> Row:
+def on_shared_buffers(n: int) -> BenchRow:
     """all_reduce of 64 MiB on buffers from comm.empty."""
     with groups.running(["unisono"], n) as started:
         case = case_of("all_reduce", n, 64 << 20, "float32", "sum", 0)
-        return measure(case, started, [""], Plan(shared=True))[0]
+        return measure(case, started, [""], BenchSettings(shared=True))[0]
 
 
-def line(row: Row) -> str:
+def line(row: BenchRow) -> str:
     """One row, as it is told while measuring."""
     case, ours = row.case, row.compared
     time_us = ours.seconds * 1e6 if ours else math.nan
@@ -84,7 +84,7 @@ def line(row: Row) -> str:
     return "  ".join(told).rstrip()
 
 
-def table(rows: Sequence[Row], collective: str) -> Iterator[str]:
+def table(rows: Sequence[BenchRow], collective: str) -> Iterator[str]:
     """Ratios of one collective: sizes down, numbers of ranks across."""
     mine = [row for row in rows if row.case.collective == collective]
     worlds = sorted({row.case.n for row in mine})
@@ -100,7 +100,7 @@ def table(rows: Sequence[Row], collective: str) -> Iterator[str]:
         yield f"{format_bytes(size):<16}" + "".join(cells)
 
 
-def floors(rows: Sequence[Row], shared: Sequence[Row]) -> Iterator[str]:
+def floors(rows: Sequence[BenchRow], shared: Sequence[BenchRow]) -> Iterator[str]:
     """How near all_reduce of 64 MiB comes to the floor."""
     large = [r for r in rows if r.case.collective == "all_reduce"]
     for name, some in (("ordinary", large), ("comm.empty", shared)):
@@ -114,7 +114,7 @@ def floors(rows: Sequence[Row], shared: Sequence[Row]) -> Iterator[str]:
                 )
 
 
-def gloo_line(rows: Sequence[Row]) -> str:
+def gloo_line(rows: Sequence[BenchRow]) -> str:
     """How many times faster than gloo."""
     ratios = [1 / r.ratio_to("gloo") for r in rows if r.ratio_to("gloo") > 0]
     if not ratios:
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--peers", default=",".join(groups.PEERS))
     told = parser.parse_args()
     peers = [name for name in told.peers.split(",") if name]
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     try:
         for n in told.ranks or WORLDS:
             for row in world(n, told.sizes, peers):

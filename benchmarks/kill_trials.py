@@ -18,8 +18,18 @@ import itertools
 import secrets
 import sys
 import time
+from pathlib import Path
 
-from unisono.testing.faults import PLACEMENTS, Lab, Report, draw, draw_jitter, summary
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from kill_trials.trials import (
+    PLACEMENTS,
+    TrialReport,
+    TrialServer,
+    draw,
+    draw_jitter,
+    summary,
+)
 
 LIMIT_MS = {"one host": 100.0, "several": 1000.0}
 """What 99 of 100 survivors must keep to."""
@@ -34,30 +44,30 @@ def main() -> int:
     places = PLACEMENTS if across else ((),)
     print(f"seed        {seed}{', across hosts' * across}")
     began = time.monotonic()
-    killed: list[Report] = []
-    slow: list[Report] = []
-    with Lab() as lab:
+    killed: list[TrialReport] = []
+    slow: list[TrialReport] = []
+    with TrialServer() as server:
         trials = itertools.chain(
             draw(seed, count, placements=places),
             draw_jitter(seed, count // 10, placements=places),
         )
         for number, trial in enumerate(trials):
-            report = lab.run(trial)
+            report = server.run(trial)
             (killed if trial.action == "kill" else slow).append(report)
             if report.problems:
-                _tell(number, report)
+                _print(number, report)
             if sys.stderr.isatty():
                 print(f"\r{number + 1}", end="", file=sys.stderr)
-    told = summary(killed)
-    print(told.text)
+    totals = summary(killed)
+    print(totals.text)
     wrong = sum(bool(r.problems) for r in slow)
     print(f"slow ranks  {len(slow)} trials, {wrong} failures")
     print(f"took        {time.monotonic() - began:.0f} s")
     limit_ms = LIMIT_MS["several" if across else "one host"]
-    return int(bool(told.failures or wrong or told.p99_ms > limit_ms))
+    return int(bool(totals.failures or wrong or totals.p99_ms > limit_ms))
 
 
-def _tell(number: int, report: Report) -> None:
+def _print(number: int, report: TrialReport) -> None:
     print(f"trial {number}: {report.trial}")
     for problem in report.problems:
         print(f"  {problem}")

@@ -1,7 +1,7 @@
 """How much of the communication hides behind computing: DDP and FSDP on a slow link.
 
     sudo .venv/bin/python benchmarks/overlap.py [--rate 500mbit] [--ranks 2]
-    python benchmarks/overlap.py --injected     no root: delays put in by testing.slow
+    python benchmarks/overlap.py --injected     no root: delays put in by slow_link
 
 The ranks are hosts of their own, network namespaces whose links have a rate that the
 kernel keeps. All strategies train the same small GPT and take turns, step by step:
@@ -35,8 +35,11 @@ from torch.nn import functional
 import unisono
 from unisono.parallel import DDP, FSDP, PlainDDP
 from unisono.testing import Hosts, hosts_available, world_across
-from unisono.testing.slow import SlowLink
 from unisono.units import parse_rate
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from slow_link import SlowLink
 
 RESULTS = Path(__file__).parent / "results" / "overlap.json"
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -209,7 +209,7 @@ def rank_main(rank: int, n: int, folder: str, size: list[int], job: Any) -> None
         if isinstance(job, int):
             row = measured(size, job, comm)
         else:
-            every = comm.all_gather_object(peak(job, size, comm))
+            every = comm.all_gather_objects(peak(job, size, comm))
             row = {job: [max(kind) for kind in zip(*every, strict=True)]}
     if rank == 0:
         Path(folder, "row.json").write_text(json.dumps(row))

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import unisono
 from unisono.parallel import DDP, FSDP, ZeRO, parallelize, ring_attention
-from unisono.parallel.tensor import attention_plan, mlp_plan
+from unisono.parallel.model.tensor import attention_plan, mlp_plan
 
 N, WIDTH, HEADS, LAYERS, LENGTH, WORDS = 4, 64, 4, 3, 64, 96
 STEPS = 8
@@ -184,16 +184,16 @@ class Run:
         sharding = getattr(sharding, "_sharding", sharding)
         self.units = sharding.units if isinstance(sharding, FSDP) else []
         owned = [p.untyped_storage().data_ptr() for p in inner.parameters()]
-        owned += [unit.full.untyped_storage().data_ptr() for unit in self.units]
+        owned += [unit.flat_param.untyped_storage().data_ptr() for unit in self.units]
         self.kept = Activations(set(owned))
 
     def measure(self) -> dict[str, int]:
         """What this rank holds, by kind."""
         if self.units:
             params = sum(u.shard.nbytes for u in self.units)
-            whole = sum(u.full.nbytes for u in self.units if u.gathered)
-            pieces = [p.param.grad for u in self.units for p in u.pieces]
-            grads = [u.grads for u in self.units] + pieces
+            whole = sum(u.flat_param.nbytes for u in self.units if u.unsharded)
+            local_shards = [p.param.grad for u in self.units for p in u.local_shards]
+            grads = [u.grads for u in self.units] + local_shards
         else:
             own = list(self.inner.parameters())
             params, whole = sum(p.nbytes for p in own), 0

@@ -23,7 +23,7 @@ from unisono.schedule import Schedule, Step
 from unisono.schedule.collective import Ints
 from unisono.schedule.step import together
 from unisono.simulate import simulate
-from unisono.simulate.conditions import Conditions, World
+from unisono.simulate.conditions import Conditions, SimulatedWorld
 from unisono.simulate.events import loaded
 from unisono.simulate.messages import chunk_bytes
 from unisono.topology import Topology, parse
@@ -210,7 +210,7 @@ def events() -> list[dict[str, object]]:
     ):
         where = parse(topology)
         schedule = unisono.schedule("all_reduce", algorithm, n=where.n)
-        world = World.of(where, Conditions())
+        world = SimulatedWorld.of(where, Conditions())
         ready, simulator = timed(
             partial(loaded, schedule, world, chunk_bytes(schedule, GIB))
         )

@@ -42,7 +42,7 @@ import numpy as np
 
 import unisono
 from unisono import Communicator
-from unisono.cli._matplotlib import pyplot, save
+from unisono.cli._plot import pyplot, save, style
 from unisono.simulate import simulate
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.topology import Topology
@@ -286,12 +286,15 @@ def draw(told: dict[str, Any]) -> None:
         alpha=0.15,
         label="25 % either way",
     )
-    axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
-    axes.set_title(
-        f"{told['cases']} held-out cases: median error {told['median']:.1%}, "
-        f"90 % below {told['p90']:.1%}"
+    style(
+        axes,
+        xscale="log",
+        yscale="log",
+        xlabel="measured, ms",
+        ylabel="predicted, ms",
+        title=f"{told['cases']} held-out cases: median error {told['median']:.1%}, "
+        f"90 % below {told['p90']:.1%}",
     )
-    axes.legend()
     save(figure, PICTURE)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import unisono
 from unisono.schedule import check_exactly
-from unisono.schedule.domains import Lot, Values
+from unisono.schedule.domains import ChunkState, ValueState
 from unisono.schedule.schedule import Schedule
 
 RESULTS = Path(__file__).parent / "results" / "verification.json"
@@ -58,7 +58,7 @@ def generate(schedule: Schedule) -> int:
 
 def with_numpy(schedule: Schedule) -> None:
     """Verify sums without the native core."""
-    lot: Lot = Values(schedule, 0, schedule.num_slots, seed=1, native=False)
+    lot: ChunkState = ValueState(schedule, 0, schedule.num_slots, seed=1, native=False)
     for step in schedule:
         lot.run(step)
     if lot.first_wrong():

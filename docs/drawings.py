@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from unisono.parallel.estimate import Model, Setting, estimates
+from unisono.models import of_size
+from unisono.parallel.estimate import Setting, estimates
 from unisono.simulate import TrainingStep, compare, train
 from unisono.topology import parse
 from unisono.units import format_bytes, format_seconds
@@ -167,7 +168,7 @@ def _lanes(words: str, step: TrainingStep, y: float, scale: float) -> Iterable[s
 def memory() -> str:
     """Model states on a rank by strategy: parameters, gradients, optimizer."""
     weights, n = 7_000_000_000, 64
-    made = list(estimates(Model("7B", weights, layers=32), Setting(n)))
+    made = list(estimates(of_size("7B", weights), Setting(n)))
     scale = 500 / max(e.memory for e in made)
     parts: list[str] = []
     for row, e in enumerate(made):

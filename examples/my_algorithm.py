@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono import Step, algorithm, copy
+from unisono import Step, algorithm
+from unisono.schedule import copy_step
 
 
 @algorithm
@@ -19,4 +20,4 @@ def all_gather(n: int) -> Iterator[Step]:
     """Chunk c leaves rank c and drops a copy at every other rank."""
     c = np.arange(n)
     for hop in range(n - 1):
-        yield copy(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+        yield copy_step(c, src=(c + hop) % n, dst=(c + hop + 1) % n)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono import Step, algorithm, copy
-from unisono.algorithms import Need
+from unisono import Step, algorithm
+from unisono.algorithms import Requirement
+from unisono.schedule import copy_step
 
-even = Need("an even number of ranks (or one)", lambda n: n == 1 or n % 2 == 0)
+even = Requirement("an even number of ranks (or one)", lambda n: n == 1 or n % 2 == 0)
 
 
 @algorithm(needs=even, alike="ring or circulant")
@@ -25,10 +26,10 @@ def all_gather(n: int) -> Iterator[Step]:
         return
     r = np.arange(n)
     side = np.where(r % 2 == 0, 1, -1)  # whom each rank speaks to first
-    yield copy(r, src=r, dst=(r + side) % n)
+    yield copy_step(r, src=r, dst=(r + side) % n)
     news = r - r % 2  # the pair of chunks learnt last begins here
     for step in range(1, n // 2):
         other = (r - side) % n if step % 2 else (r + side) % n
         pair = np.stack([news, news + 1], axis=1)
-        yield copy(pair, src=r[:, None], dst=other[:, None])
+        yield copy_step(pair, src=r[:, None], dst=other[:, None])
         news = news[other]

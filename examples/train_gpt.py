@@ -311,7 +311,7 @@ def train(comm: Communicator, net: nn.Sequential, text: Text, told: Any) -> list
     sent = (comm.sent_bytes - before) / told.steps
     mine = f"peak memory {peak:.0f} MiB, sent {sent:,.0f} bytes"
     mine += f" per step, {waiting.seconds / spent:.0%} of the time in communication"
-    for rank, line in enumerate(comm.all_gather_object(mine)):
+    for rank, line in enumerate(comm.all_gather_objects(mine)):
         if comm.rank == 0:
             print(f"rank {rank}: {line}")
     return losses

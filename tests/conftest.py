@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-for _folder in ("algorithms", "runtime", "schedule"):
+for _folder in ("support", "algorithms", "runtime", "schedule"):
     sys.path.append(str(Path(__file__).parent / _folder))
 
 # The interpreters that tests start would all compile what they import, which takes as
@@ -35,6 +35,8 @@ settings.load_profile("unhurried")
 TOGETHER = {
     "test_pages.py": "site",
     "test_links.py": "site",
+    "test_reference.py": "site",
+    "test_wheel.py": "wheel",
     "test_explainer.py": "browser",
     "test_notebook.py": "browser",
     "test_studio.py": "browser",

@@ -1,6 +1,7 @@
 """What is published: the version, the files of sdist and wheel, how wheels are made."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ import unisono
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 HOOKS = """
 import sys
 from scikit_build_core import build
@@ -56,9 +58,16 @@ def test_the_version_is_written_in_one_place(wheel):
     assert told["Version"] == unisono.__version__
 
 
-def test_changelog_has_the_version():
+def test_changelog_has_the_version_and_keeps_its_form():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## [{unisono.__version__}]" in text or "\n## [Unreleased]" in text
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions[0] == "[Unreleased]"
+    assert unisono.__version__ in text
+    for version in versions[1:]:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", version)
+    for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.*)$", part, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS if kind in kinds]
 
 
 def test_wheel_has_everything_that_is_used_at_run_time(wheel):

@@ -35,6 +35,11 @@ import unisono, unisono._native
 print(unisono.__version__, unisono.__file__, unisono._native.__file__)
 """
 
+HOOKS = """
+from unisono import _native
+print(*{"arm_failpoints", "failpoint_names", "fuzz_frames"} & set(dir(_native)))
+"""
+
 
 def main() -> None:
     """Every check, in an empty folder."""
@@ -42,6 +47,7 @@ def main() -> None:
         smoke = Smoke(Path(folder))
         smoke.no_compiler()
         smoke.imports()
+        smoke.no_test_hooks()
         smoke.two_ranks()
         smoke.explains()
     print("smoke test: passed")
@@ -74,6 +80,11 @@ class Smoke:
             inside = Path(file).is_relative_to(sys.prefix)
             expect(inside, f"{file} is not installed in {sys.prefix}")
         print(f"import: unisono {told}")
+
+    def no_test_hooks(self) -> None:
+        """Failpoints and the fuzzer are for editable installs."""
+        found = self.run(sys.executable, "-c", HOOKS).split()
+        expect(not found, f"the native core has {found}, which are for tests")
 
     def two_ranks(self) -> None:
         """An all_reduce of two processes gives the sum on both."""

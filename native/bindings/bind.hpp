@@ -20,13 +20,13 @@ void bind_wires(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);
 void bind_codec(nanobind::module_ &m);
 
-// What Python holds of an encrypted connection, until native code takes it over. Not Tls
-// itself: then the last reference would be Python's, whichever thread lets go of it.
+// What Python holds of an encrypted connection until native code takes it over. Not Tls
+// itself: its last reference must not be Python's, whichever thread releases it.
 struct TlsHolder {
   std::shared_ptr<unisono::Tls> tls;
 };
 
-// A key as Python has it.
+// A key as Python passes it.
 inline unisono::Key key_of(const nanobind::bytes &bytes) {
   unisono::Key key;
   if (bytes.size() != key.size())

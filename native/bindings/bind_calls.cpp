@@ -1,9 +1,9 @@
-// How a call from Python begins: on its caller's thread if nothing stands before it, or
-// queued behind what does.
+// How a call from Python begins: on its caller's thread if the queue is empty, or else
+// queued.
 //
-// A call on its caller's thread keeps the interpreter lock for as long as it takes to look
-// a few times whether the others are there; if they are not, or if there is much to move,
-// the lock is let go. All ways in stand in one file, so that the shortest is not split.
+// A call on its caller's thread keeps the interpreter lock while it checks a few times for
+// the other ranks; if they have not arrived, or if there is much data, it releases the
+// lock. All entry points are in one file, so that the compiler can inline the shortest.
 
 #include "bindings/bind.hpp"
 
@@ -21,12 +21,12 @@ using namespace unisono;
 
 namespace {
 
-// Beyond this much data the interpreter lock is given up at once.
+// With more data than this the interpreter lock is released at once.
 constexpr std::size_t brief_bytes = 32768;
 constexpr std::uint32_t brief_spins = 1000;
 
-// Raises what a signal's handler raised, even if another rank's failure came first;
-// otherwise whether the work was done.
+// Raises what a signal handler raised, even if another rank's failure came first; otherwise
+// whether the work succeeded.
 bool outcome(const Task &op) {
   if (PyErr_Occurred())
     throw nb::python_error();
@@ -34,39 +34,38 @@ bool outcome(const Task &op) {
 }
 
 bool drive(Comm &comm, Task &op, std::size_t bytes) {
-  const bool brief = bytes <= brief_bytes && !comm.mesh().between_threads();
-  const std::uint32_t spins = std::min(brief_spins, comm.patience.spins);
+  const bool brief = bytes <= brief_bytes && !comm.host_peers().between_threads();
+  const std::uint32_t spins = std::min(brief_spins, comm.wait_policy.spins);
   if (brief && comm.try_drive(op, spins))
     return outcome(op);
   {
-    Unlocked unlocked;
-    comm.drive(op, comm.patience, signalled);
+    GilRelease unlocked;
+    comm.drive(op, comm.wait_policy, signal_raised);
   }
   return outcome(op);
 }
 
-// To its end, what `begin_inline` has begun; then those may go on who came meanwhile.
+// Completes what `begin_inline` has begun; then calls queued meanwhile may run.
 bool drive_inline(Comm &comm, Collective &op, std::size_t bytes) {
   struct End {
     Comm &comm;
     ~End() { comm.end_inline(); }
   } end{comm};
-  op.record->site = site_here();
+  op.record->site = call_site_here();
   return drive(comm, op, bytes);
 }
 
-// The buffers of a blocking call. If it fails, in whatever way, while another rank is in
-// the middle of writing to them, that rank may be stopped there and write on at any time
-// later: so they are never let go.
+// The buffers of a blocking call. If it fails while another rank is writing to them, that
+// rank may be stopped there and continue at any time: then they are never released.
 class Buffers {
 public:
   Buffers(Comm &comm, nb::handle first, nb::handle second = {})
       : comm_(comm), held_{first, second} {}
   ~Buffers() {
-    if (done_ || !comm_.lending().touched())
+    if (done_ || !comm_.zero_copy().has_writers())
       return;
     for (const nb::handle held : held_)
-      held.inc_ref(); // for good; the interpreter lock is held here
+      held.inc_ref(); // never released; the interpreter lock is held here
   }
   Buffers(const Buffers &) = delete;
   Buffers &operator=(const Buffers &) = delete;
@@ -82,16 +81,16 @@ Work submit(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t 
             std::uint64_t output, std::int64_t timeout) {
   return {comm,
           comm->submit(plan.plan, reinterpret_cast<const void *>(input),
-                       reinterpret_cast<void *>(output), timeout, site_here()),
+                       reinterpret_cast<void *>(output), timeout, call_site_here()),
           {}};
 }
 
-// Takes back a queued call whose caller was interrupted: its buffers are the caller's
-// again. Without the interpreter lock, which whoever is in a call may be waiting for.
+// Cancels a queued call whose caller was interrupted: its buffers belong to the caller
+// again. Releases the interpreter lock, which a thread inside a call may be waiting for.
 void give_up(Comm &comm, const Work &work) {
   const auto me = std::uint32_t(comm.rank());
-  Unlocked unlocked;
-  comm.condemn({Trouble::interrupted, me, me, std::uint32_t(work.op->seq)});
+  GilRelease unlocked;
+  comm.abort({FailureKind::interrupted, me, me, std::uint32_t(work.op->seq)});
   comm.cancel(work.op);
 }
 
@@ -103,7 +102,7 @@ bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t inp
                                       reinterpret_cast<void *>(output), timeout);
   if (op != nullptr)
     return buffers.release(drive_inline(*comm, *op, bytes));
-  Work work = submit(comm, plan, input, output, timeout); // others come first
+  Work work = submit(comm, plan, input, output, timeout); // the queue is not empty
   try {
     return buffers.release(work.wait(-1) == Task::succeeded);
   } catch (nb::python_error &) {
@@ -112,12 +111,13 @@ bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t inp
   }
 }
 
-// A plain call that was made before. 0: it was not, go the long way; 1: done; 2: failed.
+// A plain call that was made before. 0: not cached, use the general path; 1: done; 2:
+// failed.
 int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
           nb::handle root) {
-  Shortcuts::Found found = comm.shortcuts.find(kind, x, out, op, root);
-  if (found.plan == nullptr || comm.closed() || comm.mesh().forked() ||
-      comm.verdict().trouble != Trouble::none)
+  PlanCache::Found found = comm.plan_cache.find(kind, x, out, op, root);
+  if (found.plan == nullptr || comm.closed() || comm.host_peers().forked() ||
+      comm.failure().kind != FailureKind::none)
     return 0;
   const std::size_t bytes = found.plan->output_bytes + found.plan->input_bytes;
   Collective *task =
@@ -128,7 +128,7 @@ int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
   return buffers.release(drive_inline(comm, *task, bytes)) ? 1 : 2;
 }
 
-// The same as a plain C function of Python's, which is called the quickest way there is.
+// The same as a C function of Python, which has the cheapest calling convention.
 PyObject *quick_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   if (count != 5) {
     PyErr_SetString(PyExc_TypeError, "quick: expected kind, x, out, op, root");
@@ -139,7 +139,7 @@ PyObject *quick_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                                  args[1], args[2], args[3], args[4]));
   } catch (nb::python_error &raised) {
     raised.restore();
-  } catch (const std::exception &error) { // nothing of C++ may leave through Python
+  } catch (const std::exception &error) { // no C++ exception may pass through Python
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
   return nullptr;
@@ -160,16 +160,16 @@ std::shared_ptr<Transfer> enter(Comm &comm, bool sends, std::int64_t peer, std::
                                 const Note &note, std::int64_t timeout) {
   auto op = std::make_shared<Transfer>(
       comm, sends ? Transfer::Direction::send : Transfer::Direction::receive,
-      peer < 0 ? Post::any : std::size_t(peer), tag, reinterpret_cast<void *>(data), bytes,
-      type);
+      peer < 0 ? Channels::any : std::size_t(peer), tag, reinterpret_cast<void *>(data),
+      bytes, type);
   op->timeout = timeout;
   comm.record(*op, note, now_ns());
   op->record->peer = std::int32_t(peer);
   op->record->tag = std::int32_t(tag);
-  op->record->site = site_here();
+  op->record->site = call_site_here();
   op->record->begun = op->record->created;
   op->record->state.store(Record::started, std::memory_order_relaxed);
-  comm.post().enter(op);
+  comm.channels().submit(op);
   return op;
 }
 
@@ -193,7 +193,7 @@ void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
   comm.def("remember",
            [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
               nb::handle root, const PlanHolder &plan) {
-             c.shortcuts.remember(kind, x, out, op, root, plan.plan);
+             c.plan_cache.remember(kind, x, out, op, root, plan.plan);
            },
            nb::arg("kind"), nb::arg("x"), nb::arg("out").none(), nb::arg("op").none(),
            nb::arg("root"), nb::arg("plan"))
@@ -205,10 +205,10 @@ void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
            nb::arg("data"), nb::arg("bytes"), nb::arg("type"), nb::arg("collective"),
            nb::arg("dtype"), nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"));
   m.def("quick_of", &quick_of, nb::arg("comm"));
-  m.def("learn_arrays", &Shortcuts::learn, nb::arg("type"), nb::arg("probe"),
+  m.def("learn_arrays", &PlanCache::learn, nb::arg("type"), nb::arg("probe"),
         nb::arg("data"), nb::arg("shape"));
-  m.def("array_address", [](nb::handle x) { // 0: not an array, or not known how to read one
-    const ArrayHead *a = Shortcuts::array(x);
+  m.def("array_address", [](nb::handle x) { // 0: not an array, or its layout is not known
+    const ArrayHead *a = PlanCache::array(x);
     return a == nullptr ? std::uintptr_t(0) : reinterpret_cast<std::uintptr_t>(a->data);
-  });
+  }, nb::arg("x"));
 }

@@ -1,5 +1,5 @@
-// The Python face of the codecs: bytes in, bytes out, and everything checked that could make
-// a kernel leave its buffers.
+// Bindings of the codecs: bytes in, bytes out, with checks of everything that could make a
+// kernel access memory outside its buffers.
 
 #include "bindings/bind.hpp"
 

@@ -1,5 +1,5 @@
-// The Python face of what a process has once: the memory it shares, its connections to
-// other hosts, the records of its calls and the trace of them.
+// Bindings of what a process has once: shared memory, connections to other hosts, the
+// records of its calls and their trace.
 
 #include "bindings/bind.hpp"
 
@@ -26,12 +26,12 @@ using namespace unisono;
 
 namespace {
 
-Engine engine_on(std::shared_ptr<Mesh> mesh) {
-  return {std::move(mesh), std::make_shared<Recorder>(), make_kept<Progress>(),
+Engine engine_on(std::shared_ptr<HostPeers> host_peers) {
+  return {std::move(host_peers), std::make_shared<Recorder>(), make_fork_safe<Progress>(),
           nullptr};
 }
 
-// The calls that are remembered, the oldest first.
+// The recorded calls, the oldest first.
 nb::list records(const Engine &engine) {
   nb::list all;
   const auto &ring = engine.recorder->ring();
@@ -39,14 +39,14 @@ nb::list records(const Engine &engine) {
   const std::uint64_t first = count > ring.size() ? count - ring.size() : 0;
   for (std::uint64_t i = first; i < count; ++i) {
     const Record &r = ring[i % ring.size()];
-    all.append(nb::make_tuple(r.id, r.communicator, told(r.note), r.created, r.begun,
+    all.append(nb::make_tuple(r.id, r.communicator, note_tuple(r.note), r.created, r.begun,
                               r.ended, r.state.load(), r.peer, r.tag, r.encoded,
                               r.decoded, r.site));
   }
   return all;
 }
 
-// What a ring of the trace holds, the oldest first, and how many entries there ever were.
+// The entries of a ring of the trace, the oldest first, and how many there ever were.
 template <class Ring> nb::tuple held(const Ring &ring) {
   const std::uint64_t count = ring.count.load(std::memory_order_acquire);
   const std::uint64_t first = count > ring.capacity ? count - ring.capacity : 0;
@@ -58,7 +58,7 @@ template <class Ring> nb::tuple held(const Ring &ring) {
   return nb::make_tuple(nb::bytes(all.data(), all.size()), count);
 }
 
-// Calls, and the moments they are made of.
+// Calls, and the moments that they consist of.
 nb::tuple traced(const Engine &engine) {
   const auto nothing = [] { return nb::make_tuple(nb::bytes("", 0), 0); };
   if (!engine.trace->made())
@@ -66,26 +66,28 @@ nb::tuple traced(const Engine &engine) {
   return nb::make_tuple(held(engine.trace->calls()), held(engine.trace->moments()));
 }
 
-// A buffer in shared memory that its owner's collectives use in place.
-nb::object buffer(Engine &engine, std::size_t bytes) {
+using Buffer = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+// A buffer in shared memory that its owner's collectives access in place.
+Buffer buffer(Engine &engine, std::size_t bytes) {
   struct Hold {
-    std::shared_ptr<Mesh> mesh;
+    std::shared_ptr<HostPeers> host_peers;
     std::shared_ptr<Memory> memory;
     std::uint64_t id;
-    ~Hold() { mesh->drop(id); }
+    ~Hold() { host_peers->drop(id); }
   };
   std::uint64_t id;
   {
     nb::gil_scoped_release unlocked;
-    id = engine.mesh->create(std::max<std::size_t>(bytes, 1));
+    id = engine.host_peers->create(std::max<std::size_t>(bytes, 1));
   }
-  auto *hold = new Hold{engine.mesh, engine.mesh->find(engine.mesh->rank(), id), id};
+  auto *hold = new Hold{engine.host_peers,
+                        engine.host_peers->find(engine.host_peers->rank(), id), id};
   nb::capsule owner(hold, [](void *p) noexcept { delete static_cast<Hold *>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(hold->memory->data(),
-                                                                    {bytes}, owner));
+  return Buffer(hold->memory->data(), {bytes}, owner);
 }
 
-// Gives an engine its connections to other hosts, by which it hears who lives.
+// Gives an engine its connections to other hosts, which report liveness.
 void live(Engine &engine, const std::vector<WireHolder *> &wires,
           const std::vector<nb::bytes> &outgoing, const std::vector<nb::bytes> &incoming,
           std::uint32_t epoch, std::int64_t beat, std::int64_t limit) {
@@ -94,18 +96,20 @@ void live(Engine &engine, const std::vector<WireHolder *> &wires,
     if (wires[q] != nullptr)
       connections[q] = {std::move(wires[q]->held()), key_of(outgoing.at(q)),
                         key_of(incoming.at(q))};
-  // Not the engine itself, which holds the lifeline.
-  const auto sink = [mesh = engine.mesh, progress = engine.progress](const Event &event) {
-    if (event.kind == Event::Kind::dead && event.rank < mesh->size())
-      mesh->bury(event.rank);
+  // Not the engine itself, which owns the lifeline.
+  const auto sink = [host_peers = engine.host_peers,
+                     progress = engine.progress](const Event &event) {
+    if (event.kind == Event::Kind::dead && event.rank < host_peers->size())
+      host_peers->mark_dead(event.rank);
     else if (event.kind != Event::Kind::left)
-      progress->hear(event);
+      progress->handle_event(event);
   };
-  engine.lifeline = make_kept<Lifeline>(engine.mesh->rank(), std::move(connections),
-                                        Lifeline::Options{epoch, beat, limit}, sink);
+  engine.lifeline =
+      make_fork_safe<Lifeline>(engine.host_peers->rank(), std::move(connections),
+                               Lifeline::Options{epoch, beat, limit}, sink);
 }
 
-// Errors of the system come as OSError, or MemoryError if that is what they say.
+// System errors are raised as OSError, or MemoryError for ENOMEM.
 void translate(const std::exception_ptr &p, void *) {
   try {
     std::rethrow_exception(p);
@@ -120,63 +124,73 @@ void translate(const std::exception_ptr &p, void *) {
 
 void bind_engine(nb::module_ &m) {
   nb::register_exception_translator(translate);
-  nb::class_<Hub>(m, "Hub").def(nb::init<std::size_t>(), nb::arg("n"));
+  nb::class_<PeerTable>(m, "PeerTable").def(nb::init<std::size_t>(), nb::arg("n"));
   nb::class_<Engine>(m, "Engine")
       .def_static(
           "between_threads",
-          [](std::shared_ptr<Hub> hub, std::size_t rank) {
-            return engine_on(make_kept<Mesh>(rank, hub));
+          [](std::shared_ptr<PeerTable> table, std::size_t rank) {
+            return engine_on(make_fork_safe<HostPeers>(rank, table));
           },
-          nb::arg("hub"), nb::arg("rank"))
+          nb::arg("table"), nb::arg("rank"))
       .def_static(
           "between_processes",
           [](std::size_t rank, std::vector<int> sockets, std::vector<int> pids) {
-            return engine_on(make_kept<Mesh>(rank, sockets, pids));
+            return engine_on(make_fork_safe<HostPeers>(rank, sockets, pids));
           },
           nb::arg("rank"), nb::arg("sockets"), nb::arg("pids"))
-      .def("create", [](Engine &e, std::size_t bytes) { return e.mesh->create(bytes); },
-           nb::call_guard<nb::gil_scoped_release>(), nb::arg("bytes"))
-      .def("has",
-           [](Engine &e, std::size_t owner, std::uint64_t id) {
-             return e.mesh->find(owner, id) != nullptr;
-           },
-           nb::arg("owner"), nb::arg("id"))
-      .def("drop", [](Engine &e, std::uint64_t id) { e.mesh->drop(id); },
-           nb::call_guard<nb::gil_scoped_release>(), nb::arg("id"))
+      .def(
+          "create",
+          [](Engine &e, std::size_t bytes) { return e.host_peers->create(bytes); },
+          nb::call_guard<nb::gil_scoped_release>(), nb::arg("bytes"))
+      .def(
+          "has",
+          [](Engine &e, std::size_t owner, std::uint64_t id) {
+            return e.host_peers->find(owner, id) != nullptr;
+          },
+          nb::arg("owner"), nb::arg("id"))
+      .def(
+          "drop", [](Engine &e, std::uint64_t id) { e.host_peers->drop(id); },
+          nb::call_guard<nb::gil_scoped_release>(), nb::arg("id"))
       .def("buffer", &buffer, nb::arg("bytes"))
-      .def("bury", [](Engine &e, std::size_t rank) { e.mesh->bury(rank); }, nb::arg("rank"))
-      .def("dead", [](Engine &e, std::size_t rank) { return e.mesh->dead(rank); },
-           nb::arg("rank"))
-      .def("ended", [](Engine &e, std::size_t rank) { return e.mesh->ended(rank); },
-           nb::arg("rank"))
-      .def("starved", [](Engine &e) { return e.mesh->starved(); })
-      .def("forked", [](Engine &e) { return e.mesh->forked(); })
-      .def("live", &live, nb::arg("wires"), nb::arg("outgoing"), nb::arg("incoming"),
-           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
+      .def(
+          "mark_dead", [](Engine &e, std::size_t rank) { e.host_peers->mark_dead(rank); },
+          nb::arg("rank"))
+      .def(
+          "dead", [](Engine &e, std::size_t rank) { return e.host_peers->dead(rank); },
+          nb::arg("rank"))
+      .def(
+          "ended", [](Engine &e, std::size_t rank) { return e.host_peers->ended(rank); },
+          nb::arg("rank"))
+      .def("out_of_resources", [](Engine &e) { return e.host_peers->out_of_resources(); })
+      .def("forked", [](Engine &e) { return e.host_peers->forked(); })
+      .def("connect_lifeline", &live, nb::arg("wires"), nb::arg("outgoing"),
+           nb::arg("incoming"), nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};
            })
       .def("records", &records)
-      .def("start_trace",
-           [](Engine &e, std::size_t moments, std::size_t calls) {
-             if (moments == 0 || calls == 0)
-               throw nb::value_error("start_trace: a ring holds at least one entry");
-             e.trace->start(moments, calls);
-           },
-           nb::arg("moments"), nb::arg("calls"))
+      .def(
+          "start_trace",
+          [](Engine &e, std::size_t moments, std::size_t calls) {
+            if (moments == 0 || calls == 0)
+              throw nb::value_error("start_trace: a ring holds at least one entry");
+            e.trace->start(moments, calls);
+          },
+          nb::arg("moments"), nb::arg("calls"))
       .def("stop_trace", [](Engine &e) { e.trace->stop(); })
-      .def("traces", [](Engine &e) { return e.trace->on(); })
-      .def("traced", &traced)
-      .def("close",
-           [](Engine &e) {
-             if (e.lifeline)
-               e.lifeline->close();
-             e.mesh->close();
-           },
-           nb::call_guard<nb::gil_scoped_release>());
-  m.def("look_for_sites", &look_for_sites, nb::arg("ours"));
-  m.def("site_frames", &site_frames, nb::arg("site"));
+      .def("is_tracing", [](Engine &e) { return e.trace->on(); })
+      .def("trace_entries", &traced)
+      .def(
+          "close",
+          [](Engine &e) {
+            if (e.lifeline)
+              e.lifeline->close();
+            e.host_peers->close();
+          },
+          nb::call_guard<nb::gil_scoped_release>());
+  m.def("enable_call_sites", &enable_call_sites, nb::arg("ours"));
+  m.def("call_site_frames", &call_site_frames, nb::arg("site"));
   m.def("now_ns", &now_ns);
-  m.def("process_ends", [] { process_ends.store(true, std::memory_order_release); });
+  m.def("process_exiting", [] { process_exiting.store(true, std::memory_order_release); });
 }

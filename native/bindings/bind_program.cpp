@@ -1,15 +1,17 @@
-// The Python face of what a call runs: programs come as tables of numbers, plans as a
-// program for each way of lending and where the chunks lie.
+// Bindings of programs, which come as tables of numbers, and plans: a program for each
+// combination of exposed buffers, and the offsets of the chunks.
 
 #include "bindings/bind.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -49,17 +51,17 @@ void make_program(ProgramHolder *self, const Table &actions, const Table &source
       Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
               rows<Program::Wait>(waits), rows<Program::Wait>(exits), std::move(lead),
               std::move(readers), std::move(deliveries), tail, {}, {}, {}});
-  program->cross(rows<Program::Message>(messages));
+  program->add_messages(rows<Program::Message>(messages));
   new (self) ProgramHolder{std::move(program)};
 }
 
-// Notes also know the mean, which is a sum that is divided.
+// A note may also name the mean, which is a sum that is divided.
 unisono::Op kernel_op(int op) {
   return op == int(unisono::Op::count) ? unisono::Op::sum : unisono::Op(op);
 }
 
-// Codec, elements of a block, bytes to the first code and to the next, rounded by chance,
-// room for codes if they do not lie in the window.
+// Codec, elements per block, bytes to the first code and from one to the next, stochastic
+// rounding, bytes for codes outside the window.
 using CodingArgs =
     std::tuple<std::string, std::size_t, std::size_t, std::size_t, bool, std::size_t>;
 
@@ -80,16 +82,17 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
                const std::vector<std::int64_t> &piece,
                const std::vector<std::int64_t> &pieces, std::size_t input_bytes,
                std::size_t output_bytes, std::uint64_t sent_bytes, std::uint32_t divisor,
-               bool in_header, bool may_lend, bool may_reach, int lent_always, bool streams,
-               std::uint64_t fingerprint, int collective, int dtype, int op, int root,
-               std::uint64_t count, std::uint64_t content,
-               const std::vector<std::string> &texts, const nb::object &coding) {
+               bool in_header, bool may_expose, bool may_cross_memory, int always_exposed,
+               bool streams, std::uint64_t fingerprint, int collective, int dtype, int op,
+               int root, std::uint64_t count, std::uint64_t content,
+               const std::vector<std::string> &texts,
+               const std::optional<CodingArgs> &coding) {
   Note note{};
   if (!set_texts(note, texts))
     throw nb::value_error("a plan has names that are longer than a note");
   const auto plan = std::make_shared<Plan>();
-  if (!coding.is_none())
-    plan->coding = coding_of(nb::cast<CodingArgs>(coding), DType(dtype));
+  if (coding)
+    plan->coding = coding_of(*coding, DType(dtype));
   for (std::size_t i = 0; i < programs.size() && i < 4; ++i) {
     plan->programs[i] = programs[i]->program;
     plan->piece[i] = piece.at(i);
@@ -105,13 +108,13 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
   plan->sent_bytes = sent_bytes;
   plan->divisor = divisor;
   plan->in_header = in_header;
-  plan->may_lend = may_lend;
-  plan->may_reach = may_reach;
-  plan->lent_always = lent_always;
-  if (lent_always > 0) { // there is but this one
-    plan->programs[std::size_t(lent_always)] = plan->programs[0];
-    plan->piece[std::size_t(lent_always)] = plan->piece[0];
-    plan->pieces[std::size_t(lent_always)] = plan->pieces[0];
+  plan->may_expose = may_expose;
+  plan->may_cross_memory = may_cross_memory;
+  plan->always_exposed = always_exposed;
+  if (always_exposed > 0) { // there is only this one
+    plan->programs[std::size_t(always_exposed)] = plan->programs[0];
+    plan->piece[std::size_t(always_exposed)] = plan->piece[0];
+    plan->pieces[std::size_t(always_exposed)] = plan->pieces[0];
   }
   plan->streams = streams;
   plan->fingerprint = fingerprint;
@@ -127,7 +130,7 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
 void bind_program(nb::module_ &m) {
   m.attr("NOTE_BYTES") = sizeof(Note::text);
   m.attr("MOST_ACTIONS") = most_actions;
-  m.attr("MOST_RANKS") = Verdict::most_ranks;
+  m.attr("MOST_RANKS") = Failure::most_ranks;
   nb::class_<ProgramHolder>(m, "Program")
       .def("__init__", &make_program, nb::arg("actions"), nb::arg("sources"),
            nb::arg("waits"), nb::arg("exits"), nb::arg("lead"), nb::arg("readers"),
@@ -136,8 +139,8 @@ void bind_program(nb::module_ &m) {
       .def("__init__", &make_plan, nb::arg("programs"), nb::arg("input_at"),
            nb::arg("output_at"), nb::arg("size"), nb::arg("piece"), nb::arg("pieces"),
            nb::arg("input_bytes"), nb::arg("output_bytes"), nb::arg("sent_bytes"),
-           nb::arg("divisor"), nb::arg("in_header"), nb::arg("may_lend"),
-           nb::arg("may_reach"), nb::arg("lent_always"), nb::arg("streams"),
+           nb::arg("divisor"), nb::arg("in_header"), nb::arg("may_expose"),
+           nb::arg("may_cross_memory"), nb::arg("always_exposed"), nb::arg("streams"),
            nb::arg("fingerprint"), nb::arg("collective"), nb::arg("dtype"), nb::arg("op"),
            nb::arg("root"), nb::arg("count"), nb::arg("content"), nb::arg("texts"),
            nb::arg("coding").none());

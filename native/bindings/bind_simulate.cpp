@@ -1,4 +1,4 @@
-// The Python face of the event simulation: arrays in, arrays out.
+// Bindings of the event simulation: arrays in, arrays out.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
-// The Python face of an encrypted connection: how it is opened, and what is said on it while
-// ranks meet. After that native code takes it over.
+// Bindings of an encrypted connection: its handshake, and what is exchanged on it during
+// the rendezvous. After that native code takes it over.
 
 #include "bindings/bind.hpp"
 
@@ -15,7 +15,7 @@ using unisono::Tls;
 
 namespace {
 
-// As of a socket: BlockingIOError, ConnectionResetError, or OSError with EBADMSG.
+// As for a socket: BlockingIOError, ConnectionResetError, or OSError with EBADMSG.
 [[noreturn]] void raise_errno() {
   PyErr_SetFromErrno(PyExc_OSError);
   throw nb::python_error();
@@ -26,12 +26,12 @@ void make(TlsHolder *self, int fd, const nb::bytes &key, bool dials, std::uint64
   if (key.size() != bytes.size())
     throw nb::value_error("a key for TLS has 32 bytes");
   std::memcpy(bytes.data(), key.c_str(), bytes.size());
-  const auto side = dials ? Tls::Side::dialer : Tls::Side::answerer;
+  const auto side = dials ? Tls::Side::client : Tls::Side::server;
   new (self) TlsHolder{std::make_shared<Tls>(fd, bytes, side, lifetime)};
 }
 
-int shake(TlsHolder &self) {
-  const int awaited = self.tls->shake();
+int handshake(TlsHolder &self) {
+  const int awaited = self.tls->handshake();
   if (awaited < 0)
     raise_errno();
   return awaited;
@@ -60,9 +60,9 @@ void bind_tls(nb::module_ &m) {
   nb::class_<TlsHolder>(m, "Tls")
       .def("__init__", &make, nb::arg("fd"), nb::arg("key"), nb::arg("dials"),
            nb::arg("lifetime") = Tls::usual_lifetime)
-      .def("shake", &shake)
+      .def("handshake", &handshake)
       .def("send", &send, nb::arg("data"))
       .def("recv", &receive, nb::arg("most"))
-      .def("holds_bytes", [](const TlsHolder &self) { return self.tls->holds_bytes(); })
-      .def("changes", [](const TlsHolder &self) { return self.tls->changes(); });
+      .def("has_pending", [](const TlsHolder &self) { return self.tls->has_pending(); })
+      .def("key_updates", [](const TlsHolder &self) { return self.tls->key_updates(); });
 }

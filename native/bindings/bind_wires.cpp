@@ -77,7 +77,7 @@ void bind_wires(nb::module_ &m) {
       .def("receive", &receive, nb::arg("most"))
       .def("await_send", &await_send)
       .def("await_receive", &await_receive, nb::arg("bytes"))
-      .def("holds_bytes", [](WireHolder &self) { return self.held()->holds_bytes(); })
+      .def("has_pending", [](WireHolder &self) { return self.held()->has_pending(); })
       .def("fileno", [](WireHolder &self) { return self.held()->descriptor(); })
       .def("finish_sending", [](WireHolder &self) { self.held()->finish_sending(); })
       .def("peer_closed", [](WireHolder &self) { return self.held()->peer_closed(); })

@@ -1,5 +1,5 @@
-// The Python face of work in flight: whoever waits for it helps it along, without the
-// interpreter lock; whoever does not wait can leave a hook.
+// Bindings of outstanding work: a thread that waits for it advances it, without the
+// interpreter lock; others can register a hook.
 
 #include "bindings/bind.hpp"
 
@@ -19,7 +19,7 @@ int Work::wait(std::int64_t timeout, bool helps) {
     bool interrupted = false;
     const std::int64_t begun = comm->trace().on() ? now_ns() : 0;
     {
-      Unlocked unlocked;
+      GilRelease unlocked;
       interrupted = !wait_unlocked(timeout, helps);
     }
     if (begun != 0 && comm->trace().on())
@@ -40,10 +40,10 @@ void Work::note_block(std::int64_t begun) {
   moment.communicator = std::uint32_t(comm->id());
 }
 
-// Helps along while it waits; false if a signal's handler has raised.
+// Advances it while waiting; false if a signal handler has raised.
 bool Work::wait_unlocked(std::int64_t timeout, bool helps) {
-  Backoff backoff(helps ? comm->patience : Patience{0, 0}, comm->layout().control(),
-                  comm->layout().block(comm->rank()).asleep, comm->crowd);
+  Backoff backoff(helps ? comm->wait_policy : WaitPolicy{0, 0}, comm->layout().control(),
+                  comm->layout().block(comm->rank()).asleep, comm->oversubscription);
   const std::int64_t begun = now_ns();
   std::int64_t asked = begun;
   bool left;
@@ -59,7 +59,7 @@ bool Work::wait_unlocked(std::int64_t timeout, bool helps) {
     }
     if (now - asked > 30'000'000) {
       asked = now;
-      if (signalled())
+      if (signal_raised())
         return false;
     }
   }
@@ -72,7 +72,7 @@ using namespace unisono;
 
 namespace {
 
-// For other extension modules: a hook for a `Work` of ours. 0, or -1 with an error set.
+// For other extension modules: a hook for a `Work`. 0, or -1 with an error set.
 int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
   if (!nb::isinstance<Work>(nb::handle(work))) {
     PyErr_SetString(PyExc_TypeError, "work_hooks: expected a Work");
@@ -92,7 +92,7 @@ nb::object work_hooks() {
   return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.1", nullptr));
 }
 
-// The send or receive that it is, or null.
+// The send or receive behind it, or null.
 const Transfer *transfer_of(const Work &work) {
   return dynamic_cast<const Transfer *>(work.op.get());
 }
@@ -106,9 +106,9 @@ void bind_work(nb::module_ &m) {
            [](const Work &w) { return int(w.op->state.load(std::memory_order_acquire)); })
       .def("seq", [](const Work &w) { return w.op->seq; })
       .def("awaited",
-           [](const Work &w) { return w.op->pending_now() ? w.late : w.op->missed; })
-      .def("note", [](const Work &w) { return told(w.op->record->note); })
-      .def("verdict", [](const Work &w) { return facts(w.op->verdict); })
+           [](const Work &w) { return w.op->pending_now() ? w.late : w.op->late_ranks; })
+      .def("note", [](const Work &w) { return note_tuple(w.op->record->note); })
+      .def("failure", [](const Work &w) { return failure_tuple(w.op->failure); })
       .def("source",
            [](const Work &w) {
              const Transfer *t = transfer_of(w);

@@ -11,8 +11,8 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t depth = 8; // frames of the user's that are kept
-constexpr std::size_t deepest = 64; // frames that are looked at
+constexpr std::size_t depth = 8; // frames of user code that are kept
+constexpr std::size_t deepest = 64; // frames that are inspected
 
 struct Frame {
   PyCodeObject *code;
@@ -38,7 +38,7 @@ struct Hash {
 // Never destroyed: it holds objects of an interpreter that may have ended by then.
 struct Sites {
   std::string ours;
-  std::unordered_map<PyCodeObject *, bool> is_ours; // holds each code that was ever seen
+  std::unordered_map<PyCodeObject *, bool> is_ours; // keeps each code object that was seen
   std::unordered_map<Stack, std::uint32_t, Hash> numbers;
   std::vector<Stack> stacks;
 };
@@ -59,11 +59,11 @@ bool is_ours(PyCodeObject *code) {
   if (file == nullptr)
     PyErr_Clear();
   const bool ours = file == nullptr || std::string(file).starts_with(sites().ours);
-  Py_INCREF(reinterpret_cast<PyObject *>(code)); // or another may get its address
+  Py_INCREF(reinterpret_cast<PyObject *>(code)); // so that its address is not reused
   return known[code] = ours;
 }
 
-// The frames of the user's above this call.
+// The frames of user code above this call.
 Stack look() {
   Stack stack;
   std::size_t kept = 0;
@@ -71,7 +71,7 @@ Stack look() {
   for (std::size_t i = 0; frame != nullptr && kept < depth && i < deepest; ++i) {
     PyCodeObject *code = PyFrame_GetCode(frame);
     if (kept > 0 || !is_ours(code)) {
-      (void)is_ours(code); // so that it is held
+      (void)is_ours(code); // keeps a reference
       stack.frames[kept++] = {code, PyFrame_GetLasti(frame)};
     }
     Py_DECREF(reinterpret_cast<PyObject *>(code));
@@ -92,12 +92,12 @@ std::string text(PyObject *name) {
 
 } // namespace
 
-void look_for_sites(const std::string &ours) {
+void enable_call_sites(const std::string &ours) {
   sites().ours = ours;
   looking.store(true, std::memory_order_relaxed);
 }
 
-std::uint32_t site_here() {
+std::uint32_t call_site_here() {
   if (!looking.load(std::memory_order_relaxed))
     return 0;
   Sites &all = sites();
@@ -109,7 +109,8 @@ std::uint32_t site_here() {
   return found->second;
 }
 
-std::vector<std::tuple<std::string, std::string, int>> site_frames(std::uint32_t site) {
+std::vector<std::tuple<std::string, std::string, int>>
+call_site_frames(std::uint32_t site) {
   std::vector<std::tuple<std::string, std::string, int>> told;
   if (site == 0 || site > sites().stacks.size())
     return told;

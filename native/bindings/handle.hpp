@@ -1,5 +1,5 @@
-// What Python holds of the engine: a communicator, and work that is in flight on it; and
-// how the core's knowledge of a call is told in plain values.
+// What Python holds of the engine: a communicator, and outstanding work on it; and how
+// calls and failures are converted to plain values.
 
 #pragma once
 
@@ -21,13 +21,13 @@ namespace unisono {
 
 struct Handle : Comm {
   using Comm::Comm;
-  Shortcuts shortcuts;
+  PlanCache plan_cache;
   std::int64_t timeout = 0;
 };
 
-// What Python holds of a program and of a plan. Not these themselves: then the last
-// reference would be Python's, and whichever thread lets go of it, the progress thread
-// for one, would have to take the interpreter lock.
+// What Python holds of a program and of a plan. Not these themselves: their last reference
+// must not be Python's, since any thread may release it, such as the progress thread,
+// without the interpreter lock.
 struct ProgramHolder {
   std::shared_ptr<const Program> program;
 };
@@ -38,10 +38,10 @@ struct PlanHolder {
 struct Work {
   std::shared_ptr<Comm> comm;
   std::shared_ptr<Task> op;
-  std::vector<std::size_t> late; // who was awaited when a wait for it ran out
+  std::vector<std::size_t> late; // the ranks waited for when a wait for it timed out
 
-  // 0: still at it, 1: done, 2: failed.
-  // One who does not help leaves it to the progress thread, and sleeps.
+  // 0: pending, 1: done, 2: failed. Without `helps` the progress thread advances it, and
+  // the caller sleeps.
   int wait(std::int64_t timeout, bool helps = true);
 
 private:
@@ -49,9 +49,11 @@ private:
   bool wait_unlocked(std::int64_t timeout, bool helps);
 };
 
-using Facts = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
+using FailureTuple = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
 
-inline Facts facts(Verdict v) { return {int(v.trouble), v.culprit, v.reporter, v.seq}; }
+inline FailureTuple failure_tuple(Failure v) {
+  return {int(v.kind), v.culprit, v.reporter, v.seq};
+}
 
 inline void set_note(Note &note, int collective, int dtype, int op, int root,
                      std::uint64_t count) {
@@ -76,7 +78,7 @@ inline bool set_texts(Note &note, const std::vector<std::string> &texts) {
   return texts.size() <= Note::num_texts;
 }
 
-// One of its texts, whatever its lengths say: it may be torn, or another host's.
+// One of its texts; the lengths may be wrong, in a torn note or one from another host.
 inline nanobind::object text_of(const Note &note, Note::Text which) {
   std::size_t at = 0;
   for (std::size_t i = 0; i < which; ++i)
@@ -86,8 +88,8 @@ inline nanobind::object text_of(const Note &note, Note::Text which) {
       PyUnicode_DecodeUTF8(note.text + at, Py_ssize_t(length), "replace"));
 }
 
-// As src/unisono/runtime/call/notes.py has it.
-inline nanobind::tuple told(const Note &note) {
+// As src/unisono/runtime/call/notes.py reads it.
+inline nanobind::tuple note_tuple(const Note &note) {
   return nanobind::make_tuple(note.seq, note.collective, note.dtype, note.op, note.root,
                               note.count, note.fingerprint, note.content,
                               text_of(note, Note::algorithm), text_of(note, Note::label),
@@ -96,5 +98,5 @@ inline nanobind::tuple told(const Note &note) {
 
 } // namespace unisono
 
-// The ways into a call, for a communicator's class: bind_calls.cpp.
+// The calls of a communicator's class: bind_calls.cpp.
 void bind_calls(nanobind::module_ &m, nanobind::class_<unisono::Handle> &comm);

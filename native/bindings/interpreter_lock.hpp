@@ -1,10 +1,9 @@
-// Without the interpreter lock, and how to get it back.
+// Releasing and reacquiring the interpreter lock.
 //
-// A thread that wants the lock back while the interpreter ends is ended by it, which no
-// destructor survives; so it waits for the end instead. Communicators are closed a moment
-// before that, as the process says goodbye (`process_ends`): whoever is thrown out of a call
-// then gives the end some time to come. Not for ever: there may be somebody who joins this
-// thread before.
+// A thread that reacquires the lock while the interpreter finalizes is terminated, and
+// destructors cannot run; so it waits for the end instead. Communicators are closed just
+// before that (`process_exiting`): a thread whose call is aborted then waits for the end
+// for a limited time, because another thread may join it before.
 
 #pragma once
 
@@ -30,21 +29,21 @@ inline bool finalizing() {
 // By number: glibc has gettid() since 2.30, and wheels are built with 2.28.
 inline bool on_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 
-// Whether Python has begun to end this process. Its main thread says so.
-inline std::atomic<bool> process_ends = false;
+// Whether Python has begun to end this process; set by its main thread.
+inline std::atomic<bool> process_exiting = false;
 
-class Unlocked {
+class GilRelease {
 public:
-  Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() {
-    if (process_ends.load(std::memory_order_acquire) && !on_main_thread())
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease() {
+    if (process_exiting.load(std::memory_order_acquire) && !on_main_thread())
       await_end();
     while (finalizing())
       ::pause();
     PyEval_RestoreThread(state_);
   }
-  Unlocked(const Unlocked &) = delete;
-  Unlocked &operator=(const Unlocked &) = delete;
+  GilRelease(const GilRelease &) = delete;
+  GilRelease &operator=(const GilRelease &) = delete;
 
 private:
   static void await_end() {
@@ -56,10 +55,10 @@ private:
   PyThreadState *state_;
 };
 
-// Whether a signal's handler has raised; asks the interpreter, so it takes its lock. Handlers
-// run on the main thread alone: others need not ask, and so are not at the lock when the
-// interpreter begins to end.
-inline bool signalled() {
+// Whether a signal handler has raised; takes the interpreter lock. Handlers run on the main
+// thread only: other threads do not check, and so do not wait for the lock while the
+// interpreter finalizes.
+inline bool signal_raised() {
   if (!on_main_thread() || finalizing())
     return false;
   nanobind::gil_scoped_acquire locked;

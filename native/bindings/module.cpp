@@ -1,5 +1,5 @@
-// The Python face of the native core. Nothing here decides anything: arrays are unpacked,
-// the work is done without the interpreter lock, and plain numbers come back.
+// The Python module. Nothing here decides anything: arrays are unpacked, the work is done
+// without the interpreter lock, and plain numbers are returned.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -117,8 +117,8 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
 } // namespace
 
 NB_MODULE(_native, m) {
-  // A thread that the interpreter's end stops in its tracks keeps what it holds; nobody
-  // need be told.
+  // A thread that is stopped by the end of the interpreter never releases what it holds;
+  // that is no leak to report.
   nb::set_leak_warnings(false);
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
   bind_tls(m);

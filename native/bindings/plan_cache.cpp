@@ -12,7 +12,7 @@ bool usable(const ArrayHead *a, int flags) { return a && (a->flags & flags) == f
 
 } // namespace
 
-bool Shortcuts::learn(nb::handle type, nb::handle probe, std::uintptr_t data,
+bool PlanCache::learn(nb::handle type, nb::handle probe, std::uintptr_t data,
                       std::vector<Py_ssize_t> shape) {
   const auto *a = reinterpret_cast<const ArrayHead *>(probe.ptr());
   constexpr int all = ArrayHead::contiguous | ArrayHead::aligned | ArrayHead::writable;
@@ -26,13 +26,13 @@ bool Shortcuts::learn(nb::handle type, nb::handle probe, std::uintptr_t data,
   return same;
 }
 
-const ArrayHead *Shortcuts::array(nb::handle x) {
+const ArrayHead *PlanCache::array(nb::handle x) {
   return array_type != nullptr && Py_TYPE(x.ptr()) == array_type
              ? reinterpret_cast<const ArrayHead *>(x.ptr())
              : nullptr;
 }
 
-bool Shortcuts::key_of(Key &key, int kind, nb::handle x, nb::handle out, nb::handle op,
+bool PlanCache::key_of(Key &key, int kind, nb::handle x, nb::handle out, nb::handle op,
                        nb::handle root) {
   const ArrayHead *a = array(x);
   const bool apart = !out.is_none();
@@ -59,7 +59,7 @@ bool Shortcuts::key_of(Key &key, int kind, nb::handle x, nb::handle out, nb::han
   return true;
 }
 
-Shortcuts::Found Shortcuts::find(int kind, nb::handle x, nb::handle out, nb::handle op,
+PlanCache::Found PlanCache::find(int kind, nb::handle x, nb::handle out, nb::handle op,
                                  nb::handle root) const {
   Key key;
   if (!key_of(key, kind, x, out, op, root))
@@ -79,7 +79,7 @@ Shortcuts::Found Shortcuts::find(int kind, nb::handle x, nb::handle out, nb::han
   return {entry.plan, a->data, b->data};
 }
 
-void Shortcuts::remember(int kind, nb::handle x, nb::handle out, nb::handle op,
+void PlanCache::remember(int kind, nb::handle x, nb::handle out, nb::handle op,
                          nb::handle root, std::shared_ptr<const Plan> plan) {
   Key key;
   if (!key_of(key, kind, x, out, op, root))

@@ -1,9 +1,9 @@
-// Plans of plain calls, found by what the caller passed, without going through Python.
+// Plans of plain calls, found by their arguments, without Python code.
 //
-// A plain call on a NumPy array that has been made before needs no argument checked anew:
-// the same element type, shape, operation and root lead to the same plan. NumPy's array
-// object has kept its layout through all releases; it is read directly, after a trial at
-// import has shown that it is as expected. If it is not, every call takes the long way.
+// A plain call on a NumPy array that was made before needs no checks: the same element
+// type, shape, operation and root lead to the same plan. The layout of NumPy's array object
+// has not changed through all releases; it is read directly, after a check at import. If
+// the check fails, every call takes the general path.
 
 #pragma once
 
@@ -39,32 +39,33 @@ struct ArrayHead {
   }
 };
 
-class Shortcuts {
+class PlanCache {
 public:
-  // Believes the layout if it describes `probe`, a contiguous writable array.
+  // Accepts the layout if it describes `probe`, a contiguous writable array.
   static bool learn(nanobind::handle type, nanobind::handle probe, std::uintptr_t data,
                     std::vector<Py_ssize_t> shape);
   static const ArrayHead *array(nanobind::handle x);
 
   struct Found {
-    std::shared_ptr<const Plan> plan; // owned: another thread may forget it meanwhile
+    // owned: another thread may replace the entry meanwhile
+    std::shared_ptr<const Plan> plan;
     const void *input = nullptr;
     void *output = nullptr;
   };
-  // Without a plan where this call has not been remembered, or has to be looked at.
+  // No plan if this call is not cached, or needs checks.
   Found find(int kind, nanobind::handle x, nanobind::handle out, nanobind::handle op,
              nanobind::handle root) const;
   void remember(int kind, nanobind::handle x, nanobind::handle out, nanobind::handle op,
                 nanobind::handle root, std::shared_ptr<const Plan> plan);
 
 private:
-  static constexpr int most_axes = 8; // arrays with more take the long way
+  static constexpr int most_axes = 8; // arrays with more take the general path
   struct Key {
     int kind = -1;
     int ndim = 0;
     const PyObject *descr = nullptr, *op = nullptr, *root = nullptr;
     Py_ssize_t out_rows = -1; // -1: none; its other axes are those of x
-    std::array<Py_ssize_t, most_axes> shape; // of x, as far as ndim says
+    std::array<Py_ssize_t, most_axes> shape; // of x; the first ndim entries are valid
     bool operator==(const Key &other) const {
       return kind == other.kind && ndim == other.ndim && descr == other.descr &&
              op == other.op && root == other.root && out_rows == other.out_rows &&
@@ -74,7 +75,7 @@ private:
   struct Entry {
     Key key;
     std::shared_ptr<const Plan> plan;
-    nanobind::object descr, op, root; // kept, so that their addresses stay theirs
+    nanobind::object descr, op, root; // referenced, so that their addresses are not reused
   };
   static constexpr std::size_t size = 64;
   static std::size_t slot(const Key &key) {

@@ -1,5 +1,6 @@
-// A call from beginning to end: what needs no waiting is published, all arrive, the program
-// runs once for each piece, and those that others still read from stay until they have.
+// A call from beginning to end: this rank publishes what it can without waiting, all ranks
+// arrive, the program runs once for each piece, and a rank returns only when no other rank
+// still reads from it.
 
 #include "engine/collective.hpp"
 
@@ -13,7 +14,7 @@
 namespace unisono {
 
 Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()),
-      reached_(comm.size()) {}
+      addresses_(comm.size()) {}
 
 void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
                          void *output) {
@@ -22,52 +23,52 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
   output_ = static_cast<std::byte *>(output);
   phase_ = Phase::begin;
   state.store(pending, std::memory_order_relaxed);
-  verdict = {};
+  failure = {};
   sends = plan_->sent_bytes;
   encoded = decoded = 0;
   waiting_since = 0;
   warned = false;
-  told_waiting = 0;
+  announced_wait = 0;
 }
 
 Status Collective::advance() {
-  const Status status = go_on();
-  if (status != Status::done || lent_ == 0)
+  const Status status = run_phases();
+  if (status != Status::done || exposed_ == 0)
     return status;
-  // Somebody may have given up, and used a buffer for something else while we read it. The
-  // fence keeps this look behind what was read, which an acquire by itself does not; it meets
-  // the one in hands_off.
+  // Another rank may have abandoned the call and reused a buffer while this rank was
+  // reading it. The fence orders this load after those reads, which an acquire load alone
+  // does not; it pairs with the fence in wait_for_writers.
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (const Verdict broken = comm_.verdict(); broken.trouble != Trouble::none) {
-    verdict = broken;
+  if (const Failure broken = comm_.failure(); broken.kind != FailureKind::none) {
+    failure = broken;
     return Status::failed;
   }
   return status;
 }
 
-Status Collective::go_on() {
-  if (lost_ != nobody)
-    return give_up();
+Status Collective::run_phases() {
+  if (unreachable_ != no_rank)
+    return fail_unreachable();
   if (phase_ != Phase::begin)
-    depart();
+    send_messages();
   switch (phase_) {
   case Phase::begin:
     begin();
-    // Nothing of it may be sent when a call before it has failed: those who do not know
-    // yet are still in that one, and would take this for a mismatch.
-    if (const Verdict broken = comm_.verdict(); broken.trouble != Trouble::none) {
-      verdict = broken;
+    // Nothing of this call may be sent when an earlier call has failed: ranks that do not
+    // know of the failure are still in that call, and would report a mismatch.
+    if (const Failure broken = comm_.failure(); broken.kind != FailureKind::none) {
+      failure = broken;
       return Status::failed;
     }
-    lend();
+    expose_buffers();
     phase_ = Phase::lead;
-    depart();
+    send_messages();
     [[fallthrough]];
   case Phase::lead:
     if (!lead())
       return Status::blocked;
     phase_ = Phase::arrive;
-    depart(); // what was published: should calls differ, others must see it, too
+    send_messages(); // what was published: if calls differ, remote ranks must see it too
     [[fallthrough]];
   case Phase::arrive: {
     const Status status = arrive();
@@ -78,8 +79,8 @@ Status Collective::go_on() {
   }
   case Phase::generations: {
     const Status status = generations();
-    if (lost_ != nobody)
-      return give_up();
+    if (unreachable_ != no_rank)
+      return fail_unreachable();
     if (status != Status::done)
       return status;
     phase_ = Phase::exit;
@@ -101,7 +102,7 @@ Status Collective::go_on() {
   case Phase::end:
     break;
   }
-  hold_.clear();
+  mapped_.clear();
   return Status::done;
 }
 
@@ -111,74 +112,77 @@ void Collective::begin() {
   first_generation_ = comm_.generation;
   piece_ = 0;
   action_ = arriving_ = wait_ = 0;
-  lent_ = 0;
-  lost_ = nobody;
-  free_ = plan_->in_header;
+  exposed_ = 0;
+  unreachable_ = no_rank;
+  window_free_ = plan_->in_header;
   flags_ = 0;
-  if (plan_->lent_always >= 0)
-    lent_ = unsigned(plan_->lent_always);
-  program_ = plan_->programs[lent_].get();
-  cursors_.assign(program_->courses.size(), {});
-  if (!program_->courses.empty() || !program_->incoming.empty())
-    came_.assign(comm_.size(), 0);
+  if (plan_->always_exposed >= 0)
+    exposed_ = unsigned(plan_->always_exposed);
+  program_ = plan_->programs[exposed_].get();
+  cursors_.assign(program_->outgoing.size(), {});
+  if (!program_->outgoing.empty() || !program_->incoming.empty())
+    received_.assign(comm_.size(), 0);
   at_ = arrived_ = 0;
-  awaited_ = nobody;
+  awaited_sender_ = no_rank;
   traced_ = comm_.trace().on();
-  posted_ = since_ = received_ = lately_ = encoding_ = 0;
-  whom_ = nobody;
+  posted_ = wait_begun_ = receive_begun_ = last_clock_ = encoding_ = 0;
+  awaited_rank_ = no_rank;
   Note &note = comm_.layout().block(comm_.rank()).notes[seq & 1];
   note = plan_->note;
   note.seq = seq;
 }
 
-// Where the input is not lent, what others read of it can be published before anybody has
-// arrived; the header then says that it is there.
+// If the input is not exposed, what other ranks read of it can be published before any rank
+// has arrived; a flag in the header says so.
 bool Collective::lead() {
-  if ((flags_ & Header::lends_input) == 0 && lent_ == 0) {
+  if ((flags_ & Header::exposes_input) == 0 && exposed_ == 0) {
     const std::size_t count = std::size_t(program_->lead[comm_.rank()]);
     if (count > 0 && !window_free())
       return false;
     for (; action_ < count; ++action_)
-      (void)(traced_ ? traced(program_->actions[action_])
-                     : perform(program_->actions[action_])); // of our own memory
+      (void)(traced_ ? run_traced(program_->actions[action_])
+                     // reads only memory of this rank
+                     : run_action(program_->actions[action_]));
     failpoint("lead.done");
     if (count > 0 && !plan_->in_header)
       comm_.layout().block(comm_.rank()).progress.store(
           progress_word(first_generation_, count), std::memory_order_release);
     flags_ |= Header::led;
   }
-  post(flags_);
+  publish_arrival(flags_);
   return true;
 }
 
-void Collective::post(std::uint64_t flags) {
+void Collective::publish_arrival(std::uint64_t flags) {
   Header &header = comm_.layout().block(comm_.rank()).headers[seq & 1];
   header.fingerprint = plan_->fingerprint;
   header.flags = flags;
   header.seq.store(seq, std::memory_order_release);
-  ring(comm_.layout(), comm_.size());
+  wake_sleepers(comm_.layout(), comm_.size());
   if (traced_)
     posted_ = now_ns();
-  lately_ = 0;
+  last_clock_ = 0;
   failpoint("arrive.posted");
 }
 
 Status Collective::arrive() {
-  const std::vector<std::size_t> &here = comm_.here();
-  for (; arriving_ < here.size(); ++arriving_) {
-    // Each begins with its neighbour, so that they do not all wait for the same line.
-    const std::size_t q = here[arriving_];
+  const std::vector<std::size_t> &local = comm_.local_ranks();
+  for (; arriving_ < local.size(); ++arriving_) {
+    // Each rank begins with its neighbour, so that they do not all poll the same cache
+    // line.
+    const std::size_t q = local[arriving_];
     const Header &header = comm_.layout().block(q).headers[seq & 1];
     if (header.seq.load(std::memory_order_acquire) != seq) {
-      whom_ = q;
+      awaited_rank_ = q;
       return Status::blocked;
     }
     if (header.fingerprint != plan_->fingerprint) {
-      verdict = {Trouble::mismatch, std::uint32_t(q), std::uint32_t(comm_.rank()),
+      failure = {FailureKind::mismatch, std::uint32_t(q), std::uint32_t(comm_.rank()),
                  std::uint32_t(seq)};
       return Status::failed;
     }
-    // Whoever arrives has ended all earlier calls, and may have published its lead.
+    // A rank that has arrived has finished all earlier calls, and may have published its
+    // lead.
     const bool has_led = (header.flags & Header::led) != 0;
     const std::uint64_t led = has_led ? std::uint64_t(program_->lead[q]) : 0;
     comm_.seen[q] = std::max(comm_.seen[q], progress_word(first_generation_, led));
@@ -186,29 +190,30 @@ Status Collective::arrive() {
   }
   failpoint("arrive.seen");
   end_arrival();
-  return settle();
+  return begin_generations();
 }
 
-// All have arrived, so all know which buffers everybody lends.
-Status Collective::settle() {
-  const Status status = agree();
+// All ranks have arrived, so each knows which buffers the others expose.
+Status Collective::begin_generations() {
+  const Status status = map_exposed();
   if (status == Status::done)
-    comm_.generation = first_generation_ + std::uint64_t(plan_->pieces[lent_]);
+    comm_.generation = first_generation_ + std::uint64_t(plan_->pieces[exposed_]);
   else
-    lately_ = 0;
+    last_clock_ = 0;
   return status;
 }
 
-// A rank's memory could not be reached. Most likely it has died, or has given the call up:
-// we shall know in a moment. If neither, it cannot be helped.
-Status Collective::give_up() {
+// The memory of a rank could not be accessed. Most likely the rank has died or has aborted
+// the call, and a notice will follow. If none does, the call fails.
+Status Collective::fail_unreachable() {
   const std::int64_t now = now_ns();
-  if (lost_since_ == 0)
-    lost_since_ = now;
-  if (now - lost_since_ < word_of_death)
+  if (unreachable_since_ == 0)
+    unreachable_since_ = now;
+  if (now - unreachable_since_ < death_notice_grace)
     return Status::blocked;
-  const Trouble trouble = comm_.far(lost_) ? Trouble::severed : Trouble::unreachable;
-  verdict = comm_.condemn({trouble, std::uint32_t(lost_),
+  const FailureKind kind = comm_.is_remote(unreachable_) ? FailureKind::connection_lost
+                                                         : FailureKind::unreachable;
+  failure = comm_.abort({kind, std::uint32_t(unreachable_),
                            std::uint32_t(comm_.rank()), std::uint32_t(seq)});
   return Status::failed;
 }
@@ -216,7 +221,8 @@ Status Collective::give_up() {
 Status Collective::generations() {
   const Program &program = *program_;
   const std::size_t shared_actions = program.actions.size() - std::size_t(program.tail);
-  for (; piece_ < plan_->pieces[lent_]; ++piece_, action_ = 0, wait_ = 0, free_ = false) {
+  for (; piece_ < plan_->pieces[exposed_];
+       ++piece_, action_ = 0, wait_ = 0, window_free_ = false) {
     if (!window_free())
       return Status::blocked;
     const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
@@ -226,15 +232,15 @@ Status Collective::generations() {
         return Status::blocked;
       end_wait(Moment::wait);
       failpoint("action.begin");
-      if (arrives(action)) {
-        const Status status = traced_ ? traced_receive(action) : receive(action);
+      if (receives(action)) {
+        const Status status = traced_ ? receive_traced(action) : receive(action);
         if (status != Status::done)
           return status;
       } else {
-        lost_ = traced_ ? traced(action) : perform(action);
+        unreachable_ = traced_ ? run_traced(action) : run_action(action);
       }
-      if (lost_ != nobody) {
-        lost_since_ = 0;
+      if (unreachable_ != no_rank) {
+        unreachable_since_ = 0;
         return Status::blocked;
       }
       wait_ = 0;
@@ -242,11 +248,11 @@ Status Collective::generations() {
       if (action_ < shared_actions && action_ + 1 < program.actions.size())
         report(generation, action_ + 1);
       failpoint("action.done");
-      if (!program_->courses.empty()) {
-        ++action_; // what it made may leave
-        depart();
+      if (!program_->outgoing.empty()) {
+        ++action_; // its result may be sent
+        send_messages();
         --action_;
-        if (lost_ != nobody)
+        if (unreachable_ != no_rank)
           return Status::blocked;
       }
     }
@@ -256,13 +262,13 @@ Status Collective::generations() {
   return Status::done;
 }
 
-// This generation's half of the window is free when its readers have ended the generation
-// that used it before.
+// This generation's half of the window is free when its readers have finished the
+// generation that used it before.
 bool Collective::window_free() {
-  if (free_)
+  if (window_free_)
     return true;
   const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
-  // Those who read what was put there last, which may have been another program's.
+  // The readers of what the half holds now, which another program may have written.
   auto &readers = comm_.window_readers[generation & 1];
   for (; wait_ < readers.size(); ++wait_)
     if (!passed({readers[wait_], 0}, generation - 1)) {
@@ -272,7 +278,7 @@ bool Collective::window_free() {
   end_wait(Moment::wait);
   readers = program_->readers;
   wait_ = 0;
-  free_ = true;
+  window_free_ = true;
   return true;
 }
 
@@ -284,17 +290,18 @@ bool Collective::reached(std::int32_t rank, std::uint64_t word) {
   return seen >= word;
 }
 
-// A rank here has done so many actions; or so many messages to one elsewhere have left.
+// Whether a local rank has done a number of actions, or a number of messages to a remote
+// rank have been sent.
 bool Collective::passed(const Program::Wait &wait, std::uint64_t generation) {
-  if (comm_.far(std::size_t(wait.rank)))
-    return departed(wait, generation);
+  if (comm_.is_remote(std::size_t(wait.rank)))
+    return messages_sent(wait, generation);
   return reached(wait.rank, progress_word(generation, std::uint64_t(wait.count)));
 }
 
-bool Collective::departed(const Program::Wait &wait, std::uint64_t generation) const {
-  if (generation < first_generation_) // an earlier call, which has ended here
+bool Collective::messages_sent(const Program::Wait &wait, std::uint64_t generation) const {
+  if (generation < first_generation_) // an earlier call, which this rank has finished
     return true;
-  return has_left(std::size_t(wait.rank), generation - first_generation_,
+  return has_sent(std::size_t(wait.rank), generation - first_generation_,
                   std::uint64_t(wait.count));
 }
 
@@ -311,11 +318,11 @@ bool Collective::ready(const Program::Action &action) {
   return true;
 }
 
-// Tells the others here how far this rank is.
+// Publishes this rank's progress to the local ranks.
 void Collective::report(std::uint64_t generation, std::uint64_t actions) {
   comm_.layout().block(comm_.rank()).progress.store(progress_word(generation, actions),
                                                     std::memory_order_release);
-  ring(comm_.layout(), comm_.size());
+  wake_sleepers(comm_.layout(), comm_.size());
 }
 
 } // namespace unisono

@@ -1,9 +1,9 @@
-// What one action does where values travel as codes.
+// What one action does where codes are transferred instead of values.
 //
-// Buffers hold values, of 32 or 16 bits; windows and streams hold codes. An action adds up its
-// sources in float32, a slice at a time so that all of it stays in the cache, encodes the sum
-// if others want it, and keeps either the sum or what its code says. What is only handed on
-// stays the code it is.
+// Buffers hold values of 32 or 16 bits; windows and streams hold codes. An action adds up
+// its sources in float32, a slice at a time so that the slice stays in the cache, encodes
+// the sum if other ranks read it, and stores either the sum or the decoded code. A code
+// that is only forwarded is not encoded again.
 
 #include <algorithm>
 #include <cstring>
@@ -14,9 +14,9 @@
 
 namespace unisono {
 
-// Where every reader is on another host, codes lie in memory of our own, of which there can be
-// more than of a window: then less often one piece waits for another.
-std::byte *Collective::code_place(std::size_t rank, std::int32_t index,
+// If every reader is on another host, codes are kept in private memory. It can be larger
+// than a window, so a piece waits less often for the one before.
+std::byte *Collective::code_address(std::size_t rank, std::int32_t index,
                                   std::int64_t piece) {
   if (const std::size_t room = plan_->coding.room; room > 0) {
     codes_.resize(std::max(codes_.size(), 2 * room));
@@ -31,22 +31,23 @@ bool Collective::is_code(const Program::Source &source) const {
   return source.home == Program::code || source.home == Program::stream;
 }
 
-std::size_t Collective::perform_coded(const Program::Action &action) {
+std::size_t Collective::run_coded_action(const Program::Action &action) {
   const Movement m = movement(action);
   for (std::size_t s = 0; s < m.sources; ++s)
     operands_[s] =
         address(program_->sources[std::size_t(action.first_source) + s], m.first).at;
-  blend(m, 0, m.count);
-  return nobody;
+  combine(m, 0, m.count);
+  return no_rank;
 }
 
-// Makes elements first..first+count-1 of the piece out of the operands, which begin there.
-// Where it is cut, whole blocks end. What a code says goes straight to the output if it can.
-void Collective::blend(const Movement &m, std::size_t first, std::size_t count) {
+// Computes elements first..first+count-1 of the piece from the operands, which begin there.
+// A cut is at the end of a block. A decoded value is written directly to the output where
+// possible.
+void Collective::combine(const Movement &m, std::size_t first, std::size_t count) {
   const Plan::Coding &c = plan_->coding;
   slice_.resize(2 * c.slice);
-  std::byte *place =
-      m.action.code < 0 ? nullptr : code_place(comm_.rank(), m.action.code, piece_);
+  std::byte *code_at =
+      m.action.code < 0 ? nullptr : code_address(comm_.rank(), m.action.code, piece_);
   const bool code_comes = is_code(program_->sources[std::size_t(m.action.first_source)]);
   const bool handed_on = m.sources == 1 && code_comes;
   const bool plain = c.dtype == DType::float32;
@@ -59,7 +60,7 @@ void Collective::blend(const Movement &m, std::size_t first, std::size_t count) 
   for (std::size_t done = 0; done < count; done += c.slice) {
     const std::size_t some = std::min(c.slice, count - done), bytes = c.bytes(some);
     const std::size_t at = (first + done) * plan_->itemsize;
-    std::byte *code = place == nullptr ? nullptr : place + c.bytes(first + done);
+    std::byte *code = code_at == nullptr ? nullptr : code_at + c.bytes(first + done);
     const std::byte *says = code;
     float *found = straight ? reinterpret_cast<float *>(m.output + at) : slice_.data();
     const float *values = found;
@@ -88,7 +89,7 @@ void Collective::blend(const Movement &m, std::size_t first, std::size_t count) 
   }
 }
 
-// Adds up the operands' elements from `done` on, in their order.
+// Adds up the operands' elements from `done` on, in order.
 void Collective::sum(const Movement &m, std::size_t done, std::size_t count) {
   const Plan::Coding &c = plan_->coding;
   float *values = slice_.data(), *more = values + c.slice;
@@ -116,12 +117,12 @@ void Collective::store(const Movement &m, std::size_t at, const float *values,
       narrow(to + at, values, plan_->coding.dtype, count);
 }
 
-// As `receive` does, but frame by frame of codes; `at_` counts elements.
+// Like `receive`, in frames of codes; `at_` counts elements.
 Status Collective::receive_coded(const Program::Action &action) {
   const Movement m = movement(action);
   const Plan::Coding &c = plan_->coding;
   const std::size_t room = c.bytes(c.frame);
-  std::byte *scrap = comm_.lending().scrap(room * m.sources);
+  std::byte *scratch = comm_.zero_copy().scratch(room * m.sources);
   const auto *source = &program_->sources[std::size_t(action.first_source)];
   do {
     const std::size_t some = std::min(c.frame, m.count - at_);
@@ -133,27 +134,27 @@ Status Collective::receive_coded(const Program::Action &action) {
         continue;
       }
       const auto rank = std::size_t(from.rank);
-      std::byte *into = scrap + arrived_ * room;
+      std::byte *into = scratch + arrived_ * room;
       if (m.sources == 1 && action.code >= 0)
-        into = code_place(comm_.rank(), action.code, piece_) + c.bytes(at_);
-      const Mark mark{seq, plan_->fingerprint, std::uint32_t(piece_),
+        into = code_address(comm_.rank(), action.code, piece_) + c.bytes(at_);
+      const FrameId frame_id{seq, plan_->fingerprint, std::uint32_t(piece_),
                       std::uint32_t(from.index)};
-      const Io io = comm_.inlet(rank).take(mark, into, c.bytes(some));
+      const Io io = comm_.receive_stream(rank).take(frame_id, into, c.bytes(some));
       if (io != Io::done)
-        return stopped(rank, io);
+        return receive_failed(rank, io);
       ++moved;
-      awaited_ = nobody;
+      awaited_sender_ = no_rank;
       operands_[arrived_] = into;
-      came_[rank] += at_ + some == m.count;
+      received_[rank] += at_ + some == m.count;
     }
-    blend(m, at_, some);
+    combine(m, at_, some);
     at_ += some;
     arrived_ = 0;
     if (m.sources > 1 || m.count > c.frame)
-      depart(); // the sockets are ready for more by now
+      send_messages(); // the sockets are ready for more by now
   } while (at_ < m.count);
   at_ = 0;
-  return lost_ == nobody ? Status::done : Status::blocked;
+  return unreachable_ == no_rank ? Status::done : Status::blocked;
 }
 
 } // namespace unisono

@@ -1,5 +1,5 @@
-// Which buffers a collective uses where they lie: what this rank lends to the others, what
-// all of them lend, and where that is found.
+// Buffers that a collective uses in place: what this rank exposes, what all ranks expose,
+// and where the buffers of other ranks are mapped.
 
 #include <cstring>
 
@@ -9,78 +9,80 @@
 
 namespace unisono {
 
-// Says which buffers others may reach, unless a call has failed: then one who is slow may
-// still read what this header held two calls ago. A buffer of no bytes, which nobody reads,
-// may as well be lent.
-void Collective::lend() {
-  if (!plan_->may_lend || (lent_ != 0 && comm_.here().size() == 1))
+// Publishes where other ranks can access this rank's buffers, unless a call has failed:
+// then a slow rank may still read what this header held two calls ago. An empty buffer,
+// which no rank reads, counts as exposed.
+void Collective::expose_buffers() {
+  if (!plan_->may_expose || (exposed_ != 0 && comm_.local_ranks().size() == 1))
     return;
-  Lent lent[2] = {};
-  if (lends(input_, plan_->input_bytes, false, lent[0]))
-    flags_ |= Header::lends_input;
-  if (lends(output_, plan_->output_bytes, true, lent[1]))
-    flags_ |= Header::lends_output;
-  std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, lent, sizeof lent);
+  ExposedBuffer exposed[2] = {};
+  if (expose(input_, plan_->input_bytes, false, exposed[0]))
+    flags_ |= Header::exposes_input;
+  if (expose(output_, plan_->output_bytes, true, exposed[1]))
+    flags_ |= Header::exposes_output;
+  std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, exposed,
+              sizeof exposed);
 }
 
-bool Collective::lends(const std::byte *data, std::size_t bytes, bool for_writing,
-                       Lent &lent) {
+bool Collective::expose(const std::byte *data, std::size_t bytes, bool for_writing,
+                       ExposedBuffer &exposed) {
   if (bytes == 0)
     return true;
-  const auto found = comm_.mesh().locate(data, bytes);
+  const auto found = comm_.host_peers().locate(data, bytes);
   if (found)
-    lent = *found;
-  else if (lent_ != 0 ||
-           (plan_->may_reach && comm_.lending().reach() == Lending::reaches &&
-            comm_.lending().reachable(data, bytes, for_writing)))
-    lent = {Lent::own, reinterpret_cast<std::uintptr_t>(data)};
+    exposed = *found;
+  else if (exposed_ != 0 || (plan_->may_cross_memory &&
+                             comm_.zero_copy().test_access() == ZeroCopy::granted &&
+                             comm_.zero_copy().accessible(data, bytes, for_writing)))
+    exposed = {ExposedBuffer::own, reinterpret_cast<std::uintptr_t>(data)};
   else
     return false;
   return true;
 }
 
-Status Collective::agree() {
+Status Collective::map_exposed() {
   const std::size_t n = comm_.size();
-  if (plan_->lent_always < 0) {
-    if (!plan_->may_lend || (flags_ & (Header::lends_input | Header::lends_output)) == 0)
+  if (plan_->always_exposed < 0) {
+    if (!plan_->may_expose ||
+        (flags_ & (Header::exposes_input | Header::exposes_output)) == 0)
       return Status::done;
     std::uint64_t all = flags_;
-    for (const std::size_t q : comm_.here())
+    for (const std::size_t q : comm_.local_ranks())
       all &= comm_.layout().block(q).headers[seq & 1].flags;
-    lent_ = unsigned(all >> 1 & 3);
-    if (!plan_->programs[lent_])
-      lent_ = 0;
+    exposed_ = unsigned(all >> 1 & 3);
+    if (!plan_->programs[exposed_])
+      exposed_ = 0;
   }
-  if (lent_ == 0)
+  if (exposed_ == 0)
     return Status::done;
-  const Program &program = *plan_->programs[lent_];
+  const Program &program = *plan_->programs[exposed_];
   inputs_.assign(n, {});
   outputs_.assign(n, {});
-  hold_.clear();
-  // Only those that are used: their ranks do not end this call, nor let go of them, before
-  // they have been. Whoever is not used may be gone already.
+  mapped_.clear();
+  // Maps only buffers that the program uses: their owners stay in this call until they have
+  // been used. The owner of any other buffer may have left already.
   for (const Program::Source &source : program.sources)
     if (source.home != Program::window && source.home != Program::stream &&
-        !resolve(std::size_t(source.rank), source.home == Program::input))
+        !map_buffer(std::size_t(source.rank), source.home == Program::input))
       return Status::blocked;
   for (const std::int32_t q : program.deliveries)
-    if (!resolve(std::size_t(q), false))
+    if (!map_buffer(std::size_t(q), false))
       return Status::blocked;
   program_ = &program;
   return Status::done;
 }
 
-// Finds a buffer of another rank; false if its descriptor is still on the way.
-bool Collective::resolve(std::size_t rank, bool input) {
-  Reach &found = (input ? inputs_ : outputs_)[rank];
+// Finds a buffer of another rank; false if its descriptor has not arrived.
+bool Collective::map_buffer(std::size_t rank, bool input) {
+  PeerAddress &found = (input ? inputs_ : outputs_)[rank];
   if (rank == comm_.rank() || found.at != nullptr)
     return true;
-  Lent lent[2];
-  std::memcpy(lent, comm_.layout().block(rank).headers[seq & 1].payload, sizeof lent);
-  const Lent &from = lent[input ? 0 : 1];
+  ExposedBuffer exposed[2];
+  std::memcpy(exposed, comm_.layout().block(rank).headers[seq & 1].payload, sizeof exposed);
+  const ExposedBuffer &from = exposed[input ? 0 : 1];
   if (from.segment == 0)
-    return true; // a buffer of no bytes
-  found = comm_.mesh().resolve(comm_.world_rank(rank), from, hold_);
+    return true; // an empty buffer
+  found = comm_.host_peers().resolve(comm_.world_rank(rank), from, mapped_);
   return found.at != nullptr;
 }
 

@@ -1,4 +1,4 @@
-// What a collective notes of itself while a trace is on. Nothing here changes what it does.
+// What a trace records of a collective. Nothing here changes what the collective does.
 
 #include <algorithm>
 
@@ -17,47 +17,48 @@ Moment &Collective::note(Moment::Kind kind, std::int64_t begun, std::int64_t end
   moment.communicator = std::uint32_t(comm_.id());
   moment.action = std::int32_t(action_);
   moment.piece = std::int32_t(piece_);
-  moment.lent = std::uint8_t(lent_);
+  moment.exposed = std::uint8_t(exposed_);
   return moment;
 }
 
-// The same wait is looked at many times; its beginning is when it was found first.
+// A wait is polled many times; it begins when it is first found.
 void Collective::begin_wait(std::size_t whom) {
-  if (!traced_ || since_ != 0)
+  if (!traced_ || wait_begun_ != 0)
     return;
-  lately_ = 0;
-  since_ = now_ns();
-  whom_ = whom;
+  last_clock_ = 0;
+  wait_begun_ = now_ns();
+  awaited_rank_ = whom;
 }
 
 void Collective::end_wait(Moment::Kind kind) {
-  if (since_ == 0)
+  if (wait_begun_ == 0)
     return;
-  lately_ = now_ns();
-  note(kind, since_, lately_).peer = std::int32_t(whom_);
-  since_ = 0;
+  last_clock_ = now_ns();
+  note(kind, wait_begun_, last_clock_).peer = std::int32_t(awaited_rank_);
+  wait_begun_ = 0;
 }
 
 void Collective::end_arrival() {
   if (posted_ == 0)
     return;
-  // Nobody's arrival was waited for if all were there: whom_ is nobody, which is -1.
-  lately_ = now_ns();
-  note(Moment::arrival, posted_, lately_).peer = std::int32_t(whom_);
+  // If all ranks were there, no arrival was waited for: awaited_rank_ is no_rank, recorded
+  // as -1.
+  last_clock_ = now_ns();
+  note(Moment::arrival, posted_, last_clock_).peer = std::int32_t(awaited_rank_);
   posted_ = 0;
 }
 
-std::size_t Collective::traced(const Program::Action &action) {
-  // What ended just now has looked at the clock already.
-  const std::int64_t begun = lately_ != 0 ? lately_ : now_ns();
-  const std::size_t lost = perform(action);
-  lately_ = now_ns();
-  if (lost == nobody)
-    note_action(action, begun, lately_);
+std::size_t Collective::run_traced(const Program::Action &action) {
+  // Whatever ended just now has read the clock already.
+  const std::int64_t begun = last_clock_ != 0 ? last_clock_ : now_ns();
+  const std::size_t lost = run_action(action);
+  last_clock_ = now_ns();
+  if (lost == no_rank)
+    note_action(action, begun, last_clock_);
   return lost;
 }
 
-// The action, each value that it read from another rank, and each rank it brought one to.
+// The action, each value that it read from another rank, and each rank it delivered to.
 void Collective::note_action(const Program::Action &action, std::int64_t begun,
                              std::int64_t ended) {
   const std::size_t count = span(action.chunk, piece_).count;
@@ -97,24 +98,24 @@ void Collective::note_action(const Program::Action &action, std::int64_t begun,
   encoding_ = 0;
 }
 
-// It may take several turns; the first is its beginning.
-Status Collective::traced_receive(const Program::Action &action) {
-  if (received_ == 0)
-    received_ = now_ns();
+// It may take several attempts; the first is its beginning.
+Status Collective::receive_traced(const Program::Action &action) {
+  if (receive_begun_ == 0)
+    receive_begun_ = now_ns();
   const Status status = receive(action);
   if (status != Status::done)
     return status;
-  lately_ = now_ns();
-  note_action(action, received_, lately_);
-  received_ = 0;
+  last_clock_ = now_ns();
+  note_action(action, receive_begun_, last_clock_);
+  receive_begun_ = 0;
   return status;
 }
 
-void Collective::note_message(const Program::Course &course, const Cursor &cursor,
+void Collective::note_message(const Program::Outgoing &outgoing, const Cursor &cursor,
                               std::size_t bytes) {
   if (bytes == 0)
     return;
-  const Program::Message &message = course.messages[cursor.message];
+  const Program::Message &message = outgoing.messages[cursor.message];
   Moment &moment = note(Moment::send, cursor.since, now_ns());
   moment.bytes = bytes;
   moment.chunk = message.chunk;

@@ -1,16 +1,17 @@
-// What a collective that is blocked needs, and of whom. Nothing here changes what it does.
+// What a blocked collective waits for, and from which ranks. Nothing here changes its
+// state.
 
 #include "engine/collective.hpp"
 #include "engine/comm.hpp"
 
 namespace unisono {
 
-bool Collective::hindered_by(std::size_t rank) const {
-  if (rank == lost_)
+bool Collective::depends_on(std::size_t rank) const {
+  if (rank == unreachable_)
     return true;
-  if (comm_.far(rank))
-    return phase_ != Phase::begin && crosses(rank);
-  // Before all have arrived we do not know how many generations there will be.
+  if (comm_.is_remote(rank))
+    return phase_ != Phase::begin && has_stream_traffic(rank);
+  // Before all have arrived the number of generations is not known.
   const bool settled = phase_ != Phase::lead && phase_ != Phase::arrive;
   const std::uint64_t end = settled ? comm_.generation : first_generation_ + 1;
   return phase_ != Phase::begin &&
@@ -20,13 +21,13 @@ bool Collective::hindered_by(std::size_t rank) const {
 
 std::vector<Need> Collective::needs() const {
   std::vector<Need> open;
-  if (lost_ != nobody)
-    return {{lost_, true, seq + 1}};
+  if (unreachable_ != no_rank)
+    return {{unreachable_, true, seq + 1}};
   const auto awaits = [&](const Program::Wait &wait, std::uint64_t generation) {
     const auto q = std::size_t(wait.rank);
     const std::uint64_t word = progress_word(generation, std::uint64_t(wait.count));
-    if (comm_.far(q)) {
-      if (!departed(wait, generation))
+    if (comm_.is_remote(q)) {
+      if (!messages_sent(wait, generation))
         open.push_back({q, true, ~std::uint64_t(0)});
     } else if (q != comm_.rank() && comm_.layout().block(q).progress.load() < word) {
       open.push_back({q, false, word});
@@ -39,16 +40,16 @@ std::vector<Need> Collective::needs() const {
       awaits({q, 0}, first_generation_ - 1);
     break;
   case Phase::arrive:
-    for (const std::size_t q : comm_.here())
+    for (const std::size_t q : comm_.local_ranks())
       if (comm_.layout().block(q).headers[seq & 1].seq.load() != seq)
         open.push_back({q, true, seq});
     break;
   case Phase::generations:
-    if (!free_) {
+    if (!window_free_) {
       for (const std::int32_t q : comm_.window_readers[generation & 1])
         awaits({q, 0}, generation - 1);
-    } else if (awaited_ != nobody) {
-      open.push_back({awaited_, true, ~std::uint64_t(0)});
+    } else if (awaited_sender_ != no_rank) {
+      open.push_back({awaited_sender_, true, ~std::uint64_t(0)});
     } else if (action_ < program_->actions.size()) {
       const Program::Action &action = program_->actions[action_];
       for (auto w = action.first_wait; w < action.end_wait; ++w)
@@ -62,9 +63,9 @@ std::vector<Need> Collective::needs() const {
   default:
     break;
   }
-  if (open.empty()) // a descriptor that is on the way
+  if (open.empty()) // a descriptor has not arrived
     for (std::size_t q = 0; q < comm_.size(); ++q)
-      if (q != comm_.rank() && hindered_by(q))
+      if (q != comm_.rank() && depends_on(q))
         open.push_back({q, true, seq});
   return open;
 }

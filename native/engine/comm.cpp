@@ -1,4 +1,4 @@
-// How a communicator is made and ended, and how a call is driven on its caller's thread.
+// Construction and closing of a communicator, and calls driven on their caller's thread.
 
 #include "engine/comm.hpp"
 
@@ -12,8 +12,8 @@ namespace unisono {
 
 namespace {
 
-// Those after `rank` first, then from the beginning to it.
-std::vector<std::size_t> turned(std::vector<std::size_t> ranks, std::size_t rank) {
+// Rotates the ranks so that the list ends with `rank`.
+std::vector<std::size_t> rotated(std::vector<std::size_t> ranks, std::size_t rank) {
   const auto at = std::find(ranks.begin(), ranks.end(), rank);
   if (at == ranks.end())
     throw std::invalid_argument("a rank must be on its own host");
@@ -24,32 +24,32 @@ std::vector<std::size_t> turned(std::vector<std::size_t> ranks, std::size_t rank
 } // namespace
 
 Comm::Comm(Engine engine, std::vector<std::size_t> ranks, std::size_t rank,
-           std::vector<std::size_t> here, std::shared_ptr<Memory> memory, std::size_t half,
-           std::uint64_t id, std::uint64_t agreed)
+           std::vector<std::size_t> local_ranks, std::shared_ptr<Memory> memory,
+           std::size_t half, std::uint64_t id, std::uint64_t shared_id)
     : seen(ranks.size(), 0), engine_(std::move(engine)), ranks_(std::move(ranks)),
       rank_(rank), memory_(std::move(memory)),
-      layout_(memory_->data(), ranks_.size(), half, here), id_(id), agreed_(agreed),
-      here_(turned(std::move(here), rank)),
-      lending_(engine_.mesh, layout_, ranks_, here_, rank_, id), inline_(*this),
-      post_(*this) {
-  if (here_.size() < ranks_.size())
-    part();
+      layout_(memory_->data(), ranks_.size(), half, local_ranks), id_(id),
+      shared_id_(shared_id), local_ranks_(rotated(std::move(local_ranks), rank)),
+      zero_copy_(engine_.host_peers, layout_, ranks_, local_ranks_, rank_, id),
+      inline_(*this), channels_(*this) {
+  if (local_ranks_.size() < ranks_.size())
+    make_streams();
   engine_.progress->add(this);
 }
 
-// Makes room for the streams to and from the ranks of other hosts.
-void Comm::part() {
-  far_.assign(size(), true);
-  for (const std::size_t q : here_)
-    far_[q] = false;
-  outlets_.resize(size());
-  inlets_.resize(size());
+// Makes the streams to and from the ranks of other hosts.
+void Comm::make_streams() {
+  remote_.assign(size(), true);
+  for (const std::size_t q : local_ranks_)
+    remote_[q] = false;
+  send_streams_.resize(size());
+  receive_streams_.resize(size());
   for (std::size_t q = 0; q < size(); ++q)
-    if (far_[q]) {
-      outlets_[q] = std::make_unique<Outlet>();
-      inlets_[q] = std::make_unique<Inlet>();
+    if (remote_[q]) {
+      send_streams_[q] = std::make_unique<SendStream>();
+      receive_streams_[q] = std::make_unique<ReceiveStream>();
     }
-  post_.part();
+  channels_.make_streams();
 }
 
 Comm::~Comm() { close(); }
@@ -58,31 +58,31 @@ void Comm::close() {
   if (closed_.exchange(true))
     return;
   engine_.progress->remove(this);
-  if (mesh().forked())
+  if (host_peers().forked())
     return;
-  post_.close();
-  layout_.block(rank_).left.store(1, std::memory_order_release);
-  ring(layout_, size());
+  channels_.close();
+  layout_.block(rank_).closed.store(1, std::memory_order_release);
+  wake_sleepers(layout_, size());
   std::scoped_lock lock(transferring_, mutex_);
-  const Verdict left{Trouble::left, std::uint32_t(rank_), std::uint32_t(rank_), 0};
+  const Failure left{FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_), 0};
   if (!queue_.empty()) {
-    condemn(left);
-    lending_.hands_off();
+    abort(left);
+    zero_copy_.wait_for_writers();
   }
   const auto end = [&](auto &tasks) {
     for (auto &op : tasks) {
-      op->verdict = left;
+      op->failure = left;
       op->finish(Task::broken);
     }
     tasks.clear();
   };
   end(queue_);
   end(transfers_);
-  for (auto &outlet : outlets_)
-    if (outlet)
-      outlet->leave(layout_.control().abort.load(std::memory_order_acquire));
-  if (!far_.empty() && engine_.lifeline)
-    say_goodbye();
+  for (auto &send_stream : send_streams_)
+    if (send_stream)
+      send_stream->send_close(layout_.control().abort.load(std::memory_order_acquire));
+  if (!remote_.empty() && engine_.lifeline)
+    announce_closing();
   wake_waiters();
 }
 
@@ -91,36 +91,38 @@ void Comm::record(Task &op, const Note &note, std::int64_t now) {
   op.record_id = op.record->id;
 }
 
-// Advances a task; what it could not get is its failure, not this process's end.
+// Advances a task; an exception, such as a lack of memory, is the task's failure.
 Status Comm::step(Task &op) {
   try {
     return op.advance();
   } catch (const std::exception &) {
-    const Verdict starved{Trouble::starved, std::uint32_t(rank_), std::uint32_t(rank_),
-                          std::uint32_t(op.seq)};
-    op.verdict = op.breaks_all ? condemn(starved) : starved;
+    const Failure out_of_resources{FailureKind::out_of_resources, std::uint32_t(rank_),
+                                   std::uint32_t(rank_), std::uint32_t(op.seq)};
+    op.failure = op.aborts_comm ? abort(out_of_resources) : out_of_resources;
     return Status::failed;
   }
 }
 
-Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()> &interrupted) {
-  Backoff backoff(patience, layout_.control(), layout_.block(rank_).asleep, crowd);
+Task::State Comm::drive(Task &op, WaitPolicy wait_policy,
+                        const std::function<bool()> &interrupted) {
+  Backoff backoff(wait_policy, layout_.control(), layout_.block(rank_).asleep,
+                  oversubscription);
   Status status = Status::blocked;
   std::int64_t asked = 0;
   std::uint64_t moved = op.moved;
   while ((status = step(op)) == Status::blocked) {
-    if (op.moved != moved) { // this is another wait
+    if (op.moved != moved) { // another wait has begun
       moved = op.moved;
       op.waiting_since = 0;
       backoff.reset();
     }
     const bool look = backoff.pause([&] { return (status = step(op)) != Status::blocked; },
-                                    [&](std::int64_t nap) { doze(op, nap); });
+                                    [&](std::int64_t nap) { sleep_until_ready(op, nap); });
     if (status != Status::blocked)
       break;
     if (!look)
       continue;
-    if ((status = judge(op)) != Status::blocked)
+    if ((status = check_blocked(op)) != Status::blocked)
       break;
     const std::int64_t now = now_ns();
     if (asked == 0)
@@ -128,32 +130,32 @@ Task::State Comm::drive(Task &op, Patience patience, const std::function<bool()>
     if (now - asked > 30'000'000) {
       asked = now;
       if (interrupted && interrupted()) {
-        const Verdict stopped{Trouble::interrupted, std::uint32_t(rank_),
+        const Failure stopped{FailureKind::interrupted, std::uint32_t(rank_),
                               std::uint32_t(rank_), std::uint32_t(op.seq)};
-        op.verdict = op.breaks_all ? condemn(stopped) : stopped;
+        op.failure = op.aborts_comm ? abort(stopped) : stopped;
         status = Status::failed;
         break;
       }
     }
   }
-  settle(op, status);
+  complete(op, status);
   return Task::State(op.state.load(std::memory_order_relaxed));
 }
 
-void Comm::doze(const Task &op, std::int64_t nap) {
+void Comm::sleep_until_ready(const Task &op, std::int64_t nap) {
   std::vector<pollfd> sockets;
-  const bool alone = !outlets_.empty() && op.interests(sockets);
+  const bool alone = !send_streams_.empty() && op.poll_fds(sockets);
   if (sockets.empty()) {
     futex_sleep(layout_.block(rank_).asleep, 1, nap);
     return;
   }
-  // Those who share our memory cannot wake us here.
+  // Local ranks cannot wake this thread while it polls sockets.
   nap = alone ? nap : std::min<std::int64_t>(nap, 100'000);
   const timespec limit{nap / 1'000'000'000, nap % 1'000'000'000};
   ::ppoll(sockets.data(), sockets.size(), &limit, nullptr);
 }
 
-// Threads of this process that wait for work in flight sleep where the rank does.
+// Threads of this process that wait for queued work sleep on the rank's futex.
 void Comm::wake_waiters() {
   auto &asleep = layout_.block(rank_).asleep;
   if (asleep.exchange(0, std::memory_order_relaxed) != 0)
@@ -164,7 +166,7 @@ bool Comm::try_drive(Task &op, std::uint32_t spins) {
   for (std::uint32_t i = 0; i <= spins; ++i) {
     const Status status = step(op);
     if (status != Status::blocked) {
-      settle(op, status);
+      complete(op, status);
       return true;
     }
     relax();
@@ -172,24 +174,24 @@ bool Comm::try_drive(Task &op, std::uint32_t spins) {
   return false;
 }
 
-void Comm::settle(Task &op, Status status) {
-  if (op.breaks_all && !far_.empty()) {
+void Comm::complete(Task &op, Status status) {
+  if (op.aborts_comm && !remote_.empty()) {
     layout_.block(rank_).waits_for.store(0, std::memory_order_relaxed);
-    tell_waiting(op, 0);
+    announce_wait(op, 0);
   }
   bool failed = status != Status::done;
   if (failed) {
-    if (op.verdict.trouble == Trouble::mismatch)
-      op.verdict = condemn(op.verdict);
-    if (op.breaks_all)
-      lending_.hands_off();
+    if (op.failure.kind == FailureKind::mismatch)
+      op.failure = abort(op.failure);
+    if (op.aborts_comm)
+      zero_copy_.wait_for_writers();
     auto *transfer = dynamic_cast<Transfer *>(&op);
-    failed = transfer == nullptr || post_.withdraw(*transfer);
+    failed = transfer == nullptr || channels_.cancel(*transfer);
   }
-  if (!failed) // counted before anybody can see that it is done
+  if (!failed) // counted before the completion is visible
     sent_.fetch_add(op.sends, std::memory_order_relaxed);
   if (!op.pending_now())
-    return; // another thread was faster
+    return; // another thread has completed it
   const auto how = failed ? Task::broken : Task::succeeded;
   op.close_record(how);
   if (trace().on())
@@ -197,13 +199,13 @@ void Comm::settle(Task &op, Status status) {
   op.publish(how);
 }
 
-// A copy of its record, which is soon overwritten.
+// Copies its record, which is soon overwritten.
 void Comm::trace_call(const Task &op) {
   const Record *record = op.record;
   if (record == nullptr || record->id != op.record_id)
     return;
   const auto *transfer = dynamic_cast<const Transfer *>(&op);
-  const bool found = transfer != nullptr && transfer->source() != Post::any;
+  const bool found = transfer != nullptr && transfer->source() != Channels::any;
   const std::int32_t peer = found ? std::int32_t(transfer->source()) : record->peer;
   trace().called() = {record->note, record->created, record->begun, record->ended,
                       op.sends, std::uint32_t(id_), peer, record->tag, record->site,

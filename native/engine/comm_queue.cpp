@@ -1,6 +1,6 @@
-// Work that is queued: collectives one after the other, messages side by side. Whoever has
-// time advances it, the progress thread or one who waits; for the collectives it claims the
-// communicator first, as a call on its caller's thread does.
+// Queued work: collectives run one after another, messages side by side. The progress
+// thread or a waiting thread advances it; it claims the collectives first, as a call on its
+// caller's thread does.
 
 #include "engine/comm.hpp"
 
@@ -17,7 +17,7 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void 
   op->prepare(plan, input, output);
   op->timeout = timeout;
   record(*op, plan->note, now_ns());
-  op->record->site = site; // before anybody can see it
+  op->record->site = site; // before it is visible to other threads
   {
     std::lock_guard lock(mutex_);
     queue_.push_back(op);
@@ -37,7 +37,7 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
   return transfer;
 }
 
-// Takes back what was queued and will not be waited for: its buffers may be gone.
+// Removes queued work that nobody will wait for: its buffers may be released.
 void Comm::cancel(const std::shared_ptr<Task> &op) {
   while (!claim())
     ::sched_yield();
@@ -47,7 +47,7 @@ void Comm::cancel(const std::shared_ptr<Task> &op) {
   }
   if (op->pending_now())
     op->finish(Task::broken);
-  lending_.hands_off();
+  zero_copy_.wait_for_writers();
   release();
 }
 
@@ -59,17 +59,17 @@ bool Comm::progress(bool *left) {
   return moved || sent;
 }
 
-// As far as it goes without waiting; failed also if it cannot go on.
+// Advances as far as possible without waiting; failed if it cannot proceed.
 Status Comm::attempt(Task &op) {
   const Status status = step(op);
-  return status == Status::blocked ? judge(op) : status;
+  return status == Status::blocked ? check_blocked(op) : status;
 }
 
 bool Comm::advance_queue(bool *left) {
   bool moved = false;
   while (queued_.load(std::memory_order_acquire) != 0) {
     if (!claim()) {
-      *left = true; // somebody is at it, and wakes us when done
+      *left = true; // another thread advances it, and wakes the progress thread at the end
       return moved;
     }
     const std::shared_ptr<Task> op = next();
@@ -88,7 +88,7 @@ bool Comm::advance_queue(bool *left) {
       *left = true;
       return moved;
     }
-    settle(*op, status);
+    complete(*op, status);
     {
       std::lock_guard lock(mutex_);
       if (!queue_.empty() && queue_.front() == op) {
@@ -106,7 +106,7 @@ bool Comm::advance_queue(bool *left) {
 bool Comm::advance_transfers(bool *left) {
   const std::unique_lock only(transferring_, std::try_to_lock);
   if (!only) {
-    *left = true; // somebody is at it
+    *left = true; // another thread advances them
     return false;
   }
   std::vector<std::shared_ptr<Task>> now;
@@ -117,13 +117,13 @@ bool Comm::advance_transfers(bool *left) {
   bool moved = false;
   for (auto &op : now) {
     if (!op->pending_now())
-      continue; // another thread was faster
+      continue; // another thread has completed it
     const Status status = attempt(*op);
     if (status == Status::blocked) {
       *left = true;
       continue;
     }
-    settle(*op, status);
+    complete(*op, status);
     {
       std::lock_guard lock(mutex_);
       std::erase(transfers_, op);
@@ -131,45 +131,45 @@ bool Comm::advance_transfers(bool *left) {
     wake_waiters();
     moved = true;
   }
-  if (post_.ship_abandoned())
+  if (channels_.send_abandoned())
     *left = true;
   return moved;
 }
 
-// The collective whose turn it is, or null.
+// The collective at the head of the queue, or null.
 std::shared_ptr<Task> Comm::next() {
   std::lock_guard lock(mutex_);
   return queue_.empty() ? nullptr : queue_.front();
 }
 
-// Whom work in flight waits for; only whoever advances the collectives may ask them.
+// The ranks that queued work waits for. Collectives may be inspected only under the claim.
 std::vector<std::size_t> Comm::missing(Task &op) {
   if (dynamic_cast<Transfer *>(&op) != nullptr)
-    return culprits(op);
+    return blocking_ranks(op);
   for (int tries = 0; tries < 1000; ++tries) {
     if (!claim()) {
       ::sched_yield();
       continue;
     }
-    const auto first = next(); // those behind it wait for whom it waits for
-    const auto late = first ? culprits(*first) : std::vector<std::size_t>{};
+    const auto first = next(); // those behind it wait for the same ranks
+    const auto late = first ? blocking_ranks(*first) : std::vector<std::size_t>{};
     release();
     return late;
   }
   return {};
 }
 
-bool Comm::interests(std::vector<pollfd> &into) {
-  if (outlets_.empty() || !claim())
+bool Comm::poll_fds(std::vector<pollfd> &into) {
+  if (send_streams_.empty() || !claim())
     return false;
   bool alone = false;
   {
     std::lock_guard lock(mutex_);
-    alone = !queue_.empty() && queue_.front()->interests(into);
+    alone = !queue_.empty() && queue_.front()->poll_fds(into);
     for (const auto &transfer : transfers_)
-      alone = transfer->interests(into) && alone;
+      alone = transfer->poll_fds(into) && alone;
   }
-  post_.abandoned_interests(into);
+  channels_.abandoned_poll_fds(into);
   release();
   return alone;
 }

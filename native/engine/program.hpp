@@ -1,8 +1,8 @@
-// What the executor is given: one rank's program, and a plan that makes it concrete.
+// The input of the executor: one rank's program, and a plan that makes it concrete.
 //
-// A program is src/unisono/schedule/lower.py's, as flat tables. A plan adds what the bytes
-// need: where chunks lie in the buffers, how large they are and how they are cut into
-// pieces, and how elements are reduced. Both are made in Python and never changed.
+// A program comes from src/unisono/schedule/lower.py, as flat tables. A plan adds the
+// offsets of chunks in the buffers, their sizes, how they are cut into pieces, and the
+// reduction kernel. Both are made in Python and immutable.
 
 #pragma once
 
@@ -30,13 +30,14 @@ struct Program {
     std::int32_t chunk, window, output, completes; // -1: not written there
     std::int32_t first_source, end_source, first_wait, end_wait;
     std::int32_t first_delivery, end_delivery;
-    std::int32_t code, back; // where its code goes, or -1; whether it then holds what that says
+    // index of its code, or -1; whether it then stores the decoded code
+    std::int32_t code, back;
   };
   struct Message {
     std::int32_t to, chunk, home, index, after;
   };
-  // The messages to one rank, in their order.
-  struct Course {
+  // The messages to one rank, in order.
+  struct Outgoing {
     std::size_t to;
     std::vector<Message> messages;
   };
@@ -44,23 +45,23 @@ struct Program {
   std::vector<Source> sources;
   std::vector<Wait> waits, exits;
   std::vector<std::int32_t> lead, readers;
-  std::vector<std::int32_t> deliveries; // ranks that are brought the result
-  std::int32_t tail = 0; // actions at the end that nobody waits for
-  std::vector<Course> courses;         // what leaves for other hosts
-  std::vector<std::int32_t> course_to; // by rank, which of them, or -1; or empty
-  std::vector<std::int32_t> incoming; // how many messages come from each rank, or empty
+  std::vector<std::int32_t> deliveries; // ranks that the result is written to
+  std::int32_t tail = 0; // actions at the end that no other rank waits for
+  std::vector<Outgoing> outgoing; // messages to other hosts
+  std::vector<std::int32_t> outgoing_to; // by rank, index into `outgoing`, or -1; or empty
+  std::vector<std::int32_t> incoming; // messages from each rank, or empty
 
-  // Sorts the messages by where they go, and counts those that come.
-  void cross(const std::vector<Message> &messages) {
+  // Groups the messages by destination, and counts the incoming ones.
+  void add_messages(const std::vector<Message> &messages) {
     if (!messages.empty())
-      course_to.assign(lead.size(), -1);
+      outgoing_to.assign(lead.size(), -1);
     for (const Message &message : messages) {
-      std::int32_t &course = course_to[std::size_t(message.to)];
-      if (course < 0) {
-        course = std::int32_t(courses.size());
-        courses.push_back({std::size_t(message.to), {}});
+      std::int32_t &index = outgoing_to[std::size_t(message.to)];
+      if (index < 0) {
+        index = std::int32_t(outgoing.size());
+        outgoing.push_back({std::size_t(message.to), {}});
       }
-      courses[std::size_t(course)].messages.push_back(message);
+      outgoing[std::size_t(index)].messages.push_back(message);
     }
     for (const Source &source : sources)
       if (source.home == stream) {
@@ -71,35 +72,36 @@ struct Program {
 };
 
 struct Plan {
-  // By which buffers are lent: bit 0 the inputs, bit 1 the outputs, of all ranks.
+  // By which buffers are exposed: bit 0 the inputs, bit 1 the outputs, of all ranks.
   std::array<std::shared_ptr<const Program>, 4> programs;
   std::vector<std::int64_t> input_at, output_at, size; // of each chunk, in elements
-  // By what is lent, as the programs: elements of a chunk at a time, and how many times.
+  // Likewise: elements per piece of a chunk, and the number of pieces.
   std::array<std::int64_t, 4> piece{}, pieces{1, 1, 1, 1};
   std::size_t itemsize = 1;
   std::size_t input_bytes = 0, output_bytes = 0;
-  std::uint64_t sent_bytes = 0; // by this rank, to others, as the schedule has it
+  std::uint64_t sent_bytes = 0; // by this rank to others, by the schedule
   Kernel kernel = nullptr;
   std::uint32_t divisor = 1;
-  bool in_header = false; // what others read fits into the header itself
-  bool streams = false;   // the output is too large to find in the cache afterwards
-  bool may_lend = false;  // worth reading buffers in place where they are shared
-  bool may_reach = false; // worth reaching for those that are not
-  // Across hosts what is lent does not depend on what turns up, so that all cut alike:
-  // everything or nothing, and there is but this one program. -1: within one host.
-  int lent_always = -1;
+  bool in_header = false; // what other ranks read fits into the header itself
+  bool streams = false; // the output is too large to stay in the cache
+  bool may_expose = false; // it pays to access shared buffers in place
+  bool may_cross_memory = false; // and private ones through the kernel
+  // Between hosts the exposed buffers are fixed, so that all ranks cut messages alike: all
+  // or none, and there is only this program. -1: within one host.
+  int always_exposed = -1;
   std::uint64_t fingerprint = 0;
   Note note{};
-  // What travels instead of values, if a codec is given: collective_codes.cpp.
+  // What is transferred instead of values, if there is a codec: collective_codes.cpp.
   struct Coding {
     const Codec *codec = nullptr;
     DType dtype = DType::float32;
     std::size_t block = 1;             // elements that share a scale
-    std::size_t at = 0, stride = 0;    // bytes to the first code in a window, and to the next
+    // bytes to the first code in a window, and from one to the next
+    std::size_t at = 0, stride = 0;
     std::size_t frame = 0;             // elements of a frame between hosts
     std::size_t slice = 0;             // elements that stay in the cache
-    bool by_chance = false;            // how codes are rounded
-    std::size_t room = 0; // where nobody here reads them: bytes for codes, not in the window
+    bool by_chance = false; // stochastic rounding
+    std::size_t room = 0; // bytes for codes outside the window, if no local rank reads them
 
     std::size_t bytes(std::size_t count) const { return codec->bytes(block, count); }
   } coding;

@@ -13,8 +13,8 @@ constexpr std::size_t most_kept = 4096;
 
 } // namespace
 
-// In a forked child the thread is not there, and another may have held the lock: whoever
-// comes there leaves everything as it is.
+// A forked child has no such thread, and the lock may be held for ever: there every
+// function returns at once.
 
 Progress::~Progress() {
   if (origin_.forked())
@@ -32,37 +32,38 @@ void Progress::add(Comm *comm) {
     return;
   std::lock_guard lock(mutex_);
   comms_.push_back(comm);
-  std::erase_if(early_, [comm](const Event &event) {
-    const bool its = event.comm == comm->agreed();
+  std::erase_if(early_events_, [comm](const Event &event) {
+    const bool its = event.comm == comm->shared_id();
     if (its)
-      comm->hear(event);
+      comm->handle_event(event);
     return its;
   });
 }
 
-void Progress::hear(const Event &event) {
+void Progress::handle_event(const Event &event) {
   std::lock_guard lock(mutex_);
   bool known = false;
   for (Comm *comm : comms_)
-    if (comm->agreed() == event.comm) {
-      comm->hear(event);
+    if (comm->shared_id() == event.comm) {
+      comm->handle_event(event);
       known = true;
     }
-  if (!known && std::find(ended_.begin(), ended_.end(), event.comm) == ended_.end())
-    keep(event);
+  if (!known &&
+      std::find(ended_comms_.begin(), ended_comms_.end(), event.comm) == ended_comms_.end())
+    store_early(event);
 }
 
-// Some join a communicator later than others, who may break it, wait in it and even close
-// it before. The oldest go first if there are many, for some may never be asked for.
-void Progress::keep(const Event &event) {
-  const auto same = [&](const Event &e) { // of how a rank waits, the last is all that counts
+// Ranks join a communicator at different times: events of it may arrive before this rank
+// has joined. If there are many, the oldest are dropped, for some may never be needed.
+void Progress::store_early(const Event &event) {
+  const auto same = [&](const Event &e) { // of a rank's waits only the last counts
     return e.kind == Event::Kind::waits && event.kind == e.kind && e.comm == event.comm &&
            e.rank == event.rank;
   };
-  std::erase_if(early_, same);
-  early_.push_back(event);
-  if (early_.size() > most_kept)
-    early_.pop_front();
+  std::erase_if(early_events_, same);
+  early_events_.push_back(event);
+  if (early_events_.size() > most_kept)
+    early_events_.pop_front();
 }
 
 void Progress::remove(Comm *comm) {
@@ -70,11 +71,11 @@ void Progress::remove(Comm *comm) {
     return;
   std::unique_lock lock(mutex_);
   std::erase(comms_, comm);
-  ended_.push_back(comm->agreed());
-  if (ended_.size() > most_kept)
-    ended_.pop_front();
-  // The thread may be in the middle of a round; the next is without this one. It may be
-  // so busy that we never see it between two.
+  ended_comms_.push_back(comm->shared_id());
+  if (ended_comms_.size() > most_kept)
+    ended_comms_.pop_front();
+  // The thread may be in the middle of a round; the next one is without this communicator.
+  // The thread may be so busy that no idle moment is seen.
   changed_.wait(lock, [this, round = round_] { return !working_ || round_ != round; });
 }
 
@@ -83,7 +84,7 @@ void Progress::wake() {
     return;
   {
     std::lock_guard lock(mutex_);
-    ++news_;
+    ++requests_;
     if (!started_) {
       started_ = true;
       thread_.start([this] { run(); });
@@ -92,11 +93,11 @@ void Progress::wake() {
   changed_.notify_all();
 }
 
-// A nap that what comes from other hosts can end; false if nothing is awaited from there.
-bool Progress::doze(const std::vector<Comm *> &comms) {
+// Sleeps until data comes from another host, for a short time; false if none is awaited.
+bool Progress::sleep_until_ready(const std::vector<Comm *> &comms) {
   std::vector<pollfd> sockets;
   for (Comm *comm : comms)
-    comm->interests(sockets);
+    comm->poll_fds(sockets);
   if (sockets.empty())
     return false;
   const timespec limit{0, 100'000};
@@ -109,7 +110,7 @@ void Progress::run() {
   std::uint64_t handled = 0;
   std::uint32_t idle = 0;
   while (!stop_) {
-    const std::uint64_t news = news_;
+    const std::uint64_t requests = requests_;
     bool moved = false, left = false;
     const std::vector<Comm *> comms = comms_;
     working_ = true;
@@ -121,16 +122,16 @@ void Progress::run() {
     }
     if (left && !moved) {
       ++idle;
-      // Beside a thread that computes, spinning takes more than it gives.
+      // Spinning would take time from threads that compute.
       if (idle < 200)
         relax();
       else if (idle < 300)
         ::sched_yield();
-      else if (!doze(comms))
-        for (Comm *comm : comms) { // a nap that any of its peers can end
+      else if (!sleep_until_ready(comms))
+        for (Comm *comm : comms) { // a sleep that any local rank can end
           auto &asleep = comm->layout().block(comm->rank()).asleep;
           Backoff nap({0, 0}, comm->layout().control(), asleep,
-                      comm->crowd);
+                      comm->oversubscription);
           nap.pause([&] { bool more; return comm->progress(&more); });
           break;
         }
@@ -142,8 +143,8 @@ void Progress::run() {
     ++round_;
     changed_.notify_all();
     if (!left) {
-      handled = news;
-      changed_.wait(lock, [&] { return stop_ || news_ != handled; });
+      handled = requests;
+      changed_.wait(lock, [&] { return stop_ || requests_ != handled; });
     }
   }
 }

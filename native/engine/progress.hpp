@@ -1,4 +1,4 @@
-// The thread that advances what nobody waits for. It never touches Python.
+// The thread that advances work that no thread waits for. It never calls Python.
 
 #pragma once
 
@@ -21,22 +21,22 @@ class Progress {
 public:
   ~Progress();
   void add(Comm *comm);
-  void remove(Comm *comm); // returns when the thread no longer looks at it
-  void wake();             // there is something new to do; starts the thread if need be
-  // What a rank of another host tells of the communicator that all know by a number.
-  void hear(const Event &event);
+  void remove(Comm *comm); // returns when the thread no longer uses it
+  void wake(); // there is new work; starts the thread if necessary
+  // Handles an event about the communicator with the event's shared id.
+  void handle_event(const Event &event);
 
 private:
   void run();
-  static bool doze(const std::vector<Comm *> &comms);
+  static bool sleep_until_ready(const std::vector<Comm *> &comms);
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Comm *> comms_;
-  void keep(const Event &event);
-  std::deque<Event> early_;         // of communicators that are not here yet
-  std::deque<std::uint64_t> ended_; // those that are here no longer, the last of them
+  void store_early(const Event &event);
+  std::deque<Event> early_events_; // of communicators that do not exist here yet
+  std::deque<std::uint64_t> ended_comms_; // the last that were closed
   bool started_ = false, stop_ = false, working_ = false;
-  std::uint64_t news_ = 0, round_ = 0;
+  std::uint64_t requests_ = 0, round_ = 0;
   Origin origin_;
   Worker thread_;
 };

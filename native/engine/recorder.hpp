@@ -1,7 +1,7 @@
 // The flight recorder: the last calls of this process, always on.
 //
-// A ring that any thread may write to. A record is a copy, so it outlives what it tells of;
-// one that is overwritten while it is read shows as torn in one entry, never as a crash.
+// A ring that any thread may write to. A record is a copy, so it outlives its call; one
+// that is overwritten while it is read is torn in one entry, and nothing else is affected.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct Record {
   std::uint64_t communicator = 0;
   std::uint64_t encoded = 0, decoded = 0; // bytes of codes
   std::int32_t peer = -1, tag = 0;
-  std::uint32_t site = 0; // where Python called, if somebody asked: bindings/call_sites.hpp
+  std::uint32_t site = 0; // where Python called, if enabled: bindings/call_sites.hpp
   std::atomic<std::uint32_t> state = scheduled;
 };
 

@@ -6,7 +6,7 @@ Hook Task::fired = {nullptr, nullptr, nullptr};
 
 Task::~Task() {
   Hook *hook = hooks_.load(std::memory_order_acquire);
-  while (hook != &fired && hook != nullptr) { // this process is a fork: nobody ended it
+  while (hook != &fired && hook != nullptr) { // a forked process: the task never ended here
     Hook *next = hook->next;
     delete hook;
     hook = next;

@@ -1,8 +1,8 @@
-// The trace: what this rank does inside its calls, moment by moment, while it is switched on.
+// The trace: what this rank does inside its calls, while it is enabled.
 //
-// Two rings of fixed-size entries, made when it is first switched on and kept for good, so
-// that a writer never finds them gone: calls, and the moments of which they are made. Any
-// thread may write. Switched off, it costs one relaxed load where something would be noted.
+// Two rings of fixed-size entries, made when it is first enabled and never freed, so that
+// writers need no lock: calls, and the moments that they consist of. Any thread may write.
+// Disabled, it costs one relaxed load per place.
 
 #pragma once
 
@@ -18,31 +18,34 @@ namespace unisono {
 // src/unisono/runtime/observe/tracing.py reads the same layout.
 struct Moment {
   enum Kind : std::uint8_t {
-    arrival, // from saying "I am here" until everybody has; peer: the last to come
+    // from publishing its own arrival until all have arrived; peer: the last to arrive
+    arrival,
     wait,    // for a peer, before an action
     copy,    // an action with one source
     reduce,  // an action with several
     pull,    // one source of an action that is another rank's: chunk from peer
-    deliver, // a result brought to a peer
+    deliver, // a result written to a peer
     send,    // a message to a peer on another host
-    encode,  // the part of an action that encoded its result; how long, not quite when
+    // the part of an action that encoded its result; the duration is exact, the begin is
+    // not
+    encode,
     exit,    // until others have read what they need
     block    // the caller waits for a call that it began before
   };
   std::int64_t begin = 0, end = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t seq = 0; // as far as 32 bits tell
+  std::uint32_t seq = 0; // the low 32 bits
   std::int32_t code = -1; // of an action: where in the window its code goes
   std::uint32_t communicator = 0;
   std::int32_t peer = -1;
   std::int32_t chunk = -1;
-  std::int32_t action = -1; // of the program; before arrival they count as well
+  std::int32_t action = -1; // of the program; those before arrival count too
   std::int32_t piece = 0;
-  std::int32_t index = -1; // where it lies with the peer; of an action: in the window
+  std::int32_t index = -1; // index in the peer's memory; of an action: in the window
   std::int32_t output = -1; // of an action: the chunk of the output that it writes
   Kind kind = arrival;
   std::uint8_t home = 0; // Program::Home
-  std::uint8_t lent = 0;
+  std::uint8_t exposed = 0;
   std::uint8_t unused = 0;
 };
 static_assert(sizeof(Moment) == 64);
@@ -65,10 +68,10 @@ public:
   bool on() const {
     if (!on_.load(std::memory_order_relaxed))
       return false;
-    std::atomic_thread_fence(std::memory_order_acquire); // the rings are there
+    std::atomic_thread_fence(std::memory_order_acquire); // the rings exist
     return true;
   }
-  // How many entries the rings have is settled the first time.
+  // The number of entries is fixed the first time.
   void start(std::size_t moments, std::size_t calls) {
     std::lock_guard lock(mutex_);
     if (!moments_.entries) {

@@ -33,14 +33,14 @@ bool move(Move call, int pid, std::byte *here, std::byte *there, std::size_t byt
 
 } // namespace
 
-bool fetch(std::byte *to, Reach from, std::size_t bytes) {
+bool copy_from_peer(std::byte *to, PeerAddress from, std::size_t bytes) {
   if (from.pid != 0)
     return move(::process_vm_readv, from.pid, to, from.at, bytes);
   std::memcpy(to, from.at, bytes);
   return true;
 }
 
-bool put(Reach to, const std::byte *from, std::size_t bytes) {
+bool copy_to_peer(PeerAddress to, const std::byte *from, std::size_t bytes) {
   failpoint("reach.write");
   if (to.pid != 0)
     return move(::process_vm_writev, to.pid, const_cast<std::byte *>(from), to.at, bytes);
@@ -48,7 +48,7 @@ bool put(Reach to, const std::byte *from, std::size_t bytes) {
   return true;
 }
 
-bool reachable(std::byte *data, std::size_t bytes, bool for_writing) {
+bool accessible(std::byte *data, std::size_t bytes, bool for_writing) {
   if (bytes == 0)
     return true;
   std::byte ends[2];

@@ -1,9 +1,10 @@
-// Reading and writing the memory of another process of this host, without its help.
+// Reads and writes of the memory of another process on this host, without its
+// participation.
 //
-// A buffer that others can map is reached by its address. One that is private to its
-// process is reached through the kernel (process_vm_readv, process_vm_writev), which copies
-// once, straight from one process to the other, if the system lets us: the user must be the
-// same and no policy against it. Whether it does is tried, not guessed.
+// A buffer in a mapped segment is accessed by its address. Private memory of another
+// process is accessed through the kernel (process_vm_readv, process_vm_writev: cross memory
+// attach), which copies once, directly between the two processes. The system allows it
+// between processes of one user unless a policy forbids it; so it is tested, not assumed.
 
 #pragma once
 
@@ -12,19 +13,19 @@
 
 namespace unisono {
 
-// Where something lies, and in which process; 0 for memory that is mapped here.
-struct Reach {
+// An address, and the process it is valid in; 0 for memory that is mapped here.
+struct PeerAddress {
   std::byte *at = nullptr;
   int pid = 0;
-  Reach operator+(std::size_t bytes) const { return {at + bytes, pid}; }
+  PeerAddress operator+(std::size_t bytes) const { return {at + bytes, pid}; }
 };
 
-// False if it could not be done, in full: the process is gone, or its memory is.
-bool fetch(std::byte *to, Reach from, std::size_t bytes);
-bool put(Reach to, const std::byte *from, std::size_t bytes);
+// False if not all bytes could be copied: the process has ended, or has unmapped them.
+bool copy_from_peer(std::byte *to, PeerAddress from, std::size_t bytes);
+bool copy_to_peer(PeerAddress to, const std::byte *from, std::size_t bytes);
 
-// Whether the kernel can reach this memory of our own as it would that of others. Some
-// that belongs to devices it cannot.
-bool reachable(std::byte *data, std::size_t bytes, bool for_writing);
+// Whether the kernel can access this memory of the calling process as it would that of
+// others; for some device memory it cannot.
+bool accessible(std::byte *data, std::size_t bytes, bool for_writing);
 
 } // namespace unisono

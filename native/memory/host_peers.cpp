@@ -36,7 +36,7 @@ std::byte *map(int fd, std::size_t bytes, int flags) {
   return static_cast<std::byte *>(at);
 }
 
-// All of it now: a page that cannot be had later would be a SIGBUS.
+// Reserves all pages now: a page that cannot be allocated later would be a SIGBUS.
 void reserve(int fd, std::size_t bytes) {
   int error;
   do
@@ -48,9 +48,8 @@ void reserve(int fd, std::size_t bytes) {
   }
 }
 
-// The kernel keeps what was sent until it is taken in. A rank that is stopped takes in
-// nothing, and descriptors on their way are limited for each user: so only a few messages
-// are on their way to each.
+// The kernel queues messages until they are received. A stopped rank receives nothing, and
+// descriptors in flight are limited per user: so only a few messages are queued for each.
 void prepare(int socket) {
   constexpr int bytes = 4096; // about ten messages
   ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
@@ -88,22 +87,24 @@ void Memory::populate() const {
 #if !defined(MADV_POPULATE_WRITE)
   constexpr int MADV_POPULATE_WRITE = 23; // Linux 5.14
 #endif
-  // Where the kernel does not know it, pages are mapped as they are touched.
+  // If the kernel does not support it, pages are mapped on first use.
   (void)::madvise(data_, size_, MADV_POPULATE_WRITE);
 }
 
-Mesh::Mesh(std::size_t rank, std::shared_ptr<Hub> hub) : rank_(rank), hub_(std::move(hub)) {}
+HostPeers::HostPeers(std::size_t rank, std::shared_ptr<PeerTable> table)
+    : rank_(rank), table_(std::move(table)) {}
 
-Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
-    : rank_(rank), hub_(std::make_shared<Hub>(sockets.size())),
+HostPeers::HostPeers(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
+    : rank_(rank), table_(std::make_shared<PeerTable>(sockets.size())),
       sockets_(std::move(sockets)), pids_(std::move(pids)), outgoing_(sockets_.size()),
       short_(sockets_.size()) {
   for (std::size_t r = 0; r < sockets_.size(); ++r) {
     if (sockets_[r] >= 0)
       prepare(sockets_[r]);
     pidfds_.push_back(r == rank_ || pids_[r] <= 0 ? -1 : open_pidfd(pids_[r]));
-    // Gone before we could watch it; where pidfds are unknown, the socket's end tells.
-    gone_.push_back(r != rank_ && pids_[r] > 0 && pidfds_.back() < 0 && errno == ESRCH);
+    // It ended before this; without pidfds the end of the socket shows it.
+    gone_at_start_.push_back(r != rank_ && pids_[r] > 0 && pidfds_.back() < 0 &&
+                             errno == ESRCH);
   }
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_ < 0) {
@@ -112,18 +113,18 @@ Mesh::Mesh(std::size_t rank, std::vector<int> sockets, std::vector<int> pids)
     errno = why;
     fail("watching the other ranks");
   }
-  const auto no_fork = forks_held_off();
-  watch_forks();
+  const auto no_fork = block_forks();
+  register_fork_handler();
   watcher_.start([this] { watch(); });
 }
 
-Mesh::~Mesh() { end(false); }
+HostPeers::~HostPeers() { end(false); }
 
-void Mesh::close() { end(true); }
+void HostPeers::close() { end(true); }
 
-void Mesh::in_child() { close_descriptors(); }
+void HostPeers::in_child() { close_descriptors(); }
 
-void Mesh::close_descriptors() {
+void HostPeers::close_descriptors() {
   for (auto *fds : {&sockets_, &pidfds_})
     for (int &fd : *fds)
       if (fd >= 0)
@@ -131,28 +132,29 @@ void Mesh::close_descriptors() {
   ::close(std::exchange(wake_, -1));
 }
 
-// One who is patient lets others take in what they have not been told, for a while.
-void Mesh::end(bool patient) {
-  hurried_.store(!patient, std::memory_order_relaxed);
+// With `flushes`, waits for a limited time until other ranks have received all
+// announcements.
+void HostPeers::end(bool flushes) {
+  immediate_.store(!flushes, std::memory_order_relaxed);
   if (closed_.exchange(true))
     return;
   if (between_threads() || forked())
-    return; // between threads what it has lent or sent lives as long as the others
+    return; // between threads, segments live as long as any rank uses them
   wake();
   watcher_.join();
   {
-    const auto no_fork = forks_held_off();
-    ignore_forks();
+    const auto no_fork = block_forks();
+    unregister_fork_handler();
     std::lock_guard lock(sending_);
     close_descriptors();
   }
-  std::scoped_lock lock(lingering_mutex_, hub_->mutex);
-  lingering_.clear();
-  for (auto &segments : hub_->segments)
+  std::scoped_lock lock(dropped_later_mutex_, table_->mutex);
+  dropped_later_.clear();
+  for (auto &segments : table_->segments)
     segments.clear();
 }
 
-std::uint64_t Mesh::create(std::size_t bytes) {
+std::uint64_t HostPeers::create(std::size_t bytes) {
   if (forked())
     throw std::runtime_error("a forked child has no part in its parent's shared memory");
   drop_unwanted();
@@ -174,21 +176,21 @@ std::uint64_t Mesh::create(std::size_t bytes) {
   return id;
 }
 
-void Mesh::remember(std::uint64_t id, const std::shared_ptr<Memory> &memory) {
+void HostPeers::remember(std::uint64_t id, const std::shared_ptr<Memory> &memory) {
   {
     std::lock_guard lock(own_mutex_);
     own_[reinterpret_cast<std::uintptr_t>(memory->data())] = {memory->size(), id};
     owns_.store(true, std::memory_order_relaxed);
   }
-  std::lock_guard lock(hub_->mutex);
-  hub_->segments[rank_][id] = memory;
+  std::lock_guard lock(table_->mutex);
+  table_->segments[rank_][id] = memory;
 }
 
-std::shared_ptr<Memory> Mesh::forget(std::uint64_t id) {
+std::shared_ptr<Memory> HostPeers::forget(std::uint64_t id) {
   std::shared_ptr<Memory> memory;
   {
-    std::lock_guard lock(hub_->mutex);
-    auto &mine = hub_->segments[rank_];
+    std::lock_guard lock(table_->mutex);
+    auto &mine = table_->segments[rank_];
     const auto found = mine.find(id);
     if (found == mine.end())
       return nullptr;
@@ -201,16 +203,16 @@ std::shared_ptr<Memory> Mesh::forget(std::uint64_t id) {
   return memory;
 }
 
-std::shared_ptr<Memory> Mesh::find(std::size_t owner, std::uint64_t id) const {
+std::shared_ptr<Memory> HostPeers::find(std::size_t owner, std::uint64_t id) const {
   if (forked())
-    return nullptr; // another thread may have held the lock
-  std::lock_guard lock(hub_->mutex);
-  const auto &of = hub_->segments[owner];
+    return nullptr; // another thread may have held the lock at the fork
+  std::lock_guard lock(table_->mutex);
+  const auto &of = table_->segments[owner];
   const auto found = of.find(id);
   return found == of.end() ? nullptr : found->second;
 }
 
-void Mesh::drop(std::uint64_t id) noexcept {
+void HostPeers::drop(std::uint64_t id) noexcept {
   if (closed_ || forked())
     return;
   if (!forget(id))
@@ -218,40 +220,43 @@ void Mesh::drop(std::uint64_t id) noexcept {
   try {
     announce({{Message::drop, id, 0}, nullptr});
   } catch (const std::bad_alloc &) {
-    // Somebody keeps it mapped until this rank ends: better than to end here.
+    // Another rank keeps it mapped until this rank ends, which is better than to end here.
   }
 }
 
-void Mesh::drop_later(std::uint64_t id, std::function<bool(const Mesh &)> wanted) {
+void HostPeers::drop_later(std::uint64_t id,
+                           std::function<bool(const HostPeers &)> wanted) {
   {
-    std::lock_guard lock(lingering_mutex_);
-    lingering_.emplace_back(id, std::move(wanted));
+    std::lock_guard lock(dropped_later_mutex_);
+    dropped_later_.emplace_back(id, std::move(wanted));
   }
   std::lock_guard lock(sending_);
   wake();
 }
 
-// Whether any is left that somebody wants.
-bool Mesh::drop_unwanted() {
-  decltype(lingering_) over; // destroyed, with what they hold, after the lock is released
+// Whether any segment is left that another rank still needs.
+bool HostPeers::drop_unwanted() {
+  decltype(dropped_later_)
+      over; // destroyed, with what they hold, after the lock is released
   bool left;
   {
-    std::lock_guard lock(lingering_mutex_);
-    const auto first = std::partition(lingering_.begin(), lingering_.end(),
+    std::lock_guard lock(dropped_later_mutex_);
+    const auto first = std::partition(dropped_later_.begin(), dropped_later_.end(),
                                       [&](const auto &one) { return one.second(*this); });
-    over.assign(std::make_move_iterator(first), std::make_move_iterator(lingering_.end()));
-    lingering_.erase(first, lingering_.end());
-    left = !lingering_.empty();
+    over.assign(std::make_move_iterator(first),
+                std::make_move_iterator(dropped_later_.end()));
+    dropped_later_.erase(first, dropped_later_.end());
+    left = !dropped_later_.empty();
   }
   for (const auto &one : over)
     drop(one.first);
   return left;
 }
 
-std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {
+std::optional<ExposedBuffer> HostPeers::locate(const void *data, std::size_t bytes) const {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   if (between_threads())
-    return Lent{Lent::anywhere, at};
+    return ExposedBuffer{ExposedBuffer::anywhere, at};
   if (!owns_.load(std::memory_order_relaxed))
     return std::nullopt;
   std::lock_guard lock(own_mutex_);
@@ -261,18 +266,18 @@ std::optional<Lent> Mesh::locate(const void *data, std::size_t bytes) const {
   const auto &[start, segment] = *--after;
   if (at + bytes > start + segment.first)
     return std::nullopt;
-  return Lent{segment.second, at - start};
+  return ExposedBuffer{segment.second, at - start};
 }
 
-Reach Mesh::resolve(std::size_t owner, Lent lent,
+PeerAddress HostPeers::resolve(std::size_t owner, ExposedBuffer exposed,
                     std::vector<std::shared_ptr<Memory>> &hold) const {
-  if (lent.segment == Lent::anywhere || lent.segment == Lent::own)
-    return {reinterpret_cast<std::byte *>(lent.offset),
-            lent.segment == Lent::own ? pids_[owner] : 0};
-  auto memory = find(owner, lent.segment);
-  if (!memory || lent.offset > memory->size())
+  if (exposed.segment == ExposedBuffer::anywhere || exposed.segment == ExposedBuffer::own)
+    return {reinterpret_cast<std::byte *>(exposed.offset),
+            exposed.segment == ExposedBuffer::own ? pids_[owner] : 0};
+  auto memory = find(owner, exposed.segment);
+  if (!memory || exposed.offset > memory->size())
     return {};
-  std::byte *at = memory->data() + lent.offset;
+  std::byte *at = memory->data() + exposed.offset;
   hold.push_back(std::move(memory));
   return {at};
 }

@@ -1,5 +1,5 @@
-// How segments are announced and taken in. Nothing here waits: what cannot be sent stays in
-// a queue, and what cannot be taken in stays in the socket, until the thread tries again.
+// Announcing and receiving segments. Nothing here waits: what cannot be sent is queued, and
+// what cannot be received stays in the socket, until the thread tries again.
 
 #include "memory/host_peers_messages.hpp"
 
@@ -19,9 +19,9 @@ namespace unisono {
 
 namespace {
 
-constexpr std::int64_t shortage_ns = 1'000'000'000; // a shorter one is nobody's failure
+constexpr std::int64_t shortage_ns = 1'000'000'000; // a shorter shortage is not a failure
 
-// Room for one descriptor beside a message.
+// A message with space for one descriptor.
 struct Packet {
   explicit Packet(void *message, std::size_t bytes) : part{message, bytes} {
     head.msg_iov = &part;
@@ -56,24 +56,24 @@ struct Packet {
 
 } // namespace
 
-// Tells every other rank, now or as soon as it can be told.
-void Mesh::announce(const Announcement &announcement) {
+// Announces a segment to every other rank, now or as soon as possible.
+void HostPeers::announce(const Announcement &announcement) {
   bool waits = false;
-  std::lock_guard lock(sending_); // nobody closes the descriptors meanwhile
+  std::lock_guard lock(sending_); // keeps the descriptors open meanwhile
   for (std::size_t r = 0; r < sockets_.size(); ++r)
-    waits = (sockets_[r] >= 0 && !tell(r, announcement)) || waits;
+    waits = (sockets_[r] >= 0 && !announce_to(r, announcement)) || waits;
   if (waits)
     wake();
 }
 
-// Whether nothing of it has to wait. Who is gone needs it no more.
-bool Mesh::tell(std::size_t rank, const Announcement &announcement) {
+// Whether nothing has to wait. A rank that is gone needs no announcement.
+bool HostPeers::announce_to(std::size_t rank, const Announcement &announcement) {
   Outgoing &to = outgoing_[rank];
   if (to.gone || dead(rank))
     return true;
   const bool ends = announcement.message.kind == Message::drop;
   if (ends && to.unsent.erase(announcement.message.id) != 0)
-    return true; // it never knew of it
+    return true; // it was never announced to that rank
   if (to.unsent.empty() && send(rank, announcement) == Sent::yes)
     return true;
   if (!to.gone)
@@ -81,7 +81,7 @@ bool Mesh::tell(std::size_t rank, const Announcement &announcement) {
   return to.gone;
 }
 
-Mesh::Sent Mesh::send(std::size_t rank, const Announcement &announcement) {
+HostPeers::Sent HostPeers::send(std::size_t rank, const Announcement &announcement) {
   Message message = announcement.message;
   Packet packet(&message, sizeof message);
   if (announcement.fd)
@@ -90,9 +90,9 @@ Mesh::Sent Mesh::send(std::size_t rank, const Announcement &announcement) {
     switch (errno) {
     case EINTR:
       continue;
-    case EAGAIN: // it is behind
+    case EAGAIN: // the rank is behind
       return Sent::full;
-    case ETOOMANYREFS: // more descriptors of this user are on their way than it may have
+    case ETOOMANYREFS: // more descriptors of this user are in flight than allowed
     case ENOBUFS:
     case ENOMEM:
       outgoing_[rank].later = true;
@@ -102,7 +102,7 @@ Mesh::Sent Mesh::send(std::size_t rank, const Announcement &announcement) {
     case ENOTCONN:
       outgoing_[rank].gone = true;
       return Sent::gone;
-    default: // nothing that should happen: said aloud, and whoever waits here fails by it
+    default: // unexpected: reported, and calls that wait for it fail
       std::fprintf(stderr, "unisono: announcing shared memory to rank %zu: %s\n", rank,
                    std::strerror(errno));
       refused_.store(true, std::memory_order_release);
@@ -112,8 +112,8 @@ Mesh::Sent Mesh::send(std::size_t rank, const Announcement &announcement) {
   return Sent::yes;
 }
 
-// Sends what a rank has still to be told, as far as it goes.
-Mesh::Sent Mesh::flush(std::size_t rank) {
+// Sends the queued announcements to a rank, as far as possible.
+HostPeers::Sent HostPeers::flush(std::size_t rank) {
   std::lock_guard lock(sending_);
   Outgoing &to = outgoing_[rank];
   to.later = false;
@@ -130,22 +130,22 @@ Mesh::Sent Mesh::flush(std::size_t rank) {
   return Sent::yes;
 }
 
-bool Mesh::unsent() {
+bool HostPeers::unsent() {
   std::lock_guard lock(sending_);
   return std::any_of(outgoing_.begin(), outgoing_.end(),
                      [](const Outgoing &to) { return !to.unsent.empty(); });
 }
 
-// Takes in one message; false when the socket has ended. One that cannot be taken in for want
-// of memory or descriptors is left where it is: so it is looked at first, and read after.
-bool Mesh::receive(std::size_t from) {
+// Receives one message; false when the socket has ended. A message that cannot be received
+// for lack of memory or descriptors stays in the socket: so it is peeked at first.
+bool HostPeers::receive(std::size_t from) {
   Message message{};
   Packet packet(&message, sizeof message);
   packet.make_room();
   const ssize_t got =
       ::recvmsg(sockets_[from], &packet.head, MSG_CMSG_CLOEXEC | MSG_PEEK | MSG_DONTWAIT);
-  // A reset, because it did not read all that it was sent, is told once and before what it
-  // has sent itself: that is still there.
+  // A reset, sent because the peer did not read everything, is reported once and before the
+  // data that the peer has sent, which can still be read.
   if (got < 0)
     return errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
   if (got == 0)
@@ -164,13 +164,14 @@ bool Mesh::receive(std::size_t from) {
     return true;
   while (::recv(sockets_[from], &message, sizeof message, MSG_DONTWAIT) < 0 && errno == EINTR)
     ;
-  take_in(from, message, std::move(memory));
+  store_segment(from, message, std::move(memory));
   return true;
 }
 
-void Mesh::take_in(std::size_t from, const Message &message, std::shared_ptr<Memory> memory) {
-  std::lock_guard lock(hub_->mutex);
-  auto &known = hub_->segments[from];
+void HostPeers::store_segment(std::size_t from, const Message &message,
+                              std::shared_ptr<Memory> memory) {
+  std::lock_guard lock(table_->mutex);
+  auto &known = table_->segments[from];
   if (message.kind == Message::segment) {
     known[message.id] = std::move(memory);
     return;
@@ -182,8 +183,8 @@ void Mesh::take_in(std::size_t from, const Message &message, std::shared_ptr<Mem
   known.erase(found);
 }
 
-// Takes in all that has come from one rank; false when its socket has ended.
-bool Mesh::drain(std::size_t from) {
+// Receives all messages of one rank; false when its socket has ended.
+bool HostPeers::drain(std::size_t from) {
   short_[from] = false;
   for (pollfd more{sockets_[from], POLLIN, 0}; ::poll(&more, 1, 0) > 0 && !short_[from];)
     if (!receive(from))
@@ -191,7 +192,7 @@ bool Mesh::drain(std::size_t from) {
   return true;
 }
 
-void Mesh::note_shortage(std::size_t rank, bool is_short) {
+void HostPeers::note_shortage(std::size_t rank, bool is_short) {
   short_[rank] = is_short;
   if (std::find(short_.begin(), short_.end(), true) == short_.end())
     short_since_.store(0, std::memory_order_release);
@@ -199,7 +200,7 @@ void Mesh::note_shortage(std::size_t rank, bool is_short) {
     short_since_.store(now_ns(), std::memory_order_release);
 }
 
-bool Mesh::starved() const {
+bool HostPeers::out_of_resources() const {
   const std::int64_t since = short_since_.load(std::memory_order_acquire);
   return refused_.load(std::memory_order_acquire) ||
          (since != 0 && now_ns() - since >= shortage_ns);

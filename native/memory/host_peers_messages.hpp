@@ -1,4 +1,4 @@
-// What the meshes of two ranks tell each other, and what one has still to tell another.
+// The messages between two ranks of a host, and those that wait to be sent.
 
 #pragma once
 
@@ -9,27 +9,26 @@
 
 namespace unisono {
 
-// A segment, whose descriptor travels with it, or the end of one.
-struct Mesh::Message {
+// A segment, with its descriptor, or the end of one.
+struct HostPeers::Message {
   enum Kind : std::uint64_t { segment = 1, drop = 2 };
   std::uint64_t kind;
   std::uint64_t id;
   std::uint64_t bytes;
 };
 
-struct Mesh::Announcement {
+struct HostPeers::Announcement {
   Message message;
-  std::shared_ptr<Descriptor> fd; // one for all who have still to be told
+  std::shared_ptr<Descriptor> fd; // shared by all ranks that it is still to be sent to
 };
 
-// Messages about different segments are independent of each other, and of each segment at
-// most one waits: its end takes the place of its beginning, or, if that has not gone out,
-// cancels it. So what is kept for a rank that takes in nothing is bounded by the segments
-// that exist or that it knows.
-struct Mesh::Outgoing {
+// Messages about different segments are independent, and per segment at most one waits: a
+// drop replaces the announcement, or cancels it if that was not sent. So the queue for a
+// rank that receives nothing is bounded by the segments that exist or that it knows.
+struct HostPeers::Outgoing {
   std::map<std::uint64_t, Announcement> unsent; // by segment
   bool gone = false;                            // its end of the socket is closed
-  bool later = false; // the system is short of something: not before a while
+  bool later = false; // the system lacks a resource: try again later
 };
 
 } // namespace unisono

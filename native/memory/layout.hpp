@@ -1,15 +1,14 @@
-// What lies in the memory that the ranks of one communicator share.
+// The layout of the memory that the ranks of one communicator share.
 //
-// One block of lines per rank, written by that rank alone and read by all, then one
-// window per rank of this host, in two halves. Everything is ordered by three kinds of words:
+// One block of cache lines per rank, written by that rank alone and read by all, then one
+// window per rank of this host, in two halves. Three kinds of words order all accesses:
+// Header::seq (this rank has arrived at call seq, with these arguments), progress (it has
+// done so many actions of a generation) and abort (the communicator has failed; written
+// once).
 //
-//   Header::seq   "I have arrived at call number seq, and this is what I was called with"
-//   progress      "of generation g I have done so many actions"
-//   abort         "this communicator is broken", written once by whoever finds it so
-//
-// each stored with release after what it speaks of, and loaded with acquire. A generation
-// is one run of a program over one piece of the data; generations are numbered through
-// all calls, alike on all ranks, and use the halves of the windows in turn.
+// Each is stored with release after what it announces, and loaded with acquire. A
+// generation is one run of a program over one piece of the data; generations are numbered
+// across all calls, alike on all ranks, and alternate between the halves of the windows.
 
 #pragma once
 
@@ -34,27 +33,28 @@ constexpr std::uint64_t progress_word(std::uint64_t generation, std::uint64_t ac
   return generation << action_bits | actions;
 }
 
-// Where a lent buffer begins: in which of its rank's segments, and how far in; or at which
-// address, of a memory that threads have in common or that is private to a process.
-struct Lent {
+// Where an exposed buffer begins: a segment of its rank and an offset; or an address, valid
+// in all threads of the process or private to the rank's process.
+struct ExposedBuffer {
   static constexpr std::uint64_t anywhere = ~std::uint64_t(0), own = anywhere - 1;
   std::uint64_t segment;
   std::uint64_t offset;
 };
 
-// Said by a rank on arrival. What others read first may ride along in the same line.
+// Published by a rank on arrival. Data that others read first may be in the same cache
+// line.
 struct alignas(line_size) Header {
-  enum Flag : std::uint64_t { led = 1, lends_input = 2, lends_output = 4 };
+  enum Flag : std::uint64_t { led = 1, exposes_input = 2, exposes_output = 4 };
   Word seq;
   std::uint64_t fingerprint;
   std::uint64_t flags;
-  std::byte payload[header_payload]; // data, or Lent[2]: input and output
+  std::byte payload[header_payload]; // data, or ExposedBuffer[2]: input and output
 };
 static_assert(sizeof(Header) == line_size);
-static_assert(2 * sizeof(Lent) <= header_payload);
+static_assert(2 * sizeof(ExposedBuffer) <= header_payload);
 
-// The same call in full, for records and for the error message when fingerprints differ.
-// Its texts lie one after the other in `text`; src/unisono/runtime/call/notes.py shortens what
+// The call in full, for records and for the error message when fingerprints differ. Its
+// texts are stored one after another in `text`; src/unisono/runtime/call/notes.py shortens what
 // does not fit, and src/unisono/runtime/observe/tracing.py reads the same layout.
 struct alignas(line_size) Note {
   enum Text : std::size_t { algorithm, label, codec, shape, num_texts };
@@ -66,34 +66,37 @@ struct alignas(line_size) Note {
   std::uint8_t collective;
   std::uint8_t dtype;
   std::uint8_t op;
-  std::uint8_t lengths[num_texts]; // in bytes; a note from elsewhere may say too much
+  // in bytes; not to be trusted in a note from another host
+  std::uint8_t lengths[num_texts];
   char text[149];
 };
 static_assert(sizeof(Note) == 3 * line_size);
-static_assert(std::has_unique_object_representations_v<Note>); // it travels as it lies
+// it is sent as it is in memory
+static_assert(std::has_unique_object_representations_v<Note>);
 
 struct RankBlock {
   Header headers[2]; // by the parity of seq
-  Note notes[2]; // of a rank of another host: what it said when it had waited for long
-  // The call by which this rank was found to differ: written by whoever found it, or heard
-  // it from another host, before the verdict. All who write it write the same.
+  Note notes[2]; // of a remote rank: what it announced after a long wait
+  // The call by which this rank was found to differ: written before the failure, by the
+  // rank that found it or that was informed by another host. All writers write the same.
   Note differing;
   alignas(line_size) Word progress;
   alignas(line_size) std::atomic<std::uint32_t> asleep; // the futex a rank sleeps on
-  alignas(line_size) Word left; // not 0: closed its communicator; of another host: when heard
-  Word outbox;                                          // its segment for send, or 0
-  // For naming who holds everybody up: what a rank said it waits for when it last looked
-  // up from waiting. Old news is harmless, for whether it has come can be seen; where it
-  // cannot, because it comes by a stream, `needs` is all ones, and the rank says when it
-  // waits no longer. Ranks of other hosts are told what is told here of theirs.
+  // Not 0: it has closed the communicator; of a remote rank, when that was announced.
+  alignas(line_size) Word closed;
+  Word outbox; // its segment for send, or 0
+  // To find the rank that blocks the others: what a rank published that it waits for when
+  // it last checked. An old value is harmless, because whether it has arrived can be seen;
+  // where it cannot, because it comes by a stream, `needs` is all ones, and the rank clears
+  // it when it no longer waits. These words are also sent to the ranks of other hosts.
   alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
   Word needs;
-  Word looked; // when it last looked up, by the clock of its host: a stopped rank does not
-  // Whether this rank can reach the private memory of all others: 0 not tried, 1 it can,
-  // 2 it cannot. The probe is a word that they can try it on.
-  alignas(line_size) Word reaches;
+  Word looked; // when it last checked, by the clock of its host: a stopped rank does not
+  // Whether this rank can access the private memory of all others: 0 not tested, 1 yes, 2
+  // no. The probe is a word that they can test it on.
+  alignas(line_size) Word access;
   Word probe_at, probe_value;
-  alignas(line_size) Word touching; // 1: it is writing to others' buffers
+  alignas(line_size) Word writing; // 1: it is writing to others' buffers
 };
 
 struct Control {
@@ -107,14 +110,15 @@ struct Control {
 class Layout {
 public:
   Layout() = default;
-  // `here` are the ranks of this host, in an order that all of them know alike.
-  Layout(std::byte *base, std::size_t n, std::size_t half, const std::vector<std::size_t> &here)
+  // `local_ranks` are the ranks of this host, in an order that is the same on all of them.
+  Layout(std::byte *base, std::size_t n, std::size_t half,
+         const std::vector<std::size_t> &local_ranks)
       : base_(base), n_(n), half_(half) {
-    if (here.size() == n)
-      return; // windows lie in the order of the ranks
+    if (local_ranks.size() == n)
+      return; // windows are in the order of the ranks
     const std::shared_ptr<std::uint32_t[]> slots(new std::uint32_t[n]());
-    for (std::size_t slot = 0; slot < here.size(); ++slot)
-      slots[here[slot]] = std::uint32_t(slot);
+    for (std::size_t slot = 0; slot < local_ranks.size(); ++slot)
+      slots[local_ranks[slot]] = std::uint32_t(slot);
     slots_ = slots;
   }
 
@@ -125,10 +129,10 @@ public:
   RankBlock &block(std::size_t rank) const {
     return reinterpret_cast<RankBlock *>(base_ + blocks_at)[rank];
   }
-  // Only ranks of this host have one.
+  // Only local ranks have one.
   std::byte *window(std::size_t rank, std::uint64_t generation) const {
-    // Half a page in: large arrays begin near the beginning of a page, and copying between
-    // addresses that agree in their last 12 bits makes loads wait for stores.
+    // Offset by half a page: large arrays begin near the start of a page, and a copy
+    // between addresses that agree in their last 12 bits makes loads wait for stores.
     const std::size_t slot = slots_ ? slots_[rank] : rank;
     return base_ + windows_at(n_) + (2 * slot + (generation & 1)) * (half_ + page) + page / 2;
   }
@@ -143,30 +147,41 @@ private:
   }
   std::byte *base_ = nullptr;
   std::size_t n_ = 0, half_ = 0;
-  std::shared_ptr<const std::uint32_t[]> slots_; // of each rank's window; null: its rank
+  // the slot of each rank's window; null: its rank
+  std::shared_ptr<const std::uint32_t[]> slots_;
 };
 
-// Why a communicator is broken, in one word, so that the first to say it is believed.
-enum class Trouble : std::uint8_t {
-  none, peer_lost, left, interrupted, timeout, mismatch, misfit, starved, cut, unreachable,
-  corrupted, severed
+// Why a communicator is aborted, in one word, so that the first failure is kept atomically.
+enum class FailureKind : std::uint8_t {
+  none,
+  peer_lost,
+  closed,
+  interrupted,
+  timeout,
+  mismatch,
+  size_mismatch,
+  out_of_resources,
+  truncated,
+  unreachable,
+  corrupted,
+  connection_lost
 };
-constexpr Trouble last_trouble = Trouble::severed;
+constexpr FailureKind last_failure_kind = FailureKind::connection_lost;
 
-struct Verdict {
+struct Failure {
   static constexpr unsigned rank_bits = 12;
   static constexpr std::size_t most_ranks = std::size_t(1) << rank_bits;
-  Trouble trouble = Trouble::none;
-  std::uint32_t culprit = 0;  // who is the cause
-  std::uint32_t reporter = 0; // who found out
-  std::uint32_t seq = 0;      // in which call, as far as 32 bits tell
+  FailureKind kind = FailureKind::none;
+  std::uint32_t culprit = 0; // the rank that caused it
+  std::uint32_t reporter = 0; // the rank that detected it
+  std::uint32_t seq = 0; // the low 32 bits of the call's number
 
   std::uint64_t word() const {
-    return std::uint64_t(trouble) | std::uint64_t(culprit & rank_mask) << 8 |
+    return std::uint64_t(kind) | std::uint64_t(culprit & rank_mask) << 8 |
            std::uint64_t(reporter & rank_mask) << (8 + rank_bits) | std::uint64_t(seq) << 32;
   }
-  static Verdict of(std::uint64_t word) {
-    return {Trouble(word & 0xff), std::uint32_t(word >> 8 & rank_mask),
+  static Failure of(std::uint64_t word) {
+    return {FailureKind(word & 0xff), std::uint32_t(word >> 8 & rank_mask),
             std::uint32_t(word >> (8 + rank_bits) & rank_mask), std::uint32_t(word >> 32)};
   }
 

@@ -1,8 +1,8 @@
-// Buffers that the ranks of a communicator let each other use in place.
+// Direct access to the buffers of other ranks of a communicator.
 //
-// What lies in shared segments anybody can address. Private memory is reached through the
-// kernel, if every rank can reach every other's: each tries it once, on a word that all have
-// for that, and says how it went.
+// Buffers in shared segments are mapped. Private memory is accessed through the kernel if
+// every rank can access every other's: each rank tests it once, on a probe word, and
+// publishes the result.
 
 #pragma once
 
@@ -17,51 +17,52 @@
 
 namespace unisono {
 
-class Lending {
+class ZeroCopy {
 public:
-  Lending(std::shared_ptr<Mesh> mesh, const Layout &layout, std::vector<std::size_t> ranks,
-          std::vector<std::size_t> here, std::size_t rank, std::uint64_t id);
-  Lending(const Lending &) = delete; // others know the address of its probe
-  Lending &operator=(const Lending &) = delete;
+  ZeroCopy(std::shared_ptr<HostPeers> host_peers, const Layout &layout,
+           std::vector<std::size_t> ranks, std::vector<std::size_t> local_ranks,
+           std::size_t rank, std::uint64_t id);
+  ZeroCopy(const ZeroCopy &) = delete; // other ranks know the address of its probe
+  ZeroCopy &operator=(const ZeroCopy &) = delete;
 
-  // Whether all ranks can reach each other's private memory; tries it if need be.
-  enum Reaching : std::uint64_t { untried, reaches, denied };
-  Reaching reach();
-  Reaching tried() const { return reach_; }
-  // Whether the kernel can get at this buffer of ours; remembers the last that it could.
-  bool reachable(const std::byte *data, std::size_t bytes, bool for_writing);
+  // Whether all ranks can access each other's private memory; tests it if necessary.
+  enum Access : std::uint64_t { untested, granted, denied };
+  Access test_access();
+  Access access() const { return access_; }
+  // Whether the kernel can access this buffer of this rank; caches positive results.
+  bool accessible(const std::byte *data, std::size_t bytes, bool for_writing);
 
-  // While a rank writes to others' buffers it says so, unless somebody has given up.
-  class Touch {
+  // Marks this rank as writing to buffers of others, unless the communicator is aborted.
+  class WriteGuard {
   public:
-    Touch(const Lending &lending, bool really);
-    ~Touch();
-    Touch(const Touch &) = delete;
-    Touch &operator=(const Touch &) = delete;
+    WriteGuard(const ZeroCopy &zero_copy, bool really);
+    ~WriteGuard();
+    WriteGuard(const WriteGuard &) = delete;
+    WriteGuard &operator=(const WriteGuard &) = delete;
     bool allowed() const { return allowed_; }
 
   private:
-    Word *touching_ = nullptr;
+    Word *writing_ = nullptr;
     bool allowed_ = true;
   };
-  // For one who gives a call up, and has broken the communicator: waits until nobody is
-  // writing any more, but no longer than a second. After that `touched` is still true if
-  // a rank was stopped in the middle of it.
-  void hands_off() const;
-  bool touched() const;
+  // After an abort, before buffers are reused: waits until no rank writes any more, for at
+  // most a second. After that `has_writers` is still true if a rank was stopped while
+  // writing.
+  void wait_for_writers() const;
+  bool has_writers() const;
 
-  // Memory for a moment, for whoever advances the collectives.
-  std::byte *scrap(std::size_t bytes);
+  // Temporary memory, for the thread that advances the collectives.
+  std::byte *scratch(std::size_t bytes);
 
 private:
-  std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<HostPeers> host_peers_;
   Layout layout_;
-  std::vector<std::size_t> ranks_, here_; // of all, those that share memory
+  std::vector<std::size_t> ranks_, local_ranks_; // of all, those that share memory
   std::size_t rank_;
   std::uint64_t probe_;
-  Reaching reach_ = untried;
-  std::vector<std::pair<const std::byte *, std::size_t>> reachable_;
-  std::vector<std::byte> scrap_;
+  Access access_ = untested;
+  std::vector<std::pair<const std::byte *, std::size_t>> accessible_;
+  std::vector<std::byte> scratch_;
 };
 
 } // namespace unisono

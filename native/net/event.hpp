@@ -1,5 +1,5 @@
-// What ranks of different hosts tell each other beside their data: who is dead or has left,
-// and what has become of a communicator. An event travels as it lies in memory.
+// Control messages between ranks of different hosts: deaths, and the state of
+// communicators. An event is sent as it is in memory.
 
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace unisono {
 
-// How it shows that somebody is dead.
+// Why a rank is considered dead.
 enum class Cause : std::uint32_t {
   none,
   gone,          // its connection ended
-  silent,        // nothing was heard of it for the limit
-  slow,          // it did not take in what it was told
-  corrupted,     // what came from it was damaged
-  not_authentic, // what came in its name was not made with its key
+  silent, // no message for the time limit
+  slow, // it did not read what it was sent
+  corrupted, // a frame from it was damaged
+  not_authentic, // a frame was not made with its key
 };
 constexpr std::size_t num_causes = 6;
 const char *cause_name(Cause cause);
@@ -29,22 +29,23 @@ struct Event {
     beat,
     dead,
     left,
-    verdict, // a communicator is broken
-    called,  // what a rank had called, told before the verdict that it was something else
-    closed,  // a rank has closed its end of a communicator
-    waits,   // a rank has waited for another for some time, or does no longer
+    failure, // a communicator is aborted
+    called, // what a rank called; sent before the failure that reports a mismatch
+    closed, // a rank has closed a communicator
+    waits, // a rank has waited for another for some time, or no longer waits
   };
   Kind kind = Kind::beat;
-  std::uint32_t rank = 0; // who is dead, has left, closed, called, waits, or speaks the verdict
+  // the rank that is dead, left, closed, called, waits, or reports the failure
+  std::uint32_t rank = 0;
   Cause cause = Cause::none;
-  std::uint32_t reporter = 0; // who found out
-  std::uint64_t comm = 0;     // of which communicator, where it is about one
-  std::uint64_t word = 0;     // see Verdict, and RankBlock::waits_for, in memory/layout.hpp
+  std::uint32_t reporter = 0; // the rank that detected it
+  std::uint64_t comm = 0; // the shared id of the communicator, if it is about one
+  std::uint64_t word = 0;     // see Failure, and RankBlock::waits_for, in memory/layout.hpp
   std::array<std::byte, sizeof(Note)> note{}; // of called and waits: which call
 
-  // Whether somebody is no longer there.
-  bool parts() const { return kind == Kind::dead || kind == Kind::left; }
-  // How much of it travels.
+  // Whether it reports that a rank is dead or has left.
+  bool ends_rank() const { return kind == Kind::dead || kind == Kind::left; }
+  // How many of its bytes are sent.
   std::size_t bytes() const;
 };
 constexpr std::size_t num_event_kinds = 7;

@@ -7,7 +7,7 @@ namespace unisono {
 
 namespace {
 
-// The state of SipHash: four words, stirred twice for each word of data, four times last.
+// The state of SipHash: four words, mixed twice per word of data and four times at the end.
 struct Stirred {
   std::uint64_t a, b, c, d;
 
@@ -69,7 +69,7 @@ void Seal::seal(FrameHeader &header, std::uint32_t crc) {
 Flaw Seal::check(const FrameHeader &header, std::size_t limit) {
   if (header.magic != FrameHeader::right_magic)
     return Flaw::magic;
-  // Whole words: how long the comparison takes does not tell how far they agree.
+  // Compares whole words, so that the time does not depend on where they differ.
   if ((header.mac ^ mac(header)) != 0)
     return Flaw::mac;
   if (header.epoch != epoch_)
@@ -84,7 +84,7 @@ Flaw Seal::check(const FrameHeader &header, std::size_t limit) {
   return Flaw::none;
 }
 
-// Moves what there is of `size` bytes, of which `done` are there; whether that is all.
+// Copies what is available of `size` bytes, of which `done` are complete; whether all are.
 bool FrameReader::fill(std::span<const std::byte> &bytes, void *to, std::size_t done,
                        std::size_t size) {
   const std::size_t taken = std::min(size - done, bytes.size());

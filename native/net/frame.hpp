@@ -1,15 +1,14 @@
-// What travels between hosts: frames, each a header of one line and its payload.
+// Frames, the unit of transfer between hosts: a header of one cache line, and a payload.
 //
-// A connection has two directions, each with a key of its own that the handshake has made.
-// Every header carries a keyed checksum of itself (its mac), the epoch of the communicators
-// and its number in its direction; and a checksum of the payload. So a frame is believed
-// only if it was made by who holds the key, for this epoch, right after the one before, and
-// came as it was sent. Whoever can change what travels can still forge a payload, since
-// that is guarded against accidents alone: against him there is TLS.
+// A connection has two directions, each with its own key from the handshake. Every header
+// has a keyed checksum of itself (its mac), the epoch of the communicators, its number in
+// its direction, and a checksum of the payload. So a frame is accepted only if it was made
+// by a holder of the key, for this epoch, directly after the one before, and arrived
+// unchanged. The checksum of the payload protects against accidents, not against an
+// attacker who can modify the connection: for that there is TLS.
 //
-// Nothing here allocates, and no size that a peer names is used before it is checked. The
-// first frame that is wrong is the last: where it ends cannot be known, so what comes after
-// it cannot be read.
+// Nothing here allocates, and no size that a peer sends is used before it is checked. After
+// the first wrong frame nothing more is read: its end cannot be known.
 
 #pragma once
 
@@ -26,7 +25,8 @@ namespace unisono {
 
 enum class FrameKind : std::uint16_t { data = 1, note = 2, control = 3 };
 
-// On the wire as in memory, little endian; tests/transports/reference_wire.py says it again.
+// Little endian, on the wire as in memory; tests/transports/reference_wire.py is the
+// reference.
 struct FrameHeader {
   static constexpr std::uint32_t right_magic = 0x314e5355; // "USN1"
   std::uint32_t magic = right_magic;
@@ -48,45 +48,46 @@ static_assert(std::is_trivially_copyable_v<FrameHeader>);
 static_assert(std::has_unique_object_representations_v<FrameHeader>);
 static_assert(std::endian::native == std::endian::little);
 
-// What is wrong with a frame, the first that is found in this order.
+// What is wrong with a frame: the first that applies, in this order.
 enum class Flaw : std::uint8_t {
   none,
-  magic,   // these are not frames of ours, or they are out of step
-  mac,     // not made with the key, or changed on its way
+  magic, // not frames of this protocol, or out of step
+  mac, // not made with the key, or changed in transit
   epoch,   // genuine, but of another epoch
-  number,  // genuine, but not the next: repeated, lost or out of order
-  kind,    // genuine, but of no kind that is known
-  length,  // genuine, but longer than what is expected
-  payload, // the payload is not what its checksum speaks of
+  number, // genuine, but not the next: repeated, lost or out of order
+  kind, // genuine, but of no known kind
+  length, // genuine, but longer than expected
+  payload, // the payload does not match its checksum
 };
 constexpr std::size_t num_flaws = 8;
 const char *flaw_name(Flaw flaw);
 
 using Key = std::array<std::uint8_t, 16>;
 
-// SipHash-2-4: a keyed checksum that nobody without the key can make.
+// SipHash-2-4: a keyed checksum that cannot be made without the key.
 std::uint64_t siphash(const Key &key, const void *data, std::size_t bytes);
 
-// One direction of one connection: its sender seals, its receiver checks, in order.
+// One direction of one connection: the sender seals frames, the receiver checks them in
+// order.
 class Seal {
 public:
   Seal(const Key &key, std::uint32_t epoch) : key_(key), epoch_(epoch) {}
 
-  // Completes the header of the next frame; kind, length and the fields of the call are
-  // the caller's, all else is set. `payload` has header.length bytes.
+  // Completes the header of the next frame; the caller sets kind, length and the fields of
+  // the call. `payload` has header.length bytes.
   void seal(FrameHeader &header, const void *payload) {
     seal(header, crc32c(payload, header.length));
   }
-  // The same for a payload in parts, whose checksum is known.
+  // The same for a payload in several parts, whose checksum is known.
   void seal(FrameHeader &header, std::uint32_t crc);
-  // Whether this is the header of the next frame, with at most `limit` bytes to come.
-  // After anything but `none` nothing that comes can be believed.
+  // Whether this is the header of the next frame, with a payload of at most `limit` bytes.
+  // After any result but `none` the connection cannot be read any further.
   Flaw check(const FrameHeader &header, std::size_t limit);
-  // Whether the payload of a header that was found right is right too.
+  // Whether the payload of a checked header matches its checksum.
   static bool check_payload(const FrameHeader &header, const void *payload) {
     return crc32c(payload, header.length) == header.crc;
   }
-  // How many frames went by.
+  // The number of frames so far.
   std::uint64_t count() const { return next_; }
 
 private:
@@ -98,19 +99,19 @@ private:
   std::uint64_t next_ = 0;
 };
 
-// Small frames out of a stream that arrives in any cuts. Payloads are put in a place that
-// the owner gives, whose size is the limit.
+// Reads small frames from a stream that arrives in arbitrary parts. Payloads are stored in
+// a buffer of the owner, whose size is the limit.
 class FrameReader {
 public:
   FrameReader(Seal seal, std::span<std::byte> place) : seal_(seal), place_(place) {}
 
-  // Takes bytes from the front of `bytes` until one frame is whole (true; the next call
+  // Consumes bytes from the front of `bytes` until a frame is complete (true; the next call
   // begins another), or none are left, or there is a flaw.
   bool take(std::span<const std::byte> &bytes);
   const FrameHeader &header() const { return header_; }
   std::span<const std::byte> payload() const { return place_.first(header_.length); }
   Flaw flaw() const { return flaw_; }
-  // Whether the stream stands inside a frame: if it ends here, it was cut off.
+  // Whether the stream is inside a frame: if it ends here, it is truncated.
   bool inside() const { return filled_ != 0 && !whole_; }
 
 private:

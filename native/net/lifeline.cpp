@@ -1,4 +1,4 @@
-// How a lifeline begins and ends, what it is told to tell, and what a fork does to it.
+// Construction and closing of a lifeline, its announcements, and what a fork does to it.
 
 #include "net/lifeline.hpp"
 
@@ -18,8 +18,7 @@
 
 namespace unisono {
 
-// A forked child would keep the connections open when the parent dies, and nobody would
-// hear of it.
+// A forked child would keep the connections open after the parent's death, and hide it.
 void Lifeline::in_child() {
   forked_.store(true, std::memory_order_release);
   for (auto &peer : peers_)
@@ -32,7 +31,7 @@ void Lifeline::in_child() {
 Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Options options,
                    Sink sink)
     : rank_(rank), options_(options), sink_(std::move(sink)),
-      fates_(connections.size(), Fate::living), log_(std::make_unique<Log>()) {
+      states_(connections.size(), RankState::alive), log_(std::make_unique<Log>()) {
   if (rank >= connections.size())
     throw std::invalid_argument("a lifeline: its rank must be below the number of ranks");
   for (std::size_t r = 0; r < connections.size(); ++r) {
@@ -47,12 +46,12 @@ Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Option
     throw std::invalid_argument("a lifeline: the limit must be longer than a beat");
   try {
     open(connections);
-    const auto no_fork = forks_held_off();
-    watch_forks();
+    const auto no_fork = block_forks();
+    register_fork_handler();
     thread_.start([this] { run(); });
   } catch (...) {
-    const auto no_fork = forks_held_off();
-    ignore_forks();
+    const auto no_fork = block_forks();
+    unregister_fork_handler();
     for (int fd : {epoll_, wake_})
       if (fd >= 0)
         ::close(fd);
@@ -85,46 +84,46 @@ void Lifeline::close() {
   const std::uint64_t one = 1;
   (void)!::write(wake_, &one, sizeof one);
   thread_.join();
-  const auto no_fork = forks_held_off();
-  ignore_forks();
+  const auto no_fork = block_forks();
+  unregister_fork_handler();
   ::close(epoll_);
   ::close(wake_);
 }
 
-bool Lifeline::tell_dead(std::size_t rank, Cause cause) {
-  if (rank >= fates_.size() || std::size_t(cause) >= num_causes)
+bool Lifeline::announce_dead(std::size_t rank, Cause cause) {
+  if (rank >= states_.size() || std::size_t(cause) >= num_causes)
     throw std::invalid_argument("a lifeline: told of a rank or a cause that does not exist");
-  return tell({.kind = Event::Kind::dead, .rank = std::uint32_t(rank), .cause = cause});
+  return post({.kind = Event::Kind::dead, .rank = std::uint32_t(rank), .cause = cause});
 }
 
-bool Lifeline::tell_verdict(std::uint64_t comm, std::uint64_t word) {
-  return tell({.kind = Event::Kind::verdict,
+bool Lifeline::announce_failure(std::uint64_t comm, std::uint64_t word) {
+  return post({.kind = Event::Kind::failure,
                .rank = std::uint32_t(rank_),
                .comm = comm,
                .word = word});
 }
 
-bool Lifeline::tell_called(std::uint64_t comm, std::size_t rank, const Note &note) {
-  return tell({.kind = Event::Kind::called,
+bool Lifeline::announce_call(std::uint64_t comm, std::size_t rank, const Note &note) {
+  return post({.kind = Event::Kind::called,
                .rank = std::uint32_t(rank),
                .comm = comm,
                .note = std::bit_cast<decltype(Event::note)>(note)});
 }
 
-bool Lifeline::tell_closed(std::uint64_t comm) {
-  return tell(
+bool Lifeline::announce_close(std::uint64_t comm) {
+  return post(
       {.kind = Event::Kind::closed, .rank = std::uint32_t(rank_), .comm = comm});
 }
 
-bool Lifeline::tell_waits(std::uint64_t comm, std::uint64_t word, const Note &note) {
-  return tell({.kind = Event::Kind::waits,
+bool Lifeline::announce_wait(std::uint64_t comm, std::uint64_t word, const Note &note) {
+  return post({.kind = Event::Kind::waits,
                .rank = std::uint32_t(rank_),
                .comm = comm,
                .word = word,
                .note = std::bit_cast<decltype(Event::note)>(note)});
 }
 
-bool Lifeline::tell(const Event &event) {
+bool Lifeline::post(const Event &event) {
   if (forked() || closed_.load(std::memory_order_acquire))
     return false;
   std::lock_guard lock(mutex_);
@@ -132,8 +131,8 @@ bool Lifeline::tell(const Event &event) {
     return false;
   inbox_.push_back(event);
   inbox_.back().reporter = std::uint32_t(rank_);
-  // Under the lock, so that close() cannot have ended the descriptor meanwhile: the
-  // thread takes the lock once more before it ends.
+  // Under the lock, so that close() cannot have closed the descriptor meanwhile: the thread
+  // takes the lock once more before it ends.
   const std::uint64_t one = 1;
   (void)!::write(wake_, &one, sizeof one);
   return true;

@@ -1,19 +1,18 @@
-// Who lives, across hosts.
+// Liveness and control messages between hosts.
 //
 // The ranks form a star. Rank 0 is the hub, and every other rank, a leaf, has one
-// connection to it, on which both sides had proven who they are before it came here. Each
-// side says something every `beat`; one of whom nothing was heard for `limit` is dead, and
-// one whose connection ends is dead at once, unless it had said goodbye. Whoever learns
-// something tells the hub, and the hub tells all others. So every death, every goodbye and
-// everything about a communicator is heard by all others, once, in the order in which the
-// hub heard it.
+// authenticated connection to it. Each side sends a heartbeat every `beat`; a rank without
+// any message for `limit` is dead, and one whose connection ends is dead at once, unless it
+// had announced that it leaves. A rank sends its events to the hub, and the hub forwards
+// them to all others. So every event reaches all other ranks once, in the order in which
+// the hub received them.
 //
-// One thread does all of it. It never touches Python, so a rank that is stuck there is slow,
-// not dead; it never waits for anybody, so a leaf that does not read hurts only itself; and
-// it allocates nothing, so it goes on when memory is short. A process that is stopped is
-// silent: `silence()` shows it before the limit does.
+// One thread does all of this. It never calls Python, so a rank that is blocked in Python
+// is slow, not dead; it never waits for a peer, so a leaf that does not read harms only
+// itself; and it does not allocate, so it continues when memory is short. A stopped process
+// is silent: `silence()` shows that before the limit.
 //
-// A leaf that loses the hub, or is left by it, hears no more from anybody.
+// A leaf that loses the hub receives no more events.
 
 #pragma once
 
@@ -43,75 +42,76 @@ public:
     std::uint32_t epoch = 0;
     std::int64_t beat = 1'000'000'000, limit = 10'000'000'000; // ns
   };
-  // Called on the lifeline's thread, for what was heard and not for what was told here. It
-  // must not throw, wait or close the lifeline; it may tell.
+  // Called on the lifeline's thread for events of other ranks, not for those announced
+  // here. It must not throw, wait or close the lifeline; it may announce.
   using Sink = std::function<void(const Event &)>;
 
-  // One connection for each rank: the hub's go to all leaves, a leaf's to rank 0. If this
+  // One connection per rank: the hub's go to all leaves, a leaf's to rank 0. If this
   // throws, they are closed.
   Lifeline(std::size_t rank, std::vector<Connection> connections, Options options, Sink sink);
   ~Lifeline();
   Lifeline(const Lifeline &) = delete;
   Lifeline &operator=(const Lifeline &) = delete;
 
-  // Tells all others that a rank is dead, or a verdict; returns before they hear it. One
-  // that is not dead hears so too, and is alone from then on. False once this is closed.
-  bool tell_dead(std::size_t rank, Cause cause);
-  bool tell_verdict(std::uint64_t comm, std::uint64_t word);
-  bool tell_called(std::uint64_t comm, std::size_t rank, const Note &note);
-  bool tell_closed(std::uint64_t comm);
-  bool tell_waits(std::uint64_t comm, std::uint64_t word, const Note &note);
+  // Announces an event to all others; returns before they have received it. A rank that is
+  // declared dead is informed too, and is disconnected from then on. False once this is
+  // closed.
+  bool announce_dead(std::size_t rank, Cause cause);
+  bool announce_failure(std::uint64_t comm, std::uint64_t word);
+  bool announce_call(std::uint64_t comm, std::size_t rank, const Note &note);
+  bool announce_close(std::uint64_t comm);
+  bool announce_wait(std::uint64_t comm, std::uint64_t word, const Note &note);
 
-  // For each rank, ms since it was last heard; -1 where there is no connection (any more).
+  // For each rank, ms since its last message; -1 if there is no connection (any more).
   std::vector<std::int64_t> silence() const;
-  // In a child after fork all connections are closed: they are the parent's, and must end
-  // when it ends.
+  // In a forked child all connections are closed: they belong to the parent, and must end
+  // with it.
   bool forked() const { return forked_.load(std::memory_order_acquire); }
-  // Says goodbye and ends the thread, within 100 ms.
+  // Announces that this rank leaves, and ends the thread, within 100 ms.
   void close();
 
 private:
-  enum class Fate : std::uint8_t { living, left, dead };
+  enum class RankState : std::uint8_t { alive, left, dead };
   struct Peer;  // one connection: lifeline_peer.hpp
-  struct Log;   // what was told, until all have been sent it: lifeline_log.hpp
+  struct Log; // events that are still to be sent: lifeline_log.hpp
 
   void in_child() override;
   void open(std::vector<Connection> &connections);
-  bool tell(const Event &event);
+  bool post(const Event &event);
 
   // The thread: lifeline_thread.cpp.
   void run();
   void wait(std::int64_t until);
-  void attend(Peer *peer, std::uint32_t events);
+  void handle_ready(Peer *peer, std::uint32_t events);
   void take_inbox();
-  void beat();
-  void look();
-  void farewell();
-  bool parted(Peer &peer);
+  void send_heartbeats();
+  void check_silence();
+  void close_connections();
+  bool finish_close(Peer &peer);
 
-  // What comes in and goes round: lifeline_events.cpp.
-  void hear(Peer &peer);
-  bool understand(Peer &peer, std::span<const std::byte> bytes);
-  bool sound(const Peer &peer, const Event &event) const;
-  void learn(const Event &event, std::size_t source, bool is_news);
-  void bury(const Event &event);
-  void lose(Peer &peer, Cause cause);
-  void dismiss(Peer &peer, const Event &news);
+  // Receiving and forwarding events: lifeline_events.cpp.
+  void receive(Peer &peer);
+  bool read_frames(Peer &peer, std::span<const std::byte> bytes);
+  bool is_valid(const Peer &peer, const Event &event) const;
+  void record_event(const Event &event, std::size_t source, bool from_peer);
+  void end_connection_to(const Event &event);
+  void mark_lost(Peer &peer, Cause cause);
+  void notify_dead(Peer &peer, const Event &news);
   void append(const Event &event, std::size_t source);
-  void flood();
-  void feed(Peer &peer);
+  void send_log();
+  void send_log_to(Peer &peer);
 
   std::size_t rank_;
   Options options_;
   Sink sink_;
-  std::vector<std::unique_ptr<Peer>> peers_; // by rank; null where there is none
-  std::vector<Fate> fates_;
+  std::vector<std::unique_ptr<Peer>> peers_; // by rank; null if there is none
+  std::vector<RankState> states_;
   std::unique_ptr<Log> log_;
   int epoll_ = -1, wake_ = -1;
   std::mutex mutex_;
   std::vector<Event> inbox_, taken_;
   std::atomic<bool> closed_ = false, forked_ = false;
-  bool alone_ = false; // declared dead by the others
+  bool declared_dead_ = false; // by the others, or closing
   Worker thread_;
 };
 

@@ -1,6 +1,6 @@
-// What was told on a lifeline, until all have been sent it, each from its own place on.
+// The events of a lifeline that are still to be sent, with a position for each peer.
 //
-// A ring of a fixed size, so that nothing is allocated when somebody has died.
+// A ring of fixed size, so that nothing is allocated after a failure.
 
 #pragma once
 
@@ -12,10 +12,10 @@
 namespace unisono {
 
 struct Lifeline::Log {
-  static constexpr std::size_t size = 65536; // so many events unsent is slow at once
+  static constexpr std::size_t size = 65536; // a peer that is so many events behind is slow
   struct Entry {
     Event event;
-    std::size_t source; // whence it came, where it need not go
+    std::size_t source; // the rank it came from, which it need not be sent to
   };
   static_assert(std::is_trivially_copyable_v<Entry>);
   Entry at(std::uint64_t i) const {
@@ -31,7 +31,7 @@ struct Lifeline::Log {
   std::uint64_t begin = 0, end = 0;
 
 private:
-  // Not touched before it is needed, so it costs nothing while nothing happens.
+  // The kernel allocates its pages on first use.
   std::unique_ptr<std::byte[]> ring =
       std::make_unique_for_overwrite<std::byte[]>(size * sizeof(Entry));
 };

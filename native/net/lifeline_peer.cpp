@@ -20,8 +20,8 @@ namespace unisono {
 
 namespace {
 
-// What the kernel does for one who must be heard. Where a socket or a kernel does not know
-// an option the heartbeats alone must do, a little later.
+// Socket options that detect a dead peer early. If a socket or a kernel does not support
+// one, the heartbeats detect it a little later.
 void prepare(int fd, std::int64_t limit) {
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const auto set = [fd](int option, int value) {
@@ -29,12 +29,12 @@ void prepare(int fd, std::int64_t limit) {
   };
   set(TCP_NODELAY, 1);
   set(TCP_USER_TIMEOUT, int(std::min<std::int64_t>(limit / 1'000'000, 1 << 30)));
-  // A partition that is over a little before the limit must heal, so what was lost is sent
-  // again after a second at most, and not after pauses that double each time.
+  // The connection must survive a partition that ends shortly before the limit: so lost
+  // segments are sent again after at most a second, without exponential backoff.
 #if defined(TCP_THIN_LINEAR_TIMEOUTS)
   set(TCP_THIN_LINEAR_TIMEOUTS, 1);
 #endif
-  constexpr int rto_max_ms = 44; // TCP_RTO_MAX_MS: Linux 6.15, and no header has it yet
+  constexpr int rto_max_ms = 44; // TCP_RTO_MAX_MS: Linux 6.15, not in headers yet
   set(rto_max_ms, 1000);
 }
 
@@ -53,16 +53,16 @@ Lifeline::Peer::Peer(std::size_t r, Connection &c, const Options &options, int e
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
   bytes = allowed("life.receive", bytes);
-  if (wire->holds_bytes()) // of which nobody would be told again
+  if (wire->has_pending()) // no event would be raised again for these
     bytes = std::max<std::size_t>(bytes, 1);
-  if (bytes == 0) { // as if nothing had come
+  if (bytes == 0) { // as if no data had arrived
     errno = EAGAIN;
     return -1;
   }
   return wire->receive(into, bytes);
 }
 
-ssize_t Lifeline::Peer::skim() {
+ssize_t Lifeline::Peer::discard_input() {
   std::byte bytes[4096];
   ssize_t got = 1;
   for (int i = 0; i < reads_at_once && got > 0; ++i)
@@ -88,8 +88,8 @@ bool Lifeline::Peer::put(const Event &event) {
   return true;
 }
 
-// An error is left for the reader to find, after what the peer may have said before:
-// perhaps it was goodbye.
+// The reader finds the error, after what the peer may have sent before: perhaps that it
+// leaves.
 void Lifeline::Peer::write() {
   while (queued() > 0) {
     const ssize_t sent = send();
@@ -124,7 +124,7 @@ void Lifeline::Peer::want_writable(bool wanted) {
 void Lifeline::Peer::drop() {
   if (!open())
     return;
-  // By name, since another copy of the descriptor may still be open somewhere.
+  // Explicitly, since a duplicate of the descriptor may still be open somewhere.
   ::epoll_ctl(epoll, EPOLL_CTL_DEL, wire->descriptor(), nullptr);
   close_wire();
 }

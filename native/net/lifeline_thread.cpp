@@ -1,5 +1,5 @@
-// The lifeline's thread: it waits for what comes, beats, looks who has been silent for too
-// long, and says goodbye at the end.
+// The lifeline's thread: receives events, sends heartbeats, detects silent peers, and
+// announces at the end that this rank leaves.
 
 #include <algorithm>
 #include <cerrno>
@@ -16,8 +16,9 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t queue_bytes = 65536; // more than this unsent for the limit is slow
-constexpr std::int64_t farewell_ns = 80'000'000;
+// a peer with more than this unsent for the limit is slow
+constexpr std::size_t queue_bytes = 65536;
+constexpr std::int64_t close_grace_ns = 80'000'000;
 constexpr std::size_t max_ready = 64;
 
 } // namespace
@@ -29,25 +30,25 @@ void Lifeline::run() {
   while (!closed_.load(std::memory_order_acquire)) {
     wait(std::min(next_beat, next_look));
     take_inbox();
-    flood();
+    send_log();
     now = now_ns();
     if (now >= next_beat) {
-      beat();
+      send_heartbeats();
       next_beat = std::max(next_beat + options_.beat, now);
     }
     if (now >= next_look) {
-      look();
-      flood();
+      check_silence();
+      send_log();
       next_look = now + pause;
     }
   }
-  wait(0); // what has come by now is still heard
+  wait(0); // what has arrived by now is still handled
   take_inbox();
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, wake_, nullptr);
-  farewell();
+  close_connections();
 }
 
-// Waits until `until` at most, then takes in what has come, from all who are ready.
+// Waits until `until` at most, then handles all peers that are ready.
 void Lifeline::wait(std::int64_t until) {
   epoll_event ready[max_ready];
   const std::int64_t left = std::max<std::int64_t>(until - now_ns(), 0);
@@ -55,16 +56,16 @@ void Lifeline::wait(std::int64_t until) {
   for (std::size_t seen = 0; seen <= peers_.size(); ms = 0) {
     const int count = ::epoll_wait(epoll_, ready, max_ready, ms);
     if (count < 0)
-      continue; // it was stopped, or traced, and goes on
+      continue; // interrupted by a signal or a tracer
     for (int i = 0; i < count; ++i)
-      attend(static_cast<Peer *>(ready[i].data.ptr), ready[i].events);
+      handle_ready(static_cast<Peer *>(ready[i].data.ptr), ready[i].events);
     if (count < int(max_ready))
       return;
     seen += max_ready;
   }
 }
 
-void Lifeline::attend(Peer *peer, std::uint32_t events) {
+void Lifeline::handle_ready(Peer *peer, std::uint32_t events) {
   if (peer == nullptr) {
     std::uint64_t rung;
     (void)!::read(wake_, &rung, sizeof rung);
@@ -73,7 +74,7 @@ void Lifeline::attend(Peer *peer, std::uint32_t events) {
   if (peer->open() && (events & EPOLLOUT) != 0)
     peer->write();
   if (peer->open() && (events & ~std::uint32_t(EPOLLOUT)) != 0)
-    hear(*peer);
+    receive(*peer);
 }
 
 void Lifeline::take_inbox() {
@@ -82,22 +83,22 @@ void Lifeline::take_inbox() {
     std::swap(inbox_, taken_);
   }
   for (const Event &event : taken_)
-    learn(event, rank_, false);
+    record_event(event, rank_, false);
   taken_.clear();
 }
 
-void Lifeline::beat() {
+void Lifeline::send_heartbeats() {
   for (auto &peer : peers_)
     if (peer && peer->open()) {
-      if (peer->queued() == 0) // whatever is sent is as good
+      if (peer->queued() == 0) // any message serves as a heartbeat
         peer->put(Event{});
       peer->write();
     }
 }
 
-// Who has been silent, or behind, for too long. It may be this process that was stopped
-// for long: so what has come by now is heard first, and the time is taken before that.
-void Lifeline::look() {
+// Finds peers that were silent or behind for too long. This process itself may have been
+// stopped: so the time is taken first, and then what has arrived is handled.
+void Lifeline::check_silence() {
   const std::int64_t now = now_ns();
   wait(0);
   for (auto &peer : peers_) {
@@ -110,26 +111,26 @@ void Lifeline::look() {
     else if (peer->behind == 0)
       peer->behind = now;
     if (now - peer->heard.load(std::memory_order_relaxed) > options_.limit)
-      lose(*peer, Cause::silent);
+      mark_lost(*peer, Cause::silent);
     else if (peer->behind != 0 && now - peer->behind > options_.limit)
-      lose(*peer, Cause::slow);
+      mark_lost(*peer, Cause::slow);
   }
 }
 
-// Says goodbye to all, and waits a little until they have ended their side: what they sent
-// meanwhile and nobody read would turn the goodbye into a reset.
-void Lifeline::farewell() {
-  if (!alone_) {
-    alone_ = true; // nothing is news from here on
+// Announces to all that this rank leaves, and waits briefly until they have closed their
+// side: with unread bytes the connection would end by a reset.
+void Lifeline::close_connections() {
+  if (!declared_dead_) {
+    declared_dead_ = true; // no event is forwarded from here on
     const auto me = std::uint32_t(rank_);
     append({.kind = Event::Kind::left, .rank = me, .reporter = me}, rank_);
   }
-  const std::int64_t until = now_ns() + farewell_ns;
-  for (std::int64_t left = farewell_ns; left > 0; left = until - now_ns()) {
-    flood();
+  const std::int64_t until = now_ns() + close_grace_ns;
+  for (std::int64_t left = close_grace_ns; left > 0; left = until - now_ns()) {
+    send_log();
     std::size_t still = 0;
     for (auto &peer : peers_)
-      still += peer && peer->open() && !parted(*peer);
+      still += peer && peer->open() && !finish_close(*peer);
     if (still == 0)
       return;
     epoll_event ready[max_ready];
@@ -140,12 +141,12 @@ void Lifeline::farewell() {
       peer->drop();
 }
 
-// Ends this side of a connection when all is sent, and the whole when the other side ends.
-bool Lifeline::parted(Peer &peer) {
+// Shuts down the sending side when all is sent, and closes when the other side has ended.
+bool Lifeline::finish_close(Peer &peer) {
   peer.write();
   if (peer.next == log_->end && peer.queued() == 0)
     peer.wire->finish_sending();
-  const ssize_t got = peer.skim();
+  const ssize_t got = peer.discard_input();
   if (got > 0 || (got < 0 && passes(socket_error(errno))))
     return false;
   peer.drop();

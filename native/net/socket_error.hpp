@@ -1,4 +1,4 @@
-// What an error of a socket means to whoever talks to a rank of another host.
+// What a socket error means for a connection to a rank of another host.
 
 #pragma once
 
@@ -51,7 +51,7 @@ inline SocketError socket_error(int error) {
   }
 }
 
-// Whether the call is to be made again.
+// Whether the call is to be repeated.
 inline bool passes(SocketError error) {
   return error == SocketError::later || error == SocketError::scarce;
 }

@@ -14,51 +14,51 @@ namespace unisono {
 
 namespace {
 
-enum Flag : std::uint16_t { noted = 1, leaving = 2, cut_off = 4 };
-constexpr std::uint16_t all_flags = noted | leaving | cut_off;
+enum Flag : std::uint16_t { has_note = 1, closing = 2, truncated = 4 };
+constexpr std::uint16_t all_flags = has_note | closing | truncated;
 
 } // namespace
 
-bool Outlet::offer(const Mark &mark, const Note *note, const std::byte *data,
+bool SendStream::offer(const FrameId &frame_id, const Note *note, const std::byte *data,
                    std::size_t bytes, std::uint64_t ordinal) {
-  Leaving &lane = lanes_[turn_];
+  SendLane &lane = lanes_[turn_];
   if (lane.busy)
     return false;
   lane.head = {};
-  lane.head.call = mark.call;
-  lane.head.fingerprint = mark.fingerprint;
-  lane.head.piece = mark.piece;
-  lane.head.message = mark.message;
-  lane.noted = note != nullptr ? sizeof *note : 0;
+  lane.head.call = frame_id.call;
+  lane.head.fingerprint = frame_id.fingerprint;
+  lane.head.piece = frame_id.piece;
+  lane.head.message = frame_id.message;
+  lane.note_bytes = note != nullptr ? sizeof *note : 0;
   if (note != nullptr) {
     lane.note = *note;
-    lane.head.flags = Flag::noted;
+    lane.head.flags = Flag::has_note;
   }
-  lane.head.length = std::uint32_t(lane.noted + bytes);
+  lane.head.length = std::uint32_t(lane.note_bytes + bytes);
   lane.data = data;
   lane.bytes = bytes;
   lane.sent = 0;
   lane.ordinal = ordinal;
   lane.busy = true;
-  lane.seal.seal(lane.head, crc32c(data, bytes, crc32c(&lane.note, lane.noted)));
+  lane.seal.seal(lane.head, crc32c(data, bytes, crc32c(&lane.note, lane.note_bytes)));
   next();
   return true;
 }
 
-Io Outlet::pump() {
+Io SendStream::flush() {
   if (!open())
     return Io::blocked;
-  for (Leaving &lane : lanes_)
-    if (lane.busy && pump(lane) == Io::lost)
+  for (SendLane &lane : lanes_)
+    if (lane.busy && flush(lane) == Io::lost)
       return Io::lost;
   return idle() ? Io::done : Io::blocked;
 }
 
-Io Outlet::pump(Leaving &lane) {
-  const std::size_t total = sizeof lane.head + lane.noted + lane.bytes;
+Io SendStream::flush(SendLane &lane) {
+  const std::size_t total = sizeof lane.head + lane.note_bytes + lane.bytes;
   while (lane.sent < total) {
     iovec parts[3] = {{&lane.head, sizeof lane.head},
-                      {&lane.note, lane.noted},
+                      {&lane.note, lane.note_bytes},
                       {const_cast<std::byte *>(lane.data), lane.bytes}};
     std::size_t skip = lane.sent, first = 0;
     for (; first < 2 && skip >= parts[first].iov_len; ++first)
@@ -75,125 +75,127 @@ Io Outlet::pump(Leaving &lane) {
   return Io::done;
 }
 
-bool Outlet::idle() const {
-  return !open() || std::none_of(lanes_.begin(), lanes_.end(), [](const Leaving &l) { return l.busy; });
+bool SendStream::idle() const {
+  return !open() || std::none_of(lanes_.begin(), lanes_.end(),
+                                 [](const SendLane &l) { return l.busy; });
 }
 
-std::uint64_t Outlet::left(std::uint64_t next) const {
+std::uint64_t SendStream::first_unsent(std::uint64_t next) const {
   if (!open())
     return next;
-  for (const Leaving &lane : lanes_)
+  for (const SendLane &lane : lanes_)
     if (lane.busy)
       next = std::min(next, lane.ordinal);
   return next;
 }
 
-// A frame without a payload. Behind one that has not left entirely nothing can be said.
-bool Outlet::say(std::uint16_t flag, std::uint64_t word) {
+// A frame without a payload; false while the frame before it is not sent in full.
+bool SendStream::send_control(std::uint16_t flag, std::uint64_t word) {
   if (!open() || lanes_[turn_].busy)
     return false;
-  Leaving &lane = lanes_[turn_];
+  SendLane &lane = lanes_[turn_];
   lane.head = {};
   lane.head.flags = flag;
   lane.head.fingerprint = word;
-  lane.noted = lane.bytes = lane.sent = 0;
+  lane.note_bytes = lane.bytes = lane.sent = 0;
   lane.ordinal = ~std::uint64_t(0);
   lane.seal.seal(lane.head, 0u);
   lane.busy = true;
   return true;
 }
 
-void Outlet::leave(std::uint64_t verdict) {
-  if (say(Flag::leaving, verdict))
-    (void)pump(lanes_[turn_]);
+void SendStream::send_close(std::uint64_t failure) {
+  if (send_control(Flag::closing, failure))
+    (void)flush(lanes_[turn_]);
 }
 
-bool Outlet::cut() { return say(Flag::cut_off, 0); }
+bool SendStream::send_truncated() { return send_control(Flag::truncated, 0); }
 
-void Outlet::interests(std::vector<pollfd> &into) const {
+void SendStream::poll_fds(std::vector<pollfd> &into) const {
   if (!open())
     return;
-  for (const Leaving &lane : lanes_)
+  for (const SendLane &lane : lanes_)
     if (lane.busy)
       lane.wire->await_send(into);
 }
 
-Io Inlet::take(const Mark &mark, std::byte *into, std::size_t bytes) {
+Io ReceiveStream::take(const FrameId &frame_id, std::byte *into, std::size_t bytes) {
   if (!open())
     return Io::blocked;
-  Arriving &lane = lanes_[turn_];
-  if (!lane.headed) {
+  ReceiveLane &lane = lanes_[turn_];
+  if (!lane.has_header) {
     const Io found = header(lane, frame_bytes);
     if (found != Io::done)
       return found;
     const FrameHeader &head = lane.head;
-    lane.strange = head.call != mark.call || head.fingerprint != mark.fingerprint ||
-                   head.piece != mark.piece || head.message != mark.message ||
-                   head.length != lane.noted + bytes;
-    // Another call than ours: what it was comes next, if this is its first frame.
-    if (lane.strange && lane.noted == 0)
+    lane.mismatched = head.call != frame_id.call ||
+                      head.fingerprint != frame_id.fingerprint ||
+                      head.piece != frame_id.piece || head.message != frame_id.message ||
+                      head.length != lane.note_bytes + bytes;
+    // The frame is of another call: its note follows, if it is the call's first frame.
+    if (lane.mismatched && lane.note_bytes == 0)
       return Io::mismatch;
   }
   return payload(lane, into);
 }
 
-Io Inlet::take_any(std::byte *into, std::size_t room, std::size_t *bytes) {
+Io ReceiveStream::take_any(std::byte *into, std::size_t room, std::size_t *bytes) {
   if (!open())
     return Io::blocked;
-  Arriving &lane = lanes_[turn_];
-  if (!lane.headed) {
+  ReceiveLane &lane = lanes_[turn_];
+  if (!lane.has_header) {
     const Io found = header(lane, room);
     if (found != Io::done)
       return found;
-    lane.strange = false;
+    lane.mismatched = false;
   }
-  *bytes = lane.head.length - lane.noted;
+  *bytes = lane.head.length - lane.note_bytes;
   return payload(lane, into);
 }
 
-Io Inlet::header(Arriving &lane, std::size_t room) {
+Io ReceiveStream::header(ReceiveLane &lane, std::size_t room) {
   while (lane.end - lane.first < sizeof lane.head) {
-    const Io found = fill(lane);
+    const Io found = read_more(lane);
     if (found != Io::done)
       return found;
   }
-  (void)drain(lane, &lane.head, sizeof lane.head);
+  (void)take_buffered(lane, &lane.head, sizeof lane.head);
   const FrameHeader &head = lane.head;
-  lane.noted = (head.flags & Flag::noted) != 0 ? sizeof(Note) : 0;
-  if (lane.seal.check(head, room + lane.noted) != Flaw::none ||
-      head.kind != FrameKind::data || head.length < lane.noted ||
+  lane.note_bytes = (head.flags & Flag::has_note) != 0 ? sizeof(Note) : 0;
+  if (lane.seal.check(head, room + lane.note_bytes) != Flaw::none ||
+      head.kind != FrameKind::data || head.length < lane.note_bytes ||
       (head.flags & ~all_flags) != 0)
     return Io::corrupt;
-  if ((head.flags & Flag::cut_off) != 0)
-    return Io::cut;
-  if ((head.flags & Flag::leaving) != 0)
-    return Io::left;
+  if ((head.flags & Flag::truncated) != 0)
+    return Io::truncated;
+  if ((head.flags & Flag::closing) != 0)
+    return Io::closed;
   lane.filled = 0;
   lane.crc = 0;
-  lane.headed = true;
+  lane.has_header = true;
   return Io::done;
 }
 
-Io Inlet::payload(Arriving &lane, std::byte *into) {
+Io ReceiveStream::payload(ReceiveLane &lane, std::byte *into) {
   const std::size_t total = lane.head.length;
-  while (lane.filled < lane.noted) { // the note is small, and read ahead
+  while (lane.filled < lane.note_bytes) { // the note is small, and goes through the buffer
     if (lane.first == lane.end) {
-      const Io found = fill(lane);
+      const Io found = read_more(lane);
       if (found != Io::done)
         return found;
     }
     auto *to = reinterpret_cast<std::byte *>(&note_) + lane.filled;
-    const std::size_t count = drain(lane, to, lane.noted - lane.filled);
+    const std::size_t count = take_buffered(lane, to, lane.note_bytes - lane.filled);
     lane.crc = crc32c(to, count, lane.crc);
     lane.filled += count;
   }
-  if (lane.strange)
+  if (lane.mismatched)
     return Io::mismatch;
   while (lane.filled < total) {
-    std::byte *to = into + (lane.filled - lane.noted);
-    std::size_t count = drain(lane, to, total - lane.filled);
+    std::byte *to = into + (lane.filled - lane.note_bytes);
+    std::size_t count = take_buffered(lane, to, total - lane.filled);
     if (count == 0 && total - lane.filled < read_ahead / 2) {
-      const Io found = fill(lane); // a small rest: take more with it
+      const Io found = read_more(lane); // a small rest: read more along with it
       if (found != Io::done)
         return found;
       continue;
@@ -206,28 +208,30 @@ Io Inlet::payload(Arriving &lane, std::byte *into) {
     lane.crc = crc32c(to, count, lane.crc);
     lane.filled += count;
   }
-  lane.headed = false;
+  lane.has_header = false;
   next();
   return lane.crc == lane.head.crc ? Io::done : Io::corrupt;
 }
 
-// Reads what has come into the room ahead.
-Io Inlet::fill(Arriving &lane) {
+// Reads what has arrived into the buffer.
+Io ReceiveStream::read_more(ReceiveLane &lane) {
   if (lane.first == lane.end)
     lane.first = lane.end = 0;
   if (lane.first > 0) {
-    std::memmove(lane.ahead.data(), lane.ahead.data() + lane.first, lane.end - lane.first);
+    std::memmove(lane.read_buffer.data(), lane.read_buffer.data() + lane.first,
+                 lane.end - lane.first);
     lane.end -= lane.first;
     lane.first = 0;
   }
   std::size_t count = 0;
-  const Io found =
-      read(lane, lane.ahead.data() + lane.end, lane.ahead.size() - lane.end, &count);
+  const Io found = read(lane, lane.read_buffer.data() + lane.end,
+                        lane.read_buffer.size() - lane.end, &count);
   lane.end += count;
   return found;
 }
 
-Io Inlet::read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count) {
+Io ReceiveStream::read(ReceiveLane &lane, std::byte *into, std::size_t bytes,
+                       std::size_t *count) {
   failpoint("stream.receive");
   bytes = allowed("stream.receive", bytes);
   if (bytes == 0) // a test wants nothing to have come
@@ -245,19 +249,19 @@ Io Inlet::read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *
   return passes(why) ? Io::blocked : Io::lost;
 }
 
-std::size_t Inlet::drain(Arriving &lane, void *into, std::size_t bytes) {
+std::size_t ReceiveStream::take_buffered(ReceiveLane &lane, void *into, std::size_t bytes) {
   const std::size_t count = std::min(bytes, lane.end - lane.first);
   if (count > 0)
-    std::memcpy(into, lane.ahead.data() + lane.first, count);
+    std::memcpy(into, lane.read_buffer.data() + lane.first, count);
   lane.first += count;
   return count;
 }
 
-void Inlet::interests(std::vector<pollfd> &into) {
+void ReceiveStream::poll_fds(std::vector<pollfd> &into) {
   if (!open())
     return;
-  const Arriving &lane = lanes_[turn_];
-  lane.wire->await_receive(lane.headed ? lane.head.length - lane.filled : 1, into);
+  const ReceiveLane &lane = lanes_[turn_];
+  lane.wire->await_receive(lane.has_header ? lane.head.length - lane.filled : 1, into);
 }
 
 } // namespace unisono

@@ -1,14 +1,13 @@
-// One direction between two ranks of different hosts.
+// One direction of the data path between two ranks of different hosts.
 //
-// What travels are frames (frame.hpp): a message is cut at every `frame_bytes`, and the
-// frames go over one or more wires (wire.hpp), the lanes, in turn. So the lanes carry a
-// message together, and whoever receives knows which lane the next frame comes from. Nothing
-// is queued but what is leaving: bytes go from the caller's memory to the wire and from the
-// wire to where the caller wants them, as far as that goes without waiting. A frame is
-// believed when its checksum is right.
+// A message is cut into frames (frame.hpp) of `frame_bytes`, which are sent over one or
+// more wires (wire.hpp), the lanes, in turn. So the lanes share a message, and the receiver
+// knows which lane the next frame comes from. Only the frame being sent is held: bytes go
+// from the caller's memory to the wire, and from the wire to their destination, as far as
+// that is possible without waiting. A frame is accepted if its checksum is right.
 //
-// Lanes are attached by other threads than those that move bytes, which look at none before
-// all are there.
+// Lanes are attached by other threads than those that transfer data, which use none before
+// all are attached.
 
 #pragma once
 
@@ -33,32 +32,33 @@ constexpr std::size_t frame_bytes = 128 << 10;
 constexpr std::size_t read_ahead = 16 << 10;
 constexpr std::size_t most_lanes = 64;
 
-enum class Io { done, blocked, lost, corrupt, mismatch, left, cut };
+enum class Io { done, blocked, lost, corrupt, mismatch, closed, truncated };
 
-// Which frame is meant: of which call, with which payload.
-struct Mark {
+// Identifies a frame: its call, piece and message.
+struct FrameId {
   std::uint64_t call = 0;
   std::uint64_t fingerprint = 0;
   std::uint32_t piece = 0;
   std::uint32_t message = 0;
 };
 
-// What a lane has at either end.
+// What a lane has on either side.
 struct LaneEnd {
   std::unique_ptr<Wire> wire; // null until it is attached
   Seal seal{Key{}, 0};
 };
 
-// The lanes of a stream at one end, and whose turn it is. It is open when all are there.
+// The lanes of a stream on one side, and whose turn it is. It is open when all are
+// attached.
 template <class Lane> class Lanes {
 public:
   Lanes() = default;
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
 
-  // False if the peer has named lanes that cannot be; then the wire stays the caller's.
-  // While some are missing, one that comes again takes the place of the one before, which
-  // its sender has given up; once all are there, they are in use and none is taken.
+  // False if the peer has named impossible lanes; then the caller keeps the wire. While
+  // some are missing, a lane that is attached again replaces the one before, which its
+  // client has abandoned; once all are attached, none is replaced.
   bool attach(std::size_t lane, std::size_t lanes, std::unique_ptr<Wire> &wire,
               const Key &key, std::uint32_t epoch) {
     std::lock_guard lock(attaching_);
@@ -87,67 +87,68 @@ private:
   std::atomic<bool> open_ = false;
 };
 
-struct Leaving : LaneEnd { // a frame that leaves by a lane, if it is busy
+struct SendLane : LaneEnd { // a lane, and the frame that it sends, if busy
   bool busy = false;
   FrameHeader head{};
   Note note{};
   const std::byte *data = nullptr;
-  std::size_t bytes = 0, noted = 0, sent = 0; // of head, note and data together
+  std::size_t bytes = 0, note_bytes = 0, sent = 0; // of head, note and data together
   std::uint64_t ordinal = 0;
 };
 
-struct Arriving : LaneEnd { // a frame that comes by a lane
-  std::vector<std::byte> ahead = std::vector<std::byte>(read_ahead); // read, but not yet asked for
+struct ReceiveLane : LaneEnd { // a lane, and the frame that it receives
+  std::vector<std::byte> read_buffer =
+      std::vector<std::byte>(read_ahead); // read, but not consumed
   std::size_t first = 0, end = 0;
-  bool headed = false;  // `head` is there, and sound
-  bool strange = false; // but of another call than is expected
+  bool has_header = false; // `head` is complete and valid
+  bool mismatched = false; // but of another call than expected
   FrameHeader head{};
-  std::size_t noted = 0, filled = 0;
+  std::size_t note_bytes = 0, filled = 0;
   std::uint32_t crc = 0;
 };
 
-class Outlet : public Lanes<Leaving> {
+class SendStream : public Lanes<SendLane> {
 public:
-  // Takes a frame if the lane whose turn it is has none; it leaves as `pump` is called. The
-  // payload must stay where it is until then. `note` rides along, if there is one.
-  bool offer(const Mark &mark, const Note *note, const std::byte *data, std::size_t bytes,
-             std::uint64_t ordinal);
-  // Moves what can be moved; lost when the other end is gone.
-  Io pump();
+  // Accepts a frame if the lane whose turn it is has none; it is sent by calls of `flush`.
+  // The payload must stay valid until then. `note` is sent along, if given.
+  bool offer(const FrameId &frame_id, const Note *note, const std::byte *data,
+             std::size_t bytes, std::uint64_t ordinal);
+  // Sends what can be sent; lost when the connection has ended.
+  Io flush();
   bool idle() const;
-  // The lowest ordinal of a frame that has not left entirely, or `next` if all have.
-  std::uint64_t left(std::uint64_t next) const;
-  // Says that nothing more will come, and by what verdict, if there is one.
-  void leave(std::uint64_t verdict);
-  // Says that what was sent last is all there will be of it; false if the lane is busy. It
-  // leaves as a frame does.
-  bool cut();
-  void interests(std::vector<pollfd> &into) const;
+  // The lowest ordinal of a frame that is not sent in full, or `next` if all are.
+  std::uint64_t first_unsent(std::uint64_t next) const;
+  // Sends that nothing more will follow, and the failure, if there is one.
+  void send_close(std::uint64_t failure);
+  // Sends that the last message is incomplete and will remain so; false if the lane is
+  // busy.
+  bool send_truncated();
+  void poll_fds(std::vector<pollfd> &into) const;
 
 private:
-  bool say(std::uint16_t flag, std::uint64_t word);
-  static Io pump(Leaving &lane);
+  bool send_control(std::uint16_t flag, std::uint64_t word);
+  static Io flush(SendLane &lane);
 };
 
-class Inlet : public Lanes<Arriving> {
+class ReceiveStream : public Lanes<ReceiveLane> {
 public:
-  // Takes in what has come of the next frame, to `into`; done when it is there and sound.
-  // To be called again with the same until then.
-  Io take(const Mark &mark, std::byte *into, std::size_t bytes);
-  // The same for one of a size that is not known before, up to `room` bytes.
+  // Receives what has arrived of the next frame into `into`; done when it is complete and
+  // valid. Until then it is called again with the same arguments.
+  Io take(const FrameId &frame_id, std::byte *into, std::size_t bytes);
+  // The same for a frame of unknown size, up to `room` bytes.
   Io take_any(std::byte *into, std::size_t room, std::size_t *bytes);
-  // What the other end said last that it was called with.
+  // The last call that the other side has described.
   const Note &note() const { return note_; }
-  // When it has left: by what verdict, or 0.
-  std::uint64_t verdict() const { return lanes_[turn_].head.fingerprint; }
-  void interests(std::vector<pollfd> &into);
+  // After a close: the failure that was sent, or 0.
+  std::uint64_t failure() const { return lanes_[turn_].head.fingerprint; }
+  void poll_fds(std::vector<pollfd> &into);
 
 private:
-  Io header(Arriving &lane, std::size_t room);
-  Io payload(Arriving &lane, std::byte *into);
-  static Io fill(Arriving &lane);
-  static Io read(Arriving &lane, std::byte *into, std::size_t bytes, std::size_t *count);
-  static std::size_t drain(Arriving &lane, void *into, std::size_t bytes);
+  Io header(ReceiveLane &lane, std::size_t room);
+  Io payload(ReceiveLane &lane, std::byte *into);
+  static Io read_more(ReceiveLane &lane);
+  static Io read(ReceiveLane &lane, std::byte *into, std::size_t bytes, std::size_t *count);
+  static std::size_t take_buffered(ReceiveLane &lane, void *into, std::size_t bytes);
 
   Note note_{};
 };

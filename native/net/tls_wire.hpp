@@ -20,9 +20,9 @@ public:
     return tls_->send(parts, count);
   }
   ssize_t receive(void *into, std::size_t bytes) override { return tls_->recv(into, bytes); }
-  bool holds_bytes() const override { return tls_->holds_bytes(); }
+  bool has_pending() const override { return tls_->has_pending(); }
   void await_receive(std::size_t bytes, std::vector<pollfd> &into) override {
-    if (holds_bytes())
+    if (has_pending())
       into.push_back(ready_now());
     else // part of a record may have been read that cannot be decrypted yet
       SocketWire::await_receive(bytes - std::min(bytes, Tls::sealed_bytes), into);

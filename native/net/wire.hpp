@@ -37,7 +37,7 @@ public:
   // of them has come, but must not wait for more than these.
   virtual void await_receive(std::size_t bytes, std::vector<pollfd> &into) = 0;
   // Whether received bytes are held here, of which a poll would not tell.
-  virtual bool holds_bytes() const { return false; }
+  virtual bool has_pending() const { return false; }
   // A descriptor that polls readable when bytes come and writable when they can be sent; -1
   // if there is none. A lifeline needs one.
   virtual int descriptor() const { return -1; }

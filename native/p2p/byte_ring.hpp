@@ -1,7 +1,8 @@
-// A ring of bytes in one direction between two ranks, and the head of a message in it.
+// A ring of bytes in one direction between two ranks, and the header of a message in it.
 //
-// The bytes lie behind the ring. Sender and receiver each count those that have passed, since
-// the beginning; what lies between the two counts is in the ring.
+// The bytes follow the ring's words. Sender and receiver each count the bytes that they
+// have written or read since the beginning; the bytes between the two counts are in the
+// ring.
 
 #pragma once
 
@@ -14,25 +15,25 @@
 
 namespace unisono {
 
-struct MessageHead {
+struct MessageHeader {
   std::uint64_t bytes;
   std::int64_t tag;
   std::uint64_t type; // fingerprint of the element type
 };
-// More than any machine holds: who announces a longer one has not made that head.
-constexpr std::uint64_t most_message_bytes = std::uint64_t(1) << 48;
+// More than any machine holds: a longer message means a corrupted header.
+constexpr std::uint64_t max_message_bytes = std::uint64_t(1) << 48;
 
-struct Ring {
+struct ByteRing {
   alignas(line_size) Word sent;
-  Word cut; // 1: a message was given up half sent, and nothing can follow it
+  Word truncated; // 1: a message was abandoned half sent, and nothing can follow it
   alignas(line_size) Word taken;
 };
 
-inline std::byte *bytes_of(Ring *ring) {
-  return reinterpret_cast<std::byte *>(ring) + sizeof(Ring);
+inline std::byte *bytes_of(ByteRing *ring) {
+  return reinterpret_cast<std::byte *>(ring) + sizeof(ByteRing);
 }
 
-// Smaller where there are many ranks, so that an outbox stays within bounds.
+// Smaller if there are many ranks, so that the size of an outbox is bounded.
 inline std::size_t ring_capacity(std::size_t n) {
   constexpr std::size_t most_outbox = std::size_t(8) << 20;
   std::size_t capacity = std::size_t(256) << 10;
@@ -41,7 +42,7 @@ inline std::size_t ring_capacity(std::size_t n) {
   return capacity;
 }
 
-// What is empty may lie nowhere, and memcpy is not to be given that.
+// An empty buffer may be null, which memcpy must not be given.
 inline void copy_in(std::byte *ring, std::size_t capacity, std::uint64_t at,
                     const std::byte *from, std::size_t bytes) {
   if (bytes == 0)

@@ -1,5 +1,5 @@
-// The sending end of the rings, and what both ends have in common: a transfer enters, is
-// advanced by whoever has time, and is withdrawn if it fails.
+// The sending side of the rings, and what both sides have in common: a transfer is
+// submitted, advanced by any thread, and cancelled if it fails.
 
 #include "p2p/channel.hpp"
 
@@ -18,19 +18,19 @@ Transfer::Transfer(Comm &comm, Direction direction, std::size_t peer, std::int64
                    void *data, std::size_t bytes, std::uint64_t type)
     : comm_(comm), direction_(direction), peer_(peer), tag_(tag),
       data_(static_cast<std::byte *>(data)), bytes_(bytes), type_(type) {
-  breaks_all = false;
+  aborts_comm = false;
   sends = direction == Direction::send && peer != comm.rank() ? bytes : 0;
 }
 
-Status Transfer::advance() { return comm_.post().advance(*this); }
+Status Transfer::advance() { return comm_.channels().advance(*this); }
 
-bool Transfer::hindered_by(std::size_t rank) const {
+bool Transfer::depends_on(std::size_t rank) const {
   if (direction_ == Direction::send)
     return rank == peer_;
-  if (peer_ != Post::any)
-    return rank == peer_ && comm_.post().drained(rank);
-  for (std::size_t q = 0; q < comm_.size(); ++q) // any other may still send
-    if (q != comm_.rank() && !(comm_.gone(q) && comm_.post().drained(q)))
+  if (peer_ != Channels::any)
+    return rank == peer_ && comm_.channels().drained(rank);
+  for (std::size_t q = 0; q < comm_.size(); ++q) // any other rank may still send
+    if (q != comm_.rank() && !(comm_.is_gone(q) && comm_.channels().drained(q)))
       return false;
   return true;
 }
@@ -38,25 +38,26 @@ bool Transfer::hindered_by(std::size_t rank) const {
 std::vector<Need> Transfer::needs() const {
   std::vector<Need> all;
   for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (q == peer_ || (peer_ == Post::any && q != comm_.rank()))
+    if (q == peer_ || (peer_ == Channels::any && q != comm_.rank()))
       all.push_back({q, true, 0});
   return all;
 }
 
 bool Transfer::crosses_hosts() const {
-  return peer_ == Post::any ? comm_.here().size() < comm_.size() : comm_.far(peer_);
+  return peer_ == Channels::any ? comm_.local_ranks().size() < comm_.size()
+                                : comm_.is_remote(peer_);
 }
 
-bool Transfer::interests(std::vector<pollfd> &into) const {
-  comm_.post().interests(*this, into);
-  return peer_ != Post::any && comm_.far(peer_) && !into.empty();
+bool Transfer::poll_fds(std::vector<pollfd> &into) const {
+  comm_.channels().poll_fds(*this, into);
+  return peer_ != Channels::any && comm_.is_remote(peer_) && !into.empty();
 }
 
-Post::Post(Comm &comm)
+Channels::Channels(Comm &comm)
     : comm_(comm), capacity_(ring_capacity(comm.size())), inboxes_(comm.size()),
       outboxes_(comm.size()) {}
 
-void Post::enter(const std::shared_ptr<Transfer> &transfer) {
+void Channels::submit(const std::shared_ptr<Transfer> &transfer) {
   std::lock_guard lock(mutex_);
   if (transfer->direction_ == Transfer::Direction::send)
     outboxes_[transfer->peer_].waiting.push_back(transfer.get());
@@ -64,169 +65,170 @@ void Post::enter(const std::shared_ptr<Transfer> &transfer) {
     posted_.push_back(transfer);
 }
 
-// For one that ends without success. A message half received is read to its end and lost;
-// after one half sent nothing else can be sent that way.
-bool Post::withdraw(Transfer &transfer) {
+// For a transfer that failed. A message half received is read to its end and discarded;
+// after a message half sent nothing else can be sent to that rank.
+bool Channels::cancel(Transfer &transfer) {
   std::lock_guard lock(mutex_);
-  if (transfer.complete_ && !transfer.misfit_)
+  if (transfer.complete_ && !transfer.size_mismatch_)
     return false;
   if (transfer.head_sent_)
-    give_up(transfer);
+    abandon(transfer);
   for (Outbox &box : outboxes_)
     std::erase(box.waiting, &transfer);
   std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
   for (Inbox &box : inboxes_)
     if (box.into.get() == &transfer) {
       box.into = nullptr;
-      box.aside.push_back({box.head, {}, true});
+      box.unexpected.push_back({box.head, {}, true});
     }
   return true;
 }
 
-// What is in the ring stays there. If that is not all, whoever reads it is told so; between
-// hosts it must still be sent there, which is done by the progress thread.
-void Post::give_up(Transfer &transfer) {
+// What is in the ring stays there. If the message is incomplete, its receiver is notified;
+// between hosts the progress thread still sends what is in the ring.
+void Channels::abandon(Transfer &transfer) {
   Outbox &box = outboxes_[transfer.peer_];
   if (transfer.done_ < transfer.bytes_) {
-    box.ring->cut.store(1, std::memory_order_release);
-    ring(comm_.layout(), comm_.size());
+    box.ring->truncated.store(1, std::memory_order_release);
+    wake_sleepers(comm_.layout(), comm_.size());
   }
-  if (!comm_.far(transfer.peer_) || !box.outlet->open() || box.abandoned ||
-      !ship(transfer.peer_) || all_has_left(box))
+  if (!comm_.is_remote(transfer.peer_) || !box.send_stream->open() || box.abandoned ||
+      !send_ring(transfer.peer_) || all_has_left(box))
     return;
   box.abandoned = true;
   abandoned_.fetch_add(1, std::memory_order_release);
   comm_.engine().progress->wake();
 }
 
-Status Post::advance(Transfer &transfer) {
+Status Channels::advance(Transfer &transfer) {
   std::lock_guard lock(mutex_);
   const bool sends = transfer.direction_ == Transfer::Direction::send;
   return sends ? send(transfer) : receive(transfer);
 }
 
-// Whether everything that rank ever sent has been taken.
-bool Post::drained(std::size_t source) {
+// Whether everything that a rank has sent has been read.
+bool Channels::drained(std::size_t source) {
   std::lock_guard lock(mutex_);
-  if (comm_.far(source))
-    haul(source);
-  if (comm_.far(source) && inboxes_[source].ended == Io::blocked)
-    return !inlet(source).open();
+  if (comm_.is_remote(source))
+    fill_ring(source);
+  if (comm_.is_remote(source) && inboxes_[source].ended == Io::blocked)
+    return !receive_stream(source).open();
   if (!open_inbox(source))
     return comm_.layout().block(source).outbox.load(std::memory_order_acquire) == 0;
   const Inbox &box = inboxes_[source];
   if (box.ended == Io::corrupt)
-    return true; // nothing of what is there can be read
+    return true; // nothing after it can be read
   const std::uint64_t there = box.ring->sent.load(std::memory_order_acquire) -
                               box.ring->taken.load(std::memory_order_relaxed);
-  return there == 0 || (!box.open && there < sizeof(MessageHead));
+  return there == 0 || (!box.open && there < sizeof(MessageHeader));
 }
 
-void Post::close() {
+void Channels::close() {
   std::lock_guard lock(mutex_);
   if (outbox_ == 0)
     return;
   for (std::size_t q = 0; q < outboxes_.size(); ++q)
-    if (outboxes_[q].outlet) {
+    if (outboxes_[q].send_stream) {
       if (outboxes_[q].abandoned)
-        (void)ship(q);
-      outboxes_[q].outlet->leave(0);
+        (void)send_ring(q);
+      outboxes_[q].send_stream->send_close(0);
     }
   RankBlock &mine = comm_.layout().block(comm_.rank());
-  const auto wanted = untaken();
-  if (!wanted(comm_.mesh())) {
+  const auto match_posted = unread_messages();
+  if (!match_posted(comm_.host_peers())) {
     mine.outbox.store(0, std::memory_order_release);
-    comm_.mesh().drop(outbox_);
+    comm_.host_peers().drop(outbox_);
   } else {
-    comm_.mesh().drop_later(outbox_, wanted);
+    comm_.host_peers().drop_later(outbox_, match_posted);
   }
 }
 
-// Whether somebody of this host, who lives and has not left, has not taken all that it was
-// sent; to be asked when this communicator is gone.
-std::function<bool(const Mesh &)> Post::untaken() const {
+// A function that tells whether a local rank, alive and not closed, has messages to read;
+// it may be called after this communicator is gone.
+std::function<bool(const HostPeers &)> Channels::unread_messages() const {
   struct Receiver {
-    const Ring *ring;
+    const ByteRing *ring;
     const RankBlock *block;
     std::size_t world_rank;
   };
   std::vector<Receiver> receivers;
   for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (q != comm_.rank() && !comm_.far(q))
+    if (q != comm_.rank() && !comm_.is_remote(q))
       receivers.push_back({outboxes_[q].ring, &comm_.layout().block(q), comm_.world_rank(q)});
   return [receivers, memory = comm_.memory(),
-          outbox = inboxes_[comm_.rank()].memory](const Mesh &mesh) {
+          outbox = inboxes_[comm_.rank()].memory](const HostPeers &host_peers) {
     return std::any_of(receivers.begin(), receivers.end(), [&](const Receiver &to) {
       return to.ring->sent.load(std::memory_order_relaxed) !=
                  to.ring->taken.load(std::memory_order_acquire) &&
-             to.block->left.load(std::memory_order_acquire) == 0 && !mesh.dead(to.world_rank);
+             to.block->closed.load(std::memory_order_acquire) == 0 &&
+             !host_peers.dead(to.world_rank);
     });
   };
 }
 
-bool Post::open_outbox() {
+bool Channels::open_outbox() {
   RankBlock &mine = comm_.layout().block(comm_.rank());
   if (outboxes_[comm_.rank()].ring != nullptr)
     return true;
-  const std::size_t stride = sizeof(Ring) + capacity_;
-  const std::uint64_t id = outbox_ = comm_.mesh().create(stride * comm_.size());
-  const auto memory = comm_.mesh().find(comm_.mesh().rank(), id);
+  const std::size_t stride = sizeof(ByteRing) + capacity_;
+  const std::uint64_t id = outbox_ = comm_.host_peers().create(stride * comm_.size());
+  const auto memory = comm_.host_peers().find(comm_.host_peers().rank(), id);
   for (std::size_t q = 0; q < comm_.size(); ++q)
-    outboxes_[q].ring = reinterpret_cast<Ring *>(memory->data() + q * stride);
+    outboxes_[q].ring = reinterpret_cast<ByteRing *>(memory->data() + q * stride);
   inboxes_[comm_.rank()].memory = memory;
   inboxes_[comm_.rank()].ring = outboxes_[comm_.rank()].ring;
   mine.outbox.store(id, std::memory_order_release);
   return true;
 }
 
-bool Post::open_inbox(std::size_t source) {
+bool Channels::open_inbox(std::size_t source) {
   Inbox &box = inboxes_[source];
   if (box.ring != nullptr)
     return true;
-  if (comm_.far(source)) {
-    box.own.resize(sizeof(Ring) + capacity_ + line_size);
+  if (comm_.is_remote(source)) {
+    box.own.resize(sizeof(ByteRing) + capacity_ + line_size);
     const auto at = reinterpret_cast<std::uintptr_t>(box.own.data());
-    box.ring = new (box.own.data() + (line_size - at % line_size) % line_size) Ring{};
+    box.ring = new (box.own.data() + (line_size - at % line_size) % line_size) ByteRing{};
     return true;
   }
   const std::uint64_t id =
       comm_.layout().block(source).outbox.load(std::memory_order_acquire);
   if (id == 0)
     return false;
-  box.memory = comm_.mesh().find(comm_.world_rank(source), id);
+  box.memory = comm_.host_peers().find(comm_.world_rank(source), id);
   if (!box.memory)
-    return false; // its descriptor is still on the way
-  const std::size_t stride = sizeof(Ring) + capacity_;
-  box.ring = reinterpret_cast<Ring *>(box.memory->data() + comm_.rank() * stride);
+    return false; // its descriptor has not arrived
+  const std::size_t stride = sizeof(ByteRing) + capacity_;
+  box.ring = reinterpret_cast<ByteRing *>(box.memory->data() + comm_.rank() * stride);
   return true;
 }
 
-Status Post::send(Transfer &transfer) {
+Status Channels::send(Transfer &transfer) {
   Outbox &box = outboxes_[transfer.peer_];
   if (transfer.complete_)
-    return Status::done; // by another thread
-  const bool far = comm_.far(transfer.peer_);
-  if (far && box.ring != nullptr && !ship(transfer.peer_))
-    return severed(transfer, transfer.peer_);
+    return Status::done; // another thread has completed it
+  const bool remote = comm_.is_remote(transfer.peer_);
+  if (remote && box.ring != nullptr && !send_ring(transfer.peer_))
+    return connection_lost(transfer, transfer.peer_);
   if (box.waiting.empty() || box.waiting.front() != &transfer)
     return Status::blocked;
   open_outbox();
-  Ring *ring = box.ring;
-  if (ring->cut.load(std::memory_order_relaxed) != 0) {
-    transfer.verdict = {Trouble::cut, std::uint32_t(comm_.rank()),
+  ByteRing *ring = box.ring;
+  if (ring->truncated.load(std::memory_order_relaxed) != 0) {
+    transfer.failure = {FailureKind::truncated, std::uint32_t(comm_.rank()),
                         std::uint32_t(comm_.rank()), 0};
     return Status::failed;
   }
   if (!put(transfer, ring))
     return Status::blocked;
   if (transfer.done_ < transfer.bytes_) {
-    if (far)
-      (void)ship(transfer.peer_);
+    if (remote)
+      (void)send_ring(transfer.peer_);
     return Status::blocked;
   }
-  if (far) {
+  if (remote) {
     transfer.end_ = ring->sent.load(std::memory_order_relaxed);
-    (void)ship(transfer.peer_);
+    (void)send_ring(transfer.peer_);
     if (ring->taken.load(std::memory_order_relaxed) < transfer.end_)
       return Status::blocked;
   }
@@ -235,17 +237,16 @@ Status Post::send(Transfer &transfer) {
   return Status::done;
 }
 
-// Puts as much of a message into its ring as there is room for; false if not even its head
-// has gone.
-bool Post::put(Transfer &transfer, Ring *ring) {
+// Writes as much of a message into its ring as fits; false if not even its header does.
+bool Channels::put(Transfer &transfer, ByteRing *ring) {
   std::byte *bytes = bytes_of(ring);
   std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
   const std::uint64_t before = sent;
   std::size_t room = capacity_ - (sent - ring->taken.load(std::memory_order_acquire));
   if (!transfer.head_sent_) {
-    if (room < sizeof(MessageHead))
+    if (room < sizeof(MessageHeader))
       return false;
-    const MessageHead head{transfer.bytes_, transfer.tag_, transfer.type_};
+    const MessageHeader head{transfer.bytes_, transfer.tag_, transfer.type_};
     copy_in(bytes, capacity_, sent, reinterpret_cast<const std::byte *>(&head), sizeof head);
     sent += sizeof head;
     room -= sizeof head;
@@ -262,7 +263,7 @@ bool Post::put(Transfer &transfer, Ring *ring) {
   if (sent != before) {
     ring->sent.store(sent, std::memory_order_release);
     ++transfer.moved;
-    unisono::ring(comm_.layout(), comm_.size());
+    wake_sleepers(comm_.layout(), comm_.size());
   }
   return true;
 }

@@ -1,12 +1,14 @@
-// Messages from one rank to another, with tags.
+// Point-to-point messages with tags.
 //
 // Every sender owns an outbox, a segment with one ring of bytes per receiver. A message is
-// a short header and its bytes, streamed through the ring, so its size is not limited, and
-// a small one leaves its sender at once. The receiver takes messages in the order they
-// were sent; one that nobody has asked for yet is put aside until somebody does.
+// a short header and its bytes, passed through the ring, so its size is not limited, and a
+// small one is complete for its sender at once. The receiver reads messages in the order
+// they were sent; one without a matching receive is stored as unexpected until a receive
+// matches it.
 //
-// Between hosts each end has a ring of its own, and what is put into the one is shipped to
-// the other over a stream. A send ends there when all of it has left.
+// Between hosts each side has its own ring, and the bytes of the sender's ring are sent to
+// the receiver's over a stream. There a send completes when all of it has been handed to
+// the kernel.
 
 #pragma once
 
@@ -32,80 +34,80 @@ class Comm;
 class Transfer;
 
 // All rings of one rank of a communicator.
-class Post {
+class Channels {
 public:
-  explicit Post(Comm &comm);
+  explicit Channels(Comm &comm);
   static constexpr std::size_t any = ~std::size_t(0);
 
-  void enter(const std::shared_ptr<Transfer> &transfer);
-  // False if it is complete after all, by another thread.
-  bool withdraw(Transfer &transfer);
+  void submit(const std::shared_ptr<Transfer> &transfer);
+  // False if another thread has completed it after all.
+  bool cancel(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
-  // Gives the outbox back, as soon as all that was sent has been taken.
+  // Releases the outbox, as soon as all messages have been read.
   void close();
-  // Makes room for the streams to and from other hosts.
-  void part();
-  Outlet &outlet(std::size_t rank) { return *outboxes_[rank].outlet; }
-  Inlet &inlet(std::size_t rank) { return *inboxes_[rank].inlet; }
-  void interests(const Transfer &transfer, std::vector<pollfd> &into);
-  // Sends on what was left behind by sends that were given up; whether anything remains.
-  bool ship_abandoned();
-  void abandoned_interests(std::vector<pollfd> &into);
+  // Makes the streams to and from other hosts.
+  void make_streams();
+  SendStream &send_stream(std::size_t rank) { return *outboxes_[rank].send_stream; }
+  ReceiveStream &receive_stream(std::size_t rank) { return *inboxes_[rank].receive_stream; }
+  void poll_fds(const Transfer &transfer, std::vector<pollfd> &into);
+  // Sends what abandoned sends have left in their rings; whether anything remains.
+  bool send_abandoned();
+  void abandoned_poll_fds(std::vector<pollfd> &into);
 
 private:
   friend class Transfer;
-  struct Aside { // a message that came before it was asked for
-    MessageHead head;
-    Pieces data;       // what has come of it
-    bool lost = false; // whoever it was for is gone; read only to be rid of it
+  struct Unexpected { // a message that arrived before a matching receive
+    MessageHeader head;
+    GrowingBuffer data; // what has arrived of it
+    bool lost = false; // its receive was cancelled; it is read only to be skipped
   };
   struct Inbox {
-    Ring *ring = nullptr;
+    ByteRing *ring = nullptr;
     std::shared_ptr<Memory> memory;
     bool open = false; // in the middle of a message
-    MessageHead head{};
+    MessageHeader head{};
     std::size_t filled = 0;
-    std::shared_ptr<Transfer> into; // who gets it, or null: put aside
-    std::list<Aside> aside;
-    std::unique_ptr<Inlet> inlet; // from another host
-    std::vector<std::byte> own;   // then the ring is in here,
+    std::shared_ptr<Transfer> into; // the matching receive, or null: unexpected
+    std::list<Unexpected> unexpected;
+    std::unique_ptr<ReceiveStream> receive_stream; // from another host
+    std::vector<std::byte> own; // then the ring is in here
     std::vector<std::byte> frame; // and filled from here
     std::size_t framed = 0;
-    Io ended = Io::blocked; // why nothing more will come
+    Io ended = Io::blocked; // why nothing more will arrive
   };
   struct Outbox {
-    Ring *ring = nullptr;
+    ByteRing *ring = nullptr;
     std::deque<Transfer *> waiting;
-    std::unique_ptr<Outlet> outlet; // to another host
-    std::uint64_t shipped = 0;      // how much of the ring was given to it
-    bool cut_told = false;          // that a message was given up half sent
-    bool abandoned = false;         // nobody waits any more for what is still to leave
+    std::unique_ptr<SendStream> send_stream; // to another host
+    std::uint64_t shipped = 0; // bytes of the ring that were given to it
+    bool truncation_sent = false; // the notice of a truncated message
+    bool abandoned = false; // it holds bytes of abandoned sends
   };
 
-  std::function<bool(const Mesh &)> untaken() const;
+  std::function<bool(const HostPeers &)> unread_messages() const;
   bool open_outbox();
   bool open_inbox(std::size_t source);
   Status send(Transfer &transfer);
-  bool put(Transfer &transfer, Ring *ring);
-  void give_up(Transfer &transfer);
+  bool put(Transfer &transfer, ByteRing *ring);
+  void abandon(Transfer &transfer);
 
-  // Who gets what has come: channel_receive.cpp.
+  // Matching messages with receives: channel_receive.cpp.
   Status receive(Transfer &transfer);
-  bool pump(std::size_t source);
+  bool poll(std::size_t source);
   bool begins(std::size_t source);
   std::size_t store(Inbox &box, std::uint64_t from, std::size_t bytes);
   void end(Inbox &box);
-  void begin(std::size_t source, const MessageHead &head);
-  std::shared_ptr<Transfer> wanted(std::size_t source, std::int64_t tag) const;
-  void deliver(Transfer &transfer, std::size_t source, const MessageHead &head);
-  bool from_aside(Transfer &transfer, std::size_t source);
+  void begin(std::size_t source, const MessageHeader &head);
+  std::shared_ptr<Transfer> match_posted(std::size_t source, std::int64_t tag) const;
+  void deliver(Transfer &transfer, std::size_t source, const MessageHeader &head);
+  bool match_unexpected(Transfer &transfer, std::size_t source);
 
   // Streams between the rings of two hosts: channel_streams.cpp.
-  bool ship(std::size_t to);
+  bool send_ring(std::size_t to);
   bool all_has_left(const Outbox &box) const;
-  void haul(std::size_t source);
-  Status severed(Transfer &transfer, std::size_t from);
+  void fill_ring(std::size_t source);
+  Status connection_lost(Transfer &transfer, std::size_t from);
 
   Comm &comm_;
   std::mutex mutex_;
@@ -113,8 +115,8 @@ private:
   std::uint64_t outbox_ = 0; // its segment
   std::vector<Inbox> inboxes_;
   std::vector<Outbox> outboxes_;
-  std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of their calls
-  std::atomic<std::size_t> abandoned_ = 0;        // outboxes with something that is
+  std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of the calls
+  std::atomic<std::size_t> abandoned_ = 0; // outboxes that hold bytes of abandoned sends
 };
 
 // One send or one receive.
@@ -124,10 +126,10 @@ public:
   Transfer(Comm &comm, Direction direction, std::size_t peer, std::int64_t tag, void *data,
            std::size_t bytes, std::uint64_t type);
   Status advance() override;
-  bool hindered_by(std::size_t rank) const override;
+  bool depends_on(std::size_t rank) const override;
   std::vector<Need> needs() const override;
   bool crosses_hosts() const override;
-  bool interests(std::vector<pollfd> &into) const override;
+  bool poll_fds(std::vector<pollfd> &into) const override;
 
   std::size_t source() const { return source_; }
   std::uint64_t message_bytes() const { return message_bytes_; }
@@ -135,10 +137,10 @@ public:
   std::size_t peer() const { return peer_; }
 
 private:
-  friend class Post;
-  // Whether it asks for a message like this and has none yet.
+  friend class Channels;
+  // Whether it matches such a message and has none yet.
   bool wants(std::size_t source, std::int64_t tag) const {
-    return !claimed_ && tag_ == tag && (peer_ == source || peer_ == Post::any);
+    return !claimed_ && tag_ == tag && (peer_ == source || peer_ == Channels::any);
   }
 
   Comm &comm_;
@@ -149,13 +151,13 @@ private:
   std::size_t bytes_;
   std::uint64_t type_;
   std::size_t done_ = 0;
-  std::int64_t lost_since_ = 0; // its connection ended then
-  std::uint64_t end_ = 0; // where in the ring it ends, once it is there
+  std::int64_t lost_since_ = 0; // when its connection was lost
+  std::uint64_t end_ = 0; // the position in the ring where it ends, once known
   bool head_sent_ = false;
-  bool claimed_ = false;  // a message is being put into it
+  bool claimed_ = false; // a message is being received into it
   bool complete_ = false;
-  bool misfit_ = false;
-  std::size_t source_ = Post::any;
+  bool size_mismatch_ = false;
+  std::size_t source_ = Channels::any;
   std::uint64_t message_bytes_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Between hosts: what is put into the ring at one end is shipped over a stream, and hauled
-// into the ring at the other. Whoever sends or receives finds rings, as within a host.
+// Between hosts: the bytes of the sender's ring are sent over a stream, and copied into the
+// receiver's ring. Both sides work on rings, as within a host.
 
 #include <algorithm>
 
@@ -15,57 +15,59 @@ constexpr std::size_t largest_frame = 64 << 10;
 
 } // namespace
 
-void Post::part() {
+void Channels::make_streams() {
   for (std::size_t q = 0; q < comm_.size(); ++q)
-    if (comm_.far(q)) {
-      outboxes_[q].outlet = std::make_unique<Outlet>();
-      inboxes_[q].inlet = std::make_unique<Inlet>();
+    if (comm_.is_remote(q)) {
+      outboxes_[q].send_stream = std::make_unique<SendStream>();
+      inboxes_[q].receive_stream = std::make_unique<ReceiveStream>();
     }
 }
 
-// Sends what is in the ring to another host, as far as it goes; false if nobody is there.
-bool Post::ship(std::size_t to) {
+// Sends the bytes of the ring to another host, as far as possible; false if the connection
+// is lost.
+bool Channels::send_ring(std::size_t to) {
   Outbox &box = outboxes_[to];
-  if (!outlet(to).open())
+  if (!send_stream(to).open())
     return true;
-  Ring *ring = box.ring;
+  ByteRing *ring = box.ring;
   const std::uint64_t sent = ring->sent.load(std::memory_order_relaxed);
-  const bool cut = ring->cut.load(std::memory_order_relaxed) != 0;
+  const bool cut = ring->truncated.load(std::memory_order_relaxed) != 0;
   for (;;) {
-    const Io io = box.outlet->idle() ? Io::done : box.outlet->pump();
+    const Io io = box.send_stream->idle() ? Io::done : box.send_stream->flush();
     if (io == Io::lost)
       return false;
-    ring->taken.store(box.outlet->left(box.shipped), std::memory_order_release);
+    ring->taken.store(box.send_stream->first_unsent(box.shipped),
+                      std::memory_order_release);
     const std::size_t at = box.shipped % capacity_;
     const std::size_t most = std::min({largest_frame, std::size_t(sent - box.shipped),
                                        capacity_ - at});
     const std::size_t some = most == 0 ? 0 : std::max<std::size_t>(
                                                  allowed("message.frame", most), 1);
-    if (some == 0 && !(cut && !box.cut_told && box.outlet->cut()))
+    if (some == 0 && !(cut && !box.truncation_sent && box.send_stream->send_truncated()))
       return true;
     if (some == 0)
-      box.cut_told = true;
-    else if (!box.outlet->offer({box.shipped}, nullptr, bytes_of(ring) + at, some,
+      box.truncation_sent = true;
+    else if (!box.send_stream->offer({box.shipped}, nullptr, bytes_of(ring) + at, some,
                                 box.shipped))
       return true;
     box.shipped += some;
   }
 }
 
-// Whether the other end has all there is to be had of this ring, as far as sockets tell.
-bool Post::all_has_left(const Outbox &box) const {
-  const bool cut = box.ring->cut.load(std::memory_order_relaxed) != 0;
-  return box.outlet->idle() && (box.cut_told || !cut) &&
+// Whether all bytes of this ring have been handed to the kernel.
+bool Channels::all_has_left(const Outbox &box) const {
+  const bool cut = box.ring->truncated.load(std::memory_order_relaxed) != 0;
+  return box.send_stream->idle() && (box.truncation_sent || !cut) &&
          box.shipped == box.ring->sent.load(std::memory_order_relaxed);
 }
 
-bool Post::ship_abandoned() {
+bool Channels::send_abandoned() {
   if (abandoned_.load(std::memory_order_acquire) == 0)
     return false;
   std::lock_guard lock(mutex_);
   for (std::size_t q = 0; q < outboxes_.size(); ++q) {
     Outbox &box = outboxes_[q];
-    if (box.abandoned && (!ship(q) || all_has_left(box))) {
+    if (box.abandoned && (!send_ring(q) || all_has_left(box))) {
       box.abandoned = false;
       abandoned_.fetch_sub(1, std::memory_order_release);
     }
@@ -73,29 +75,30 @@ bool Post::ship_abandoned() {
   return abandoned_.load(std::memory_order_relaxed) != 0;
 }
 
-void Post::abandoned_interests(std::vector<pollfd> &into) {
+void Channels::abandoned_poll_fds(std::vector<pollfd> &into) {
   if (abandoned_.load(std::memory_order_acquire) == 0)
     return;
   std::lock_guard lock(mutex_);
   for (const Outbox &box : outboxes_)
     if (box.abandoned)
-      box.outlet->interests(into);
+      box.send_stream->poll_fds(into);
 }
 
-// Puts what has come from another host into its ring, as far as there is room.
-void Post::haul(std::size_t source) {
+// Copies what has arrived from another host into its ring, as far as it fits.
+void Channels::fill_ring(std::size_t source) {
   Inbox &box = inboxes_[source];
-  if (!inlet(source).open() || !open_inbox(source))
+  if (!receive_stream(source).open() || !open_inbox(source))
     return;
   box.frame.resize(largest_frame);
   while (box.ended == Io::blocked) {
     if (box.framed == 0) {
-      const Io io = box.inlet->take_any(box.frame.data(), largest_frame, &box.framed);
+      const Io io =
+          box.receive_stream->take_any(box.frame.data(), largest_frame, &box.framed);
       if (io != Io::done) {
         box.framed = 0;
         box.ended = io;
-        if (io == Io::cut)
-          box.ring->cut.store(1, std::memory_order_release);
+        if (io == Io::truncated)
+          box.ring->truncated.store(1, std::memory_order_release);
         return;
       }
     }
@@ -108,27 +111,28 @@ void Post::haul(std::size_t source) {
   }
 }
 
-void Post::interests(const Transfer &transfer, std::vector<pollfd> &into) {
+void Channels::poll_fds(const Transfer &transfer, std::vector<pollfd> &into) {
   std::lock_guard lock(mutex_);
   for (std::size_t q = 0; q < comm_.size(); ++q) {
-    if (!comm_.far(q) || (transfer.peer_ != any && transfer.peer_ != q))
+    if (!comm_.is_remote(q) || (transfer.peer_ != any && transfer.peer_ != q))
       continue;
     if (transfer.direction_ == Transfer::Direction::send)
-      outlet(q).interests(into);
-    else if (inlet(q).open() && inboxes_[q].framed == 0)
-      inlet(q).interests(into);
+      send_stream(q).poll_fds(into);
+    else if (receive_stream(q).open() && inboxes_[q].framed == 0)
+      receive_stream(q).poll_fds(into);
   }
 }
 
-// A connection has ended without a word. Most likely its rank has died: we shall know in a
-// moment.
-Status Post::severed(Transfer &transfer, std::size_t from) {
+// A connection has ended without a close frame. Most likely its rank has died: then a death
+// notice follows.
+Status Channels::connection_lost(Transfer &transfer, std::size_t from) {
   const std::int64_t now = now_ns();
   if (transfer.lost_since_ == 0)
     transfer.lost_since_ = now;
-  if (now - transfer.lost_since_ < word_of_death)
+  if (now - transfer.lost_since_ < death_notice_grace)
     return Status::blocked;
-  transfer.verdict = {Trouble::severed, std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
+  transfer.failure = {FailureKind::connection_lost, std::uint32_t(from),
+                      std::uint32_t(comm_.rank()), 0};
   return Status::failed;
 }
 

@@ -1,7 +1,6 @@
-// Bytes that come little by little, kept in as many pieces as it takes.
+// A buffer for bytes whose announced number is not trusted.
 //
-// How many there will be is what somebody else has said. So memory is taken for what has
-// come, and for as much again at most.
+// Memory is allocated for what has arrived, and for at most as much again.
 
 #pragma once
 
@@ -14,12 +13,12 @@
 
 namespace unisono {
 
-class Pieces {
+class GrowingBuffer {
 public:
   std::size_t size() const { return size_; }
 
-  // Room for what comes next, of which at most `most` bytes are still to come. `add` tells
-  // how much of it was filled.
+  // Space for the next bytes, of which at most `most` are still to come. `add` says how
+  // many were written.
   std::span<std::byte> room(std::size_t most) {
     if (most == 0)
       return {};
@@ -53,7 +52,7 @@ private:
     std::size_t bytes;
   };
   std::vector<Piece> pieces_;
-  std::size_t size_ = 0;           // of all
+  std::size_t size_ = 0; // of all pieces
   std::size_t last_ = 0, used_ = 0; // of the last piece
 };
 

@@ -1,4 +1,4 @@
-// The one clock: nanoseconds that only grow, alike for all processes of a host.
+// The clock: monotonic nanoseconds, the same for all processes of a host.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the system refused, as an exception: Python sees an OSError, or a MemoryError.
+// A failed system call as an exception: Python sees an OSError, or a MemoryError.
 
 #pragma once
 

@@ -27,7 +27,7 @@ void in_child() {
   forks.fetch_add(1, std::memory_order_relaxed);
   for (ForkAware *one : registry().all)
     one->in_child();
-  registry().all.clear(); // a child of this one has nothing to do with them
+  registry().all.clear(); // they have nothing to do in a child of this one
   registry().mutex.unlock();
 }
 
@@ -47,12 +47,12 @@ std::uint64_t fork_epoch() {
   return forks.load(std::memory_order_relaxed);
 }
 
-std::unique_lock<std::mutex> forks_held_off() {
+std::unique_lock<std::mutex> block_forks() {
   return std::unique_lock(registry().mutex);
 }
 
-void ForkAware::watch_forks() { registry().all.push_back(this); }
+void ForkAware::register_fork_handler() { registry().all.push_back(this); }
 
-void ForkAware::ignore_forks() { std::erase(registry().all, this); }
+void ForkAware::unregister_fork_handler() { std::erase(registry().all, this); }
 
 } // namespace unisono

@@ -1,9 +1,9 @@
-// What a fork does to native objects.
+// Native objects in forked processes.
 //
 // A forked child has copies of the parent's objects but none of its threads. There a lock
 // may be held for ever, a condition variable may have waiters that never wake, and a thread
-// object names a thread that does not exist. So in a child nothing of the parent is waited
-// for, and what cannot be destroyed is left as it is.
+// object refers to no thread. So a child never waits for anything of the parent, and leaves
+// alone what it cannot destroy.
 
 #pragma once
 
@@ -29,17 +29,17 @@ private:
   std::uint64_t epoch_ = fork_epoch();
 };
 
-// A shared object that is destroyed by the process that made it, and by no child of it: there
-// another thread may have been in the middle of changing it.
-template <class T, class... Args> std::shared_ptr<T> make_kept(Args &&...args) {
+// A shared object that is destroyed only in the process that made it: in a child another
+// thread may have been modifying it.
+template <class T, class... Args> std::shared_ptr<T> make_fork_safe(Args &&...args) {
   return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [origin = Origin()](T *held) {
     if (!origin.forked())
       delete held;
   });
 }
 
-// A thread of ours, without signals. It is joined before this ends; in a child of the process
-// that started it there is nothing to join or to destroy.
+// A thread with all signals blocked. The destructor joins it; in a forked child there is
+// nothing to join or to destroy.
 class Worker {
 public:
   Worker() = default;
@@ -47,7 +47,7 @@ public:
   Worker &operator=(const Worker &) = delete;
   ~Worker() { join(); }
   template <class Run> void start(Run run) {
-    NoSignals while_it_begins;
+    SignalsBlocked while_it_begins;
     thread_ = new std::thread(std::move(run));
   }
   void join() {
@@ -62,18 +62,18 @@ private:
   std::thread *thread_ = nullptr;
 };
 
-// Told in a forked child, on its only thread, before fork() returns there. No fork happens
-// while somebody holds `forks_held_off()`: who changes what `in_child` reads holds it.
+// Called in a forked child, on its only thread, before fork() returns there. No fork
+// happens while a thread holds `block_forks()`: it is held to change what `in_child` reads.
 class ForkAware {
 public:
   virtual void in_child() = 0;
 
 protected:
-  ~ForkAware() = default; // by then it has been removed
-  void watch_forks();     // under the lock
-  void ignore_forks();    // under the lock
+  ~ForkAware() = default; // it has been unregistered by then
+  void register_fork_handler();     // under the lock
+  void unregister_fork_handler();    // under the lock
 };
 
-std::unique_lock<std::mutex> forks_held_off();
+std::unique_lock<std::mutex> block_forks();
 
 } // namespace unisono

@@ -1,4 +1,4 @@
-// The instructions and system calls that waiting is made of.
+// The instructions and system calls for waiting.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Signals are for the threads of Python: one that begins under this has none.
+// Blocks all signals in this scope: a thread that begins in it receives none.
 
 #pragma once
 
@@ -8,16 +8,16 @@
 
 namespace unisono {
 
-class NoSignals {
+class SignalsBlocked {
 public:
-  NoSignals() {
+  SignalsBlocked() {
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  ~NoSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  NoSignals(const NoSignals &) = delete;
-  NoSignals &operator=(const NoSignals &) = delete;
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked &) = delete;
+  SignalsBlocked &operator=(const SignalsBlocked &) = delete;
 
 private:
   sigset_t before_;

@@ -36,7 +36,7 @@ nb::typed<nb::dict, nb::str, int> fuzz(std::uint64_t seed, std::uint64_t count) 
 void bind_test_hooks(nb::module_ &m) {
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
-  m.def("cut_names", &cut_names);
+  m.def("byte_limit_names", &cut_names);
   m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   bind_wire(m);
 }

@@ -206,15 +206,15 @@ void bind_wire(nb::module_ &m) {
            nb::arg("epoch") = 0, nb::arg("beat_ms") = 1000, nb::arg("limit_ms") = 10000)
       .def("events", &Listener::events)
       .def(
-          "tell_dead",
+          "announce_dead",
           [](Listener &l, std::size_t rank, const std::string &cause) {
-            return l.lifeline.tell_dead(rank, cause_called(cause));
+            return l.lifeline.announce_dead(rank, cause_called(cause));
           },
           nb::arg("rank"), nb::arg("cause"))
       .def(
-          "tell_verdict",
+          "announce_failure",
           [](Listener &l, std::uint64_t comm, std::uint64_t word) {
-            return l.lifeline.tell_verdict(comm, word);
+            return l.lifeline.announce_failure(comm, word);
           },
           nb::arg("comm"), nb::arg("word"))
       .def("silence", [](const Listener &l) { return l.lifeline.silence(); })

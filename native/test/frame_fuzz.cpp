@@ -84,7 +84,7 @@ public:
     const bool damaged = intact < frames() || got_.size() != sent_.size();
     Bytes place(max_payload);
     FrameReader reader(Seal(key_, epoch_), place);
-    std::size_t believed = 0;
+    std::size_t validated = 0;
     bool right = true;
     for (std::size_t at = 0; at < got_.size() && reader.flaw() == Flaw::none;) {
       // On the heap and of just this size, so that a byte too far is seen by ASan.
@@ -92,19 +92,19 @@ public:
       const Bytes part(got_.begin() + long(at), got_.begin() + long(at + cut));
       std::span<const std::byte> left(part);
       while (reader.take(left)) {
-        right = right && believed < intact && same_frame(reader, believed);
-        ++believed;
+        right = right && validated < intact && same_frame(reader, validated);
+        ++validated;
       }
       at += cut;
     }
     ++counts.streams;
     counts.undamaged += !damaged;
-    counts.frames += believed;
-    counts.wrong += !right || believed != intact;
+    counts.frames += validated;
+    counts.wrong += !right || validated != intact;
     const bool over = reader.flaw() == Flaw::none;
     counts.cut_off += damaged && over;
     // Without a flaw the stream must be one that simply ended too soon.
-    counts.wrong += damaged && over && !reader.inside() && believed >= frames();
+    counts.wrong += damaged && over && !reader.inside() && validated >= frames();
     counts.flaws[std::size_t(reader.flaw())] += !(damaged && over);
   }
 

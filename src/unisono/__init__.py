@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from unisono.launch.spawn import spawn
-    from unisono.runtime.call.reductions import premul_sum
+    from unisono.runtime.call.reductions import ReduceOp, premul_sum
     from unisono.runtime.call.work import Work
     from unisono.runtime.communicator import Communicator
     from unisono.runtime.world.init import init
-    from unisono.schedule import Schedule, Step, copy, reduce
+    from unisono.schedule import Schedule, Step
     from unisono.view import explain, to_svg
     from unisono.view.html import to_html
 
@@ -56,6 +56,7 @@ __all__ = [
     "MissingLibrary",
     "NotAuthentic",
     "PeerLost",
+    "ReduceOp",
     "Schedule",
     "ScheduleError",
     "Step",
@@ -65,18 +66,16 @@ __all__ = [
     "UsageError",
     "Work",
     "algorithm",
-    "copy",
     "explain",
     "init",
     "premul_sum",
-    "reduce",
     "schedule",
     "spawn",
     "to_html",
     "to_svg",
 ]
 
-_ROOMS = {
+_MODULES = {
     "unisono.errors": [
         "BadArgument",
         "CollectiveMismatch",
@@ -96,22 +95,26 @@ _ROOMS = {
     "unisono.runtime.world.init": ["init"],
     "unisono.launch.spawn": ["spawn"],
     "unisono.runtime.communicator": ["Communicator"],
-    "unisono.runtime.call.reductions": ["premul_sum"],
+    "unisono.runtime.call.reductions": ["ReduceOp", "premul_sum"],
     "unisono.runtime.call.work": ["Work"],
-    "unisono.schedule": ["Schedule", "Step", "copy", "reduce"],
+    "unisono.schedule": ["Schedule", "Step"],
     "unisono.algorithms": ["algorithm"],
     "unisono.view": ["explain", "to_svg"],
     "unisono.view.html": ["to_html"],
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_RENAMED = {
+    "copy": ("unisono.schedule", "copy_step"),
+    "reduce": ("unisono.schedule", "reduce_step"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-class _Face(ModuleType):
-    """The package: names are fetched from their rooms when first used.
+class _LazyPackage(ModuleType):
+    """The package `unisono`, which imports a public name's module at its first use.
 
-    So `import unisono` costs next to nothing, NumPy included. `schedule` is both a room
-    and, here, the function that makes one: the import system's attempt to bind the room
-    to this name is let go by.
+    So `import unisono` is fast: not even NumPy is imported. `unisono.schedule` is a
+    function and there is a package of the same name: when that package is imported,
+    the import system sets this attribute, and the setter below ignores it.
     """
 
     @property
@@ -121,15 +124,21 @@ class _Face(ModuleType):
         return import_module("unisono.algorithms").schedule
 
     @schedule.setter
-    def schedule(self, room: ModuleType) -> None:
-        """The room stays reachable by `from unisono.schedule import ...`."""
+    def schedule(self, package: ModuleType) -> None:
+        """Ignored; `from unisono.schedule import ...` works nevertheless."""
 
     def __getattr__(self, name: str) -> Any:
-        """A public name, from the room it stands in."""
-        if name in ("parallel", "trace"):  # rooms that are used by their names
+        """A public name, from its module."""
+        if name in ("parallel", "trace"):  # packages used by name
             return import_module(f"unisono.{name}")
-        if name in _ROOM_OF:
-            value = getattr(import_module(_ROOM_OF[name]), name)
+        if name in _RENAMED:
+            module, new = _RENAMED[name]
+            import_module("unisono.deprecation").warn_renamed(
+                f"unisono.{name}", f"{module}.{new}"
+            )
+            return getattr(import_module(module), new)
+        if name in _MODULE_OF:
+            value = getattr(import_module(_MODULE_OF[name]), name)
             setattr(self, name, value)
             return value
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -139,4 +148,4 @@ class _Face(ModuleType):
         return sorted({*super().__dir__(), *__all__})
 
 
-sys.modules[__name__].__class__ = _Face
+sys.modules[__name__].__class__ = _LazyPackage

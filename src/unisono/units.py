@@ -1,4 +1,4 @@
-"""Sizes in and out: the only place that knows 1024 from 1000.
+"""Sizes in and out: the only place that knows 1024 from 1000; and tables of text.
 
 People type sizes the way benchmarks do (K, M, G are powers of 1024) and read them back
 with the binary prefix spelled out. Rates of links are in bits, and powers of 1000; what
@@ -8,6 +8,7 @@ programs reach is in bytes, and powers of 1000 too.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from unisono.errors import BadArgument
 
@@ -87,3 +88,21 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.4g} {unit}"
     return f"{seconds / 1e-9:.4g} ns"
+
+
+def format_row(cells: Iterable[str], widths: Iterable[int]) -> str:
+    """One line of a table; cells with a negative width are aligned to the right."""
+    padded = (
+        cell.rjust(-width) if width < 0 else cell.ljust(width)
+        for cell, width in zip(cells, widths, strict=True)
+    )
+    return "  ".join(padded).rstrip()
+
+
+def format_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False
+) -> list[str]:
+    """The lines of a table, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    signed = [-width for width in widths] if right else widths
+    return [format_row(row, signed) for row in (heads, *rows)]

@@ -10,13 +10,14 @@ from unisono.algorithms import library, load_file
 
 RIGHT = """
     '''Told by the root.'''
-    from unisono import algorithm, copy
+    from unisono import algorithm
+    from unisono.schedule import copy_step
 
     @algorithm
     def broadcast(n, late: bool = False):
         '''The root tells one after the other.'''
         for r in range(1, n):
-            yield copy(0, src=0, dst=r)
+            yield copy_step(0, src=0, dst=r)
 
     @algorithm
     def reduce(n):
@@ -38,7 +39,8 @@ def written(tmp_path):
 
 def body(*lines: str) -> str:
     """A file with a broadcast, whose body begins in line 5."""
-    head = ["from unisono import Step, algorithm, copy, schedule", "", "@algorithm"]
+    names = "from unisono import Step, algorithm, schedule"
+    head = [f"{names}; from unisono.schedule import copy_step", "", "@algorithm"]
     return "\n".join([*head, "def broadcast(n):", *(f"    {line}" for line in lines)])
 
 
@@ -63,7 +65,7 @@ def test_a_path_may_hold_a_plus(written):
 def test_a_file_is_read_anew_whenever_it_is_asked_for(written):
     path = written(RIGHT)
     assert schedule("broadcast", path, 4).num_steps == 3
-    written(body("yield copy(0, src=0, dst=range(1, n))"))
+    written(body("yield copy_step(0, src=0, dst=range(1, n))"))
     assert schedule("broadcast", path, 4).num_steps == 1
 
 
@@ -74,14 +76,14 @@ def test_load_file_gives_the_algorithms_in_the_order_of_their_lines(written):
 
 
 def test_a_wrong_file_gives_a_counter_example(written):
-    forgets = written(body("for r in range(1, n - 1):", "    yield copy(0, 0, r)"))
+    forgets = written(body("for r in range(1, n - 1):", "    yield copy_step(0, 0, r)"))
     with pytest.raises(ScheduleError, match="rank 4 never receives chunk 0") as wrong:
         schedule("broadcast", forgets, 5).verify()
     assert (wrong.value.rank, wrong.value.chunk, wrong.value.step) == (4, 0, None)
 
 
 def test_a_transfer_to_nobody_gives_a_counter_example_with_its_step(written):
-    leaves = written(body("yield copy(0, 0, 1)", "yield copy(0, 0, n)"))
+    leaves = written(body("yield copy_step(0, 0, 1)", "yield copy_step(0, 0, n)"))
     with pytest.raises(ScheduleError, match="step 2") as wrong:
         schedule("broadcast", leaves, 3).verify()
     assert wrong.value.step == 2
@@ -91,9 +93,13 @@ WRONG = {
     "syntax": ("x = 1\ndef broadcast(:\n    pass\n", 2, "invalid syntax"),
     "import": ("import os\nimport nowhere_at_all\n", 2, "nowhere_at_all"),
     "while loading": ("x = 0\n\ny = 1 // x\n", 3, "ZeroDivisionError"),
-    "in the steps": (body("yield copy(0, 0, 1)", "1 // 0"), 6, "ZeroDivisionError"),
-    "shapes": (body("yield copy([0, 1], 0, [1, 2, 3])"), 5, "do not fit together"),
-    "half a rank": (body("yield copy(0, 0, 1.5)"), 5, "expected whole numbers"),
+    "in the steps": (
+        body("yield copy_step(0, 0, 1)", "1 // 0"),
+        6,
+        "ZeroDivisionError",
+    ),
+    "shapes": (body("yield copy_step([0, 1], 0, [1, 2, 3])"), 5, "do not fit together"),
+    "half a rank": (body("yield copy_step(0, 0, 1.5)"), 5, "expected whole numbers"),
     "leaves for good": (
         body("raise BaseException('x')\n    yield"),
         5,
@@ -137,7 +143,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_an_accident_in_a_file_is_told_with_its_line(written, kind):
+def test_exception_in_a_file_is_reported_with_its_line(written, kind):
     text, line, why = WRONG[kind]
     path = written(text)
     with pytest.raises(BadArgument, match=why) as wrong:
@@ -159,7 +165,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     assert str(wrong.value).startswith(path)
 
 
-def test_a_file_without_the_collective_tells_those_it_has(written):
+def test_file_without_the_collective_lists_those_it_has(written):
     with pytest.raises(BadArgument, match="only broadcast, reduce"):
         schedule("all_reduce", written(RIGHT), 4)
 
@@ -173,17 +179,17 @@ def test_a_file_may_define_a_dataclass(written):
         class Link:
             src: int
     """
-    path = written(dedent(head) + body("yield copy(0, 0, range(1, n))"))
+    path = written(dedent(head) + body("yield copy_step(0, 0, range(1, n))"))
     assert schedule("broadcast", path, 4).verify().steps == 1
 
 
-def test_a_file_tells_its_own_story(written):
+def test_description_comes_from_the_files_docstring(written):
     found = load_file(written(RIGHT, "textwrap.py"))
     assert found[0].story == "Told by the root."
 
 
-def test_an_accident_in_the_number_of_chunks_is_told_with_its_line(written):
-    text = body("yield copy(0, 0, 1)")
+def test_exception_in_the_number_of_chunks_is_reported_with_its_line(written):
+    text = body("yield copy_step(0, 0, 1)")
     path = written(text.replace("@algorithm", "@algorithm(chunks=lambda n: n // 0)"))
     with pytest.raises(BadArgument, match="ZeroDivisionError") as wrong:
         schedule("broadcast", path, 4)

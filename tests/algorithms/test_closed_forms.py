@@ -243,6 +243,6 @@ THIRTEEN = {
 
 
 @pytest.mark.parametrize("name", THIRTEEN)
-def test_thirteen_ranks_cost_what_the_reference_tells(name):
+def test_thirteen_ranks_cost_as_in_the_reference(name):
     made = schedule("all_reduce", name, 13)
     assert counted(made) == (13, *exact(THIRTEEN[name]))

@@ -33,7 +33,7 @@ def fitting(what: str, name: str, worlds: Iterable[int]) -> Iterator[Schedule]:
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
 @every_variant
-def test_it_keeps_its_contract_in_every_world(what, name, few):
+def test_every_algorithm_keeps_its_contract_in_every_world(what, name, few):
     worlds = FEW_WORLDS if few and (what, name) in UNSHAPED else WORLDS
     proofs = [s.verify() for s in fitting(what, name, worlds)]
     assert proofs
@@ -43,7 +43,7 @@ def test_it_keeps_its_contract_in_every_world(what, name, few):
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
 @pytest.mark.parametrize(("what", "name"), ROOTED)
-def test_it_keeps_its_contract_for_every_root(what, name, few):
+def test_every_algorithm_keeps_its_contract_for_every_root(what, name, few):
     worlds = list(fitting(what, name, FEW_WORLDS if few else SMALL_WORLDS))
     for at_zero in worlds or [next(fitting(what, name, WORLDS))]:
         for root in range(at_zero.n):
@@ -65,7 +65,7 @@ def test_a_world_of_one_rank_sends_nothing(what, name):
 
 
 @every_variant
-def test_its_steps_are_the_same_whenever_they_are_asked_for(what, name):
+def test_steps_are_the_same_in_every_iteration(what, name):
     first = next(fitting(what, name, (13, *WORLDS)))
     once, again = ([list(step) for step in first] for _ in range(2))
     assert once == again
@@ -75,7 +75,7 @@ def test_its_steps_are_the_same_whenever_they_are_asked_for(what, name):
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
 @every_variant
-def test_none_beats_the_lower_bound(what, name, few):
+def test_no_algorithm_beats_the_lower_bound(what, name, few):
     small = FEW_WORLDS if few else SMALL_WORLDS
     worlds = WORLDS if (what, name) in SHAPED else small
     for found in fitting(what, name, worlds):

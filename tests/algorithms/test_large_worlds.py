@@ -37,7 +37,7 @@ else:
 @pytest.mark.timeout(600)
 @pytest.mark.quick(n=[1000], name=QUICK)
 @pytest.mark.parametrize(("what", "name", "n"), WORLDS)
-def test_it_keeps_its_contract_among_a_thousand_ranks(what, name, n):
+def test_every_algorithm_keeps_its_contract_among_a_thousand_ranks(what, name, n):
     proof = schedule(what, name, n).verify()
     assert proof.transfers >= n - 1
 

@@ -50,7 +50,7 @@ def crossing(what: str, hosts: tuple[int, ...], by: str, root: int = 0) -> Traff
 @pytest.mark.parametrize("what", COLLECTIVES)
 @law
 @given(hosts=placements, segments=st.integers(1, 4), data=st.data())
-def test_it_keeps_its_contract_wherever_the_ranks_live(what, hosts, segments, data):
+def test_hierarchical_keeps_its_contract_for_any_placement(what, hosts, segments, data):
     by = data.draw(st.sampled_from(BY.get(what, [""])))
     rooted = COLLECTIVES[what].rooted
     root = data.draw(st.integers(0, len(hosts) - 1)) if rooted else 0
@@ -63,7 +63,7 @@ def test_it_keeps_its_contract_wherever_the_ranks_live(what, hosts, segments, da
 
 @law
 @given(placements)
-def test_the_same_groups_are_told_in_the_shortest_way(hosts):
+def test_equal_groups_get_the_shortest_name(hosts):
     told = telling(hosts)
     sizes = list(Counter(hosts).values())
     contiguous = list(hosts) == sorted(hosts)
@@ -96,7 +96,7 @@ def test_an_all_reduce_loads_every_host_with_the_least_there_is(hosts, by):
 
 
 @every_placement
-def test_into_a_host_comes_only_what_nobody_there_has(hosts):
+def test_each_host_receives_only_chunks_it_lacks(hosts):
     n, sizes = len(hosts), np.bincount(hosts)
     elsewhere = (n - sizes) / n
     assert crossing("all_gather", hosts, "direct").entering == pytest.approx(elsewhere)
@@ -135,7 +135,7 @@ def test_a_root_turned_ring_wise_would_tear_hosts_apart():
 
 @pytest.mark.parametrize("what", ["all_gather", "reduce_scatter", "all_to_all"])
 @pytest.mark.parametrize("hosts", [NAMED["4 + 1"], (0, 1, 0, 0, 0)])
-def test_what_four_ranks_can_carry_does_not_all_pass_through_one(what, hosts):
+def test_traffic_between_hosts_is_shared_by_all_ranks_of_a_host(what, hosts):
     made = made_for(what, hosts, "direct")
     table = made.cost().pairs
     alone = next(r for r, h in enumerate(hosts) if hosts.count(h) == 1)
@@ -228,7 +228,7 @@ def test_two_hosts_of_four_what_each_schedule_sends_over_the_link():
 
 REFUSED = {
     "hosts=0.1.a.1": r"0\.1\.0\.1",
-    "hosts=0.1.0.1,levels=2x2": "tell one of them",
+    "hosts=0.1.0.1,levels=2x2": "give one of them",
     "hosts=0.1.0.1,segments=0": "at least 1",
     "hosts=0.1.0.1,root=1": "nearest: ",
 }

@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from unisono import BadArgument, UnsupportedWorld, copy, schedule
+from unisono import BadArgument, UnsupportedWorld, schedule
 from unisono.algorithms import algorithm, find, library, power_of_two
 from unisono.algorithms.library import offers
-from unisono.schedule import collective
+from unisono.schedule import collective, copy_step
 
 
 @algorithm(needs=power_of_two, alike="tree or ring")
 def broadcast(n, both: bool = False, radix: int = 2, order: str = "up"):
     """A broadcast that refuses most worlds."""
-    yield copy(0, src=0, dst=np.arange(1, n))
+    yield copy_step(0, src=0, dst=np.arange(1, n))
 
 
 @algorithm
 def scatter(n, root: int = 0, last: bool = False):
     """A scatter that is told its root, and serves the ranks in order."""
     c = np.delete(np.arange(n), root)
-    yield copy(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
+    yield copy_step(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
 
 
 @algorithm
@@ -77,7 +77,7 @@ def test_an_algorithm_tells_its_name_collective_and_parameters():
     assert "test_registry.py:" in broadcast.where
 
 
-def test_find_gives_the_algorithm_and_the_parameters_told():
+def test_find_gives_the_algorithm_and_the_parameters_given():
     found, told = find(collective("all_reduce"), "hierarchical:levels=2x2,by=tree")
     assert found is library()["all_reduce", "hierarchical"]
     assert told == {"levels": "2x2", "by": "tree"}
@@ -215,7 +215,7 @@ def test_a_root_is_one_of_the_ranks(name, root):
 
 
 @pytest.mark.parametrize("made_by", [scatter, gather])
-def test_an_algorithm_may_be_told_the_root_and_is_turned_if_it_does_not_listen(made_by):
+def test_algorithm_takes_the_root_or_is_relabelled_to_it(made_by):
     assert made_by.takes_root
     assert not broadcast.takes_root
     assert "root" not in made_by.params

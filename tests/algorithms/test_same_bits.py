@@ -88,7 +88,7 @@ def test_ranks_that_add_in_windows_of_their_own_differ(name, n):
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
-def test_real_numbers_bear_the_claim_out(name):
+def test_float_sums_confirm_the_reported_consistency(name):
     for made in fitting("all_reduce", name, [2, 3, 4, 5, 7, 8, 9, 12, 13]):
         ends = played(made)
         same = bool((ends == ends[:, :1]).all())

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parents[1]
-sys.path[:1] = [str(_TESTS), str(_TESTS / "runtime")]
+sys.path[:1] = [str(_TESTS), str(_TESTS / "support")]
 
 from campaign.main import main  # noqa: E402  (found by the path above)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+
 from conformance import (
     MEANINGFUL,
     REDUCING,
@@ -25,10 +26,9 @@ from conformance import (
     perform,
     same,
 )
-
+from kill_trials.programs import offered
 from unisono.dtypes import DTYPES
 from unisono.schedule.collective import COLLECTIVES
-from unisono.testing._faults.programs import offered
 
 MOST_GROUPS = 3
 CODECS = {"fp8": 0.1, "int8": 0.05, "bf16": 0.02}
@@ -122,7 +122,7 @@ def finish(desk, comm, members, case, begun):
         result = result.wait()
     if not kept:
         raise WrongResult(f"{case}: the input was changed")
-    wanted = expected(case, comm._hosts)[comm.rank]
+    wanted = expected(case, comm.core.hosts_if_several)[comm.rank]
     if _WRONG and wanted is not None:
         wanted = wanted[:-1]
     if wanted is None:
@@ -209,7 +209,7 @@ def coded(desk, rng):
     lost = np.sqrt(np.square(x - exact).sum())
     if lost > 3 * n * most * scale:
         raise WrongResult(f"{codec}: an error of {lost / scale:.3f} of {count} numbers")
-    marks = desk.use(comm, desk.ids).all_gather_object(x.tobytes()[:4096])
+    marks = desk.use(comm, desk.ids).all_gather_objects(x.tobytes()[:4096])
     if len(set(marks)) > 1:
         raise WrongResult(f"{codec}: ranks have different bits")
 
@@ -255,7 +255,7 @@ def objects(desk, rng):
         thing if comm.rank == root else None, root
     )
     mine = [desk.me, "y" * (desk.me * rng.randrange(20))]
-    everybody = desk.use(comm, desk.ids).gather_object(mine, root)
+    everybody = desk.use(comm, desk.ids).gather_objects(mine, root)
     wanted = [desk.me] if comm.rank == root else None
     heads = everybody and [e[0] for e in everybody]
     if got != thing or heads != (wanted and desk.ids):

@@ -19,8 +19,8 @@ from campaign import calls, threads
 from campaign.judge import judge_work, judge_world, may_be_too_few
 from campaign.plan import BREAKS, LOSSES
 from campaign.rank import Rank, be_rank
+from kill_trials.rank import Heartbeats
 from unisono.runtime.world.address import free_port
-from unisono.testing._faults.ranks import Life
 from unisono.testing._namespaces import enter_network
 
 LIMIT_S = 90.0
@@ -104,7 +104,7 @@ class Running:
         self.outcome = Outcome(trial)
         self.children = []
         self.living = list(range(trial.n))  # in the order of their ranks
-        self.life = Life(_MOST_RANKS)
+        self.heartbeats = Heartbeats(_MOST_RANKS)
         self.stderr = os.memfd_create("stderr")
         self.job = secrets.token_hex(8)
         self.environ = self._environ()
@@ -156,7 +156,9 @@ class Running:
             os.close(told)
             os.close(word)
             self._settle(me)
-            rank = self.make_rank(self.trial, me, self.job, tell, hear, self.life.sign)
+            rank = self.make_rank(
+                self.trial, me, self.job, tell, hear, self.heartbeats.beat
+            )
             be_rank(rank, self.stderr, **how)
         os.close(tell)
         os.close(hear)
@@ -231,7 +233,7 @@ class Running:
         now = time.monotonic()
         for victim in victims:
             if victim.poll() is not None:  # at its failpoint
-                now = self.life.last(victim.me) or now
+                now = self.heartbeats.last(victim.me) or now
             victim.signal(signal.SIGKILL)
             self.outcome.kills += 1
         return now

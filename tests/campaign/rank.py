@@ -39,9 +39,9 @@ class Left(Exception):
 class Rank:
     """What a child knows: its trial, its id, and how it reaches the driver."""
 
-    def __init__(self, trial, me, job, tell, hear, life):
+    def __init__(self, trial, me, job, tell, hear, heartbeats):
         self.trial, self.me, self.job = trial, me, job
-        self.tell_fd, self.hear_fd, self.life = tell, hear, life
+        self.tell_fd, self.hear_fd, self.heartbeats = tell, hear, heartbeats
         self.desk = None
         self.interrupts = False
         self.limited = False
@@ -97,7 +97,7 @@ class Rank:
             messages=phase.has_messages,
             # Who receives from anybody waits as long as anybody lives.
             any_source=phase.strike not in BREAKS,
-            sign=lambda: self.life(self.me),
+            sign=lambda: self.heartbeats(self.me),
         )
         mine = self.me in phase.victims
         if mine and phase.failpoint:

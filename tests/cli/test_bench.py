@@ -18,7 +18,7 @@ import pytest
 from unisono.cli import main
 from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
-from unisono.cli._bench.figures import Row, Times, per_iteration
+from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
 from unisono.cli._bench.report import number
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
@@ -251,7 +251,7 @@ def test_amounts_are_those_of_nccl_tests():
     for name, (size, factor) in expected.items():
         case = Case(name, n, count)
         assert (case.size, case.factor) == (size, factor)
-        row = Row(case, Times([1e-6, 2e-6, 9e-6]), None)
+        row = BenchRow(case, Timing([1e-6, 2e-6, 9e-6]), None)
         algbw, busbw = row.bandwidths(row.out_of_place)
         assert algbw == pytest.approx(size / 2e-6 / 1e9)
         assert busbw == pytest.approx(algbw * factor)
@@ -269,7 +269,7 @@ def test_the_floor_of_two_ranks_is_two_halves_read_and_written():
         assert (staged > together) == (name != "barrier")
 
 
-def test_sizes_grow_as_told():
+def test_sizes_grow_by_step_or_factor():
     assert sizes_between(8, 100) == [8, 16, 32, 64]
     assert sizes_between(8, 100, factor=10) == [8, 80]
     assert sizes_between(0, 100, step=50) == [0, 50, 100]
@@ -282,7 +282,7 @@ def test_sizes_that_come_to_the_same_are_one_row(bench):
     assert [row[1] for row in rows_of(out)] == ["1", "2", "4"]
 
 
-def test_types_and_reductions_are_told_in_nccl_tests_words(bench):
+def test_types_and_reductions_take_the_names_of_nccl_tests(bench):
     for given, shown in (("half", "half"), ("float8_e4m3fn", "f8e4m3"), ("int8",) * 2):
         _, out, _ = bench("-n", "2", "-e", "8", "-d", given, *QUICK)
         assert rows_of(out)[0][2] == shown
@@ -339,7 +339,7 @@ def test_peers_are_columns_with_a_ratio(bench):
     assert [g.closed for g in bench.groups] == ["gently"] * 3
 
 
-def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
+def test_unsupported_peer_operations_are_noted(bench):
     lacks = {"lacks": ("broadcast",)}
     code, out, _ = bench("broadcast", "-e", "8", "--vs", "gloo", *QUICK, **lacks)
     assert code == 0
@@ -348,8 +348,12 @@ def test_a_peer_that_has_no_such_thing_is_noted_not_hidden(bench):
 
 
 def test_ratio_is_the_middle_of_ratios_within_rounds():
-    ours, slow, fast = Times([1.0, 4.0, 3.0]), Times([9.0] * 3), Times([2.0, 4.0, 12.0])
-    row = Row(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
+    ours, slow, fast = (
+        Timing([1.0, 4.0, 3.0]),
+        Timing([9.0] * 3),
+        Timing([2.0, 4.0, 12.0]),
+    )
+    row = BenchRow(Case("all_reduce", 2, 1), None, ours, {"a": slow, "b": fast})
     assert row.best_peer == "b"
     assert row.ratio == 0.5
     assert row.ratio_to("a") == pytest.approx(1 / 3)
@@ -381,10 +385,12 @@ def test_systems_take_turns_and_each_round_begins_with_another(bench):
                 order.append(self.name)
             return super().ask(command)
 
-    from unisono.cli._bench.driver import Plan, measure
+    from unisono.cli._bench.driver import BenchSettings, measure
 
     started = [Told(name, 1) for name in ("unisono", "a", "b")]
-    measure(Case("send_recv", 1, 1), started, [""], Plan(rounds=3, iterations=1))
+    measure(
+        Case("send_recv", 1, 1), started, [""], BenchSettings(rounds=3, iterations=1)
+    )
     assert order == ["unisono", "a", "b", "a", "b", "unisono", "b", "unisono", "a"]
 
 

@@ -11,24 +11,26 @@ from unisono.algorithms import library
 
 RIGHT = """
 import numpy as np
-from unisono import algorithm, copy
+from unisono import algorithm
+from unisono.schedule import copy_step
 
 @algorithm
 def all_gather(n):
     c = np.arange(n)
     for hop in range(n - 1):
-        yield copy(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+        yield copy_step(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
 """
 WRONG = """
 import numpy as np
-from unisono import algorithm, reduce
+from unisono import algorithm
+from unisono.schedule import reduce_step
 
 @algorithm(chunks=1)
 def all_reduce(n):
     r = np.arange(n)
     d = 1
     while d < n:
-        yield reduce(0, src=r, dst=(r + d) % n)
+        yield reduce_step(0, src=r, dst=(r + d) % n)
         d *= 2
 """
 
@@ -41,7 +43,7 @@ def test_explain_draws_costs_and_proves(run):
     assert "every rank ends with a+b+c+d+e" in out
 
 
-def test_explain_tells_bytes_on_request(run):
+def test_explain_size_gives_the_cost_in_bytes(run):
     code, out, _ = run("explain", "all_reduce", "ring", "-n", "4", "-b", "64M")
     assert code == 0
     assert "64 MiB: span 96 MiB; each rank sends 96 MiB" in out
@@ -88,7 +90,7 @@ def replay(told):
 
 @pytest.mark.parametrize("n", [1, 5, 8, 13])
 @pytest.mark.parametrize("key", library(), ids="-".join)
-def test_the_json_convinces_a_judge_who_knows_only_the_contract(run, key, n):
+def test_explain_json_passes_an_independent_verifier(run, key, n):
     collective, algorithm = key
     code, out, _ = run("explain", collective, algorithm, "-n", str(n), "--json")
     told = json.loads(out)
@@ -201,7 +203,7 @@ def test_verify_tries_every_variant_of_a_file(run, tmp_path):
     assert "mine:lazy, n=2" in err
 
 
-def test_verify_as_json_tells_what_is_wrong(run, tmp_path):
+def test_verify_json_has_the_counter_example(run, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(WRONG)
     code, out, _ = run("verify", str(file), "--json")
@@ -227,7 +229,7 @@ def test_a_helper_beside_a_file_can_be_imported(run, tmp_path):
     assert run("verify", str(file), "-n", "1..9")[0] == 0
 
 
-def test_an_exit_inside_an_algorithm_is_no_success(run, tmp_path):
+def test_exit_inside_an_algorithm_is_an_error(run, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(RIGHT + "\n        raise SystemExit(0)\n")
     code, _, err = run("verify", str(file), "-n", "4")
@@ -236,7 +238,7 @@ def test_an_exit_inside_an_algorithm_is_no_success(run, tmp_path):
     assert "SystemExit" in err
 
 
-def test_a_bug_of_ours_is_one_line_too(run, monkeypatch):
+def test_internal_error_is_one_line(run, monkeypatch):
     def broken(*_):
         raise RuntimeError("oops")
 

@@ -5,18 +5,18 @@ import json
 import resource
 
 import pytest
-from standins import stand_in
 
+from fake_ssh import stand_in
 from unisono.cli import main
 from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world
 from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
-WORLD = Findings(
+WORLD = WorldFindings(
     hosts=["a", "a", "b"],
     wrong={"all_reduce of 1 int64": 0, "broadcast of 1 int64": 0},
     offsets_s={"b (rank 2)": 0.01},
@@ -26,15 +26,15 @@ WORLD = Findings(
 )
 
 
-def test_this_host(capfd):
+def test_doctor_checks_this_host(capfd):
     code = main(["doctor"])
     out = capfd.readouterr().out
     assert code == (1 if "FIX" in out else 0)
     lines = [line for line in out.splitlines() if line[:3] in ("OK ", "FIX")]
     asked = {line[5:19].strip() for line in lines}
     assert asked >= {"version", "shared memory", "single copy", "descriptors", "ports"}
-    assert "OK   world          2 ranks met, 1 host" in out
-    assert "every element as NumPy has it" in out
+    assert "OK   world          2 ranks connected, 1 host" in out
+    assert "every element equal to NumPy's" in out
     assert "latency of 8 bytes, one way (µs)" in out
     assert "bandwidth of 4 MiB, one way (GB/s)" in out
 
@@ -56,7 +56,7 @@ def test_json_has_the_matrices(capfd):
     assert {"what", "ok", "told", "fix", "where"} <= told["findings"][0].keys()
 
 
-def test_hosts_are_asked_by_themselves(capfd, tmp_path):
+def test_doctor_checks_each_host(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     code = main(["doctor", "--ssh", ssh, "--hosts", "a,down,bare", "--json"])
     told = json.loads(capfd.readouterr().out)
@@ -80,7 +80,7 @@ def test_a_world_across_hosts(capfd, tmp_path):
     assert (world["failed"], world["hosts"]) == ("", ["a", "b"])
 
 
-def test_no_host_can_be_reached(capfd, tmp_path):
+def test_doctor_reports_unreachable_hosts(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     assert main(["doctor", "--ssh", ssh, "--hosts", "down"]) == 1
     out = capfd.readouterr().out
@@ -99,7 +99,7 @@ def test_too_few_descriptors_are_found():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not found.ok
-    assert "300 open files" in found.told
+    assert "300 open files" in found.detail
     assert found.fix
 
 
@@ -130,7 +130,7 @@ def test_an_interface_that_is_down_is_found(monkeypatch):
     monkeypatch.setenv("UNISONO_INTERFACE", "nope7")
     found = named(examine(False), "interfaces")
     assert not found.ok
-    assert "UNISONO_INTERFACE=nope7" in found.told
+    assert "UNISONO_INTERFACE=nope7" in found.detail
 
 
 def no_memory(*_):
@@ -151,20 +151,23 @@ def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
     assert all(one.fix for one in found if not one.ok)
 
 
-def test_a_world_s_findings_as_lines():
+def test_world_findings_become_lines():
     assert all(found.ok for found in of_world(WORLD, several=True))
     wrong = of_world(
-        Findings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]), several=False
+        WorldFindings(["a"], {"all_reduce": 3}, {}, [0], [[None]], [[None]]),
+        several=False,
     )
     assert named(wrong, "answers") == Finding(
         "answers", False, "all_reduce: 3 wrong", named(wrong, "answers").fix
     )
     late = of_world(
-        Findings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
+        WorldFindings(["a", "b"], {}, {"b (rank 1)": -2.0}, [], [], []), several=True
     )
     assert named(late, "clock").fix == "sudo timedatectl set-ntp true"
-    assert "-2000.000 ms" in named(late, "clock").told
-    failed = Findings([], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing")
+    assert "-2000.000 ms" in named(late, "clock").detail
+    failed = WorldFindings(
+        [], {}, {}, [], [], [], failed="ConnectFailed: rank 1 is missing"
+    )
     [line] = of_world(failed, several=True)
     assert not line.ok
     assert "firewall" in line.fix
@@ -175,9 +178,9 @@ def test_a_world_s_findings_as_lines():
     [
         (["-n", "0"], "-n 0: a world has at least one rank"),
         (["--python", "x"], "this is for other hosts"),
-        (["--hosts", "a b"], "is no host"),
+        (["--hosts", "a b"], "is not a host"),
     ],
 )
-def test_options_that_cannot_be(capfd, options, said):
+def test_doctor_refuses_invalid_options(capfd, options, said):
     assert main(["doctor", *options]) == 2
     assert said in capfd.readouterr().err

@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-def test_the_table(run):
+def test_plan_prints_a_row_for_each_strategy_and_advice(run):
     code, out, _ = run("plan", "gpt2", "-n", "8", "--memory", "1G")
     lines = out.splitlines()
     assert code == 0
@@ -14,23 +14,23 @@ def test_the_table(run):
     assert named[:4] == ["ddp", "zero1", "zero2", "fsdp"]
     assert named[4:] == ["tensor", "sequence", "ring", "all_to_all", "pipeline"]
     assert lines[2].endswith(" -")
-    assert lines[-1] == "1 GiB: take fsdp, the simplest that fits"
+    assert lines[-1] == "1 GiB: use fsdp, the simplest that fits"
 
 
-def test_help(run):
+def test_plan_help_has_an_example(run):
     _, out, _ = run("plan", "--help")
     assert "Example: unisono plan" in out
     assert "--json" in out
 
 
-def test_what_to_try_next(run):
+def test_plan_suggests_more_ranks_if_nothing_fits(run):
     _, out, _ = run("plan", "gpt3", "-n", "8", "--memory", "80G")
     assert "nothing fits on 8 ranks; fsdp does on" in out
     _, out, _ = run("plan", "gpt3", "--memory", "1K")
-    assert "nothing fits, on 1024 ranks neither" in out
+    assert "nothing fits on up to 1024 ranks" in out
 
 
-def test_a_mesh(run):
+def test_plan_of_a_mesh_prints_what_each_axis_sends(run):
     code, out, _ = run(
         *("plan", "gpt2-xl", "--mesh", "dp=2,tp=4", "--batch", "16", "--memory", "24G")
     )
@@ -46,15 +46,16 @@ def test_a_mesh(run):
     assert "zero" not in out
 
 
-def test_experts(run):
+def test_plan_of_experts_has_the_axis_ep(run):
     _, out, _ = run("plan", "gpt:layers=4,experts=8", "--mesh", "dp=2,ep=4", "--json")
     told = json.loads(out)
     assert set(told["strategies"][0]["axes"]) == {"average", "ep"}
     assert told["mesh"] == "dp=2,ep=4"
 
 
-def test_a_mesh_is_what_to_try_next(run):
-    model = ("gpt:layers=32,width=4096,words=50304", "--tokens", "8192")
+def test_plan_suggests_a_mesh_if_no_strategy_fits(run):
+    shape = "gpt:layers=32,hidden=4096,vocabulary=50304,positions=8192"
+    model = (shape, "--tokens", "8192")
     how = ("--batch", "16", "--dtype", "bfloat16", "-n", "16", "--memory", "24G")
     _, out, _ = run("plan", *model, *how)
     assert "none of these fits on 16 ranks; --mesh" in out
@@ -64,7 +65,7 @@ def test_a_mesh_is_what_to_try_next(run):
     assert "the simplest that fits" in out
 
 
-def test_the_classic_question(run):
+def test_plan_compare_says_that_fsdp_sends_half_as_much_again(run):
     code, out, _ = run("plan", "7B", "-n", "4", "--compare")
     assert code == 0
     assert "2(n-1)/n P                 3(n-1)/n P" in out
@@ -73,16 +74,20 @@ def test_the_classic_question(run):
     assert fsdp == pytest.approx(1.5 * ddp, rel=0.01)
 
 
-def test_json(run):
+def test_plan_json_has_the_parameters_of_the_model(run):
     _, out, _ = run(
-        "plan", "gpt:layers=2,width=24,words=36", "--tokens", "24", "--json"
+        "plan",
+        "gpt:layers=2,width=24,words=36,positions=24",
+        "--tokens",
+        "24",
+        "--json",
     )
     told = json.loads(out)
     assert told["model"]["parameters"] == 2 * told["model"]["block"] + 98 * 24
     assert told["strategies"][0]["strategy"] == "ddp"
 
 
-def test_a_module_of_the_users(run, tmp_path):
+def test_plan_counts_the_parameters_of_a_torch_module(run, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from torch import nn\n"
@@ -100,7 +105,7 @@ def test_a_module_of_the_users(run, tmp_path):
     for name, told in [
         ("Nat", "has no class or function Nat"),
         ("number", "has no class or function number"),
-        ("text", "is no torch module"),
+        ("text", "is not a torch module"),
     ]:
         code, _, err = run("plan", f"{file}:{name}")
         assert code == 2
@@ -112,7 +117,7 @@ def test_a_module_of_the_users(run, tmp_path):
     ("arguments", "told"),
     [
         (["gtp2"], "unknown model 'gtp2'; nearest: gpt2"),
-        (["gpt:depth=3"], "expected layers=, width= or words="),
+        (["gpt:depth=3"], "expected each of layers, hidden"),
         (["--dtype", "int7"], "unknown element type 'int7'"),
         (["--optimizer", "lion"], "unknown optimizer 'lion'"),
         (["--batch", "0"], "batch = 0: at least one"),
@@ -122,12 +127,42 @@ def test_a_module_of_the_users(run, tmp_path):
         (["--mesh", "dp=2,dp=4"], "'dp=4': expected each"),
         (["--mesh", "dp=0"], "mesh: dp = 0: at least one"),
         (["--mesh", "dp=2", "-n", "4"], "mesh dp=2: it has 2 ranks, there are 4"),
-        (["--mesh", "tp=5"], "the width 768 cannot be divided by tp"),
+        (["--mesh", "tp=5"], "hidden = 768 cannot be divided by tp"),
         (["--mesh", "dp=2", "--compare"], "leave out --mesh"),
         (["gpt:experts=4,top_k=5"], "top_k = 5: expected 1..4"),
     ],
 )
-def test_what_cannot_be(run, arguments, told):
+def test_plan_refuses_arguments_out_of_range(run, arguments, told):
     code, _, err = run("plan", *arguments)
     assert code == 2
     assert told in err
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt2-xl",
+        "7B",
+        "70B",
+        "3.5B",
+        "gpt:layers=4,hidden=256,vocabulary=1000",
+        "gpt:layers=2,width=64,words=100,experts=4",
+        "layers=4,hidden=256,heads=8,kv_heads=2",
+        "FILE:Net",
+    ],
+)
+def test_plan_and_simulate_train_agree_on_every_spelling_of_a_model(
+    run, tmp_path, model
+):
+    file = tmp_path / "net.py"
+    file.write_text("from torch import nn\nNet = lambda: nn.Linear(30, 40)\n")
+    model = model.replace("FILE", str(file))
+    code, out, err = run("plan", model, "-n", "8", "--json")
+    assert code == 0, err
+    planned = json.loads(out)["model"]
+    train = ("simulate", "train", "--model", model, "--sequence", "1024")
+    code, out, err = run(*train, "-t", "dgx-h100:1", "--json")
+    assert code == 0, err
+    simulated = json.loads(out)["model"]
+    assert simulated["parameters"] == planned["parameters"] > 0
+    assert {key: simulated[key] for key in planned} == planned

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from watching import has_ended, state_of, wait_for
 
+from process_state import has_ended, state_of, wait_for
 from unisono.cli import main
 
 pytestmark = pytest.mark.timeout(120)
@@ -81,13 +81,13 @@ def is_watched(launcher, pid):
 # What is run
 
 
-def test_three_ranks_say_hello(run, script):
+def test_run_starts_three_ranks(run, script):
     code, out, err = run("-n", "3", script("print('hello from', rank, 'of', n)"))
     assert sorted(out.splitlines()) == [f"[{r}] hello from {r} of 3" for r in range(3)]
     assert (code, err) == (0, "")
 
 
-def test_what_stands_behind_the_script_is_the_script_s_own(run, script):
+def test_arguments_after_the_script_belong_to_the_script(run, script):
     file = script("print(sys.argv[1:], n)")
     own = ["--json", "-n", "7", "--help", "-h", "", "--", "-m", "--only=0", "a b", "-"]
     for ours in (["-n", "2"], ["-n2"], ["--ranks=2"], ["--ranks", "2", "--"]):
@@ -142,7 +142,7 @@ def test_programs_and_folders_can_be_run_too(run, script, tmp_path, monkeypatch)
         ("-n 2 --grace nan ok.py", "expected seconds"),
         ("-n 2 --timeout-s soon ok.py", "--timeout-s soon: expected seconds"),
         ("-n 2 --timeout-s 0 ok.py", "--timeout-s 0: expected seconds"),
-        ("-n 2 --log-dir ok.py/logs ok.py", "cannot be made"),
+        ("-n 2 --log-dir ok.py/logs ok.py", "cannot be created"),
         ("-n 2 --frobnicate ok.py", "--frobnicate"),
         ("-n 2 broken", "rank 0 of 2 cannot be started"),
     ],
@@ -169,7 +169,7 @@ def test_help_is_for_us_only_before_the_script(run):
 # What is shown
 
 
-def test_only_and_logs(run, script, tmp_path):
+def test_only_and_logs_select_what_is_printed_and_kept(run, script, tmp_path):
     file = script("print('out', rank); print('err', rank, file=sys.stderr)")
     logs = str(tmp_path / "logs")
     code, out, err = run("-n", "3", "--only", "0,2", "--log-dir", logs, file)
@@ -220,7 +220,7 @@ def test_the_timeout_reaches_the_ranks(run, script):
     assert run("-n", "1", file)[1] == "[0] None\n"
 
 
-def test_a_reader_that_has_enough_ends_it_all(script):
+def test_closed_standard_output_ends_the_run(script):
     file = script("""
 print(os.getpid())
 while True:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from standins import stand_in
-from watching import has_ended, wait_for
 
+from fake_ssh import stand_in
+from process_state import has_ended, wait_for
 from unisono.cli import main
 from unisono.launch.agent import free_port
 
@@ -152,7 +152,7 @@ def test_one_host_has_no_address_and_no_secret(run, script):
     assert (code, sorted(out.splitlines())) == (0, ["[0] []", "[1] []"])
 
 
-def test_variables_of_ours_are_told_and_others_by_name(run, script, monkeypatch):
+def test_unisono_variables_are_forwarded_and_others_by_name(run, script, monkeypatch):
     monkeypatch.setenv("UNISONO_ALGORITHM", "ring")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("UNISONO_RANK", "7")
@@ -221,7 +221,7 @@ def test_input_that_nobody_reads_does_not_hold_up_signals(started, script):
         assert process.wait(40) == 130
 
 
-def test_what_is_shown_and_what_is_logged(run, script, tmp_path):
+def test_hosts_output_is_shown_and_logged(run, script, tmp_path):
     logs = tmp_path / "logs"
     file = script("print('out', rank); print('err', rank, file=sys.stderr)")
     shown = ["--only", "1", "--log-dir", str(logs)]
@@ -367,7 +367,7 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
     os.kill(parent(of["b"]), signal.SIGKILL)
     out, err = process.communicate(timeout=40)
     assert "rank 2 on host b" in err
-    assert "the connection to host b ended" in err
+    assert "the connection to host b closed" in err
     found = json.loads(out)
     assert (process.returncode, found["first_failure"]["host"]) == (255, "b")
     wait_for(lambda: all(has_ended(int(pid)) for _, _, pid in told))
@@ -385,12 +385,12 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
         ("empty", "host empty: .* has no unisono there; .* -m pip install unisono=="),
         ("old", "host old: unisono 0.0.1 there, [0-9.]+ here"),
         ("broken", r"host broken: no agent was started there .*Segmentation fault"),
-        ("localhost,b", "rank 0's host is called localhost, by which b would reach"),
+        ("localhost,b", "rank 0's host is called localhost, which on b means"),
         ("a,a", "--hosts: a is named twice"),
-        ("-a", "--hosts -a: '-a' is no host"),
+        ("-a", "--hosts -a: '-a' is not a host"),
     ],
 )
-def test_hosts_that_cannot_be_used(run, script, hosts, said):
+def test_unusable_hosts_are_refused(run, script, hosts, said):
     code, out, err = run(f"--hosts={hosts}", "-n", "1", script("print('ran')"))
     assert (code, out) == (2, "")
     assert re.search(said, err)
@@ -402,7 +402,7 @@ def test_hosts_that_cannot_be_used(run, script, hosts, said):
     [
         (
             ["--chdir", "/no/such"],
-            "host a: the folder /no/such cannot be entered there",
+            "host a: cannot change to the folder /no/such",
         ),
         (["--python", "/no/python"], "host a: there is no /no/python there"),
         (["--address", "here"], "--address here: expected host:port"),
@@ -415,7 +415,7 @@ def test_hosts_that_cannot_be_used(run, script, hosts, said):
         (["--hostfile", "/no/file"], "give one of them"),
     ],
 )
-def test_options_that_cannot_be(run, script, options, said):
+def test_invalid_options_are_refused(run, script, options, said):
     code, out, err = run("--hosts", "a:1", *options, script("print('ran')"))
     assert (code, out) == (2, "")
     assert said in err
@@ -424,27 +424,27 @@ def test_options_that_cannot_be(run, script, options, said):
 @pytest.mark.parametrize(
     "option", [["--python", "x"], ["--chdir", "/"], ["--address", "a:1"]]
 )
-def test_options_for_hosts_without_hosts(capfdbinary, script, option):
+def test_host_options_without_hosts_are_refused(capfdbinary, script, option):
     assert main(["run", *option, script("")]) == 2
     assert b"this is for other hosts; name them with --hosts" in (
         capfdbinary.readouterr().err
     )
 
 
-def test_a_host_that_takes_its_name_for_loopback(run, script, monkeypatch):
+def test_host_whose_name_is_loopback_is_reported(run, script, monkeypatch):
     """As many systems are installed; the other hosts would knock in vain."""
     name = socket.gethostname()
     if not socket.gethostbyname(name).startswith("127."):
         pytest.skip(f"{name} is known here by its real address")
     code, out, err = run("--hosts", f"{name}:1,b:1", script("print('ran')"))
     assert (code, out) == (2, "")
-    assert f"host {name}: it takes its own name for 127." in err
+    assert f"host {name}: its own name resolves to 127." in err
     assert (
         run("--hosts", f"{name}:1,b:1", "--address", "c:9", script("print(1)"))[0] == 0
     )
 
 
-def test_a_program_that_is_not_there(run):
+def test_missing_program_is_reported(run):
     code, _, err = run("--hosts", "a:1", "no-such-program")
     assert code == 2
     assert "host a: rank 0 of 1 cannot be started" in err
@@ -462,13 +462,13 @@ print(x[0], comm.world_size)
 """
 
 
-def test_ranks_of_one_host_meet(run, script):
+def test_ranks_of_one_host_connect(run, script):
     code, out, err = run("--hosts", "a:3", script(COLLECTIVE))
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{r}] 6.0 3" for r in range(3)]
 
 
-def test_ranks_of_several_hosts_meet(run, script):
+def test_ranks_of_several_hosts_connect(run, script):
     address = ["--address", f"127.0.0.1:{free_port()}"]
     code, out, err = run("--hosts", "a:2,b:1", *address, script(COLLECTIVE))
     assert (code, err) == (0, "")

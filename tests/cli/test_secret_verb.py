@@ -9,7 +9,7 @@ import pytest
 from unisono.cli import main
 
 
-def test_it_prints_a_new_one_each_time(capsys):
+def test_secret_prints_a_new_secret_each_time(capsys):
     told = set()
     for _ in range(3):
         assert main(["secret"]) == 0
@@ -20,7 +20,7 @@ def test_it_prints_a_new_one_each_time(capsys):
     assert len(json.loads(capsys.readouterr().out)["secret"]) == 64
 
 
-def test_it_writes_a_file_that_others_cannot_read(capsys, tmp_path):
+def test_secret_file_is_private(capsys, tmp_path):
     file = tmp_path / "secret"
     assert main(["secret", "--file", str(file)]) == 0
     assert capsys.readouterr().out == ""
@@ -29,14 +29,14 @@ def test_it_writes_a_file_that_others_cannot_read(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["there", "no/such/folder"])
-def test_it_makes_a_new_file_or_none(capsys, tmp_path, name):
+def test_secret_file_is_never_overwritten(capsys, tmp_path, name):
     (tmp_path / "there").write_text("another's")
     assert main(["secret", "--file", str(tmp_path / name)]) == 2
     assert "cannot be made" in capsys.readouterr().err
     assert (tmp_path / "there").read_text() == "another's"
 
 
-def test_env_does_not_print_it(capsys, monkeypatch):
+def test_env_does_not_print_the_secret(capsys, monkeypatch):
     monkeypatch.setenv("UNISONO_SECRET", "ab" * 32)
     assert main(["env"]) == 0
     out = capsys.readouterr().out

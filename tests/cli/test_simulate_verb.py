@@ -56,7 +56,7 @@ def test_conditions_reach_the_simulation(run):
     assert time("--reduce", "1GB/s") > usual
 
 
-def test_what_computing_leaves_exposed_is_told(run):
+def test_simulate_reports_exposed_time(run):
     command = ("simulate", "-t", "switch:4", "-b", "1M", "--algorithm", "ring")
     _, out, _ = run(*command, "--compute", "20us", "--share", "0.5")
     assert "beside  20.0 µs of computing" in out or "beside  20 µs of computing" in out

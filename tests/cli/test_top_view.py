@@ -6,15 +6,15 @@ import pytest
 from rich.console import Console
 
 from unisono.cli.top import drawn
-from unisono.trace.links import HostPair, Link, Links
-from unisono.trace.live import Glance, Row
+from unisono.trace.links import HostPair, LinkTraffic, TrafficTable
+from unisono.trace.live import RankStatus, Snapshot
 
 
 def glance_at(ranks, hosts):
     """All ranks send to all; the last one is late."""
     last = ranks - 1
     rows = [
-        Row(
+        RankStatus(
             *(rank, 1000 + rank, "world", 9 + (rank < last), int(rank == last)),
             *("after a call" if rank == last else f"in {'x' * 200}", 0.1, 10**9, 2e6),
         )
@@ -22,13 +22,13 @@ def glance_at(ranks, hosts):
     ]
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
     links = [
-        Link(a, b, a * hosts // ranks == b * hosts // ranks, 10**9, 3e6 - 9 * i)
+        LinkTraffic(a, b, a * hosts // ranks == b * hosts // ranks, 10**9, 3e6 - 9 * i)
         for i, (a, b) in enumerate(pairs)
     ]
     names = [f"h{i}" for i in range(hosts)]
     between = [HostPair(a, b, 9, 10**9, 2e6) for a in names for b in names]
-    seen = Links(tuple(links), tuple(between), guessed=1, missing=(0, 1))
-    return Glance(0.0, "job", ranks, tuple(rows), seen)
+    seen = TrafficTable(tuple(links), tuple(between), guessed=1, missing=(0, 1))
+    return Snapshot(0.0, "job", ranks, tuple(rows), seen)
 
 
 def shown(glance, width, height=None):
@@ -61,7 +61,7 @@ def test_everything_is_drawn_where_there_is_no_limit():
     assert not any("more" in line.split() and "and" in line.split() for line in lines)
 
 
-def test_what_is_not_known_is_told():
+def test_top_reports_unknown_destinations():
     told = " ".join(shown(glance_at(2, 1), 300))
-    assert "To whom these ranks send is not known: 0, 1" in told
-    assert "Where 1 B went is taken from other calls" in told
+    assert "The destinations of these ranks are not known: 0, 1" in told
+    assert "The destinations of 1 B are estimated from other calls" in told

@@ -143,7 +143,7 @@ def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
         ((), "say run, open, summary, diff or why"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, words, said):
+def test_invalid_trace_commands_are_one_line(run, tmp_path, words, said):
     (tmp_path / "x").write_text("")
     words = [str(tmp_path) if word == "FULL" else word for word in words]
     code, _, err = run(*words)
@@ -192,10 +192,10 @@ def until(condition):
 def all_wait(pid):
     """The records of a job, once all but one of its ranks wait for that one."""
     try:
-        doors = ask.one_job(pid)  # others may run jobs here, too
+        sockets = ask.one_job(pid)  # others may run jobs here, too
     except BadArgument:
         return None
-    states = [state for state in ask.states(doors).values() if state]
+    states = [state for state in ask.states(sockets).values() if state]
     groups = [group for state in states for group in state["communicators"]]
     where = sorted((c["arrived"][c["rank"]], c["inside"]) for c in groups)
     if where != [(1, False), (2, True), (2, True)]:
@@ -213,7 +213,7 @@ def looked_at(capfd, pid):
     return seen, capfd.readouterr().out
 
 
-def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
+def test_stuck_job_shows_where_each_rank_is(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     file, folder = tmp_path / "stuck.py", tmp_path / "records"
     file.write_text(STUCK)
@@ -224,7 +224,7 @@ def test_a_job_that_is_stuck_is_asked_where(tmp_path, capfd, monkeypatch):
         os.kill(pid, signal.SIGUSR2)
         written = folder / f"unisono-rank2-{pid}.json"
         until(written.exists)
-        assert ask.ask(ask.Door(pid, 2), "nonsense") == {
+        assert ask.ask(ask.MonitorSocket(pid, 2), "nonsense") == {
             "error": "expected state, record or links"
         }
     assert seen["late"] == [2]
@@ -285,10 +285,10 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
         (("x",), "expected the number of a process"),
         (("--every", "0"), "expected seconds"),
         (("--every", "soon"), "expected seconds"),
-        (("1", "--once"), "no job of yours"),
+        (("1", "--once"), "no job of this user"),
     ],
 )
-def test_a_look_that_cannot_be_is_refused(capfd, words, said):
+def test_invalid_top_commands_are_refused(capfd, words, said):
     assert main(["top", *words]) == 2
     assert said in capfd.readouterr().err
 

@@ -40,7 +40,7 @@ def test_what_was_tuned_is_what_is_chosen(run, file):
     assert told["predicted"] == near.predicted
 
 
-def test_without_a_table_it_says_so(run, file, monkeypatch):
+def test_explain_on_this_without_a_table_says_so(run, file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     code, out, _ = run("explain", "all_reduce", "--on", "this", "-n", "4")
     assert code == 0
@@ -65,7 +65,7 @@ def test_without_a_table_it_says_so(run, file, monkeypatch):
         ("explain all_reduce --on that", "--on this"),
         ("explain all_redcue --on this", "nearest: all_reduce"),
         ("explain all_reduce --on this --per-host 0", "1 or more"),
-        ("simulate train --model 71B", "nearest"),
+        ("simulate train --model gtp2", "nearest: gpt2"),
         ("simulate train --tp 3", "does not divide"),
         ("simulate train -t switch:4", "give peak="),
         ("simulate train --strategy fdsp", "nearest: fsdp"),
@@ -93,7 +93,7 @@ def test_a_training_step_is_told_with_all_it_assumes(run):
     command = "simulate train --model 70B -t dgx-h100:64 --tp 8 --strategy fsdp"
     code, out, _ = run(*command.split())
     assert code == 0
-    assert out.startswith("70B (70.6 billion weights) on dgx-h100:64")
+    assert out.startswith("70B (70.6 billion parameters) on dgx-h100:64")
     for word in ("step", "exposed", "efficiency", "assumed:", "989 Tflop/s"):
         assert word in out
     code, out, _ = run(*command.split(), "--json", "--no-recompute")

@@ -17,7 +17,7 @@ FLOATS = st.lists(st.floats(width=32), max_size=40)
 
 @settings(max_examples=60)
 @given(FLOATS, st.integers(0, 40))
-def test_the_largest_are_chosen(values, k):
+def test_topk_selects_the_largest_magnitudes(values, k):
     x = np.array(values, np.float32)
     k = min(k, x.size)
     places = largest(x, k)
@@ -28,20 +28,20 @@ def test_the_largest_are_chosen(values, k):
     assert k in (0, x.size) or size[places].min() >= rest.max()
 
 
-def test_of_equals_the_first_ones():
+def test_topk_ties_go_to_lowest_index():
     x = np.array([1, -2, 2, 1, 2], np.float32)
     assert largest(x, 2).tolist() == [1, 2]
     assert largest(x, 4).tolist() == [0, 1, 2, 4]
 
 
-def test_nan_comes_before_infinity():
+def test_topk_ranks_nan_above_infinity():
     x = np.array([3, np.inf, -np.nan, 4], np.float32)
     assert largest(x, 1).tolist() == [2]
 
 
 @settings(max_examples=30)
 @given(FLOATS)
-def test_pairs_there_and_back(values):
+def test_pairs_are_packed_and_unpacked_unchanged(values):
     x = np.array(values, np.float32)
     places = np.arange(x.size) + (1 << 32) - 50
     pairs = packed(places, x)
@@ -53,7 +53,7 @@ def test_pairs_there_and_back(values):
 
 @settings(max_examples=60)
 @given(st.integers(0, 500), st.floats(0, 1), st.integers(0, 1 << 40))
-def test_the_lot_is_drawn_once_in_each_run(elements, share, seed):
+def test_randomk_selects_k_distinct_elements_in_order(elements, share, seed):
     k = int(share * elements)
     places = drawn(elements, k, seed)
     assert places.size == k
@@ -61,7 +61,7 @@ def test_the_lot_is_drawn_once_in_each_run(elements, share, seed):
     assert not k or (places[0] >= 0 and places[-1] < elements)
 
 
-def test_every_element_is_drawn_as_often():
+def test_randomk_selects_every_element_equally_often():
     times = np.zeros(100)
     for seed in range(2000):
         times[drawn(100, 10, seed)] += 1
@@ -69,13 +69,13 @@ def test_every_element_is_drawn_as_often():
     assert times.max() < 280
 
 
-def test_the_lot_is_the_same_for_ever():
+def test_randomk_selection_is_frozen():
     """Ranks may have other versions of anything: these numbers must never change."""
     assert numbers(7, 2).tolist() == [616627130639593526, 8922196704502046250]
     assert drawn(1000, 5, 3).tolist() == [39, 395, 530, 760, 801]
 
 
-def test_columns_become_orthogonal():
+def test_powersgd_columns_become_orthogonal():
     p = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     p[:, 2] = 2 * p[:, 0]  # nothing is left of it
     q = orthogonal(p)
@@ -84,7 +84,7 @@ def test_columns_become_orthogonal():
     assert np.isnan(orthogonal(np.full((5, 1), np.nan, np.float32))).all()
 
 
-def test_a_matrix_of_low_rank_is_found():
+def test_powersgd_recovers_a_low_rank_matrix():
     source = np.random.default_rng(1)
     m = source.normal(size=(30, 2)) @ source.normal(size=(2, 20))
     m = m.astype(np.float32)
@@ -92,7 +92,7 @@ def test_a_matrix_of_low_rank_is_found():
     np.testing.assert_allclose(product(p, m.T @ p), m, atol=1e-4)
 
 
-def test_what_is_smaller_whole_stays_whole():
+def test_powersgd_leaves_small_matrices_uncompressed():
     how = PowerSGD(4)
     assert how.sizes((100,)) is None
     assert how.sizes((6, 8)) is None
@@ -103,7 +103,7 @@ def test_what_is_smaller_whole_stays_whole():
 # --- feedback
 
 
-def test_what_is_not_sent_is_sent_later():
+def test_error_feedback_sends_the_rest_later():
     memory = {}
     feedback = Feedback(memory, 4)
     assert feedback.wanted(np.float32([1, 2, 3, 4])).tolist() == [1, 2, 3, 4]
@@ -113,7 +113,7 @@ def test_what_is_not_sent_is_sent_later():
     assert memory["residual"].tolist() == [0, 1, 2, -1]
 
 
-def test_velocities_wait_instead_of_gradients():
+def test_error_feedback_with_momentum_keeps_velocities():
     """Both elements get the same in all, though one of them waited."""
     feedback, total = Feedback({}, 2, momentum=0.5), np.zeros(2)
     for gradient, sent in ([4, 4], [0]), ([0, 0], [0]), ([0, 0], [0, 1]):
@@ -123,7 +123,7 @@ def test_velocities_wait_instead_of_gradients():
     assert total.tolist() == [4, 4 + 2 + 1]
 
 
-def test_what_is_not_finite_is_sent_and_not_kept():
+def test_error_feedback_sends_nonfinite_values_and_keeps_none():
     feedback = Feedback({}, 3, momentum=0.9)
     wanted = feedback.wanted(np.float32([np.nan, np.inf, 1]))
     assert np.isnan(wanted[0])
@@ -146,7 +146,7 @@ def test_warm_up_goes_down_to_k():
     assert [how.count(20, step) for step in range(3)] == [10, 10, 10]
 
 
-def test_a_share_is_rounded_up_but_not_for_nothing():
+def test_density_rounds_up_to_at_least_one_element():
     assert TopK(0.07).count(100) == 7
     assert RandomK(0.07).count(101) == 8
     assert TopK(0.01).count(3) == 1
@@ -156,7 +156,7 @@ def test_a_share_is_rounded_up_but_not_for_nothing():
 # --- how they are spelled
 
 
-def test_names_and_options():
+def test_scheme_names_and_options_are_parsed():
     assert scheme("topk:0.05") == TopK(0.05)
     assert scheme("topk") == TopK()
     assert scheme("topk:k=7,momentum=0.9,warmup=5") == TopK(k=7, momentum=0.9, warmup=5)
@@ -188,18 +188,18 @@ def test_names_and_options():
         ("tpk:0.1", "topk"),
     ],
 )
-def test_what_cannot_be(spec, message):
+def test_out_of_range_options_are_refused(spec, message):
     with pytest.raises(BadArgument, match=message):
         scheme(spec)
 
 
-def test_what_is_no_name():
+def test_unknown_scheme_names_are_refused():
     with pytest.raises(BadArgument, match="a float: expected a name such as"):
         scheme(0.01)
 
 
 @pytest.mark.parametrize("how", [TopK(k=11), RandomK(k=11)])
-def test_more_than_there_are(how):
+def test_k_above_the_number_of_elements_is_refused(how):
     with pytest.raises(BadArgument, match="k = 11, but there are 10 elements"):
         how.count(10)
     assert how.count(11) == 11

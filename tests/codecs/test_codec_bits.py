@@ -98,7 +98,7 @@ def test_small_floats_are_widened_and_rounded_once(spec, dtype):
 
 
 @pytest.mark.parametrize("spec", codecs.NAMES)
-def test_any_place_in_memory_will_do(spec):
+def test_encoding_works_at_any_alignment(spec):
     rng, codec, count = np.random.default_rng(4), codecs.get(spec), 300
     x = rng.standard_normal(count).astype(np.float32)
     expected = codec.encode(x)

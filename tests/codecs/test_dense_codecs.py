@@ -48,7 +48,7 @@ def relative_error(codec, x, key=0):
         ("onebit", 0, 0),
     ],
 )
-def test_sizes_to_the_byte(spec, count, nbytes):
+def test_code_sizes_are_exact(spec, count, nbytes):
     codec = codecs.get(spec)
     assert codec.nbytes(count) == nbytes
     assert codec.encode(np.ones(count, np.float32)).nbytes == nbytes
@@ -103,7 +103,7 @@ def test_errors_are_those_of_the_theory(spec, error):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_chance_costs_a_factor_of_root_two(name):
+def test_stochastic_rounding_error_is_larger_by_root_two(name):
     """Uniform errors: a twelfth of a squared step to nearest, a sixth by chance."""
     plain, chance = codecs.get(name), codecs.get(f"{name}:stochastic")
     assert chance.error == pytest.approx(plain.error * np.sqrt(2), rel=0.03)
@@ -180,7 +180,7 @@ def test_what_is_not_finite_never_becomes_finite(name, bad, key):
         ("mxfp8", np.nan),
     ],
 )
-def test_small_floats_carry_them_in_place(name, infinity):
+def test_small_floats_keep_nonfinite_values_in_place(name, infinity):
     """The others of the block are as they would be without."""
     codec, x = codecs.get(name), gaussian(300)
     x[[10, 20, 30]] = 0
@@ -192,7 +192,7 @@ def test_small_floats_carry_them_in_place(name, infinity):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["int8", "int4", "onebit"])
-def test_whole_numbers_and_signs_lose_the_block(name, bad):
+def test_nonfinite_values_make_integer_and_sign_blocks_nan(name, bad):
     codec, x = codecs.get(name), gaussian(300)
     clean = round_trip(codec, x)
     x[130] = bad
@@ -207,7 +207,7 @@ def test_the_scale_byte_255_is_nan():
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_halves_without_room_say_infinity(name):
+def test_fp16_overflow_gives_infinity(name):
     x = np.array([MOST, -MOST], np.float32)
     np.testing.assert_array_equal(round_trip(codecs.get(name), x), [np.inf, -np.inf])
 
@@ -216,7 +216,7 @@ def test_halves_without_room_say_infinity(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_chance_is_right_on_average(name):
+def test_stochastic_rounding_is_unbiased(name):
     codec, x = codecs.get(name), gaussian(256)
     trials = np.array([round_trip(codec, x, key) for key in range(1, 1001)], float)
     step = trials.max(axis=0) - trials.min(axis=0)
@@ -227,7 +227,7 @@ def test_chance_is_right_on_average(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_chance_takes_one_of_the_two_neighbours(name):
+def test_stochastic_rounding_takes_one_of_the_two_neighbours(name):
     codec, x = codecs.get(name), gaussian(256)
     trials = np.array([round_trip(codec, x, key) for key in range(1, 101)])
     assert max(len(np.unique(column)) for column in trials.T) == 2
@@ -236,7 +236,7 @@ def test_chance_takes_one_of_the_two_neighbours(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_chance_depends_on_key_and_place_alone(name):
+def test_stochastic_rounding_depends_on_key_and_index_alone(name):
     codec, x = codecs.get(f"{name}:stochastic"), gaussian(1024)
     key = codecs.key(step=12, slot=3)
     code = codec.encode(x, key)
@@ -305,7 +305,7 @@ CODE = FP8.encode(ONES)
         (lambda: codecs.key(-1, 0), "expected 0 or more"),
     ],
 )
-def test_bad_input_is_told_what_to_do(make, said):
+def test_bad_input_errors_say_what_to_do(make, said):
     with pytest.raises(BadArgument, match=said):
         make()
 

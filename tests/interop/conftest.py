@@ -1,6 +1,7 @@
 """Ranks with torch: forked from one process, which has imported it."""
 
 import pytest
+
 from forked import Forks
 
 LIMIT_S = 120.0

@@ -187,7 +187,7 @@ end()
 """
 
 
-def test_calls(ranks, adapter):
+def test_both_adapters_run_calls_and_time_out(ranks, adapter):
     first, second = ranks(adapter, CALLS)
     assert second.split() == [adapter, adapter, "unisono"]
     assert first.split()[0] == "CollectiveTimeout"
@@ -232,7 +232,7 @@ end()
 """
 
 
-def test_ddp(ranks, adapter):
+def test_compiled_adapter_runs_ddp(ranks, adapter):
     assert ranks(adapter, DDP) == ["unisono\n"] * 2
 
 
@@ -276,7 +276,7 @@ end()
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("built")
-def test_what_only_a_backend_can_do(ranks):
+def test_compiled_adapter_supports_backend_only_calls(ranks):
     for said in ranks("compiled", OPS):
         assert "unisono:all_reduce [[4, 5]]" in said
         assert "unisono:barrier" in said
@@ -312,7 +312,7 @@ def test_the_other_backend_is_not_dropped_silently(monkeypatch):
         adapters.chosen()
 
 
-def test_without_a_compiler(tmp_path, monkeypatch):
+def test_missing_compiler_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(adapters.VARIABLE, raising=False)
     monkeypatch.setenv("CXX", "no-such-compiler")

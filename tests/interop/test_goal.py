@@ -70,7 +70,7 @@ def test_every_message_is_sent_and_received_and_nothing_gets_stuck(
     assert sum(int(s.split()[1][:-1]) for s in sends) == cost.sent.sum()
 
 
-def test_sums_take_time_and_what_needs_them_waits():
+def test_reductions_take_time_and_dependents_wait():
     text = goal.dumps(unisono.schedule("all_reduce", "ring", n=3), 3000, reduce=1e-9)
     ops, needs = parsed(text)
     assert sum(what == "calc 1000" for what in ops.values()) == 6

@@ -127,7 +127,7 @@ def test_a_file_of_two_that_exchange_and_copy_to_the_output():
         ('srcoff="2"', 'srcoff="7"', "there are 3 chunks"),
         ('send="1"', 'send="5"', "there is no such gpu"),
         ('type="r"', 'type="nop"', "sends 4 times"),
-        ('depid="-1"', 'depid="8"', "which there is not"),
+        ('depid="-1"', 'depid="8"', "which does not exist"),
         ('srcbuf="i"', 'srcbuf="q"', "no such place"),
     ],
 )

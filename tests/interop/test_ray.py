@@ -57,7 +57,7 @@ def run(cluster):
     return run
 
 
-def test_results_by_rank_across_nodes(ray, run):
+def test_ray_returns_results_by_rank_across_nodes(ray, run):
     def work(comm, k):
         x = np.full(1000, comm.rank + k)
         comm.all_reduce(x)
@@ -187,7 +187,7 @@ def test_resources_that_the_cluster_does_not_have(run):
         ({"num_ranks": 1, "resources": {}}, "takes something"),
     ],
 )
-def test_what_cannot_be_asked_for(ray, options, said):
+def test_invalid_ray_options_are_refused(ray, options, said):
     from unisono.interop.ray import run
 
     with pytest.raises(BadArgument, match=said):
@@ -204,7 +204,7 @@ def test_nothing_is_left_in_the_cluster(ray, run):
         time.sleep(0.1)
 
 
-def test_the_example_unchanged(ray, cluster, tmp_path):
+def test_ray_runs_the_example_unchanged(ray, cluster, tmp_path):
     from unisono.interop.ray import run_script
 
     script = tmp_path / "script.py"

@@ -6,11 +6,11 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from forked import attempt
 from unisono.errors import PeerLost
 
 

@@ -7,9 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt, await_that
 from ranks import expect, group
 from torch.distributed.device_mesh import init_device_mesh
+
+from forked import attempt, await_that
 
 
 def summed(of, who):
@@ -179,7 +180,7 @@ def shut_down(rank, how):
 
 
 @pytest.mark.parametrize("how", ["shutdown", "abort"])
-def test_others_are_told(ranks, how):
+def test_destroyed_group_is_peer_lost_on_the_others(ranks, how):
     told = ranks(2, shut_down, how)[1]
     assert told["error"] == "PeerLost"
     assert told["attributes"]["ranks"] == [0]

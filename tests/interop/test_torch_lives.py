@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group, store_of
+
+from forked import attempt
 
 
 def summed(n):
@@ -139,7 +140,7 @@ def nobody_comes(rank):
     return attempt(lambda: group(rank, timeout_s=1).__enter__())
 
 
-def test_nobody_comes(ranks):
+def test_missing_rank_is_named(ranks):
     told = ranks(2, nobody_comes)[0]
     assert told["error"] == "ConnectFailed"
     assert told["attributes"]["missing"] == [1]

@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group, until
+
+from forked import attempt
 
 
 def ring(rank, name):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from forked import attempt
 from ranks import expect, group
+
+from forked import attempt
 
 n = 2
 
@@ -112,7 +113,7 @@ def told(forks):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_named(told, name):
+def test_wrong_arguments_are_refused_with_the_reason(told, name):
     assert told[name] is not None, "nothing was raised"
     assert WRONG[name][1] in told[name]["message"]
 
@@ -136,6 +137,6 @@ def options(rank):
     return attempt(lambda: group(rank, pg_options=object()).__enter__())
 
 
-def test_there_are_no_options(ranks):
+def test_pg_options_are_refused(ranks):
     for told in ranks(n, options):
         assert "no pg_options" in told["message"]

@@ -52,9 +52,9 @@ SUPPORT = (
     Change(
         "wake before the store",
         "engine/collective.cpp",
-        "  ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
+        "  wake_sleepers(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
         f"  if (!{_if('wake before the store')})\n"
-        "    ring(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
+        "    wake_sleepers(comm_.layout(), comm_.size());\n}\n\n} // namespace unisono",
     ),
 )
 
@@ -63,7 +63,7 @@ FAULTS = (
     _relaxed(
         "arrival without release",
         "engine/collective.cpp",
-        "header.seq.store(seq, std::memory_order_release);\n  ring(",
+        "header.seq.store(seq, std::memory_order_release);\n  wake_sleepers(",
         "memory_order_release",
         "arrival",
     ),
@@ -120,16 +120,16 @@ FAULTS = (
         "messages",
     ),
     _relaxed(
-        "cut without release",
+        "truncation without release",
         "p2p/channel.cpp",
-        "box.ring->cut.store(1, std::memory_order_release);",
+        "box.ring->truncated.store(1, std::memory_order_release);",
         "memory_order_release",
         "message given up after another",
     ),
     _relaxed(
-        "cut without acquire",
+        "truncation without acquire",
         "p2p/channel_receive.cpp",
-        "inboxes_[from].ring->cut.load(std::memory_order_acquire) != 0;",
+        "inboxes_[from].ring->truncated.load(std::memory_order_acquire) != 0;",
         "memory_order_acquire",
         "message given up after another",
     ),
@@ -146,78 +146,79 @@ FAULTS = (
     Fault(
         "progress before the action",
         "engine/collective.cpp",
-        "        lost_ = traced_ ? traced(action) : perform(action);\n",
+        "        unreachable_ = traced_ ? run_traced(action) : run_action(action);\n",
         f"        if ({_if('progress before the action')})\n"
         "          report(generation, action_ + 1);\n"
-        "        lost_ = traced_ ? traced(action) : perform(action);\n",
+        "        unreachable_ = traced_ ? run_traced(action) : run_action(action);\n",
         "windows, then others",
     ),
-    # The guard of writes to others' buffers: Touch and hands_off.
+    # The guard of writes to others' buffers: WriteGuard and wait_for_writers.
     Fault(
-        "Touch stores with release",
+        "guard stores with release",
         "memory/zero_copy.cpp",
-        "touching_->store(1, std::memory_order_seq_cst);",
-        "touching_->store(1, "
-        f"{_if('Touch stores with release')} || {_if('Touch with acq_rel')} "
+        "writing_->store(1, std::memory_order_seq_cst);",
+        "writing_->store(1, "
+        f"{_if('guard stores with release')} || {_if('guard with acq_rel')} "
         "? std::memory_order_release : std::memory_order_seq_cst);",
         "guard",
     ),
     Fault(
-        "Touch with acq_rel",
+        "guard with acq_rel",
         "memory/zero_copy.cpp",
         "control().abort.load(std::memory_order_seq_cst) == 0;",
-        f"control().abort.load({_if('Touch with acq_rel')} "
+        f"control().abort.load({_if('guard with acq_rel')} "
         "? std::memory_order_acquire : std::memory_order_seq_cst) == 0;",
         "guard",
     ),
     Fault(
-        "hands_off without its fence",
+        "wait_for_writers without its fence",
         "memory/zero_copy.cpp",
         "  std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
-        f"  if (!{_if('hands_off without its fence')})\n"
+        f"  if (!{_if('wait_for_writers without its fence')})\n"
         "    std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
         "guard",
     ),
     Fault(
         "buffers used again at once",
         "memory/zero_copy.cpp",
-        "touched() && now_ns() < until;)",
-        f"!{_if('buffers used again at once')} && touched() && now_ns() < until;)",
-        "one gives up, lent",
+        "has_writers() && now_ns() < until;)",
+        f"!{_if('buffers used again at once')} && has_writers() && now_ns() < until;)",
+        "one gives up, exposed",
     ),
     Fault(
         "delivered without a look",
         "memory/zero_copy.cpp",
-        "Lending::Touch::Touch(const Lending &lending, bool really) {\n  if (!really)",
-        "Lending::Touch::Touch(const Lending &lending, bool really) {\n"
+        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
+        "  if (!really)",
+        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
         f"  if (!really || {_if('delivered without a look')})",
-        "one gives up, lent",
+        "one gives up, exposed",
     ),
     # The last look of a reader.
     Fault(
         "the last look before what was read",
         "engine/collective.cpp",
         "  std::atomic_thread_fence(std::memory_order_acquire);\n"
-        "  if (const Verdict broken",
+        "  if (const Failure broken",
         f"  if (!{_if('the last look before what was read')})\n"
         "    std::atomic_thread_fence(std::memory_order_acquire);\n"
-        "  if (const Verdict broken",
+        "  if (const Failure broken",
         "one gives up, read by others",
     ),
     Fault(
         "no last look",
         "engine/collective.cpp",
-        "  if (status != Status::done || lent_ == 0)\n",
-        f"  if (status != Status::done || lent_ == 0 || {_if('no last look')})\n",
+        "  if (status != Status::done || exposed_ == 0)\n",
+        f"  if (status != Status::done || exposed_ == 0 || {_if('no last look')})\n",
         "one gives up, read by others",
     ),
     # Waits left out.
     Fault(
         "a window not waited for",
         "engine/collective.cpp",
-        "bool Collective::window_free() {\n  if (free_)",
+        "bool Collective::window_free() {\n  if (window_free_)",
         "bool Collective::window_free() {\n"
-        f"  if (free_ || {_if('a window not waited for')})",
+        f"  if (window_free_ || {_if('a window not waited for')})",
         "windows, one way",
     ),
     Fault(
@@ -235,7 +236,7 @@ FAULTS = (
         "      if (!passed(program_->exits[wait_], comm_.generation - 1)) {",
         f"      if (!{_if('left before readers are done')} &&\n"
         "          !passed(program_->exits[wait_], comm_.generation - 1)) {",
-        "lent",
+        "exposed",
     ),
     Fault(
         "more sent than there is room",
@@ -247,32 +248,32 @@ FAULTS = (
         "long message",
         {"retries": 3},
     ),
-    # Verdicts.
+    # Failures.
     Fault(
-        "the last verdict stands",
+        "the last failure stands",
         "engine/comm_failure.cpp",
-        "  if (abort.compare_exchange_strong(found, verdict.word(), "
+        "  if (abort.compare_exchange_strong(found, failure.word(), "
         "std::memory_order_acq_rel)) {",
-        f"  if ({_if('the last verdict stands')})\n"
-        "    abort.store(found = verdict.word(), std::memory_order_release);\n"
-        "  else if (abort.compare_exchange_strong(found, verdict.word(), "
+        f"  if ({_if('the last failure stands')})\n"
+        "    abort.store(found = failure.word(), std::memory_order_release);\n"
+        "  else if (abort.compare_exchange_strong(found, failure.word(), "
         "std::memory_order_acq_rel)) {",
         "several give up",
     ),
     Fault(
-        "its own verdict believed",
+        "its own failure reported",
         "engine/comm_failure.cpp",
-        "  ring(layout_, size());\n  return Verdict::of(found);",
-        "  ring(layout_, size());\n"
-        f"  return {_if('its own verdict believed')} ? verdict : Verdict::of(found);",
+        "  wake_sleepers(layout_, size());\n  return Failure::of(found);",
+        "  wake_sleepers(layout_, size());\n"
+        f"  return {_if('its own failure reported')} ? failure : Failure::of(found);",
         "several give up",
     ),
     Fault(
-        "given up without a word",
+        "abandoned without notice",
         "p2p/channel.cpp",
-        "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
-        f"  if (!{_if('given up without a word')} &&\n"
-        "      transfer.done_ < transfer.bytes_) {\n    box.ring->cut.store(",
+        "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->truncated.store(",
+        f"  if (!{_if('abandoned without notice')} &&\n"
+        "      transfer.done_ < transfer.bytes_) {\n    box.ring->truncated.store(",
         "message given up",
         {"retries": 2},
     ),
@@ -280,9 +281,9 @@ FAULTS = (
     Fault(
         "no second look before sleep",
         "memory/wait.hpp",
-        "    if (!ready())\n      sleep(nap_);",
+        "    if (!ready())\n      sleep(sleep_ns_);",
         f"    if ({_if('no second look before sleep')} || !ready())\n"
-        "      sleep(nap_);",
+        "      sleep(sleep_ns_);",
         "sleeping",
         {"newest": 1, "timeouts": 0},
     ),
@@ -292,7 +293,7 @@ FAULTS = (
         "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n",
         "void Collective::report(std::uint64_t generation, std::uint64_t actions) {\n"
         f"  if ({_if('wake before the store')})\n"
-        "    ring(comm_.layout(), comm_.size());\n",
+        "    wake_sleepers(comm_.layout(), comm_.size());\n",
         "driven",
         {"newest": 1, "timeouts": 0},
     ),

@@ -28,12 +28,12 @@ SOUND: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("windows", 2, {}),
     ("windows, one way", 2, {}),
     ("windows, then others", 2, {}),
-    ("lent", 2, {}),
-    ("lent in pieces", 2, {}),
+    ("exposed", 2, {}),
+    ("exposed, in pieces", 2, {}),
     ("one gives up", 2, {}),
     ("several give up", 2, {}),
-    ("one gives up, lent", 2, {}),
-    ("several give up, lent", 2, {}),
+    ("one gives up, exposed", 2, {}),
+    ("several give up, exposed", 2, {}),
     ("one gives up, read by others", 2, {}),
     ("mismatch", 2, {}),
     ("guard", 2, {}),
@@ -49,12 +49,12 @@ SOUND: tuple[tuple[str, int, dict[str, int]], ...] = (
 LARGE: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("arrival", 3, {}),
     ("windows, one way", 3, {}),
-    ("lent in pieces", 3, {}),
+    ("exposed, in pieces", 3, {}),
     ("one gives up", 3, {}),
     ("several give up", 3, {}),
     ("mismatch", 3, {}),
     ("sleeping", 3, WITHOUT_TIMEOUTS),
-    ("lent", 2, {"retries": 1}),
+    ("exposed", 2, {"retries": 1}),
 )
 # Orders that no scenario needs: threads find a segment under a lock. Between processes
 # it comes by a socket, which orders as well and is not modelled.

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from forked import Forks
 
+from forked import Forks
 from unisono.testing import world
 
 LIMIT_S = 120.0
@@ -51,7 +51,7 @@ def refusals(threads):
                 function(comm)
             except Exception as error:
                 return error
-            raise AssertionError(f"rank {comm.rank} was told nothing")
+            raise AssertionError(f"rank {comm.rank} raised nothing")
 
         return threads(n, refused)
 

@@ -1,37 +1,99 @@
-"""Checkpoints: plain files, whole or not at all."""
+"""Checkpoints: safetensors files, complete or not there."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from nets import Gpt, alone, made, same, train, weights
 
 from unisono.errors import BadArgument, Corrupted
 from unisono.parallel import FSDP, ZeRO
-from unisono.parallel.checkpoint import load, save
+from unisono.parallel import load_checkpoint as load
+from unisono.parallel import save_checkpoint as save
+
+OLD_FILE = Path(__file__).parent / "fixtures" / "checkpoint_0_1_0.safetensors"
+"""Written by unisono 0.1.0, before the safetensors library wrote checkpoints."""
 
 
-def test_every_type_there_and_back(tmp_path):
+def by_name(state, names):
+    """The same, in the order of `names`: files have an order of their own."""
+    assert set(state) == set(names)
+    return {name: state[name] for name in names}
+
+
+def test_checkpoint_keeps_every_dtype_and_shape(tmp_path):
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64]
     kinds += [torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
     state = {str(k): torch.arange(6).reshape(2, 3).to(k) for k in kinds}
     state |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
     state["strided"] = torch.arange(6.0).reshape(2, 3).t()
     save(tmp_path / "a.safetensors", state)
-    same(load(tmp_path / "a.safetensors"), state)
+    same(by_name(load(tmp_path / "a.safetensors"), state), state)
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_others_can_read_it_and_we_can_read_theirs(tmp_path):
-    theirs = pytest.importorskip("safetensors.torch")
+def test_tensors_that_share_memory_are_saved_separately(tmp_path):
+    flat = torch.arange(6.0)
+    state = {"tied": flat, "same": flat, "part": flat[2:4], "end": flat[4:]}
+    save(tmp_path / "a.safetensors", state)
+    same(by_name(load(tmp_path / "a.safetensors"), state), state)
+
+
+def test_checkpoint_of_zero_buckets_has_every_parameter(threads, tmp_path):
+    """The parameters are views of one flat tensor."""
+
+    def run(comm):
+        net = made(Gpt)
+        ZeRO(net, comm, torch.optim.SGD, stage=2, lr=0.1)
+        save(tmp_path / "a.safetensors", net.state_dict(), comm)
+        return weights(net)
+
+    right = threads(2, run)[0]
+    same(by_name(load(tmp_path / "a.safetensors"), right), right)
+
+
+def test_loaded_tensors_can_be_changed_and_the_file_stays(tmp_path):
+    save(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
+    load(tmp_path / "a.safetensors")["x"].add_(1)
+    assert torch.equal(load(tmp_path / "a.safetensors")["x"], torch.zeros(3))
+
+
+def test_saved_file_has_the_permissions_of_any_new_file(tmp_path):
+    save(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
+    (tmp_path / "b").write_bytes(b"")
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "a.safetensors"
+    save(file, {"x": torch.zeros(3)})
+    before = file.read_bytes()
+
+    def fail(descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(file, {"x": torch.ones(3)})
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_reference_library_reads_our_file_and_we_read_its_file(tmp_path):
     state = weights(made(Gpt))
     save(tmp_path / "ours", state)
-    found = theirs.load_file(tmp_path / "ours")
-    same({name: found[name] for name in state}, state)
-    theirs.save_file(state, tmp_path / "theirs", metadata={"format": "pt"})
-    found = load(tmp_path / "theirs")
-    same({name: found[name] for name in state}, state)
+    same(by_name(safetensors.torch.load_file(tmp_path / "ours"), state), state)
+    metadata = {"format": "pt"}
+    safetensors.torch.save_file(state, tmp_path / "theirs", metadata=metadata)
+    same(by_name(load(tmp_path / "theirs"), state), state)
 
 
-def test_the_format_itself(tmp_path):
+def test_file_is_a_header_length_a_json_header_and_raw_data(tmp_path):
     save(tmp_path / "f", {"x": torch.tensor([1, 2], dtype=torch.int16)})
     raw = (tmp_path / "f").read_bytes()
     length = int.from_bytes(raw[:8], "little")
@@ -41,7 +103,27 @@ def test_the_format_itself(tmp_path):
     assert raw[8 + length :] == b"\1\0\2\0"
 
 
-def test_training_goes_on_with_fewer_ranks(threads, tmp_path):
+def test_file_of_version_0_1_0_loads():
+    right = {
+        "weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 4,
+        "flag": torch.tensor([True, False, True]),
+        "bias": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "steps": torch.tensor(7),
+        "empty": torch.zeros(0, 4),
+        "table": torch.tensor([[1, 2], [3, 4]], dtype=torch.int16),
+    }
+    same(by_name(load(OLD_FILE), right), right)
+
+
+def test_old_module_path_works_and_warns(tmp_path):
+    sys.modules.pop("unisono.parallel.checkpoint", None)
+    with pytest.warns(DeprecationWarning, match="save_checkpoint and load_checkpoint"):
+        old = importlib.import_module("unisono.parallel.checkpoint")
+    assert old.save is save
+    assert old.load is load
+
+
+def test_checkpoint_of_3_fsdp_ranks_loads_into_2_zero_ranks(threads, tmp_path):
     file = tmp_path / "model.safetensors"
 
     def first(comm):
@@ -62,26 +144,42 @@ def test_training_goes_on_with_fewer_ranks(threads, tmp_path):
         same(found, right)
 
 
-HEADER = b'{"x":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}'
+def header(**entries):
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def entry(shape, begin, end):
+    return {"dtype": "I16", "shape": shape, "data_offsets": [begin, end]}
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    "raw",
     [
-        (b"", "cut short"),
-        (b"\xff" * 8, "cut short"),
-        ((2).to_bytes(8, "little") + b"[]", "cannot be read"),
-        ((3).to_bytes(8, "little") + b"{,}", "cannot be read"),
-        (len(HEADER).to_bytes(8, "little") + HEADER, "does not lie"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\1\0", id="no header length"),
+        pytest.param(b"\xff" * 8, id="header longer than the file"),
+        pytest.param((2).to_bytes(8, "little") + b"[]", id="header not an object"),
+        pytest.param((3).to_bytes(8, "little") + b"{,}", id="header not JSON"),
+        pytest.param(header(x=entry([2], 0, 4)), id="no data"),
+        pytest.param(header(x=entry([2], 0, 4)) + bytes(6), id="data left over"),
+        pytest.param(header(x=entry([2], 0, 2)) + bytes(2), id="size not of shape"),
+        pytest.param(header(x=entry([2], 4, 0)) + bytes(4), id="end before begin"),
+        pytest.param(
+            header(x=entry([2], 0, 4), y=entry([2], 2, 6)) + bytes(6), id="overlap"
+        ),
+        pytest.param(
+            header(x=entry([1], 0, 2), y=entry([1], 4, 6)) + bytes(6), id="hole"
+        ),
     ],
 )
-def test_files_that_are_none(tmp_path, raw, said):
+def test_load_refuses_files_that_are_not_safetensors(tmp_path, raw):
     (tmp_path / "bad").write_bytes(raw)
-    with pytest.raises(Corrupted, match=said):
+    with pytest.raises(Corrupted, match="bad: not a safetensors file"):
         load(tmp_path / "bad")
 
 
-def test_what_cannot_be_saved(tmp_path):
+def test_save_refuses_values_that_are_not_tensors_of_numbers(tmp_path):
     with pytest.raises(BadArgument, match="x is str"):
         save(tmp_path / "bad", {"x": "text"})
     with pytest.raises(BadArgument, match=r"x is torch.complex64"):

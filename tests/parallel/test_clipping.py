@@ -1,11 +1,11 @@
-"""Clipping by the norm of the whole model, where its parameters are cut and sharded."""
+"""Clipping by the norm of the whole model, on any kind of shards."""
 
 import math
 
 import pytest
 import torch
-from cut_nets import ON_SHARDS, PLAN, Layer, net, one_process, sgd, tokens
 from nets import made, same
+from sharded_nets import ON_SHARDS, PLAN, Layer, net, one_process, sgd, tokens
 from torch import nn
 from torch.nn import functional
 
@@ -66,7 +66,7 @@ def state_of(cut, model, optimizer):
         ("fsdp", ALONG, 1.0),
     ],
 )
-def test_as_one_process(threads, how, plan, norm_type):
+def test_clipping_on_a_mesh_equals_one_process(threads, how, plan, norm_type):
     """dp2 x tp2: the same weights, and the same bits of the norm on all four ranks."""
     limit = 0.005 if norm_type == INF else 0.1
     clip = limit, norm_type
@@ -105,7 +105,7 @@ def norm_alone(norm_type, replicas=1, rows=2):
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, INF])
-def test_tensor_parallelism_alone(threads, norm_type):
+def test_clipping_with_tensor_parallelism_equals_one_process(threads, norm_type):
     right = norm_alone(norm_type)
 
     def run(comm):
@@ -121,7 +121,7 @@ def test_tensor_parallelism_alone(threads, norm_type):
     assert found[0][1] == pytest.approx(min(right, 0.1), rel=1e-4)
 
 
-def test_the_same_bits_wherever_the_ranks_are():
+def test_norm_has_the_same_bits_on_any_hosts():
     """One tp group is on a host, the other on two; and with one sum for all of them."""
 
     def run(comm):
@@ -141,7 +141,7 @@ def test_the_same_bits_wherever_the_ranks_are():
     assert found[0][1] == pytest.approx(found[0][0], rel=1e-6)
 
 
-def test_hybrid_sharding(threads):
+def test_clipping_with_hybrid_sharding_equals_one_process(threads):
     def run(comm):
         with Mesh(comm, copies=2, shards=2) as mesh:
             model = FSDP(net(), mesh["shards"], replicas=mesh["copies"])
@@ -169,7 +169,7 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize("over", ["world", "dp·ep"])
-def test_experts(threads, over):
+def test_clipping_with_experts_equals_one_process(threads, over):
     """Each expert once, although `dp` ranks have it; all else once."""
 
     def run(comm):
@@ -207,7 +207,7 @@ class Square(nn.Module):
         return self.last(self.first(x).tanh())
 
 
-def test_a_pipeline_of_which_one_stage_is_cut(threads):
+def test_clipping_a_pipeline_with_one_tensor_parallel_stage(threads):
     """pp2 x dp2 x tp2; the first stage knows nothing of tp."""
     batches = [made(lambda: torch.randn(6, 4), 7 + i).double() for i in range(2)]
     whole = nn.Sequential(Square(1), Square(5))
@@ -232,7 +232,7 @@ def test_a_pipeline_of_which_one_stage_is_cut(threads):
     assert found[0] == pytest.approx(right, rel=1e-6)
 
 
-def test_what_has_no_gradient_adds_nothing(threads):
+def test_parameters_without_gradient_add_nothing_to_the_norm(threads):
     def run(comm):
         params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
         params[0].grad = torch.full((3,), 2.0)
@@ -249,12 +249,12 @@ def test_what_has_no_gradient_adds_nothing(threads):
 
 
 @pytest.mark.parametrize("norm_type", [0, -1.0, float("nan")])
-def test_norms_that_are_none(norm_type):
+def test_norm_types_that_are_not_positive_are_refused(norm_type):
     with pytest.raises(BadArgument, match="expected a positive number"):
         clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0, norm_type)
 
 
-def test_ranks_that_mean_different_norms(threads):
+def test_different_norm_types_on_ranks_are_refused(threads):
     def run(comm):
         clip_grad_norm_([], 1.0, 1.0 + comm.rank, comm=comm)
 
@@ -262,7 +262,7 @@ def test_ranks_that_mean_different_norms(threads):
         threads(2, run)
 
 
-def test_axes_that_overlap_need_one_sum_for_all(threads):
+def test_overlapping_axes_need_the_communicator_of_all_ranks(threads):
     def run(comm):
         with Mesh(comm, dp=2, ep=2, tp=2) as mesh:
             both = mesh.over("ep", "tp")
@@ -278,18 +278,18 @@ def test_axes_that_overlap_need_one_sum_for_all(threads):
     assert threads(8, run) == pytest.approx([math.sqrt(elements)] * 8)
 
 
-def test_averages_over_ranks_that_have_shards_are_refused(threads):
+def test_ddp_over_ranks_with_different_shards_is_refused(threads):
     def run(comm):
         model = parallelize(net(), comm, PLAN)
-        with pytest.raises(BadArgument, match=r"have a shard of .* each"):
+        with pytest.raises(BadArgument, match=r"have different shards of"):
             DDP(model, comm)
-        with pytest.raises(BadArgument, match="is another parameter on each"):
+        with pytest.raises(BadArgument, match="is a different parameter on each"):
             FSDP(model, comm)
 
     threads(2, run)
 
 
-def test_a_second_plan_leaves_the_shards_of_the_first(threads):
+def test_second_plan_keeps_the_shards_of_the_first(threads):
     def run(comm):
         model = net(seed=comm.rank)
         for plan in ({k: v} for k, v in PLAN.items()):

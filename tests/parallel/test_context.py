@@ -1,9 +1,9 @@
-"""Attention over a sequence in shards: against the dense one, forward and backward."""
+"""Attention over a sharded sequence against dense attention, forward and backward."""
 
 import pytest
 import torch
-from cut_nets import HEADS, LENGTH, Net, net, one_process, sgd, tokens
 from nets import NS, STEPS, same, weights
+from sharded_nets import HEADS, LENGTH, Net, net, one_process, sgd, tokens
 from torch.nn import functional
 
 from unisono.errors import BadArgument, CollectiveMismatch
@@ -16,11 +16,12 @@ from unisono.parallel import (
     shard_sequence,
     whole_sequence,
 )
-from unisono.parallel.context import _Travel, blocks
+from unisono.parallel.model.context import _KeyValueRing
+from unisono.parallel.model.context_shards import blocks
 
 BOTH = {"ring": ring_attention, "all_to_all": all_to_all_attention}
 SHAPE = 2, 12, 24, 4
-TOLD = 8
+EXCHANGED = 8
 """Bytes by which a rank tells another what it is about to do."""
 
 
@@ -57,7 +58,7 @@ def attend(comm, how, dtype=torch.float64, **options):
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("balanced", [False, True])
-def test_as_dense_attention(threads, n, how, causal, balanced):
+def test_attention_equals_dense_attention(threads, n, how, causal, balanced):
     y, grads = dense(causal=causal)
     options = {"causal": causal, "balanced": balanced}
     for found in threads(n, lambda comm: attend(comm, BOTH[how], **options)):
@@ -69,7 +70,7 @@ def test_as_dense_attention(threads, n, how, causal, balanced):
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.float32, 2e-4), (torch.bfloat16, 0.3)]
 )
-def test_other_types_and_scales(threads, how, dtype, limit):
+def test_attention_with_16_bit_types_and_given_scale(threads, how, dtype, limit):
     y, grads = dense(dtype, causal=True, scale=0.2)
 
     def run(comm):
@@ -81,7 +82,7 @@ def test_other_types_and_scales(threads, how, dtype, limit):
             torch.testing.assert_close(mine.double(), right, rtol=limit, atol=limit)
 
 
-def test_numbers_that_would_overflow(threads):
+def test_ring_attention_does_not_overflow(threads):
     """Scores of a thousand: the softmax is combined about its largest."""
 
     def run(comm):
@@ -94,7 +95,7 @@ def test_numbers_that_would_overflow(threads):
         torch.testing.assert_close(found, right)
 
 
-def test_work_is_balanced():
+def test_balanced_blocks_give_ranks_the_same_work():
     """Causal: every rank has as many pairs of blocks to work on, in every hop."""
 
     class At:
@@ -103,15 +104,15 @@ def test_work_is_balanced():
 
     for n in NS:
         for rank in range(n):
-            travel = object.__new__(_Travel)
+            travel = object.__new__(_KeyValueRing)
             travel.comm, travel.causal, travel.balanced = At(rank, n), True, True
-            work = [len(list(travel.pairs(src, 4))) for src in range(n)]
+            work = [len(list(travel.block_pairs(src, 4))) for src in range(n)]
             assert work == [3 if src == rank else 2 for src in range(n)]
     assert [blocks(r, 3) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_who_has_which_tokens(threads, balanced):
+def test_positions_shard_and_whole_sequence_are_consistent(threads, balanced):
     def run(comm):
         at = positions(12, comm, balanced=balanced)
         x = torch.arange(24.0).view(2, 12).requires_grad_()
@@ -132,7 +133,7 @@ def test_who_has_which_tokens(threads, balanced):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("how", BOTH)
-def test_volume_to_the_byte(threads, n, how):
+def test_attention_sends_the_bytes_of_the_formula(threads, n, how):
     def sent(comm):
         q, k, v, up = (shard_sequence(x, comm, dim=2) for x in qkv())
         inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -143,19 +144,19 @@ def test_volume_to_the_byte(threads, n, how):
         return forward, comm.sent_bytes - before - forward
 
     x = 2 * 12 * (24 // n) * 4 * 8
-    told = (n - 1) * TOLD
+    exchanged = (n - 1) * EXCHANGED
     if how == "ring":
         home = n if n > 1 else 0
-        right = (n - 1) * 2 * x + told, (n - 1 + home) * 2 * x + told
+        right = (n - 1) * 2 * x + exchanged, (n - 1 + home) * 2 * x + exchanged
     else:
-        right = 4 * x * (n - 1) // n + told, 4 * x * (n - 1) // n
+        right = 4 * x * (n - 1) // n + exchanged, 4 * x * (n - 1) // n
     assert threads(n, sent) == [right] * n
 
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize(("dp", "n"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)])
-def test_training_with_data_parallelism_on_a_mesh(threads, how, dp, n):
+def test_context_parallel_training_on_a_mesh_equals_one_process(threads, how, dp, n):
     """cp1 to cp4 and dp2×cp2, 20 steps: what one process makes of all batches."""
     losses, right = one_process(replicas=dp)
 
@@ -192,7 +193,7 @@ def in_a_process(rank):
 
 
 @pytest.mark.sweep
-def test_ranks_that_are_processes(processes):
+def test_attention_on_processes_equals_dense_attention(processes):
     y, grads = dense(causal=True)
     for found in processes(3, in_a_process):
         for mine, right in zip(found, [y, *grads], strict=True):
@@ -204,19 +205,19 @@ def test_ranks_that_are_processes(processes):
 
 
 @pytest.mark.parametrize("how", BOTH)
-def test_shapes_that_do_not_fit(threads, how):
+def test_shapes_that_do_not_match_are_refused(threads, how):
     attention = BOTH[how]
     x = torch.zeros(1, HEADS, 4, 2)
-    for args, told in [
+    for args, exchanged in [
         ((x, x, x[..., :1]), "all three of one shape"),
         ((x, x.double(), x), "expected one type"),
         ((x[..., :3, :],) * 3, "in balanced halves: 3 cannot be divided"),
     ]:
-        with pytest.raises(BadArgument, match=told):
+        with pytest.raises(BadArgument, match=exchanged):
             threads(2, lambda comm, a=args: attention(*a, comm, causal=True))
 
 
-def test_heads_that_cannot_be_divided(threads):
+def test_heads_that_ranks_do_not_divide_are_refused(threads):
     x = torch.zeros(1, 3, 4, 2)
     with pytest.raises(BadArgument, match="heads: 3 cannot be divided evenly by 2"):
         threads(2, lambda comm: all_to_all_attention(x, x, x, comm))
@@ -224,13 +225,13 @@ def test_heads_that_cannot_be_divided(threads):
         threads(2, lambda comm: all_to_all_attention(x[0], x[0], x[0], comm))
 
 
-def test_a_length_that_cannot_be_cut(threads):
+def test_length_that_blocks_do_not_divide_is_refused(threads):
     with pytest.raises(BadArgument, match="length: 6 cannot be divided evenly by 4"):
         threads(2, lambda comm: shard_sequence(torch.zeros(1, 6), comm))
 
 
 @pytest.mark.parametrize("how", BOTH)
-def test_ranks_that_differ_in_shape(threads, how):
+def test_different_shapes_on_ranks_are_named(threads, how):
     def run(comm):
         x = torch.zeros(1, 2, 4 + 2 * comm.rank, 2)
         BOTH[how](x, x, x, comm)
@@ -239,7 +240,7 @@ def test_ranks_that_differ_in_shape(threads, how):
         threads(2, run)
 
 
-def test_one_more_forward_on_a_rank_is_found(threads):
+def test_one_more_forward_on_a_rank_is_detected(threads):
     def run(comm, attention):
         x = torch.zeros(1, 2, 4, 2, requires_grad=True)
         y = attention(x, x, x, comm)

@@ -1,4 +1,4 @@
-"""DDP and its plain version: what one process would get, and what they send for it."""
+"""DDP and PlainDDP: results against one process, and the bytes they send."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def run(comm, kind, options):
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("kind", [Mlp, Gpt])
 @pytest.mark.parametrize("cap", [25, TINY])
-def test_bit_for_bit_as_one_process(threads, n, kind, cap):
+def test_ddp_has_the_bits_of_one_process(threads, n, kind, cap):
     options = {"bucket_cap_mb": cap, "reproducible": True}
     losses, right = alone(kind, n)
     for rank, (mine, found) in enumerate(threads(n, run, kind, options)):
@@ -32,7 +32,7 @@ def test_bit_for_bit_as_one_process(threads, n, kind, cap):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_whatever_the_order_of_sums(threads, overlap):
+def test_ddp_not_reproducible_equals_one_process_within_rounding(threads, overlap):
     _, right = alone(Gpt, 3)
     for _, found in threads(3, run, Gpt, {"overlap": overlap, "bucket_cap_mb": TINY}):
         same(found, right, 1e-5)
@@ -40,7 +40,7 @@ def test_whatever_the_order_of_sums(threads, overlap):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_the_plain_version(threads, n):
+def test_plain_ddp_has_the_bits_of_one_process(threads, n):
     def plain(comm):
         model = PlainDDP(made(Mlp, seed=comm.rank), comm, reproducible=True)
         train(comm, model, sgd(model.parameters()), Mlp, after=model.sync)
@@ -58,7 +58,7 @@ def on_processes(rank):
     same(found, alone(Gpt, rank.n)[1])
 
 
-def test_processes_get_the_same(processes):
+def test_ddp_on_processes_has_the_bits_of_one_process(processes):
     processes(2, on_processes)
 
 
@@ -68,7 +68,7 @@ def test_processes_get_the_same(processes):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("cap", [25, TINY])
-def test_volume_to_the_byte(threads, n, cap):
+def test_ddp_sends_the_bytes_of_its_buckets(threads, n, cap):
     """2(n-1)/n of P, to the element: what a rank adds up, and what it hands out."""
 
     def sent(comm):
@@ -90,10 +90,10 @@ def test_volume_to_the_byte(threads, n, cap):
         assert bytes_sent == (4 * right if n > 2 else 4 * (n - 1) * sum(sizes))
 
 
-def test_the_formula_itself_where_all_divides(threads):
+def test_ddp_sends_the_bytes_of_the_formula(threads):
     def sent(comm):
         model = DDP(nn.Linear(64, 64, bias=False), comm, bucket_cap_mb=25)
-        for _ in range(2):  # the order of the buckets is told once
+        for _ in range(2):  # the order of the buckets is broadcast once
             model(torch.ones(1, 64)).sum().backward()
         before = comm.sent_bytes
         model(torch.ones(1, 64)).sum().backward()
@@ -106,7 +106,7 @@ def test_the_formula_itself_where_all_divides(threads):
 # --- buckets
 
 
-def test_buckets_follow_the_order_of_use(threads):
+def test_buckets_follow_the_order_of_gradients(threads):
     def order(comm):
         model = DDP(made(Mlp), comm, bucket_cap_mb=TINY)
         names = [[b.names for b in model._buckets.buckets]]
@@ -125,7 +125,7 @@ def test_buckets_follow_the_order_of_use(threads):
     assert len(then) > 1
 
 
-def test_gradients_are_views_and_are_not_copied_again(threads):
+def test_gradients_are_views_of_buckets_and_not_copied_again(threads):
     def run(comm):
         model = DDP(made(Mlp), comm)
         x, y = batch(Mlp, 0, comm.rank)
@@ -139,7 +139,7 @@ def test_gradients_are_views_and_are_not_copied_again(threads):
     threads(1, run)
 
 
-def test_buckets_begin_before_backward_ends(threads):
+def test_buckets_are_reduced_before_backward_ends(threads):
     """The first bucket's collective is begun before the first layer's gradient."""
 
     def run(comm):
@@ -157,7 +157,7 @@ def test_buckets_begin_before_backward_ends(threads):
         assert len(events) > 3
 
 
-def test_mixed_types(threads):
+def test_buckets_have_one_dtype_each(threads):
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -187,7 +187,7 @@ def test_mixed_types(threads):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_sync_adds_up_without_sending(threads, n):
+def test_no_sync_accumulates_without_sending(threads, n):
     def run(comm):
         model = DDP(made(Mlp), comm, reproducible=True)
         opt = sgd(model.parameters())
@@ -218,7 +218,7 @@ class Branches(nn.Module):
         return (self.one if which else self.two)(x)
 
 
-def test_unused_parameters(threads):
+def test_unused_parameters_have_gradients_where_any_rank_used_them(threads):
     def run(comm):
         model = DDP(made(Branches), comm, find_unused_parameters=True)
         for _ in range(3):
@@ -233,7 +233,7 @@ def test_unused_parameters(threads):
         assert torch.equal(grads["two.bias"], torch.full((2,), 0.5))
 
 
-def test_unused_parameters_are_named_if_unexpected(threads):
+def test_unexpected_unused_parameters_are_named(threads):
     def run(comm):
         model = DDP(made(Branches), comm)
         with pytest.raises(UsageError, match=r"4 parameters got no gradient.*never"):
@@ -242,7 +242,7 @@ def test_unused_parameters_are_named_if_unexpected(threads):
     threads(2, run)
 
 
-def test_buffers_are_the_first_ranks(threads):
+def test_buffers_are_those_of_rank_0(threads):
     def run(comm):
         model = DDP(nn.BatchNorm1d(3), comm)
         source = torch.Generator().manual_seed(comm.rank)
@@ -257,7 +257,7 @@ def test_buffers_are_the_first_ranks(threads):
 
 @pytest.mark.parametrize("by_all", [True, False])
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
-def test_uneven_inputs(threads, by_all, options):
+def test_join_with_uneven_inputs_equals_one_process(threads, by_all, options):
     """Rank r has r steps; whoever is done contributes nothing."""
     n = 4
 
@@ -286,7 +286,7 @@ def test_uneven_inputs(threads, by_all, options):
         same(found, weights(model), 1e-6)
 
 
-def test_join_where_all_are_even(threads):
+def test_join_with_even_inputs_changes_nothing(threads):
     def run(comm):
         model = DDP(made(Mlp), comm, reproducible=True)
         with model.join():
@@ -301,7 +301,7 @@ def test_join_where_all_are_even(threads):
 # --- what cannot be
 
 
-def test_ranks_that_built_different_modules(threads):
+def test_different_modules_on_ranks_are_named(threads):
     def run(comm):
         with pytest.raises(CollectiveMismatch) as raised:
             DDP(nn.Linear(3, 4 + comm.rank), comm)
@@ -312,7 +312,7 @@ def test_ranks_that_built_different_modules(threads):
     assert "rank 0 has weight: float32[4, 3], rank 1 has weight: float32[5, 3]" in one
 
 
-def test_ranks_that_lose_step_are_told(threads):
+def test_ranks_in_different_steps_are_named(threads):
     """Rank 0 makes a step more: its buckets do not fit those of the next step."""
 
     def run(comm):
@@ -326,7 +326,7 @@ def test_ranks_that_lose_step_are_told(threads):
         threads(2, run)
 
 
-def test_a_rank_that_leaves_is_named(threads):
+def test_rank_that_closes_is_named(threads):
     def run(comm):
         model = DDP(nn.Linear(4, 4), comm)
         if comm.rank == 1:
@@ -340,7 +340,7 @@ def test_a_rank_that_leaves_is_named(threads):
 
 
 @pytest.mark.parametrize("cap", [0, -1])
-def test_a_wrong_size_of_buckets(threads, cap):
+def test_bucket_size_of_zero_is_refused(threads, cap):
     with pytest.raises(BadArgument, match="bucket_cap_mb"):
         threads(1, lambda comm: DDP(nn.Linear(2, 2), comm, bucket_cap_mb=cap))
 
@@ -354,6 +354,6 @@ def test_sparse_gradients_are_refused(threads):
     threads(1, run)
 
 
-def test_what_is_not_on_the_cpu_is_refused():
+def test_parameters_not_on_the_cpu_are_refused():
     with pytest.raises(BadArgument, match="expected a dense tensor on the CPU"):
         DDP(nn.Linear(2, 2, device="meta"), unisono.init())

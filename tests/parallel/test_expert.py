@@ -1,4 +1,4 @@
-"""Mixture of experts over the ranks, against the same with all experts on one."""
+"""Mixture of experts over the ranks against all experts on one rank."""
 
 from math import ceil
 
@@ -74,7 +74,7 @@ def moe(comm, top_k=2, factor=None, seed=0, **options):
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("factor", [None, 0.5, 1.0])
-def test_as_dense_experts(threads, n, top_k, factor):
+def test_moe_equals_dense_experts(threads, n, top_k, factor):
     """Outputs, what is dropped, and all gradients; ranks with few tokens or none."""
     whole = parts()
     xs = [drawn(count, 10 + r).requires_grad_() for r, count in enumerate(TOKENS[n])]
@@ -157,7 +157,7 @@ def alone(n):
 
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize(("n", "dp"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
-def test_training_with_ddp_around_it(threads, n, dp):
+def test_ddp_of_experts_equals_one_process(threads, n, dp):
     """Experts over one axis, the same ones over the other; DDP for all else."""
     losses, model = alone(n)
 
@@ -184,7 +184,7 @@ def test_training_with_ddp_around_it(threads, n, dp):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_volume_to_the_byte(threads, n):
+def test_moe_sends_the_bytes_of_its_tokens(threads, n):
     row = WIDTH * 8
 
     def run(comm):
@@ -202,13 +202,13 @@ def test_volume_to_the_byte(threads, n):
     for rank, (forward, backward, to) in enumerate(found):
         away = sum(to) - to[rank]
         came = sum(other[rank] for *_, other in found) - to[rank]
-        # What goes where: all ranks tell all, once for experts, and in each exchange.
-        told = (n - 1) * 8 * (EXPERTS + 2 * n)
-        assert forward == (away + came) * row + told
+        # Counts are all-gathered once for experts, and in each exchange.
+        counts = (n - 1) * 8 * (EXPERTS + 2 * n)
+        assert forward == (away + came) * row + counts
         assert backward == (away + came) * row + (n - 1) * 8 * 2 * n
 
 
-def test_balance(threads):
+def test_balance_loss_is_least_for_even_use(threads):
     """The loss of Switch, with the load of all ranks."""
 
     def run(comm):
@@ -226,7 +226,7 @@ def test_balance(threads):
     torch.testing.assert_close((found[0][1] + found[1][1]) / 2, wanted)
 
 
-def test_no_tokens_at_all(threads):
+def test_ranks_without_tokens_take_part(threads):
     def run(comm):
         model = moe(comm, factor=1.0)
         x = torch.zeros(2, 0, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -242,24 +242,24 @@ def test_no_tokens_at_all(threads):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"top_k": 0}, r"top_k = 0: expected 1..12"),
         ({"top_k": 13}, r"top_k = 13: expected 1..12"),
         ({"factor": 0.0}, "capacity_factor = 0.0: expected more than 0"),
     ],
 )
-def test_options_that_cannot_be(threads, options, told):
-    with pytest.raises(BadArgument, match=told):
+def test_top_k_and_capacity_out_of_range_are_refused(threads, options, message):
+    with pytest.raises(BadArgument, match=message):
         threads(2, lambda comm: moe(comm, **options))
 
 
-def test_experts_that_cannot_be_divided(threads):
+def test_experts_that_ranks_do_not_divide_are_refused(threads):
     with pytest.raises(BadArgument, match="experts: 12 cannot be divided evenly by 5"):
         threads(5, moe)
 
 
-def test_a_gate_for_other_experts(threads):
+def test_gate_with_another_number_of_experts_is_refused(threads):
     def run(comm):
         model = moe(comm)
         model.gate = nn.Linear(WIDTH, 3).double()
@@ -269,7 +269,7 @@ def test_a_gate_for_other_experts(threads):
         threads(2, run)
 
 
-def test_ranks_that_differ(threads):
+def test_different_options_on_ranks_are_named(threads):
     def top(comm):
         moe(comm, top_k=1 + comm.rank)
 
@@ -283,7 +283,7 @@ def test_ranks_that_differ(threads):
         threads(2, width)
 
 
-def test_one_more_forward_on_a_rank_is_found(threads):
+def test_one_more_forward_of_moe_on_a_rank_is_detected(threads):
     def run(comm):
         model = moe(comm)
         x = drawn(3, 0)
@@ -296,7 +296,7 @@ def test_one_more_forward_on_a_rank_is_found(threads):
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])
-def test_what_would_mix_experts_up_is_refused(threads, kind):
+def test_fsdp_and_zero_over_different_experts_are_refused(threads, kind):
     def run(comm):
         net = Little(moe(comm))
         if kind == "fsdp":
@@ -304,5 +304,5 @@ def test_what_would_mix_experts_up_is_refused(threads, kind):
         else:
             ZeRO(net, comm, torch.optim.SGD, lr=0.1)
 
-    with pytest.raises(BadArgument, match="is another parameter on each"):
+    with pytest.raises(BadArgument, match="is a different parameter on each"):
         threads(2, run)

@@ -1,4 +1,4 @@
-"""FSDP: what one process would get, from a fraction of the memory."""
+"""FSDP: results against one process, bytes sent, and memory."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ EXACT = {"reproducible": True}
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("kind", [Mlp, Gpt])
-def test_bit_for_bit_as_one_process(threads, n, kind):
+def test_fsdp_has_the_bits_of_one_process(threads, n, kind):
     losses, right = alone(kind, n)
     for rank, (mine, found) in enumerate(threads(n, run, kind, sgd, EXACT)):
         assert mine == [step[rank] for step in losses]
@@ -54,13 +54,13 @@ RULES = {
 
 @pytest.mark.quick(rule=["classes", "nested"])
 @pytest.mark.parametrize("rule", RULES)
-def test_units_by_any_rule(threads, rule):
+def test_units_by_any_policy_have_the_bits_of_one_process(threads, rule):
     options = EXACT | {"units": RULES[rule]}
     for _, found in threads(3, run, Gpt, sgd, options):
         same(found, alone(Gpt, 3)[1])
 
 
-def test_units_by_hand(threads):
+def test_units_are_the_listed_modules_and_the_root(threads):
     def by_hand(comm):
         net = made(Gpt)
         model = FSDP(net, comm, units=[net.blocks[1], net.head], **EXACT)
@@ -77,14 +77,14 @@ def test_units_by_hand(threads):
     [{"prefetch": False}, {"reshard_after_forward": False}],
     ids=["no prefetch", "kept after forward"],
 )
-def test_options_do_not_change_results(threads, options):
+def test_prefetch_and_resharding_do_not_change_results(threads, options):
     for _, found in threads(2, run, Gpt, sgd, EXACT | options):
         same(found, alone(Gpt, 2)[1])
 
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
-def test_adam(threads, n):
+def test_fsdp_with_adam_equals_one_process(threads, n):
     for _, found in threads(n, run, Gpt, adam, EXACT):
         same(found, alone(Gpt, n, optimizer=adam)[1], 1e-6)
 
@@ -96,7 +96,7 @@ def on_processes(rank):
     same(found, alone(Gpt, rank.n)[1])
 
 
-def test_processes_get_the_same(processes):
+def test_fsdp_on_processes_has_the_bits_of_one_process(processes):
     processes(2, on_processes)
 
 
@@ -115,7 +115,7 @@ def sent_in_a_step(comm, options):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("keeps", [False, True])
-def test_volume_to_the_byte(threads, n, keeps):
+def test_fsdp_sends_the_bytes_of_the_formula(threads, n, keeps):
     """Gathered twice and reduced once, or gathered once if it is kept."""
     options = {"reshard_after_forward": not keeps}
     total = sum(p.numel() for p in made(Gpt).parameters())
@@ -130,7 +130,7 @@ def test_volume_to_the_byte(threads, n, keeps):
             assert sent == (2 if keeps else 3) * (n - 1) * total * 4 // n
 
 
-def test_half_as_much_in_bfloat16(threads):
+def test_bfloat16_sends_half_the_bytes(threads):
     low = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}
     for half, whole in zip(
         threads(2, sent_in_a_step, low), threads(2, sent_in_a_step, {}), strict=True
@@ -148,7 +148,7 @@ def states(model, opt):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_model_states_shrink_with_the_ranks(threads, n):
+def test_model_states_are_an_nth_and_two_units(threads, n):
     def measure(comm):
         net = made(Gpt)
         before = list(net.parameters())
@@ -165,8 +165,8 @@ def test_model_states_shrink_with_the_ranks(threads, n):
 
     def whole(model):
         """Bytes of whole parameters; where they are freed, their memory is blank."""
-        assert not any(u.full.any() for u in model.units if not u.gathered)
-        return sum(u.count * 4 for u in model.units if u.gathered)
+        assert not any(u.flat_param.any() for u in model.units if not u.unsharded)
+        return sum(u.count * 4 for u in model.units if u.unsharded)
 
     total = sum(p.numel() for p in made(Gpt).parameters())
     for held, peak, sizes in threads(n, measure):
@@ -176,21 +176,21 @@ def test_model_states_shrink_with_the_ranks(threads, n):
         assert peak <= root + 2 * max(blocks)
 
 
-def test_the_next_unit_is_gathered_ahead(threads):
+def test_next_unit_is_prefetched(threads):
     def order(comm):
         model = FSDP(made(Gpt), comm)
         opt = sgd(model.parameters())
         train(comm, model, opt, Gpt, steps=1)
         begun = []
         for unit in model.units:
-            gather = unit.gather
+            gather = unit.unshard
 
             def noted(label, unit=unit, gather=gather):
-                if not unit.gathered:
+                if not unit.unsharded:
                     begun.append((unit.name, label.split(",")[0]))
                 gather(label)
 
-            unit.gather = noted
+            unit.unshard = noted
         inside = model.module.blocks[0].register_forward_hook(
             lambda *_: begun.append("in block 0")
         )
@@ -212,7 +212,9 @@ def test_the_next_unit_is_gathered_ahead(threads):
 @pytest.mark.quick(reentrant=[False])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["around units", "inside units"])
-def test_activation_checkpointing(threads, reentrant, where):
+def test_activation_checkpointing_has_the_bits_of_one_process(
+    threads, reentrant, where
+):
     class Saving(Gpt):
         def forward(self, tokens):
             x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
@@ -256,7 +258,7 @@ def test_mixed_precision_keeps_float32_shards(threads):
             assert mine == pytest.approx(step[rank], abs=0.1)
 
 
-def test_hybrid_sharding(threads):
+def test_hybrid_sharding_equals_one_process(threads):
     """Shards among two, replicas across: the gradients of all four meet."""
 
     def run(comm):
@@ -275,7 +277,7 @@ def test_hybrid_sharding(threads):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_sync_adds_up(threads, n):
+def test_fsdp_no_sync_accumulates_full_gradients(threads, n):
     def run(comm):
         model = FSDP(made(Gpt), comm, **EXACT)
         opt = sgd(model.parameters())
@@ -293,13 +295,13 @@ def test_no_sync_adds_up(threads, n):
         same(found, alone(Gpt, n, steps=5, passes=2)[1])
 
 
-def test_gradients_add_up_in_shards_too(threads):
+def test_gradients_accumulate_in_shards(threads):
     def run(comm):
         model = FSDP(made(Mlp), comm, units=[nn.Linear])
         for step in range(2):
             x, y = batch(Mlp, step, comm.rank)
             loss_of(model(x), y).backward()
-        return [p.whole(p.param.grad) for p in model.pieces]
+        return [p.full_tensor(p.param.grad) for p in model.local_shards]
 
     net = made(Mlp)
     for step in range(2):
@@ -316,13 +318,13 @@ def test_gradients_add_up_in_shards_too(threads):
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-def test_clipping_by_the_norm_of_all(threads, norm_type):
+def test_fsdp_clips_by_the_norm_of_the_whole_model(threads, norm_type):
     def run(comm):
         model = FSDP(made(Gpt), comm)
         x, y = batch(Gpt, 0, 0)
         loss_of(model(x), y).backward()
         norm = model.clip_grad_norm_(0.1, norm_type)
-        return norm, [p.whole(p.param.grad) for p in model.pieces]
+        return norm, [p.full_tensor(p.param.grad) for p in model.local_shards]
 
     net = made(Gpt)
     x, y = batch(Gpt, 0, 0)
@@ -339,7 +341,7 @@ def test_clipping_by_the_norm_of_all(threads, norm_type):
             torch.testing.assert_close(mine.sum(), yours.sum(), atol=1e-6, rtol=1e-4)
 
 
-def test_tied_and_frozen_parameters(threads):
+def test_tied_and_frozen_parameters_train(threads):
     class Tied(Gpt):
         def __init__(self):
             super().__init__()
@@ -367,7 +369,7 @@ def test_tied_and_frozen_parameters(threads):
     same(found, tied_alone(), 1e-5)
 
 
-def test_unused_parameters_get_zeros(threads):
+def test_unused_parameters_have_zero_gradients(threads):
     class Spare(Mlp):
         def __init__(self):
             super().__init__()
@@ -382,7 +384,7 @@ def test_unused_parameters_get_zeros(threads):
         assert torch.equal(found["spare.weight"], made(Spare).spare.weight)
 
 
-def test_evaluation_between_steps(threads):
+def test_evaluation_between_steps_frees_full_parameters(threads):
     def run(comm):
         model = FSDP(made(Gpt), comm, **EXACT)
         opt = sgd(model.parameters())
@@ -391,7 +393,7 @@ def test_evaluation_between_steps(threads):
             with torch.no_grad():
                 x, y = batch(Gpt, step, comm.rank)
                 loss_of(model(x), y)
-            assert not any(u.gathered for u in model.units)
+            assert not any(u.unsharded for u in model.units)
         return model.state_dict()
 
     for found in threads(2, run):
@@ -401,7 +403,7 @@ def test_evaluation_between_steps(threads):
 # --- whole parameters
 
 
-def test_summon_shows_and_takes_back(threads):
+def test_summon_has_full_parameters_and_keeps_changes(threads):
     def run(comm):
         model = FSDP(made(Gpt), comm)
         with model.summon() as whole, torch.no_grad():
@@ -416,7 +418,7 @@ def test_summon_shows_and_takes_back(threads):
         assert not found.any()
 
 
-def test_a_plain_state_dict_both_ways(threads):
+def test_full_state_dict_saves_and_loads(threads):
     right = weights(made(Gpt, seed=5))
 
     def run(comm):
@@ -434,7 +436,7 @@ def test_a_plain_state_dict_both_ways(threads):
 # --- what cannot be
 
 
-def test_parameters_shared_between_units(threads):
+def test_parameters_tied_between_units_are_refused(threads):
     class Tied(Gpt):
         def __init__(self):
             super().__init__()
@@ -447,7 +449,7 @@ def test_parameters_shared_between_units(threads):
         threads(2, run)
 
 
-def test_forward_more_often_on_one_rank(threads):
+def test_one_more_forward_of_fsdp_on_a_rank_is_detected(threads):
     def run(comm):
         model = FSDP(made(Gpt), comm)
         x, y = batch(Gpt, 0, 0)
@@ -459,7 +461,7 @@ def test_forward_more_often_on_one_rank(threads):
         threads(2, run)
 
 
-def test_units_in_another_order_on_one_rank(threads):
+def test_units_in_another_order_on_a_rank_are_detected(threads):
     class Turned(Gpt):
         def forward(self, tokens, back):
             x = self.words(tokens)
@@ -474,7 +476,7 @@ def test_units_in_another_order_on_one_rank(threads):
         threads(2, run)
 
 
-def test_outputs_that_hide_their_tensors(threads):
+def test_outputs_without_visible_tensors_are_refused(threads):
     class Box:
         pass
 
@@ -490,15 +492,15 @@ def test_outputs_that_hide_their_tensors(threads):
 
 
 @pytest.mark.parametrize(
-    ("units", "said"),
+    ("units", "message"),
     [(["Block"], "expected module classes"), ([nn.Linear(1, 1)], "not a part")],
 )
-def test_units_that_are_none(threads, units, said):
-    with pytest.raises(BadArgument, match=said):
+def test_units_that_are_not_modules_are_refused(threads, units, message):
+    with pytest.raises(BadArgument, match=message):
         threads(1, lambda comm: FSDP(made(Gpt), comm, units=units))
 
 
-def test_types_do_not_mix_in_a_unit(threads):
+def test_unit_with_two_dtypes_is_refused(threads):
     def run(comm):
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
         with pytest.raises(BadArgument, match=r"root has parameters of torch.float32"):

@@ -98,7 +98,7 @@ def measured(rank, name):
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_live_tensors_are_what_the_formula_says(processes, name):
+def test_live_tensors_have_the_memory_of_the_formula(processes, name):
     gathered = 2 * LAYER if name in ("zero3", "fsdp") else 0
     for after, peak in processes(N, measured, name):
         assert after == pytest.approx(FORMULAS[name], rel=0.05)

@@ -1,11 +1,11 @@
-"""The mesh: who shares an axis with whom, and what it refuses."""
+"""Mesh: which ranks are on an axis, and what is refused."""
 
 import numpy as np
 import pytest
 
 from unisono.errors import BadArgument, CollectiveMismatch
 from unisono.parallel import Mesh
-from unisono.parallel.mesh import host_order
+from unisono.parallel.common.mesh import host_order
 from unisono.testing import world
 
 
@@ -25,7 +25,7 @@ def test_the_last_axis_varies_fastest():
     assert [f[1] for f in found] == [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3
 
 
-def test_several_axes_at_once():
+def test_over_joins_several_axes():
     def look(comm):
         mesh = Mesh(comm, pp=2, dp=-1, tp=2)
         assert mesh.shape == (2, 2, 2)
@@ -41,7 +41,7 @@ def test_several_axes_at_once():
     assert found == [[0, 1, 2, 3]] * 4 + [[4, 5, 6, 7]] * 4
 
 
-def test_a_world_of_one():
+def test_mesh_of_one_rank():
     with world(1) as w:
         mesh = w.run(lambda comm: Mesh(comm, dp=1, tp=-1))[0]
         assert repr(mesh) == "Mesh(dp=1, tp=1)"
@@ -49,29 +49,29 @@ def test_a_world_of_one():
         assert mesh.coordinates == {"dp": 0, "tp": 0}
 
 
-def test_ranks_of_a_host_stand_together():
+def test_ranks_of_a_host_are_neighbours_in_the_grid():
     assert host_order([0, 1, 0, 1]) == [0, 2, 1, 3]
     assert host_order([0, 0, 1, 1]) == [0, 1, 2, 3]
     assert host_order([0]) == [0]
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("axes", "message"),
     [
         ({}, "no axes"),
         ({"dp": 3}, "make 3 ranks, the world has 2"),
         ({"dp": -1, "tp": 4}, "make 4 ranks, the world has 2"),
-        ({"dp": -1, "tp": -1}, "one of them may be -1"),
+        ({"dp": -1, "tp": -1}, "one may be -1"),
         ({"dp": 0}, "sizes are positive"),
         ({"dp": 2.0}, "expected a whole number"),
     ],
 )
-def test_sizes_that_do_not_fit(axes, said):
-    with world(2) as w, pytest.raises(BadArgument, match=said):
+def test_sizes_that_do_not_make_the_world_are_refused(axes, message):
+    with world(2) as w, pytest.raises(BadArgument, match=message):
         w.run(lambda comm: Mesh(comm, **axes))
 
 
-def test_an_axis_that_is_not_there():
+def test_unknown_axis_is_refused():
     with world(1) as w:
         mesh = Mesh(w.comms[0], dp=1, tp=1)
         with pytest.raises(BadArgument, match="unknown axis of the mesh 'pt'; near"):
@@ -80,7 +80,7 @@ def test_an_axis_that_is_not_there():
             mesh.over("dp", "dp")
 
 
-def test_ranks_that_differ_are_told_so():
+def test_different_axes_on_ranks_are_named():
     def make(comm):
         axes = {"dp": 2, "tp": 1} if comm.rank else {"dp": 1, "tp": 2}
         with pytest.raises(CollectiveMismatch) as raised:
@@ -88,6 +88,6 @@ def test_ranks_that_differ_are_told_so():
         return str(raised.value)
 
     with world(2) as w:
-        said = w.run(make)
-    assert said[0] == said[1]
-    assert "rank 0 has axes Mesh(dp=1, tp=2), rank 1 has axes Mesh(dp=2" in said[0]
+        message = w.run(make)
+    assert message[0] == message[1]
+    assert "rank 0 has axes Mesh(dp=1, tp=2), rank 1 has axes Mesh(dp=2" in message[0]

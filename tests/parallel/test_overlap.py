@@ -9,8 +9,8 @@ import torch
 from nets import made
 from torch import nn
 
+from slow_link import ManualClock, SlowLink
 from unisono.parallel import DDP, FSDP, PlainDDP
-from unisono.testing.slow import SlowLink, TestClock
 
 LAYERS, WIDTH = 6, 32
 COUNT = WIDTH * WIDTH
@@ -54,7 +54,7 @@ class Deep(nn.Module):
 
 def step(comm, wrap, seconds_per_layer):
     """One step, after two that do not count: exposed and total seconds."""
-    n, clock = comm.world_size, TestClock()
+    n, clock = comm.world_size, ManualClock()
     # So that one pass of (n-1)/n over a layer takes as long as the case says.
     rate = (n - 1) / n * COUNT * 4 / seconds_per_layer
     link = SlowLink(comm, bytes_per_s=rate, clock=clock)
@@ -107,12 +107,12 @@ def test_ddp_without_overlap_hides_nothing(threads):
         assert took == pytest.approx(3 * LAYERS)
 
 
-def test_the_plain_version_hides_nothing(threads):
+def test_plain_ddp_hides_nothing(threads):
     for exposed, total, _ in threads(2, lambda c: step(c, PlainDDP, 0.5)):
         assert exposed == pytest.approx(total) == pytest.approx(LAYERS)
 
 
-def test_a_link_that_is_too_slow_is_at_least_kept_busy(threads):
+def test_slow_link_is_busy_all_the_time(threads):
     """Four seconds of link for each second of backward: what is hidden is backward."""
 
     def run(comm):

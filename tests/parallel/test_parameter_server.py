@@ -1,4 +1,4 @@
-"""Parameter servers: the same steps as DDP, and how far apart workers may drift."""
+"""Parameter servers: results against one process, and staleness of workers."""
 
 import time
 
@@ -16,7 +16,7 @@ COUNT = sum(p.numel() for p in made(Mlp).parameters())
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_bit_for_bit_as_one_process(threads, n, sharded):
+def test_parameter_server_has_the_bits_of_one_process(threads, n, sharded):
     def run(comm):
         net = made(Mlp, seed=comm.rank)
         servers = comm.world_size if sharded else 1
@@ -32,7 +32,7 @@ def test_bit_for_bit_as_one_process(threads, n, sharded):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_the_servers_link_is_the_bottleneck(threads, n, servers):
+def test_servers_send_the_bytes_of_the_formula(threads, n, servers):
     if servers > n:
         pytest.skip("a server is one of the ranks")
 
@@ -65,7 +65,7 @@ def work(comm, server, net, steps, before_first=lambda: None):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_single_worker_trains_as_if_alone(threads, servers):
+def test_single_async_worker_equals_one_process(threads, servers):
     def run(comm):
         net = made(Mlp, seed=comm.rank)
         server = AsyncParameterServer(net, comm, SGD[0], servers=servers, **SGD[1])
@@ -84,7 +84,7 @@ def test_a_single_worker_trains_as_if_alone(threads, servers):
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("servers", [1, 2])
-def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
+def test_async_workers_stay_within_the_staleness(threads, staleness, servers):
     """One worker dawdles; the others stop at the bound, and all end with one model."""
     serving = [None] * servers
 
@@ -112,7 +112,7 @@ def test_nobody_runs_further_ahead_than_allowed(threads, staleness, servers):
     assert all(found[s][1] == staleness + 1 for s in range(servers))
 
 
-def test_workers_may_have_different_numbers_of_steps(threads):
+def test_async_workers_may_have_different_numbers_of_steps(threads):
     def run(comm):
         net = made(Mlp)
         server = AsyncParameterServer(net, comm, torch.optim.SGD, lr=0.01)
@@ -123,7 +123,7 @@ def test_workers_may_have_different_numbers_of_steps(threads):
         same(one, found[0])
 
 
-def test_a_lost_worker_is_named(threads):
+def test_lost_worker_is_named(threads):
     def run(comm):
         net = made(Mlp)
         server = AsyncParameterServer(net, comm, torch.optim.SGD, lr=0.01)
@@ -151,12 +151,12 @@ def test_a_lost_worker_is_named(threads):
         (ParameterServer, {"servers": 1.5}),
     ],
 )
-def test_what_cannot_be(threads, kind, options):
+def test_servers_and_staleness_out_of_range_are_refused(threads, kind, options):
     with pytest.raises(BadArgument, match=kind.__name__):
         threads(2, lambda c: kind(made(Mlp), c, torch.optim.SGD, lr=1, **options))
 
 
-def test_each_does_its_own_work(threads):
+def test_step_on_a_server_and_serve_on_a_worker_are_refused(threads):
     def run(comm):
         server = AsyncParameterServer(made(Mlp), comm, torch.optim.SGD, lr=0.1)
         wrong = server.step if server.serving else server.serve

@@ -1,6 +1,8 @@
-"""Pipelines: the gradient of the whole batch, whatever the order of its parts."""
+"""Pipelines: the gradient of the whole batch, in any order of micro-batches."""
 
 import functools
+import importlib
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument, CollectiveMismatch
 from unisono.parallel import Mesh, Pipeline, PlainDDP
-from unisono.parallel.pipeline import HEADER, ORDERS, _Step, table
+from unisono.parallel.model.pipeline import HEADER, _PipelineStep
+from unisono.parallel.model.pipeline_order import ORDERS, table
 
 LAYERS = 6
 AGREED, LOSS = 8, 8
@@ -69,7 +72,7 @@ def learn(pipe, replica=0, after=lambda: None):
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("m", [1, 3, 7])
-def test_as_one_process(threads, n, order, m):
+def test_pipeline_equals_one_process(threads, n, order, m):
     """Seven rows in up to seven micro-batches, also uneven ones."""
     losses, right = alone()
 
@@ -85,7 +88,7 @@ def test_as_one_process(threads, n, order, m):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
-def test_both_orders_give_the_same_bits(threads, n):
+def test_gpipe_and_1f1b_have_the_same_bits(threads, n):
     def run(comm, order):
         pipe = Pipeline(deep(), comm, microbatches=4, order=order)
         return learn(pipe), pipe.whole_state()
@@ -102,7 +105,7 @@ def in_a_process(rank):
 
 
 @pytest.mark.sweep
-def test_ranks_that_are_processes(processes):
+def test_pipeline_on_processes_equals_one_process(processes):
     losses, _ = alone()
     found = processes(3, in_a_process)
     for mine, _ in found:
@@ -110,7 +113,7 @@ def test_ranks_that_are_processes(processes):
     assert [held for _, held in found] == [["0"], ["1", "2"], ["3", "4", "5"]]
 
 
-def test_large_messages_on_both_ways(threads):
+def test_large_messages_in_both_directions_do_not_deadlock(threads):
     """More than any window holds: nobody waits for somebody who waits for him."""
 
     def run(comm):
@@ -124,7 +127,7 @@ def test_large_messages_on_both_ways(threads):
     threads(2, run)
 
 
-def test_with_data_parallelism_on_a_mesh(threads):
+def test_pipeline_with_data_parallelism_equals_one_process(threads):
     losses, right = alone(replicas=2)
 
     def run(comm):
@@ -147,7 +150,7 @@ def test_with_data_parallelism_on_a_mesh(threads):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("n", [1, 2, 4, 7])
 @pytest.mark.parametrize("m", [1, 2, 5, 12])
-def test_orders_can_be_run(order, n, m):
+def test_orders_do_not_deadlock(order, n, m):
     """Each micro-batch once each way, and never before what it waits for."""
     tables = [ORDERS[order](stage, n, m) for stage in range(n)]
     done, at = set(), [0] * n
@@ -170,16 +173,16 @@ def test_orders_can_be_run(order, n, m):
     assert len(done) == 2 * m * n
 
 
-def test_what_a_stage_holds(threads, monkeypatch):
+def test_stage_holds_at_most_the_stated_micro_batches(threads, monkeypatch):
     """gpipe: all m micro-batches; 1f1b: as many as there are stages from here on."""
     most = {}
-    finish = _Step.finish
+    finish = _PipelineStep.finish
 
     def watched(step):
         most[step.pipe.order, step.rank] = step.most_held
         finish(step)
 
-    monkeypatch.setattr(_Step, "finish", watched)
+    monkeypatch.setattr(_PipelineStep, "finish", watched)
 
     def run(comm):
         for order in ORDERS:
@@ -191,14 +194,14 @@ def test_what_a_stage_holds(threads, monkeypatch):
     assert [most["1f1b", r] for r in range(3)] == [3, 2, 1]
 
 
-def test_the_table():
+def test_table_lists_the_actions_of_each_stage():
     assert list(table("gpipe", 1, 2)) == ["F0 F1 B0 B1"]
     assert list(table("1f1b", 3, 4))[1] == "F0 F1 B0 F2 B1 F3 B2 B3"
 
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_volume_to_the_byte(threads, n):
+def test_pipeline_sends_the_bytes_of_the_formula(threads, n):
     m, rows = 3, 7
 
     def sent(comm):
@@ -220,27 +223,27 @@ def test_volume_to_the_byte(threads, n):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"microbatches": 0}, "microbatches = 0: at least one"),
         ({"order": "2f2b"}, "unknown order of a pipeline '2f2b'"),
-        ({"at": [3, 2]}, "6 layers, at = .3, 2.: expected 2 numbers that rise"),
-        ({"at": [3]}, "expected 2 numbers"),
+        ({"at": [3, 2]}, "6 layers, at = .3, 2.: expected 2 ascending numbers"),
+        ({"at": [3]}, "expected 2 ascending numbers"),
     ],
 )
-def test_options_that_cannot_be(threads, options, told):
-    with pytest.raises(BadArgument, match=told):
+def test_pipeline_options_out_of_range_are_refused(threads, options, message):
+    with pytest.raises(BadArgument, match=message):
         threads(3, lambda c: Pipeline(deep(), c, **{"microbatches": 2, **options}))
 
 
-def test_more_stages_than_layers(threads):
+def test_more_stages_than_layers_are_refused(threads):
     layers = nn.Sequential(nn.Linear(1, 1))
     with pytest.raises(BadArgument, match="1 layers"):
         threads(2, lambda comm: Pipeline(layers, comm, microbatches=1))
 
 
 @pytest.mark.parametrize("missing", ["x", "target", "loss"])
-def test_what_is_missing_is_told_to_all(refusals, missing):
+def test_missing_inputs_raise_on_all_ranks(refusals, missing):
     def run(comm):
         pipe = Pipeline(deep(), comm, microbatches=2)
         x, y = batch(0)
@@ -253,7 +256,7 @@ def test_what_is_missing_is_told_to_all(refusals, missing):
         assert f"{missing} is missing on rank {where}" in str(error)
 
 
-def test_too_few_rows(threads, refusals):
+def test_fewer_rows_than_micro_batches_are_refused(threads, refusals):
     def run(comm):
         pipe = Pipeline(deep(), comm, microbatches=9)
         pipe.step(*batch(0), functional.mse_loss)
@@ -264,7 +267,7 @@ def test_too_few_rows(threads, refusals):
         assert "has 7 rows for 9 micro-batches" in str(error)
 
 
-def test_ranks_that_differ(threads):
+def test_different_pipelines_on_ranks_are_named(threads):
     def number(comm):
         Pipeline(deep(), comm, microbatches=2 + comm.rank)
 
@@ -278,7 +281,7 @@ def test_ranks_that_differ(threads):
         threads(2, rows)
 
 
-def test_one_step_more_on_a_rank_is_found(threads):
+def test_one_more_step_on_a_rank_is_detected(threads):
     def run(comm):
         pipe = Pipeline(deep(), comm, microbatches=2)
         for _ in range(1 + comm.rank):
@@ -289,7 +292,7 @@ def test_one_step_more_on_a_rank_is_found(threads):
         threads(2, run)
 
 
-def test_outputs_that_cannot_travel(threads):
+def test_outputs_of_other_types_are_refused(threads):
     def run(comm):
         layers = nn.Sequential(nn.Unflatten(1, (1,) * 8), nn.Flatten())
         pipe = Pipeline(layers, comm, microbatches=1)
@@ -297,3 +300,13 @@ def test_outputs_that_cannot_travel(threads):
 
     with pytest.raises(BadArgument, match="of up to 8 dims"):
         threads(2, run)
+
+
+def test_old_module_path_of_pipeline_works_and_warns():
+    sys.modules.pop("unisono.parallel.pipeline", None)
+    with pytest.warns(
+        DeprecationWarning, match="import Pipeline from unisono.parallel"
+    ):
+        old = importlib.import_module("unisono.parallel.pipeline")
+    assert old.table is table
+    assert old.Pipeline is Pipeline

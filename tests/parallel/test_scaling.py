@@ -1,9 +1,9 @@
-"""torch.amp.GradScaler over ranks: one has an overflow, and all skip the step."""
+"""torch.amp.GradScaler: if one rank has an overflow, all ranks skip the step."""
 
 import pytest
 import torch
-from cut_nets import PLAN, Net, net, tokens
 from nets import Mlp, batch, loss_of, made, same, weights
+from sharded_nets import PLAN, Net, net, tokens
 
 from unisono.errors import CollectiveMismatch
 from unisono.parallel import (
@@ -78,7 +78,7 @@ class CutAndSharded:
 def learn(comm, run, first, overflows=True):
     """The scale after each step, and whether it changed the weights; at last these."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    told = []
+    history = []
     for step in range(STEPS):
         before = weights_of(run)
         run.opt.zero_grad()
@@ -91,8 +91,8 @@ def learn(comm, run, first, overflows=True):
         scaler.update()
         after = weights_of(run)
         moved = any(not torch.equal(before[k], after[k]) for k in after)
-        told.append((scaler.get_scale(), moved))
-    return told, after
+        history.append((scaler.get_scale(), moved))
+    return history, after
 
 
 def weights_of(run):
@@ -106,23 +106,23 @@ RIGHT = [(1024.0, True), (512.0, False), (512.0, True)]
 @pytest.mark.parametrize("name", ["fsdp", "fused", "zero1", "zero2", "zero3", "onebit"])
 def test_all_ranks_skip_if_one_has_an_overflow(threads, name, first):
     found = threads(3, lambda comm: learn(comm, Sharded(comm, name), first))
-    for told, state in found:
-        assert told == RIGHT
+    for history, state in found:
+        assert history == RIGHT
         same(state, found[0][1])
 
 
-def test_ranks_of_a_mesh_skip_together(threads):
+def test_all_ranks_of_a_mesh_skip_if_one_has_an_overflow(threads):
     def run(comm):
         with Mesh(comm, dp=2, tp=2) as mesh:
             return learn(comm, CutAndSharded(comm, mesh), "step")
 
     found = threads(4, run)
-    for told, state in found:
-        assert told == RIGHT
+    for history, state in found:
+        assert history == RIGHT
         same(state, found[0][1])
 
 
-def test_cut_layers_skip_together(threads):
+def test_tensor_parallel_ranks_skip_if_one_has_an_overflow(threads):
     def run(comm):
         with Mesh(comm, tp=2) as mesh:
             return learn(comm, Cut(comm, mesh), "step")
@@ -133,11 +133,11 @@ def test_cut_layers_skip_together(threads):
             self.model = parallelize(net(Net), self.tp, PLAN)
             self.opt = torch.optim.SGD(self.model.parameters(), **SGD)
 
-    for told, _ in threads(2, run):
-        assert told == RIGHT
+    for history, _ in threads(2, run):
+        assert history == RIGHT
 
 
-def test_overflow_in_one_ranks_batch_reaches_all_by_the_mean(threads):
+def test_overflow_in_one_batch_reaches_all_ranks_by_the_mean(threads):
     """DDP needs no agreement: gradients are the same on all ranks."""
 
     class Flooded(Sharded):
@@ -150,11 +150,11 @@ def test_overflow_in_one_ranks_batch_reaches_all_by_the_mean(threads):
         def overflow(self):
             pass
 
-    for told, _ in threads(2, lambda c: learn(c, Flooded(c, "ddp"), "step")):
-        assert told == RIGHT
+    for history, _ in threads(2, lambda c: learn(c, Flooded(c, "ddp"), "step")):
+        assert history == RIGHT
 
 
-def test_no_overflow_and_it_is_as_without_a_scaler(threads):
+def test_scaler_without_overflow_changes_nothing(threads):
     def run(comm):
         scaled = learn(comm, Sharded(comm, "fsdp"), "step", overflows=False)
         plain = Sharded(comm, "fsdp")
@@ -168,7 +168,7 @@ def test_no_overflow_and_it_is_as_without_a_scaler(threads):
     assert threads(2, run) == [[(1024.0, True)] * STEPS] * 2
 
 
-def test_other_optimizers_are_left_alone():
+def test_optimizers_without_shards_are_not_affected():
     inner = made(Mlp)
     opt = torch.optim.SGD(inner.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -182,7 +182,7 @@ def test_other_optimizers_are_left_alone():
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp"])
-def test_step_skipped_by_hand_on_one_rank_is_told_as_such(refusals, name):
+def test_step_skipped_on_one_rank_is_explained(refusals, name):
     def run(comm):
         rank = Sharded(comm, name)
         for step in range(3):

@@ -1,4 +1,4 @@
-"""Batch norm over all ranks: what the whole batch on one would give."""
+"""Batch norm over all ranks against batch norm of the whole batch."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def batches(n, shape, dtype=torch.float64):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 2)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_as_the_whole_batch(threads, n, shape, affine):
+def test_batch_norm_equals_that_of_the_whole_batch(threads, n, shape, affine):
     kind = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}[len(shape)]
     whole, up = batches(n, shape)
     right = kind(3, affine=affine, dtype=torch.float64)
@@ -57,7 +57,7 @@ def test_as_the_whole_batch(threads, n, shape, affine):
         torch.testing.assert_close(bias, right.bias.grad)
 
 
-def test_bytes(threads):
+def test_batch_norm_sends_the_bytes_of_the_formula(threads):
     def run(comm):
         norm = SyncBatchNorm(6, comm)
         x = torch.ones(2, 6, requires_grad=True)
@@ -71,7 +71,7 @@ def test_bytes(threads):
     assert threads(3, run) == [(4 * 2 * (7 + 6), 4 * 2 * 12)] * 3
 
 
-def test_convert_keeps_weights_and_trains_under_ddp(threads):
+def test_convert_keeps_weights_and_trains_with_ddp(threads):
     def run(comm):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
@@ -87,7 +87,7 @@ def test_convert_keeps_weights_and_trains_under_ddp(threads):
     assert torch.equal(one, two)
 
 
-def test_half_precision_sums_in_float32(threads):
+def test_half_precision_is_summed_in_float32(threads):
     def run(comm):
         norm = SyncBatchNorm(2, comm)
         x = (torch.randn(64, 2) * 0.1 + 300).bfloat16()
@@ -99,6 +99,6 @@ def test_half_precision_sums_in_float32(threads):
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4)])
-def test_inputs_that_do_not_fit(threads, shape):
+def test_inputs_with_other_channels_are_refused(threads, shape):
     with pytest.raises(BadArgument, match=r"expected \(N, 3, ...\)"):
         threads(1, lambda comm: SyncBatchNorm(3, comm)(torch.ones(shape)))

@@ -1,10 +1,11 @@
-"""Tensor and sequence parallelism: what one process would get, at what price."""
+"""Tensor and sequence parallelism: results against one process, and bytes sent."""
 
 import re
 
 import pytest
 import torch
-from cut_nets import (
+from nets import NS, STEPS, made, same, weights
+from sharded_nets import (
     HEADS,
     LAYERS,
     LENGTH,
@@ -20,7 +21,6 @@ from cut_nets import (
     sgd,
     tokens,
 )
-from nets import NS, STEPS, made, same, weights
 from torch import nn
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ from unisono.parallel import (
     vocabulary_cross_entropy,
     whole_state,
 )
-from unisono.parallel.sequence import Enter
+from unisono.parallel.model.sequence import Enter
 
 SEQUENCE = sequence_plan(PLAN, on_shards=ON_SHARDS, enters="layers")
 PLANS = {"tensor": PLAN, "sequence": SEQUENCE}
@@ -74,7 +74,7 @@ def run(comm, plan, kind=Net, dtype=torch.float64, steps=STEPS, **options):
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("name", PLANS)
-def test_as_one_process(threads, n, name):
+def test_tensor_and_sequence_parallelism_equal_one_process(threads, n, name):
     losses, right = one_process()
     found = threads(n, run, PLANS[name])
     for mine, state in found:
@@ -84,7 +84,7 @@ def test_as_one_process(threads, n, name):
         same(state, found[0][1])
 
 
-def test_replicated_parameters_stay_the_same_to_the_bit(threads):
+def test_replicated_parameters_keep_the_same_bits_on_all_ranks(threads):
     def finals(comm):
         model = parallelize(net(Net, torch.float32), comm, SEQUENCE)
         learn(comm, model, comm, 3)
@@ -96,7 +96,7 @@ def test_replicated_parameters_stay_the_same_to_the_bit(threads):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_in_single_precision(threads, name):
+def test_single_precision_equals_one_process_within_rounding(threads, name):
     losses, right = one_process(Net, torch.float32)
     for mine, state in threads(2, run, PLANS[name], Net, torch.float32):
         assert mine == pytest.approx(losses, rel=1e-4)
@@ -113,7 +113,7 @@ def test_tied_embeddings_stay_tied(threads, name):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_shards_from_the_embedding_on(threads, n):
+def test_sequence_sharded_from_the_embedding_equals_one_process(threads, n):
     losses, right = one_process(Placeless, steps=5)
     plan = sequence_plan(PLAN, on_shards=ON_SHARDS)
     for mine, state in threads(n, run, plan, Placeless, torch.float64, 5):
@@ -122,7 +122,7 @@ def test_shards_from_the_embedding_on(threads, n):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_with_data_parallelism_on_a_mesh(threads, name):
+def test_tensor_and_data_parallelism_equal_one_process(threads, name):
     losses, right = one_process(replicas=2)
 
     def both(comm):
@@ -140,7 +140,7 @@ def test_with_data_parallelism_on_a_mesh(threads, name):
     assert means == pytest.approx(losses, rel=1e-11)
 
 
-def test_reproducible_is_bit_for_bit_the_sum_in_rank_order(threads):
+def test_reproducible_has_the_bits_of_the_sum_in_rank_order(threads):
     n = 3
     plain = nn.Linear(4 * n, 2)
     x = torch.randn(5, 4 * n)
@@ -165,7 +165,7 @@ def in_a_process(rank):
 
 
 @pytest.mark.sweep
-def test_ranks_that_are_processes(processes):
+def test_tensor_parallelism_on_processes_equals_one_process(processes):
     losses, right = one_process(steps=3)
     for mine, state in processes(2, in_a_process):
         assert mine == pytest.approx(losses, rel=1e-11)
@@ -194,7 +194,9 @@ def sent(comm, plan, rows):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("rows", [2, 8])
-def test_tensor_sends_two_all_reduces_per_block_and_direction(threads, n, rows):
+def test_tensor_parallelism_sends_two_all_reduces_per_block_and_direction(
+    threads, n, rows
+):
     activation = rows * LENGTH * WIDTH * 8
     right = 2 * LAYERS * all_reduce_bytes(n, activation)
     assert threads(n, sent, PLAN, rows) == [(right, right)] * n
@@ -202,7 +204,7 @@ def test_tensor_sends_two_all_reduces_per_block_and_direction(threads, n, rows):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_sequence_sends_the_same_bytes_in_two_halves(threads, n):
+def test_sequence_parallelism_sends_the_bytes_of_tensor_parallelism(threads, n):
     rows = 8
     activation = rows * LENGTH * WIDTH * 8
     half = (n - 1) * activation // n
@@ -234,7 +236,7 @@ def test_cross_entropy_sends_three_numbers_per_token(threads, n):
     assert threads(n, run) == [(right, 0)] * n
 
 
-def test_memory_of_cut_weights_is_a_share(threads):
+def test_sharded_weights_have_an_nth_of_the_memory(threads):
     def held(comm):
         model = parallelize(net(), comm, PLAN)
         cut = {k: p for k, p in model.named_parameters() if p.dim() == 2}
@@ -251,7 +253,7 @@ def test_memory_of_cut_weights_is_a_share(threads):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_against_torch(threads, n, reduction):
+def test_cross_entropy_equals_that_of_torch(threads, n, reduction):
     source = torch.Generator().manual_seed(5)
     whole = 30 * torch.randn(3, 7, 24, generator=source, dtype=torch.float64)
     target = torch.randint(24, (3, 7), generator=source)
@@ -293,7 +295,7 @@ def test_cross_entropy_of_half_precision_is_computed_in_single(threads):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("padding", [None, 5])
-def test_embedding_against_torch(threads, n, padding):
+def test_embedding_equals_that_of_torch(threads, n, padding):
     plain = nn.Embedding(12, 3, padding_idx=padding).double()
     words = torch.tensor([[0, 5, 11, 5], [7, 3, 3, 1]])
     right = plain(words)
@@ -314,7 +316,7 @@ def test_embedding_against_torch(threads, n, padding):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_column_that_gathers_is_a_plain_layer(threads, n):
+def test_column_with_gather_equals_a_linear_layer(threads, n):
     plain = nn.Linear(5, 24).double()
     x = torch.randn(4, 5, dtype=torch.float64)
     a = x.clone().requires_grad_()
@@ -337,7 +339,7 @@ def test_column_that_gathers_is_a_plain_layer(threads, n):
     torch.testing.assert_close(torch.cat(threads(n, run)), plain.weight.grad)
 
 
-def test_plain_state_goes_in_and_out(threads):
+def test_whole_state_saves_and_loads(threads):
     right = weights(net(seed=7))
 
     def run(comm):
@@ -418,7 +420,7 @@ def test_members_of_other_classes_may_be_left_out(threads):
     threads(2, run)
 
 
-def test_layer_that_stands_twice_is_cut_once_for_both(threads):
+def test_layer_with_two_names_is_sharded_once(threads):
     def run(comm):
         one = Layer().double()
         model = nn.Sequential(one, one)
@@ -437,7 +439,7 @@ def test_module_named_twice_is_refused(refusals):
         assert "blocks.0 is matched by 'blocks.*' and by '*.0'" in str(error)
 
 
-def test_sequence_enters_a_list_by_its_first_layer(refusals, threads):
+def test_sequence_that_enters_a_module_list_is_refused(refusals, threads):
     plan = attention_plan("blocks.*", **NAMES)
     plan |= mlp_plan("blocks.*.mlp", up="0", down="2")
     norms = ["blocks.*.before", "blocks.*.after"]
@@ -469,7 +471,7 @@ def test_sequence_enters_a_list_by_its_first_layer(refusals, threads):
         torch.testing.assert_close(torch.cat(found, 1), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_on_shards_are_summed_once(threads):
+def test_gradients_of_tied_parameters_on_shards_are_summed_once(threads):
     def run(comm):
         norm = nn.LayerNorm(4)
         model = nn.ModuleDict({"a": norm, "b": norm, "c": nn.Linear(4, 4)})
@@ -481,17 +483,17 @@ def test_gradients_on_shards_are_summed_once(threads):
     assert threads(2, run) == [[2.0] * 4] * 2
 
 
-def test_cut_layers_do_not_work_on_shards(refusals):
+def test_sharded_layers_in_on_shards_are_refused(refusals):
     plan = sequence_plan(PLAN, on_shards=["layers.*.mlp"], enters="layers")
     for error in refusals(2, lambda comm: parallelize(net(), comm, plan)):
-        assert "on_shards names layers.0.mlp, whose 0.weight is cut" in str(error)
+        assert "on_shards names layers.0.mlp, whose 0.weight is sharded" in str(error)
 
 
 # --- what cannot be
 
 
 @pytest.mark.parametrize(
-    ("plan", "told"),
+    ("plan", "message"),
     [
         ({"layers.*.qvk": Column()}, "unknown module in the plan 'layers.*.qvk'"),
         ({"norm": Column()}, r"norm is a LayerNorm, Column.* is for an nn.Linear"),
@@ -500,12 +502,12 @@ def test_cut_layers_do_not_work_on_shards(refusals):
         ({"head": "column"}, "the plan has 'column' for 'head'"),
     ],
 )
-def test_plans_that_cannot_be(threads, plan, told):
-    with pytest.raises(BadArgument, match=told):
+def test_plans_with_wrong_names_or_styles_are_refused(threads, plan, message):
+    with pytest.raises(BadArgument, match=message):
         threads(2, lambda comm: parallelize(net(), comm, plan))
 
 
-def test_a_dim_that_cannot_be_divided(threads):
+def test_dims_that_ranks_do_not_divide_are_refused(threads):
     def column(comm):
         ColumnLinear(nn.Linear(4, 7), comm)
 
@@ -524,7 +526,7 @@ def test_a_dim_that_cannot_be_divided(threads):
         threads(2, length)
 
 
-def test_ranks_that_differ(threads):
+def test_different_plans_on_ranks_are_named(threads):
     def shapes(comm):
         parallelize(nn.Linear(4 + comm.rank, 4), comm, {"": Column()})
 
@@ -537,7 +539,7 @@ def test_ranks_that_differ(threads):
         threads(2, plans)
 
 
-def test_inputs_that_are_not_shards(threads):
+def test_row_linear_refuses_inputs_that_are_not_shards(threads):
     def run(comm):
         RowLinear(nn.Linear(8, 2), comm)(torch.ones(3, 8))
 
@@ -545,15 +547,15 @@ def test_inputs_that_are_not_shards(threads):
         threads(2, run)
 
 
-def test_a_tie_that_the_plan_would_break(threads):
-    with pytest.raises(BadArgument, match="is shared with a layer that the plan cuts"):
+def test_plan_that_shards_one_of_two_tied_layers_is_refused(threads):
+    with pytest.raises(BadArgument, match="is tied to a layer that the plan shards"):
         threads(2, lambda comm: parallelize(net(Tied), comm, {"words": Vocabulary()}))
     plan = {"words": Vocabulary(), "head": Row()}
-    with pytest.raises(BadArgument, match="cuts it in two ways"):
+    with pytest.raises(BadArgument, match="shards it in two ways"):
         threads(2, lambda comm: parallelize(net(Tied), comm, plan))
 
 
-def test_words_that_nobody_has(threads):
+def test_tokens_outside_the_vocabulary_are_refused(threads):
     def embedding(comm):
         VocabularyEmbedding(nn.Embedding(4, 2), comm)(torch.tensor([4]))
 
@@ -564,25 +566,25 @@ def test_words_that_nobody_has(threads):
         vocabulary_cross_entropy(torch.zeros(2, 2), torch.tensor([0]), comm)
 
     def reduction(comm):
-        told = torch.tensor([0, 1])
-        vocabulary_cross_entropy(torch.zeros(2, 2), told, comm, reduction="max")
+        targets = torch.tensor([0, 1])
+        vocabulary_cross_entropy(torch.zeros(2, 2), targets, comm, reduction="max")
 
     def sparse(comm):
         VocabularyEmbedding(nn.Embedding(4, 2, sparse=True), comm)
 
-    for wrong, told in [
+    for wrong, message in [
         (embedding, r"tokens from 4 to 4; the vocabulary has 4 words"),
         (target, "tokens from -1"),
         (shapes, "expected one target for each row"),
         (reduction, "reduction = 'max'"),
-        (sparse, "sparse gradients cannot be cut"),
+        (sparse, "sparse gradients cannot be sharded"),
     ]:
-        with pytest.raises(BadArgument, match=told):
+        with pytest.raises(BadArgument, match=message):
             threads(2, wrong)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_one_more_forward_on_a_rank_is_found(threads, name):
+def test_one_more_forward_of_a_sharded_layer_is_detected(threads, name):
     def run(comm):
         model = parallelize(net(), comm, PLANS[name])
         x, y = tokens(0)
@@ -594,6 +596,6 @@ def test_one_more_forward_on_a_rank_is_found(threads, name):
         threads(2, run)
 
 
-def test_a_module_has_one_place_in_a_plan():
+def test_module_in_plan_and_on_shards_is_refused():
     with pytest.raises(BadArgument, match="'head' is in the plan already"):
         sequence_plan(PLAN, on_shards=["head"])

@@ -1,4 +1,4 @@
-"""The example that trains by every strategy: they all learn the same."""
+"""The example that trains with every strategy: the losses are the same."""
 
 import copy
 import importlib.util
@@ -30,8 +30,8 @@ _COPYING = threading.Lock()
 def run(comm, strategy, codec=None):
     with _COPYING:
         net = copy.deepcopy(NET)
-    told = SimpleNamespace(strategy=strategy, steps=STEPS, codec=codec)
-    return EXAMPLE.train(comm, net, TEXT, told)
+    options = SimpleNamespace(strategy=strategy, steps=STEPS, codec=codec)
+    return EXAMPLE.train(comm, net, TEXT, options)
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +64,14 @@ def test_every_strategy_has_the_losses_of_one_process(threads, strategy, alone, 
 @pytest.mark.parametrize(
     ("strategy", "codec"), [("ddp", "topk:0.1"), ("fsdp", "fp8"), ("zero3", "int8")]
 )
-def test_with_codecs_it_learns_too(threads, strategy, codec, alone):
+def test_training_with_codecs_lowers_the_loss(threads, strategy, codec, alone):
     one, other = threads(2, run, strategy, codec)
     assert one == other
     assert one[0] == pytest.approx(alone[0], rel=0.01)  # parameters may be in codes
     assert one[-1] < 0.9 * one[0]
 
 
-def test_experts_learn_too(threads):
+def test_training_with_experts_lowers_the_loss(threads):
     one, other = threads(2, run, "experts")
     assert one == other
     assert one[-1] < one[0]

@@ -1,4 +1,4 @@
-"""ZeRO in its three stages: what one process would get, and what is sharded."""
+"""The stages of ZeRO: results against one process, bytes sent, and memory."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def run(comm, kind, stage, how=SGD, clip=None, steps=20):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_bit_for_bit_as_one_process(threads, n, stage):
+def test_zero_has_the_bits_of_one_process(threads, n, stage):
     losses, right = alone(Gpt, n)
     for rank, (mine, found) in enumerate(threads(n, run, Gpt, stage)):
         assert mine == [step[rank] for step in losses]
@@ -71,7 +71,7 @@ OPTIMIZERS = [
 
 @pytest.mark.quick(name=["Adam", "SGD"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_that_works_element_by_element(threads, name):
+def test_elementwise_optimizers_equal_one_process(threads, name):
     maker = getattr(torch.optim, name)
     _, right = alone(Mlp, 3, steps=5, optimizer=lambda p: maker(p, lr=1e-3))
     found = threads(3, run, Mlp, 2, (maker, {"lr": 1e-3}), None, 5)
@@ -80,7 +80,7 @@ def test_any_optimizer_that_works_element_by_element(threads, name):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_clipping_by_the_global_norm(threads, stage):
+def test_zero_clips_by_the_norm_of_the_whole_model(threads, stage):
     _, right = alone(Mlp, 3, clip=0.05)
     for _, found in threads(3, run, Mlp, stage, SGD, 0.05):
         same(found, right, 1e-5)
@@ -89,7 +89,7 @@ def test_clipping_by_the_global_norm(threads, stage):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_volume_to_the_byte(threads, n, stage):
+def test_zero_sends_the_bytes_of_the_formula(threads, n, stage):
     """2(n-1)/n of P in stages 1 and 2, 3(n-1)/n in stage 3, to the element."""
 
     def sent(comm):
@@ -125,13 +125,13 @@ def held(tensors):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_memory_falls_as_the_formula_says(threads, n, stage):
+def test_zero_has_the_memory_of_the_formula(threads, n, stage):
     def measure(comm):
         net = made(Gpt)
         opt = ZeRO(net, comm, torch.optim.AdamW, stage=stage, lr=1e-3)
         train(comm, net, opt, Gpt, steps=2)
-        params = held([*net.parameters(), *(p.param for p in opt.pieces)])
-        grads = held([p.param.grad for p in opt.pieces])
+        params = held([*net.parameters(), *(p.param for p in opt.local_shards)])
+        grads = held([p.param.grad for p in opt.local_shards])
         if stage == 1:
             grads += held([b.data for b in opt._sharding.buckets.buckets])
         moments = held([v for s in opt.state.values() for v in s.values() if v.ndim])
@@ -146,7 +146,7 @@ def test_memory_falls_as_the_formula_says(threads, n, stage):
 
 
 @pytest.mark.parametrize("stages", [(1, 3), (2, 2), (3, 1)])
-def test_state_of_one_world_goes_on_in_another(threads, stages):
+def test_state_loads_in_another_world_size_and_stage(threads, stages):
     """Ten steps on 3 ranks, then ten on 2, as one process would go on."""
     before, after = stages
 
@@ -182,7 +182,7 @@ def test_state_of_one_world_goes_on_in_another(threads, stages):
         same(found, weights(net), 1e-5)
 
 
-def test_groups_schedulers_and_accumulation(threads):
+def test_groups_schedulers_and_accumulation_equal_one_process(threads):
     def run(comm):
         net = made(Mlp)
         groups = [
@@ -235,7 +235,7 @@ def test_groups_schedulers_and_accumulation(threads):
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_no_sync(threads, stage):
+def test_zero_no_sync_accumulates_without_sending(threads, stage):
     def run(comm):
         net = made(Mlp)
         opt = ZeRO(net, comm, SGD[0], stage=stage, reproducible=True, **SGD[1])
@@ -257,13 +257,13 @@ def test_no_sync(threads, stage):
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "SparseAdam"])
-def test_optimizers_that_need_whole_parameters(threads, name):
-    with pytest.raises(BadArgument, match=f"{name} needs whole parameters"):
+def test_optimizers_that_need_full_parameters_are_refused(threads, name):
+    with pytest.raises(BadArgument, match=f"{name} needs full parameters"):
         threads(2, lambda c: ZeRO(made(Mlp), c, getattr(torch.optim, name)))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_closure(threads, stage):
+def test_closures_are_refused(threads, stage):
     def run(comm):
         opt = ZeRO(made(Mlp), comm, torch.optim.SGD, stage=stage, lr=0.1)
         with pytest.raises(UsageError, match="closures are not supported"):
@@ -272,7 +272,7 @@ def test_a_closure(threads, stage):
     threads(1, run)
 
 
-def test_what_else_cannot_be(threads):
+def test_wrong_stages_and_groups_are_refused(threads):
     def run(comm):
         with pytest.raises(BadArgument, match="expected 1, 2 or 3"):
             ZeRO(made(Mlp), comm, torch.optim.SGD, stage=4, lr=0.1)
@@ -285,7 +285,7 @@ def test_what_else_cannot_be(threads):
                 groups=[{"params": [nn.Parameter(torch.ones(1))]}],
             )
         opt = ZeRO(made(Mlp), comm, torch.optim.SGD, stage=2, lr=0.1)
-        with pytest.raises(UsageError, match="stage 2 keeps no whole"), opt.no_sync():
+        with pytest.raises(UsageError, match="stage 2 keeps no full"), opt.no_sync():
             pass
         with pytest.raises(BadArgument, match="the state has groups"):
             opt.load_state_dict({"state": {}, "param_groups": [{"params": ["x"]}]})
@@ -293,6 +293,6 @@ def test_what_else_cannot_be(threads):
     threads(1, run)
 
 
-def test_ranks_with_different_modules(threads):
+def test_different_modules_on_zero_ranks_are_named(threads):
     with pytest.raises(CollectiveMismatch, match=r"rank 1 has weight: float32\[3, 2\]"):
         threads(2, lambda c: ZeRO(nn.Linear(2, 2 + c.rank), c, torch.optim.SGD, lr=1))

@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that, interrupt_in_call
 from test_failures import blocked, calls_by_name, check_mismatch, ones, until_broken
 
+from forked import Forks, attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import Trouble
@@ -96,7 +96,7 @@ def messages(comm):
 def objects(comm):
     n, me = comm.world_size, comm.rank
     told = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
-    every = comm.all_gather_object([me] * me)
+    every = comm.all_gather_objects([me] * me)
     right = told["from"] == n - 1 and every == [[r] * r for r in range(n)]
     return [] if right else ["objects"]
 
@@ -232,7 +232,7 @@ def is_late(rank, count, late):
             rank.until("passed", late)
             patience = 1.0
         else:
-            comm.core.native.set_patience(
+            comm.core.native.set_wait_policy(
                 *comm.core.transport.patience, int(0.2e9), int(20e9)
             )
             work = comm.all_reduce(ones(count), async_op=True)
@@ -413,7 +413,7 @@ def is_interrupted(rank, name):
         return error, time.monotonic() - began
     await_that(
         lambda: (
-            comm.core.native.verdict()[0] != Trouble.NONE
+            comm.core.native.failure()[0] != Trouble.NONE
             or any(comm.core.native.states()[0][4:6])
         ),
         "that it gives up, leaves or dies",

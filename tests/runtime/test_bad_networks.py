@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from forked import Forks, attempt
 
+from forked import Forks, attempt
 from unisono.errors import PeerLost
 from unisono.runtime.world.address import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across

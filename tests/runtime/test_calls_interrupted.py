@@ -10,9 +10,9 @@ import threading
 
 import numpy as np
 import pytest
-from forked import Forks, await_that, interrupt_in_call
 
 import unisono
+from forked import Forks, await_that, interrupt_in_call
 
 COUNT = 64
 M_PERTURB = -6
@@ -39,7 +39,7 @@ def failed_before_handler_raises(rank, way):
         return None
 
     def handler(*_):
-        comm.core.native.give_up(1, True)
+        comm.core.native.abort_unreachable(1, True)
         raise Asked
 
     signal.signal(signal.SIGUSR1, handler)

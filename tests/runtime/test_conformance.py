@@ -1,6 +1,9 @@
 """Every algorithm on threads and on processes: what the schedule says, to the bit."""
 
 import pytest
+from variants import VARIANTS
+
+import unisono
 from conformance import (
     WORLDS,
     check,
@@ -10,9 +13,6 @@ from conformance import (
     perform,
     prepare,
 )
-from variants import VARIANTS
-
-import unisono
 from unisono.algorithms import library
 from unisono.testing import world
 

@@ -6,9 +6,9 @@ real sockets, with frames, seals and checksums.
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, every_reduction, every_type, perform
 from variants import VARIANTS
 
+from conformance import check, every_algorithm, every_reduction, every_type, perform
 from unisono.algorithms import library
 from unisono.testing import world
 
@@ -79,7 +79,7 @@ def test_only_what_a_schedule_needs_is_connected():
     def streams(comm):
         comm.all_reduce(np.ones(1000), algorithm="ring")
         others = [r for r in range(6) if r != comm.rank]
-        return [r for r in others if comm.core.native.leads_to(r, False)]
+        return [r for r in others if comm.core.native.is_connected_to(r, False)]
 
     with world(6, hosts=range(6)) as w:
         assert w.run(streams) == [[(r + 1) % 6] for r in range(6)]

@@ -4,9 +4,9 @@
 """
 
 import pytest
-from conformance import check, every_algorithm, every_reduction, perform
 from test_conformance import ONE_OF_EACH
 
+from conformance import check, every_algorithm, every_reduction, perform
 from unisono.testing import Hosts, needs_hosts, world_across
 
 pytestmark = [pytest.mark.timeout(120), needs_hosts()]

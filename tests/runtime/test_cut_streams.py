@@ -38,7 +38,7 @@ ENCRYPTED = [None, pytest.param("mutual", marks=needs_tls)]
 
 
 def spec(how):
-    return ",".join(f"{name}:*:{how}" for name in _native.cut_names())
+    return ",".join(f"{name}:*:{how}" for name in _native.byte_limit_names())
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def small_messages(comm):
 
 def small_objects(comm):
     told = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
-    every = comm.all_gather_object([comm.rank] * comm.rank)
+    every = comm.all_gather_objects([comm.rank] * comm.rank)
     right = every == [[r] * r for r in range(comm.world_size)]
     return [] if right and told == {"from": comm.world_size - 1} else ["objects"]
 

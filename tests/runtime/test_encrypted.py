@@ -10,12 +10,12 @@ import socket
 import threading
 from pathlib import Path
 
-import changing
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, every_reduction, every_type, perform
 
+import elastic_programs
 import unisono
+from conformance import check, every_algorithm, every_reduction, every_type, perform
 from unisono.errors import (
     BadArgument,
     ConnectFailed,
@@ -29,7 +29,10 @@ pytestmark = pytest.mark.timeout(120)
 
 HERE = {
     "PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [
+            str(Path(__file__).parents[1] / "support"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
     )
 }
 ENCRYPTED = HERE | {"UNISONO_TLS": "mutual"}
@@ -287,7 +290,7 @@ def test_newcomers_must_encrypt_too():
         return {"UNISONO_JOIN": "1"} if rank == 2 else {}
 
     plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
-    told = plan.run(changing.grows_or_joins, 2, 3)
+    told = plan.run(elastic_programs.grows_or_joins, 2, 3)
     assert sorted(one[0] for one in told) == [0, 1, 2]
 
 
@@ -300,7 +303,7 @@ def joins_without(told):
             return f"{type(why).__name__}: {why}"
         finally:
             Path(told).touch()
-    with changing.begun(2) as comm:
+    with elastic_programs.begun(2) as comm:
         while comm.broadcast_object(not os.path.exists(told)):
             with pytest.raises(ConnectFailed):
                 comm.grow(3, timeout_s=1)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from forked import (
     Forks,
     attempt,
@@ -23,7 +24,6 @@ from forked import (
     interrupt_in_call,
     told,
 )
-
 from unisono import _native
 from unisono.errors import (
     BadArgument,
@@ -51,7 +51,7 @@ def ones(count=10, dtype="float32"):
 
 def until_broken(comm):
     """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm.core.native.verdict()[0] != Trouble.NONE, "a verdict")
+    await_that(lambda: comm.core.native.failure()[0] != Trouble.NONE, "a verdict")
 
 
 def until_called(comm, rank, seq):
@@ -85,7 +85,7 @@ def calls_by_name(name):
         "parts": lambda c: c.reduce_scatter(ones(12)),
         "exchange": lambda c: c.all_to_all(ones(12)),
         "barrier": lambda c: c.barrier(),
-        "objects": lambda c: c.all_gather_object(["a", 1]),
+        "objects": lambda c: c.all_gather_objects(["a", 1]),
         "split": lambda c: c.split(0),
     }[name]
 
@@ -471,7 +471,7 @@ def warns(rank):
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
-        comm.core.native.set_patience(
+        comm.core.native.set_wait_policy(
             *comm.core.transport.patience, int(0.2e9), int(20e9)
         )
         threading.Thread(target=tells_of_warnings, args=(rank, 3)).start()
@@ -532,7 +532,7 @@ def blocked(name):
         "work with limit": lambda c: c.barrier(async_op=True).wait(timeout_s=100),
         "queued": lambda c: (c.barrier(async_op=True), c.all_reduce(ones())),
         "split": lambda c: c.split(0),
-        "objects": lambda c: c.all_gather_object(1),
+        "objects": lambda c: c.all_gather_objects(1),
     }[name]
 
 
@@ -1075,7 +1075,7 @@ def breaks_before_joining(rank):
         comm.core.transport.communicator = refuse
         with pytest.raises(FileNotFoundError):
             comm.split(0)
-        comm.core.native.give_up(1, True)
+        comm.core.native.abort_unreachable(1, True)
         rank.until("heard", 1, 2)
         return None
     error = attempt(comm.split, 0)

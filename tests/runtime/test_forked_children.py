@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from forked import Forks, await_that
 
+from forked import Forks, await_that
 from unisono import _native, testing
 
 LIMIT_S = 30.0

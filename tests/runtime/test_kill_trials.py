@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kill_trials.trials import PLACEMENTS, Trial, TrialServer, draw, draw_jitter
 from unisono import _native
-from unisono.testing.faults import PLACEMENTS, Lab, Trial, draw, draw_jitter
 
 NATIVE = Path(__file__).parents[2] / "native"
 
@@ -32,7 +32,7 @@ AT = {
         Trial(5, 2, "objects", SMALL, hit=4),
     ],
     "lead.done": [
-        Trial(2, 1, "all_reduce", 5_000, hit=3, leave_at_once=True),
+        Trial(2, 1, "all_reduce", 5_000, hit=3, close_on_error=True),
         Trial(3, 0, "gather", 5_000, hit=2),
         Trial(4, 2, "reduce_scatter", SMALL, hit=5),
     ],
@@ -50,7 +50,7 @@ AT = {
         Trial(4, 2, "all_reduce", PIECES, algorithm="ring", hit=5),
         Trial(3, 0, "reduce", PIECES, hit=3),
         Trial(5, 1, "broadcast", PIECES, algorithm="chain", hit=4),
-        Trial(2, 0, "medley", PIECES, hit=20),
+        Trial(2, 0, "mixed", PIECES, hit=20),
     ],
     "action.done": [
         Trial(4, 1, "all_reduce", PIECES, algorithm="recursive_doubling", hit=2),
@@ -66,7 +66,7 @@ AT = {
     ],
     "reach.write": [Trial(2, 1, "all_reduce", PIECES, hit=2)],
     "generation.done": [
-        Trial(3, 0, "all_reduce", PIECES, hit=3, leave_at_once=True),
+        Trial(3, 0, "all_reduce", PIECES, hit=3, close_on_error=True),
         Trial(4, 3, "gather", PIECES, hit=2),
         Trial(5, 0, "barrier", hit=3),
     ],
@@ -110,7 +110,7 @@ ACROSS = {
     "stream.receive": [
         Trial(3, 1, "broadcast", PIECES, hit=7, hosts=(1, 2)),
         Trial(2, 0, "star", SMALL, hit=9, hosts=(1, 1)),
-        Trial(5, 4, "all_reduce", PIECES, hit=8, hosts=(2, 1, 2), leave_at_once=True),
+        Trial(5, 4, "all_reduce", PIECES, hit=8, hosts=(2, 1, 2), close_on_error=True),
     ],
     "call.begin": [Trial(3, 0, "split", SMALL, hit=3, hosts=(2, 1))],
     "lead.done": [Trial(3, 2, "all_reduce", SMALL, hit=2, hosts=(1, 2))],
@@ -123,8 +123,8 @@ ACROSS = {
 
 
 @pytest.fixture(scope="module")
-def lab():
-    with Lab() as made:
+def server():
+    with TrialServer() as made:
         yield made
 
 
@@ -146,40 +146,40 @@ first_or_all = pytest.mark.parametrize("only", [1, None], ids=["first", "all"])
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", AT)
-def test_survivors_name_a_rank_killed_at(name, only, lab):
+def test_survivors_name_a_rank_killed_at(name, only, server):
     for trial in AT[name][:only]:
         for hold in (False, True):
-            check_killed_at(name, trial, hold, lab)
+            check_killed_at(name, trial, hold, server)
 
 
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", ACROSS)
-def test_survivors_on_other_hosts_name_a_rank_killed_at(name, only, lab):
+def test_survivors_on_other_hosts_name_a_rank_killed_at(name, only, server):
     for number, trial in enumerate(ACROSS[name][:only]):
-        check_killed_at(name, trial, number % 2 == 1, lab)
+        check_killed_at(name, trial, number % 2 == 1, server)
 
 
-def check_killed_at(name, trial, hold, lab):
-    how = {"failpoint": name, "hold": hold, "patience_s": 25.0}
-    report = lab.run(msgspec.structs.replace(trial, **how))
+def check_killed_at(name, trial, hold, server):
+    how = {"failpoint": name, "hold": hold, "failpoint_timeout_s": 25.0}
+    report = server.run(msgspec.structs.replace(trial, **how))
     check(report)
     assert report.passed_failpoint, f"{name} was not passed in {report.trial}"
 
 
 @pytest.mark.quick(part=[0])
 @pytest.mark.parametrize("part", range(4))
-def test_survivors_name_a_rank_killed_at_any_time(part, lab):
+def test_survivors_name_a_rank_killed_at_any_time(part, server):
     seed = secrets.randbits(32)
     for trial in draw(seed, 12):
-        report = lab.run(trial)
+        report = server.run(trial)
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)
 
 
-def test_survivors_on_other_hosts_name_a_rank_killed_at_any_time(lab):
+def test_survivors_on_other_hosts_name_a_rank_killed_at_any_time(server):
     seed = secrets.randbits(32)
     for trial in draw(seed, 10, placements=PLACEMENTS):
-        report = lab.run(trial)
+        report = server.run(trial)
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)
 
 
@@ -203,9 +203,9 @@ STOPPED = [
     STOPPED,
     ids=lambda trial: f"{trial.program}-{trial.algorithm}-{trial.count}",
 )
-def test_a_stopped_rank_is_warned_about_and_named(trial, lab):
+def test_a_stopped_rank_is_warned_about_and_named(trial, server):
     stopped = msgspec.structs.replace(trial, action="stop", late_s=0.2, timeout_s=3.0)
-    report = lab.run(stopped)
+    report = server.run(stopped)
     check(report)
     warned = re.findall(
         r"unisono: rank (\d) has waited .* for rank (.*)", report.stderr
@@ -216,15 +216,15 @@ def test_a_stopped_rank_is_warned_about_and_named(trial, lab):
 
 @pytest.mark.quick(part=[0])
 @pytest.mark.parametrize("part", range(4))
-def test_results_are_right_when_ranks_dawdle(part, lab):
+def test_results_are_right_when_ranks_are_delayed(part, server):
     seed = secrets.randbits(32)
     for trial in draw_jitter(seed, 2, rounds=25):
-        report = lab.run(trial)
+        report = server.run(trial)
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)
 
 
-def test_results_are_right_when_ranks_of_several_hosts_dawdle(lab):
+def test_results_are_right_when_ranks_of_several_hosts_are_delayed(server):
     seed = secrets.randbits(32)
     for trial in draw_jitter(seed, 2, rounds=25, placements=PLACEMENTS):
-        report = lab.run(trial)
+        report = server.run(trial)
         assert not report.problems, (seed, report.trial, report.problems, report.stderr)

@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from forked import Forks, attempt
 from test_cut_streams import ENCRYPTED
 
+from forked import Forks, attempt
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
 from unisono.runtime.observe.failures import Trouble
@@ -188,11 +188,11 @@ def test_a_verdict_that_a_lifeline_brings(victim, wrong):
     ends = socket.socketpair()
     wires = [_native.SocketWire(end.detach()) for end in ends]
     nothing = (b"", b"")
-    victim.core.transport.engine.live(
+    victim.core.transport.engine.connect_lifeline(
         [wires[1], None], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9
     )
     hub = _native.Lifeline(0, [None, wires[0]], [nothing, (KEY, KEY)])
-    assert hub.tell_verdict(victim.core.agreed, wrong)
+    assert hub.announce_failure(victim.core.agreed, wrong)
     with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
         victim.broadcast(np.ones(4), root=0)
     hub.close()

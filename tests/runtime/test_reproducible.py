@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from conformance import Case, bits, check, perform
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import unisono
+from conformance import Case, bits, check, perform
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument
 from unisono.testing import world

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import Forks, attempt, await_that
 
+from forked import Forks, attempt, await_that
 from unisono import _native
 
 NOBODY = 65534
@@ -140,7 +140,7 @@ def takes_in_late(rank):
     error = attempt(comm.core.transport.await_segment, 0, 2, 20.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await_that(lambda: engine.has(0, 2), "the segment")
-    await_that(lambda: not engine.starved(), "the end of the shortage")
+    await_that(lambda: not engine.out_of_resources(), "the end of the shortage")
     comm.barrier()
     return error
 

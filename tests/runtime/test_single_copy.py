@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, perform
-from forked import Forks, await_that, interrupt_in_call
 
 import unisono
+from conformance import check, every_algorithm, perform
+from forked import Forks, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import CollectiveTimeout
 from unisono.runtime.plan.plans import REACHES_FROM
@@ -43,7 +43,7 @@ def warm(comm):
 
 def reaching(comm, cases):
     warm(comm)
-    return perform(comm, cases), comm.core.native.reach()
+    return perform(comm, cases), comm.core.native.cross_memory_access()
 
 
 @pytest.mark.quick(n=[2])
@@ -73,7 +73,7 @@ def without(comm):
     warm(comm)
     x = np.full(large(2), comm.rank + 1, np.float32)
     comm.all_reduce(x)
-    return float(x.min()), float(x.max()), comm.core.native.reach()
+    return float(x.min()), float(x.max()), comm.core.native.cross_memory_access()
 
 
 def test_it_can_be_turned_off(monkeypatch):
@@ -127,7 +127,7 @@ def is_stopped_in_write(comm):
     it does not write, and is not stopped.
     """
     stat = Path(f"/proc/{comm.peers[1].pid}/stat").read_text()
-    return comm.core.native.touched() and stat.rpartition(")")[2].split()[0] == "T"
+    return comm.core.native.has_writers() and stat.rpartition(")")[2].split()[0] == "T"
 
 
 def await_write(comm):
@@ -138,7 +138,7 @@ def await_write(comm):
 def give_up_while_touched(comm, then):
     """Have rank 0 lose patience while rank 1 writes."""
     await_write(comm)
-    comm.core.native.give_up(1, True)
+    comm.core.native.abort_unreachable(1, True)
     then(comm)
 
 
@@ -211,7 +211,7 @@ def by_later_call(comm):
     x = np.ones(large(2), np.float32)
     work = comm.all_reduce(x, async_op=True)
     await_write(comm)
-    comm.core.native.give_up(1, True)
+    comm.core.native.abort_unreachable(1, True)
     work.rest()
     comm.core.in_flight.add(work.native, None)  # as the next call does
     return weakref.ref(x)

@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
-from conformance import check, every_algorithm, perform
 
 import unisono
+from conformance import check, every_algorithm, perform
 from unisono import _native
 from unisono.testing import world
 

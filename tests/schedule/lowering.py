@@ -1,18 +1,18 @@
-"""Calls for `unisono.testing.programs.play`, and what should come of them."""
+"""Calls for `program_player.play`, and what should come of them."""
 
 from itertools import product
 from random import Random
 
 import numpy as np
 
+from program_player import Call
 from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.dtypes import numpy_dtype
 from unisono.reductions import reduce
-from unisono.schedule.collective import BARRIER, Place
+from unisono.schedule.collective import BARRIER, Holders
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered
 from unisono.testing import reference
-from unisono.testing.programs import Call
 
 WORLDS = [*range(1, 10), 13, 16]
 FEW_WORLDS = [1, 2, 3, 5, 6]
@@ -33,7 +33,7 @@ def schedules(what: str, name: str, worlds=WORLDS) -> list[Schedule]:
     return found
 
 
-def holders(made: Schedule, place: Place) -> list[tuple[int, int]]:
+def holders(made: Schedule, place: Holders) -> list[tuple[int, int]]:
     """All (rank, chunk) that a place means."""
     chunks = np.arange(made.num_chunks)
     holder = made.contract.holder(place, chunks)
@@ -88,7 +88,7 @@ def rounded_sum(values, completes):
 def expected(made: Schedule, inputs):
     """What the schedule itself makes of the inputs: means of Python floats."""
     if made.collective is BARRIER:  # its words take no bytes, but each has an origin
-        after = holders(made, Place.EVERYWHERE)
+        after = holders(made, Holders.EVERYWHERE)
         return {(r, c): inputs[c * made.n // made.num_chunks, c] for r, c in after}
     given = [[] for _ in range(made.n)]
     for (rank, _), values in sorted(inputs.items()):

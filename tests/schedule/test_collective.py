@@ -19,7 +19,7 @@ from unisono.schedule.collective import (
     SCATTER,
     Collective,
     Contract,
-    Place,
+    Holders,
     between,
     collective,
 )
@@ -55,13 +55,13 @@ def test_all_to_all_chunks_go_from_their_row_to_their_column(n, cut):
 
 @law
 @given(worlds, st.data())
-def test_holders_are_the_ranks_that_a_place_means(n, data):
+def test_holder_gives_the_ranks_that_hold_a_chunk(n, data):
     root = data.draw(st.integers(0, n - 1))
     made = Contract(ALL_TO_ALL, n, root, n * n)
     chunk = np.arange(n * n)
-    wanted = {Place.ROOT: np.full(n * n, root)}
-    wanted |= {Place.OWNER: chunk // n, Place.TARGET: chunk % n}
-    assert made.holder(Place.EVERYWHERE, chunk) is None
+    wanted = {Holders.ROOT: np.full(n * n, root)}
+    wanted |= {Holders.OWNER: chunk // n, Holders.TARGET: chunk % n}
+    assert made.holder(Holders.EVERYWHERE, chunk) is None
     for place, ranks in wanted.items():
         holder = made.holder(place, chunk)
         assert holder is not None
@@ -69,17 +69,17 @@ def test_holders_are_the_ranks_that_a_place_means(n, data):
 
 
 @pytest.mark.parametrize("what", COLLECTIVES.values(), ids=COLLECTIVES)
-def test_the_words_for_a_collective_follow_from_its_places(what):
+def test_collective_properties_follow_from_before_and_after(what):
     places = {what.before, what.after}
     assert what.reduces == (what in (REDUCE, REDUCE_SCATTER, ALL_REDUCE))
     assert what.rooted == (what in (BROADCAST, SCATTER, GATHER, REDUCE))
-    assert what.owned == (Place.OWNER in places)
+    assert what.owned == (Holders.OWNER in places)
     assert what.meaning
 
 
 @law
 @given(worlds, st.sampled_from(list(COLLECTIVES.values())))
-def test_default_chunks_are_a_lawful_number(n, what):
+def test_default_chunk_count_fits_the_contract(n, what):
     made = Contract(what, n, 0, what.default_chunks(n))
     per_rank = n if what in (ALL_REDUCE, ALL_TO_ALL) or what.owned else 1
     assert made.chunks_per_rank == per_rank
@@ -169,7 +169,7 @@ def test_between_finds_the_collective_of_two_places(what):
 
 def test_between_refuses_places_that_no_collective_joins():
     known = {(c.before, c.after) for c in COLLECTIVES.values()}
-    others = {(a, b) for a in Place for b in Place} - known
+    others = {(a, b) for a in Holders for b in Holders} - known
     assert others
     for before, after in others:
         with pytest.raises(BadArgument, match=f"from {before.value} to {after.value}"):

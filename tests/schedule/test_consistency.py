@@ -21,9 +21,9 @@ from unisono.schedule import (
     Schedule,
     Step,
     Transfer,
-    copy,
+    copy_step,
     from_steps,
-    reduce,
+    reduce_step,
     together,
 )
 from unisono.schedule.collective import ALL_REDUCE
@@ -107,7 +107,7 @@ def traced(schedule: Schedule) -> tuple[bool, int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bits_differ_between_ranks_exactly_when_it_is_said(name):
+def test_consistency_reports_exactly_when_bits_differ(name):
     for n in WORLDS:
         made = unisono.schedule("all_reduce", name, n)
         if made.consistency().same_bits_on_all_ranks:
@@ -117,13 +117,13 @@ def test_bits_differ_between_ranks_exactly_when_it_is_said(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trees_and_depths_are_those_of_the_interpreter(name):
+def test_trees_and_depths_match_the_reference_interpreter(name):
     for n in (1, *WORLDS):
         made = unisono.schedule("all_reduce", name, n)
         assert told(made) == traced(made)
 
 
-def test_ranks_that_add_in_different_orders_are_found_out():
+def test_ranks_that_add_in_different_orders_are_detected():
     differing = {
         n
         for n in WORLDS
@@ -147,25 +147,28 @@ def lawful(rows: list[Transfer]) -> Step:
 
 @law
 @given(st.lists(st.lists(transfers(4), min_size=1, max_size=9), max_size=4))
-def test_any_steps_have_the_trees_of_the_interpreter(rows):
+def test_random_steps_match_the_reference_interpreter(rows):
     made = from_steps(ALL_REDUCE, 4, [lawful(step) for step in rows], num_chunks=2)
     assert told(made) == traced(made)
 
 
 def test_a_copy_counts_as_coming_from_its_sender():
     """Rank 3 adds to a copy of rank 0's value as rank 0 itself does: (0 + 1) + 2."""
-    twice = [reduce(0, src=[1, 2], dst=rank) for rank in (0, 3)]
-    steps = [together([copy(0, src=0, dst=3), *twice]), copy(0, src=0, dst=[1, 2])]
+    twice = [reduce_step(0, src=[1, 2], dst=rank) for rank in (0, 3)]
+    steps = [
+        together([copy_step(0, src=0, dst=3), *twice]),
+        copy_step(0, src=0, dst=[1, 2]),
+    ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
     assert told(made) == traced(made) == (True, 2)
 
 
-def test_the_two_sides_of_a_sum_may_change_places():
+def test_operands_of_a_sum_commute():
     """Ranks 2 and 3 hold what 1 and 0 do, so 2 adds 1 + 0 where 0 adds 0 + 1."""
     steps = [
-        copy(0, src=[1, 0], dst=[2, 3]),
-        reduce(0, src=[1, 3], dst=[0, 2]),
-        copy(0, src=[0, 2], dst=[1, 3]),
+        copy_step(0, src=[1, 0], dst=[2, 3]),
+        reduce_step(0, src=[1, 3], dst=[0, 2]),
+        copy_step(0, src=[0, 2], dst=[1, 3]),
     ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
     assert told(made) == traced(made) == (True, 1)
@@ -199,5 +202,5 @@ def test_doubling_is_as_deep_as_it_has_levels(levels):
 @pytest.mark.parametrize(
     ("what", "name"), [key for key in library() if "reduce" not in key[0]]
 )
-def test_what_moves_originals_adds_nothing(what, name):
+def test_collectives_that_only_copy_have_depth_zero(what, name):
     assert told(unisono.schedule(what, name, 5)) == (True, 0)

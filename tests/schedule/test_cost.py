@@ -94,7 +94,7 @@ def test_counts_are_those_found_transfer_by_transfer(case, n, count):
 
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
-def test_what_is_sent_is_received(case, n, count):
+def test_totals_sent_and_received_are_equal(case, n, count):
     cost = scheduled(case, n).cost(count)
     assert cost.sent.sum() == pytest.approx(cost.received.sum())
     assert cost.sent.shape == cost.received.shape == cost.reduced.shape == (n,)
@@ -135,7 +135,7 @@ def test_uneven_shares_go_everywhere_once(n, data):
     assert scatter.span == scatter.bound.span
 
 
-def test_an_uneven_all_to_all_moves_all_that_is_not_at_home():
+def test_uneven_all_to_all_moves_every_chunk_whose_owner_is_not_its_target():
     table = np.arange(9).reshape(3, 3)
     cost = unisono.schedule("all_to_all", "direct", 3).cost(table)
     away = table * (1 - np.eye(3))
@@ -166,7 +166,7 @@ def test_every_contribution_but_one_is_added(case, n, count):
 
 @law
 @given(st.sampled_from([k for k in CASES if "reduce" not in k[0]]), worlds, counts)
-def test_what_moves_originals_adds_nothing(case, n, count):
+def test_collectives_that_only_copy_have_no_work(case, n, count):
     cost = scheduled(case, n).cost(count)
     assert cost.work == cost.bound.work == 0
     assert not cost.reduced.any()
@@ -218,7 +218,7 @@ def test_some_algorithms_meet_the_bound(what, name, term):
         assert distance == pytest.approx(1)
 
 
-def test_an_infinite_distance_is_told_where_nothing_was_needed():
+def test_distance_is_infinite_where_the_bound_is_zero():
     lap = unisono.schedule("all_gather", "ring", 3)
     cost = lap.cost([0, 0, 0])
     assert cost.distance["span"] == 1.0

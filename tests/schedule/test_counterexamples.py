@@ -14,9 +14,9 @@ from unisono.schedule import (
     Schedule,
     Step,
     check_exactly,
-    copy,
+    copy_step,
     from_steps,
-    reduce,
+    reduce_step,
     together,
     verify,
 )
@@ -50,16 +50,26 @@ def with_second_step(schedule: Schedule, step: Step) -> Schedule:
 
 
 BREACHES = {
-    "dst too large": (copy(0, src=0, dst=N), N, 0, "leaves the ranks 0..3"),
-    "dst negative": (copy(0, src=0, dst=-1), -1, 0, "leaves the ranks 0..3"),
-    "src too large": (copy(2, src=N, dst=0), 0, 2, "leaves the ranks 0..3"),
-    "src negative": (copy(2, src=-1, dst=3), 3, 2, "leaves the ranks 0..3"),
-    "chunk too large": (copy(N, src=0, dst=1), 1, N, "leaves the chunks 0..3"),
-    "chunk negative": (copy(-1, src=0, dst=1), 1, -1, "leaves the chunks 0..3"),
-    "nowhere": (reduce(3, src=2, dst=2), 2, 3, "goes nowhere"),
-    "second copy": (copy(1, src=[0, 2], dst=3), 3, 1, "second copy into one slot"),
+    "dst too large": (copy_step(0, src=0, dst=N), N, 0, "is outside the ranks 0..3"),
+    "dst negative": (copy_step(0, src=0, dst=-1), -1, 0, "is outside the ranks 0..3"),
+    "src too large": (copy_step(2, src=N, dst=0), 0, 2, "is outside the ranks 0..3"),
+    "src negative": (copy_step(2, src=-1, dst=3), 3, 2, "is outside the ranks 0..3"),
+    "chunk too large": (copy_step(N, src=0, dst=1), 1, N, "is outside the chunks 0..3"),
+    "chunk negative": (
+        copy_step(-1, src=0, dst=1),
+        1,
+        -1,
+        "is outside the chunks 0..3",
+    ),
+    "nowhere": (
+        reduce_step(3, src=2, dst=2),
+        2,
+        3,
+        "has the same source and destination",
+    ),
+    "second copy": (copy_step(1, src=[0, 2], dst=3), 3, 1, "second copy into one slot"),
     "renamed": (
-        copy(1, src=0, dst=3, into=2),
+        copy_step(1, src=0, dst=3, into=2),
         3,
         1,
         "the algorithm declares no temporaries",
@@ -69,7 +79,7 @@ BREACHES = {
 
 @pytest.mark.parametrize("what", ["all_gather", "all_reduce"])
 @pytest.mark.parametrize("case", BREACHES)
-def test_a_broken_rule_is_said_with_its_step_rank_and_chunk(judge, what, case):
+def test_broken_rule_error_has_step_rank_and_chunk(judge, what, case):
     step, rank, chunk, words = BREACHES[case]
     found = error(judge, with_second_step(unisono.schedule(what, "ring", N), step))
     assert (found.step, found.rank, found.chunk) == (2, rank, chunk)
@@ -80,8 +90,8 @@ def test_a_broken_rule_is_said_with_its_step_rank_and_chunk(judge, what, case):
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_the_transfer_that_breaks_a_rule_is_found_among_right_ones(judge, at):
-    fine = [copy(c, src=c, dst=(c + 1) % N) for c in range(N)]
-    step = together([*fine[:at], copy(2, src=2, dst=7), *fine[at:]])
+    fine = [copy_step(c, src=c, dst=(c + 1) % N) for c in range(N)]
+    step = together([*fine[:at], copy_step(2, src=2, dst=7), *fine[at:]])
     found = error(
         judge, with_second_step(unisono.schedule("all_gather", "ring", N), step)
     )
@@ -90,20 +100,20 @@ def test_the_transfer_that_breaks_a_rule_is_found_among_right_ones(judge, at):
 
 def test_a_copy_and_reductions_share_a_slot(judge):
     steps = [
-        reduce(0, src=0, dst=1),
-        together([reduce(0, src=2, dst=0), copy(0, src=1, dst=0)]),
-        copy(0, src=0, dst=[1, 2]),
+        reduce_step(0, src=0, dst=1),
+        together([reduce_step(0, src=2, dst=0), copy_step(0, src=1, dst=0)]),
+        copy_step(0, src=0, dst=[1, 2]),
     ]
     judge(from_steps(ALL_REDUCE, 3, steps, num_chunks=1))
 
 
 def all_to_root(n: int, ranks: list[int]) -> Step:
-    return reduce(0, src=np.array(ranks, dtype=np.int64), dst=0)
+    return reduce_step(0, src=np.array(ranks, dtype=np.int64), dst=0)
 
 
 @law
 @given(st.integers(2, 70), st.data())
-def test_missing_names_the_ranks_that_did_not_hand_in(n, data):
+def test_missing_names_the_ranks_whose_contribution_is_absent(n, data):
     missing = sorted(data.draw(st.sets(st.integers(1, n - 1), min_size=1)))
     step = all_to_root(n, [r for r in range(1, n) if r not in missing])
     wrong = from_steps(REDUCE, n, [step], num_chunks=1)
@@ -121,8 +131,8 @@ def test_doubled_names_the_ranks_counted_twice(n, data):
     into = data.draw(st.sets(st.integers(1, n - 1).filter(lambda r: r != again)))
     steps = [
         all_to_root(n, list(range(1, n))),
-        reduce(0, src=np.array(sorted(into), dtype=np.int64), dst=again),
-        reduce(0, src=again, dst=0),
+        reduce_step(0, src=np.array(sorted(into), dtype=np.int64), dst=again),
+        reduce_step(0, src=again, dst=0),
     ]
     wrong = from_steps(REDUCE, n, steps, num_chunks=1)
     found = error(verify, wrong)
@@ -134,7 +144,7 @@ def test_doubled_names_the_ranks_counted_twice(n, data):
 
 def test_the_step_of_a_doubling_is_the_first_that_spoilt_the_slot(judge):
     tree = list(unisono.schedule("reduce", "tree", N))
-    extra = reduce(0, src=1, dst=2)
+    extra = reduce_step(0, src=1, dst=2)
     wrong = from_steps(REDUCE, N, [tree[0], extra, *tree[1:], extra], num_chunks=1)
     found = error(judge, wrong)
     assert (found.step, found.rank, found.doubled) == (3, 0, (1,))
@@ -149,7 +159,7 @@ def test_only_the_chunk_that_is_wrong_is_blamed(judge):
     assert (found.chunk, found.missing) == (2, (3,))
 
 
-def test_a_copy_that_never_comes_is_missed_at_its_rank(judge):
+def test_missing_copy_is_reported_at_its_rank(judge):
     tree = unisono.schedule("broadcast", "tree", 5, root=2)
     wrong = tree.but(make=lambda: [step.where(step.dst != 1) for step in tree])
     found = error(judge, wrong)
@@ -158,37 +168,37 @@ def test_a_copy_that_never_comes_is_missed_at_its_rank(judge):
     assert "rank 1 never receives chunk 0, which begins at rank 2" in str(found)
 
 
-def test_sending_what_one_does_not_have_is_said(judge):
-    steps = [copy(0, src=1, dst=2), copy(0, src=0, dst=1)]
+def test_sending_an_absent_chunk_is_reported(judge):
+    steps = [copy_step(0, src=1, dst=2), copy_step(0, src=0, dst=1)]
     found = error(judge, from_steps(BROADCAST, 3, steps, num_chunks=1))
     assert (found.step, found.rank) == (1, 2)
     assert "rank 1 sends chunk 0, which it does not have" in str(found)
 
 
-def test_adding_to_what_one_does_not_have_is_said(judge):
+def test_adding_to_an_absent_chunk_is_reported(judge):
     found = error(
-        judge, from_steps(BROADCAST, 2, [reduce(0, src=0, dst=1)], num_chunks=1)
+        judge, from_steps(BROADCAST, 2, [reduce_step(0, src=0, dst=1)], num_chunks=1)
     )
     assert (found.step, found.rank) == (1, 1)
     assert "rank 1 adds to chunk 0, of which it has nothing" in str(found)
 
 
-def test_adding_an_original_to_itself_is_said(judge):
-    steps = [copy(0, src=0, dst=1), reduce(0, src=1, dst=0)]
+def test_adding_an_original_to_itself_is_reported(judge):
+    steps = [copy_step(0, src=0, dst=1), reduce_step(0, src=1, dst=0)]
     found = error(judge, from_steps(BROADCAST, 2, steps, num_chunks=1))
     assert (found.step, found.rank, found.doubled) == (2, 0, (0,))
 
 
-def test_overwriting_mends_a_spoilt_slot(judge):
-    steps = [copy(0, src=1, dst=2), copy(0, src=0, dst=[1, 2])]
+def test_overwriting_repairs_a_wrong_slot(judge):
+    steps = [copy_step(0, src=1, dst=2), copy_step(0, src=0, dst=[1, 2])]
     judge(from_steps(BROADCAST, 3, steps, num_chunks=1))
 
 
-def test_mixed_chunks_are_told_apart(judge):
+def test_sums_of_different_chunks_are_reported(judge):
     steps = [
-        reduce([0, 1], src=1, dst=0),
-        reduce(1, src=0, dst=0, into=0),
-        copy([0, 1], src=0, dst=1),
+        reduce_step([0, 1], src=1, dst=0),
+        reduce_step(1, src=0, dst=0, into=0),
+        copy_step([0, 1], src=0, dst=1),
     ]
     found = error(
         judge, from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1)
@@ -197,21 +207,21 @@ def test_mixed_chunks_are_told_apart(judge):
     assert "rank 0 adds chunk 1 to chunk 0" in str(found)
 
 
-def test_another_chunk_in_its_place_is_told(judge):
-    steps = [copy([0, 1], src=[0, 1], dst=[1, 0], into=1)]
+def test_wrong_chunk_in_a_slot_is_reported(judge):
+    steps = [copy_step([0, 1], src=[0, 1], dst=[1, 0], into=1)]
     wrong = from_steps(ALL_GATHER, 2, steps, num_chunks=2, num_temporaries=1)
     found = error(judge, wrong)
     assert (found.step, found.rank, found.chunk) == (None, 1, 0)
-    steps += [copy(1, src=0, dst=0, into=0), copy(0, src=0, dst=1)]
+    steps += [copy_step(1, src=0, dst=0, into=0), copy_step(0, src=0, dst=1)]
     found = error(judge, wrong.but(make=lambda: steps))
     assert (found.step, found.rank, found.chunk) == (2, 0, 0)
     assert "rank 0 holds chunk 1" in str(found)
 
 
-def test_the_sum_of_another_chunk_in_its_place_is_told(judge):
+def test_sum_of_a_wrong_chunk_in_a_slot_is_reported(judge):
     steps = [
-        reduce([[0], [1]], src=[0, 1], dst=[1, 0]),
-        copy(1, src=0, dst=0, into=0),
+        reduce_step([[0], [1]], src=[0, 1], dst=[1, 0]),
+        copy_step(1, src=0, dst=0, into=0),
     ]
     wrong = from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1)
     found = error(judge, wrong)
@@ -220,7 +230,7 @@ def test_the_sum_of_another_chunk_in_its_place_is_told(judge):
 
 
 def test_temporaries_begin_empty(judge):
-    steps = [copy(1, src=0, dst=0, into=0), copy(0, src=0, dst=1)]
+    steps = [copy_step(1, src=0, dst=0, into=0), copy_step(0, src=0, dst=1)]
     wrong = from_steps(BROADCAST, 2, steps, num_chunks=1, num_temporaries=1)
     found = error(judge, wrong)
     assert (found.step, found.rank) == (1, 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import unisono
 from unisono.algorithms import library
 from unisono.schedule import Schedule, Transfer
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 
 law = settings(max_examples=40)
 VARIANTS = [
@@ -164,7 +164,7 @@ def keeps_contract(schedule: Schedule, begin: np.ndarray, end: np.ndarray) -> bo
     contract, chunk = schedule.contract, np.arange(schedule.num_chunks)
     origin = contract.holder(schedule.collective.before, chunk)
     due = begin[:, chunk].sum(axis=0) if origin is None else begin[origin, chunk]
-    if schedule.collective.after is Place.EVERYWHERE:
+    if schedule.collective.after is Holders.EVERYWHERE:
         return bool((end[:, chunk] == due).all())
     holder = contract.holder(schedule.collective.after, chunk)
     return bool((end[holder, chunk] == due).all())

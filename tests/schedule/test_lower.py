@@ -15,14 +15,15 @@ from lowering import (
 )
 from variants import VARIANTS
 
-from unisono import copy, reduce, schedule
+from program_player import play
+from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import ScheduleError, UnsupportedWorld
+from unisono.schedule import copy_step, reduce_step
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
 from unisono.schedule.schedule import from_steps
-from unisono.testing.programs import play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]
@@ -48,7 +49,9 @@ def test_programs_do_what_their_schedule_says_in_any_order(what, name, worlds):
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), SPECIAL)
-def test_so_do_those_of_algorithms_with_parameters(what, name, worlds):
+def test_programs_of_algorithms_with_parameters_do_what_their_schedule_says(
+    what, name, worlds
+):
     for made in schedules(what, name, worlds):
         check(made, MODES[made.n % 4], seed=made.n)
         check(made, MODES[3 - made.n % 4], seed=made.n + 1)
@@ -95,7 +98,7 @@ def test_what_only_copies_is_canonical(what, name):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_alone_there_is_nothing_to_do_but_to_keep(mode):
+def test_one_rank_only_keeps_its_input(mode):
     for what, name in PLAIN:
         one = call(schedule(what, name, 1), mode, 1)
         (program,) = one.lowered.programs
@@ -120,13 +123,13 @@ def test_programs_wait_no_more_often_than_steps_need():
 
 
 def test_ranks_that_are_not_there_are_refused():
-    steps = [copy([0], src=[0], dst=[2])]
+    steps = [copy_step([0], src=[0], dst=[2])]
     with pytest.raises(ScheduleError):
         lower(from_steps(BROADCAST, 2, steps, num_chunks=1))
 
 
 def test_sums_of_chunks_with_different_names_are_refused():
-    steps = [reduce([0], src=[1], dst=[0], into=[1])]
+    steps = [reduce_step([0], src=[1], dst=[0], into=[1])]
     with pytest.raises(UnsupportedWorld, match="different names"):
         lower(from_steps(ALL_REDUCE, 2, steps, num_chunks=2, num_temporaries=1))
 
@@ -150,20 +153,16 @@ def check_form(made, lowered, mode):
             assert a.waits == ()
         foreign = [s for s in sources if s.rank != p.rank]
         assert all(s.home is Home.WINDOW or mode[s.home] for s in foreign)
-    check_lending(programs, lowered)
+    check_readers(programs, lowered)
 
 
-def check_lending(programs, lowered):
-    """Who reads whose window and buffers, told by the sources themselves."""
+def check_readers(programs, lowered):
+    """`readers` are the ranks that have a source in the window of the rank."""
     reads = {(s.home, s.rank, p.rank) for p in programs for s in all_sources(p)}
     for p in programs:
         others = [q.rank for q in programs if q.rank != p.rank]
-        read = {
-            home: [q for q in others if (home, p.rank, q) in reads] for home in Home
-        }
-        assert list(p.readers) == read[Home.WINDOW]
-        assert p.lends_input == bool(read[Home.INPUT])
-        assert p.lends_output == bool(read[Home.OUTPUT])
+        readers = [q for q in others if (Home.WINDOW, p.rank, q) in reads]
+        assert list(p.readers) == readers
         assert p.lead == programs[0].lead
 
 

@@ -12,14 +12,14 @@ import pytest
 from lowering import PIECES, call, holders, schedules
 from variants import VARIANTS
 
+from program_player import Call, ProgramFault, play
 from unisono import schedule
 from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
-from unisono.testing.programs import Call, ProgramFault, play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]
@@ -81,7 +81,7 @@ def check(made, scope, hosts, seed):
         return False
     lowered, ends = found
     assert set(ends) == set(holders(made, made.collective.after))
-    if made.collective.after is Place.EVERYWHERE:
+    if made.collective.after is Holders.EVERYWHERE:
         for (_, chunk), values in ends.items():
             assert values == ends[0, chunk]
     worst = 0.0
@@ -117,14 +117,14 @@ def test_codes_in_any_order_and_the_same_bits_everywhere(what, name, n):
             check(made, Scope.ALL, placed(made.n, random), seed=made.n)
 
 
-def test_alone_nothing_is_encoded():
+def test_one_rank_encodes_nothing():
     for what, name in PLAIN:
         lowered = lower(schedule(what, name, 1), coded=Scope.ALL)
         assert (lowered.codes, lowered.noise.factor) == (0, 0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 13, 32, 64])
-def test_the_law_of_errors(n):
+def test_noise_factor_follows_the_closed_form(n):
     """Own values are read as they are, so direct is a little below its law."""
 
     def factor(name):
@@ -168,14 +168,14 @@ def test_every_value_is_encoded_once():
         assert sum(a.back for a in p.actions) == 1
 
 
-def test_what_would_end_with_different_bits_is_refused():
+def test_schedules_that_would_end_with_different_bits_are_refused():
     made = schedule("all_reduce", "recursive_doubling", 5)  # folded: some get a copy
     with pytest.raises(BadArgument, match="different bits; use direct"):
         lower(made, coded=Scope.ALL)
 
 
 @pytest.mark.parametrize("name", ["direct", "ring", "halving_doubling"])
-def test_programs_that_keep_what_they_had_are_found_out(name):
+def test_programs_that_keep_stale_values_are_detected(name):
     """Without `back` the owner of a sum differs from those who got its code."""
     made = schedule("all_reduce", name, 4)
     found = played(made, Scope.ALL, (), 1)
@@ -193,5 +193,5 @@ def test_programs_that_keep_what_they_had_are_found_out(name):
     ends = play([one], summed, encode=encode, decode=decode)[0]
     assert ends != right
     few = replace(lowered, codes=lowered.codes - 1)
-    with pytest.raises(ProgramFault, match="has no place"):
+    with pytest.raises(ProgramFault, match="has no slot"):
         play([Call(few, inputs, PIECES)], summed, encode=encode, decode=decode)

@@ -6,11 +6,11 @@ import pytest
 from lowering import MODES, call, expected, mean, schedules
 from variants import VARIANTS
 
+from program_player import ProgramFault, play
 from unisono import schedule
 from unisono.algorithms import library
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Home
-from unisono.testing.programs import ProgramFault, play
 
 PLAIN = list(library())
 SPECIAL = [v for v in VARIANTS if v not in PLAIN]
@@ -43,7 +43,9 @@ def test_programs_do_what_their_schedule_says_on_any_hosts(what, name, worlds):
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), SPECIAL)
-def test_so_do_those_of_algorithms_with_parameters(what, name, worlds):
+def test_programs_with_parameters_do_what_their_schedule_says_on_any_hosts(
+    what, name, worlds
+):
     random = Random(f"{what} {name}")
     for made in schedules(what, name, worlds):
         for mode in (MODES[0], MODES[3]):

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from lowering import MODES, call, expected, mean
 
+from program_player import ProgramFault, play
 from unisono import schedule
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Program, Wait
-from unisono.testing.programs import ProgramFault, play
 
 CASES = [
     ("all_reduce", "direct", 4),

@@ -190,7 +190,7 @@ def test_some_swapped_steps_are_harmless_and_others_are_not():
 
 
 @pytest.mark.sweep
-def test_the_readme_tells_how_many_there_are():
+def test_readme_states_the_number_of_mutants():
     kinds = [mutants(*case, n, m) for case in CASES for n in WORLDS for m in MUTATIONS]
     kinds += [swapped_steps(*case, n) for case in CASES for n in WORLDS]
     total = sum(len(made) for made in kinds)

@@ -31,7 +31,7 @@ def test_a_placement_has_one_short_text(text):
 
 @law
 @given(placements)
-def test_what_is_written_is_read_back(hosts):
+def test_written_placement_is_parsed_back(hosts):
     assert parse_hosts(written(hosts), len(hosts)).tolist() == hosts
 
 

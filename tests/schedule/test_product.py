@@ -9,7 +9,7 @@ import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument
 from unisono.schedule import Schedule, product, verify
-from unisono.schedule.product import Groups
+from unisono.schedule.product import RankGroups
 
 law = settings(max_examples=40)
 KEYS = list(library())
@@ -75,7 +75,7 @@ def test_every_group_acts_out_its_own_schedule():
 
 
 def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
-    groups = Groups(np.array([4, 2, 3]))
+    groups = RankGroups(np.array([4, 2, 3]))
     ranks = np.arange(9)
     places = [groups.carrier(ranks, np.full(9, group)).tolist() for group in range(3)]
     assert places[0] == [0, 1, 2, 3, 0, 2, 0, 1, 2]
@@ -84,7 +84,7 @@ def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
 
 
 def test_pieces_of_one_share_are_carried_by_many():
-    groups = Groups(np.array([4, 1]))
+    groups = RankGroups(np.array([4, 1]))
     last, part = np.full(4, 4), np.arange(4)
     assert groups.times_larger == 4
     assert groups.carrier(last, np.zeros(4, int), part, 4).tolist() == [0, 1, 2, 3]

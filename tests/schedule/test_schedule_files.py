@@ -41,7 +41,7 @@ def contents(schedule: Schedule) -> dict[str, object]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @law
 @given(case=st.sampled_from(CASES), n=st.integers(1, 9), data=st.data())
-def test_what_is_saved_is_loaded(tmp_path_factory, suffix, case, n, data):
+def test_saved_schedule_is_loaded_unchanged(tmp_path_factory, suffix, case, n, data):
     root = data.draw(st.integers(0, n - 1))
     made = scheduled(case, n).rooted_at(root)
     path = tmp_path_factory.getbasetemp() / f"schedule{suffix}"
@@ -147,7 +147,7 @@ def test_malformed_json_is_refused_with_the_name_of_the_file(tmp_path, case):
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"PK", b"PK\x03\x04 but no archive", b"\xff\xfe"]
 )
-def test_what_is_no_file_of_its_kind_is_refused(tmp_path, suffix, text):
+def test_files_of_other_kinds_are_refused(tmp_path, suffix, text):
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(text)
     with pytest.raises(BadArgument, match="not a schedule"):

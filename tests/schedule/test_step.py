@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument
-from unisono.schedule import Step, Transfer, copy, reduce, together
+from unisono.schedule import Step, Transfer, copy_step, reduce_step, together
 
 law = settings(max_examples=60)
 transfers = st.builds(
@@ -27,7 +27,7 @@ def step_of(transfers: list[Transfer]) -> Step:
     return Step(src, dst, chunk, into, reduces.astype(bool), "phase")
 
 
-@pytest.mark.parametrize(("make", "reduces"), [(copy, False), (reduce, True)])
+@pytest.mark.parametrize(("make", "reduces"), [(copy_step, False), (reduce_step, True)])
 def test_arguments_are_broadcast_against_each_other(make, reduces):
     made = make([0, 1], src=[[2], [3], [4]], dst=5)
     expected = [(s, 5, c, reduces, c) for s in (2, 3, 4) for c in (0, 1)]
@@ -36,12 +36,12 @@ def test_arguments_are_broadcast_against_each_other(make, reduces):
     assert not made.renames
 
 
-@pytest.mark.parametrize(("make", "reduces"), [(copy, False), (reduce, True)])
+@pytest.mark.parametrize(("make", "reduces"), [(copy_step, False), (reduce_step, True)])
 def test_single_numbers_make_one_transfer(make, reduces):
     assert list(make(3, src=0, dst=1)) == [(0, 1, 3, reduces, 3)]
 
 
-@pytest.mark.parametrize("make", [copy, reduce])
+@pytest.mark.parametrize("make", [copy_step, reduce_step])
 def test_arguments_that_do_not_fit_are_refused(make):
     with pytest.raises(BadArgument, match="do not fit together"):
         make([0, 1], src=[0, 1, 2], dst=0)
@@ -53,10 +53,10 @@ def test_anything_but_whole_numbers_is_refused(where, wrong):
     if where == "into" and wrong is None:
         return  # then the chunk keeps its name
     with pytest.raises(BadArgument, match="whole numbers"):
-        copy(**{"chunk": 0, "src": 0, "dst": 1, where: wrong})
+        copy_step(**{"chunk": 0, "src": 0, "dst": 1, where: wrong})
 
 
-def test_a_step_made_by_hand_is_looked_at():
+def test_step_constructor_checks_its_arrays():
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for arrays, reduces in [
         ((one, one, two, one), False),
@@ -70,20 +70,20 @@ def test_a_step_made_by_hand_is_looked_at():
 
 
 def test_no_chunks_make_no_transfers():
-    empty = copy(np.arange(0), src=0, dst=1)
+    empty = copy_step(np.arange(0), src=0, dst=1)
     assert len(empty) == 0
     assert list(empty) == []
 
 
 def test_into_is_broadcast_and_renames():
-    made = copy(0, src=[0, 1], dst=[1, 2], into=7)
+    made = copy_step(0, src=[0, 1], dst=[1, 2], into=7)
     assert list(made) == [(0, 1, 0, False, 7), (1, 2, 0, False, 7)]
     assert made.renames
 
 
 def test_into_its_own_name_is_no_renaming():
-    assert not reduce([0, 1], src=0, dst=1, into=[0, 1]).renames
-    assert reduce([0, 1], src=0, dst=1, into=[0, 2]).renames
+    assert not reduce_step([0, 1], src=0, dst=1, into=[0, 1]).renames
+    assert reduce_step([0, 1], src=0, dst=1, into=[0, 2]).renames
 
 
 @law
@@ -97,10 +97,10 @@ def test_flat_columns_are_the_transfers_one_after_the_other(rows):
 
 
 def test_one_kind_for_all_has_a_mask_of_their_shape():
-    made = reduce([0, 1], src=[[2], [3], [4]], dst=5)
+    made = reduce_step([0, 1], src=[[2], [3], [4]], dst=5)
     assert made.mask.shape == (3, 2)
     assert made.mask.all()
-    assert not copy([0, 1], src=[[2], [3], [4]], dst=5).mask.any()
+    assert not copy_step([0, 1], src=[[2], [3], [4]], dst=5).mask.any()
 
 
 @law
@@ -111,25 +111,29 @@ def test_together_is_all_transfers_in_order(parts):
 
 
 def test_together_keeps_names_and_kinds_of_different_steps():
-    joined = together([copy(0, src=0, dst=1), reduce(1, src=2, dst=0, into=3)])
+    joined = together(
+        [copy_step(0, src=0, dst=1), reduce_step(1, src=2, dst=0, into=3)]
+    )
     assert list(joined) == [(0, 1, 0, False, 0), (2, 0, 1, True, 3)]
     assert joined.renames
 
 
 def test_together_without_renaming_does_not_rename():
-    joined = together([copy([0, 1], src=0, dst=1), reduce([[2]], src=2, dst=0)])
+    joined = together(
+        [copy_step([0, 1], src=0, dst=1), reduce_step([[2]], src=2, dst=0)]
+    )
     assert joined.into is joined.chunk
 
 
 def test_together_takes_the_first_phase_that_has_a_name():
-    plain, one, two = (copy(c, src=0, dst=1) for c in range(3))
+    plain, one, two = (copy_step(c, src=0, dst=1) for c in range(3))
     joined = together([plain, one.named("one"), two.named("two")])
     assert joined.phase == "one"
     assert together([plain, one]).phase == ""
 
 
 def test_together_of_one_step_and_nothing_is_that_step():
-    only = copy(0, src=0, dst=1)
+    only = copy_step(0, src=0, dst=1)
     nothing = together(())
     assert len(nothing) == 0
     assert together([nothing, only, nothing]) is only
@@ -146,7 +150,7 @@ def test_where_keeps_what_is_true_and_the_phase(rows, data):
 
 
 def test_where_takes_a_mask_of_the_broadcast_shape():
-    made = copy([0, 1], src=[[2], [3]], dst=5)
+    made = copy_step([0, 1], src=[[2], [3]], dst=5)
     kept = made.where(np.array([[True, False], [False, True]]))
     assert list(kept) == [(2, 5, 0, False, 0), (3, 5, 1, False, 1)]
 
@@ -167,7 +171,7 @@ def test_backwards_twice_is_the_same(rows, swap):
     assert list(twice) == rows
 
 
-@pytest.mark.parametrize("make", [copy, reduce])
+@pytest.mark.parametrize("make", [copy_step, reduce_step])
 def test_backwards_changes_one_kind_for_all(make):
     made = make([0, 1], src=0, dst=1)
     assert made.backwards(swap_kinds=True).reduces is not made.reduces
@@ -175,7 +179,7 @@ def test_backwards_changes_one_kind_for_all(make):
 
 
 def test_named_changes_the_phase_alone():
-    made = reduce([0, 1], src=0, dst=1)
+    made = reduce_step([0, 1], src=0, dst=1)
     named = made.named("push")
     assert named.phase == "push"
     assert list(named) == list(made)

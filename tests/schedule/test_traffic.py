@@ -27,7 +27,7 @@ def by_hand(made: Schedule, hosts: list[int]) -> tuple[list[float], list[float]]
 
 @law
 @given(st.sampled_from(KEYS), st.lists(st.integers(0, 3), min_size=1, max_size=9))
-def test_it_is_what_the_transfers_add_up_to(key, hosts):
+def test_traffic_is_the_sum_over_transfers(key, hosts):
     made = schedule(*key, len(hosts))
     counted = traffic(made, hosts)
     leaving, entering = by_hand(made, hosts)
@@ -67,7 +67,7 @@ def test_on_one_host_nothing_crosses():
     assert not counted.peers.any()
 
 
-def test_a_barrier_speaks_but_sends_no_bytes():
+def test_barrier_sends_messages_without_bytes():
     counted = traffic(schedule("barrier", "direct", 4), [0, 0, 1, 1])
     assert not counted.entering.any()
     assert (counted.peers == 2).all()

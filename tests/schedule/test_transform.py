@@ -48,7 +48,7 @@ def steps_of(schedule: Schedule) -> list[list[Transfer]]:
 )
 @law
 @given(n=st.integers(1, 9), data=st.data())
-def test_one_after_the_other_is_what_both_amount_to(first, second, whole, n, data):
+def test_then_gives_the_combined_collective(first, second, whole, n, data):
     one, two = (data.draw(st.sampled_from(names_for(w))) for w in (first, second))
     root = data.draw(st.integers(0, n - 1))
     a = unisono.schedule(first, one, n).rooted_at(root)
@@ -60,7 +60,7 @@ def test_one_after_the_other_is_what_both_amount_to(first, second, whole, n, dat
     assert verify(joined)
 
 
-def test_schedules_that_do_not_meet_are_not_joined():
+def test_then_refuses_schedules_that_do_not_fit():
     ring = unisono.schedule("all_gather", "ring", 4)
     sums = unisono.schedule("reduce_scatter", "ring", 4)
     down = unisono.schedule("broadcast", "tree", 4)
@@ -106,7 +106,7 @@ def test_mirrored_twice_is_the_same(what, name):
 @pytest.mark.parametrize(
     ("what", "name"), [key for key in KEYS if key[0] in MIRRORED] + VARIANTS
 )
-def test_what_hands_out_each_chunk_once_gathers_backwards(what, name):
+def test_mirror_of_a_schedule_without_waste_keeps_its_contract(what, name):
     for n in WORLDS:
         back = unisono.schedule(what, name, n).mirror()
         assert back.collective.name == MIRRORED[what]
@@ -132,7 +132,7 @@ def test_a_mirror_folds_out_what_was_folded_in():
     assert (phases[0], phases[-1]) == ("fold in", "fold out")
 
 
-def test_a_mirror_of_waste_is_not_right():
+def test_mirror_of_a_schedule_with_waste_is_wrong():
     lap = unisono.schedule("broadcast", "tree+ring", 4)  # the root hears itself
     assert verify(lap)
     with pytest.raises(ScheduleError):
@@ -196,7 +196,7 @@ def test_a_root_outside_the_world_is_refused(root):
             unisono.schedule(what, name, 4).rooted_at(root)
 
 
-def test_what_has_no_root_is_not_turned():
+def test_rooted_at_leaves_collectives_without_root_unchanged():
     made = unisono.schedule("all_gather", "ring", 4)
     assert made.rooted_at(2) is made
 
@@ -230,7 +230,7 @@ def test_more_ranks_than_pairs_or_fewer_than_parts_are_refused(n):
 
 
 @pytest.mark.parametrize("what", ["broadcast", "gather", "all_to_all", "barrier"])
-def test_what_cannot_be_folded_is_refused(what):
+def test_fold_refuses_other_collectives(what):
     inner = unisono.schedule(what, names_for(what)[0], 4)
     with pytest.raises(BadArgument, match=f"not known for {what}"):
         fold(inner, 6)

@@ -13,7 +13,13 @@ from unisono.algorithms import library
 from unisono.errors import ScheduleError
 from unisono.schedule import Schedule, Step, Transfer, check_exactly, from_steps, verify
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE
-from unisono.schedule.domains import Lot, Presence, Values, is_prime, random_prime
+from unisono.schedule.domains import (
+    ChunkState,
+    PresenceState,
+    ValueState,
+    is_prime,
+    random_prime,
+)
 
 law = settings(max_examples=80)
 VERIFIER = sys.modules["unisono.schedule.verify"]  # the name in the package: a function
@@ -28,14 +34,16 @@ def scheduled(case: tuple[str, str], n: int) -> Schedule:
     return unisono.schedule(what, name, n)
 
 
-def twins(schedule: Schedule, lo: int, hi: int, *, exact: bool) -> tuple[Lot, Lot]:
+def twins(
+    schedule: Schedule, lo: int, hi: int, *, exact: bool
+) -> tuple[ChunkState, ChunkState]:
     """The same lot, run by the native core and by NumPy."""
     if exact:
-        one, two = (Presence(schedule, lo, hi, native=b) for b in (True, False))
+        one, two = (PresenceState(schedule, lo, hi, native=b) for b in (True, False))
         return one, two
     seed = 7
-    native = Values(schedule, lo, hi, seed)
-    return native, Values(schedule, lo, hi, seed, native=False)
+    native = ValueState(schedule, lo, hi, seed)
+    return native, ValueState(schedule, lo, hi, seed, native=False)
 
 
 def steps_from(rows: list[list[Transfer]]) -> list[Step]:
@@ -127,14 +135,16 @@ def verdict(schedule: Schedule) -> str:
     return f"{proof.steps} steps, {proof.transfers} transfers, {proof.doubt}"
 
 
-def test_faults_are_not_all_of_one_kind():
+def test_random_faults_are_of_several_kinds():
     verdicts = {verdict(schedule) for schedule in wrong_ones()}
     assert len(verdicts) >= 6
     assert any("second copy" in text for text in verdicts)
 
 
 @pytest.mark.parametrize("state_bytes", [1, 100, 1000])
-def test_several_lots_say_the_same_as_one(monkeypatch, state_bytes):
+def test_verification_in_several_batches_gives_the_same_result(
+    monkeypatch, state_bytes
+):
     right = [unisono.schedule(what, name, 6) for what, name in KEYS]
     wrong = wrong_ones()
     at_once = [verdict(schedule) for schedule in (*right, *wrong)]
@@ -163,7 +173,7 @@ def test_chunks_that_may_mix_are_taken_together(monkeypatch):
     assert verify(carry)
 
 
-def test_without_the_native_core_verdicts_are_the_same(monkeypatch):
+def test_results_without_the_native_core_are_the_same(monkeypatch):
     schedules = [unisono.schedule(what, name, 5) for what, name in CASES]
     schedules += wrong_ones()
     told = [verdict(schedule) for schedule in schedules]
@@ -179,7 +189,9 @@ def test_an_algorithm_that_is_wrong_only_sometimes_is_reported():
         asked.append(1)
         return list(ring)[: 2 if len(asked) == 1 else 3]
 
-    with pytest.raises(ScheduleError, match="wrong once and right once") as caught:
+    with pytest.raises(
+        ScheduleError, match="wrong in one run and right in another"
+    ) as caught:
         verify(ring.but(make=make))
     assert caught.value.rank is not None
     assert caught.value.chunk is not None

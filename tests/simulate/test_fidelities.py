@@ -8,9 +8,10 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, BadTopology, NotOffered, ScheduleError
+from unisono.schedule import copy_step
 from unisono.schedule.collective import COLLECTIVES
 from unisono.simulate import (
-    Codec,
+    CodecModel,
     candidates,
     compare,
     fitted,
@@ -19,7 +20,7 @@ from unisono.simulate import (
     sweep,
     to_chrome,
 )
-from unisono.simulate.conditions import Conditions, World
+from unisono.simulate.conditions import Conditions, SimulatedWorld
 from unisono.simulate.events import loaded
 from unisono.simulate.messages import chunk_bytes, messages
 from unisono.simulate.steps import by_steps
@@ -35,7 +36,7 @@ def alone(fidelity, **more):
 
 @pytest.mark.parametrize("fidelity", ["closed", "steps", "events"])
 @pytest.mark.parametrize("n", [2, 3, 8, 13])
-def test_a_ring_on_a_switch_is_what_one_works_out_by_hand(fidelity, n):
+def test_ring_on_a_switch_matches_the_hand_calculation(fidelity, n):
     hop = OVERHEAD + ALPHA + MB / n * BETA
     found = simulate("ring", f"switch:{n}", MB, fidelity)
     assert found.time == pytest.approx(2 * (n - 1) * hop, rel=1e-5)
@@ -117,7 +118,7 @@ def test_the_events_dependencies_are_those_of_the_schedule():
         ("reduce", "tree:radix=4", 11),
     ):
         schedule = unisono.schedule(collective, algorithm, n=n)
-        world = World.of(parse(f"switch:{n}"), Conditions())
+        world = SimulatedWorld.of(parse(f"switch:{n}"), Conditions())
         simulator = loaded(schedule, world, chunk_bytes(schedule, 1000))
         step, src, dst, *_ = simulator.messages()
         number = {
@@ -159,7 +160,7 @@ def test_flows_that_end_leave_their_share_to_others():
     assert late.time == pytest.approx(whole + OVERHEAD + ALPHA, rel=1e-3)
 
 
-def test_what_is_carried_is_what_the_cost_says():
+def test_carried_bytes_equal_those_of_the_cost():
     schedule = unisono.schedule("all_reduce", "rabenseifner", n=13)
     sent = schedule.cost(13 * 1000).sent
     for fidelity in ("steps", "events"):
@@ -186,7 +187,7 @@ def test_a_slow_link_decides_and_is_named(fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
-def test_a_failed_link_is_gone_round(fidelity):
+def test_failed_link_is_routed_around(fidelity):
     whole = simulate("ring", "ring:6", MB, fidelity)
     found = simulate("ring", "ring:6", MB, fidelity, failed=["2>3"])
     assert found.time > whole.time
@@ -196,17 +197,17 @@ def test_a_failed_link_is_gone_round(fidelity):
 
 
 def test_ranks_that_cannot_be_reached_are_named():
-    with pytest.raises(BadTopology, match="no way from rank 2"):
+    with pytest.raises(BadTopology, match="no path from rank 2"):
         simulate("ring", "switch:4", MB, failed=["2>switch"])
 
 
 @pytest.mark.parametrize("fidelity", ["closed", "steps", "events"])
 def test_a_codec_saves_bytes_and_costs_time(fidelity):
-    half = alone(fidelity, codec=Codec(0.5))
+    half = alone(fidelity, codec=CodecModel(0.5))
     hops = 14
     saved = hops * MB / 8 * BETA / 2
     assert alone(fidelity) - half == pytest.approx(saved, rel=1e-6)
-    costly = alone(fidelity, codec=Codec(0.5, encode=1e-10, decode=2e-10))
+    costly = alone(fidelity, codec=CodecModel(0.5, encode=1e-10, decode=2e-10))
     assert costly - half == pytest.approx(hops * MB / 8 * 3e-10, rel=1e-6)
 
 
@@ -294,7 +295,10 @@ def test_a_million_ranks_have_a_closed_form():
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda: simulate("double_tree", "switch:1001", 8, "closed"), "no simple law"),
+        (
+            lambda: simulate("double_tree", "switch:1001", 8, "closed"),
+            "no closed form was found",
+        ),
         (lambda: simulate("ring", "fat-tree:4", 8, "closed"), "not one of a family"),
         (lambda: simulate("ring", "switch:4", 8, "closed", delays=[1]), "symmetry"),
         (
@@ -305,7 +309,7 @@ def test_a_million_ranks_have_a_closed_form():
         ),
     ],
 )
-def test_where_there_is_no_closed_form_it_says_so(call, why):
+def test_missing_closed_form_is_reported(call, why):
     with pytest.raises(NotOffered, match=why):
         call()
 
@@ -334,9 +338,9 @@ def test_bad_options_are_refused(options, why):
 
 
 @pytest.mark.parametrize("codec", [(0,), (math.nan,), (1, -1.0), (1, 0, math.inf)])
-def test_codecs_that_cannot_be(codec):
+def test_invalid_codecs_are_refused(codec):
     with pytest.raises(BadArgument, match="codec"):
-        Codec(*codec)
+        CodecModel(*codec)
 
 
 def test_a_schedule_of_another_world_is_refused():
@@ -348,13 +352,13 @@ def test_a_schedule_of_another_world_is_refused():
 @pytest.mark.parametrize(("src", "dst", "chunk"), [(0, 4, 0), (-1, 0, 0), (0, 1, 9)])
 def test_a_schedule_that_leaves_its_world_is_refused(fidelity, src, dst, chunk):
     wrong = unisono.schedule("broadcast", "tree", n=4).but(
-        make=lambda: [unisono.copy(chunk, src, dst)]
+        make=lambda: [copy_step(chunk, src, dst)]
     )
     with pytest.raises(ScheduleError, match="step 1"):
         simulate(wrong, "switch:4", 8, fidelity)
 
 
-def test_auto_looks_closer_where_something_is_amiss():
+def test_auto_fidelity_uses_events_under_conditions():
     assert simulate("ring", "switch:4", 8).fidelity == "steps"
     assert simulate("ring", "switch:4", 8, delays=[1e-3]).fidelity == "events"
 
@@ -381,7 +385,7 @@ def test_names_are_fitted_to_hosts_and_shapes():
     assert fitted("ring", parse("dgx-h100:4")) == "ring"
 
 
-def test_results_speak_for_themselves():
+def test_results_have_text_and_json():
     found = simulate("ring", "dgx-h100:1", "256M")
     assert "256 MiB on dgx-h100:1 (steps)" in str(found)
     assert "of the optimum" in str(found)
@@ -461,7 +465,7 @@ def test_swing_beats_halving_and_doubling_on_a_ring():
 
 
 def test_steps_are_deterministic():
-    world = World.of(parse("dgx-h100:2"), Conditions())
+    world = SimulatedWorld.of(parse("dgx-h100:2"), Conditions())
     schedule = unisono.schedule("all_reduce", "direct", n=16)
     sizes = chunk_bytes(schedule, 12345)
     one, two = (by_steps(schedule, world, sizes).clock for _ in range(2))

@@ -151,7 +151,7 @@ def test_computing_that_cannot_be_is_refused(wrong):
 # Before it takes minutes
 
 
-def test_what_would_take_minutes_by_events_says_so_and_names_the_way_out(monkeypatch):
+def test_slow_event_simulation_is_refused_and_names_the_alternative(monkeypatch):
     monkeypatch.setattr(limits, "MOST_CHANGES", 10_000)
     with pytest.raises(NotOffered, match="fidelity='steps'"):
         simulate("direct", "switch:80", MIB, "events")
@@ -161,7 +161,7 @@ def test_what_would_take_minutes_by_events_says_so_and_names_the_way_out(monkeyp
     assert nobody_shares.fidelity == "events"
 
 
-def test_what_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+def test_simulation_that_exceeds_memory_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(limits, "memory_free", lambda: 1 << 30)
     with pytest.raises(NotOffered, match="of memory, and 1 GiB are free"):
         simulate("direct", "switch:16384", MIB, "steps")

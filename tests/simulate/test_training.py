@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, NotOffered
+from unisono.models import ModelShape, gpt, of_size
 from unisono.simulate import simulate, train
-from unisono.simulate.groups import Groups
-from unisono.simulate.models import MODELS, Model, model_named
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.streams import STREAMS, Task, run
+from unisono.simulate.training import Planner, Setup
 from unisono.topology import parse
 
-TINY = Model("tiny", 2, 64, 128, 4, 2, 1000)
+TINY = ModelShape("tiny", 2, 64, 128, 4, 2, 1000)
 SLOW = {"peak": 1e9, "efficiency": 1.0, "sequence": 32, "algorithm": "ring"}
 """A processor so slow that anything sent beside computing is hidden."""
 
@@ -28,54 +29,58 @@ def forward(sequence=32):
     return 2 * layer + 2 * head
 
 
-def test_the_shape_of_a_model_gives_its_weights():
-    assert TINY.weights == 2 * (12_288 + 24_576) + 2 * 64_000
+def test_model_has_the_operations_computed_by_hand():
     assert TINY.flops(32) == forward()
-    billions = {name: model.weights / 1e9 for name, model in MODELS.items()}
-    for name, told in (("7B", 6.7), ("8B", 8.0), ("13B", 13.0), ("70B", 70.6)):
-        assert billions[name] == pytest.approx(told, rel=0.01)
-    assert billions["405B"] == pytest.approx(405.8, rel=0.01)
 
 
-def test_one_bucket_is_sent_when_all_is_computed():
+@pytest.mark.parametrize("model", [TINY, gpt(positions=32), of_size("1M", 1_000_003)])
+def test_units_of_the_plan_have_all_parameters_and_operations(model):
+    plan = Planner(model, parse("switch:1"), Setup(sequence=32), 1.0)
+    assert sum(weights for _, weights, _ in plan.units) == model.parameters
+    flops = sum(sum(parts) for _, _, parts in plan.units)
+    assert flops == pytest.approx(model.flops(32))
+
+
+def test_ddp_with_one_bucket_sends_after_backward():
     found = train(TINY, "switch:2", strategy="ddp", bucket=1 << 30, **SLOW)
     compute = 4 * forward() * 32 / 1e9
-    sent = seconds("all_reduce", "switch:2", 2 * TINY.weights)
+    sent = seconds("all_reduce", "switch:2", 2 * TINY.parameters)
     assert found.compute == pytest.approx(compute)
     assert found.time == pytest.approx(compute + sent)
     assert found.exposed == pytest.approx(sent)
     assert found.efficiency == pytest.approx(compute / (compute + sent))
     assert found.tokens_per_second == pytest.approx(2 * 32 / found.time)
-    assert found.memory == 16 * TINY.weights
+    assert found.memory == 16 * TINY.parameters
 
 
-def test_of_small_buckets_the_last_two_show():
-    """The embedding's backward computes nothing, so the layer's bucket shows, too."""
+def test_ddp_with_small_buckets_exposes_the_last_two():
+    """The embedding's backward computes nothing, so the layer's bucket is exposed."""
     found = train(TINY, "switch:2", strategy="ddp", bucket=1, **SLOW)
+    head = seconds("all_reduce", "switch:2", 2 * TINY.head)
     last = seconds("all_reduce", "switch:2", 2 * TINY.embedding)
-    layer = seconds("all_reduce", "switch:2", 2 * (TINY.attention + TINY.dense))
+    layer = seconds("all_reduce", "switch:2", 2 * TINY.block)
     assert found.exposed == pytest.approx(last + layer)
-    assert found.communication == pytest.approx(2 * last + 2 * layer)
+    assert found.communication == pytest.approx(head + last + 2 * layer)
 
 
-def test_without_recomputing_a_step_is_three_forward_passes():
+def test_step_without_recomputation_is_three_forward_passes():
     found = train(TINY, "switch:2", strategy="ddp", recompute=False, **SLOW)
     assert found.compute == pytest.approx(3 * forward() * 32 / 1e9)
 
 
 def test_fsdp_without_prefetch_waits_for_every_gather():
     found = train(TINY, "switch:4", strategy="fsdp", prefetch=0, **SLOW)
-    units = 2 * [2 * TINY.embedding] + 2 * [2 * (TINY.attention + TINY.dense)]
+    units = [2 * TINY.embedding, 2 * TINY.head, 2 * TINY.block, 2 * TINY.block]
     gathers = 2 * sum(seconds("all_gather", "switch:4", u) for u in units)
     scattered = seconds("reduce_scatter", "switch:4", 2 * TINY.embedding)
     assert found.time >= found.compute + gathers
     # Beside them only the embedding's own gradients, and what they queue behind, show.
-    layer = seconds("reduce_scatter", "switch:4", 2 * (TINY.attention + TINY.dense))
+    layer = seconds("reduce_scatter", "switch:4", 2 * TINY.block)
     assert found.time <= found.compute + gathers + scattered + layer + 1e-12
-    assert found.memory == 16 * TINY.weights / 4
+    assert found.memory == 16 * TINY.parameters / 4
 
 
-def test_prefetch_hides_what_it_can():
+def test_fsdp_with_more_prefetch_is_not_slower():
     times = [
         train(TINY, "switch:4", strategy="fsdp", prefetch=p, **SLOW).time
         for p in (0, 1, 2)
@@ -94,40 +99,44 @@ def test_tensor_parallel_sums_are_never_hidden():
     ]
 
 
-def test_one_rank_only_computes():
+def test_one_rank_has_no_communication():
     found = train(TINY, "switch:1", **SLOW)
     assert found.time == pytest.approx(found.compute)
     assert found.efficiency == pytest.approx(1.0)
     assert found.used == ()
 
 
-def test_groups_that_share_nothing_take_as_long_as_one_alone():
-    groups = Groups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
+def test_groups_without_shared_links_take_as_long_as_one_group():
+    groups = EqualGroups(parse("switch:8"), np.arange(8).reshape(2, 4), "ring")
     for what in ("all_reduce", "all_gather", "reduce_scatter"):
         alone = seconds(what, "switch:4", 1 << 20)
         assert groups.time(what, 1 << 20) == (pytest.approx(alone), "ring")
 
 
-def test_groups_that_share_a_card_wait_for_each_other():
+def test_groups_that_share_a_nic_divide_its_bandwidth():
     def time(topology):
         ranks = np.ascontiguousarray(np.arange(16).reshape(2, 8).T)
-        return Groups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[0]
+        return EqualGroups(parse(topology), ranks, "ring").time("all_gather", 64 << 20)[
+            0
+        ]
 
     own, shared = time("dgx-h100:2"), time("dgx-h100:2,nics=1")
     assert shared == pytest.approx(8 * own, rel=0.05)
 
 
-def test_of_several_algorithms_the_quickest_is_taken():
-    groups = Groups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
+def test_groups_use_the_fastest_of_several_algorithms():
+    groups = EqualGroups(parse("dgx-h100:4"), np.arange(32).reshape(1, 32))
     best, name = groups.time("all_reduce", 1 << 28)
     for other in ("ring", "rabenseifner", "hierarchical:levels=8x4"):
         ranks = np.arange(32).reshape(1, 32)
-        named = Groups(parse("dgx-h100:4"), ranks, other).time("all_reduce", 1 << 28)
+        named = EqualGroups(parse("dgx-h100:4"), ranks, other).time(
+            "all_reduce", 1 << 28
+        )
         assert best <= named[0] * (1 + 1e-9)
     assert name
 
 
-def test_70b_on_512_gpus():
+def test_70b_on_512_gpus_scales_with_batch_and_nics():
     found = train("70B", "dgx-h100:64", strategy="fsdp", tp=8)
     assert (found.n, found.dp) == (512, 64)
     assert found.time > found.compute > 0
@@ -154,7 +163,7 @@ tasks = st.lists(
 
 
 @given(tasks)
-def test_nothing_begins_before_it_may_and_nothing_dawdles(plan):
+def test_tasks_start_as_soon_as_stream_and_dependencies_allow(plan):
     ran = run(plan)
     free = dict.fromkeys(STREAMS, 0.0)
     for task, one in zip(plan, ran, strict=True):
@@ -172,7 +181,7 @@ def test_nothing_begins_before_it_may_and_nothing_dawdles(plan):
         (Task("a", "compute", 1.0, (-1,)), "earlier"),
     ],
 )
-def test_plans_that_cannot_be(task, said):
+def test_tasks_with_unknown_stream_or_later_dependency_are_refused(task, said):
     with pytest.raises(BadArgument, match=said):
         run([task])
 
@@ -191,32 +200,36 @@ def test_plans_that_cannot_be(task, said):
         ({"algorithm": "rong"}, "rong"),
     ],
 )
-def test_steps_that_cannot_be(options, said):
+def test_setups_out_of_range_are_refused(options, said):
     with pytest.raises(BadArgument, match=said):
         train(TINY, "switch:4", **{"peak": 1e12} | options)
 
 
-def test_too_many_ranks_are_refused():
+def test_more_ranks_than_simulated_are_refused():
     with pytest.raises(NotOffered, match="at most"):
         train(TINY, "switch:16385", peak=1e12)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("71B", "nearest"),
-        ("layers=2", "are needed"),
-        ("layers=2,hidden=64,heads=5", "divide"),
-        ("layers=2,hidden=64,heads=x", "expected"),
-        ("legs=2", "expected"),
-    ],
-)
-def test_models_that_cannot_be(text, said):
-    with pytest.raises(BadArgument, match=said):
-        model_named(text)
-    assert model_named("layers=2,hidden=64,heads=4").feed_forward == 256
+def test_model_without_a_shape_has_equal_layers_and_no_tensor_parallelism():
+    model = of_size("1M", 1_000_000, layers=4)
+    step = train(model, "switch:2", strategy="fsdp", **SLOW)
+    assert step.compute == pytest.approx(4 * 2e6 * 32 / 1e9)
+    assert any("4 equal layers" in line for line in step.assumptions)
+    with pytest.raises(BadArgument, match="tp = 2 needs the shape of 1M"):
+        train(model, "switch:2", tp=2, **SLOW)
 
 
-def test_every_rank_is_in_one_group():
+def test_experts_are_not_sharded_by_tensor_parallelism():
+    model = gpt(layers=1, hidden=64, positions=32, experts=4)
+    with pytest.raises(BadArgument, match="experts are not sharded by tp"):
+        train(model, "switch:2", tp=2, **SLOW)
+
+
+def test_sequences_longer_than_the_model_has_positions_are_refused():
+    with pytest.raises(BadArgument, match="gpt2 has 1024 positions"):
+        train("gpt2", "switch:2", sequence=2048, peak=1e12)
+
+
+def test_groups_in_which_a_rank_is_twice_are_refused():
     with pytest.raises(BadArgument, match="exactly one"):
-        Groups(parse("switch:4"), np.array([[0, 1], [1, 2]]))
+        EqualGroups(parse("switch:4"), np.array([[0, 1], [1, 2]]))

@@ -136,7 +136,7 @@ def test_options_reach_the_links():
         ("nowhere.toml", "cannot be read"),
     ],
 )
-def test_names_that_mean_nothing_say_why(text, why):
+def test_unknown_topology_names_are_refused_with_the_reason(text, why):
     with pytest.raises(BadTopology, match=why):
         parse(text)
 
@@ -147,7 +147,7 @@ def test_a_link_without_sensible_bandwidth_is_refused_by_name(rate):
         _ = parse(f"switch:3,bandwidth={rate}").wiring
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_topology_file_of_the_user_is_loaded(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text(OWN)
     own = parse(str(path))
@@ -218,7 +218,7 @@ def test_ranks_that_failures_cut_off_are_named():
     route = around(
         "switch:4", star.wiring, np.array(star.wiring.links_named("2>switch"))
     )
-    with pytest.raises(BadTopology, match="no way from rank 2 to rank 0"):
+    with pytest.raises(BadTopology, match="no path from rank 2 to rank 0"):
         route(np.array([2]), np.array([0]))
 
 

@@ -149,7 +149,7 @@ def test_nothing_is_recorded_unless_it_is_on():
         assert part.lost == (0, 0)
 
 
-def test_it_can_be_switched_on_again():
+def test_recording_can_be_switched_on_again():
     with world(1) as alone:
         (comm,) = alone.comms
         for count, on in ((1, True), (2, False), (3, True)):
@@ -159,7 +159,7 @@ def test_it_can_be_switched_on_again():
     assert np.frombuffer(part.calls, tracing.CALLED)["count"].tolist() == [1, 3]
 
 
-def test_what_does_not_fit_is_counted(monkeypatch):
+def test_overwritten_events_are_counted(monkeypatch):
     monkeypatch.setenv(tracing.EVENTS, "16")
     with world(1) as alone:
         (comm,) = alone.comms
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("events", ["0", "-1", "many", "1e6", str(1 << 40)])
-def test_a_ring_of_nonsense_is_refused(monkeypatch, events):
+def test_invalid_number_of_events_is_refused(monkeypatch, events):
     monkeypatch.setenv(tracing.EVENTS, events)
     with world(1) as alone, pytest.raises(BadArgument, match="expected how many"):
         tracing.start(alone.comms[0].core.transport.logbook)
@@ -259,7 +259,7 @@ def test_ranges_stand_beside_the_calls():
     assert call["ts"] + call["dur"] <= ours["ts"] + ours["dur"]
 
 
-def test_ranks_leave_their_parts_where_they_are_told(tmp_path, monkeypatch):
+def test_ranks_write_their_parts_to_the_given_folder(tmp_path, monkeypatch):
     folder = tmp_path / "not yet there"
     monkeypatch.setenv(tracing.TRACE, str(folder))
     with world(2) as two:
@@ -291,12 +291,12 @@ def test_processes_on_several_hosts_leave_parts_on_one_clock(tmp_path, monkeypat
     assert 2 in arrows.values()
 
 
-def test_the_room_is_there_by_its_name():
+def test_trace_package_is_an_attribute_of_unisono():
     code = "import unisono; unisono.trace.faults({'traceEvents': []})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
+def test_truncated_part_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(tracing.TRACE, str(tmp_path))
     with world(1) as alone:
         alone.run(lambda comm: comm.all_reduce(np.ones(3)))
@@ -306,7 +306,7 @@ def test_a_part_that_is_cut_short_is_not_believed(tmp_path, monkeypatch):
         read_parts(tmp_path)
 
 
-def test_a_part_of_another_version_is_not_believed(tmp_path):
+def test_part_of_another_version_is_refused(tmp_path):
     with world(1) as alone:
         part = tracing.harvest(alone.comms[0].core.transport.logbook)
     part.version += 1
@@ -342,7 +342,7 @@ def test_holistic_trace_analysis_loads_the_file(tmp_path):
     assert len(table) == sum(e["ph"] == "X" for e in doc["traceEvents"])
 
 
-def test_a_trace_cannot_be_switched_where_nobody_is(monkeypatch):
+def test_recording_without_a_communicator_is_refused(monkeypatch):
     monkeypatch.setattr("unisono.trace.record.open_transports", list)
     with pytest.raises(BadArgument, match=r"call unisono\.init first"):
         trace.start()
@@ -351,7 +351,7 @@ def test_a_trace_cannot_be_switched_where_nobody_is(monkeypatch):
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"traceEvents": 3}', "\x1f\x8b not packed"]
 )
-def test_what_is_no_trace_is_refused(tmp_path, text):
+def test_files_that_are_no_trace_are_refused(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_bytes(text.encode("latin1"))
     with pytest.raises(BadArgument, match=r"trace|not a"):

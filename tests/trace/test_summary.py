@@ -26,7 +26,7 @@ def call(
     sheet.slice(rank, "calls", "all_reduce", begin, end, category=COLLECTIVE, args=args)
     about = {"seq": seq}
     sheet.slice(
-        *(rank, "arrival", "all were there", arrived, arrived + 1),
+        *(rank, "arrival", "all had arrived", arrived, arrived + 1),
         category="arrival",
         args=about,
     )
@@ -63,7 +63,7 @@ def test_time_counts_from_the_last_arrival():
     assert row.share == pytest.approx(0.5)
 
 
-def test_who_is_late_is_told_with_what_it_cost():
+def test_late_ranks_are_listed_with_their_cost():
     first, *_ = summarise(late_by(700)).late
     assert (first.rank, first.last, first.at) == (3, 2, "train.py:3")
     assert first.cost == pytest.approx(2 * (700 - 2) * 1e-6)
@@ -101,7 +101,7 @@ def test_two_traces_are_compared_by_kind_of_call():
     assert "0 → 1" in text
 
 
-def test_an_empty_trace_has_nothing_to_tell():
+def test_empty_trace_has_an_empty_summary():
     found = summarise(Sheet().document())
     assert (found.ranks, found.calls, found.rows, found.late) == (0, 0, (), ())
     assert "0 calls" in str(found)

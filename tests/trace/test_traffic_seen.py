@@ -1,6 +1,6 @@
 """Links between two looks: who sends how much to whom, and from host to host."""
 
-from unisono.trace.links import Links, links_of
+from unisono.trace.links import TrafficTable, links_of
 
 
 def answer(*groups, time_s=1.0, hosts=(0, 0, 1), names=("a", "a", "b")):
@@ -19,7 +19,7 @@ def answer(*groups, time_s=1.0, hosts=(0, 0, 1), names=("a", "a", "b")):
 WORLD = "world", [0, 1, 2]
 
 
-def test_the_busiest_first_by_each_ranks_own_clock():
+def test_links_are_sorted_by_rate_on_each_ranks_clock():
     first = {
         0: answer((*WORLD, [0, 100, 40], 0), time_s=1.0),
         1: answer((*WORLD, [900, 0, 0], 0), time_s=5.0),
@@ -68,8 +68,8 @@ def test_hosts_of_one_name_are_told_apart():
     ]
 
 
-def test_ranks_that_do_not_tell_are_named():
-    assert links_of({}) == Links()
+def test_ranks_without_an_answer_are_listed():
+    assert links_of({}) == TrafficTable()
     told = {0: None, 1: {"error": "KeyError: 7"}, 2: answer((*WORLD, [5, 0, 0], 0))}
     seen = links_of(told)
     assert seen.missing == (0, 1)

@@ -15,7 +15,7 @@ from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
 from unisono.runtime.observe import recorder, tracing
 from unisono.testing import world
 from unisono.trace import flights
-from unisono.trace.flights import Flight
+from unisono.trace.flights import FlightRecord
 from unisono.trace.why import why
 
 pytestmark = pytest.mark.timeout(120)
@@ -183,7 +183,7 @@ def test_a_rank_that_is_slow_by_200_ms_is_named_with_the_line(folder, judged):
     assert "it was slow after barrier()" in text
 
 
-def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
+def test_absent_rank_is_named_with_its_current_line(folder, judged):
     """The others give up; the verdict reaches the stuck rank, whose watch writes."""
     files = [folder / f"unisono-rank{r}-{os.getpid()}.json" for r in range(3)]
 
@@ -191,7 +191,9 @@ def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
         comm.barrier()
         if comm.rank == 1:
             waits_for_the_others(comm, 2)
-            comm.core.native.give_up(1, True)  # as when the time of the others is up
+            comm.core.native.abort_unreachable(
+                1, True
+            )  # as when the time of the others is up
             while not files[1].exists():
                 time.sleep(0.01)
             return
@@ -205,16 +207,14 @@ def test_a_rank_that_everybody_waits_for_tells_where_it_stands(folder, judged):
     assert told["kind"] == "missing"
     assert told["ranks"] == [1]
     assert sides(told)[0] == (__file__, line_of("# in vain"))
-    record = msgspec.json.decode(files[1].read_bytes(), type=Flight)
+    record = msgspec.json.decode(files[1].read_bytes(), type=FlightRecord)
     assert "timeout, rank 1" in record.reason
     assert any(
         frame.filename == __file__ for stack in record.stacks for frame in stack.frames
     )
 
 
-def test_nothing_is_said_against_those_who_did_nothing_wrong(
-    folder, judged, monkeypatch
-):
+def test_correct_runs_give_no_diagnosis(folder, judged, monkeypatch):
     monkeypatch.setattr("unisono.trace.why.LATE_NS", 10**12)
     with world(2) as two:
         two.run(lambda comm: comm.all_reduce(np.ones(3)))
@@ -223,7 +223,7 @@ def test_nothing_is_said_against_those_who_did_nothing_wrong(
     assert text == "nothing is wrong in these records: no call failed\n"
 
 
-def test_a_rank_without_a_record_is_missed(folder, judged, monkeypatch):
+def test_rank_without_a_record_is_reported(folder, judged, monkeypatch):
     monkeypatch.setattr("unisono.trace.why.LATE_NS", 10**12)
     with world(3) as three:
         three.run(lambda comm: comm.all_reduce(np.ones(3)))
@@ -258,7 +258,7 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
     assert entry["frames"][0]["filename"] == __file__
 
 
-def test_the_gravest_reason_stays(tmp_path):
+def test_most_severe_reason_is_kept(tmp_path):
     with world(1) as alone:
         logbook = alone.comms[0].core.transport.logbook
         for grave in (recorder.LEFT, recorder.FAILED, recorder.HEARD, recorder.LEFT):
@@ -268,7 +268,7 @@ def test_the_gravest_reason_stays(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "zero"}'])
-def test_what_is_no_record_is_refused(tmp_path, text, capsys):
+def test_files_that_are_no_record_are_refused(tmp_path, text, capsys):
     (tmp_path / "unisono-rank0-1.json").write_text(text)
     assert main(["trace", "why", str(tmp_path)]) == 2
     assert "not a flight record" in capsys.readouterr().err
@@ -291,7 +291,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 
 def test_the_clocks_of_hosts_count():
     """A rank whose clock is an hour ahead is not late."""
-    tracing.look_for_sites()
+    tracing.enable_call_sites()
 
     def rank(comm):
         comm.all_reduce(np.ones(3))
@@ -307,7 +307,7 @@ def test_the_clocks_of_hosts_count():
         entry["time_created_ns"] += hour
 
     def verdict():
-        decoded = [msgspec.convert(t, Flight) for t in told]
+        decoded = [msgspec.convert(t, FlightRecord) for t in told]
         return why({f.rank: f for f in decoded})
 
     assert verdict().ranks == (1,)

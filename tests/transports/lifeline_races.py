@@ -14,7 +14,7 @@ WORDS = 200
 
 def tell(star, rank):
     for word in range(WORDS):
-        star[rank].tell_verdict(rank, word)
+        star[rank].announce_failure(rank, word)
         star[rank].silence()
         if word % 10 == 0:
             star.take(rank)
@@ -29,9 +29,9 @@ def together(star, ranks, work):
 
 
 def close(star, rank):
-    star[rank].tell_dead(0, "gone")
+    star[rank].announce_dead(0, "gone")
     star[rank].close()
-    star[rank].tell_verdict(1, 1)
+    star[rank].announce_failure(1, 1)
 
 
 for n in (2, 5):

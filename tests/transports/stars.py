@@ -1,7 +1,7 @@
 """Lifelines for tests: stars in one process, and ranks in processes of their own.
 
     with Star(4) as star:                     # rank 0 is the hub, 1 to 3 are leaves
-        star[2].tell_verdict(7, 1)
+        star[2].announce_failure(7, 1)
         star.hears(3, ("verdict", 2, "none", 2, 7, 1))
 
 Some ranks can be left out of the star, to be played by a test with a plain socket or by
@@ -104,7 +104,7 @@ class Star:
         """A verdict from one of them comes after all that it was told before."""
         teller, *others = ranks
         word = time.monotonic_ns()
-        self[teller].tell_verdict(99, word)
+        self[teller].announce_failure(99, word)
         self.all_hear(("verdict", teller, "none", teller, 99, word), others)
 
     def news(self, rank):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime.world.agreement import Agreement, Come
-from unisono.runtime.world.shrink_protocol import _Survivor
+from unisono.runtime.world.agreement import Agreement, AgreementRequest
+from unisono.runtime.world.shrink_protocol import _AgreementDriver
 from unisono.transports import connect as dialing
 from unisono.transports import endpoints as doors
 from unisono.transports import join as gate
@@ -210,7 +210,7 @@ def test_another_user_with_the_process_number_of_a_rank_is_not_let_in():
     child = AnotherUser(lambda: end_of(name))
     door = doors._LocalEndpoint("job/0/agree", 0, [4242, child.pid])
     try:
-        door.answer(Come(False, 0, (), ()))
+        door.answer(AgreementRequest(False, 0, (), ()))
         child.go()
         assert child.status() == 7
     finally:
@@ -283,7 +283,7 @@ def survivor(is_local, why, *, dead=(), ended=()):
     """Rank 0 of three, of which 1 is on the same host."""
     engine = SimpleNamespace(dead=dead.__contains__, ended=ended.__contains__)
     hosts = (0, 0, 0) if is_local else (0, 0, 1)
-    made = object.__new__(_Survivor)
+    made = object.__new__(_AgreementDriver)
     made.transport = SimpleNamespace(
         engine=engine,
         peers=[Peer(rank, 1, "host") for rank in range(3)],
@@ -291,7 +291,7 @@ def survivor(is_local, why, *, dead=(), ended=()):
     )
     made.endpoint = Refusing(is_local, why)
     made.rules = Agreement(0, 3, 0, 10.0, is_local)
-    made.retry, made.asked, made.ending = {}, {}, {}
+    made.retry, made.outgoing, made.exit_deadline = {}, {}, {}
     return made
 
 
@@ -300,21 +300,21 @@ def test_a_refusal_from_another_host_is_no_death(dead):
     """Not even with a lifeline that ended: a firewall can do both."""
     one = survivor(False, ConnectionRefusedError(), dead=dead)
     one._connect(2)
-    assert 2 in one.rules.silent
+    assert 2 in one.rules.unreachable
     assert not one.rules.dead
 
 
 def test_a_rank_out_of_reach_is_no_death():
     one = survivor(False, OSError(errno.EHOSTUNREACH, "no route"), dead=(2,))
     one._connect(2)
-    assert 2 in one.rules.silent
+    assert 2 in one.rules.unreachable
     assert not one.rules.dead
 
 
 def test_a_process_that_the_kernel_knows_to_have_ended_is_dead():
     one = survivor(False, ConnectionRefusedError(), dead=(1, 2), ended=(1,))
     one._connect(1)
-    one._hear_kernel()
+    one._check_local_exits()
     assert one.rules.dead == {1}
 
 
@@ -323,15 +323,17 @@ def test_on_one_host_a_rank_that_has_closed_is_dead_and_a_late_one_is_not():
     one._connect(1)
     one._connect(2)
     assert one.rules.dead == {1}
-    assert not one.rules.silent
+    assert not one.rules.unreachable
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 3, 1 << 31])
 def test_who_is_no_rank_of_this_world_says_nothing(rank):
     one = survivor(False, OSError())
-    assert not one._may_say(rank, Come(False, 0, (), ()))
-    assert one._may_say(2, Come(False, 0, (), ()))
-    assert not one._may_say(2, Come(False, 0, (rank if rank else 9,), ()))
+    assert not one._is_acceptable(rank, AgreementRequest(False, 0, (), ()))
+    assert one._is_acceptable(2, AgreementRequest(False, 0, (), ()))
+    assert not one._is_acceptable(
+        2, AgreementRequest(False, 0, (rank if rank else 9,), ())
+    )
 
 
 @pytest.mark.parametrize(
@@ -348,5 +350,5 @@ def test_who_is_no_rank_of_this_world_says_nothing(rank):
     ids=str,
 )
 def test_a_place_that_cannot_be_is_not_taken(told):
-    assert not told.is_sound()
-    assert gate.Welcome(2, 4, 1, "x", before=2).is_sound()
+    assert not told.is_valid()
+    assert gate.Welcome(2, 4, 1, "x", before=2).is_valid()

@@ -76,7 +76,7 @@ def test_a_stop_shorter_than_the_limit_hurts_nobody():
     with Star(3, without=[1]) as star, Process(star, 1) as process:
         process.send(signal.SIGSTOP)
         until(lambda: star[0].silence()[1] > 400, "rank 1 is stalled")
-        star[2].tell_verdict(5, 6)
+        star[2].announce_failure(5, 6)
         star.hears(0, ("verdict", 2, "none", 2, 5, 6))
         process.send(signal.SIGCONT)
         until(lambda: star[0].silence()[1] < 100, "rank 1 is heard again")
@@ -92,7 +92,7 @@ def test_a_hub_that_says_nothing_is_silent():
 
 def test_a_rank_can_be_declared_dead_and_hears_it_too():
     with Star(4) as star:
-        assert star[3].tell_dead(1, "corrupted")
+        assert star[3].announce_dead(1, "corrupted")
         star.all_hear(dead(1, "corrupted", 3), [0, 1, 2])
         until(lambda: star[0].silence()[1] == -1, "the hub lets it go")
         until(lambda: star[1].silence()[0] == -1, "it lets the hub go")
@@ -104,7 +104,7 @@ def test_a_rank_can_be_declared_dead_and_hears_it_too():
 def test_a_death_is_news_once():
     with Star(4) as star:
         for rank in (0, 2, 3):
-            star[rank].tell_dead(1, "gone")
+            star[rank].announce_dead(1, "gone")
         until(lambda: star.take(1), "the dead one hears it")
         for rank in (0, 2, 3):
             star.settle([rank, *({0, 2, 3} - {rank})])
@@ -120,7 +120,7 @@ def test_who_says_goodbye_has_left_and_is_not_dead():
         star.all_hear(left(2), [0, 1, 3])
         star.settle([1, 0, 3])
         assert all(star.news(rank) == [left(2)] for rank in (0, 1, 3))
-        star[0].tell_dead(2, "gone")
+        star[0].announce_dead(2, "gone")
         star.settle([0, 1, 3])
         assert star.news(1) == [left(2)]
 
@@ -148,7 +148,7 @@ def test_when_all_say_goodbye_at_once_nobody_is_dead(tcp):
 def test_what_was_told_before_a_goodbye_is_heard():
     with Star(3) as star:
         for word in range(100):
-            star[1].tell_verdict(1, word)
+            star[1].announce_failure(1, word)
         star[1].close()
         star.hears(2, left(1))
         assert star.take(2)[:-1] == [
@@ -173,8 +173,8 @@ def test_closing_twice_and_telling_after_it():
     with Star(2) as star:
         star[1].close()
         star[1].close()
-        assert not star[1].tell_verdict(1, 1)
-        assert not star[1].tell_dead(0, "gone")
+        assert not star[1].announce_failure(1, 1)
+        assert not star[1].announce_dead(0, "gone")
 
 
 def test_a_goodbye_does_not_wait_for_who_never_answers():
@@ -190,7 +190,7 @@ def test_verdicts_of_all_at_once_are_heard_by_all_in_one_order():
     with Star(n) as star:
         tellers = [
             threading.Thread(
-                target=lambda r: [star[r].tell_verdict(r, w) for w in range(count)],
+                target=lambda r: [star[r].announce_failure(r, w) for w in range(count)],
                 args=(rank,),
             )
             for rank in range(n)
@@ -212,7 +212,7 @@ def test_verdicts_of_all_at_once_are_heard_by_all_in_one_order():
 
 def test_sixty_four_leaves():
     with Star(65, limit_ms=60_000) as star:
-        star[64].tell_verdict(3, 2**64 - 1)
+        star[64].announce_failure(3, 2**64 - 1)
         event = ("verdict", 64, "none", 64, 3, 2**64 - 1)
         star.all_hear(event, range(64))
         star[10].close()
@@ -310,7 +310,7 @@ def test_a_leaf_that_does_not_read_is_slow_and_hurts_nobody(limit_ms, count):
     with Star(3, without=[1], tcp=False, limit_ms=limit_ms) as star:
         with Deaf(star.outside[1, 0], 1):
             for word in range(count):
-                star[0].tell_verdict(1, word)
+                star[0].announce_failure(1, word)
                 if word % 10_000 == 0:
                     star.settle([0, 2])  # who reads keeps up
             star.hears(2, dead(1, "slow"))
@@ -328,7 +328,11 @@ def test_a_forked_child_has_no_lifeline():
         child = os.fork()
         if child == 0:
             line, status = star[1], 1
-            if line.forked() and not line.tell_verdict(1, 1) and line.events() == []:
+            if (
+                line.forked()
+                and not line.announce_failure(1, 1)
+                and line.events() == []
+            ):
                 status = 10 + (line.silence() != [-1, -1, -1])
             for line in star.lines.values():
                 line.close()
@@ -411,14 +415,14 @@ def test_keys_that_do_not_fit():
 def test_telling_what_cannot_be():
     with Star(2) as star:
         with pytest.raises(ValueError, match="does not exist"):
-            star[0].tell_dead(2, "gone")
+            star[0].announce_dead(2, "gone")
         with pytest.raises(ValueError, match="no such cause"):
-            star[0].tell_dead(1, "bored")
+            star[0].announce_dead(1, "bored")
 
 
 def test_a_world_of_one():
     with Star(1) as star:
-        assert star[0].tell_verdict(1, 1)
+        assert star[0].announce_failure(1, 1)
         assert star[0].silence() == [-1]
         time.sleep(0.01)
         assert star.take(0) == []

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import msgspec
 import pytest
 import strangers
-from forked import Forks, attempt
 
+from forked import Forks, attempt
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
 from unisono.transports import connect as dialing
 from unisono.transports import rendezvous_hosts as meeting

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 import strangers
-from forked import Forks
 
+from forked import Forks
 from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports import connect as dialing

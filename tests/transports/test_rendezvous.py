@@ -21,7 +21,7 @@ from unisono.transports import limits
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports.rendezvous_local import Hello, LocalRendezvous
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from forked import Forks, attempt
 
 SOURCES = Path(rendezvous.__file__).parents[1]
@@ -187,9 +187,15 @@ def adds_up(rank, dies):
     if rank.number == dies:
         os._exit(9)  # the first process of a namespace cannot kill itself
     if dies >= 0:
-        return attempt(comm.barrier)["attributes"]["ranks"], comm.core.native.reach()
+        return attempt(comm.barrier)["attributes"][
+            "ranks"
+        ], comm.core.native.cross_memory_access()
     comm.barrier()
-    return [peer.pid for peer in comm.peers], os.getpid(), comm.core.native.reach()
+    return (
+        [peer.pid for peer in comm.peers],
+        os.getpid(),
+        comm.core.native.cross_memory_access(),
+    )
 
 
 def in_namespaces(rank, apart, dies):

@@ -89,7 +89,7 @@ class Middle:
             for source in (0, 1):
                 tls.shake(self.ends[source])
                 self.put(1 - source, change(source, self.caught(source)))
-        return [end.shake() for end in self.ends] == [0, 0]
+        return [end.handshake() for end in self.ends] == [0, 0]
 
     def says(self, data, source=0):
         """The records in which one end says this, not passed on."""
@@ -231,7 +231,7 @@ def test_the_key_changes_on_the_way():
             raw = os.urandom(60_000)
             middle.put(1, middle.says(raw))
             assert middle.hears() == raw
-        assert 3 <= middle.ends[0].changes() <= 4
+        assert 3 <= middle.ends[0].key_updates() <= 4
         middle.put(0, middle.says(b"back", source=1))
         assert middle.hears(0) == b"back"
 
@@ -263,9 +263,9 @@ def test_what_does_not_fit_is_offered_again():
 def test_bytes_that_only_tls_holds_are_told(middle):
     middle.put(1, middle.says(bytes(1000)))
     assert middle.ends[1].recv(10) == bytes(10)
-    assert middle.ends[1].holds_bytes()  # though the socket is empty
+    assert middle.ends[1].has_pending()  # though the socket is empty
     assert middle.hears() == bytes(990)
-    assert not middle.ends[1].holds_bytes()
+    assert not middle.ends[1].has_pending()
 
 
 def test_an_end_is_an_end(middle):
@@ -526,7 +526,7 @@ class Encrypted(Star):
 def test_lifelines_are_encrypted():
     with Encrypted(4) as star:
         for word in range(200):
-            star[2].tell_verdict(7, word)
+            star[2].announce_failure(7, word)
         star.all_hear(("verdict", 2, "none", 2, 7, 199), [0, 1, 3])
         star[3].close()
         star.all_hear(("left", 3, "none", 3, 0, 0), [0, 1, 2])
@@ -534,7 +534,7 @@ def test_lifelines_are_encrypted():
 
 def test_a_meddler_on_a_lifeline_is_found_out():
     with Encrypted(3) as star:
-        star[1].tell_verdict(7, 1)
+        star[1].announce_failure(7, 1)
         star.all_hear(("verdict", 1, "none", 1, 7, 1), [0, 2])
         star.flips[1] = True
         star.hears(2, ("dead", 1, "not authentic", 0, 0, 0))

@@ -21,7 +21,7 @@ def times(sizes, latency, byte, *, noise=0.0, seed=0):
 
 @settings(max_examples=40)
 @given(latency=st.floats(1e-7, 1e-3), byte=st.floats(1e-11, 1e-8))
-def test_a_straight_line_is_one_piece_and_given_back(latency, byte):
+def test_straight_line_is_fitted_by_one_segment(latency, byte):
     found = fit(SIZES, times(SIZES, latency, byte))
     assert len(found.pieces) == 1
     assert found.pieces[0].latency == pytest.approx(latency, rel=1e-6)
@@ -50,7 +50,7 @@ def test_the_errors_hold_the_truth_about_as_often_as_they_say():
     assert held >= 48  # of 60; 57 are to be expected
 
 
-def test_a_link_that_changes_its_ways_has_two_pieces():
+def test_link_with_two_regimes_has_two_segments():
     slow, fast = SIZES[:6], SIZES[6:]
     told = times(slow, 2e-6, 1e-9) + times(fast, 20e-6, 1e-10)
     found = fit(SIZES * 3, np.tile(told, 3) * (1 + 0.001 * np.sin(np.arange(33))))
@@ -63,7 +63,7 @@ def test_a_link_that_changes_its_ways_has_two_pieces():
     assert last.bandwidth == pytest.approx(1e10, rel=0.05)
 
 
-def test_what_cannot_be_negative_is_not():
+def test_fitted_costs_are_not_negative():
     piece = fit([8, 16, 32, 64], [4e-6, 3e-6, 2e-6, 1e-6]).pieces[0]
     assert piece.byte == 0.0
     assert piece.latency > 0
@@ -81,6 +81,6 @@ def test_what_cannot_be_negative_is_not():
         ([-8, 16], [1e-6, 1e-6], "not below"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(sizes, seconds, said):
+def test_invalid_samples_are_refused(sizes, seconds, said):
     with pytest.raises(BadArgument, match=said):
         fit(sizes, seconds)

@@ -40,12 +40,12 @@ def test_with_a_table_links_are_as_measured_and_it_says_so(file):
         assert found.time >= 2e-6 + (1 << 20) * 4e-10 * 0.999
 
 
-def test_worlds_across_hosts_say_nothing_of_this_machine(file):
+def test_worlds_across_hosts_are_not_used_for_this_machine(file):
     save(measured(4, "0x2.1x2", "across"), file)
     assert "defaults" in this_machine().about
 
 
-def test_a_table_of_another_version_is_refused_aloud(file, capsys):
+def test_table_of_another_version_is_refused_with_the_reason(file, capsys):
     save(measured(), file)
     file.write_text(file.read_text().replace(f'"{unisono.__version__}"', '"0.0.1"'))
     about = this_machine().about
@@ -55,13 +55,13 @@ def test_a_table_of_another_version_is_refused_aloud(file, capsys):
     assert "is refused" in capsys.readouterr().out
 
 
-def test_a_table_of_another_machine_is_refused_aloud(file):
+def test_table_of_another_machine_is_refused_with_the_reason(file):
     save(measured(), file)
     file.write_text(file.read_text().replace(machine(), "Abacus, 1 core"))
     assert "is of Abacus" in this_machine().about
 
 
-def test_a_broken_table_is_refused_aloud(file):
+def test_damaged_table_is_refused_with_the_reason(file):
     file.write_text("{}")
     file.chmod(0o600)
     assert "not a tuned table" in this_machine().about

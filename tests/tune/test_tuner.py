@@ -15,7 +15,7 @@ from unisono.runtime.plan.tuned import Part, Row, Tuned, TunedWorld
 from unisono.runtime.world import tuned_agreement
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
-from unisono.tune import Costs, Effort, Tuner, candidates, fit, save, tune
+from unisono.tune import Effort, LinkCosts, Tuner, candidates, fit, save, tune
 from unisono.tune.files import destination
 from unisono.tune.race import (
     MOST_RACED,
@@ -71,22 +71,22 @@ def test_candidates_vary_in_segments_radix_and_levels():
     assert any(name.startswith("hierarchical:levels=4x3") for name in on_one)
 
 
-def test_a_schedule_costs_what_one_computes_by_hand():
+def test_predicted_cost_matches_the_hand_calculation():
     """Ring on four ranks of one host with a core each: 6 steps of a quarter."""
-    costs = Costs(line(2e-6, 1e-9), None, added_byte=3e-9, cores=4)
+    costs = LinkCosts(line(2e-6, 1e-9), None, added_byte=3e-9, cores=4)
     took = costs.seconds("all_reduce", "ring", (0, 0, 0, 0), 4000)
     assert took == pytest.approx(6 * (2e-6 + 1e-6) + 3 * 3e-6)
-    few = Costs(line(2e-6, 1e-9), None, added_byte=3e-9, cores=2)
+    few = LinkCosts(line(2e-6, 1e-9), None, added_byte=3e-9, cores=2)
     took = few.seconds("all_reduce", "ring", (0, 0, 0, 0), 4000)
     assert took == pytest.approx(6 * (2e-6 + 2e-6) + 3 * 6e-6)
 
 
-def test_between_hosts_the_slower_of_two_things_counts():
+def test_predicted_cost_across_hosts_is_the_slower_of_link_and_ranks():
     """Direct all_gather on three hosts: two shares enter each, from two peers."""
-    costs = Costs(None, line(5e-6, 1e-9), message=1e-6)
+    costs = LinkCosts(None, line(5e-6, 1e-9), message=1e-6)
     took = costs.seconds("all_gather", "direct", (0, 1, 2), 3000)
     assert took == pytest.approx(5e-6 + 2e-6 + 1e-6)
-    slower = Costs(line(1e-3, 0.0), line(5e-6, 1e-9), message=1e-6)
+    slower = LinkCosts(line(1e-3, 0.0), line(5e-6, 1e-9), message=1e-6)
     took = slower.seconds("all_gather", "direct", (0, 1, 2), 3000)
     assert took == pytest.approx(1e-3)
 
@@ -181,7 +181,7 @@ def test_a_file_of_the_users_that_is_no_table_is_left_alone(file):
     assert file.read_text() == "dear diary"
 
 
-def test_our_own_file_that_is_spoilt_is_replaced(tmp_path, monkeypatch):
+def test_damaged_default_table_is_replaced(tmp_path, monkeypatch):
     monkeypatch.delenv("UNISONO_TUNED", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     where = tuned.default_path()
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         save(a_world(2), tmp_path / "file" / "table.json")
 
 
-def test_what_cannot_be_tuned_is_refused():
+def test_invalid_tuning_requests_are_refused():
     with world(1) as ranks, pytest.raises(BadArgument, match="nobody to talk to"):
         ranks.run(Tuner)
     for wrong in (
@@ -210,7 +210,7 @@ def test_what_cannot_be_tuned_is_refused():
             Effort(**wrong)
 
 
-def test_turns_are_compared_not_means():
+def test_race_compares_rounds_not_means():
     slow_turns = [1.0, 9.0, 1.0, 9.0, 1.0, 9.0]
     assert beats(slow_turns, [1.1 * t for t in slow_turns])
     assert not beats(slow_turns, [1.01 * t for t in slow_turns])
@@ -219,7 +219,7 @@ def test_turns_are_compared_not_means():
     assert not beats([1.0] * 6, [9.0, 9.0, 0.9, 0.9, 0.9, 0.9])
 
 
-def test_who_was_lucky_in_the_race_gives_the_place_back():
+def test_winner_must_win_a_second_race():
     row = Row(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
     told = {"ring": 1e-6, "direct": 2e-6}
     kept = decided(row, "direct", told, {"ring": [1.0] * 4, "direct": [2.0] * 4})
@@ -228,7 +228,7 @@ def test_who_was_lucky_in_the_race_gives_the_place_back():
     assert (lost.algorithm, lost.predicted, lost.runner_up) == ("direct", 2e-6, "ring")
 
 
-def test_whom_the_model_thinks_slow_is_tried_all_the_same():
+def test_promising_are_candidates_predicted_near_the_best():
     told = {"a": 1.0, "b": 0.99 * WORTH_A_TRY, "c": 1.01 * WORTH_A_TRY}
     assert promising(told) == ["a", "b"]
     assert promising({}) == []

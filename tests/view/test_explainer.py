@@ -117,7 +117,7 @@ def test_by_time_everything_has_arrived_in_the_end_and_in_order(page):
     assert [c for c, *_ in page.run("probe.cells()")] == expected(made, last)
 
 
-def test_it_plays_to_the_end_and_stops(page):
+def test_player_plays_to_the_end_and_stops(page):
     page.show(unisono.schedule("all_reduce", "ring", n=2))
     page.speed(4)
     page.browser.click(".play")
@@ -130,7 +130,7 @@ def test_it_plays_to_the_end_and_stops(page):
     assert page.run(again) == 0  # once more, from the start
 
 
-def test_less_motion_means_whole_steps(page):
+def test_reduced_motion_moves_by_whole_steps(page):
     page.show(unisono.schedule("all_reduce", "ring", n=2), calm=True)
     page.run(
         """(() => {
@@ -146,7 +146,7 @@ def test_less_motion_means_whole_steps(page):
     assert set(page.run("seen")) == {1, 2}
 
 
-def test_the_keyboard_suffices(page):
+def test_player_works_by_keyboard_alone(page):
     press = page.browser.press
     page.show(unisono.schedule("all_reduce", "ring", n=5))
     press("ArrowRight")
@@ -260,7 +260,7 @@ def test_two_under_one_clock(page):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_stands_out(page, theme):
+def test_text_has_enough_contrast(page, theme):
     page.show(unisono.schedule("all_reduce", "tree", n=16), theme=theme, width=1800)
     page.scrub(8)  # every colour is in use by now
     told = page.run("probe.faint(4.5)")
@@ -287,7 +287,7 @@ def test_the_theme_can_be_chosen(page):
     assert page.run("probe.faint(4.5)")["seen"] == []
 
 
-def test_it_fits_a_phone(page):
+def test_page_fits_a_phone(page):
     page.show(unisono.schedule("all_reduce", "ring", n=5), width=390, height=844)
     for view in VIEWS:
         page.view(view)
@@ -319,7 +319,7 @@ SHOTS = [
 @pytest.mark.parametrize(
     ("name", "view", "at", "window"), SHOTS, ids=[s[0] for s in SHOTS]
 )
-def test_it_looks_as_it_did(page, name, view, at, window):
+def test_page_matches_its_screenshots(page, name, view, at, window):
     page.show(unisono.schedule("all_reduce", "ring", n=5), **window)
     page.view(view)
     page.scrub(at)

@@ -11,7 +11,7 @@ import pytest
 import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument, BadTopology, ScheduleError
-from unisono.schedule import collective, copy, from_steps, reduce
+from unisono.schedule import collective, copy_step, from_steps, reduce_step
 from unisono.simulate import simulate
 from unisono.topology import parse
 from unisono.view.assets import digest, script, text
@@ -44,7 +44,7 @@ def replayed(story):
 
 @pytest.mark.parametrize("key", library(), ids="-".join)
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_story_is_that_of_the_ledger(key, n):
+def test_story_matches_the_ledger(key, n):
     made = library()[key](n)
     story = tell(made)
     for frame, held in zip(frames(made), replayed(story), strict=True):
@@ -133,7 +133,7 @@ def test_nothing_is_loaded_and_nothing_else_may_run():
 
 def test_names_cannot_break_out_of_the_page():
     evil = "</script><script>alert(1)</script>"
-    steps = [copy(0, 0, 1).named(evil)]
+    steps = [copy_step(0, 0, 1).named(evil)]
     made = from_steps(collective("broadcast"), 2, steps, num_chunks=1).but(
         name=evil, about=evil, paper=evil
     )
@@ -149,13 +149,13 @@ def test_without_scripts_the_page_is_still_the_story():
     assert body.count("<li>") == 9
 
 
-def test_too_much_to_follow_is_named(monkeypatch):
+def test_too_many_transfers_for_a_page_are_refused(monkeypatch):
     monkeypatch.setattr("unisono.view.story.MOST_MOVES", 10)
     with pytest.raises(BadArgument, match="more than 10 transfers are too many"):
         to_html(unisono.schedule("all_reduce", "ring", n=4))
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_refused_with_the_reason():
     ring = unisono.schedule("all_reduce", "ring", n=4)
     with pytest.raises(BadTopology, match="switch:5 has 5 ranks"):
         to_html(ring, topology="switch:5")
@@ -163,7 +163,9 @@ def test_bad_input_is_named():
         to_html(unisono.schedule("all_reduce", "ring", n=17))
     with pytest.raises(BadArgument, match="size 'lots'"):
         to_html(ring, nbytes="lots")
-    wrong = from_steps(collective("all_reduce"), 2, [reduce(0, 0, 1)], num_chunks=1)
+    wrong = from_steps(
+        collective("all_reduce"), 2, [reduce_step(0, 0, 1)], num_chunks=1
+    )
     with pytest.raises(ScheduleError, match="rank 0 lacks rank 1"):
         to_html(wrong)
 

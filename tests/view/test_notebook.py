@@ -13,7 +13,7 @@ from unisono.view.story import tell
 RING = ("all_reduce", "ring")
 
 
-def test_an_explanation_is_text_as_ever():
+def test_explanation_is_a_string():
     told = unisono.explain(unisono.schedule(*RING, n=3))
     assert isinstance(told, str)
     assert "every rank ends with a+b+c" in told
@@ -33,12 +33,12 @@ def test_large_worlds_have_a_picture_too():
     assert set(told._repr_mimebundle_()) == {"text/plain", "text/html"}
 
 
-def test_the_page_by_one_word():
+def test_explanation_html_writes_the_page():
     told = unisono.explain(unisono.schedule(*RING, n=3)).html(topology="switch:3")
     assert "switch:3" in told
 
 
-def test_without_the_extra_it_is_said(monkeypatch):
+def test_widget_without_the_extra_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "unisono.view.widget", raising=False)
     with pytest.raises(MissingExtra, match="notebook"):

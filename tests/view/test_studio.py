@@ -38,7 +38,7 @@ def get(studio, path, method="GET", **headers):
     return answer, body
 
 
-def test_it_listens_on_loopback_alone(studio):
+def test_server_listens_on_loopback_only(studio):
     assert studio.server_address[0] == "127.0.0.1"
     assert studio.address == f"http://127.0.0.1:{studio.port}/"
 
@@ -63,23 +63,23 @@ def test_files_come_with_a_strict_policy(studio, path):
         ({"Sec-Fetch-Site": "same-site"}, 403),
     ],
 )
-def test_others_are_refused(studio, headers, status):
+def test_requests_from_other_sites_are_refused(studio, headers, status):
     answer, body = get(studio, "/api/choices", **headers)
     assert answer.status == status
     assert set(json.loads(body)) == {"error"}
 
 
-def test_by_either_name_it_is_us(studio):
+def test_localhost_and_address_are_both_accepted(studio):
     for name in ("localhost", "127.0.0.1"):
         assert get(studio, "/", Host=f"{name}:{studio.port}")[0].status == 200
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/../pyproject.toml", "/?x=1", "/api/"])
-def test_there_is_nothing_else(studio, path):
+def test_unknown_paths_are_not_found(studio, path):
     assert get(studio, path)[0].status == 404
 
 
-def test_nothing_but_reading(studio):
+def test_only_get_requests_are_answered(studio):
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert get(studio, "/", method)[0].status == 501
 
@@ -105,13 +105,13 @@ def test_nothing_but_reading(studio):
         ("choices", {"collective": "x"}, "collective"),
     ],
 )
-def test_bad_wishes_are_named(studio, path, wishes, said):
+def test_bad_parameters_are_refused_with_the_reason(studio, path, wishes, said):
     answer, body = get(studio, f"/api/{path}?{urlencode(wishes)}")
     assert answer.status == 400
     assert said in json.loads(body)["error"]
 
 
-def test_a_wish_given_twice_and_one_that_is_none(studio):
+def test_repeated_and_malformed_parameters_are_refused(studio):
     assert get(studio, "/api/stories?n=2&n=3")[0].status == 400
     assert get(studio, "/api/stories?n")[0].status == 400
 
@@ -150,14 +150,14 @@ def test_curves_have_a_winner_for_each_size_and_codecs_save_time():
     assert min(c["times"][-1] for c in coded["curves"]) < best["times"][-1]
 
 
-def test_ports_that_cannot_be_had(studio):
-    with pytest.raises(BadArgument, match=r"cannot be had.*--port 0"):
+def test_unavailable_ports_are_refused(studio):
+    with pytest.raises(BadArgument, match=r"is not available.*--port 0"):
         Studio(studio.port)
     with pytest.raises(BadArgument, match="0 to 65535"):
         Studio(99999)
 
 
-def test_strategies_are_a_recording():
+def test_strategies_come_from_a_recording():
     told = json.loads(text("strategies.json"))
     names = [strategy["name"] for strategy in told["strategies"]]
     assert names == [
@@ -227,12 +227,12 @@ def choose(browser, **wishes):
         )
 
 
-def enter(browser, room):
+def enter(browser, page):
     browser.run(
-        "[...document.querySelectorAll('.rooms button')]"
-        f".find((e) => e.textContent === '{room}').click()"
+        "[...document.querySelectorAll('.pages button')]"
+        f".find((e) => e.textContent === '{page}').click()"
     )
-    browser.wait(f"document.querySelector('.place').dataset.room === '{room}'")
+    browser.wait(f"document.querySelector('.place').dataset.page === '{page}'")
 
 
 def test_choices_change_the_picture(desk_page):
@@ -294,7 +294,7 @@ def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
     ("data", "said"),
     [("{", "JSON"), ("{}", "no traceEvents"), ("[]", "nothing to draw")],
 )
-def test_a_file_that_is_no_trace_is_told(desk_page, tmp_path, data, said):
+def test_file_that_is_no_trace_is_reported(desk_page, tmp_path, data, said):
     file = tmp_path / "odd.json"
     file.write_text(data)
     enter(desk_page, "Trace")
@@ -317,19 +317,19 @@ def put(browser, file):
     browser.wait(f"document.querySelector('[data-file=\"{file.name}\"]')")
 
 
-def test_the_desk_stands_out_in_both_themes(desk_page):
+def test_studio_has_enough_contrast_in_both_themes(desk_page):
     from test_explainer import PROBES
 
     desk_page.run(PROBES)
     for theme in ("light", "dark"):
         desk_page.window(1180, 900, theme=theme)
-        for room in ("Explain", "Costs", "Strategies", "Trace"):
-            enter(desk_page, room)
+        for page in ("Explain", "Costs", "Strategies", "Trace"):
+            enter(desk_page, page)
             assert desk_page.run("probe.faint(4.5)")["seen"] == []
 
 
-def test_the_desk_fits_a_phone(desk_page):
+def test_studio_fits_a_phone(desk_page):
     desk_page.window(390, 844)
-    for room in ("Explain", "Costs", "Strategies", "Trace"):
-        enter(desk_page, room)
+    for page in ("Explain", "Costs", "Strategies", "Trace"):
+        enter(desk_page, page)
         assert desk_page.run("document.documentElement.scrollWidth") <= 390

@@ -8,7 +8,7 @@ import pytest
 import unisono
 from unisono.algorithms import library
 from unisono.errors import ScheduleError
-from unisono.schedule import collective, from_steps, reduce
+from unisono.schedule import collective, from_steps, reduce_step
 from unisono.view import to_svg
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -67,6 +67,8 @@ def test_it_loads_nothing_from_elsewhere():
 
 
 def test_a_wrong_schedule_is_not_drawn_as_if_right():
-    wrong = from_steps(collective("all_reduce"), 2, [reduce(0, 0, 1)], num_chunks=1)
+    wrong = from_steps(
+        collective("all_reduce"), 2, [reduce_step(0, 0, 1)], num_chunks=1
+    )
     with pytest.raises(ScheduleError, match="rank 0 lacks rank 1"):
         to_svg(wrong)

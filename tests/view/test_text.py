@@ -12,7 +12,7 @@ import pytest
 import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument, ScheduleError
-from unisono.schedule import collective, copy, from_steps, reduce
+from unisono.schedule import collective, copy_step, from_steps, reduce_step
 from unisono.view import explain, picture
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,16 +86,16 @@ def test_no_picture_of_a_hundred_thousand_ranks():
 
 def test_a_wrong_schedule_is_not_explained_but_its_picture_marks_what_is_wrong():
     all_reduce = collective("all_reduce")
-    twice = [reduce(0, [0, 1], [1, 0]), reduce(0, [0, 1], [1, 0])]
+    twice = [reduce_step(0, [0, 1], [1, 0]), reduce_step(0, [0, 1], [1, 0])]
     wrong = from_steps(all_reduce, 2, twice, num_chunks=1)
     with pytest.raises(ScheduleError):
         explain(wrong)
     assert "!ab!" in picture(wrong)
 
 
-def test_moves_are_told_in_words():
+def test_transfers_are_listed_in_words():
     gather = collective("all_gather")
-    s = from_steps(gather, 2, [copy([0, 1], [0, 1], [1, 0])], num_chunks=2)
+    s = from_steps(gather, 2, [copy_step([0, 1], [0, 1], [1, 0])], num_chunks=2)
     assert "copy 0→1 chunk 0, 1→0 chunk 1" in picture(s)
 
 

@@ -63,7 +63,7 @@ Scenario calls(int n, const std::vector<Part> &parts) {
 
 void add_calls(Scenarios &all) {
   const Cut header{1, true, false}, three{3, false, false}, one{1, false, false},
-      lent{1, false, true}, lent_twice{2, false, true};
+      exposed{1, false, true}, exposed_twice{2, false, true};
   // What others read is in the header: the third call uses that of the first again.
   all["arrival"] = [=](int n) {
     return calls(n, {{"naive", header}, {"naive", header}, {"naive", header}});
@@ -77,8 +77,8 @@ void add_calls(Scenarios &all) {
     return calls(n, {{"direct", one}, {"gather", one}, {"naive", one}});
   };
   // Buffers used where they lie: read by others, and written by others.
-  all["lent"] = [=](int n) { return calls(n, {{"direct", lent}, {"gather", lent}}); };
-  all["lent in pieces"] = [=](int n) { return calls(n, {{"direct", lent_twice}}); };
+  all["exposed"] = [=](int n) { return calls(n, {{"direct", exposed}, {"gather", exposed}}); };
+  all["exposed, in pieces"] = [=](int n) { return calls(n, {{"direct", exposed_twice}}); };
 }
 
 } // namespace model

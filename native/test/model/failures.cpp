@@ -12,7 +12,7 @@ namespace {
 struct Outcome {
   Element input[3][4] = {}, output[3][4] = {};
   Element done[3] = {};
-  Verdict verdict[3];
+  Failure failure[3];
 };
 
 // The first `impatient` ranks give up when they have to wait; the others hear of it.
@@ -35,7 +35,7 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
         what->input[r][e] = Element(r + 1);
       what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
                            r < impatient ? Waits::impatient : Waits::looking,
-                           &what->verdict[r]);
+                           &what->failure[r]);
       for (int e = 0; e < count && what->done[r]; ++e)
         check(what->output[r][e] == Element(gathers ? e + 1 : n * (n + 1) / 2),
               "a result is wrong");
@@ -48,11 +48,11 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
     std::string text;
     for (int r = 0; r < n; ++r) {
       if (!what->done[r])
-        check(what->verdict[r].word() == abort, "ranks name different causes");
-      text += what->done[r] ? "+" : std::to_string(what->verdict[r].culprit);
+        check(what->failure[r].word() == abort, "ranks name different causes");
+      text += what->done[r] ? "+" : std::to_string(what->failure[r].culprit);
     }
     for (int r = 0; r < n; ++r) {
-      check((*world)[r].layout().block(std::size_t(r)).touching.load() == 0,
+      check((*world)[r].layout().block(std::size_t(r)).writing.load() == 0,
             "a rank says for ever that it writes");
       for (const Element e : what->output[r])
         check(e == 0 || e == 77, "somebody wrote to a buffer after its call had ended");
@@ -72,14 +72,15 @@ Scenario mismatch(int n) {
     scenario.threads.push_back([=] {
       what->input[r][0] = Element(r);
       what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
-                           Waits::looking, &what->verdict[r]);
+                           Waits::looking, &what->failure[r]);
       check(!what->done[r] || r != 0, "calls differ, and one of them succeeds");
     });
   }
   scenario.ended = [=] {
     const std::uint64_t abort = (*world)[0].layout().control().abort.load();
     for (int r = 0; r < n; ++r)
-      check(!what->done[r] && what->verdict[r].word() == abort, "ranks name different causes");
+      check(!what->done[r] && what->failure[r].word() == abort,
+            "ranks name different causes");
   };
   return scenario;
 }
@@ -92,15 +93,15 @@ Scenario guard(int n) {
   Scenario scenario;
   scenario.threads.push_back([=] {
     Comm &comm = (*world)[0];
-    comm.condemn({Trouble::interrupted, 0, 0, 1});
-    comm.lending().hands_off();
+    comm.abort({FailureKind::interrupted, 0, 0, 1});
+    comm.zero_copy().wait_for_writers();
     for (int r = 1; r < n; ++r)
       buffer[r] = 77;
   });
   for (int r = 1; r < n; ++r)
     scenario.threads.push_back([=] {
       for (int times = 0; times < 2; ++times) {
-        const Lending::Touch touch((*world)[r].lending(), true);
+        const ZeroCopy::WriteGuard touch((*world)[r].zero_copy(), true);
         if (touch.allowed())
           buffer[r] = Element(r);
       }
@@ -111,12 +112,14 @@ Scenario guard(int n) {
 } // namespace
 
 void add_failures(Scenarios &all) {
-  const Cut one{1, false, false}, lent{1, false, true};
+  const Cut one{1, false, false}, exposed{1, false, true};
   all["one gives up"] = [=](int n) { return giving_up(n, 1, one); };
   all["several give up"] = [=](int n) { return giving_up(n, 2, one); };
-  all["one gives up, lent"] = [=](int n) { return giving_up(n, 1, lent); };
-  all["several give up, lent"] = [=](int n) { return giving_up(n, 2, lent); };
-  all["one gives up, read by others"] = [=](int n) { return giving_up(n, 1, lent, "gather"); };
+  all["one gives up, exposed"] = [=](int n) { return giving_up(n, 1, exposed); };
+  all["several give up, exposed"] = [=](int n) { return giving_up(n, 2, exposed); };
+  all["one gives up, read by others"] = [=](int n) {
+    return giving_up(n, 1, exposed, "gather");
+  };
   all["mismatch"] = [](int n) { return mismatch(n); };
   all["guard"] = [](int n) { return guard(n); };
 }

@@ -86,7 +86,7 @@ Scenario independent(memory_order store, memory_order load) {
                 4);
 }
 
-// Store and look on both sides, as Touch and hands_off: one side by a comparison and a fence.
+// Store and look on both sides, as WriteGuard and wait_for_writers: one side by a comparison and a fence.
 Scenario store_and_look(memory_order order) {
   return litmus({[=](Words &w) {
                    w.x.store(1, order == seq_cst ? seq_cst : release);

@@ -16,19 +16,19 @@ struct Mail {
 };
 
 bool transfer(Comm &comm, Transfer::Direction direction, std::size_t peer, Element *data,
-              std::size_t elements, bool impatient, Verdict *verdict) {
+              std::size_t elements, bool impatient, Failure *failure) {
   auto op = std::make_shared<Transfer>(comm, direction, peer, 0, data,
                                        elements * sizeof(Element), 1);
-  comm.post().enter(op);
+  comm.channels().submit(op);
   Status status;
   while ((status = op->advance()) == Status::blocked) {
-    if (impatient || comm.judge(*op) != Status::blocked) {
-      status = comm.post().withdraw(*op) ? Status::failed : Status::done;
+    if (impatient || comm.check_blocked(*op) != Status::blocked) {
+      status = comm.channels().cancel(*op) ? Status::failed : Status::done;
       break;
     }
     await();
   }
-  *verdict = op->verdict;
+  *failure = op->failure;
   return status == Status::done;
 }
 
@@ -42,17 +42,17 @@ Scenario messages(int count, std::size_t elements) {
     for (int m = 0; m < count; ++m) {
       for (std::size_t e = 0; e < elements; ++e)
         mail->sent[m][e] = Element(m) * 10 + e + 1;
-      Verdict verdict;
+      Failure failure;
       check(transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[m], elements, false,
-                     &verdict),
+                     &failure),
             "a send fails");
     }
   });
   scenario.threads.push_back([=] {
     for (int m = 0; m < count; ++m) {
-      Verdict verdict;
+      Failure failure;
       check(transfer((*world)[1], Transfer::Direction::receive, 0, mail->received[m], elements,
-                     false, &verdict),
+                     false, &failure),
             "a receive fails");
       for (std::size_t e = 0; e < elements; ++e)
         check(mail->received[m][e] == Element(m) * 10 + e + 1, "a message is wrong");
@@ -69,27 +69,28 @@ Scenario cut(int whole) {
   name(mail, "mail");
   Scenario scenario;
   scenario.threads.push_back([=] {
-    Verdict verdict;
+    Failure failure;
     for (int m = 0; m < whole; ++m)
       check(transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[m], 2, false,
-                     &verdict),
+                     &failure),
             "a send fails");
     const bool done = transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[whole],
-                               most, true, &verdict);
+                               most, true, &failure);
     outcome(done ? "sent" : "given up");
     if (!done)
       for (Element &e : mail->sent[whole])
         e = 77;
   });
   scenario.threads.push_back([=] {
-    Verdict verdict;
+    Failure failure;
     for (int m = 0; m < whole; ++m)
       check(transfer((*world)[1], Transfer::Direction::receive, 0, mail->received[m], 2, false,
-                     &verdict),
+                     &failure),
             "a message is lost that was sent whole");
     const bool done = transfer((*world)[1], Transfer::Direction::receive, 0,
-                               mail->received[whole], most, false, &verdict);
-    check(done || verdict.trouble == Trouble::cut, "a receive fails for another reason");
+                               mail->received[whole], most, false, &failure);
+    check(done || failure.kind == FailureKind::truncated,
+          "a receive fails for another reason");
     outcome(done ? "received" : "cut");
   });
   return scenario;

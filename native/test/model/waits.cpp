@@ -11,7 +11,7 @@ using namespace unisono;
 
 namespace {
 
-constexpr Patience none{0, 0, 500'000};
+constexpr WaitPolicy none{0, 0, 500'000};
 
 // All but rank 0 sleep until it has moved on, each in the loop that drive has.
 Scenario sleeping(int n) {
@@ -20,13 +20,14 @@ Scenario sleeping(int n) {
   scenario.threads.push_back([=] {
     const Layout &layout = (*world)[0].layout();
     layout.block(0).progress.store(1, std::memory_order_release);
-    ring(layout, std::size_t(n));
+    wake_sleepers(layout, std::size_t(n));
   });
   for (int r = 1; r < n; ++r)
     scenario.threads.push_back([=] {
       Comm &comm = (*world)[r];
       const Layout &layout = comm.layout();
-      Backoff backoff(none, layout.control(), layout.block(std::size_t(r)).asleep, comm.crowd);
+      Backoff backoff(none, layout.control(), layout.block(std::size_t(r)).asleep,
+                      comm.oversubscription);
       const auto there = [&] {
         return layout.block(0).progress.load(std::memory_order_acquire) == 1;
       };

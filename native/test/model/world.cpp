@@ -84,7 +84,7 @@ void read_programs(const char *path) {
     Lowered made;
     made.input_at = read_offsets(from);
     made.output_at = read_offsets(from);
-    for (int lent = 0; lent < 4; ++lent) {
+    for (int exposed = 0; exposed < 4; ++exposed) {
       made.programs.emplace_back();
       for (int rank = 0; rank < n; ++rank)
         made.programs.back().push_back(read_program(from));
@@ -102,12 +102,12 @@ std::shared_ptr<const Plan> make_plan(const std::string &name, int n, int rank, 
   const Lowered &made = lowered(name, n);
   const auto shared = std::make_shared<Plan>();
   Plan &plan = *shared;
-  for (const std::size_t lent : {0, 3})
-    if (lent == 0 || cut.lends)
-      plan.programs[lent] = made.programs[lent][std::size_t(rank)];
-  for (std::size_t lent = 0; lent < 4; ++lent) {
-    plan.piece[lent] = 1;
-    plan.pieces[lent] = cut.pieces;
+  for (const std::size_t exposed : {0, 3})
+    if (exposed == 0 || cut.exposes)
+      plan.programs[exposed] = made.programs[exposed][std::size_t(rank)];
+  for (std::size_t exposed = 0; exposed < 4; ++exposed) {
+    plan.piece[exposed] = 1;
+    plan.pieces[exposed] = cut.pieces;
   }
   for (std::size_t chunk = 0; chunk < made.input_at.size(); ++chunk) {
     plan.input_at.push_back(made.input_at[chunk] * cut.pieces);
@@ -118,12 +118,12 @@ std::shared_ptr<const Plan> make_plan(const std::string &name, int n, int rank, 
   plan.input_bytes = plan.output_bytes = sizeof(Element);
   plan.kernel = sum;
   plan.in_header = cut.in_header;
-  plan.may_lend = cut.lends;
+  plan.may_expose = cut.exposes;
   plan.fingerprint = fingerprint;
   return shared;
 }
 
-World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
+World::World(int n) : n(n), table(std::make_shared<PeerTable>(std::size_t(n))) {
   constexpr std::size_t half = 64;
   std::vector<std::size_t> ranks;
   for (int r = 0; r < n; ++r)
@@ -132,7 +132,8 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
   const auto memory =
       Memory::make(Layout::bytes(std::size_t(n), std::size_t(n), half), fd);
   for (int r = 0; r < n; ++r) {
-    Engine engine{std::make_shared<Mesh>(std::size_t(r), hub), recorder, progress, nullptr};
+    Engine engine{std::make_shared<HostPeers>(std::size_t(r), table), recorder, progress,
+                  nullptr};
     comms.push_back(std::make_unique<Comm>(std::move(engine), ranks, std::size_t(r), ranks,
                                            memory, half, 1, 1));
   }
@@ -150,10 +151,10 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
     name(&block.notes, "notes" + of);
     name(&block.progress, "progress" + of);
     name(&block.asleep, "asleep" + of);
-    name(&block.left, "left" + of);
+    name(&block.closed, "closed" + of);
     name(&block.outbox, "outbox" + of);
     name(&block.waits_for, "waits_for" + of);
-    name(&block.touching, "touching" + of);
+    name(&block.writing, "writing" + of);
     // Read for error messages while they are written: get() in engine/comm_failure.cpp.
     may_race(&block.notes, sizeof block.notes);
     may_race(&block.differing, sizeof block.differing);
@@ -161,31 +162,31 @@ World::World(int n) : n(n), hub(std::make_shared<Hub>(std::size_t(n))) {
 }
 
 bool call(Comm &comm, std::shared_ptr<const Plan> plan, const Element *input, Element *output, Waits how,
-          Verdict *verdict) {
+          Failure *failure) {
   Collective *op = comm.begin_inline(std::move(plan), input, output, 0);
   check(op != nullptr, "a call finds another one in its way");
   bool done = true;
   while (!comm.try_drive(*op, 0)) {
-    const Verdict stopped{Trouble::interrupted, std::uint32_t(comm.rank()),
+    const Failure stopped{FailureKind::interrupted, std::uint32_t(comm.rank()),
                           std::uint32_t(comm.rank()), std::uint32_t(op->seq)};
     Status status = Status::failed;
     if (how == Waits::impatient)
-      op->verdict = comm.condemn(stopped);
+      op->failure = comm.abort(stopped);
     else
-      status = how == Waits::trusting ? Status::blocked : comm.judge(*op);
+      status = how == Waits::trusting ? Status::blocked : comm.check_blocked(*op);
     if (status == Status::blocked) {
       await();
       continue;
     }
     done = status == Status::done;
     if (!done)
-      comm.lending().hands_off();
+      comm.zero_copy().wait_for_writers();
     op->finish(done ? Task::succeeded : Task::broken);
     break;
   }
   done = op->state.load(std::memory_order_relaxed) == Task::succeeded;
-  if (verdict != nullptr)
-    *verdict = op->verdict;
+  if (failure != nullptr)
+    *failure = op->failure;
   comm.end_inline();
   return done;
 }

@@ -26,7 +26,7 @@ const Lowered &lowered(const std::string &name, int n);
 struct Cut {
   int pieces = 1;
   bool in_header = false;
-  bool lends = false; // programs for lent buffers, if not
+  bool exposes = false; // programs for exposed buffers, if not
 };
 std::shared_ptr<const unisono::Plan> make_plan(const std::string &name, int n, int rank,
                                                Cut cut, std::uint64_t fingerprint = 1);
@@ -36,7 +36,7 @@ struct World {
   explicit World(int n);
   unisono::Comm &operator[](int rank) { return *comms[std::size_t(rank)]; }
   int n;
-  std::shared_ptr<unisono::Hub> hub;
+  std::shared_ptr<unisono::PeerTable> table;
   std::vector<std::unique_ptr<unisono::Comm>> comms;
 };
 
@@ -45,6 +45,7 @@ struct World {
 // that is impatient gives up itself when it first has to wait.
 enum class Waits { trusting, looking, impatient };
 bool call(unisono::Comm &comm, std::shared_ptr<const unisono::Plan> plan,
-          const Element *input, Element *output, Waits how = Waits::trusting, unisono::Verdict *verdict = nullptr);
+          const Element *input, Element *output, Waits how = Waits::trusting,
+          unisono::Failure *failure = nullptr);
 
 } // namespace model

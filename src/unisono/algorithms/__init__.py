@@ -16,12 +16,13 @@ from unisono.algorithms.library import (
     read,
     schedule,
 )
-from unisono.algorithms.registry import Algorithm, Need, algorithm, power_of_two
+from unisono.algorithms.registry import Algorithm, Requirement, algorithm, power_of_two
+from unisono.deprecation import old_names
 
 __all__ = [
     "Algorithm",
     "Library",
-    "Need",
+    "Requirement",
     "Spec",
     "algorithm",
     "find",
@@ -31,3 +32,5 @@ __all__ = [
     "read",
     "schedule",
 ]
+
+__getattr__ = old_names(__name__, {"Need": "Requirement"})

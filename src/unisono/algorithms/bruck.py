@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Step, copy
+from unisono.schedule import Step, copy_step
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})
@@ -31,7 +31,7 @@ def all_to_all(n: int, radix: int = 2) -> Iterator[Step]:
     while stride < n:
         done, moves = distance % stride, distance // stride % radix
         src = (i + done) % n
-        yield copy(chunk, src, (src + moves * stride) % n).where(
+        yield copy_step(chunk, src, (src + moves * stride) % n).where(
             np.broadcast_to(moves > 0, (n, n))
         )
         stride *= radix

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, reduce
+from unisono.schedule import Schedule, Step, reduce_step
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})
@@ -50,19 +50,19 @@ def settle(digits: list[int]) -> Iterator[Step]:
         rank = np.arange(n)[:, None, None]
         digit, low = np.arange(factor)[:, None], np.arange(stride)
         head = rank - rank % block + digit * stride
-        sent = reduce(head + low, src=rank, dst=head + rank % stride)
+        sent = reduce_step(head + low, src=rank, dst=head + rank % stride)
         yield sent.where(sent.src != sent.dst)
 
 
 def factors(n: int, radix: int) -> list[int]:
     """The prime factors of n, multiplied together as long as they stay within radix."""
-    found = [1]
+    products = [1]
     for prime in _primes(n):
-        if found[-1] * prime <= radix:
-            found[-1] *= prime
+        if products[-1] * prime <= radix:
+            products[-1] *= prime
         else:
-            found.append(prime)
-    return [f for f in found if f > 1]
+            products.append(prime)
+    return [f for f in products if f > 1]
 
 
 def _primes(n: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ The best m is the square root of (n-2) times the message's time over one hop's l
 from collections.abc import Iterator
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, step
+from unisono.schedule import Schedule, Step, copy_step
 from unisono.schedule.collective import BROADCAST
 
 
@@ -43,4 +43,4 @@ def hand_on(n: int) -> Schedule:
 
 def _links(n: int) -> Iterator[Step]:
     for r in range(n - 1):
-        yield step.copy(0, src=r, dst=r + 1)
+        yield copy_step(0, src=r, dst=r + 1)

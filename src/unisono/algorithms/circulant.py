@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy
+from unisono.schedule import Schedule, Step, copy_step
 
 
 @algorithm
@@ -29,7 +29,7 @@ def all_gather(n: int) -> Iterator[Step]:
     r, have = np.arange(n)[:, None], 1
     while have < n:
         k = np.arange(min(have, n - have))
-        yield copy((r + k) % n, src=r, dst=(r - have) % n)
+        yield copy_step((r + k) % n, src=r, dst=(r - have) % n)
         have += k.size
 
 

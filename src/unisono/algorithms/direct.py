@@ -23,14 +23,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy, reduce, together
+from unisono.schedule import Schedule, Step, copy_step, reduce_step, together
 
 
 @algorithm
 def reduce_scatter(n: int, rotate: bool = False) -> Iterator[Step]:
     """Chunk c of every rank goes to rank c, which adds."""
     r = np.arange(n)
-    hops = (reduce((r + h) % n, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (reduce_step((r + h) % n, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
@@ -38,7 +38,7 @@ def reduce_scatter(n: int, rotate: bool = False) -> Iterator[Step]:
 def all_gather(n: int, rotate: bool = False) -> Iterator[Step]:
     """Chunk c of rank c goes to every other rank."""
     r = np.arange(n)
-    hops = (copy(r, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (copy_step(r, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
@@ -52,14 +52,14 @@ def all_reduce(n: int, rotate: bool = False) -> Schedule:
 def all_to_all(n: int, rotate: bool = False) -> Iterator[Step]:
     """The chunk from i to j goes from i to j."""
     i = np.arange(n)
-    hops = (copy(i * n + (i + h) % n, src=i, dst=(i + h) % n) for h in range(1, n))
+    hops = (copy_step(i * n + (i + h) % n, src=i, dst=(i + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]
 
 
 @algorithm
 def scatter(n: int, rotate: bool = False) -> Iterator[Step]:
     """The root sends every rank its chunk."""
-    sends = (copy(c, src=0, dst=c) for c in range(1, n))
+    sends = (copy_step(c, src=0, dst=c) for c in range(1, n))
     yield from sends if rotate else [together(sends)]
 
 
@@ -73,5 +73,5 @@ def gather(n: int, rotate: bool = False) -> Schedule:
 def barrier(n: int, rotate: bool = False) -> Iterator[Step]:
     """Every rank tells every other that it is here."""
     r = np.arange(n)
-    hops = (copy(r, src=r, dst=(r + h) % n) for h in range(1, n))
+    hops = (copy_step(r, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]

@@ -30,7 +30,7 @@ import numpy as np
 
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Step, copy, reduce, together
+from unisono.schedule import Step, copy_step, reduce_step, together
 
 SUM, CARRY = 0, 1
 
@@ -44,11 +44,11 @@ def carries(n: int, carry: bool) -> bool:
 def barrier(n: int) -> Iterator[Step]:
     """Everyone tells the rank 2^k places on whom it has heard of."""
     r = np.arange(n)[:, None]
-    heard = 1
-    while heard < n:
-        news = np.arange(min(heard, n - heard))
-        yield copy((r - news) % n, src=r, dst=(r + heard) % n)
-        heard *= 2
+    known = 1
+    while known < n:
+        news = np.arange(min(known, n - known))
+        yield copy_step((r - news) % n, src=r, dst=(r + known) % n)
+        known *= 2
 
 
 @algorithm(chunks=1, temporaries=lambda n, carry: int(carries(n, carry)))
@@ -70,8 +70,8 @@ def _groups(n: int) -> Iterator[Step]:
             teller = other
             if one.size > other.size:  # whoever has spoken least speaks twice
                 teller = np.append(other, other[np.argmin(spoken[other])])
-            meetings.append(reduce(SUM, src=teller, dst=one))
-            meetings.append(reduce(SUM, src=one[: other.size], dst=other))
+            meetings.append(reduce_step(SUM, src=teller, dst=one))
+            meetings.append(reduce_step(SUM, src=one[: other.size], dst=other))
         step = together(meetings)
         spoken += np.bincount(step.src, minlength=n)
         yield step
@@ -85,12 +85,12 @@ def _windows(n: int) -> Iterator[Step]:
     for k in range(levels):
         ahead = (r + (1 << k)) % n
         if k == levels - 1 and carrying:
-            yield reduce(CARRY, src=ahead, dst=r, into=SUM)
+            yield reduce_step(CARRY, src=ahead, dst=r, into=SUM)
             return
-        parts = [reduce(SUM, src=ahead, dst=r)]
+        parts = [reduce_step(SUM, src=ahead, dst=r)]
         if n >> k & 1:
-            parts.append(copy(SUM, src=r, dst=r, into=CARRY))
+            parts.append(copy_step(SUM, src=r, dst=r, into=CARRY))
             if carrying:
-                parts.append(reduce(CARRY, src=ahead, dst=r))
+                parts.append(reduce_step(CARRY, src=ahead, dst=r))
             carrying = True
         yield together(parts)

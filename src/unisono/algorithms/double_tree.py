@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, at_once, step
+from unisono.schedule import Schedule, Step, at_once, copy_step
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST, Ints
 
 
@@ -49,7 +49,7 @@ def _feed(n: int) -> Iterator[Step]:
     if n == 1:
         return
     tops = [int(ranks(n - 1)[0]) + 1 for ranks in (_first, _second)]
-    yield step.copy([0, 1], src=0, dst=tops)
+    yield copy_step([0, 1], src=0, dst=tops)
     yield from at_once(
         _down(0, _first(n - 1) + 1),
         _down(1, _second(n - 1) + 1),
@@ -83,7 +83,7 @@ def _down(chunk: int, ranks: Ints) -> Iterator[Step]:
         depth[place] = depth[parent[place - 1]] + 1
     for level in range(1, int(depth.max(initial=0)) + 1):
         here = places[depth[places] == level]
-        yield step.copy(chunk, src=ranks[parent[here - 1]], dst=ranks[here])
+        yield copy_step(chunk, src=ranks[parent[here - 1]], dst=ranks[here])
 
 
 def parents(place: Ints, n: int) -> Ints:

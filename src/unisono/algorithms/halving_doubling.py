@@ -32,7 +32,7 @@ import numpy as np
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import gather_blocks, power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, at_once, copy, embed, fold
+from unisono.schedule import Schedule, Step, at_once, copy_step, embed, fold
 from unisono.schedule.collective import ALL_GATHER, REDUCE_SCATTER
 from unisono.schedule.transform import Cast
 
@@ -76,7 +76,7 @@ def _gather_by_blocks(n: int) -> Iterator[Step]:
     """The largest block collects the chunks and hands them down, but not to owners."""
     owner = np.arange(n)
     home = owner * power_below(n) // n
-    yield copy(owner, src=owner, dst=home).where(owner != home).named("collect")
+    yield copy_step(owner, src=owner, dst=home).where(owner != home).named("collect")
     for step in hand_down(n, n):
         yield step.where(step.dst != step.chunk)
 
@@ -93,12 +93,12 @@ def hand_down(n: int, chunks: int) -> Iterator[Step]:
     runs = []
     for k, (base, size) in enumerate(zip(first, sizes, strict=True)):
         home = chunk * size // chunks
-        idle = [copy([], [], [])] * (levels + 1 - (size.bit_length() - 1))
+        idle = [copy_step([], [], [])] * (levels + 1 - (size.bit_length() - 1))
         steps = embed(gather_blocks(size), home, _shifted(base))
         runs.append((*idle, *steps))
         if k + 1 < len(sizes):
             below = first[k + 1] + chunk * sizes[k + 1] // chunks
-            share = copy(chunk, src=base + home, dst=below)
+            share = copy_step(chunk, src=base + home, dst=below)
             runs.append((*idle[:-1], share))
     yield from at_once(*runs)
 

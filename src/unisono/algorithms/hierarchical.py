@@ -161,13 +161,13 @@ def barrier(
 def stack(
     what: str,
     n: int,
-    told: tuple[str, str],
+    layout: tuple[str, str],
     by: str,
     segments: int,
     root: int = 0,
 ) -> Schedule:
     """The product of all levels, its parts played by the ranks where they live."""
-    shape, ranks = placed(n, *told)
+    shape, ranks = placed(n, *layout)
     if COLLECTIVES[what].rooted:
         shape, order = led_by(n, shape, int(np.flatnonzero(ranks == root)[0]))
         ranks = ranks[order]
@@ -203,7 +203,7 @@ def placed(n: int, levels: str, hosts: str) -> tuple[list[list[int]], Ints]:
         return groups(n, levels), np.arange(n)
     if levels:
         raise BadArgument(
-            f"hierarchical: levels={levels} and hosts={hosts}: tell one of them"
+            f"hierarchical: levels={levels} and hosts={hosts}: give one of them"
         )
     of_rank = parse_hosts(hosts, n)
     _, sizes = np.unique(of_rank, return_counts=True)
@@ -239,30 +239,31 @@ def groups(n: int, levels: str) -> list[list[int]]:
         )
     shape: list[list[int]] = []
     *below, outermost = levels.split("x")
-    for told in below or [outermost]:
-        shape.append(_sizes(n, told))
+    for sizes in below or [outermost]:
+        shape.append(_sizes(n, sizes))
         n = len(shape[-1])
     if below and "+" in outermost:
         shape.append(_sizes(n, outermost))
     elif below and int(outermost) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} groups on the outermost level, told were {outermost}",
+            f"hierarchical: {n} groups on the outermost level, but levels gives "
+            f"{outermost}",
             n=n,
         )
     return shape
 
 
-def _sizes(n: int, told: str) -> list[int]:
-    sizes = [int(size) for size in told.split("+")]
+def _sizes(n: int, text: str) -> list[int]:
+    sizes = [int(size) for size in text.split("+")]
     if min(sizes) < 1:
         raise BadArgument(
-            f"hierarchical: levels {told!r}: groups have at least one rank"
+            f"hierarchical: levels {text!r}: groups have at least one rank"
         )
     if len(sizes) == 1 and n % sizes[0] == 0:
         sizes *= n // sizes[0]
     if sum(sizes) != n:
         raise UnsupportedWorld(
-            f"hierarchical: {n} ranks do not make up groups of {told} (write unequal "
+            f"hierarchical: {n} ranks do not make up groups of {text} (write unequal "
             "groups out, as in 5+4+4)",
             n=n,
         )

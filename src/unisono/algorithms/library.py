@@ -30,12 +30,12 @@ _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<params>.*))?")
 
 def algorithms_in(module: ModuleType) -> list[Algorithm]:
     """The algorithms that a module itself defines, in the order of its lines."""
-    found = [
+    algorithms = [
         a
         for a in vars(module).values()
         if isinstance(a, Algorithm) and a.module == module.__name__
     ]
-    return sorted(found, key=lambda a: a.body.__code__.co_firstlineno)
+    return sorted(algorithms, key=lambda a: a.body.__code__.co_firstlineno)
 
 
 class Library(Mapping[tuple[str, str], Algorithm]):
@@ -80,8 +80,8 @@ def _ours(what: Collective, name: str) -> Algorithm | None:
     To look through the whole folder and all that is installed takes a tenth of a
     second, which the first call of a program need not.
     """
-    found = (a for a in _in_our_file(name) if a.collective is what)
-    return next((a for a in found if a.name == name), None)
+    candidates = (a for a in _in_our_file(name) if a.collective is what)
+    return next((a for a in candidates if a.name == name), None)
 
 
 def _in_our_file(name: str) -> list[Algorithm]:
@@ -107,15 +107,15 @@ def library() -> Library:
         m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS
     ]
     built_in = [importlib.import_module(f"{__package__}.{name}") for name in names]
-    found = [a for module in built_in for a in algorithms_in(module)]
+    algorithms = [a for module in built_in for a in algorithms_in(module)]
     for entry in entry_points(group=GROUP):
-        taken = {(a.collective.name, a.name) for a in found}
+        taken = {(a.collective.name, a.name) for a in algorithms}
         for a in _offered(entry):
             if (a.collective.name, a.name) in taken:
                 _left_out(entry, f"{a.name}.{a.collective.name} exists already")
             else:
-                found.append(a)
-    return Library(found)
+                algorithms.append(a)
+    return Library(algorithms)
 
 
 def _offered(entry: EntryPoint) -> list[Algorithm]:
@@ -126,10 +126,10 @@ def _offered(entry: EntryPoint) -> list[Algorithm]:
         _left_out(entry, repr(why))
         return []
     things = vars(thing).values() if isinstance(thing, ModuleType) else [thing]
-    found = [a for a in things if isinstance(a, Algorithm)]
-    if not found:
+    algorithms = [a for a in things if isinstance(a, Algorithm)]
+    if not algorithms:
         _left_out(entry, "it has no @algorithm")
-    return found
+    return algorithms
 
 
 def _left_out(entry: EntryPoint, why: str) -> None:
@@ -155,8 +155,8 @@ def read(algorithm: str) -> Spec:
     """The name with the content that its files have now; BadArgument if not."""
     if ".py" not in algorithm:
         return Spec(algorithm)
-    found = (_FILE.fullmatch(part) for part in _parts(algorithm))
-    paths = dict.fromkeys(file["path"] for file in found if file)
+    matches = (_FILE.fullmatch(part) for part in _parts(algorithm))
+    paths = dict.fromkeys(file["path"] for file in matches if file)
     return Spec(algorithm, tuple((path, _read_file(path)) for path in paths))
 
 
@@ -186,8 +186,8 @@ def _source(path: str | Path) -> tuple[Path, bytes]:
 
 def _module_name(file: Path, source: bytes) -> str:
     """A name of its own, so that a user's json.py is not the standard library's."""
-    told = b"\0".join([str(file).encode(errors="surrogateescape"), source])
-    return FROM_FILE + blake2b(told, digest_size=16).hexdigest()
+    identity = b"\0".join([str(file).encode(errors="surrogateescape"), source])
+    return FROM_FILE + blake2b(identity, digest_size=16).hexdigest()
 
 
 def _load(path: str | Path, file: Path, source: bytes) -> list[Algorithm]:
@@ -198,13 +198,13 @@ def _load(path: str | Path, file: Path, source: bytes) -> list[Algorithm]:
     module = importlib.util.module_from_spec(spec)
     before, sys.modules[name] = sys.modules.get(name), module
     try:
-        found = _run(path, file, source, module)
+        algorithms = _run(path, file, source, module)
     except BaseException:  # what did not load is not there
         del sys.modules[name]
         if before is not None:
             sys.modules[name] = before
         raise
-    return found
+    return algorithms
 
 
 def _run(
@@ -230,10 +230,10 @@ def _run(
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
     finally:
         sys.path.remove(str(file.parent))
-    found = algorithms_in(module)
-    if not found:
+    algorithms = algorithms_in(module)
+    if not algorithms:
         raise BadArgument(f"{path}: no function in it is decorated with @algorithm")
-    return found
+    return algorithms
 
 
 def schedule(
@@ -297,25 +297,25 @@ def find(
         path, module = from_file["path"], (files or {}).get(from_file["path"])
         found = algorithms_in(sys.modules[module]) if module else load_file(path)
         chosen = Library(found).find(what, Path(path).stem)
-        return chosen, _told(chosen, from_file["params"] or "")
-    name, _, told = spec.partition(":")
+        return chosen, _parsed_params(chosen, from_file["params"] or "")
+    name, _, params = spec.partition(":")
     chosen = _ours(what, name) or library().find(what, name)
-    return chosen, _told(chosen, told)
+    return chosen, _parsed_params(chosen, params)
 
 
-def _told(algorithm: Algorithm, text: str) -> dict[str, Param]:
+def _parsed_params(algorithm: Algorithm, text: str) -> dict[str, Param]:
     """Parameters from "radix=4,both": by the type of their defaults."""
-    told: dict[str, Param] = {}
+    params: dict[str, Param] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         default = algorithm.params.get(key, "")
         if isinstance(default, bool) and value.lower() in ("", "true", "false"):
-            told[key] = value.lower() != "false"
+            params[key] = value.lower() != "false"
         elif isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", value):
-            told[key] = int(value)
+            params[key] = int(value)
         else:
-            told[key] = value
-    return told
+            params[key] = value
+    return params
 
 
 _HALVES = {
@@ -341,7 +341,7 @@ def _pair(
     if what.name not in _HALVES:
         known = ", ".join(_HALVES)
         raise NotOffered(
-            f"{what.name} is not made of two halves; pairs exist for {known}"
+            f"{what.name} cannot be made of two others; pairs exist for {known}"
         )
     if root and not what.rooted:
         raise BadArgument(f"{what.name} has no root")

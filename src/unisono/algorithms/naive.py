@@ -16,20 +16,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, step
+from unisono.schedule import Schedule, Step, copy_step, reduce_step
 
 
 @algorithm(chunks=1)
 def all_reduce(n: int) -> Iterator[Step]:
     """Every rank sends its buffer to every other, and all add them up in rank order."""
     src, dst = np.divmod(np.arange(n * n), n)
-    yield step.reduce(0, src, dst).where(src != dst)
+    yield reduce_step(0, src, dst).where(src != dst)
 
 
 @algorithm
 def broadcast(n: int) -> Iterator[Step]:
     """The root sends its buffer to every other rank."""
-    yield step.copy(0, src=0, dst=np.arange(1, n))
+    yield copy_step(0, src=0, dst=np.arange(1, n))
 
 
 @algorithm
@@ -42,7 +42,7 @@ def reduce(n: int) -> Schedule:
 def scatter(n: int) -> Iterator[Step]:
     """The root sends every other rank its share."""
     c = np.arange(1, n)
-    yield step.copy(c, src=0, dst=c)
+    yield copy_step(c, src=0, dst=c)
 
 
 @algorithm

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Step, copy, reduce
+from unisono.schedule import Step, copy_step, reduce_step
 
 
 @algorithm(chunks=lambda n, sharded: n if sharded else 1)
@@ -24,7 +24,7 @@ def all_reduce(n: int, sharded: bool = False) -> Iterator[Step]:
     """Push to the server of each shard, which adds in rank order and sends back."""
     server = np.arange(n if sharded else 1)[:, None]
     worker = np.arange(n)
-    push = reduce(server, src=worker, dst=server)
+    push = reduce_step(server, src=worker, dst=server)
     yield push.where(push.src != push.dst).named("push")
-    pull = copy(server, src=server, dst=worker)
+    pull = copy_step(server, src=server, dst=worker)
     yield pull.where(pull.src != pull.dst).named("pull")

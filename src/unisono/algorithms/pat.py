@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy
+from unisono.schedule import Schedule, Step, copy_step
 
 
 @algorithm(least={"aggregate": 0})
@@ -35,7 +35,7 @@ def all_gather(n: int, aggregate: int = 0) -> Iterator[Step]:
         )  # who has it, seen from the root
         cuts = range(aggregate, offset.size, aggregate) if aggregate else ()
         for some in np.split(offset, list(cuts)):
-            yield copy(c, src=(c + some) % n, dst=(c + some + distance) % n)
+            yield copy_step(c, src=(c + some) % n, dst=(c + some + distance) % n)
 
 
 @algorithm(least={"aggregate": 0})

@@ -26,7 +26,7 @@ from unisono.algorithms import tree
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Step, embed, phase, step, together
+from unisono.schedule import Step, copy_step, embed, phase, reduce_step, together
 from unisono.schedule.transform import fold_pairs
 
 
@@ -44,7 +44,7 @@ def all_reduce(n: int, early: int = 0) -> Iterator[Step]:
     up = [s.backwards(swap_kinds=True) for s in reversed(down)]
     yield from phase("all_gather", on_pairs(n, up))
     core, extra, _ = fold_pairs(q, n)
-    yield step.copy(np.arange(q)[:, None], src=core, dst=extra).named("fold out")
+    yield copy_step(np.arange(q)[:, None], src=core, dst=extra).named("fold out")
 
 
 @algorithm(chunks=lambda n: power_below(n))
@@ -68,9 +68,9 @@ def half_exchange(n: int) -> Iterator[Step]:
     q = power_below(n)
     core, extra, _ = fold_pairs(q, n)
     low, high = np.split(np.arange(q)[:, None], [(q + 1) // 2])
-    swap = step.reduce(low, src=extra, dst=core), step.reduce(high, src=core, dst=extra)
+    swap = reduce_step(low, src=extra, dst=core), reduce_step(high, src=core, dst=extra)
     yield together(swap).named("fold in")
-    yield step.copy(high, src=extra, dst=core).named("fold in")
+    yield copy_step(high, src=extra, dst=core).named("fold in")
 
 
 def whole_sums(q: int, levels: int) -> Iterator[Step]:
@@ -78,4 +78,4 @@ def whole_sums(q: int, levels: int) -> Iterator[Step]:
     r = np.arange(q)[:, None]
     share = r - r % (1 << levels) + np.arange(1 << levels)
     for level in range(levels):
-        yield step.reduce(share, src=r, dst=r ^ (1 << level))
+        yield reduce_step(share, src=r, dst=r ^ (1 << level))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy, fold, reduce
+from unisono.schedule import Schedule, Step, copy_step, fold, reduce_step
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE
 
 
@@ -40,14 +40,14 @@ def gather_blocks(q: int) -> Iterator[Step]:
     """Each rank sends its whole block to its partner in the block beside it."""
     r = np.arange(q)[:, None]
     for distance in powers(q):
-        yield copy(r - r % distance + np.arange(distance), src=r, dst=r ^ distance)
+        yield copy_step(r - r % distance + np.arange(distance), src=r, dst=r ^ distance)
 
 
 def add_blocks(q: int) -> Iterator[Step]:
     """Each rank and its partner in the block beside it add their sums."""
     r = np.arange(q)
     for distance in powers(q):
-        yield reduce(0, src=r, dst=r ^ distance)
+        yield reduce_step(0, src=r, dst=r ^ distance)
 
 
 def power_below(n: int) -> int:

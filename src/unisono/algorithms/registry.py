@@ -50,14 +50,14 @@ Count = int | Callable[..., int]
 
 
 @dataclass(frozen=True, eq=False)
-class Need:
+class Requirement:
     """A condition on the number of ranks, with the words for it."""
 
     words: str
     holds: Callable[..., bool]
 
 
-power_of_two = Need("a power of two", lambda n, **_: n & (n - 1) == 0)
+power_of_two = Requirement("a power of two", lambda n, **_: n & (n - 1) == 0)
 """For `@algorithm(needs=power_of_two)`: n is 1, 2, 4, 8 and so on."""
 
 
@@ -68,7 +68,7 @@ class Algorithm:
     body: Body
     chunks: Count | None = None
     temporaries: Count = 0
-    needs: Need | None = None
+    needs: Requirement | None = None
     alike: str = ""
     also: Sequence[Mapping[str, Param]] = ()
     least: Mapping[str, int] = field(default_factory=dict)
@@ -86,8 +86,10 @@ class Algorithm:
             raise BadArgument(
                 f"{self.where}: an algorithm is named after its collective; {wrong}"
             )
-        if self.needs is not None and not isinstance(self.needs, Need):
-            raise BadArgument(f"{self.where}: needs= takes a Need, as power_of_two is")
+        if self.needs is not None and not isinstance(self.needs, Requirement):
+            raise BadArgument(
+                f"{self.where}: needs= takes a Requirement, as power_of_two is"
+            )
         taken = list(inspect.signature(self.body).parameters.values())
         if not taken or taken[0].name != "n":
             raise BadArgument(f"{self.where}: the first parameter must be n")
@@ -99,8 +101,8 @@ class Algorithm:
                 )
         params = {p.name: p.default for p in taken[1:] if p.name != "root"}
         object.__setattr__(self, "params", params)
-        told = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
-        for some in told:
+        given = [self.least, *self.also] if isinstance(self.also, Sequence) else [0]
+        for some in given:
             if not isinstance(some, Mapping) or not set(some) <= set(self.params):
                 raise BadArgument(
                     f"{self.where}: also= is a list of parameters with values, least= "
@@ -150,9 +152,9 @@ class Algorithm:
     @property
     def variants(self) -> list[dict[str, Param]]:
         """Parameters worth listing: the defaults, each switch turned, and `also`."""
-        told: list[dict[str, Param]] = [{}]
-        told += [{k: not v} for k, v in self.params.items() if isinstance(v, bool)]
-        return [*told, *(dict(more) for more in self.also)]
+        variants: list[dict[str, Param]] = [{}]
+        variants += [{k: not v} for k, v in self.params.items() if isinstance(v, bool)]
+        return [*variants, *(dict(more) for more in self.also)]
 
     def supports(self, n: int, **params: Param) -> bool:
         """Whether there is a schedule for n ranks, as far as declared."""
@@ -160,14 +162,14 @@ class Algorithm:
 
     def spelled(self, **params: Param) -> str:
         """The name with those parameters that are not the default, as one types it."""
-        told = [
+        spelled = [
             key
             if value is True
             else f"{key}={str(value).lower() if value is False else value}"
             for key, value in params.items()
             if value != self.params[key]
         ]
-        return ":".join([self.name, ",".join(told)]) if told else self.name
+        return ":".join([self.name, ",".join(spelled)]) if spelled else self.name
 
     @cached_property
     def takes_root(self) -> bool:
@@ -193,7 +195,7 @@ class Algorithm:
     def _made(self, n: int, params: Mapping[str, Param], root: int) -> Schedule:
         params = self._checked(params)
         full = {**self.params, **params}
-        with _blame(self):
+        with _AlgorithmErrors(self):
             supported = bool(self.supports(n, **full))
         if not supported:
             assert self.needs is not None
@@ -204,18 +206,18 @@ class Algorithm:
                 n=n,
             )
         name = self.spelled(**params)
-        told = {**full, "root": root} if self.takes_root else full
+        arguments = {**full, "root": root} if self.takes_root else full
         if not inspect.isgeneratorfunction(self.body):
-            return self._adopted(n, name, told)
+            return self._adopted(n, name, arguments)
         default = self.collective.default_chunks(n)
-        with _blame(self):
+        with _AlgorithmErrors(self):
             chunks = default if self.chunks is None else _count(self.chunks, n, full)
             temporaries = _count(self.temporaries, n, full)
             return Schedule(
                 self.collective,
                 n,
                 chunks,
-                lambda: self._steps(lambda: self.body(n, **told)),
+                lambda: self._steps(lambda: self.body(n, **arguments)),
                 name=name,
                 root=root,
                 num_temporaries=temporaries,
@@ -224,7 +226,7 @@ class Algorithm:
             )
 
     def _checked(self, params: Mapping[str, Param]) -> dict[str, Param]:
-        told = dict(params)
+        checked = dict(params)
         for key, value in params.items():
             if key not in self.params:
                 if not self.params:
@@ -234,7 +236,7 @@ class Algorithm:
                 raise unknown(f"parameter of {self.name}", key, self.params)
             default = self.params[key]
             if type(default) is int and not isinstance(value, str):
-                value = told[key] = whole_number(key, value)
+                value = checked[key] = whole_number(key, value)
             if type(value) is not type(default):
                 raise BadArgument(
                     f"{self.name}: {key} must be {_KINDS[type(default)]}, got {value!r}"
@@ -245,11 +247,11 @@ class Algorithm:
                 raise BadArgument(
                     f"{self.name}: {key} = {value}: at least {self.least[key]}"
                 )
-        return told
+        return checked
 
     def _adopted(self, n: int, name: str, params: Mapping[str, Param]) -> Schedule:
         """A schedule that the function made of others, under our name."""
-        with _blame(self):
+        with _AlgorithmErrors(self):
             made = self.body(n, **params)
         if not isinstance(made, Schedule):
             raise BadArgument(
@@ -271,7 +273,7 @@ class Algorithm:
 
     def _steps(self, make: Callable[[], Iterable[Step]]) -> Iterator[Step]:
         """The steps, each looked at, and with accidents blamed on the algorithm."""
-        with _blame(self):
+        with _AlgorithmErrors(self):
             for step in make():
                 if not isinstance(step, Step):
                     raise BadArgument(
@@ -285,11 +287,11 @@ _KINDS = {int: "a whole number", bool: "true or false", str: "a text"}
 
 
 def _count(count: Count, n: int, params: Mapping[str, Param]) -> int:
-    found = count(n, **params) if callable(count) else count
-    return whole_number("number of chunks", found)
+    value = count(n, **params) if callable(count) else count
+    return whole_number("number of chunks", value)
 
 
-class _blame:  # noqa: N801 - reads as a statement
+class _AlgorithmErrors:
     """Turn an accident inside an algorithm into an error with its own line."""
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -326,7 +328,7 @@ def algorithm(
     *,
     chunks: Count | None = None,
     temporaries: Count = 0,
-    needs: Need | None = None,
+    needs: Requirement | None = None,
     alike: str = "",
     also: Sequence[Mapping[str, Param]] = (),
     least: Mapping[str, int] = ...,

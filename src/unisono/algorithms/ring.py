@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, at_once, copy, reduce
+from unisono.schedule import Schedule, Step, at_once, copy_step, reduce_step
 
 
 @algorithm
@@ -33,7 +33,7 @@ def reduce_scatter(n: int, both: bool = False) -> Iterator[Step]:
         return
     c = np.arange(n)
     for hop in range(1, n):
-        yield reduce(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
+        yield reduce_step(c, src=(c + hop) % n, dst=(c + hop + 1) % n)
 
 
 @algorithm
@@ -56,17 +56,19 @@ def all_to_all(n: int, both: bool = False) -> Iterator[Step]:
     yield from at_once(carry(n, +1, right), carry(n, -1, n - 1 - right))
 
 
-def walk(n: int, way: int, hops: int) -> Iterator[Step]:
+def walk(n: int, direction: int, hops: int) -> Iterator[Step]:
     """Every rank's chunk goes `hops` places to the right (way +1) or left (way -1)."""
     c = np.arange(n)
     for hop in range(hops):
-        yield copy(c, src=(c + way * hop) % n, dst=(c + way * (hop + 1)) % n)
+        yield copy_step(
+            c, src=(c + direction * hop) % n, dst=(c + direction * (hop + 1)) % n
+        )
 
 
-def carry(n: int, way: int, farthest: int) -> Iterator[Step]:
+def carry(n: int, direction: int, farthest: int) -> Iterator[Step]:
     """Every rank's chunks for the 1..farthest-th rank that way go there, hop by hop."""
     i = np.arange(n)[:, None]
     for hop in range(1, farthest + 1):
         distance = np.arange(hop, farthest + 1)  # those not yet there
-        src, dst = (i + way * (hop - 1)) % n, (i + way * hop) % n
-        yield copy(i * n + (i + way * distance) % n, src, dst)
+        src, dst = (i + direction * (hop - 1)) % n, (i + direction * hop) % n
+        yield copy_step(i * n + (i + direction * distance) % n, src, dst)

@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, copy, fold
+from unisono.schedule import Schedule, Step, copy_step, fold
 from unisono.schedule.collective import ALL_GATHER, Ints
 
 
@@ -50,7 +50,7 @@ def swings(q: int) -> Iterator[Step]:
     has = r[:, None]  # the chunks that each rank has
     for s in reversed(range(q.bit_length() - 1)):
         partner = partners(r, s, q)
-        yield copy(has, src=r[:, None], dst=partner[:, None])
+        yield copy_step(has, src=r[:, None], dst=partner[:, None])
         has = np.concatenate([has, has[partner]], axis=1)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from unisono.algorithms.registry import algorithm
 from unisono.errors import BadArgument, UnsupportedWorld
-from unisono.schedule import Schedule, Step, at_once, copy
+from unisono.schedule import Schedule, Step, at_once, copy_step
 from unisono.schedule.collective import Ints
 
 
@@ -59,7 +59,7 @@ def all_reduce(n: int, shape: str = "") -> Schedule:
 
 
 def _rounds(
-    lengths: list[int], order: list[int], way: int, part: int
+    lengths: list[int], order: list[int], direction: int, part: int
 ) -> Iterator[Step]:
     """One part of every rank's share goes round the dimensions in the given order."""
     n, parts = math.prod(lengths), 2 * len(lengths)
@@ -70,10 +70,10 @@ def _rounds(
         here = home + reached
         for hop in range(lengths[dim] - 1):
             src, dst = here.copy(), here.copy()
-            src[dim] += way * hop
-            dst[dim] += way * (hop + 1)
+            src[dim] += direction * hop
+            dst[dim] += direction * (hop + 1)
             chunk = (owner * parts + part)[:, None]
-            yield copy(chunk, _rank(src, lengths), _rank(dst, lengths))
+            yield copy_step(chunk, _rank(src, lengths), _rank(dst, lengths))
         along = np.zeros((len(lengths), 1, lengths[dim]), dtype=np.int64)
         along[dim] = np.arange(lengths[dim])
         reached = (reached[..., None] + along[:, :, None, :]).reshape(
@@ -94,17 +94,17 @@ def sides(n: int, shape: str) -> list[int]:
         short = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
         return [short, n // short] if short > 1 else [n]
     try:
-        told = [int(side) for side in shape.split("x")]
+        sides = [int(side) for side in shape.split("x")]
     except ValueError:
         raise BadArgument(
             f"torus: shape {shape!r}: expected sides as in 4x4x4"
         ) from None
-    if min(told) < 1:
+    if min(sides) < 1:
         raise BadArgument(f"torus: shape {shape!r}: sides must be at least 1")
-    if math.prod(told) != n:
+    if math.prod(sides) != n:
         raise UnsupportedWorld(
-            f"torus: shape {shape} has {math.prod(told)} ranks, got {n} (leave the "
+            f"torus: shape {shape} has {math.prod(sides)} ranks, got {n} (leave the "
             "shape out for the most square one)",
             n=n,
         )
-    return told
+    return sides

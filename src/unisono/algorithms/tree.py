@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.algorithms.registry import algorithm
-from unisono.schedule import Schedule, Step, step
+from unisono.schedule import Schedule, Step, copy_step
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})
@@ -32,7 +32,7 @@ def broadcast(n: int, radix: int = 2) -> Iterator[Step]:
             np.arange(0, n, stride * radix)[:, None],
             np.arange(1, min(radix, n)),
         )
-        down = step.copy(0, src=head, dst=head + place * stride)
+        down = copy_step(0, src=head, dst=head + place * stride)
         yield down.where(down.dst < n)
 
 
@@ -42,7 +42,7 @@ def scatter(n: int, radix: int = 2) -> Iterator[Step]:
     c = np.arange(n)
     for stride in strides(n, radix):
         head, below = c - c % (stride * radix), c - c % stride
-        yield step.copy(c, src=head, dst=below).where(head != below)
+        yield copy_step(c, src=head, dst=below).where(head != below)
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})

@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as bug:
         if os.environ.get("UNISONO_DEBUG"):
             raise
-        told = f"{type(bug).__name__}: {bug}"
+        message = f"{type(bug).__name__}: {bug}"
         hint = "this is a bug of unisono; UNISONO_DEBUG=1 shows where"
-        return _complain(f"internal error, {told} ({hint})", 70)
+        return _complain(f"internal error, {message} ({hint})", 70)
 
 
 def _prepare_output() -> None:

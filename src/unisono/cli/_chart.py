@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from unisono.cli._matplotlib import pyplot, save
+from unisono.cli._plot import pyplot, save, style
 from unisono.simulate import Comparison
 from unisono.units import format_bytes, format_seconds
 
@@ -13,30 +13,30 @@ HEIGHT = 16
 MOST_LINES = 6
 
 
-def best(told: Comparison) -> list[str]:
+def best(comparison: Comparison) -> list[str]:
     """The algorithms worth a line: winners first, then by how close they come."""
 
     def loss(name: str) -> tuple[int, float]:
-        times = told.results[name]
-        least = [told.ranking(at)[0].time for at in range(len(told.sizes))]
+        times = comparison.results[name]
+        least = [comparison.ranking(at)[0].time for at in range(len(comparison.sizes))]
         ratio = [
             r.time / low if low else 1.0 for r, low in zip(times, least, strict=True)
         ]
         return -sum(x <= 1.0 for x in ratio), sum(map(math.log, ratio))
 
-    return sorted(told.results, key=loss)[:MOST_LINES]
+    return sorted(comparison.results, key=loss)[:MOST_LINES]
 
 
-def text_chart(told: Comparison) -> str:
+def text_chart(comparison: Comparison) -> str:
     """A letter for each algorithm at each size; both axes are logarithmic."""
-    names = best(told)
-    lines = {name: [r.time for r in told.results[name]] for name in names}
+    names = best(comparison)
+    lines = {name: [r.time for r in comparison.results[name]] for name in names}
     every = [math.log(t) for times in lines.values() for t in times if t > 0]
     if not every:
         return "nothing takes any time"
     low, high = min(every), max(every)
-    width = max(1, min(8, 72 // len(told.sizes)))
-    grid = [[" "] * (width * len(told.sizes)) for _ in range(HEIGHT)]
+    width = max(1, min(8, 72 // len(comparison.sizes)))
+    grid = [[" "] * (width * len(comparison.sizes)) for _ in range(HEIGHT)]
     for i, name in reversed(list(enumerate(names))):  # winners are drawn last
         for at, time in enumerate(lines[name]):
             if time > 0:
@@ -47,9 +47,9 @@ def text_chart(told: Comparison) -> str:
         log = high - (high - low) * row / (HEIGHT - 1)
         label = format_seconds(math.exp(log)) if row % 5 == 0 else ""
         drawn.append(f"{label:>9} |{''.join(cells)}".rstrip())
-    drawn.append(f"{'':>9} +{'-' * (width * len(told.sizes))}")
-    first, last = format_bytes(told.sizes[0]), format_bytes(told.sizes[-1])
-    space = max(1, width * len(told.sizes) - len(first) - len(last))
+    drawn.append(f"{'':>9} +{'-' * (width * len(comparison.sizes))}")
+    first, last = format_bytes(comparison.sizes[0]), format_bytes(comparison.sizes[-1])
+    space = max(1, width * len(comparison.sizes) - len(first) - len(last))
     drawn.append(f"{'':>11}{first}{' ' * space}{last}")
     drawn += [f"{'':>11}{_letter(i)} {name}" for i, name in enumerate(names)]
     return "\n".join(drawn)
@@ -59,23 +59,23 @@ def _letter(i: int) -> str:
     return chr(ord("a") + i)
 
 
-def draw(told: Comparison, path: Path) -> None:
+def draw(comparison: Comparison, path: Path) -> None:
     """The same by matplotlib, in a file whose name says the format."""
     figure, axis = pyplot("--picture").subplots(figsize=(8, 5))
-    for name in best(told):
-        times = [r.time for r in told.results[name]]
-        axis.plot(told.sizes, times, "-o", label=name, markersize=3)
+    for name in best(comparison):
+        times = [r.time for r in comparison.results[name]]
+        axis.plot(comparison.sizes, times, "-o", label=name, markersize=3)
     axis.plot(
-        told.sizes,
-        [told.ranking(at)[0].bound for at in range(len(told.sizes))],
+        comparison.sizes,
+        [comparison.ranking(at)[0].bound for at in range(len(comparison.sizes))],
         "k--",
         label="no schedule can be faster",
     )
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xlabel("bytes")
-    axis.set_ylabel("seconds")
-    axis.set_title(told.topology.name)
-    axis.grid(visible=True, alpha=0.3)
-    axis.legend(fontsize=8)
+    style(
+        axis,
+        sizes=comparison.sizes,
+        yscale="log",
+        ylabel="seconds",
+        title=comparison.topology.name,
+    )
     save(figure, path)

@@ -27,11 +27,11 @@ def tell(
         )
     table = tuned_here()
     hosts = tuple(rank // per_host for rank in range(n))
-    found = [(size, _choice(what, size, n, hosts, table)) for size in sizes]
+    choices = [(size, _choice(what, size, n, hosts, table)) for size in sizes]
     if json:
-        print_json([_plain(what, size, n, choice) for size, choice in found])
+        print_json([_plain(what, size, n, choice) for size, choice in choices])
         return 0
-    for size, choice in found:
+    for size, choice in choices:
         print(f"{what} of {format_bytes(size)} on {n} ranks by {choice.algorithm}")
         print(f"  why        {choice.why}")
         print(f"  chosen by  {chooser(choice, table)}")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from unisono.errors import BadArgument
 from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
-from unisono.launch.remote import Way
+from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
-_TOLD = re.compile(r"UNISONO_|PYTHON|OMP_")
-_NOT_TOLD = re.compile(r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)")
+_FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
+_NOT_FORWARDED = re.compile(
+    r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)"
+)
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
@@ -36,7 +38,7 @@ def world(hosts: Iterable[Host]) -> int | None:
     return None if None in ranks else sum(number or 0 for number in ranks)
 
 
-def way(ssh: str, python: str, chdir: str, address: str) -> Way:
+def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
     """How hosts are reached, with what is the same there as here."""
     if address and not re.fullmatch(r"(\[[^\]]+\]|[^:\s]+):[0-9]{1,5}", address):
         raise BadArgument(f"--address {address}: expected host:port, as in node1:29400")
@@ -46,7 +48,9 @@ def way(ssh: str, python: str, chdir: str, address: str) -> Way:
         raise BadArgument(f"--ssh {ssh}: {why}") from why
     if not command:
         raise BadArgument("--ssh: expected a command")
-    return Way(python or sys.executable, chdir or os.getcwd(), command, address)
+    return RemoteOptions(
+        python or sys.executable, chdir or os.getcwd(), command, address
+    )
 
 
 def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:
@@ -73,21 +77,21 @@ def command(python: str, module: str, words: Sequence[str]) -> list[str]:
 
 def variables(given: Iterable[str]) -> dict[str, str]:
     """What `--env` says: NAME=value, or NAME as it is here."""
-    told = {}
+    given_variables = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
             raise BadArgument(f"--env {text}: expected NAME or NAME=value")
         if not equals and name not in os.environ:
             raise BadArgument(f"--env {name}: is not set here; give {name}=value")
-        told[name] = value if equals else os.environ[name]
-    return told
+        given_variables[name] = value if equals else os.environ[name]
+    return given_variables
 
 
-def told() -> dict[str, str]:
+def forwarded() -> dict[str, str]:
     """Variables of ours that ranks elsewhere get unasked."""
     return {
         name: value
         for name, value in os.environ.items()
-        if _TOLD.match(name) and not _NOT_TOLD.fullmatch(name)
+        if _FORWARDED.match(name) and not _NOT_FORWARDED.fullmatch(name)
     }

@@ -35,7 +35,8 @@ def train(
     Parameters
     ----------
     model
-        1B, 7B, 8B, 13B, 70B, 405B, or layers=80,hidden=8192,heads=64,...
+        A model as in `unisono plan`: gpt2-xl, 70B, gpt:layers=12,hidden=768, a number
+        of parameters, or file.py:Name.
     topology
         A preset, as dgx-h100:64, cloud:16x8, or a .toml file.
     strategy
@@ -57,13 +58,13 @@ def train(
     no_recompute
         Keep activations instead of computing them again.
     gradient_bytes
-        Bytes of a gradient on its way: 2 or 4.
+        Bytes of a gradient as it is sent: 2 or 4.
     algorithm
         One for all collectives, as ring; by default the quickest of a few.
     json
         Print one JSON document.
     """
-    found = simulated(
+    step = simulated(
         model,
         topology,
         strategy=strategy,
@@ -79,7 +80,7 @@ def train(
         algorithm=algorithm,
     )
     if json:
-        print_json(found.as_dict())
+        print_json(step.as_dict())
     else:
-        print(found)
+        print(step)
     return 0

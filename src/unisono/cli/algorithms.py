@@ -118,9 +118,7 @@ def _print_table(rows: Iterator[Row], n: int, *, verify: bool) -> None:
         done.append(row.get("verified_transfers"))
     proven = [count for count in done if isinstance(count, int)]
     if verify and len(proven) == len(done):
-        print(
-            f"all {len(done)} verified at n = {n}: {sum(proven):,} transfers followed"
-        )
+        print(f"all {len(done)} verified at n = {n}: {sum(proven):,} transfers checked")
     elif verify:
         rest = len(done) - len(proven)
         print(f"{len(proven)} verified at n = {n}; {rest} have no schedule for it")

@@ -24,13 +24,13 @@ def make_app(verb: str = "") -> App:
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     verbs = [name for name in names if name not in _NOT_VERBS and name[0] != "_"]
     for name in [verb] if verb in verbs else verbs:
-        found = importlib.import_module(f"{__package__}.{name}")
-        below = getattr(found, "BELOW", ())
+        module = importlib.import_module(f"{__package__}.{name}")
+        below = getattr(module, "BELOW", ())
         if not below:
-            app.command(getattr(found, name))
+            app.command(getattr(module, name))
             continue
         inner = _app(name)
-        inner.default(getattr(found, name))
+        inner.default(getattr(module, name))
         for function in below:
             inner.command(function)
         app.command(inner)

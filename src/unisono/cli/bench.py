@@ -21,9 +21,9 @@ from unisono.algorithms import library
 from unisono.algorithms import schedule as make_schedule
 from unisono.cli._bench import cases, groups, plot
 from unisono.cli._bench.cases import Case
-from unisono.cli._bench.driver import Plan, measure
+from unisono.cli._bench.driver import BenchSettings, measure
 from unisono.cli._bench.progress import Progress
-from unisono.cli._bench.report import Report
+from unisono.cli._bench.report import BenchReport
 from unisono.cli.output import parse_rank, parse_world, print_json, write_file
 from unisono.dtypes import DTYPES, check_op, numpy_dtype
 from unisono.errors import BadArgument, UnsupportedWorld, UsageError, unknown
@@ -121,9 +121,14 @@ def bench(
     least, most = parse_bytes(begin), parse_bytes(end)
     sizes = cases.sizes_between(least, most, factor=factor, step=parse_bytes(step))
     plan = _plan(rounds, iterations, warmup, check, shared=shared)
-    told = {"collective": collective, "n": task.n, "minimum": least, "maximum": most}
-    told |= {"factor": factor, "step": parse_bytes(step)}
-    report = Report(told, plan, task.peers)
+    arguments = {
+        "collective": collective,
+        "n": task.n,
+        "minimum": least,
+        "maximum": most,
+    }
+    arguments |= {"factor": factor, "step": parse_bytes(step)}
+    report = BenchReport(arguments, plan, task.peers)
     _refuse_too_large(task, most)
     _run(task, sizes, report, quiet=json or csv_)
     if csv_:
@@ -156,7 +161,7 @@ class _Task:
         cls, collective: str, n: int, what: tuple[str, str, int], names: str, vs: str
     ) -> _Task:
         """The task that the command line means, or the reason why it cannot be."""
-        found, root = cases.collectives_named(collective), what[2]
+        chosen, root = cases.collectives_named(collective), what[2]
         if not 1 <= n <= _MOST_RANKS:
             raise BadArgument(f"-n {n}: expected 1 to {_MOST_RANKS} ranks")
         if not 0 <= root < n:
@@ -168,8 +173,8 @@ class _Task:
         for name in peers:
             if name not in groups.PEERS:
                 raise unknown("peer", name, groups.PEERS)
-        algorithms = {c: _algorithms(c, n, names) for c in found}
-        return cls(n, found, algorithms, peers, dtype, op, root)
+        algorithms = {c: _algorithms(c, n, names) for c in chosen}
+        return cls(n, chosen, algorithms, peers, dtype, op, root)
 
     def cases_of(self, collective: str, sizes: list[int]) -> list[Case]:
         """The rows of one collective; sizes that come to the same are one."""
@@ -206,18 +211,18 @@ def _algorithms(collective: str, n: int, text: str) -> list[str]:
 def _names(text: str) -> list[str]:
     """Names with commas between; parameters of one may have commas between, too."""
     known = {name for _, name in library()}
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
-        if found and re.split(r"[:+]", part)[0] not in known and ":" in found[-1]:
-            found[-1] += "," + part
+        if names and re.split(r"[:+]", part)[0] not in known and ":" in names[-1]:
+            names[-1] += "," + part
         else:
-            found.append(part)
-    return found
+            names.append(part)
+    return names
 
 
 def _plan(
     rounds: int, iterations: int | None, warmup: int | None, check: int, *, shared: bool
-) -> Plan:
+) -> BenchSettings:
     for option, value, least in (
         ("--rounds", rounds, 1),
         ("--iters", iterations, 1),
@@ -228,7 +233,7 @@ def _plan(
     if check not in (0, 1):
         raise BadArgument(f"-c {check}: expected 0 or 1")
     calls = iterations or 0, -1 if warmup is None else warmup
-    return Plan(rounds, *calls, bool(check), shared)
+    return BenchSettings(rounds, *calls, bool(check), shared)
 
 
 def _refuse_too_large(task: _Task, most: int) -> None:
@@ -249,7 +254,7 @@ def _refuse_unwritable(*paths: Path | None) -> None:
             raise BadArgument(f"{path}: cannot be written: no such folder, or not ours")
 
 
-def _run(task: _Task, sizes: list[int], report: Report, *, quiet: bool) -> None:
+def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> None:
     """Measure everything; Ctrl-C ends it early, and what is known is kept."""
 
     def tell(lines: Iterator[str] | list[str]) -> None:

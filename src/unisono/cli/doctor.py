@@ -22,15 +22,15 @@ from cyclopts import Parameter
 
 from unisono.cli import _hosts
 from unisono.cli._doctor.host import MARK, Finding, examine
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world, show, show_matrices
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument, UnisonoError
 from unisono.launch.hostfile import Host
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
-from unisono.launch.output import Stage
-from unisono.launch.remote import Way, launch_on_hosts
+from unisono.launch.output import RankOutput
+from unisono.launch.remote import RemoteOptions, launch_on_hosts
 
 _AT_ONCE = 16
 _PATIENCE_S = "60"
@@ -91,7 +91,7 @@ def doctor(
         show(findings)
         if world is not None and not world.failed:
             show_matrices(world)
-    return 0 if all(found.ok for found in findings) else 1
+    return 0 if all(finding.ok for finding in findings) else 1
 
 
 def _ranks(text: str) -> int | None:
@@ -103,65 +103,69 @@ def _ranks(text: str) -> int | None:
     return ranks
 
 
-def _each(hosts: Sequence[Host], way: Way) -> tuple[list[Finding], list[Host]]:
+def _each(
+    hosts: Sequence[Host], way: RemoteOptions
+) -> tuple[list[Finding], list[Host]]:
     """What every host says of itself, and those that said anything."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        told = list(pool.map(partial(_one, way), hosts))
-    reached = [host for host, (ok, _) in zip(hosts, told, strict=True) if ok]
-    return [found for _, findings in told for found in findings], reached
+        answers = list(pool.map(partial(_one, way), hosts))
+    reached = [host for host, (ok, _) in zip(hosts, answers, strict=True) if ok]
+    return [finding for _, findings in answers for finding in findings], reached
 
 
-def _one(way: Way, host: Host) -> tuple[bool, list[Finding]]:
+def _one(way: RemoteOptions, host: Host) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
-    said = io.BytesIO()
-    stage, alone = Stage(said, io.BytesIO()), replace(host, ranks=1)
+    output = io.BytesIO()
+    stage, alone = RankOutput(output, io.BytesIO()), replace(host, ranks=1)
     try:
         outcome = launch_on_hosts(
-            command, [alone], stage, way, environment=_hosts.told()
+            command, [alone], stage, way, environment=_hosts.forwarded()
         )
     except UnisonoError as error:
         return False, [Finding("ssh", False, str(error), where=host.name)]
-    findings = _marked(said, list[Finding])
+    findings = _marked(output, list[Finding])
     if not findings:
-        told = f"the examination failed: {outcome.report()}"
-        return False, [Finding("host", False, told, where=host.name)]
-    for found in findings[0]:
-        found.where = host.name
-    reached = Finding("ssh", True, "reached, the same version", where=host.name)
+        detail = f"the checks failed: {outcome.report()}"
+        return False, [Finding("host", False, detail, where=host.name)]
+    for finding in findings[0]:
+        finding.where = host.name
+    reached = Finding("ssh", True, "reached, same version", where=host.name)
     return True, [reached, *findings[0]]
 
 
-def _world_here(ranks: int) -> Findings:
+def _world_here(ranks: int) -> WorldFindings:
     said, err = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "unisono.cli._doctor.rank"]
     environment = {
         "UNISONO_TIMEOUT_S": os.environ.get("UNISONO_TIMEOUT_S", _PATIENCE_S)
     }
-    outcome = launch(command, ranks, Stage(said, err), environment=environment)
+    outcome = launch(command, ranks, RankOutput(said, err), environment=environment)
     return _world(said, outcome)
 
 
-def _world_on(hosts: Sequence[Host], way: Way, ranks: int | None) -> Findings:
+def _world_on(
+    hosts: Sequence[Host], way: RemoteOptions, ranks: int | None
+) -> WorldFindings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]
     command = [way.python, "-m", "unisono.cli._doctor.rank"]
-    said, err = io.BytesIO(), io.BytesIO()
-    environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.told()}
+    output, err = io.BytesIO(), io.BytesIO()
+    environment = {"UNISONO_TIMEOUT_S": _PATIENCE_S, **_hosts.forwarded()}
     try:
         outcome = launch_on_hosts(
-            command, places, Stage(said, err), way, environment=environment
+            command, places, RankOutput(output, err), way, environment=environment
         )
     except UnisonoError as error:
-        return Findings([], {}, {}, [], [], [], failed=str(error))
-    return _world(said, outcome)
+        return WorldFindings([], {}, {}, [], [], [], failed=str(error))
+    return _world(output, outcome)
 
 
-def _world(said: io.BytesIO, outcome: Outcome) -> Findings:
-    found = _marked(said, Findings)
-    if found:
-        return next((one for one in found if not one.failed), found[0])
-    told = outcome.report() or "the ranks said nothing"
-    return Findings([], {}, {}, [], [], [], failed=told)
+def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
+    findings = _marked(said, WorldFindings)
+    if findings:
+        return next((one for one in findings if not one.failed), findings[0])
+    message = outcome.report() or "the ranks printed nothing"
+    return WorldFindings([], {}, {}, [], [], [], failed=message)
 
 
 def _marked(said: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:

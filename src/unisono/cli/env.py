@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import unisono
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
-from unisono.runtime.world.address import meeting_place
+from unisono.runtime.world.address import rendezvous_address
 from unisono.runtime.world.environment import find_world
 
 _LIBRARIES = (
@@ -79,7 +79,7 @@ def _meeting() -> str:
         world = find_world()
         if not world.hosts_several:
             return "on this host, without a port"
-        place = meeting_place(world)
+        place = rendezvous_address(world)
     except BadArgument as error:
         return f"none: {error}"
     return f"{place.address} ({place.why})"

@@ -88,7 +88,7 @@ def explain(
     wanted = [option for option, file in files.items() if file is not None]
     if on or not algorithm:
         if on != "this" or algorithm or wanted:
-            raise BadArgument("explain: ALGORITHM: name one, or say --on this instead")
+            raise BadArgument("explain: ALGORITHM: name one, or use --on this instead")
         sizes = [nbytes] if size else list(_chosen.SIZES)
         ranks = parse_world(per_host) if per_host else world
         return _chosen.tell(collective, sizes, world, ranks, json=json)
@@ -176,7 +176,7 @@ def _in_bytes(made: Schedule, nbytes: int) -> str:
 
 
 def _print_json(made: Schedule) -> int:
-    told = as_dict(made) | {
+    document = as_dict(made) | {
         "about": made.about,
         "paper": made.paper,
         "verified": True,
@@ -185,20 +185,20 @@ def _print_json(made: Schedule) -> int:
     try:
         proof = made.verify()
     except ScheduleError as wrong:
-        told |= {
+        document |= {
             "verified": False,
             "same_bits_on_all_ranks": None,
             "error": str(wrong),
             "counter_example": counter_example(wrong),
         }
-        print_json(told)
+        print_json(document)
         return 1
     bits = made.consistency()
-    told |= {
+    document |= {
         "cost": made.cost().as_dict(),
         "same_bits_on_all_ranks": bits.same_bits_on_all_ranks,
         "depth": bits.depth,
         "proof": {"exact": proof.exact, "seed": proof.seed, "seconds": proof.seconds},
     }
-    print_json(told)
+    print_json(document)
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unisono.errors import BadArgument, ScheduleError
+from unisono.units import format_row
 
 MOST_RANKS = 1 << 20
 
@@ -20,12 +21,12 @@ def parse_ranks(text: str) -> list[int]:
     """The numbers that "5", "1..64", "2,4,13" or a mixture means."""
     numbers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*\.\.\s*([0-9]{1,18}))?\s*", part)
-        if not found:
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*\.\.\s*([0-9]{1,18}))?\s*", part)
+        if not match:
             raise BadArgument(
                 f"-n {text}: expected numbers of ranks, as in 5, 1..64 or 2,4,13"
             )
-        low, high = int(found[1]), int(found[2] or found[1])
+        low, high = int(match[1]), int(match[2] or match[1])
         if low < 1 or high < low:
             raise BadArgument(
                 f"-n {text}: a world has at least one rank, and ranges ascend"
@@ -106,8 +107,4 @@ def _colour() -> bool:
 
 def print_row(cells: Iterable[str], widths: Iterable[int]) -> None:
     """One line of a table; negative widths align to the right."""
-    told = [
-        cell.rjust(-width) if width < 0 else cell.ljust(width)
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    print("  ".join(told).rstrip(), flush=True)
+    print(format_row(cells, widths), flush=True)

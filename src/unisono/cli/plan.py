@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, fields, replace
 from typing import Annotated
 
@@ -10,31 +9,31 @@ from cyclopts import Parameter
 
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument, unknown
+from unisono.models import ModelShape, parse_model
 from unisono.parallel.estimate import (
+    Axes,
     Estimate,
-    Model,
     Setting,
-    counted,
+    best_mesh,
     estimates,
     first_that_fits,
-    gpt,
+    idle,
+    on_mesh,
 )
-from unisono.parallel.layout import Axes, best_mesh, idle, on_mesh
 from unisono.units import format_bytes, parse_bytes
 
-_KNOWN = {
-    "gpt2": (12, 768, 50257),
-    "gpt2-medium": (24, 1024, 50257),
-    "gpt2-large": (36, 1280, 50257),
-    "gpt2-xl": (48, 1600, 50257),
-    "gpt3": (96, 12288, 50257),
-}
 _ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-_LAYERS = 32  # of a model of which only the number of parameters is known
 _OPTIMIZERS = {"adam": 2.0, "momentum": 1.0, "sgd": 0.0}
-_HEADS = (
-    *("strategy", "parameters", "gradients", "optimizer", "activations", "memory"),
-    *("sent/step", "calls", ""),
+_COLUMNS = (
+    "strategy",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "memory",
+    "sent/step",
+    "calls",
+    "",
 )
 _WIDTHS = (10, -10, -10, -10, -11, -10, -10, -6, 5)
 
@@ -42,8 +41,8 @@ _COMPARED = """\
 Why does data parallelism use all_reduce, and FSDP all_gather and reduce_scatter?
 
                       ddp                        fsdp
-a rank steps          all parameters             its share, 1/n
-so it needs           the sum of all gradients   the sum of its share
+a rank steps          all parameters             its shard, 1/n
+so it needs           the sum of all gradients   the sum of its shard
 which is              all_reduce                 reduce_scatter
 and before computing  nothing, it has them       all_gather, twice: they are freed
 """
@@ -53,9 +52,9 @@ wins when             model states fit: it       they do not: half as many
                       sends least                bytes again buy the memory
 
 An all_reduce is a reduce_scatter and an all_gather. ddp gathers gradients, which every
-rank then uses for the same step; fsdp (and zero) gathers the parameters that came of it
-instead. That costs as much once (zero), and half as much again where they are freed
-after forward and gathered for backward (fsdp)."""
+rank then uses for the same step; fsdp (and zero) gathers the new parameters instead.
+That costs the same once (zero), and half as much again where they are freed after
+forward and gathered for backward (fsdp)."""
 
 
 def plan(
@@ -82,13 +81,14 @@ def plan(
     Parameters
     ----------
     model
-        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt:layers=12,width=768,words=256
-        (with experts=8,top_k=2 a mixture), a number of parameters as 7B, or
-        file.py:Name, a torch module to count.
+        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3; 1B, 7B, 8B, 13B, 70B, 405B (Llama
+        shapes); gpt:layers=12,hidden=768,vocabulary=256 or layers=32,hidden=4096 (with
+        experts=8,top_k=2 a mixture of experts); another number of parameters, as 3.5B;
+        or file.py:Name, a torch module to count.
     n
         Number of ranks; 8 if there is no mesh.
     mesh
-        Strategies put together, as dp=2,tp=2,pp=2: axes dp, tp, pp, cp and ep.
+        Strategies combined, as dp=2,tp=2,pp=2: axes dp, tp, pp, cp and ep.
     batch
         Sequences in a step, of all ranks together.
     tokens
@@ -100,9 +100,9 @@ def plan(
     microbatches
         Of a pipeline; four times the ranks if not given.
     memory
-        What a rank has, as 24G: says what fits, and what to try if nothing does.
+        Memory of a rank, as 24G: says what fits, and what to try if nothing does.
     compare
-        Answer the classic question: ddp or fsdp?
+        Compare ddp and fsdp: what each sends, and why.
     json
         Print a JSON document.
     """
@@ -110,7 +110,8 @@ def plan(
         raise unknown("element type", dtype, _ITEMSIZES)
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
-    found = _model(model, tokens)
+    shape = parse_model(model)
+    shape.check_length(tokens)
     axes = _axes(mesh) if mesh else None
     at = Setting(
         parse_world(n) if n else axes.n if axes else 8,
@@ -120,23 +121,26 @@ def plan(
         _OPTIMIZERS[optimizer],
         microbatches,
     )
-    rows = list(estimates(found, at) if axes is None else on_mesh(found, at, axes))
+    rows = list(estimates(shape, at) if axes is None else on_mesh(shape, at, axes))
     limit = parse_bytes(memory) if memory else 0
     if compare and axes is not None:
         raise BadArgument(
             "plan: --compare is about ddp and fsdp alone; leave out --mesh"
         )
-    advice = _advice(found, at, limit, rows) if limit else ""
+    advice = _advice(shape, at, limit, rows) if limit else ""
     if json:
-        told = [{**asdict(row), "memory": row.memory} for row in rows]
-        model_told = {**asdict(found), "block": found.block}
         print_json(
-            {"model": model_told, "mesh": mesh, "strategies": told, "advice": advice}
+            {
+                "model": shape.as_dict(),
+                "mesh": mesh,
+                "strategies": [{**asdict(row), "memory": row.memory} for row in rows],
+                "advice": advice,
+            }
         )
     elif compare:
-        _print_comparison(found, at, rows)
+        _print_comparison(shape, at, rows)
     else:
-        _print_table(found, at, rows, limit)
+        _print_table(shape, at, rows, limit)
         if axes is not None:
             _print_axes(at, axes, rows)
         if advice:
@@ -144,25 +148,8 @@ def plan(
     return 0
 
 
-def _model(text: str, tokens: int) -> Model:
-    """The model that a name, a shape, a number or a file means."""
-    if text in _KNOWN:
-        layers, width, words = _KNOWN[text]
-        return gpt(text, layers=layers, width=width, words=words, length=tokens)
-    if text.startswith("gpt:"):
-        return _shaped(text, tokens)
-    number = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMBT]?)", text)
-    if number:
-        power = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}[number[2]]
-        count = int(float(number[1]) * 1000**power)
-        return Model(text, count, layers=_LAYERS)
-    if ".py:" in text:
-        return counted(text)
-    raise unknown("model", text, [*_KNOWN, "gpt:layers=12,width=768", "7B"])
-
-
 def _axes(text: str) -> Axes:
-    """The mesh that is written as dp=2,tp=4."""
+    """Parse a mesh, as dp=2,tp=4."""
     known = [axis.name for axis in fields(Axes)]
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -176,42 +163,31 @@ def _axes(text: str) -> Axes:
     return Axes(**sizes)
 
 
-def _shaped(text: str, tokens: int) -> Model:
-    sizes = {"layers": 12, "width": 768, "words": 50257, "experts": 0, "top_k": 2}
-    for part in text.removeprefix("gpt:").split(","):
-        key, _, value = part.partition("=")
-        if key not in sizes or not value.isdecimal():
-            raise BadArgument(
-                f"model {text}: {part!r}: expected layers=, width= or words= (or "
-                "experts= or top_k=) with a number, as in gpt:layers=12,width=768"
-            )
-        sizes[key] = int(value)
-    return gpt(text, **sizes, length=tokens)
-
-
-def _print_table(model: Model, at: Setting, rows: list[Estimate], limit: int) -> None:
-    shape = f", {model.layers} layers of width {model.width}" if model.width else ""
+def _print_table(
+    model: ModelShape, at: Setting, rows: list[Estimate], limit: int
+) -> None:
+    shape = f", {model.layers} layers of width {model.hidden}" if model.hidden else ""
     print(
         f"# {model.name}: {model.parameters:,} parameters{shape}; {at.n} ranks, "
         f"{at.batch} x {at.length} tokens per step"
     )
-    print_row(_HEADS, _WIDTHS)
+    print_row(_COLUMNS, _WIDTHS)
     for row in rows:
-        known = bool(model.width)
+        known = bool(model.hidden)
         fits = "" if not limit else "fits" if row.memory <= limit else "-"
-        cells = (row.parameters, row.gradients, row.optimizer)
-        told = [format_bytes(cell) for cell in cells]
-        told += [format_bytes(row.activations) if known else "?"]
-        told += [format_bytes(row.memory), format_bytes(row.sent), str(row.calls)]
-        print_row((row.strategy, *told, fits), _WIDTHS)
-    if not model.width:
+        states = (row.parameters, row.gradients, row.optimizer)
+        cells = [format_bytes(state) for state in states]
+        cells += [format_bytes(row.activations) if known else "?"]
+        cells += [format_bytes(row.memory), format_bytes(row.sent), str(row.calls)]
+        print_row((row.strategy, *cells, fits), _WIDTHS)
+    if not model.hidden:
         print(
-            f"# Without a shape activations are not known: they come on top. Taken as "
-            f"{model.layers} equal layers"
+            f"# Without a shape activations are not known, and not included. "
+            f"{model.layers} equal layers are assumed"
         )
 
 
-def _print_comparison(model: Model, at: Setting, rows: list[Estimate]) -> None:
+def _print_comparison(model: ModelShape, at: Setting, rows: list[Estimate]) -> None:
     ddp, fsdp = (next(r for r in rows if r.strategy == s) for s in ("ddp", "fsdp"))
     print(_COMPARED, end="")
     for name, one, other in (
@@ -226,34 +202,34 @@ def _print_comparison(model: Model, at: Setting, rows: list[Estimate]) -> None:
 
 
 def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
-    """What goes along each axis, and how long a pipeline idles."""
+    """What is sent along each axis, and how long a pipeline idles."""
     for row in rows:
-        told = ", ".join(f"{k} {format_bytes(v)}" for k, v in row.axes.items())
-        print(f"# {axes} {row.strategy} sends: {told or 'nothing'}")
+        sent = ", ".join(f"{k} {format_bytes(v)}" for k, v in row.axes.items())
+        print(f"# {axes} {row.strategy} sends: {sent or 'nothing'}")
     if axes.pp > 1:
         print(f"# a stage of the pipeline idles {idle(at, axes):.0%} of the time")
 
 
-def _advice(model: Model, at: Setting, limit: int, rows: list[Estimate]) -> str:
+def _advice(model: ModelShape, at: Setting, limit: int, rows: list[Estimate]) -> str:
     """What fits, or what to try next: a mesh, or more ranks."""
     room = format_bytes(limit)
     fits = next((row for row in rows if row.memory <= limit), None)
     if fits is not None:
-        return f"{room}: take {fits.strategy}, the simplest that fits"
-    if found := _on(model, at, limit):
-        return f"{room}: none of these fits on {at.n} ranks; {found} does"
+        return f"{room}: use {fits.strategy}, the simplest that fits"
+    if choice := _fitting(model, at, limit):
+        return f"{room}: none of these fits on {at.n} ranks; {choice} does"
     for factor in (2, 4, 8, 16, 32, 64, 128):
         more = replace(at, n=at.n * factor)
-        if found := _on(model, more, limit):
+        if choice := _fitting(model, more, limit):
             return (
-                f"{room}: nothing fits on {at.n} ranks; {found} does on "
+                f"{room}: nothing fits on {at.n} ranks; {choice} does on "
                 f"{more.n}. Or recompute activations, or use fewer bytes per number"
             )
-    return f"{room}: nothing fits, on {128 * at.n} ranks neither; take a smaller model"
+    return f"{room}: nothing fits on up to {128 * at.n} ranks; use a smaller model"
 
 
-def _on(model: Model, at: Setting, limit: int) -> str:
-    """The simplest that fits on so many ranks, a mesh if nothing else does."""
+def _fitting(model: ModelShape, at: Setting, limit: int) -> str:
+    """The simplest strategy that fits on these ranks; a mesh if no strategy does."""
     fits = first_that_fits(model, at, limit)
     if fits is not None:
         return fits.strategy

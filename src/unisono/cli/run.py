@@ -21,7 +21,7 @@ from unisono.cli import _hosts
 from unisono.cli.output import parse_world, print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.launch.local import launch
-from unisono.launch.output import Stage
+from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
 from unisono.runtime.observe.monitor import WATCH
 from unisono.runtime.observe.recorder import FLIGHT_DIR
@@ -148,11 +148,11 @@ def _run(
     out, err = _bytes_of(sys.stdout), _bytes_of(sys.stderr)
     if json:
         out = err
-    stage = Stage(out, err, only=_only(only, world), log_dir=log_dir)
+    stage = RankOutput(out, err, only=_only(only, world), log_dir=log_dir)
     if places:
         way = _hosts.way(ssh, python, chdir, address)
         line = _hosts.command(way.python, module, command)
-        environment = _hosts.told() | environment
+        environment = _hosts.forwarded() | environment
         outcome = launch_on_hosts(
             line, places, stage, way, environment=environment, grace_s=grace_s
         )

@@ -14,7 +14,7 @@ from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate import (
     FIDELITIES,
-    Codec,
+    CodecModel,
     Comparison,
     Compute,
     Result,
@@ -129,16 +129,16 @@ def simulate(
     if one:
         more = {"collective": what, "segments": segments, **options}
         return _one(run(names[0], where, sizes[0], **more), trace, json=json)
-    told = compare(what, names, where, sizes, segments=segments, **options)
+    comparison = compare(what, names, where, sizes, segments=segments, **options)
     if json:
-        print_json(_plain(what, told))
+        print_json(_plain(what, comparison))
         return 0
-    _print(told)
+    _print(comparison)
     if plot:
         print()
-        print(_chart.text_chart(told))
+        print(_chart.text_chart(comparison))
     if picture:
-        _chart.draw(told, picture)
+        _chart.draw(comparison, picture)
         print(f"wrote {picture}")
     return 0
 
@@ -174,29 +174,29 @@ def _options(
     codec: str,
 ) -> dict[str, Any]:
     """What was asked for besides the usual; nothing if nothing was."""
-    found: dict[str, Any] = {} if fidelity == "auto" else {"fidelity": fidelity}
+    options: dict[str, Any] = {} if fidelity == "auto" else {"fidelity": fidelity}
     if delay:
-        found["delays"] = {
+        options["delays"] = {
             _number("--delay", text, rank, int): parse_seconds(late)
             for text, rank, late in map(_halves, delay)
         }
     if slow:
-        found["slow"] = {
+        options["slow"] = {
             link: _number("--slow", text, part, float)
             for text, link, part in map(_halves, slow)
         }
     if failed:
-        found["failed"] = failed
+        options["failed"] = failed
     if codec:
-        found["codec"] = _codec(codec)
-    return found
+        options["codec"] = _codec(codec)
+    return options
 
 
 def _beside(compute: str, share: float) -> dict[str, Any]:
     """Computing beside the collective, if there is any."""
     if not compute:
         if share != 1.0:
-            raise BadArgument(f"--share {share:g}: says something only with --compute")
+            raise BadArgument(f"--share {share:g}: is only used with --compute")
         return {}
     return {"compute": Compute(parse_seconds(compute), share)}
 
@@ -223,20 +223,20 @@ def _number(option: str, text: str, part: str, kind: type[Any]) -> Any:
         raise BadArgument(f"{option} {text}: {part!r} is not a number") from None
 
 
-def _codec(text: str) -> Codec:
-    told = {}
+def _codec(text: str) -> CodecModel:
+    parameters = {}
     for _, key, value in map(_halves, text.split(",")):
         if key not in ("ratio", "encode", "decode"):
             raise BadArgument(f"--codec {text}: expected ratio=, encode=, decode=")
-        told[key] = _number("--codec", text, value, float)
-    return Codec(**told)
+        parameters[key] = _number("--codec", text, value, float)
+    return CodecModel(**parameters)
 
 
-def _print(told: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     head = ("size", "winner", "time", "busbw", "optimum", "runner-up", "slower")
     print_row(head, _WIDTHS)
-    for at, size in enumerate(told.sizes):
-        first, *others = told.ranking(at)
+    for at, size in enumerate(comparison.sizes):
+        first, *others = comparison.ranking(at)
         next_ = others[0] if others else None
         slower = f"{next_.time / first.time:.2f}x" if next_ and first.time else ""
         most = "" if first.exact else "<="
@@ -252,36 +252,38 @@ def _print(told: Comparison) -> None:
             ),
             _WIDTHS,
         )
-    for cross in told.crossovers():
+    for cross in comparison.crossovers():
         about = format_bytes(cross.nbytes)
         print(f"# from about {about} on {cross.winner} beats {cross.loser}")
-    if told.left_out:
-        for name, why in told.left_out.items():
+    if comparison.left_out:
+        for name, why in comparison.left_out.items():
             print(f"# left out: {name}: {why}")
 
 
-def _plain(what: str, told: Comparison) -> dict[str, object]:
-    topology: Topology = told.topology
+def _plain(what: str, comparison: Comparison) -> dict[str, object]:
+    topology: Topology = comparison.topology
     return {
         "collective": what,
         "topology": topology.name,
         "n": topology.n,
-        "sizes": list(told.sizes),
-        "winners": [told.ranking(at)[0].algorithm for at in range(len(told.sizes))],
+        "sizes": list(comparison.sizes),
+        "winners": [
+            comparison.ranking(at)[0].algorithm for at in range(len(comparison.sizes))
+        ],
         "crossovers": [
             {"size": c.nbytes, "from": c.loser, "to": c.winner}
-            for c in told.crossovers()
+            for c in comparison.crossovers()
         ],
-        "left_out": told.left_out,
-        "results": [_row(r) for rs in told.results.values() for r in rs],
+        "left_out": comparison.left_out,
+        "results": [_row(r) for rs in comparison.results.values() for r in rs],
     }
 
 
 def _row(result: Result) -> dict[str, object]:
     """A result without what belongs to one message or link."""
-    told = result.as_dict()
+    document = result.as_dict()
     for long in ("critical_path", "busiest_links", "collective", "topology", "n"):
-        told.pop(long)
+        document.pop(long)
     if result.fidelity == "closed":
-        told["utilisation"] = {}
-    return told
+        document["utilisation"] = {}
+    return document

@@ -14,8 +14,8 @@ from rich.text import Text
 from unisono.cli.output import print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.trace import ask
-from unisono.trace.links import HostPair, Link
-from unisono.trace.live import Glance, Row, look
+from unisono.trace.links import HostPair, LinkTraffic
+from unisono.trace.live import RankStatus, Snapshot, look
 from unisono.units import format_bandwidth, format_bytes, format_seconds
 
 NOTES = 3
@@ -48,23 +48,23 @@ def top(
     seconds = seconds_of("--every", every, zero=False)
     if pid and not (pid.isascii() and pid.isdigit()):
         raise BadArgument(f"top {pid}: expected the number of a process")
-    doors = ask.one_job(int(pid) if pid else None)
-    glance = look(doors)
+    sockets = ask.one_job(int(pid) if pid else None)
+    snapshot = look(sockets)
     if once or json:
         time.sleep(min(seconds, 0.2))
-        glance = look(doors, glance)
+        snapshot = look(sockets, snapshot)
         if json:
-            print_json(glance.as_dict())
+            print_json(snapshot.as_dict())
         else:
-            _console().print(drawn(glance))
+            _console().print(drawn(snapshot))
         return 0
     console = _console()
-    first = drawn(glance, console.height)
+    first = drawn(snapshot, console.height)
     with Live(first, console=console, auto_refresh=False) as live:
-        while any(os.path.exists(f"/proc/{door.pid}") for door in doors):
+        while any(os.path.exists(f"/proc/{socket.pid}") for socket in sockets):
             time.sleep(seconds)
-            glance = look(doors, glance)
-            live.update(drawn(glance, console.height), refresh=True)
+            snapshot = look(sockets, snapshot)
+            live.update(drawn(snapshot, console.height), refresh=True)
     return 0
 
 
@@ -72,25 +72,25 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def drawn(glance: Glance, height: int | None = None) -> Group:
+def drawn(snapshot: Snapshot, height: int | None = None) -> Group:
     """The tables, in so many lines; None for as many as it takes."""
-    links, hosts = glance.traffic.links, glance.traffic.hosts
+    links, hosts = snapshot.traffic.links, snapshot.traffic.hosts
     if height is None:
-        shown = len(glance.rows), len(links), len(hosts)
+        shown = len(snapshot.rows), len(links), len(hosts)
     else:
-        shown = lines_for(height, len(glance.rows), len(links), len(hosts))
-    ranks = _ranks(glance, shown[0], in_one_line=height is not None)
+        shown = lines_for(height, len(snapshot.rows), len(links), len(hosts))
+    ranks = _ranks(snapshot, shown[0], in_one_line=height is not None)
     parts: list[RenderableType] = [ranks, _links(links, shown[1])]
     if len(hosts) > 1 or shown[1] < len(links):
         parts.append(_hosts(hosts, shown[2]))
-    if glance.traffic.missing:
-        missing = ", ".join(map(str, glance.traffic.missing))
-        parts.append(f"To whom these ranks send is not known: {missing}")
-    if glance.traffic.guessed:
-        told = format_bytes(glance.traffic.guessed)
+    if snapshot.traffic.missing:
+        missing = ", ".join(map(str, snapshot.traffic.missing))
+        parts.append(f"The destinations of these ranks are not known: {missing}")
+    if snapshot.traffic.guessed:
+        amount = format_bytes(snapshot.traffic.guessed)
         parts.append(
-            f"Where {told} went is taken from other calls: too many were made since "
-            "the last look. Look more often with --every."
+            f"The destinations of {amount} are estimated from other calls: there were "
+            "too many since the last update. Update more often with --every."
         )
     return Group(*parts)
 
@@ -105,28 +105,28 @@ def lines_for(height: int, ranks: int, links: int, hosts: int) -> tuple[int, int
     return some, more, min(hosts, max(few, room - some - more))
 
 
-def _ranks(glance: Glance, shown: int, *, in_one_line: bool) -> Table:
+def _ranks(snapshot: Snapshot, shown: int, *, in_one_line: bool) -> Table:
     """Where each rank is; who is late is marked by a word, not by a colour alone."""
-    late = glance.late
-    names = {row.rank for row in glance.rows}
-    told = f"{len(names)} of {glance.world_size} ranks"
+    late = snapshot.late
+    names = {row.rank for row in snapshot.rows}
+    title = f"{len(names)} of {snapshot.world_size} ranks"
     if late:
-        told += f"; others wait for rank {', '.join(map(str, late))}"
-    table = _table(told, len(glance.rows), shown)
+        title += f"; others wait for rank {', '.join(map(str, late))}"
+    table = _table(title, len(snapshot.rows), shown)
     for head in ("rank", "pid", "group", "call", "behind", "sent", "rate", "doing"):
         last = head == "doing"  # the one that gives way
         table.add_column(head, justify="left" if last else "right", no_wrap=not last)
     # Those that others wait for are not to be cut off.
-    chosen = sorted(glance.rows, key=lambda row: row.rank not in late)[:shown]
-    for row in (row for row in glance.rows if row in chosen):
+    chosen = sorted(snapshot.rows, key=lambda row: row.rank not in late)[:shown]
+    for row in (row for row in snapshot.rows if row in chosen):
         style = "bold" if row.rank in late else ""
         *cells, doing = _cells(row, late=row.rank in late)
-        said = Text(doing, no_wrap=in_one_line, overflow="ellipsis")
-        table.add_row(*cells, said, style=style)
+        text = Text(doing, no_wrap=in_one_line, overflow="ellipsis")
+        table.add_row(*cells, text, style=style)
     return table
 
 
-def _links(links: Sequence[Link], shown: int) -> Table:
+def _links(links: Sequence[LinkTraffic], shown: int) -> Table:
     table = _table("links, the busiest first", len(links), shown)
     for head in ("from", "to", "rate", "sent", "where"):
         table.add_column(head, justify="left" if head == "where" else "right")
@@ -157,12 +157,12 @@ def _table(title: str, rows: int, shown: int) -> Table:
     )
 
 
-def _amounts(what: Link | HostPair) -> tuple[str, str]:
+def _amounts(what: LinkTraffic | HostPair) -> tuple[str, str]:
     rate = "" if what.rate is None else format_bandwidth(what.rate)
     return rate, format_bytes(what.sent)
 
 
-def _cells(row: Row, *, late: bool) -> list[str]:
+def _cells(row: RankStatus, *, late: bool) -> list[str]:
     since = f", {format_seconds(row.seconds)}" if row.seconds else ""
     return [
         str(row.rank),

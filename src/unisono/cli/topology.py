@@ -48,12 +48,12 @@ def topology(action: str = "list", name: str = "", /, *, json: bool = False) -> 
 
 
 def _show(name: str, *, json: bool) -> int:
-    found = topology_named(name)
+    topology = topology_named(name)
     if json:
-        print_json(found.describe())
+        print_json(topology.describe())
         return 0
-    print(found)
-    wiring = found.wiring
+    print(topology)
+    wiring = topology.wiring
     shown = min(_LINKS_SHOWN, len(wiring.links))
     names = ", ".join(wiring.link_name(link) for link in range(shown))
     more = (

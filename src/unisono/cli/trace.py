@@ -36,7 +36,7 @@ def trace() -> int:
 
     Example: unisono trace run -n 4 train.py
     """
-    raise BadArgument("trace: say run, open, summary, diff or why (see --help)")
+    raise BadArgument("trace: expected run, open, summary, diff or why (see --help)")
 
 
 run = App(
@@ -69,8 +69,8 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise BadArgument(f"--keep {folder}: expected a folder with nothing in it")
-        told = f"{TRACE}={folder.absolute()}"
-        code = run_verb.carry_out("--env", told, *theirs)
+        variable = f"{TRACE}={folder.absolute()}"
+        code = run_verb.carry_out("--env", variable, *theirs)
         if code and not any(folder.iterdir()):
             return code  # it has said why
         parts = read_parts(folder)
@@ -120,11 +120,11 @@ def summary(path: Path, /, *, json: bool = False) -> int:
     json
         Print one JSON object instead.
     """
-    found = summarise(read(path))
+    summary_ = summarise(read(path))
     if json:
-        print_json(found.as_dict())
+        print_json(summary_.as_dict())
     else:
-        print(found)
+        print(summary_)
     return 0
 
 
@@ -190,8 +190,8 @@ def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:
         print(verdict)
     if pickle is not None:
         files = flights.to_pickle(folder, pickle)
-        told = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"
-        print(told, file=sys.stderr if json else sys.stdout)
+        message = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"
+        print(message, file=sys.stderr if json else sys.stdout)
     return 0
 
 
@@ -235,13 +235,18 @@ def open_(
         document.write(part, Path(str(per_rank)) / f"rank{rank}.pt.trace.json.gz")
     events, size = len(doc["traceEvents"]), path.stat().st_size
     if json:
-        told = {"path": str(path), "events": events, "bytes": size, "viewer": VIEWER}
-        print_json(told)
+        written = {
+            "path": str(path),
+            "events": events,
+            "bytes": size,
+            "viewer": VIEWER,
+        }
+        print_json(written)
     else:
         print(f"{path}: {events} events, {format_bytes(size)}")
     if not browser:
         if not json:
-            print(f"open {VIEWER} and drop the file there; or say --browser")
+            print(f"open {VIEWER} and drop the file there; or use --browser")
         return 0
     return _serve(path, port, once=once)
 

@@ -75,14 +75,14 @@ def tune(
 
 
 def _measured(ranks: int, per_host: int, effort: Effort, *, json: bool) -> TunedWorld:
-    told = msgspec.to_builtins(effort)
+    settings = msgspec.to_builtins(effort)
     progress = Progress()
     with groups.running(["unisono"], ranks, per_host) as (group,):
 
         def ask(what: str) -> groups.Answer:
             progress.what = f"tune {what}"
             progress("measures")
-            answer = group.ask({"do": "tune", "what": what, "effort": told})[0]
+            answer = group.ask({"do": "tune", "what": what, "effort": settings})[0]
             progress.clear()
             return answer
 

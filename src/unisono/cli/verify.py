@@ -50,7 +50,7 @@ def verify(
         Print the figures of the proofs as one JSON object.
     """
     try:
-        told = _verify(target, n, loud=not json)
+        rows = _verify(target, n, loud=not json)
     except ScheduleError as wrong:
         if not json:
             raise
@@ -58,7 +58,7 @@ def verify(
         print_json({"verified": False, "error": str(wrong), "counter_example": example})
         return 1
     if json:
-        print_json({"target": target, "n": n, "verified": True, "proofs": told})
+        print_json({"target": target, "n": n, "verified": True, "proofs": rows})
     return 0
 
 
@@ -69,14 +69,14 @@ def _verify(target: str, n: str, *, loud: bool) -> list[Row]:
         rows = iter([_prove_saved(target)])
     else:
         rows = (_prove(maker, worlds) for maker in _makers(target))
-    told = []
+    proofs = []
     for row in rows:
-        told.append(row)
+        proofs.append(row)
         if loud and row["worlds"]:
             print(_sentence(row, n), flush=True)
-    if not any(row["worlds"] for row in told):
+    if not any(row["worlds"] for row in proofs):
         raise BadArgument(f"nothing was verified: {target} has no schedule for -n {n}")
-    return told
+    return proofs
 
 
 def _prove_saved(path: str) -> Row:
@@ -109,7 +109,7 @@ def _makers(target: str) -> Iterator[tuple[str, Maker]]:
 
 def _offering(target: str) -> list[str]:
     """The collectives for which there is such a thing, whatever the number of ranks."""
-    found: list[str] = []
+    offering: list[str] = []
     why: BadArgument | None = None
     for collective in COLLECTIVES:
         try:
@@ -117,14 +117,14 @@ def _offering(target: str) -> list[str]:
         except NotOffered:
             continue
         except UnsupportedWorld:
-            found.append(collective)
+            offering.append(collective)
         except BadArgument as wrong:
             why = wrong
         else:
-            found.append(collective)
-    if not found:
+            offering.append(collective)
+    if not offering:
         raise why or unknown("algorithm", target, {name for _, name in library()})
-    return found
+    return offering
 
 
 def _with(algorithm: Algorithm, variant: Mapping[str, Param], n: int) -> Schedule:
@@ -144,7 +144,7 @@ def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:
 
 
 def _proofs(make: Maker, worlds: list[int]) -> Iterator[int]:
-    """The transfers followed for each n that there is a schedule for."""
+    """The transfers checked for each n that there is a schedule for."""
     for n in worlds:
         try:
             made = make(n)

@@ -36,7 +36,7 @@ _SOURCES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class _Form:
+class _CodeLayout:
     """What a code is made of; a `block` of 1 means that there is no scale."""
 
     bits: int
@@ -47,14 +47,14 @@ class _Form:
 
 
 _FORMS = {
-    "fp16": _Form(16, 0, 1, any_block=False),
-    "bf16": _Form(16, 0, 1, any_block=False),
-    "fp8": _Form(8, 4, 128),
-    "fp8_e5m2": _Form(8, 4, 128),
-    "mxfp8": _Form(8, 1, 32, any_block=False),
-    "int8": _Form(8, 4, 128),
-    "int4": _Form(4, 4, 128),
-    "onebit": _Form(1, 4, 128, stochastic=False),
+    "fp16": _CodeLayout(16, 0, 1, any_block=False),
+    "bf16": _CodeLayout(16, 0, 1, any_block=False),
+    "fp8": _CodeLayout(8, 4, 128),
+    "fp8_e5m2": _CodeLayout(8, 4, 128),
+    "mxfp8": _CodeLayout(8, 1, 32, any_block=False),
+    "int8": _CodeLayout(8, 4, 128),
+    "int4": _CodeLayout(4, 4, 128),
+    "onebit": _CodeLayout(1, 4, 128, stochastic=False),
 }
 
 NAMES: tuple[str, ...] = tuple(_FORMS)
@@ -73,12 +73,12 @@ def get(spec: str | Codec) -> Codec:
 
 @cache
 def _get(spec: str) -> Codec:
-    name, _, told = spec.partition(":")
+    name, _, options = spec.partition(":")
     form = _FORMS.get(name)
     if form is None:
         raise unknown("codec", name, NAMES)
     block, stochastic = form.block, False
-    for option in told.split(",") if told else ():
+    for option in options.split(",") if options else ():
         what, _, value = option.strip().partition("=")
         if what == "block" and value:
             block = _block(spec, name, value)
@@ -192,14 +192,14 @@ class Codec:
         key = self._key(key)
         x = np.ascontiguousarray(x)
         out = self._code(out, x.size, create=True)
-        way = _way(by)
-        if way == len(ways()) - 1:
+        implementation = _way(by)
+        if implementation == len(ways()) - 1:
             # Some machines take offence at a signalling NaN on the way.
             with np.errstate(invalid="ignore"):
                 wide = x.reshape(-1).astype(np.float32)
             out[:] = reference.encode(self.name, wide, self.block, key)
         else:
-            what = dtype.code, self.block, key, way
+            what = dtype.code, self.block, key, implementation
             _native.codec_encode(self.name, out, _raw(x), *what)
         return out
 
@@ -218,13 +218,13 @@ class Codec:
             name = str(dtype if isinstance(dtype, str) else np.dtype(dtype))
             out = np.empty(count, numpy_dtype(name))
         self._target("decode", out, count)
-        way = _way(by)
-        if way == len(ways()) - 1:
-            found = reference.decode(self.name, code, count, self.block)
+        implementation = _way(by)
+        if implementation == len(ways()) - 1:
+            values = reference.decode(self.name, code, count, self.block)
             with np.errstate(all="ignore"):
-                out[...] = found.reshape(out.shape).astype(out.dtype)
+                out[...] = values.reshape(out.shape).astype(out.dtype)
         else:
-            what = dtype_of(out).code, self.block, way
+            what = dtype_of(out).code, self.block, implementation
             _native.codec_decode(self.name, _raw(out), code, *what)
         return out
 
@@ -232,14 +232,14 @@ class Codec:
         """Decode and add to `into`, in float32; returns it, rounded once."""
         self._target("add", into, into.size if isinstance(into, np.ndarray) else 0)
         code = self._code(code, into.size)
-        way = _way(by)
-        if way == len(ways()) - 1:
-            found = reference.decode(self.name, code, into.size, self.block)
+        implementation = _way(by)
+        if implementation == len(ways()) - 1:
+            values = reference.decode(self.name, code, into.size, self.block)
             with np.errstate(all="ignore"):
-                wide = into.astype(np.float32) + found.reshape(into.shape)
+                wide = into.astype(np.float32) + values.reshape(into.shape)
                 into[...] = wide.astype(into.dtype)
         else:
-            what = dtype_of(into).code, self.block, way
+            what = dtype_of(into).code, self.block, implementation
             _native.codec_add(self.name, _raw(into), code, *what)
         return into
 

@@ -40,13 +40,13 @@ def scheme(spec: str | Scheme) -> Scheme:
         raise BadArgument(
             f"codec: a {type(spec).__name__}: expected a name such as 'topk:0.01'"
         )
-    name, _, told = spec.partition(":")
+    name, _, text = spec.partition(":")
     if name not in SCHEMES:
         raise unknown("codec", name, SCHEMES)
     kind = SCHEMES[name]
     known = {field.name: field for field in fields(kind)}
     options: dict[str, Any] = {}
-    for place, part in enumerate(told.split(",") if told else ()):
+    for place, part in enumerate(text.split(",") if text else ()):
         key, named, value = part.partition("=")
         if not named and place == 0:
             key, value = next(iter(known)), part

@@ -44,16 +44,16 @@ def encode(name: str, x: Array, block: int, key: int = 0) -> Array:
 
 def decode(name: str, code: Array, count: int, block: int) -> Array:
     """What a code of `count` elements stands for, as float32."""
-    kind, found, at = _CODECS[name], [np.empty(0, np.float32)], 0
+    kind, values, at = _CODECS[name], [np.empty(0, np.float32)], 0
     with np.errstate(all="ignore"):
         for begin, end, size in _pieces(count, block):
             width = kind.scale_bytes + -(-size * kind.bits // 8)
             height = (end - begin) // size
             rows = code[at : at + width * height].reshape(height, width)
             scales, codes = rows[:, : kind.scale_bytes], rows[:, kind.scale_bytes :]
-            found.append(kind.decode((scales, codes), size).reshape(-1))
+            values.append(kind.decode((scales, codes), size).reshape(-1))
             at += width * height
-    return np.concatenate(found)
+    return np.concatenate(values)
 
 
 def draws(key: int, count: int) -> Array:
@@ -80,7 +80,7 @@ def _pieces(count: int, block: int) -> list[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """A small float: `exponent` and `mantissa` bits below the sign.
 
     What is finite but too large becomes the largest value if it `saturates`, and
@@ -123,13 +123,13 @@ class Format:
         fraction = size & ((1 << self.mantissa) - 1)
         whole = np.where(field > 0, fraction + (1 << self.mantissa), fraction)
         power = np.maximum(field, 1) - 1 + self.lowest - self.mantissa
-        found = np.ldexp(whole.astype(np.float64), power)
+        values = np.ldexp(whole.astype(np.float64), power)
         if self.has_infinity:
-            found = np.where(size >= self.infinity, np.inf, found)
-            found = np.where(size > self.infinity, np.nan, found)
+            values = np.where(size >= self.infinity, np.inf, values)
+            values = np.where(size > self.infinity, np.nan, values)
         else:
-            found = np.where(size == self.nan, np.nan, found)
-        return np.copysign(found, np.where(code > size, -1.0, 1.0)).astype(np.float32)
+            values = np.where(size == self.nan, np.nan, values)
+        return np.copysign(values, np.where(code > size, -1.0, 1.0)).astype(np.float32)
 
     def code(self, x: Array, random: Array | None) -> Array:
         """The codes of float32s, rounded."""
@@ -161,12 +161,12 @@ def _up_by_chance(steps: Array, random: Array, bits: Array) -> Array:
     return np.where(bits > 31, 0.0, np.floor(steps + part))
 
 
-E4M3 = Format(4, 3, has_infinity=False, saturates=True)
-E5M2 = Format(5, 2, saturates=True)
+E4M3 = FloatFormat(4, 3, has_infinity=False, saturates=True)
+E5M2 = FloatFormat(5, 2, saturates=True)
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowCoding:
     """How the rows of one codec are made; `bits` are those of an element."""
 
     bits: int
@@ -196,7 +196,7 @@ def _bytes(values: Array) -> Array:
     return rows.view(np.uint8).reshape(len(values), -1)
 
 
-def _plain(form: Format) -> Kind:
+def _plain(form: FloatFormat) -> RowCoding:
     def encode(x: Array, random: Array | None) -> Rows:
         code = form.code(x, random).astype(np.uint16)
         return np.empty((len(x), 0), np.uint8), _bytes(code)
@@ -204,10 +204,10 @@ def _plain(form: Format) -> Kind:
     def decode(rows: Rows, size: int) -> Array:
         return form.value(np.ascontiguousarray(rows[1]).view(np.uint16))
 
-    return Kind(16, 0, encode, decode)
+    return RowCoding(16, 0, encode, decode)
 
 
-def _scaled_floats(form: Format, most: int) -> Kind:
+def _scaled_floats(form: FloatFormat, most: int) -> RowCoding:
     def encode(x: Array, random: Array | None) -> Rows:
         largest = np.where(np.isfinite(x), np.abs(x), np.float32(0)).max(axis=1)
         scale = _float_scales(largest, most)
@@ -218,7 +218,7 @@ def _scaled_floats(form: Format, most: int) -> Kind:
         scale = np.ascontiguousarray(rows[0]).view(np.float32)
         return form.value(rows[1]) * scale
 
-    return Kind(8, 4, encode, decode)
+    return RowCoding(8, 4, encode, decode)
 
 
 def _mx_encode(x: Array, random: Array | None) -> Rows:
@@ -300,12 +300,12 @@ def _onebit_decode(rows: Rows, size: int) -> Array:
 
 
 _CODECS = {
-    "fp16": _plain(Format(5, 10)),
-    "bf16": _plain(Format(8, 7)),
+    "fp16": _plain(FloatFormat(5, 10)),
+    "bf16": _plain(FloatFormat(8, 7)),
     "fp8": _scaled_floats(E4M3, 448),
     "fp8_e5m2": _scaled_floats(E5M2, 57344),
-    "mxfp8": Kind(8, 1, _mx_encode, _mx_decode),
-    "int8": Kind(8, 4, _int8_encode, _int8_decode),
-    "int4": Kind(4, 4, _int4_encode, _int4_decode),
-    "onebit": Kind(1, 4, _onebit_encode, _onebit_decode),
+    "mxfp8": RowCoding(8, 1, _mx_encode, _mx_decode),
+    "int8": RowCoding(8, 4, _int8_encode, _int8_decode),
+    "int4": RowCoding(4, 4, _int4_encode, _int4_decode),
+    "onebit": RowCoding(1, 4, _onebit_encode, _onebit_decode),
 }

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +85,7 @@ def chosen(where: str, k: int, density: float, elements: int) -> int:
     if k > elements:
         raise BadArgument(
             f"{where}: k = {k}, but there are {elements} elements; choose fewer, or "
-            f"tell a density, as in {where}:0.01"
+            f"give a density, as in {where}:0.01"
         )
     return k
 
@@ -115,8 +114,3 @@ def unpacked(pairs: NDArray[np.uint64]) -> tuple[Places, Floats]:
     """The places and the values again."""
     values = (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
     return (pairs >> np.uint64(32)).astype(np.int64), values
-
-
-def as_floats(x: NDArray[Any]) -> Floats:
-    """Flat float32s: a view where it can be one."""
-    return np.ascontiguousarray(x, np.float32).reshape(-1)

@@ -1,14 +1,14 @@
-"""The launcher's hand on another host: `python -m unisono.launch.agent`.
+"""The launcher's agent on another host: `python -m unisono.launch.agent`.
 
-It is started by ssh with nothing on its command line; what to run, where, and the job's
-secret come over standard input, which only the launcher holds the other end of. It is
-the launcher's own job (`launch.Job`) with three differences: what ranks say is passed
-on unchanged, to be cut into lines where all hosts come together; nobody here decides
-when a grace is over; and when standard input ends, so do the ranks. The connection may
-break in any way: whether ssh is killed or its host, what is left is an end of file.
+ssh starts it without arguments; the command, the folder and the job's secret arrive on
+standard input, whose other end only the launcher holds. It is a `LocalJob` with three
+differences: output of ranks is forwarded unchanged, and split into lines by the
+launcher; the launcher decides when the grace period ends; and when standard input ends,
+the ranks are killed. So a broken connection of any kind, ssh killed or its host lost,
+ends the ranks of this host.
 
-Orders are read on a thread of their own. So a signal arrives even while the main one
-waits for a terminal, at the other end, that takes no more lines.
+Messages are read on a thread of their own: a signal arrives even while the main thread
+waits for a launcher that does not read output.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ from typing import IO
 
 import unisono
 from unisono.errors import UnisonoError
-from unisono.launch import protocol as orders
-from unisono.launch.local import Child, Job
-from unisono.launch.output import Speaker, Stage
-from unisono.launch.protocol import Done, Ended, Hello, Order, Refused, Said, Started
+from unisono.launch import protocol
+from unisono.launch.local import LocalJob, LocalRank
+from unisono.launch.output import LineStream, RankOutput
+from unisono.launch.protocol import (
+    AgentReady,
+    AllEnded,
+    Output,
+    RankEnded,
+    RankStarted,
+    StartRanks,
+    StartRefused,
+)
 from unisono.runtime.world.address import free_port
 from unisono.transports.addresses import Address, is_loopback
 
@@ -37,170 +45,178 @@ _PAUSES = (signal.SIGSTOP, signal.SIGCONT)
 _CONNECTION_ENDED = 4
 
 
-class _Line:
-    """The way back to the launcher; whole messages, from any thread."""
+class _LauncherConnection:
+    """The agent's connection to the launcher; sends whole messages, from any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._lock = descriptor, threading.Lock()
 
-    def send(self, message: orders.Message) -> None:
-        """Now, however long it takes."""
-        self.raw(orders.frame(message))
+    def send(self, message: protocol.Message) -> None:
+        """Send one message; blocks until it is written."""
+        self.raw(protocol.frame(message))
 
     def raw(self, data: bytes) -> None:
-        """Bytes that are no message: the greeting."""
+        """Send bytes that are not a message: the version line."""
         with self._lock:
             try:
-                orders.write(self._descriptor, data)
-            except OSError:  # nobody hears us any more
+                protocol.write(self._descriptor, data)
+            except OSError:  # the launcher is gone
                 os._exit(_CONNECTION_ENDED)
 
 
-class _PassOn(Speaker):
-    """One stream of one rank, sent home as it comes."""
+class _ForwardedStream(LineStream):
+    """One output stream of one rank, forwarded to the launcher as it is."""
 
-    def __init__(self, line: _Line, rank: int, stream: int) -> None:
+    def __init__(self, launcher: _LauncherConnection, rank: int, stream: int) -> None:
         super().__init__(())
-        self._line, self._rank, self._stream = line, rank, stream
+        self._launcher, self._rank, self._stream = launcher, rank, stream
 
-    def hear(self, data: bytes) -> None:
-        self._line.send(Said(self._rank, self._stream, data))
+    def write(self, data: bytes) -> None:
+        self._launcher.send(Output(self._rank, self._stream, data))
 
     def finish(self) -> None:
-        """What is left over is the launcher's to finish."""
+        """Nothing to do: the launcher completes the last line."""
 
 
-class _Elsewhere(Stage):
-    """A stage whose audience sits at another host."""
+class _ForwardedOutput(RankOutput):
+    """The output of ranks, forwarded to the launcher."""
 
-    def __init__(self, line: _Line) -> None:
-        self._line = line
+    def __init__(self, launcher: _LauncherConnection) -> None:
+        self._launcher = launcher
 
-    def speakers(self, rank: int) -> tuple[Speaker, Speaker]:
-        return _PassOn(self._line, rank, 1), _PassOn(self._line, rank, 2)
+    def streams(self, rank: int) -> tuple[LineStream, LineStream]:
+        return _ForwardedStream(self._launcher, rank, 1), _ForwardedStream(
+            self._launcher, rank, 2
+        )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
-class Agent(Job):
-    """The ranks of this host, at the orders of a launcher elsewhere."""
+class Agent(LocalJob):
+    """The ranks of this host, controlled by a launcher on another host."""
 
-    def __init__(self, order: Order, line: _Line) -> None:
-        """Ready to run."""
-        super().__init__(order.command, order.ranks, _Elsewhere(line), {}, 0.0)
-        self._environment.update(order.environment)
-        self._environment["UNISONO_LOCAL_WORLD_SIZE"] = str(order.ranks)
-        self._numbers = range(order.first, order.first + order.ranks)
-        self._line = line
-        self._given: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    def __init__(self, request: StartRanks, launcher: _LauncherConnection) -> None:
+        """A job that is not started yet."""
+        super().__init__(
+            request.command, request.ranks, _ForwardedOutput(launcher), {}, 0.0
+        )
+        self._environment.update(request.environment)
+        self._environment["UNISONO_LOCAL_WORLD_SIZE"] = str(request.ranks)
+        self._numbers = range(request.first, request.first + request.ranks)
+        self._launcher = launcher
+        self._input_data: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def obey(self, messages: Iterator[orders.AnyMessage]) -> None:
-        """Do what the launcher says until it says no more; then all ends.
+    def handle_messages(self, messages: Iterator[protocol.AnyMessage]) -> None:
+        """Handle the launcher's messages; exit when there are no more.
 
-        The warden hears of our end and kills the ranks.
+        The reaper then kills the ranks.
         """
         try:
             for message in messages:
-                if isinstance(message, orders.Signal):
-                    self._receive(signal.Signals(message.number))
-                elif isinstance(message, orders.Input):
-                    self._given.put(message.data)
-        finally:  # whatever it was: without orders there is nothing to do here
+                if isinstance(message, protocol.SendSignal):
+                    self._receive_signal(signal.Signals(message.number))
+                elif isinstance(message, protocol.RankInput):
+                    self._input_data.put(message.data)
+        finally:  # the launcher is gone, or its messages cannot be read
             os._exit(_CONNECTION_ENDED)
 
-    def _receive(self, number: signal.Signals) -> None:
-        if self._asked is None and number not in _PAUSES:
-            self._asked = time.monotonic(), number  # no more ranks are started
+    def _receive_signal(self, number: signal.Signals) -> None:
+        if self._stop_request is None and number not in _PAUSES:
+            self._stop_request = time.monotonic(), number  # start no more ranks
         self._signal(number)
 
     def _input(self) -> int:
         return subprocess.PIPE
 
-    def _feed(self, pipe: IO[bytes]) -> None:
-        threading.Thread(target=self._hand_over, args=(pipe,), daemon=True).start()
+    def _connect_input(self, pipe: IO[bytes]) -> None:
+        threading.Thread(target=self._write_input, args=(pipe,), daemon=True).start()
 
-    def _hand_over(self, pipe: IO[bytes]) -> None:
-        """One piece at a time: more is asked for when it was taken."""
+    def _write_input(self, pipe: IO[bytes]) -> None:
+        """Write rank 0's input; request the next piece when one is written."""
         with contextlib.suppress(OSError), pipe:
             while True:
-                self._line.send(orders.Wants())
-                data = self._given.get()
+                self._launcher.send(protocol.InputRequest())
+                data = self._input_data.get()
                 if not data:
                     return
-                orders.write(pipe.fileno(), data)
+                protocol.write(pipe.fileno(), data)
 
-    def _note_start(self, rank: Child) -> None:
-        self._line.send(Started(rank.number, rank.pid))
+    def _rank_started(self, rank: LocalRank) -> None:
+        self._launcher.send(RankStarted(rank.number, rank.pid))
 
-    def _see_end(self, rank: Child) -> None:
-        super()._see_end(rank)
+    def _check_exit(self, rank: LocalRank) -> None:
+        super()._check_exit(rank)
         if rank.ended is not None:
-            self._line.send(Ended(rank.number, rank.status))
+            self._launcher.send(RankEnded(rank.number, rank.status))
 
-    def _begin_grace(self) -> None:
-        """The launcher gives it, to all hosts alike."""
+    def _start_grace_period(self) -> None:
+        """Nothing to do: the launcher starts it for all hosts."""
 
-    def _hearing_signals(self) -> contextlib.AbstractContextManager[None]:
-        """None: those that matter come as messages, and the others may end us."""
+    def _signal_handlers(self) -> contextlib.AbstractContextManager[None]:
+        """None: signals for ranks arrive as messages; others may end the agent."""
         return contextlib.nullcontext()
 
 
-def _what_is_wrong(order: Order) -> str:
-    """Why the order cannot be carried out here, if so."""
-    told = order.environment
-    # Where an interface is named, that is where rank 0 listens, whatever its name.
-    address = "" if told.get("UNISONO_INTERFACE") else told.get("UNISONO_ADDRESS", "")
-    if address and order.first == 0 and (own := _own_loopback(address)):
+def _start_error(request: StartRanks) -> str:
+    """Why the ranks cannot be started on this host, or an empty string."""
+    environment = request.environment
+    # With UNISONO_INTERFACE rank 0 listens on that interface, whatever its host name.
+    address = environment.get("UNISONO_ADDRESS", "")
+    if environment.get("UNISONO_INTERFACE"):
+        address = ""
+    if address and request.first == 0 and (own := _own_loopback(address)):
         return (
-            f"it takes its own name for {own}, where the other hosts cannot reach it; "
-            "put its real address beside the name in /etc/hosts there, or give "
+            f"its own name resolves to {own}, which other hosts cannot reach; put its "
+            "real address beside the name in /etc/hosts on that host, or give "
             "--address host:port"
         )
     try:
-        os.chdir(order.folder)
+        os.chdir(request.folder)
     except OSError as why:
         return (
-            f"the folder {order.folder} cannot be entered there: {why.strerror}; share "
-            "it between the hosts, or name another with --chdir"
+            f"cannot change to the folder {request.folder}: {why.strerror}; share it "
+            "between the hosts, or give another with --chdir"
         )
     return ""
 
 
 def _own_loopback(address: str) -> str:
-    """The loopback address that a host's name stands for here, if it is a name."""
-    place = Address.parse(address)
-    if is_loopback(place.host) or place.host == "localhost":
-        return ""  # meant so
+    """The loopback address that the address's host name resolves to here, if any."""
+    rendezvous = Address.parse(address)
+    if is_loopback(rendezvous.host) or rendezvous.host == "localhost":
+        return ""  # given as such
     try:
-        found = [str(where[0]) for _, where in place.resolve()]
-    except UnisonoError:  # the rank that listens will say so
+        found = [str(sockaddr[0]) for _, sockaddr in rendezvous.resolve()]
+    except UnisonoError:  # the rank that listens will report it
         return ""
     return found[0] if all(map(is_loopback, found)) else ""
 
 
 def main() -> int:
-    """Greet, take the order, carry it out."""
-    # Both are moved out of reach: nothing that prints or reads may come in between.
-    line, messages = _Line(os.dup(1)), orders.listen(os.dup(0))
+    """Report readiness, receive the request, run the ranks."""
+    # Move both pipes away from 0 and 1, so that nothing else prints or reads there.
+    launcher, messages = _LauncherConnection(os.dup(1)), protocol.listen(os.dup(0))
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    line.raw(b"\n%s%s\n" % (orders.GREETING, unisono.__version__.encode()))
-    line.send(Hello(len(os.sched_getaffinity(0)), free_port()))
-    order = next(messages, None)
-    if not isinstance(order, Order):
+    launcher.raw(b"\n%s%s\n" % (protocol.VERSION_LINE, unisono.__version__.encode()))
+    launcher.send(AgentReady(len(os.sched_getaffinity(0)), free_port()))
+    request = next(messages, None)
+    if not isinstance(request, StartRanks):
         return _CONNECTION_ENDED
-    if wrong := _what_is_wrong(order):
-        line.send(Refused(wrong))
+    if error := _start_error(request):
+        launcher.send(StartRefused(error))
         return 2
-    agent = Agent(order, line)
-    threading.Thread(target=agent.obey, args=(messages,), daemon=True).start()
+    agent = Agent(request, launcher)
+    threading.Thread(
+        target=agent.handle_messages, args=(messages,), daemon=True
+    ).start()
     try:
         agent.run()
     except UnisonoError as why:
-        line.send(Refused(str(why)))
+        launcher.send(StartRefused(str(why)))
         return 2
-    line.send(Done())
+    launcher.send(AllEnded())
     return 0
 
 

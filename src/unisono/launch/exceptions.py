@@ -1,8 +1,8 @@
-"""Errors that travel from the process that raised them to the one that asked.
+"""Exceptions that travel from the process that raised them to another.
 
-An exception can be pickled if its constructor takes what its `args` are; many do not,
-ours with their keywords among them. Those are taken apart and put together again. What
-does not survive even that is told in words; the traceback is text in any case.
+An exception can be pickled if its constructor takes its `args`; many do not, among them
+our own, which have keywords. Those are sent as type, args and attributes. What cannot
+be sent even so is sent as text; the traceback always is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from unisono.errors import PeerLost
 
 
 @dataclass
-class Report:
-    """What a rank has to say: a result, or why there is none."""
+class RankReport:
+    """A rank's result, or why there is none."""
 
     result: Any = None
     failed: bool = False
-    error: BaseException | None = None  # itself, if it could be sent
-    told: str = ""
+    error: BaseException | None = None  # the exception, if it can be sent
+    summary: str = ""
     traceback: str = ""
     lost_a_peer: bool = False
 
@@ -31,10 +31,10 @@ class Report:
 def pickled_error(
     error: BaseException, dumps: Callable[[Any], bytes] = pickle.dumps
 ) -> bytes:
-    """The report of an error, with the error itself if it survives the journey."""
-    report = Report(
+    """The pickled report of an error, with the exception itself if it can be sent."""
+    report = RankReport(
         failed=True,
-        told=f"{type(error).__name__}: {error}",
+        summary=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
         lost_a_peer=isinstance(error, PeerLost),
     )
@@ -44,14 +44,14 @@ def pickled_error(
             data = dumps(report)
             if type(pickle.loads(data).error) is type(error):
                 return data
-        except Exception:  # of whatever kind: its author did not think of pickle
+        except Exception:  # pickling runs the exception's own code
             continue
     report.error = None
     return dumps(report)
 
 
 class _Parts:
-    """An exception as its parts, for those whose constructor takes more than args."""
+    """An exception as type, args and attributes, for constructors with other args."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -65,6 +65,6 @@ def _from_parts(
     kind: type[BaseException], args: tuple[Any, ...], values: dict[str, Any]
 ) -> BaseException:
     error = kind.__new__(kind, *args)
-    error.args = args  # some kinds leave them to the constructor
+    error.args = args  # some types leave this to the constructor
     error.__dict__.update(values)
     return error

@@ -1,11 +1,11 @@
-"""Hosts by name, as people write them: `a,b:4,c`, or a file of Open MPI's spelling.
+"""Lists of hosts: `a,b:4,c`, or a hostfile in Open MPI's syntax.
 
     node1 slots=4
-    node2 slots=2   # what follows a hash is a remark
+    node2 slots=2   # a comment
     user@node3
     [fe80::1]:2
 
-A number is how many ranks the host gets; without one it is decided later.
+A number is the host's number of ranks; without one it is decided later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from unisono.errors import BadArgument
 
-# A leading hyphen would be an option to ssh, and blanks or signs a second command.
+# A leading hyphen would be an ssh option, and blanks or shell characters a command.
 _NAME = r"(?:[A-Za-z0-9_.][\w.-]*@)?(?:[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])"
 _HOST = re.compile(rf"({_NAME})(?::([0-9]{{1,6}}))?", re.ASCII)
 _LINE = re.compile(
@@ -30,29 +30,29 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine to start ranks on; None of them is as many as it has cores."""
+    """A host to start ranks on; `ranks` None means one for each core."""
 
     name: str
     ranks: int | None = None
 
     @property
     def address(self) -> str:
-        """The name without a user: what others connect to."""
+        """The name without a user: the address that others connect to."""
         return self.name.rpartition("@")[2]
 
     @property
     def is_loopback(self) -> bool:
-        """Whether everybody calls its own machine so."""
+        """Whether the name means the local host everywhere."""
         return self.address in _LOOPBACK
 
     @property
     def is_here(self) -> bool:
-        """Whether it needs no ssh: the machine that this process runs on."""
+        """Whether it is the host of this process, which needs no ssh."""
         if "@" in self.name:
             return False
         if self.is_loopback or self.name == socket.gethostname():
             return True
-        return "." in self.name and self.name == socket.getfqdn()  # which may be slow
+        return "." in self.name and self.name == socket.getfqdn()  # getfqdn may be slow
 
     @property
     def login(self) -> str:
@@ -61,25 +61,25 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts that "a,b:4,c" means."""
+    """Parse "a,b:4,c"."""
     hosts = []
     for part in text.split(","):
         found = _HOST.fullmatch(part.strip())
         if not found:
             raise BadArgument(
-                f"--hosts {text}: {part.strip()!r} is no host; expected names with or "
-                "without a number of ranks, as in a,b:4,c"
+                f"--hosts {text}: {part.strip()!r} is not a host; expected names "
+                "with or without a number of ranks, as in a,b:4,c"
             )
         hosts.append(_host("--hosts", found[1], found[2]))
     return _distinct("--hosts", hosts)
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The hosts of a file: one a line, as `name slots=4`."""
+    """Read a hostfile: one host per line, as `name slots=4`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as why:
-        raise BadArgument(f"{path}: this file of hosts cannot be read: {why}") from why
+        raise BadArgument(f"{path}: this hostfile cannot be read: {why}") from why
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
@@ -94,7 +94,7 @@ def read_hostfile(path: Path) -> list[Host]:
         slots = [m[2] for m in _SLOTS.finditer(found[3]) if m[1]]
         hosts.append(_host(where, found[1], slots[0] if slots else found[2]))
     if not hosts:
-        raise BadArgument(f"{path}: names no host")
+        raise BadArgument(f"{path}: contains no host")
     return _distinct(str(path), hosts)
 
 
@@ -107,17 +107,17 @@ def _host(where: str, name: str, ranks: str | None) -> Host:
 
 
 def _distinct(where: str, hosts: Sequence[Host]) -> list[Host]:
-    seen: set[str] = set()
+    addresses: set[str] = set()
     for host in hosts:
-        if host.address in seen:
+        if host.address in addresses:
             raise BadArgument(
                 f"{where}: {host.name} is named twice; name it once, with its number "
                 f"of ranks, as in {host.name}:4"
             )
-        seen.add(host.address)
+        addresses.add(host.address)
     return list(hosts)
 
 
 def with_ranks(hosts: Iterable[Host], n: int | None) -> list[Host]:
-    """The same, with `n` ranks where nothing is said."""
+    """The same hosts, with `n` ranks where no number is given."""
     return [host if host.ranks else Host(host.name, n) for host in hosts]

@@ -1,22 +1,22 @@
-"""The launcher: n processes of one host, started, listened to, and ended together.
+"""The launcher for one host: starts n processes, forwards their output, ends them.
 
-Each rank is an ordinary process, `python script.py ...`, that finds its place in the
-environment (UNISONO_RANK and so on). It leads a process group of its own, so that its
-own children can be ended with it, and speaks through two pipes. One loop sleeps until
-a pipe has bytes, a rank ends, a signal comes, or a deadline passes.
+Each rank is an ordinary process, `python script.py ...`, with its rank and world size
+in the environment (UNISONO_RANK and so on). It leads a process group of its own, so
+that its own children can be ended with it, and writes to two pipes. One loop sleeps
+until a pipe has bytes, a rank exits, a signal arrives, or a deadline passes.
 
-When a rank fails, the others have a grace of some seconds to notice and to report by
-themselves; then they get SIGTERM, and SIGKILL soon after. The *first* failure is what
-matters to the reader: the earliest one by a rank that was killed or raised an error of
-its own. A rank that raises PeerLost only tells of somebody else's end.
+When a rank fails, the others have a grace period of some seconds to notice and to
+report by themselves; then they get SIGTERM, and SIGKILL soon after. The *first* failure
+is reported: the earliest one by a rank that was killed or raised an error of its own. A
+rank that raises PeerLost only reports that another has failed.
 
-Nothing is left behind, however the launcher ends. A warden sleeps in `read` on a pipe
-of which the launcher holds the other end: when the launcher is gone without a farewell,
-even by kill -9, the warden kills the groups of all ranks. The ranks enrol there
-themselves, between fork and exec, so there is no moment in which one runs unknown to
-it. (The kernel's own means, PR_SET_PDEATHSIG, would end the ranks but not their
-children, and needs a program between us and the script.) And ended ranks stay zombies
-until all have ended: nobody else can be given their number and be killed for them.
+No process is left behind, however the launcher ends. A reaper process blocks in `read`
+on a pipe whose other end the launcher holds: when the launcher is gone without saying
+so, even by kill -9, the reaper kills the process groups of all ranks. Ranks register
+there themselves, between fork and exec, so none ever runs unregistered. (The kernel's
+PR_SET_PDEATHSIG would end the ranks but not their children, and needs a program between
+launcher and script.) Ranks that have exited stay zombies until all have: so their pid
+is not reused and no other process is killed by mistake.
 """
 
 from __future__ import annotations
@@ -36,57 +36,57 @@ from typing import IO
 
 from unisono.errors import BadArgument
 from unisono.launch.outcome import Outcome
-from unisono.launch.output import Speaker, Stage
+from unisono.launch.output import LineStream, RankOutput
 from unisono.launch.processes import (
-    Warden,
+    Reaper,
     group_is_alive,
     input_of_rank_0,
     pump_terminal,
 )
-from unisono.launch.supervisor import Overseen, Overseer
+from unisono.launch.supervisor import SupervisedRank, Supervisor
 
-_LINGER_S = 1.0  # for what ranks leave running to end by itself
-_POLL_S = 0.02  # where the kernel cannot tell of an end
+_EXIT_WAIT_S = 1.0  # for processes that ranks left running to exit by themselves
+_POLL_S = 0.02  # where there is no pidfd
 
 
 def launch(
     command: Sequence[str],
     n: int,
-    stage: Stage,
+    output: RankOutput,
     *,
     environment: Mapping[str, str] | None = None,
     grace_s: float = 5.0,
 ) -> Outcome:
-    """Run `command` as n ranks to their end, whatever that is.
+    """Run `command` as n ranks until all have exited.
 
-    `environment` is added to our own. In the main thread, SIGINT, SIGTERM and SIGHUP
-    are passed on while it runs, and Ctrl-Z pauses the ranks as well.
+    `environment` is added to this process's own. In the main thread, SIGINT, SIGTERM
+    and SIGHUP are forwarded while it runs, and Ctrl-Z stops the ranks as well.
     """
-    return Job(command, n, stage, environment or {}, grace_s).run()
+    return LocalJob(command, n, output, environment or {}, grace_s).run()
 
 
 @dataclass(kw_only=True)
-class Child(Overseen):
+class LocalRank(SupervisedRank):
     """A rank that is a process of this host."""
 
     process: subprocess.Popen[bytes]
-    handle: int | None = None  # by which the kernel tells of its end
+    handle: int | None = None  # a pidfd
 
 
-class Job(Overseer):
-    """The ranks of this host while they run: all of a job's, or an agent's share."""
+class LocalJob(Supervisor):
+    """The ranks of one host while they run: a whole job, or an agent's part of it."""
 
     def __init__(
         self,
         command: Sequence[str],
         n: int,
-        stage: Stage,
+        output: RankOutput,
         environment: Mapping[str, str],
         grace_s: float,
     ) -> None:
-        """Ready to run; `environment` is added to our own."""
+        """A job that is not started; `environment` is added to this process's own."""
         super().__init__(grace_s)
-        self._command, self._n, self._stage = command, n, stage
+        self._command, self._n, self._output = command, n, output
         self._environment = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,
@@ -96,22 +96,22 @@ class Job(Overseer):
             "UNISONO_LOCAL_WORLD_SIZE": str(n),
         }
         self._numbers = range(n)
-        self._ranks: list[Child] = []
-        self._groups: set[int] = set()  # those that may be sent a signal
-        self._pipes: dict[IO[bytes], Speaker] = {}
-        self._linger_until = float("inf")
+        self._ranks: list[LocalRank] = []
+        self._groups: set[int] = set()  # process groups that may be sent a signal
+        self._pipes: dict[IO[bytes], LineStream] = {}
+        self._drain_until = float("inf")
         self._polls = False
 
-    def _everyone(self) -> Sequence[Child]:
+    def _all_ranks(self) -> Sequence[LocalRank]:
         return self._ranks
 
     def run(self) -> Outcome:
-        """Start, listen, end."""
-        with self._selector, Warden() as warden, self._hearing_signals():
+        """Start the ranks, forward output until all have exited, clean up."""
+        with self._selector, Reaper() as reaper, self._signal_handlers():
             try:
-                self._start(warden)
-                self._listen()
-                self._end_leftovers()
+                self._start(reaper)
+                self._run_until_ended()
+                self._end_remaining_groups()
                 self._drain()
             finally:
                 self._signal(signal.SIGKILL)
@@ -121,53 +121,55 @@ class Job(Overseer):
                         os.close(rank.handle)
                 for pipe in self._pipes:
                     pipe.close()
-                self._stage.close()
+                self._output.close()
         return self._outcome()
 
-    # Starting
+    # --- starting
 
-    def _start(self, warden: Warden) -> None:
+    def _start(self, reaper: Reaper) -> None:
         for number in self._numbers:
-            if self._asked:
+            if self._stop_request:
                 return
-            out, err = self._stage.speakers(number)
+            out, err = self._output.streams(number)
             try:
-                process = self._process(number, warden)
+                process = self._process(number, reaper)
             except OSError as why:
                 raise BadArgument(
                     f"rank {number} of {self._n} cannot be started: {why.strerror} "
                     f"({self._command[0]})"
                 ) from why
-            rank = Child(number=number, process=process, pid=process.pid, stderr=err)
+            rank = LocalRank(
+                number=number, process=process, pid=process.pid, stderr=err
+            )
             self._ranks.append(rank)
             self._groups.add(process.pid)
-            self._note_start(rank)
-            if self._asked:  # it came too late to be passed on by the handler
-                self._signal(self._asked[1])
-            for pipe, speaker in ((process.stdout, out), (process.stderr, err)):
+            self._rank_started(rank)
+            if self._stop_request:  # it arrived before this rank could be signalled
+                self._signal(self._stop_request[1])
+            for pipe, stream in ((process.stdout, out), (process.stderr, err)):
                 assert pipe is not None
-                self._pipes[pipe] = speaker
-                self._watch(pipe, partial(self._hear, pipe))
-            self._watch_end(rank)
+                self._pipes[pipe] = stream
+                self._register(pipe, partial(self._read, pipe))
+            self._register_exit(rank)
             if process.stdin:
-                self._feed(process.stdin)
+                self._connect_input(process.stdin)
 
-    def _note_start(self, rank: Child) -> None:
-        """For whoever wants to know."""
+    def _rank_started(self, rank: LocalRank) -> None:
+        """Called when a rank has started; for subclasses."""
 
-    def _feed(self, pipe: IO[bytes]) -> None:
-        """See to it that rank 0 is given what it is to read."""
+    def _connect_input(self, pipe: IO[bytes]) -> None:
+        """Connect rank 0's standard input."""
         threading.Thread(target=pump_terminal, args=(pipe,), daemon=True).start()
 
     def _input(self) -> int | None:
         return input_of_rank_0()
 
-    def _process(self, number: int, warden: Warden) -> subprocess.Popen[bytes]:
+    def _process(self, number: int, reaper: Reaper) -> subprocess.Popen[bytes]:
         local = number - self._numbers.start
-        place = {"UNISONO_RANK": str(number), "UNISONO_LOCAL_RANK": str(local)}
+        ranks = {"UNISONO_RANK": str(number), "UNISONO_LOCAL_RANK": str(local)}
         with warnings.catch_warnings():
             # Newer Pythons warn of code between fork and exec if there are threads:
-            # it might wait for a lock that one of them held. Ours takes none.
+            # it could wait for a lock that one of them held. Ours takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 self._command,
@@ -175,93 +177,96 @@ class Job(Overseer):
                 stdin=subprocess.DEVNULL if number else self._input(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=self._environment | place,
+                env=self._environment | ranks,
                 process_group=0,
-                preexec_fn=warden.enrol,
+                preexec_fn=reaper.register,
             )
 
-    def _watch_end(self, rank: Child) -> None:
+    def _register_exit(self, rank: LocalRank) -> None:
         try:
             rank.handle = os.pidfd_open(rank.process.pid)
-        except (AttributeError, OSError):  # a system without
+        except (AttributeError, OSError):  # a system without pidfds
             self._polls = True
         else:
-            self._watch(rank.handle, partial(self._see_end, rank))
+            self._register(rank.handle, partial(self._check_exit, rank))
 
-    # Listening
+    # --- running
 
-    def _listen(self) -> None:
-        """Until all ranks have ended, and all has been heard."""
+    def _run_until_ended(self) -> None:
+        """Run until all ranks have exited and all their output is read."""
         while self._running() or self._pipes:
-            if time.monotonic() >= self._linger_until:
+            if time.monotonic() >= self._drain_until:
                 return
             poll = time.monotonic() + _POLL_S if self._polls else float("inf")
-            self._turn(min(self._linger_until, poll))
+            self._run_once(min(self._drain_until, poll))
             if self._polls:
                 for rank in self._ranks:
                     if rank.ended is None:
-                        self._see_end(rank)
+                        self._check_exit(rank)
 
-    def _hear(self, pipe: IO[bytes]) -> bool:
-        """Read once; whether there may be more."""
+    def _read(self, pipe: IO[bytes]) -> bool:
+        """Read once; True if there may be more."""
         try:
             data = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return False
         if data:
-            self._pipes[pipe].hear(data)
+            self._pipes[pipe].write(data)
             return True
         self._pipes.pop(pipe).finish()
         self._selector.unregister(pipe)
         pipe.close()
         return False
 
-    def _see_end(self, rank: Child) -> None:
-        """Take note of how a rank ended, but leave it a zombie."""
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        seen = os.waitid(os.P_PID, rank.process.pid, how)
-        if seen is None:
+    def _check_exit(self, rank: LocalRank) -> None:
+        """Record a rank's exit status, but leave it a zombie."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        found = os.waitid(os.P_PID, rank.process.pid, flags)
+        if found is None:
             return
         rank.ended = time.monotonic()
         if rank.handle is not None:
             self._selector.unregister(rank.handle)
             os.close(rank.handle)
             rank.handle = None
-        exited = seen.si_code == os.CLD_EXITED
-        rank.status = seen.si_status if exited else -seen.si_status
+        exited = found.si_code == os.CLD_EXITED
+        rank.status = found.si_status if exited else -found.si_status
         if rank.status:
-            self._begin_grace()
+            self._start_grace_period()
         if not self._running():
-            self._linger_until = rank.ended + _LINGER_S
+            self._drain_until = rank.ended + _EXIT_WAIT_S
 
-    # Ending
+    # --- ending
 
     def _signal(self, number: signal.Signals) -> None:
         for group in list(self._groups):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
 
-    def _end_leftovers(self) -> None:
-        """End what ranks left running, after a moment to end by itself."""
-        left, self._groups = self._groups, set()  # no signals to numbers set free
+    def _end_remaining_groups(self) -> None:
+        """End processes that ranks left running; first they may exit by themselves."""
+        left, self._groups = (
+            self._groups,
+            set(),
+        )  # their numbers may be reused from here on
         for rank in self._ranks:
             rank.process.wait()
         self._groups = set(filter(group_is_alive, left))
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number:
                 self._signal(number)
-            until = time.monotonic() + _LINGER_S
+            until = time.monotonic() + _EXIT_WAIT_S
             while self._groups and time.monotonic() < until:
                 time.sleep(_POLL_S)
                 self._groups = set(filter(group_is_alive, self._groups))
         self._groups.clear()
 
     def _drain(self) -> None:
-        """What still lies in pipes that a survivor outside the groups holds open."""
+        """Read what is left in pipes that a process outside the groups holds open."""
         for pipe in list(self._pipes):
             os.set_blocking(pipe.fileno(), False)
             reads = 0
-            while reads < 64 and self._hear(pipe):
+            while reads < 64 and self._read(pipe):
                 reads += 1
             if pipe in self._pipes:
                 self._pipes[pipe].finish()

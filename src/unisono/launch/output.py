@@ -1,12 +1,11 @@
-"""What ranks say, in whole lines.
+"""Output of ranks, in whole lines.
 
-The output of many processes on one screen is legible only if nobody is cut off in
-the middle of a line. So the bytes of each stream are held back until their line is
-whole, and go out together with the number of the rank in front: `[2] loss 0.31`. They
-remain bytes all the way: what is no text passes through unharmed.
+The output of many processes on one screen is legible only in whole lines. So the bytes
+of each stream are held back until a line is complete, and written with the rank in
+front: `[2] loss 0.31`. They stay bytes: what is not text passes through unchanged.
 
-The last lines of every rank's stderr are kept. Should it fail, they hold its traceback,
-and they tell whether it failed by itself or merely reports that another was lost.
+The last lines of every rank's stderr are kept: if it fails they contain its traceback,
+which shows whether it failed by itself or only reports that another was lost.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import BinaryIO
 
 from unisono.errors import BadArgument
 
-_LONGEST_LINE = 1 << 20  # without a line end by then, one is made
+_LONGEST_LINE = 1 << 20  # longer ones are split
 _KEPT_LINES = 400
 _SHOWN_LINES = 80
 _SHOWN_WITHOUT_TRACEBACK = 10
@@ -30,47 +29,47 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _PEER_LOST = re.compile(r"(?:[\w.]+\.)?PeerLost\b")
 
 
-class Speaker:
-    """One stream of one rank: bytes come in, whole lines go out."""
+class LineStream:
+    """One output stream of one rank, written on in whole lines."""
 
     def __init__(
-        self, outlets: Iterable[tuple[BinaryIO, bytes]], *, keep: int = 0
+        self, files: Iterable[tuple[BinaryIO, bytes]], *, keep: int = 0
     ) -> None:
-        """Lines go to each outlet behind its prefix; the last `keep` are kept."""
-        self._outlets = list(outlets)
-        self._begun = bytearray()
+        """Lines go to each file with its prefix; the last `keep` are kept."""
+        self._files = list(files)
+        self._partial = bytearray()
         self.last: deque[bytes] = deque(maxlen=keep)
 
-    def hear(self, data: bytes) -> None:
-        """Take more bytes, and say what lines they complete."""
+    def write(self, data: bytes) -> None:
+        """Add bytes, and write the lines that they complete."""
         end = data.rfind(b"\n") + 1
         if end:
-            self._say(bytes(self._begun) + data[:end])
-            self._begun.clear()
-        self._begun += data[end:]
-        if len(self._begun) > _LONGEST_LINE:
+            self._write_lines(bytes(self._partial) + data[:end])
+            self._partial.clear()
+        self._partial += data[end:]
+        if len(self._partial) > _LONGEST_LINE:
             self.finish()
 
     def finish(self) -> None:
-        """Say what is left over, as a line."""
-        if self._begun:
-            self._say(bytes(self._begun) + b"\n")
-            self._begun.clear()
+        """Write what is left as a line."""
+        if self._partial:
+            self._write_lines(bytes(self._partial) + b"\n")
+            self._partial.clear()
 
-    def _say(self, lines: bytes) -> None:
+    def _write_lines(self, lines: bytes) -> None:
         if self.last.maxlen:
             self.last.extend(lines.split(b"\n")[-self.last.maxlen - 1 : -1])
-        for outlet, prefix in self._outlets:
+        for file, prefix in self._files:
             if prefix:
-                told = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+                text = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
             else:
-                told = lines
-            outlet.write(told)
-            outlet.flush()
+                text = lines
+            file.write(text)
+            file.flush()
 
 
-class Stage:
-    """Where the ranks are heard: standard output and error, and a log file for each.
+class RankOutput:
+    """Where output of ranks goes: standard output and error, and a log file for each.
 
     `only` are the ranks that are shown; the logs are written for all. The prefix is
     coloured on terminals, unless NO_COLOR is set.
@@ -84,7 +83,7 @@ class Stage:
         only: Container[int] | None = None,
         log_dir: Path | None = None,
     ) -> None:
-        """Nothing is written before a rank speaks; the folder is made at once."""
+        """Nothing is written yet; the log folder is created."""
         self._out, self._err, self._only, self._log_dir = out, err, only, log_dir
         self._logs: list[BinaryIO] = []
         if log_dir is not None:
@@ -92,19 +91,19 @@ class Stage:
                 log_dir.mkdir(parents=True, exist_ok=True)
             except OSError as why:
                 raise BadArgument(
-                    f"{log_dir}: this folder cannot be made: {why.strerror}"
+                    f"{log_dir}: this folder cannot be created: {why.strerror}"
                 ) from why
 
-    def speakers(self, rank: int) -> tuple[Speaker, Speaker]:
-        """Those for stdout and stderr of `rank`."""
+    def streams(self, rank: int) -> tuple[LineStream, LineStream]:
+        """The streams for stdout and stderr of `rank`."""
         log = self._log(rank)
-        told = []
+        streams = []
         for stream, keep in ((self._out, 0), (self._err, _KEPT_LINES)):
-            outlets = [] if log is None else [(log, b"")]
+            files = [] if log is None else [(log, b"")]
             if self._only is None or rank in self._only:
-                outlets.append((stream, _prefix(rank, stream)))
-            told.append(Speaker(outlets, keep=keep))
-        return told[0], told[1]
+                files.append((stream, _prefix(rank, stream)))
+            streams.append(LineStream(files, keep=keep))
+        return streams[0], streams[1]
 
     def close(self) -> None:
         """Close the logs."""
@@ -130,7 +129,7 @@ def _prefix(rank: int, stream: BinaryIO) -> bytes:
     return f"{label} ".encode()
 
 
-def last_words(stderr: Iterable[bytes]) -> str:
+def stderr_tail(stderr: Iterable[bytes]) -> str:
     """The last traceback and what follows it, or else the last few lines."""
     lines = [line.decode(errors="replace") for line in stderr]
     heads = [at for at, line in enumerate(lines) if _HEAD in line]
@@ -143,15 +142,15 @@ def last_words(stderr: Iterable[bytes]) -> str:
     return "\n".join(lines)
 
 
-def reports_a_lost_peer(words: str) -> bool:
-    """Whether a traceback ends in PeerLost: another rank failed, and this one saw it.
+def reports_a_lost_peer(stderr: str) -> bool:
+    """Whether a traceback ends in PeerLost: another rank failed, and this one noticed.
 
     The line that names the exception is the first one after the head that is not
     indented.
     """
-    if _HEAD not in words:
+    if _HEAD not in stderr:
         return False
-    for line in _ESCAPES.sub("", words).splitlines()[1:]:
+    for line in _ESCAPES.sub("", stderr).splitlines()[1:]:
         if line and not line[0].isspace():
             return _PEER_LOST.match(line) is not None
     return False

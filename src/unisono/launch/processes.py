@@ -1,4 +1,4 @@
-"""Processes and their groups: the warden, what is alive, who reads the terminal."""
+"""Process groups, the reaper that kills them, and reading from the terminal."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import IO
 
 from unisono.transports.unix import readable
 
-# A shell rather than Python: it is there within a millisecond and takes no memory to
-# speak of. Nothing in it bears a name that `pkill -f` might be aimed at.
-_WARDEN = """
+# A shell rather than Python: it starts within a millisecond and takes little memory.
+# Nothing in it has a name that a user's `pkill -f` might match.
+_REAPER = """
 trap '' HUP INT QUIT TERM
 groups=
 while read -r line; do
-  [ "$line" = farewell ] && exit
+  [ "$line" = done ] && exit
   groups="$groups $line"
 done
 for group in $groups; do kill -s KILL -- "-$group"; done
 """
 
 
-class Warden:
-    """A sleeping process that ends all enrolled groups when its owner is gone.
+class Reaper:
+    """A process that kills all registered process groups when its owner is gone.
 
-    Used as a context; leaving it, in whatever way, is the farewell.
+    Used as a context; leaving it, also by an exception, ends the reaper without a kill.
     """
 
-    def __enter__(self) -> Warden:
-        """Start it, out of reach of the terminal."""
+    def __enter__(self) -> Reaper:
+        """Start it in a session of its own: the terminal's signals do not reach it."""
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WARDEN],
+            ["/bin/sh", "-c", _REAPER],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -48,10 +48,10 @@ class Warden:
         self._pipe = self._process.stdin
         return self
 
-    def enrol(self) -> None:
-        """Called by a new process before it becomes its program: its group is mine.
+    def register(self) -> None:
+        """Register the process group of a new process; called between fork and exec.
 
-        Until then it holds the pipe open, and so the warden waits for this line.
+        Until then the new process holds the pipe open, so the reaper waits for it.
         """
         os.write(self._pipe.fileno(), b"%d\n" % os.getpid())
 
@@ -61,15 +61,15 @@ class Warden:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        """Send it home."""
+        """End the reaper without killing anything."""
         with contextlib.suppress(BrokenPipeError):
-            self._pipe.write(b"farewell\n")
+            self._pipe.write(b"done\n")
         self._pipe.close()
         self._process.wait()
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """The name of a signal: SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -77,7 +77,7 @@ def signal_name(number: int) -> str:
 
 
 def group_is_alive(group: int) -> bool:
-    """Whether any process of the group still runs; zombies do not."""
+    """Whether any process of the group still runs; zombies do not count."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -85,24 +85,27 @@ def group_is_alive(group: int) -> bool:
     except PermissionError:
         return True
     return any(
-        member == group and state not in "ZX" for member, state in _groups_and_states()
+        rank == group and state not in "ZX" for rank, state in _groups_and_states()
     )
 
 
 def _groups_and_states() -> Iterator[tuple[int, str]]:
-    """Of every process. The name before them is in brackets and may contain any."""
+    """Group and state of every process, from /proc/*/stat.
+
+    The name before them is in parentheses and may contain any character.
+    """
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it may end at any moment
+        with contextlib.suppress(OSError):  # it may exit at any moment
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             state, _, group = stat.rpartition(")")[2].split()[:3]
             yield int(group), state
 
 
 def input_of_rank_0() -> int | None:
-    """Our own standard input, or none of it.
+    """Rank 0's standard input: this process's own, a pipe that we fill, or none.
 
-    A terminal gives its lines only to the group in the foreground, which is ours: from
-    there they are pumped. In the background there is nothing to read.
+    Only the foreground process group may read from a terminal, and that is ours: so
+    lines are forwarded through a pipe. In the background there is nothing to read.
     """
     try:
         if not os.isatty(0):
@@ -114,7 +117,7 @@ def input_of_rank_0() -> int | None:
 
 
 def pump_terminal(pipe: IO[bytes]) -> None:
-    """Pass what is typed on to `pipe`, until either side ends or we lose the screen."""
+    """Forward the terminal to `pipe` until either side ends or we leave foreground."""
     with contextlib.suppress(OSError), pipe:
         while True:
             readable([0])
@@ -129,7 +132,10 @@ def _in_foreground() -> bool:
 
 
 def read_input() -> Iterator[bytes]:
-    """Our own standard input in pieces, for a rank elsewhere; see `input_of_rank_0`."""
+    """This process's standard input in pieces, for a rank on another host.
+
+    See `input_of_rank_0`.
+    """
     kind = input_of_rank_0()
     if kind == subprocess.DEVNULL:
         return

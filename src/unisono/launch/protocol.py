@@ -1,12 +1,13 @@
-"""What a launcher and its agent on another host say to each other.
+"""The messages between a launcher and its agent on another host.
 
-They speak over the two pipes of one ssh: messages of msgpack, each behind its length.
-The first thing an agent says is a line of plain text with its version. Whatever a login
-script may print comes before that line and is passed over; and two versions that do not
-understand each other's messages still find out that this is so.
+They use the two pipes of one ssh process: msgpack messages, each after its length. An
+agent first sends a line of plain text with its version. What a login script prints
+comes before that line and is skipped; and two versions with different messages can
+still report that.
 
-    launcher → agent    Order once, then Signal and Input as they come
-    agent → launcher    the line, Hello; then Said, Ended, Wants; Done or Refused last
+    launcher → agent    StartRanks once, then SendSignal and RankInput
+    agent → launcher    the version line, AgentReady; then RankStarted, Output,
+                        RankEnded, InputRequest; AllEnded or StartRefused last
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import msgspec
 
 from unisono.errors import Corrupted
 
-GREETING = b"unisono agent, version "
+VERSION_LINE = b"unisono agent, version "
 _LENGTH = struct.Struct(">I")
-_LONGEST = 1 << 26  # more than any environment that a kernel would take
+_LONGEST = 1 << 26  # more than any environment that a kernel accepts
 
 
 class Message(msgspec.Struct, tag=True):
-    """One of those below."""
+    """The base of all messages."""
 
 
-class Hello(Message):
-    """An agent is there: what its host has."""
+class AgentReady(Message):
+    """The agent has started: its host's cores and a free port."""
 
     cores: int
-    port: int  # one that nobody uses there
+    port: int
 
 
-class Order(Message):
+class StartRanks(Message):
     """Start these ranks. `environment` is added to the agent's own."""
 
     command: list[str]
@@ -45,23 +46,23 @@ class Order(Message):
     environment: dict[str, str]
 
 
-class Signal(Message):
-    """Send this to all ranks."""
+class SendSignal(Message):
+    """Send this signal to all ranks of the agent."""
 
     number: int
 
 
-class Input(Message):
-    """What rank 0 is to read; nothing means that there is no more."""
+class RankInput(Message):
+    """Standard input for rank 0; empty at its end."""
 
     data: bytes
 
 
-class Wants(Message):
-    """Rank 0 has taken what it was given."""
+class InputRequest(Message):
+    """Rank 0 has read its input: send more."""
 
 
-class Said(Message):
+class Output(Message):
     """Bytes from a rank's standard output (1) or error (2)."""
 
     rank: int
@@ -69,70 +70,79 @@ class Said(Message):
     data: bytes
 
 
-class Started(Message):
-    """A rank runs."""
+class RankStarted(Message):
+    """A rank has started."""
 
     rank: int
     pid: int
 
 
-class Ended(Message):
-    """A rank has ended: an exit code, or a signal's number with a minus."""
+class RankEnded(Message):
+    """A rank has exited: its exit code, or a signal's number with a minus sign."""
 
     rank: int
     status: int
 
 
-class Refused(Message):
-    """The order cannot be carried out."""
+class StartRefused(Message):
+    """The ranks cannot be started."""
 
     why: str
 
 
-class Done(Message):
-    """All ranks have ended, and all that they said was said."""
+class AllEnded(Message):
+    """All ranks have exited, and all their output was sent."""
 
 
 AnyMessage = (
-    Order | Signal | Input | Hello | Wants | Said | Started | Ended | Refused | Done
+    StartRanks
+    | SendSignal
+    | RankInput
+    | AgentReady
+    | InputRequest
+    | Output
+    | RankStarted
+    | RankEnded
+    | StartRefused
+    | AllEnded
 )
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
 
 def frame(message: Message) -> bytes:
-    """A message as it travels."""
+    """The bytes of a message: its length and its content."""
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """All of it."""
+    """Write all of `data`; blocks until done."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
-class Inbox:
-    """Bytes come in, messages go out."""
+class MessageDecoder:
+    """Decodes messages from a stream of bytes."""
 
     def __init__(self) -> None:
-        """Nothing was heard yet."""
-        self._heard = bytearray()
+        """An empty buffer."""
+        self._buffer = bytearray()
 
-    def take(self, data: bytes) -> Iterator[AnyMessage]:
+    def feed(self, data: bytes) -> Iterator[AnyMessage]:
         """The messages that these bytes complete."""
-        self._heard += data
-        while len(self._heard) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._heard)
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
             if length > _LONGEST:
                 raise Corrupted(
                     f"a message of {length} bytes between agent and launcher"
                 )
             end = _LENGTH.size + length
-            if len(self._heard) < end:
+            if len(self._buffer) < end:
                 return
-            message = bytes(self._heard[_LENGTH.size : end])
-            del self._heard[:end]
+            message = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
             try:
                 yield _decode(message)
             except msgspec.MsgspecError as why:
@@ -140,8 +150,8 @@ class Inbox:
 
 
 def listen(descriptor: int) -> Iterator[AnyMessage]:
-    """The messages that come in there, until it ends."""
-    inbox = Inbox()
+    """The messages that arrive at a descriptor, until it ends."""
+    decoder = MessageDecoder()
     while True:
         try:
             data = os.read(descriptor, 1 << 16)
@@ -149,4 +159,4 @@ def listen(descriptor: int) -> Iterator[AnyMessage]:
             return
         if not data:
             return
-        yield from inbox.take(data)
+        yield from decoder.feed(data)

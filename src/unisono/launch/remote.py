@@ -1,14 +1,14 @@
 """The launcher for several hosts: one agent on each, one loop here.
 
-Agents are started by ssh, all at once. No rank is started before every agent has
-greeted, so a host that is down is found out while nothing runs yet. Then each is given
-its ranks: block by block, in the order in which the hosts were named. From there on it
-is what `launch` does with processes of its own: lines come out whole and with their
-rank in front, the first failure begins a grace for all hosts, signals go to all.
+ssh starts all agents at once. No rank is started before every agent is ready, so a host
+that is down is found while nothing runs yet. Then each gets a block of ranks, in the
+order of the hosts. From there on it works like `local`: output comes in whole lines
+with the rank in front, the first failure starts a grace period for all hosts, signals
+go to all.
 
-Rank 0 listens on the first host, at a port that its agent found free; its name, the
-port and the job's secret go to all by the agents' standard input. A job on one host
-gets neither address nor secret: there is no port at all then.
+Rank 0 listens on the first host, at a port that its agent found free; that address and
+the job's secret go to all agents by their standard input. A job on one host has neither
+address nor secret, and opens no port.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from functools import partial
 from typing import IO
 
 from unisono.errors import BadArgument
-from unisono.launch import protocol as orders
+from unisono.launch import protocol
 from unisono.launch.hostfile import Host
 from unisono.launch.outcome import Outcome
-from unisono.launch.output import Speaker, Stage
+from unisono.launch.output import LineStream, RankOutput
 from unisono.launch.processes import read_input
-from unisono.launch.protocol import AnyMessage, Order
-from unisono.launch.ssh import SSH, Link
-from unisono.launch.supervisor import Overseen, Overseer
+from unisono.launch.protocol import AnyMessage, StartRanks
+from unisono.launch.ssh import SSH, AgentConnection
+from unisono.launch.supervisor import SupervisedRank, Supervisor
 
-_GREETING_S = 60.0
-_FAREWELL_S = 5.0
-_LOST = 255  # the status of a rank whose host is out of reach, as ssh has it
+_CONNECT_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_S = 5.0
+_HOST_LOST = 255  # the exit code of a rank whose host was lost, as ssh has it
 
 
 @dataclass(frozen=True)
-class Way:
-    """How hosts are reached, and what is found there."""
+class RemoteOptions:
+    """How hosts are reached, and Python and folder on them."""
 
     python: str
     folder: str
@@ -51,221 +51,229 @@ class Way:
 def launch_on_hosts(
     command: Sequence[str],
     hosts: Sequence[Host],
-    stage: Stage,
-    way: Way,
+    output: RankOutput,
+    options: RemoteOptions,
     *,
     environment: Mapping[str, str] | None = None,
     grace_s: float = 5.0,
 ) -> Outcome:
-    """Run `command` as the ranks of these hosts to their end, whatever that is.
+    """Run `command` as the ranks of these hosts until all have exited.
 
-    `environment` is added to what each host has. Signals are passed on as `launch`
-    does it.
+    `environment` is added to that of each host. Signals are forwarded as `launch` does.
     """
-    return _Fleet(command, hosts, stage, way, environment or {}, grace_s).run()
+    return _RemoteJob(command, hosts, output, options, environment or {}, grace_s).run()
 
 
 @dataclass(kw_only=True)
-class _Remote(Overseen):
-    link: Link
-    stdout: Speaker
+class _RemoteRank(SupervisedRank):
+    agent: AgentConnection
+    stdout: LineStream
 
 
-class _Fleet(Overseer):
-    """All agents and all ranks while they run."""
+class _RemoteJob(Supervisor):
+    """The agents and ranks of a job on several hosts while they run."""
 
     def __init__(
         self,
         command: Sequence[str],
         hosts: Sequence[Host],
-        stage: Stage,
-        way: Way,
+        output: RankOutput,
+        options: RemoteOptions,
         environment: Mapping[str, str],
         grace_s: float,
     ) -> None:
         super().__init__(grace_s)
-        self._command, self._hosts, self._stage = command, hosts, stage
-        self._way, self._environment = way, environment
-        self._links: list[Link] = []
-        self._open: set[Link] = set()
-        self._ranks: list[_Remote] = []
-        self._wanted = threading.Semaphore(0)  # pieces of our input, by rank 0
-        refuse_loopback(hosts, way.address)
+        self._command, self._hosts, self._output = command, hosts, output
+        self._options, self._environment = options, environment
+        self._agents: list[AgentConnection] = []
+        self._connected: set[AgentConnection] = set()
+        self._ranks: list[_RemoteRank] = []
+        self._input_requests = threading.Semaphore(0)  # from rank 0
+        refuse_loopback(hosts, options.address)
 
-    def _everyone(self) -> Sequence[_Remote]:
+    def _all_ranks(self) -> Sequence[_RemoteRank]:
         return self._ranks
 
     def run(self) -> Outcome:
-        """Greet, order, listen, end."""
-        with self._selector, self._hearing_signals():
+        """Start agents, start ranks, forward output until all have ended, clean up."""
+        with self._selector, self._signal_handlers():
             try:
-                self._connect()
-                if self._asked is None:
-                    self._order()
-                while self._open and not self._over():
-                    self._turn(float("inf"))
+                self._start_agents()
+                if self._stop_request is None:
+                    self._start_ranks()
+                while self._connected and not self._stopped_before_start():
+                    self._run_once(float("inf"))
             finally:
-                for link in self._links:
-                    link.close()
-                until = time.monotonic() + _FAREWELL_S
-                for link in self._links:
-                    link.end(until)
-                self._stage.close()
+                for agent in self._agents:
+                    agent.close()
+                until = time.monotonic() + _EXIT_TIMEOUT_S
+                for agent in self._agents:
+                    agent.end(until)
+                self._output.close()
         return self._outcome()
 
-    def _over(self) -> bool:
-        """Whether we were asked to end before any rank was started."""
-        return self._asked is not None and not self._ranks
+    def _stopped_before_start(self) -> bool:
+        """Whether a signal stopped the job before any rank was started."""
+        return self._stop_request is not None and not self._ranks
 
-    # Starting
+    # --- starting
 
-    def _connect(self) -> None:
+    def _start_agents(self) -> None:
         for host in self._hosts:
-            link = Link(host, self._way.ssh, self._way.python)
-            self._links.append(link)
-            self._open.add(link)
+            agent = AgentConnection(host, self._options.ssh, self._options.python)
+            self._agents.append(agent)
+            self._connected.add(agent)
             for pipe, react in zip(
-                link.pipes, (self._hear, self._hear_stderr), strict=True
+                agent.pipes, (self._read, self._read_stderr), strict=True
             ):
-                self._watch(pipe, partial(react, link, pipe))
-        until = time.monotonic() + _GREETING_S
-        while self._asked is None:
-            silent = [link for link in self._links if link.hello is None]
-            if not silent:
+                self._register(pipe, partial(react, agent, pipe))
+        until = time.monotonic() + _CONNECT_TIMEOUT_S
+        while self._stop_request is None:
+            missing = [agent for agent in self._agents if agent.ready is None]
+            if not missing:
                 return
-            for link in silent:
-                if link not in self._open:
-                    raise link.failure()
+            for agent in missing:
+                if agent not in self._connected:
+                    raise agent.start_error()
             if time.monotonic() >= until:
-                raise silent[0].silence(_GREETING_S)
-            self._turn(until)
+                raise missing[0].timeout_error(_CONNECT_TIMEOUT_S)
+            self._run_once(until)
 
-    def _order(self) -> None:
+    def _start_ranks(self) -> None:
         first, world = 0, []
-        for link in self._links:
-            assert link.hello is not None
-            world.append(replace(link.host, ranks=link.host.ranks or link.hello.cores))
+        for agent in self._agents:
+            assert agent.ready is not None
+            world.append(
+                replace(agent.host, ranks=agent.host.ranks or agent.ready.cores)
+            )
         size = sum(host.ranks or 0 for host in world)
-        common = self._common(size)
-        for link, host in zip(self._links, world, strict=True):
+        common = self._common_environment(size)
+        for agent, host in zip(self._agents, world, strict=True):
             ranks = host.ranks or 0
             for number in range(first, first + ranks):
-                out, err = self._stage.speakers(number)
+                out, err = self._output.streams(number)
                 self._ranks.append(
-                    _Remote(
+                    _RemoteRank(
                         number=number,
-                        host=link.host.name,
-                        link=link,
+                        host=agent.host.name,
+                        agent=agent,
                         stdout=out,
                         stderr=err,
                     )
                 )
-            link.send(
-                Order(list(self._command), self._way.folder, first, ranks, common)
+            agent.send(
+                StartRanks(
+                    list(self._command), self._options.folder, first, ranks, common
+                )
             )
             first += ranks
-        if self._asked is not None:  # it came too late to be passed on by the handler
-            self._signal(self._asked[1])
-        threading.Thread(target=self._pump, args=(self._links[0],), daemon=True).start()
+        if self._stop_request is not None:  # it arrived before the ranks were started
+            self._signal(self._stop_request[1])
+        threading.Thread(
+            target=self._send_input, args=(self._agents[0],), daemon=True
+        ).start()
 
-    def _common(self, size: int) -> dict[str, str]:
-        """What all ranks are told."""
-        told = {
+    def _common_environment(self, size: int) -> dict[str, str]:
+        """The environment that all ranks share."""
+        environment = {
             **self._environment,
             "UNISONO_JOB": secrets.token_hex(16),
             "UNISONO_WORLD_SIZE": str(size),
         }
-        if len(self._links) > 1:
-            told["UNISONO_ADDRESS"] = self._way.address or self._meeting_place()
-            told["UNISONO_SECRET"] = secrets.token_hex(32)
-        return told
+        if len(self._agents) > 1:
+            environment["UNISONO_ADDRESS"] = (
+                self._options.address or self._rendezvous_address()
+            )
+            environment["UNISONO_SECRET"] = secrets.token_hex(32)
+        return environment
 
-    def _meeting_place(self) -> str:
-        first = self._links[0]
-        assert first.hello is not None
-        if not first.hello.port:
+    def _rendezvous_address(self) -> str:
+        first = self._agents[0]
+        assert first.ready is not None
+        if not first.ready.port:
             raise BadArgument(
                 f"host {first.host.name}: no free port was found there; "
-                "name one with --address"
+                "give one with --address"
             )
-        return f"{first.host.address}:{first.hello.port}"
+        return f"{first.host.address}:{first.ready.port}"
 
-    def _pump(self, link: Link) -> None:
-        """Our standard input, piece by piece as rank 0 takes it."""
-        self._wanted.acquire()
+    def _send_input(self, agent: AgentConnection) -> None:
+        """Send this process's standard input, piece by piece as rank 0 reads it."""
+        self._input_requests.acquire()
         for data in read_input():
-            link.send(orders.Input(data))
-            self._wanted.acquire()
-        link.send(orders.Input(b""))
+            agent.send(protocol.RankInput(data))
+            self._input_requests.acquire()
+        agent.send(protocol.RankInput(b""))
 
-    # Listening
+    # --- running
 
-    def _hear(self, link: Link, pipe: IO[bytes]) -> None:
+    def _read(self, agent: AgentConnection, pipe: IO[bytes]) -> None:
         data = os.read(pipe.fileno(), 1 << 16)
         if not data:
             self._selector.unregister(pipe)
-            self._lose(link)
+            self._handle_disconnect(agent)
             return
-        for message in link.hear(data):
-            self._take(link, message)
+        for message in agent.decode(data):
+            self._handle(agent, message)
 
-    def _hear_stderr(self, link: Link, pipe: IO[bytes]) -> None:
+    def _read_stderr(self, agent: AgentConnection, pipe: IO[bytes]) -> None:
         data = os.read(pipe.fileno(), 1 << 16)
         if data:
-            link.hear_stderr(data)
+            agent.add_stderr(data)
         else:
             self._selector.unregister(pipe)
 
-    def _take(self, link: Link, message: AnyMessage) -> None:
+    def _handle(self, agent: AgentConnection, message: AnyMessage) -> None:
         match message:
-            case orders.Said(rank, stream, data):
+            case protocol.Output(rank, stream, data):
                 of = self._ranks[rank]
-                (of.stdout if stream == 1 else of.stderr).hear(data)
-            case orders.Started(rank, pid):
+                (of.stdout if stream == 1 else of.stderr).write(data)
+            case protocol.RankStarted(rank, pid):
                 self._ranks[rank].pid = pid
-            case orders.Ended(rank, status):
-                self._end(self._ranks[rank], status)
-            case orders.Wants():
-                self._wanted.release()
-            case orders.Done():
-                link.done = True
-            case orders.Refused(why):
-                raise BadArgument(f"host {link.host.name}: {why}")
+            case protocol.RankEnded(rank, status):
+                self._record_exit(self._ranks[rank], status)
+            case protocol.InputRequest():
+                self._input_requests.release()
+            case protocol.AllEnded():
+                agent.done = True
+            case protocol.StartRefused(why):
+                raise BadArgument(f"host {agent.host.name}: {why}")
 
-    def _end(self, rank: _Remote, status: int, words: str = "") -> None:
-        rank.ended, rank.status, rank.words = time.monotonic(), status, words
+    def _record_exit(self, rank: _RemoteRank, status: int, stderr: str = "") -> None:
+        rank.ended, rank.status, rank.stderr_tail = time.monotonic(), status, stderr
         if status:
-            self._begin_grace()
+            self._start_grace_period()
 
-    def _lose(self, link: Link) -> None:
-        """The link has ended, as it should or before its time."""
-        self._open.discard(link)
+    def _handle_disconnect(self, agent: AgentConnection) -> None:
+        """A connection to an agent has closed, after its ranks ended or before."""
+        self._connected.discard(agent)
         for rank in self._ranks:
-            if rank.link is not link:
+            if rank.agent is not agent:
                 continue
             rank.stdout.finish()
             rank.stderr.finish()
-            if rank.ended is None and link.done:  # never started, as we were asked
-                rank.ended, rank.pressed = time.monotonic(), True
+            if rank.ended is None and agent.done:  # stopped before it was started
+                rank.ended, rank.ended_by_us = time.monotonic(), True
             elif rank.ended is None:
-                told = link.last_words() or "ssh said nothing"
-                words = f"the connection to host {link.host.name} ended: {told}"
-                self._end(rank, _LOST, words)
+                why = agent.stderr_tail() or "no message from ssh"
+                text = f"the connection to host {agent.host.name} closed: {why}"
+                self._record_exit(rank, _HOST_LOST, text)
 
-    # Ending
+    # --- ending
 
     def _signal(self, number: signal.Signals) -> None:
-        for link in list(self._open):
-            if link.hello is not None:
-                link.send(orders.Signal(number))
+        for agent in list(self._connected):
+            if agent.ready is not None:
+                agent.send(protocol.SendSignal(number))
 
 
 def refuse_loopback(hosts: Sequence[Host], address: str) -> None:
-    """Rank 0's host must bear a name by which the others reach it."""
+    """Refuse a loopback name for rank 0's host if other hosts must reach it."""
     if address or not hosts[0].is_loopback or all(host.is_loopback for host in hosts):
         return
     other = next(host.name for host in hosts if not host.is_loopback)
     raise BadArgument(
-        f"--hosts: rank 0's host is called {hosts[0].name}, by which {other} would "
-        "reach itself; name it as the others know it, or give --address host:port"
+        f"--hosts: rank 0's host is called {hosts[0].name}, which on {other} means "
+        f"{other} itself; use a name that other hosts can resolve, or give "
+        "--address host:port"
     )

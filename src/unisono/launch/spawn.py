@@ -6,17 +6,17 @@
     if __name__ == "__main__":
         print(unisono.spawn(work, 4, args=(10,)))
 
-The function is run by every rank of a new world, each a child of this process. When
-one fails, the others have a moment to report by themselves and are then ended. The
-first failure is raised here, as the exception that it was if that can be sent, and
-with the traceback of its rank as a note. First is what the launcher calls so: a rank
-that was killed or raised an error of its own comes before those which report PeerLost.
+Every rank of a new world, a child of this process, runs the function. When one fails,
+the others have a grace period to report by themselves and are then ended. The first
+failure is raised here, as the original exception if it can be sent, with the traceback
+of its rank as a note. As in the launcher, a rank that was killed or raised an error of
+its own comes before those that report PeerLost.
 
 Function, arguments and results travel by pickle, over pipes that only this process and
-its own children hold: one family, one user, nothing from any network.
+its own children hold: one user, nothing from any network.
 
-Every rank leads a process group, so that its own children end with it, and watches for
-the end of this process: should that be killed, the ranks end themselves.
+Every rank leads a process group, so that its own children end with it, and waits for
+the exit of this process: if it is killed, the ranks kill themselves.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from unisono.errors import BadArgument, PeerLost, UnisonoError, unknown, whole_number
-from unisono.launch.exceptions import Report, pickled_error
+from unisono.launch.exceptions import RankReport, pickled_error
 from unisono.launch.processes import group_is_alive, signal_name
 
 _GRACE_S = 5.0  # for the others to report
-_PATIENCE_S = 1.5  # from SIGTERM to SIGKILL
+_KILL_AFTER_S = 1.5  # from SIGTERM to SIGKILL
 _METHODS = ("spawn", "fork", "forkserver")
 
 Method = Literal["spawn", "fork", "forkserver"]
@@ -69,28 +69,28 @@ def spawn(
         raise BadArgument(f"spawn: n = {n}: a world has at least one rank")
     if method not in _METHODS:
         raise unknown("method of spawn", str(method), _METHODS)
-    family = _Family(n, (fn, tuple(args), secrets.token_hex(16), timeout_s), method)
-    return family.run()
+    job = _SpawnedJob(n, (fn, tuple(args), secrets.token_hex(16), timeout_s), method)
+    return job.run()
 
 
 @dataclass
-class _Member:
-    """One rank, seen from its parent."""
+class _SpawnedRank:
+    """One rank, in the parent process."""
 
     rank: int
     process: BaseProcess
     pipe: Connection
     pid: int
-    handle: int | None = None  # by which the kernel tells of its end
-    heard: bool = False
-    report: Report | None = None
-    at: float = 0.0  # when it reported, or else ended
+    handle: int | None = None  # a pidfd
+    closed: bool = False
+    report: RankReport | None = None
+    at: float = 0.0  # when it reported, or else exited
     running: bool = True
-    pressed: bool = False  # whether we asked it to end
+    ended_by_us: bool = False  # whether we signalled it to end
 
-    def hear(self) -> None:
-        """Take its report, or note that none will come."""
-        self.heard = True
+    def receive(self) -> None:
+        """Receive its report, or note that there is none."""
+        self.closed = True
         try:
             data = self.pipe.recv_bytes()
         except (EOFError, OSError):
@@ -99,42 +99,44 @@ class _Member:
         try:
             self.report = pickle.loads(data)
         except Exception as why:
-            said = f"spawn: what {self} returned cannot be read here: {why}"
-            self.report = Report(failed=True, error=BadArgument(said))
+            error = BadArgument(f"spawn: the result of {self} cannot be read: {why}")
+            self.report = RankReport(failed=True, error=error)
 
-    def see_end(self) -> None:
-        """Take note that the process is gone; without a report, that is a failure."""
-        if not self.heard and self.pipe.poll():
-            self.hear()
-        self.process.join(_PATIENCE_S)  # a fork server tells of it a little later
+    def check_exit(self) -> None:
+        """Record that the process has exited; without a report that is a failure."""
+        if not self.closed and self.pipe.poll():
+            self.receive()
+        self.process.join(_KILL_AFTER_S)  # a fork server reports it a little later
         self.running = False
-        if self.report is not None or self.pressed:
+        if self.report is not None or self.ended_by_us:
             return
         self.at = time.monotonic()
         code = self.process.exitcode or 0
         how = (
             f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         )
-        said = f"spawn: {self} {how} before it returned"
+        text = f"spawn: {self} {how} before it returned"
         if code > 0:
-            said += "; what it printed may tell why (is the call to spawn guarded by "
-            said += "if __name__ == '__main__'?)"
-        self.report = Report(failed=True, error=self._lost(said))
+            text += "; see its output (is the call to spawn guarded by "
+            text += "if __name__ == '__main__'?)"
+        self.report = RankReport(failed=True, error=self._lost(text))
 
-    def failure(self) -> BaseException:
+    def start_error(self) -> BaseException:
         """The error to raise for it."""
-        report = self.report or Report()
+        report = self.report or RankReport()
         error = report.error
         if error is None:
-            error = UnisonoError(f"spawn: {self} raised {report.told}")
-        elif not isinstance(error, Exception):  # its exit is not ours
-            error = self._lost(f"spawn: {self} left by {report.told}, without a result")
+            error = UnisonoError(f"spawn: {self} raised {report.summary}")
+        elif not isinstance(error, Exception):  # SystemExit is not raised here
+            error = self._lost(
+                f"spawn: {self} ended by {report.summary}, without result"
+            )
         if report.traceback:
             error.add_note(f"On {self} of spawn:\n\n{report.traceback}")
         return error
 
     def signal(self, number: int) -> None:
-        """To its group, or to itself if it has not come to lead one."""
+        """Signal its process group, or the process if it does not lead one yet."""
         try:
             os.killpg(self.pid, number)
         except OSError:
@@ -142,32 +144,32 @@ class _Member:
                 with contextlib.suppress(OSError):
                     os.kill(self.pid, number)
 
-    def _lost(self, said: str) -> PeerLost:
+    def _lost(self, text: str) -> PeerLost:
         host = socket.gethostname()
-        return PeerLost(said, ranks=[self.rank], pids=[self.pid], host=host)
+        return PeerLost(text, ranks=[self.rank], pids=[self.pid], host=host)
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid})"
 
 
-class _Family:
-    """The ranks and their parent."""
+class _SpawnedJob:
+    """The ranks of one `spawn` while they run."""
 
     def __init__(self, n: int, work: tuple[Any, ...], method: Method) -> None:
         self._n, self._work, self._method = n, work, method
-        self._members: list[_Member] = []
-        self._pressure: deque[tuple[float, signal.Signals]] = deque()
+        self._ranks: list[_SpawnedRank] = []
+        self._escalation: deque[tuple[float, signal.Signals]] = deque()
 
     def run(self) -> list[Any]:
-        """Start, listen, end."""
+        """Start the ranks, wait until all have ended, clean up."""
         try:
             self._start()
-            self._listen()
+            self._run_until_ended()
         finally:
-            self._end()
+            self._clean_up()
         if failed := self._failed():
-            raise min(failed, key=_order).failure()
-        return [member.report.result for member in self._members if member.report]
+            raise min(failed, key=_start_ranks).start_error()
+        return [rank.report.result for rank in self._ranks if rank.report]
 
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(self._method)
@@ -185,84 +187,84 @@ class _Family:
                 ) from why
             finally:
                 theirs.close()
-            member = _Member(rank, process, ours, process.pid)
-            self._members.append(member)
+            spawned = _SpawnedRank(rank, process, ours, process.pid)
+            self._ranks.append(spawned)
             with contextlib.suppress(AttributeError, OSError):
-                member.handle = os.pidfd_open(member.pid)
+                spawned.handle = os.pidfd_open(spawned.pid)
 
-    def _failed(self) -> list[_Member]:
-        return [m for m in self._members if m.report and m.report.failed]
+    def _failed(self) -> list[_SpawnedRank]:
+        return [m for m in self._ranks if m.report and m.report.failed]
 
-    def _listen(self) -> None:
-        """Until all have ended; after a failure, no longer than the grace allows."""
-        while running := [m for m in self._members if m.running]:
-            pipes = {m.pipe: m for m in running if not m.heard}
+    def _run_until_ended(self) -> None:
+        """Run until all have exited; after a failure, until the grace period ends."""
+        while running := [m for m in self._ranks if m.running]:
+            pipes = {m.pipe: m for m in running if not m.closed}
             ends = {
                 m.process.sentinel if m.handle is None else m.handle: m for m in running
             }
             ready = wait([*pipes, *ends], self._longest_sleep())
             for source in ready:
                 if isinstance(source, Connection):
-                    pipes[source].hear()
+                    pipes[source].receive()
             for source in ready:
                 if isinstance(source, int):
-                    ends[source].see_end()
-            self._press()
+                    ends[source].check_exit()
+            self._escalate()
 
     def _longest_sleep(self) -> float | None:
-        if not self._pressure:
+        if not self._escalation:
             return None
-        return max(self._pressure[0][0] - time.monotonic(), 0.0)
+        return max(self._escalation[0][0] - time.monotonic(), 0.0)
 
-    def _press(self) -> None:
-        """Give the others their grace after a failure; end them after it."""
-        if self._pressure and time.monotonic() >= self._pressure[0][0]:
-            _, number = self._pressure.popleft()
+    def _escalate(self) -> None:
+        """Start the grace period after a failure; end the others after it."""
+        if self._escalation and time.monotonic() >= self._escalation[0][0]:
+            _, number = self._escalation.popleft()
             self._signal(number)
-        elif not self._pressure and self._failed() and not self._any_pressed():
+        elif not self._escalation and self._failed() and not self._any_ended_by_us():
             due = time.monotonic() + _GRACE_S
-            self._pressure.append((due, signal.SIGTERM))
-            self._pressure.append((due + _PATIENCE_S, signal.SIGKILL))
+            self._escalation.append((due, signal.SIGTERM))
+            self._escalation.append((due + _KILL_AFTER_S, signal.SIGKILL))
 
-    def _any_pressed(self) -> bool:
-        return any(member.pressed for member in self._members)
+    def _any_ended_by_us(self) -> bool:
+        return any(rank.ended_by_us for rank in self._ranks)
 
     def _signal(self, number: signal.Signals) -> None:
-        for member in self._members:
-            if member.running or group_is_alive(member.pid):
-                member.pressed = True
-                member.signal(number)
+        for rank in self._ranks:
+            if rank.running or group_is_alive(rank.pid):
+                rank.ended_by_us = True
+                rank.signal(number)
 
-    def _end(self) -> None:
-        """Leave nothing: neither ranks, after an interrupt, nor children of theirs."""
+    def _clean_up(self) -> None:
+        """End all ranks, after an interrupt too, and their children."""
         try:
             self._signal(signal.SIGTERM)
-            self._wait(_PATIENCE_S)
-        finally:  # a second interrupt ends the patience
+            self._wait(_KILL_AFTER_S)
+        finally:  # also after a second interrupt
             self._signal(signal.SIGKILL)
-            self._wait(_PATIENCE_S)
-        for member in self._members:
-            member.process.join()
-            member.process.close()
-            member.pipe.close()
-            if member.handle is not None:
-                os.close(member.handle)
+            self._wait(_KILL_AFTER_S)
+        for rank in self._ranks:
+            rank.process.join()
+            rank.process.close()
+            rank.pipe.close()
+            if rank.handle is not None:
+                os.close(rank.handle)
 
     def _wait(self, longest_s: float) -> None:
         until = time.monotonic() + longest_s
-        for member in self._members:
-            member.process.join(max(until - time.monotonic(), 0.0))
-            member.running = member.process.is_alive()
-            while group_is_alive(member.pid) and time.monotonic() < until:
+        for rank in self._ranks:
+            rank.process.join(max(until - time.monotonic(), 0.0))
+            rank.running = rank.process.is_alive()
+            while group_is_alive(rank.pid) and time.monotonic() < until:
                 time.sleep(0.01)
 
 
-def _order(member: _Member) -> tuple[bool, float]:
-    """Which failure is first: reports of another's end come last."""
-    return member.report is not None and member.report.lost_a_peer, member.at
+def _start_ranks(rank: _SpawnedRank) -> tuple[bool, float]:
+    """A sort key: the first failure first; reports of a lost peer last."""
+    return rank.report is not None and rank.report.lost_a_peer, rank.at
 
 
-# The ranks
+# --- in the ranks
 
 
 def _rank(
@@ -274,7 +276,7 @@ def _rank(
     job: str,
     timeout_s: float | None,
 ) -> None:
-    """The life of a rank."""
+    """Run one rank; the target of its process."""
     _end_with_parent()
     try:
         init = import_module("unisono").init
@@ -289,7 +291,7 @@ def _rank(
 
 
 def _end_with_parent() -> None:
-    """Lead a group of our own, and end it when the parent is gone."""
+    """Lead a process group of our own, and kill it when the parent exits."""
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -298,14 +300,14 @@ def _end_with_parent() -> None:
         parent.join()
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True, name="watch over the parent").start()
+    threading.Thread(target=watch, daemon=True, name="unisono parent watch").start()
 
 
 def _pickled_result(rank: int, result: Any) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps(Report(result)))
+        return bytes(ForkingPickler.dumps(RankReport(result)))
     except Exception as why:
         raise BadArgument(
-            f"spawn: what rank {rank} returned, a {type(result).__name__}, cannot be "
+            f"spawn: the result of rank {rank}, a {type(result).__name__}, cannot be "
             f"sent: {why}"
         ) from why

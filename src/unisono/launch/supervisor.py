@@ -1,9 +1,9 @@
-"""What a launcher does wherever its ranks run: sleep, pass signals on, and press.
+"""The loop of a launcher: wait for events, forward signals, end ranks after a failure.
 
-The ranks are processes of this host (`launch`) or of others, behind agents (`fleet`);
-either way one loop sleeps until something is to be read, a signal comes or a deadline
-passes. After the first failure the others have a grace to report by themselves; then
-they get SIGTERM, and SIGKILL soon after. Ctrl-C is passed on once; again, it kills.
+The ranks are processes of this host (`local`) or of others, behind agents (`remote`).
+One loop sleeps until there is something to read, a signal arrives or a deadline passes.
+After the first failure the others have a grace period to report by themselves; then
+they get SIGTERM, and SIGKILL soon after. Ctrl-C is forwarded once; the second kills.
 """
 
 from __future__ import annotations
@@ -23,94 +23,96 @@ from types import FrameType
 from typing import IO, Any
 
 from unisono.launch.outcome import Outcome, RankEnd
-from unisono.launch.output import Speaker, last_words
+from unisono.launch.output import LineStream, stderr_tail
 
-_PATIENCE_S = 1.5  # from SIGTERM to SIGKILL
+_KILL_AFTER_S = 1.5  # from SIGTERM to SIGKILL
 
 
 @dataclass(kw_only=True)
-class Overseen:
-    """One rank, as whoever started it sees it."""
+class SupervisedRank:
+    """One rank, in the launcher."""
 
     number: int
-    stderr: Speaker
+    stderr: LineStream
     pid: int = 0
-    host: str = ""  # where it runs, if not here
+    host: str = ""  # empty for this host
     ended: float | None = None
-    status: int = 0  # an exit code, or a signal's number with a minus
-    pressed: bool = False  # whether we asked it to end
-    words: str = ""  # in place of what it said itself
+    status: int = 0  # an exit code, or a signal's number with a minus sign
+    ended_by_us: bool = False  # whether we signalled it to end
+    stderr_tail: str = ""  # instead of that of the rank itself
 
 
-class Overseer(ABC):
-    """The loop, the grace and the signals; how a rank is reached is for others."""
+class Supervisor(ABC):
+    """Event loop, grace period and signals; subclasses start and signal the ranks."""
 
     def __init__(self, grace_s: float) -> None:
-        """Nothing is started yet; `grace_s` is for the time after a failure."""
+        """Nothing is started yet; `grace_s` is the grace period after a failure."""
         self._grace_s = grace_s
         self._selector = selectors.DefaultSelector()
-        self._pressure: deque[tuple[float, signal.Signals]] = deque()
-        self._asked: tuple[float, signal.Signals] | None = None  # from outside, to end
+        self._escalation: deque[tuple[float, signal.Signals]] = deque()
+        self._stop_request: tuple[float, signal.Signals] | None = None  # when, which
         self._began = time.monotonic()
         self._wake = -1
 
     @abstractmethod
-    def _everyone(self) -> Sequence[Overseen]:
-        """All ranks that were started."""
+    def _all_ranks(self) -> Sequence[SupervisedRank]:
+        """All ranks that have been started."""
 
     @abstractmethod
     def _signal(self, number: signal.Signals) -> None:
-        """Send it to all of them that may be sent one."""
+        """Send a signal to all ranks that may get one."""
 
-    def _running(self) -> list[Overseen]:
-        return [rank for rank in self._everyone() if rank.ended is None]
+    def _running(self) -> list[SupervisedRank]:
+        return [rank for rank in self._all_ranks() if rank.ended is None]
 
-    def _watch(self, source: IO[bytes] | int, react: Callable[[], object]) -> None:
+    def _register(self, source: IO[bytes] | int, react: Callable[[], object]) -> None:
         self._selector.register(source, selectors.EVENT_READ, react)
 
-    def _turn(self, until: float) -> None:
-        """Sleep until something happens, but not past `until`; then see to it."""
-        due = self._pressure[0][0] if self._pressure else float("inf")
+    def _run_once(self, until: float) -> None:
+        """Wait for events, at most until `until`, and handle them."""
+        due = self._escalation[0][0] if self._escalation else float("inf")
         left = min(due, until) - time.monotonic()
         sleep = None if left == float("inf") else max(left, 0.0)
         for key, _ in self._selector.select(sleep):
             key.data()
-        self._press()
+        self._escalate()
 
-    # Ending
+    # --- ending
 
-    def _begin_grace(self) -> None:
-        if not self._pressure and not any(rank.pressed for rank in self._everyone()):
+    def _start_grace_period(self) -> None:
+        if not self._escalation and not any(
+            rank.ended_by_us for rank in self._all_ranks()
+        ):
             due = time.monotonic() + self._grace_s
-            self._pressure.append((due, signal.SIGTERM))
-            self._pressure.append((due + _PATIENCE_S, signal.SIGKILL))
+            self._escalation.append((due, signal.SIGTERM))
+            self._escalation.append((due + _KILL_AFTER_S, signal.SIGKILL))
 
-    def _press(self) -> None:
-        """End the ranks whose grace is over."""
-        while self._pressure and time.monotonic() >= self._pressure[0][0]:
-            _, number = self._pressure.popleft()
+    def _escalate(self) -> None:
+        """Signal the ranks whose grace period is over."""
+        while self._escalation and time.monotonic() >= self._escalation[0][0]:
+            _, number = self._escalation.popleft()
             for rank in self._running():
-                rank.pressed = True
+                rank.ended_by_us = True
             self._signal(number)
 
-    # Signals to the launcher
+    # --- signals to the launcher
 
-    def _hearing_signals(self) -> contextlib.AbstractContextManager[None]:
-        """Handlers for as long as it lasts; what is ignored remains so."""
-        return self._handlers()
+    def _signal_handlers(self) -> contextlib.AbstractContextManager[None]:
+        """A context with our signal handlers; ignored signals stay ignored."""
+        return self._install_handlers()
 
     @contextlib.contextmanager
-    def _handlers(self) -> Iterator[None]:
-        """Those, and a pipe by which they wake the loop."""
+    def _install_handlers(self) -> Iterator[None]:
+        """Install the handlers, and a pipe by which they wake the loop."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        awake, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._watch(awake, partial(os.read, awake, 64))
+        wake_read, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._register(wake_read, partial(os.read, wake_read, 64))
         wanted: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {
-            signal.SIGINT: self._pass_on,
-            signal.SIGTERM: self._pass_on,
-            signal.SIGHUP: self._pass_on,
+            signal.SIGINT: self._forward,
+            signal.SIGTERM: self._forward,
+            signal.SIGHUP: self._forward,
             signal.SIGTSTP: self._pause,
         }
         before = {
@@ -123,19 +125,19 @@ class Overseer(ABC):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            os.close(awake)
+            os.close(wake_read)
             os.close(self._wake)
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """At once, in the handler: the loop may be waiting for a slow terminal."""
-        again = self._asked is not None and number == signal.SIGINT
-        if self._asked is None:
-            self._asked = time.monotonic(), signal.Signals(number)
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Forward a signal in the handler: the loop may wait for a slow terminal."""
+        again = self._stop_request is not None and number == signal.SIGINT
+        if self._stop_request is None:
+            self._stop_request = time.monotonic(), signal.Signals(number)
         self._signal(signal.SIGKILL if again else signal.Signals(number))
         if again:
             for rank in self._running():
-                rank.pressed = True
-        self._begin_grace()
+                rank.ended_by_us = True
+        self._start_grace_period()
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")
 
@@ -151,11 +153,21 @@ class Overseer(ABC):
                 pid=rank.pid,
                 status=rank.status,
                 seconds=(rank.ended or self._began) - self._began,
-                ended_by_launcher=rank.pressed,
-                words=rank.words or last_words(rank.stderr.last) if rank.status else "",
-                where=rank.host,
+                ended_by_launcher=rank.ended_by_us,
+                stderr_tail=_stderr_tail(rank),
+                hostname=rank.host,
             )
-            for rank in self._everyone()
+            for rank in self._all_ranks()
         ]
-        asked = self._asked and (self._asked[0] - self._began, self._asked[1])
-        return Outcome(ends, time.monotonic() - self._began, asked)
+        stop_request = None
+        if self._stop_request is not None:
+            when, number = self._stop_request
+            stop_request = when - self._began, number
+        return Outcome(ends, time.monotonic() - self._began, stop_request)
+
+
+def _stderr_tail(rank: SupervisedRank) -> str:
+    """The end of a failed rank's stderr."""
+    if not rank.status:
+        return ""
+    return rank.stderr_tail or stderr_tail(rank.stderr.last)

@@ -1,34 +1,33 @@
-"""What it is for: training strategies on our own collectives, each in a file to read.
+"""Training strategies on unisono's own collectives, each in a file to read.
 
     from unisono.parallel import DDP, FSDP, Mesh
 
-    mesh               named axes over the world           Mesh(comm, dp=2, tp=2)
-    parameter_server   gradients to a server and back      ParameterServer, Async...
-    plain_ddp, ddp     the mean of all ranks' gradients    PlainDDP, DDP(module, comm)
-    zero               each rank steps its share           ZeRO(module, comm, AdamW)
-    fsdp               each rank has its share             FSDP(module, comm)
-    compressed         gradients that travel as less       DDP(..., codec="topk:0.01")
-    onebit_adam        momentum that travels as signs      OneBitAdam(module, comm)
-    sync_batch_norm    statistics of all ranks' batches    SyncBatchNorm.convert(...)
-    tensor             layers cut over the ranks           parallelize(module, ...)
-    vocabulary         the embedding and the loss, cut     vocabulary_cross_entropy
-    sequence           and what lies between them          sequence_plan(plan, ...)
-    context            attention over a sequence in shards ring_attention(q, k, v, ...)
-    expert             tokens travel to their experts      MoE(gate, experts, comm)
-    pipeline           layers one after the other          Pipeline(layers, comm, ...)
-    clipping           by the norm of the whole model      clip_grad_norm_(params, 1.0)
-    scaling            an overflow on one rank, all skip   torch.amp.GradScaler("cpu")
+    Mesh                     named axes over the ranks         Mesh(comm, dp=2, tp=2)
+    PlainDDP, DDP            averaged gradients                DDP(module, comm)
+    OneBitAdam               momentum sent as signs            OneBitAdam(module, comm)
+    ParameterServer          gradients to servers, parameters back; also asynchronous
+    SyncBatchNorm            statistics over all ranks         SyncBatchNorm.convert
+    ZeRO                     sharded optimizer state, gradients, parameters
+    FSDP                     all of these, unit by unit        FSDP(module, comm)
+    parallelize              layers sharded by a plan          parallelize(net, plan...)
+    sequence_plan            and the activations between them
+    ring_attention, ...      attention over a sharded sequence
+    MoE                      experts on different ranks        MoE(gate, experts, comm)
+    Pipeline                 layers in stages                  Pipeline(layers, comm)
+    clip_grad_norm_          by the norm of the whole model
+    save_checkpoint, ...     safetensors files
 
-What they are made of: `flat` (many tensors in one), `buckets` (gradients as they come),
-`shares` (buckets of which a rank steps its part), `units` and `partition` (parameters
-that come and go), `pieces` (what a rank has of a parameter), `sharded` (layers that are
-cut), `apart` (the mark on what is cut), `patterns` (which modules a plan means),
-`stepping` (that all ranks step, or none), `functions` (collectives that gradients flow
-through), `checkpoint`.
+Packages, each of which imports only those below it:
+
+    sharded    ZeRO and FSDP: model states sharded over data parallel ranks
+    data       data parallelism: replicas of the model, averaged gradients
+    model      tensor, sequence, context, expert and pipeline parallelism
+    estimate   memory and traffic by formula, without ranks; imports no other of these
+    common     what they share: mesh, agreement, placements, flat tensors, checkpoints
 
 Every strategy takes a module that knows nothing of it and any Communicator, and every
 byte it sends goes through that communicator, which counts it (`comm.sent_bytes`).
-Names are fetched from their files when first used; all but the mesh need torch.
+Names are imported from their files when they are first used; all but Mesh need torch.
 """
 
 from __future__ import annotations
@@ -39,41 +38,43 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from unisono.parallel.clipping import clip_grad_norm_
-    from unisono.parallel.context import (
-        all_to_all_attention,
+    from unisono.parallel.common.checkpoint import load_checkpoint, save_checkpoint
+    from unisono.parallel.common.clipping import clip_grad_norm_
+    from unisono.parallel.common.mesh import Mesh
+    from unisono.parallel.data.ddp import DDP
+    from unisono.parallel.data.onebit_adam import OneBitAdam
+    from unisono.parallel.data.parameter_server import (
+        AsyncParameterServer,
+        ParameterServer,
+    )
+    from unisono.parallel.data.plain_ddp import PlainDDP
+    from unisono.parallel.data.sync_batch_norm import SyncBatchNorm
+    from unisono.parallel.model.context import all_to_all_attention, ring_attention
+    from unisono.parallel.model.context_shards import (
         positions,
-        ring_attention,
         shard_sequence,
         whole_sequence,
     )
-    from unisono.parallel.ddp import DDP
-    from unisono.parallel.expert import MoE
-    from unisono.parallel.fsdp import FSDP
-    from unisono.parallel.mesh import Mesh
-    from unisono.parallel.onebit_adam import OneBitAdam
-    from unisono.parallel.parameter_server import AsyncParameterServer, ParameterServer
-    from unisono.parallel.pipeline import Pipeline
-    from unisono.parallel.plain_ddp import PlainDDP
-    from unisono.parallel.sequence import sequence_plan
-    from unisono.parallel.sharded import load_whole_state, whole_state
-    from unisono.parallel.sync_batch_norm import SyncBatchNorm
-    from unisono.parallel.tensor import (
+    from unisono.parallel.model.expert import MoE
+    from unisono.parallel.model.linear import ColumnLinear, RowLinear
+    from unisono.parallel.model.pipeline import Pipeline
+    from unisono.parallel.model.sequence import sequence_plan
+    from unisono.parallel.model.sharded_layer import load_whole_state, whole_state
+    from unisono.parallel.model.tensor import (
         Column,
-        ColumnLinear,
         Divide,
         Row,
-        RowLinear,
         Vocabulary,
         attention_plan,
         mlp_plan,
         parallelize,
     )
-    from unisono.parallel.vocabulary import (
+    from unisono.parallel.model.vocabulary import (
         VocabularyEmbedding,
         vocabulary_cross_entropy,
     )
-    from unisono.parallel.zero import ZeRO
+    from unisono.parallel.sharded.fsdp import FSDP
+    from unisono.parallel.sharded.zero import ZeRO
 
 __all__ = [
     "DDP",
@@ -97,11 +98,13 @@ __all__ = [
     "all_to_all_attention",
     "attention_plan",
     "clip_grad_norm_",
+    "load_checkpoint",
     "load_whole_state",
     "mlp_plan",
     "parallelize",
     "positions",
     "ring_attention",
+    "save_checkpoint",
     "sequence_plan",
     "shard_sequence",
     "vocabulary_cross_entropy",
@@ -109,47 +112,44 @@ __all__ = [
     "whole_state",
 ]
 
-_FILE_OF = {
-    "AsyncParameterServer": "parameter_server",
-    "Column": "tensor",
-    "ColumnLinear": "tensor",
-    "DDP": "ddp",
-    "Divide": "tensor",
-    "FSDP": "fsdp",
-    "Mesh": "mesh",
-    "MoE": "expert",
-    "OneBitAdam": "onebit_adam",
-    "ParameterServer": "parameter_server",
-    "Pipeline": "pipeline",
-    "PlainDDP": "plain_ddp",
-    "Row": "tensor",
-    "RowLinear": "tensor",
-    "SyncBatchNorm": "sync_batch_norm",
-    "Vocabulary": "tensor",
-    "VocabularyEmbedding": "vocabulary",
-    "ZeRO": "zero",
-    "all_to_all_attention": "context",
-    "attention_plan": "tensor",
-    "clip_grad_norm_": "clipping",
-    "load_whole_state": "sharded",
-    "mlp_plan": "tensor",
-    "parallelize": "tensor",
-    "positions": "context",
-    "ring_attention": "context",
-    "sequence_plan": "sequence",
-    "shard_sequence": "context",
-    "vocabulary_cross_entropy": "vocabulary",
-    "whole_sequence": "context",
-    "whole_state": "sharded",
+_NAMES_IN = {
+    "common.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "common.clipping": ("clip_grad_norm_",),
+    "common.mesh": ("Mesh",),
+    "data.ddp": ("DDP",),
+    "data.onebit_adam": ("OneBitAdam",),
+    "data.parameter_server": ("AsyncParameterServer", "ParameterServer"),
+    "data.plain_ddp": ("PlainDDP",),
+    "data.sync_batch_norm": ("SyncBatchNorm",),
+    "model.context": ("all_to_all_attention", "ring_attention"),
+    "model.context_shards": ("positions", "shard_sequence", "whole_sequence"),
+    "model.expert": ("MoE",),
+    "model.linear": ("ColumnLinear", "RowLinear"),
+    "model.pipeline": ("Pipeline",),
+    "model.sequence": ("sequence_plan",),
+    "model.sharded_layer": ("load_whole_state", "whole_state"),
+    "model.tensor": (
+        "Column",
+        "Divide",
+        "Row",
+        "Vocabulary",
+        "attention_plan",
+        "mlp_plan",
+        "parallelize",
+    ),
+    "model.vocabulary": ("VocabularyEmbedding", "vocabulary_cross_entropy"),
+    "sharded.fsdp": ("FSDP",),
+    "sharded.zero": ("ZeRO",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the file it stands in."""
-    if name not in _FILE_OF:
+    """A public name, from the module that defines it."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise

@@ -60,9 +60,23 @@ class Collectives(Protocol):
         **how: Unpack[Options],
     ) -> Any: ...
 
+    def all_to_all(  # noqa: D102
+        self, x: Any, *, out: Any = None, **how: Unpack[Options]
+    ) -> Any: ...
+
     def gather(  # noqa: D102
         self,
         x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        **how: Unpack[Options],
+    ) -> Any: ...
+
+    def scatter(  # noqa: D102
+        self,
+        x: Any = None,
         *,
         root: int = 0,
         out: Any = None,

@@ -14,14 +14,14 @@ Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+d
 must agree on that too, and errors and records name it), and those that reduce also
 `reproducible=True` (the bits depend on nothing but the inputs). With `codec="fp8"` (see
 `unisono.codecs`) values travel as codes, a little wrong and much smaller: between all
-ranks, or with `coded="hosts"` only between hosts. All ranks still end with the same
+ranks, or with `codec="fp8@hosts"` only between hosts. All ranks still end with the same
 bits, and the root of a broadcast, too, holds what others got. A call is refused if the
 relative error of its result, known beforehand, is above `error_bound=`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from types import TracebackType
 from typing import Any, Unpack
@@ -29,11 +29,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from unisono.codecs.options import is_scheme
+from unisono.deprecation import warn_renamed
 from unisono.dtypes import DTYPES, numpy_dtype
-from unisono.errors import BadArgument, unknown, whole_number
-from unisono.runtime import groups, object_collectives, python_reductions
+from unisono.errors import whole_number
+from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
-from unisono.runtime.call.buffers import readable
+from unisono.runtime.call.buffers import readable, shape_and_dtype
 from unisono.runtime.call.options import How, Options
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.compress import all_reduce as compress
@@ -71,6 +72,11 @@ class Communicator:
         self._quick = core.quick
 
     @property
+    def size(self) -> int:
+        """The number of ranks, as `world_size`."""
+        return self.world_size
+
+    @property
     def name(self) -> str:
         """What errors and records call it: `world`, or whence it was split."""
         return self.core.name
@@ -98,6 +104,15 @@ class Communicator:
         """The ranks that these are in the world, by rank here."""
         return self.core.world_ranks
 
+    def abort(self) -> None:
+        """Break it for all ranks, and leave.
+
+        Calls in flight, here and on other ranks, and all later ones raise PeerLost
+        that names this rank. For a rank that has found an error it cannot go on with.
+        """
+        if not self.core.closed:
+            self.core.abort()
+
     def __repr__(self) -> str:
         """One line, for debuggers and logs."""
         state = ", closed" if self.core.closed else ""
@@ -113,8 +128,8 @@ class Communicator:
     ) -> Any:
         """Reduce every rank's x; all get the result, in place or in `out`.
 
-        `op` is sum, mean, prod, min, max, band, bor, bxor, `premul_sum(factor)`, or a
-        function of two arrays.
+        `op` is sum, mean (or avg), prod, min, max, band, bor, bxor, a constant of
+        `ReduceOp`, `premul_sum(factor)`, or a function of two arrays.
         """
         if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
             if state == 1:
@@ -309,23 +324,86 @@ class Communicator:
         target, finish = arguments.target_of(out, "recv")
         return self.core.transfer("recv", target, src, tag, How(**how), out, finish)
 
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        out: Any,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        recv_tag: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send x to `dst` and receive into `out` from `src` at the same time.
+
+        Any ring or pair of ranks may call it together: none waits for the other to
+        send first. `recv_tag` is the tag of what is received, if it is another.
+        """
+        wanted = tag if recv_tag is None else recv_tag
+        limit: Options = {"async_op": True, "timeout_s": timeout_s}
+        arriving = self.recv(out, src, tag=wanted, **limit)
+        leaving = self.send(x, dst, tag=tag, **limit)
+        result = arriving.wait()
+        leaving.wait()
+        return result
+
+    def scan(
+        self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
+    ) -> Any:
+        """Reduce the x of ranks 0 to this one, in place or in `out`."""
+        return scans.scan(self, x, out, as_reduction(op), How(**how), inclusive=True)
+
+    def exscan(
+        self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
+    ) -> Any:
+        """Reduce the x of the ranks before this one, in place or in `out`.
+
+        Rank 0 gets what changes nothing: 0 of a sum, 1 of a product, infinity of min.
+        """
+        return scans.scan(self, x, out, as_reduction(op), How(**how), inclusive=False)
+
     def broadcast_object(
         self, thing: Any = None, root: int = 0, *, allow_pickle: bool = False
     ) -> Any:
         """Give every rank the root's object: plain data, unless pickle is allowed."""
         return object_collectives.broadcast_object(self, thing, root, allow_pickle)
 
-    def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
+    def all_gather_objects(
+        self, thing: Any, *, allow_pickle: bool = False
+    ) -> list[Any]:
         """Give every rank the objects of all, in rank order."""
         found = object_collectives.gather_objects(self, thing, None, allow_pickle)
         assert found is not None
         return found
 
-    def gather_object(
+    def gather_objects(
         self, thing: Any, root: int = 0, *, allow_pickle: bool = False
     ) -> list[Any] | None:
         """Give the root the objects of all, in rank order; others get None."""
         return object_collectives.gather_objects(self, thing, root, allow_pickle)
+
+    def scatter_objects(
+        self,
+        things: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        allow_pickle: bool = False,
+    ) -> Any:
+        """Give each rank its one of the root's objects, a sequence of world_size."""
+        return object_collectives.scatter_objects(self, things, root, allow_pickle)
+
+    def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
+        """The old name of `all_gather_objects`."""
+        warn_renamed("all_gather_object", "all_gather_objects")
+        return self.all_gather_objects(thing, allow_pickle=allow_pickle)
+
+    def gather_object(
+        self, thing: Any, root: int = 0, *, allow_pickle: bool = False
+    ) -> list[Any] | None:
+        """The old name of `gather_objects`."""
+        warn_renamed("gather_object", "gather_objects")
+        return self.gather_objects(thing, root, allow_pickle=allow_pickle)
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """A communicator of all ranks that give the same color, ordered by key.
@@ -384,16 +462,7 @@ class Communicator:
         Every rank makes its own. torch.from_numpy(comm.empty(...)) is a tensor.
         """
         self.core.check_usable("empty")
-        named = dtype if isinstance(dtype, str) else getattr(dtype, "name", str(dtype))
-        name = str(named).removeprefix("torch.")
-        if name not in DTYPES:
-            name = str(np.dtype(dtype))
-        if name not in DTYPES:
-            raise unknown("element type", name, DTYPES)
-        axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        sizes = [whole_number("shape", s) for s in axes]
-        if min(sizes, default=0) < 0:
-            raise BadArgument(f"empty: shape = {shape}: no axis can be negative")
+        sizes, name = shape_and_dtype(shape, dtype)
         raw = self.core.transport.buffer(prod(sizes) * DTYPES[name].itemsize)
         return raw.view(numpy_dtype(name)).reshape(sizes)
 

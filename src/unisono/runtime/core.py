@@ -26,7 +26,7 @@ from unisono.errors import (
     UsageError,
     whole_number,
 )
-from unisono.runtime.call.arguments import Call, Place
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import How
@@ -43,19 +43,19 @@ from unisono.transports.session import Known, Peer, Session
 LATE_S = 5.0
 
 
-class Membership(Protocol):
-    """How the ranks of a world came together, and so how their world can change."""
+class ResizableWorld(Protocol):
+    """A world that can shrink and grow; see `runtime.world.membership`."""
 
     def shrink(self, comm: Any, timeout_s: float, dead: Sequence[int]) -> Any:
-        """The communicator of those who are left."""
+        """The communicator of the surviving ranks."""
 
     def grow(
         self, comm: Any, world_size: int, timeout_s: float, address: str | None
     ) -> Any:
-        """The communicator of these ranks and of those that join."""
+        """The communicator of these ranks and those that join."""
 
-    def let_go(self) -> None:
-        """Release what it holds: endpoints of earlier worlds."""
+    def release(self) -> None:
+        """Close the endpoints of earlier worlds."""
 
 
 class Core:
@@ -92,12 +92,12 @@ class Core:
         self.in_flight = InFlight(native)
         self._on_close = on_close
         self.closed = False
-        self.membership: Membership | None = None  # of the world alone
+        self.membership: ResizableWorld | None = None  # of the world alone
         self.rank = self.world_ranks.index(transport.rank)
         self.world_size = len(self.world_ranks)
         self.name = name
-        self.position = Place(self.rank, self.world_size)
-        native.set_patience(
+        self.position = Position(self.rank, self.world_size)
+        native.set_wait_policy(
             *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
@@ -309,7 +309,7 @@ class Core:
         """Open the streams to these ranks, if they are on other hosts."""
         streams = self.transport.streams
         for rank in ranks:
-            if streams is None or self.native.leads_to(rank, messages):
+            if streams is None or self.native.is_connected_to(rank, messages):
                 continue  # it is on this host, or reached already
             deadline = time.monotonic() + self.timeout_s
             patience_s = min(LATE_S, self.timeout_s)
@@ -397,8 +397,8 @@ class Core:
 
         `late` tells that it might yet have answered, had there been more time.
         """
-        self.native.give_up(rank, late)
-        limit_of(self, None, self.native.verdict()[3])
+        self.native.abort_unreachable(rank, late)
+        limit_of(self, None, self.native.failure()[3])
         return self.failure(refused=what)
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
@@ -409,7 +409,7 @@ class Core:
                 "rank; start ranks with unisono.spawn or unisono run"
             )
         self.check_open(what)
-        if self.native.verdict()[0] != Trouble.NONE:
+        if self.native.failure()[0] != Trouble.NONE:
             raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
@@ -417,7 +417,7 @@ class Core:
         if self.closed:
             raise UsageError(f"{what}: the communicator {self.name!r} is closed")
 
-    def changeable(self, what: str) -> Membership:
+    def changeable(self, what: str) -> ResizableWorld:
         """How the world came to be; UsageError if it is none that can change."""
         if self.transport.engine.forked():
             raise UsageError(
@@ -446,9 +446,14 @@ class Core:
             self._on_close()
         self.transport.users.discard(self)
         if self.membership is not None:
-            self.membership.let_go()
+            self.membership.release()
         if not self.transport.users:
             self.transport.close()
+
+    def abort(self) -> None:
+        """Break it for all ranks, and leave."""
+        self.native.abort_unreachable(self.rank, False)
+        self.close()
 
     def abandon(self) -> None:
         """Use it no more, but leave the world as it is: others may still be met."""

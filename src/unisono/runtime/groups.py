@@ -125,9 +125,9 @@ def _hindered(comm: Collectives, members: Sequence[int]) -> list[int]:
 def _broken(comm: Collectives, members: Sequence[int]) -> UnisonoError:
     """Break the communicator for all, unless it is, and tell why it cannot be used."""
     if not _is_broken(comm):
-        comm.core.native.give_up(_hindered(comm, members)[0], False)
+        comm.core.native.abort_unreachable(_hindered(comm, members)[0], False)
     return comm.core.failure(refused="split")
 
 
 def _is_broken(comm: Collectives) -> bool:
-    return comm.core.native.verdict()[0] != Trouble.NONE
+    return comm.core.native.failure()[0] != Trouble.NONE

@@ -51,6 +51,32 @@ def gather_objects(
     return [decode(part.data, allow_pickle=allow_pickle) for part in parts]
 
 
+def scatter_objects(
+    comm: Collectives, things: Sequence[Any] | None, root: int, allow_pickle: bool
+) -> Any:
+    """This rank's object of the root's: the sizes first, then the bytes."""
+    n, sizes, joined = comm.world_size, np.zeros(comm.world_size, np.int64), None
+    wrong = ""
+    if comm.rank == root:
+        if things is None or len(things) != n:
+            given = "none" if things is None else str(len(things))
+            wrong = f"scatter_objects: {given} objects given, expected {n}, one a rank"
+        else:
+            parts = [_encoded(thing, allow_pickle) for thing in things]
+            sizes[:] = [part.size for part in parts]
+            joined = np.concatenate(parts)
+    comm.broadcast(sizes, root=root)  # a root with a mistake takes part, too
+    if wrong:
+        raise BadArgument(wrong)
+    if not sizes.any():
+        raise BadArgument("scatter_objects: the root gave a wrong number of objects")
+    _check_sizes(comm, "scatter_objects", {root: int(sizes.min())})
+    _check_sizes(comm, "scatter_objects", {root: int(sizes.max())})
+    mine = np.empty(sizes[comm.rank], np.uint8)
+    comm.scatter(joined, root=root, out=mine, counts=sizes.tolist())
+    return decode(mine.data, allow_pickle=allow_pickle)
+
+
 def _check_sizes(comm: Collectives, what: str, sizes: Mapping[int, int]) -> None:
     """Before memory is taken: all ranks see the same sizes, and refuse together."""
     for rank, size in sizes.items():

@@ -2,6 +2,7 @@
 
 collective    who holds which chunk before, and who must hold it after
 step          transfers that happen together
+protocol      what functions need of a schedule
 schedule      a contract and its steps, generated lazily
 transform     then, mirror, split, relabel, refine, fold; embed, which they rest on
 product       hierarchies
@@ -15,11 +16,12 @@ dependencies  which transfers must wait for which
 files         JSON and npz
 """
 
+from unisono.deprecation import old_names
 from unisono.schedule.collective import (
     COLLECTIVES,
     Collective,
     Contract,
-    Place,
+    Holders,
     collective,
 )
 from unisono.schedule.consistency import Consistency
@@ -29,7 +31,7 @@ from unisono.schedule.files import load, save
 from unisono.schedule.oracle import check_exactly
 from unisono.schedule.product import product
 from unisono.schedule.schedule import Schedule, from_steps
-from unisono.schedule.step import Step, Transfer, copy, reduce, together
+from unisono.schedule.step import Step, Transfer, copy_step, reduce_step, together
 from unisono.schedule.transform import (
     at_once,
     embed,
@@ -51,7 +53,7 @@ __all__ = [
     "Contract",
     "Cost",
     "Dependencies",
-    "Place",
+    "Holders",
     "Proof",
     "Schedule",
     "Step",
@@ -59,7 +61,7 @@ __all__ = [
     "at_once",
     "check_exactly",
     "collective",
-    "copy",
+    "copy_step",
     "embed",
     "fold",
     "from_steps",
@@ -67,7 +69,7 @@ __all__ = [
     "mirror",
     "phase",
     "product",
-    "reduce",
+    "reduce_step",
     "refine",
     "relabel",
     "save",
@@ -76,3 +78,7 @@ __all__ = [
     "together",
     "verify",
 ]
+
+__getattr__ = old_names(
+    __name__, {"copy": "copy_step", "reduce": "reduce_step", "Place": "Holders"}
+)

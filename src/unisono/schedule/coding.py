@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.schedule.program import Noise
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.versions import Version
@@ -53,7 +53,7 @@ def settle(
     crossing = {origin[v] for v in made if v.afar}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
-    everybody = schedule.collective.after is Place.EVERYWHERE
+    everybody = schedule.collective.after is Holders.EVERYWHERE
     for own_as_code in (False, True):
         _homes(made, origin, has_output, own_as_code)
         values = _values(made)
@@ -74,10 +74,10 @@ def reads_code(v: Version, reader: Version) -> bool:
 
 def _origins(made: Iterable[Version]) -> dict[Version, Version]:
     """For every version, the input or the sum that it is a copy of."""
-    found: dict[Version, Version] = {}
+    origins: dict[Version, Version] = {}
     for v in made:
-        found[v] = found[v.sources[0]] if len(v.sources) == 1 else v
-    return found
+        origins[v] = origins[v.sources[0]] if len(v.sources) == 1 else v
+    return origins
 
 
 def _homes(
@@ -159,6 +159,8 @@ def _noise(values: Mapping[Version, _Value]) -> Noise:
     for v, value in values.items():
         if v.final and value.noise:
             shares = sorted(value.noise.items())
-            found = Noise(tuple((k, share / v.contributors) for k, share in shares))
-            worst = max(worst, found, key=lambda noise: noise.factor)
+            noise_here = Noise(
+                tuple((k, share / v.contributors) for k, share in shares)
+            )
+            worst = max(worst, noise_here, key=lambda noise: noise.factor)
     return worst

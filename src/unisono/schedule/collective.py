@@ -32,7 +32,7 @@ from unisono.errors import BadArgument, unknown, whole_number
 Ints = NDArray[np.int64]
 
 
-class Place(enum.Enum):
+class Holders(enum.Enum):
     """Which ranks hold a chunk."""
 
     EVERYWHERE = "everywhere"
@@ -46,28 +46,28 @@ class Collective:
     """One contract: its name, and where chunks lie before and after."""
 
     name: str
-    before: Place
-    after: Place
+    before: Holders
+    after: Holders
     meaning: str
 
     @property
     def reduces(self) -> bool:
         """Whether contributions are added up, rather than one original copied."""
-        return self.before is Place.EVERYWHERE
+        return self.before is Holders.EVERYWHERE
 
     @property
     def rooted(self) -> bool:
         """Whether one rank, the root, plays a part of its own."""
-        return Place.ROOT in (self.before, self.after)
+        return Holders.ROOT in (self.before, self.after)
 
     @property
     def owned(self) -> bool:
         """Whether each chunk belongs to a rank, so that there are n shares of them."""
-        return Place.OWNER in (self.before, self.after)
+        return Holders.OWNER in (self.before, self.after)
 
     def chunk_multiple(self, n: int) -> int:
         """The number that must divide `num_chunks` for every rank to have its share."""
-        if self.after is Place.TARGET:
+        if self.after is Holders.TARGET:
             return n * n
         return n if self.owned else 1
 
@@ -77,36 +77,48 @@ class Collective:
 
 
 BROADCAST = Collective(
-    "broadcast", Place.ROOT, Place.EVERYWHERE, "the root's data, on every rank"
+    "broadcast", Holders.ROOT, Holders.EVERYWHERE, "the root's data, on every rank"
 )
 SCATTER = Collective(
-    "scatter", Place.ROOT, Place.OWNER, "each rank gets its share of the root's data"
+    "scatter",
+    Holders.ROOT,
+    Holders.OWNER,
+    "each rank gets its share of the root's data",
 )
 GATHER = Collective(
-    "gather", Place.OWNER, Place.ROOT, "the root gets every rank's share"
+    "gather", Holders.OWNER, Holders.ROOT, "the root gets every rank's share"
 )
 REDUCE = Collective(
-    "reduce", Place.EVERYWHERE, Place.ROOT, "the root gets the sum over all ranks"
+    "reduce", Holders.EVERYWHERE, Holders.ROOT, "the root gets the sum over all ranks"
 )
 ALL_GATHER = Collective(
-    "all_gather", Place.OWNER, Place.EVERYWHERE, "every rank gets every rank's share"
+    "all_gather",
+    Holders.OWNER,
+    Holders.EVERYWHERE,
+    "every rank gets every rank's share",
 )
 REDUCE_SCATTER = Collective(
     "reduce_scatter",
-    Place.EVERYWHERE,
-    Place.OWNER,
+    Holders.EVERYWHERE,
+    Holders.OWNER,
     "each rank gets its share of the sum",
 )
 ALL_REDUCE = Collective(
-    "all_reduce", Place.EVERYWHERE, Place.EVERYWHERE, "every rank gets the sum"
+    "all_reduce", Holders.EVERYWHERE, Holders.EVERYWHERE, "every rank gets the sum"
 )
 ALL_TO_ALL = Collective(
-    "all_to_all", Place.OWNER, Place.TARGET, "every rank gets one share from each rank"
+    "all_to_all",
+    Holders.OWNER,
+    Holders.TARGET,
+    "every rank gets one share from each rank",
 )
 # Last, so that `between` finds all_gather first: a barrier is an all_gather of the
 # words "I am here", which take no bytes.
 BARRIER = Collective(
-    "barrier", Place.OWNER, Place.EVERYWHERE, "every rank knows that all have arrived"
+    "barrier",
+    Holders.OWNER,
+    Holders.EVERYWHERE,
+    "every rank knows that all have arrived",
 )
 
 COLLECTIVES: dict[str, Collective] = {
@@ -134,11 +146,11 @@ def collective(name: str) -> Collective:
         raise unknown("collective", name, COLLECTIVES) from None
 
 
-def between(before: Place, after: Place) -> Collective:
+def between(before: Holders, after: Holders) -> Collective:
     """The collective that leads from one place to another."""
-    for found in COLLECTIVES.values():
-        if (found.before, found.after) == (before, after):
-            return found
+    for known in COLLECTIVES.values():
+        if (known.before, known.after) == (before, after):
+            return known
     raise BadArgument(
         f"no collective leads from {before.value} to {after.value}: "
         "these two schedules cannot be joined"
@@ -179,16 +191,16 @@ class Contract:
         """The rank each chunk of an all_to_all is for."""
         return chunk // (self.num_chunks // self.n**2) % self.n
 
-    def holder(self, place: Place, chunk: Ints) -> Ints | None:
+    def holder(self, place: Holders, chunk: Ints) -> Ints | None:
         """The one rank that `place` means for each chunk; None if it is all of them."""
         match place:
-            case Place.EVERYWHERE:
+            case Holders.EVERYWHERE:
                 return None
-            case Place.ROOT:
+            case Holders.ROOT:
                 return np.full_like(chunk, self.root)
-            case Place.OWNER:
+            case Holders.OWNER:
                 return self.owner(chunk)
-            case Place.TARGET:
+            case Holders.TARGET:
                 return self.target(chunk)
 
     @property

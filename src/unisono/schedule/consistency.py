@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.oracle import checked_steps
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
-from unisono.schedule.verify import lots
+from unisono.schedule.verify import batches
 
 Hashes = NDArray[np.uint64]
 
@@ -34,18 +34,18 @@ class Consistency:
 _BYTES_PER_SLOT = 12  # a hash and a depth
 
 
-def consistency(schedule: Schedule) -> Consistency:
+def consistency(schedule: ReadableSchedule) -> Consistency:
     """Follow the trees in which `schedule` adds up."""
     if not schedule.collective.reduces:
         return Consistency(same_bits_on_all_ranks=True, depth=0)
-    parts = [_of_lot(schedule, lo, hi) for lo, hi in lots(schedule, _BYTES_PER_SLOT)]
+    parts = [_of_lot(schedule, lo, hi) for lo, hi in batches(schedule, _BYTES_PER_SLOT)]
     return Consistency(all(same for same, _ in parts), max(deep for _, deep in parts))
 
 
-def _of_lot(schedule: Schedule, lo: int, hi: int) -> tuple[bool, int]:
+def _of_lot(schedule: ReadableSchedule, lo: int, hi: int) -> tuple[bool, int]:
     """The same bits, and how deep, for chunks lo..hi-1."""
     trees = _Trees(schedule, lo, hi)
-    for step in sound(schedule):
+    for step in checked_steps(schedule):
         trees.run(step)
     contract = schedule.contract
     chunk = np.arange(lo, min(hi, schedule.num_chunks))
@@ -59,7 +59,7 @@ def _of_lot(schedule: Schedule, lo: int, hi: int) -> tuple[bool, int]:
 class _Trees:
     """For every slot, the hash of its tree of additions and that tree's depth."""
 
-    def __init__(self, schedule: Schedule, lo: int, hi: int) -> None:
+    def __init__(self, schedule: ReadableSchedule, lo: int, hi: int) -> None:
         shape = (hi - lo, schedule.n)
         self.lo, self.hi = lo, hi
         leaves = _mix(np.arange(schedule.n, dtype=np.uint64) + np.uint64(1))

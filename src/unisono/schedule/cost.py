@@ -29,8 +29,9 @@ from unisono.schedule.collective import (
     REDUCE,
     Ints,
 )
-from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.counts import num_peers, sent_between
+from unisono.schedule.oracle import checked_steps
+from unisono.schedule.protocol import ReadableSchedule
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ class Cost:
     so many ports, a step is one round.
     """
 
-    schedule: Schedule
+    schedule: ReadableSchedule
     steps: int
     rounds: int
     ports: int
@@ -79,13 +80,7 @@ class Cost:
             raise BadArgument(
                 f"pairs: n = {n}, but the table is made for up to {MAX_PAIRS}"
             )
-        table = np.zeros(n * n)
-        for step in self.schedule:
-            src, dst, chunk, _, _ = step.flat()
-            apart = src != dst
-            code, size = (src * n + dst)[apart], self.weight[chunk[apart]]
-            table += np.bincount(code, size, minlength=n * n)
-        return table.reshape(n, n)
+        return sent_between(self.schedule, np.arange(n), self.weight)
 
     @property
     def distance(self) -> dict[str, float]:
@@ -125,21 +120,23 @@ def _ratio(have: float, least: float) -> float:
     return have / least if least else (1.0 if not have else float("inf"))
 
 
-def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) -> Cost:
+def cost(
+    schedule: ReadableSchedule, count: int | Sequence[int] | Ints | None = None
+) -> Cost:
     """Count everything in one pass over the steps."""
     weight, unit = _weights(schedule, count)
     n = schedule.n
     steps = rounds = ports = messages = transfers = 0
     span = work = 0.0
     totals = np.zeros((3, n))
-    for step in sound(schedule):
+    for step in checked_steps(schedule):
         src, dst, chunk, mask, _ = step.flat()
         apart = src != dst
         size = weight[chunk]
         sent = np.bincount(src[apart], size[apart], minlength=n)
         received = np.bincount(dst[apart], size[apart], minlength=n)
         reduced = np.bincount(dst[mask], size[mask], minlength=n)
-        out, in_ = peers(src[apart], dst[apart], n)
+        out, in_ = num_peers(src[apart], dst[apart], n)
         steps += 1
         busiest = max(int(out.max()), int(in_.max()))
         rounds += busiest
@@ -167,7 +164,7 @@ def cost(schedule: Schedule, count: int | Sequence[int] | Ints | None = None) ->
 
 
 def _weights(
-    schedule: Schedule, count: int | Sequence[int] | Ints | None
+    schedule: ReadableSchedule, count: int | Sequence[int] | Ints | None
 ) -> tuple[Floats, int]:
     """The size of every slot in whole numbers, and how many of them are one unit.
 
@@ -183,17 +180,7 @@ def _weights(
     return np.resize(sizes, schedule.num_slots), unit
 
 
-def peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
-    """For every rank, to how many it sends and from how many it receives."""
-    code = src * n + dst
-    if code.size > n * n // 8:
-        pair = np.flatnonzero(np.bincount(code, minlength=1))
-    else:
-        pair = np.unique(code)
-    return np.bincount(pair // n, minlength=n), np.bincount(pair % n, minlength=n)
-
-
-def lower_bound(schedule: Schedule, weight: Floats) -> Bound:
+def lower_bound(schedule: ReadableSchedule, weight: Floats) -> Bound:
     """What every schedule needs, from who must learn of what.
 
     Rounds: what a rank knows at most doubles. Span: what must leave or reach some rank.
@@ -207,7 +194,7 @@ def lower_bound(schedule: Schedule, weight: Floats) -> Bound:
     return Bound((n - 1).bit_length(), _least_span(schedule, sizes), work)
 
 
-def _least_span(schedule: Schedule, sizes: Floats) -> float:
+def _least_span(schedule: ReadableSchedule, sizes: Floats) -> float:
     n, contract, what = schedule.n, schedule.contract, schedule.collective
     total = float(sizes.sum())
     chunk = np.arange(schedule.num_chunks)

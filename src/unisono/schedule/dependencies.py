@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.oracle import checked_steps
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import runs
 
 
@@ -56,9 +56,9 @@ class Dependencies:
         return int(length.max(initial=0))
 
 
-def dependencies(schedule: Schedule) -> Dependencies:
+def dependencies(schedule: ReadableSchedule) -> Dependencies:
     """All edges of `schedule`, which is materialised for it."""
-    rows = [(i, *step.flat()) for i, step in enumerate(sound(schedule))]
+    rows = [(i, *step.flat()) for i, step in enumerate(checked_steps(schedule))]
     if not rows:
         nothing = np.empty(0, dtype=np.int64)
         return Dependencies(nothing, nothing, nothing)
@@ -91,9 +91,9 @@ def _latest_before(
     at = (
         np.searchsorted(key, horizon) - 1
     )  # the last event before now, perhaps elsewhere
-    found = (at >= 0) & (slot[at] == wanted)
-    first = np.searchsorted(key, key[at[found]])
-    return _expand(first, at[found] + 1, who, asks[found])
+    matches = (at >= 0) & (slot[at] == wanted)
+    first = np.searchsorted(key, key[at[matches]])
+    return _expand(first, at[matches] + 1, who, asks[matches])
 
 
 def _since(

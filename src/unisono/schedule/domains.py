@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import first_breach
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.oracle import first_invalid
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step
 
 try:
@@ -28,11 +28,11 @@ State = NDArray[Any]
 _BLOCK = 1 << 20
 
 
-class Lot(ABC):
+class ChunkState(ABC):
     """The state of chunks lo..hi-1, and what each must be in the end."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, *, native: bool = True
+        self, schedule: ReadableSchedule, lo: int, hi: int, *, native: bool = True
     ) -> None:
         """Set up the state as the contract says it is before."""
         self.schedule, self.lo, self.hi = schedule, lo, hi
@@ -88,7 +88,7 @@ class Lot(ABC):
         if self._runner is None:
             return self._run_numpy(step)
         mixed = not isinstance(step.reduces, bool)
-        found: int = self._runner.run(
+        broken: int = self._runner.run(
             _plane(step.src),
             _plane(step.dst),
             _plane(step.chunk),
@@ -96,10 +96,10 @@ class Lot(ABC):
             _plane(step.mask) if mixed else None,
             not mixed and bool(step.reduces),
         )
-        return found
+        return broken
 
     def _run_numpy(self, step: Step) -> int:
-        broken = first_breach(self.schedule, step)
+        broken = first_invalid(self.schedule, step)
         if broken >= 0:
             return broken
         src, dst, chunk, mask, into = step.flat()
@@ -129,7 +129,7 @@ class Lot(ABC):
         self.state[slot] = self.add(self.state[slot], got)
 
 
-class Presence(Lot):
+class PresenceState(ChunkState):
     """One byte a slot: 1 where the original is, 0 elsewhere."""
 
     def begin(self) -> State:
@@ -158,11 +158,17 @@ class Presence(Lot):
         return np.zeros(starts.size, dtype=np.uint8)
 
 
-class Values(Lot):
+class ValueState(ChunkState):
     """Eight bytes a slot: a random value, and sums of them modulo a random prime."""
 
     def __init__(
-        self, schedule: Schedule, lo: int, hi: int, seed: int, *, native: bool = True
+        self,
+        schedule: ReadableSchedule,
+        lo: int,
+        hi: int,
+        seed: int,
+        *,
+        native: bool = True,
     ) -> None:
         """Draw the prime, then the values; slots that begin empty get one as well."""
         self.rng = np.random.default_rng((seed, lo))

@@ -47,9 +47,9 @@ from unisono.schedule.program import (
     Action,
     Home,
     Lowered,
-    Message,
     Program,
     Source,
+    StreamMessage,
     Wait,
 )
 from unisono.schedule.schedule import Schedule
@@ -148,10 +148,10 @@ def _deliver(
     slots: dict[tuple[int, int], list[Version]] = defaultdict(list)
     for v in versions:
         slots[v.rank, v.slot].append(v)
-    found = [v for v in versions if _deliverable(v, slots[v.rank, v.slot], hosts)]
+    deliverable = [v for v in versions if _deliverable(v, slots[v.rank, v.slot], hosts)]
     if not input_shared:
-        found = [v for v in found if not v.sources[0].given]
-    for v in _shared_out(found, n):
+        deliverable = [v for v in deliverable if not v.sources[0].given]
+    for v in _shared_out(deliverable, n):
         (made,) = v.sources
         made.away.remove(v)
         made.delivers.append(v)
@@ -277,13 +277,11 @@ def _program(
         ),
         exits=_merged(rank, borrowed + brought, {})
         + tuple(Wait(*each) for each in sorted(left.items())),
-        lends_input=any(v.given and v.away for v in everything_lent),
-        lends_output=any(not v.given and v.away for v in everything_lent),
         messages=messages,
     )
 
 
-def _message(v: Version, reader: Version) -> Message:
+def _message(v: Version, reader: Version) -> StreamMessage:
     """v on its way to one who reads it, from where it lies."""
     if v.code is not None:
         home, index = Home.CODE, v.code
@@ -293,7 +291,7 @@ def _message(v: Version, reader: Version) -> Message:
         home, index = Home.INPUT if v.given else Home.OUTPUT, v.slot
     # The input is there before anything is done, unless it leaves from the window.
     after = 0 if home is Home.INPUT else v.action + 1
-    return Message(reader.rank, v.chunk, Source(home, v.rank, index), after)
+    return StreamMessage(reader.rank, v.chunk, Source(home, v.rank, index), after)
 
 
 def _action(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.errors import ScheduleError
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 from unisono.schedule.step import Step, Transfer
 
 
@@ -36,7 +36,7 @@ EMPTY = Held()
 class Ledger:
     """The slots of all ranks, for all chunks or for the one in `only`."""
 
-    def __init__(self, schedule: Schedule, only: int | None = None) -> None:
+    def __init__(self, schedule: ReadableSchedule, only: int | None = None) -> None:
         """Fill in what the contract says is there before."""
         self.schedule = schedule
         self.only = only
@@ -79,7 +79,7 @@ class Ledger:
         self.written.update({(t.dst, t.into): self.steps_done for t, _ in moves})
 
     def _read(self, t: Transfer) -> Held:
-        broken = breach(self.schedule, t)
+        broken = broken_rule(self.schedule, t)
         if broken:
             raise self._breach(t, broken)
         value = self.at(t.src, t.chunk)
@@ -157,19 +157,23 @@ class Ledger:
 SECOND_COPY = "is a second copy into one slot"
 
 
-def breach(schedule: Schedule, t: Transfer) -> str:
+def broken_rule(schedule: ReadableSchedule, t: Transfer) -> str:
     """Which rule of transfers `t` breaks, in words; nothing if it keeps them all."""
     n, slots = schedule.n, schedule.num_slots
     if not (0 <= t.src < n and 0 <= t.dst < n):
-        return f"leaves the ranks 0..{n - 1}"
+        return f"is outside the ranks 0..{n - 1}"
     if not (0 <= t.chunk < slots and 0 <= t.into < slots):
-        return f"leaves the chunks 0..{slots - 1}"
+        return f"is outside the chunks 0..{slots - 1}"
     if t.chunk != t.into and not schedule.num_temporaries:
         return "changes its name, but the algorithm declares no temporaries"
-    return "goes nowhere" if (t.src, t.chunk) == (t.dst, t.into) else ""
+    return (
+        "has the same source and destination"
+        if (t.src, t.chunk) == (t.dst, t.into)
+        else ""
+    )
 
 
-def first_breach(schedule: Schedule, step: Step) -> int:
+def first_invalid(schedule: ReadableSchedule, step: Step) -> int:
     """The index of the first transfer that breaks one of those rules, or -1."""
     n, slots = schedule.n, schedule.num_slots
     src, dst, chunk, _, into = step.flat()
@@ -181,19 +185,19 @@ def first_breach(schedule: Schedule, step: Step) -> int:
     return int(np.argmax(bad)) if bad.any() else -1
 
 
-def sound(schedule: Schedule) -> Iterator[Step]:
+def checked_steps(schedule: ReadableSchedule) -> Iterator[Step]:
     """The steps, as long as every transfer is between ranks and chunks that there are.
 
     For readers that use them as indices, where -1 would silently be the last.
     """
     for number, step in enumerate(schedule, start=1):
-        broken = first_breach(schedule, step)
+        broken = first_invalid(schedule, step)
         if broken >= 0:
             raise explain_rule(schedule, number, step, broken)
         yield step
 
 
-def check_exactly(schedule: Schedule) -> None:
+def check_exactly(schedule: ReadableSchedule) -> None:
     """Run the whole schedule on a ledger; return if it is right, raise if it is not."""
     ledger = Ledger(schedule)
     for step in schedule:
@@ -202,34 +206,34 @@ def check_exactly(schedule: Schedule) -> None:
 
 
 def explain_rule(
-    schedule: Schedule, number: int, step: Step, index: int
+    schedule: ReadableSchedule, number: int, step: Step, index: int
 ) -> ScheduleError:
     """The error for transfer `index` of step `number`, which breaks a rule."""
     src, dst, chunk, mask, into = (a[index].item() for a in step.flat())
     bad = Transfer(src, dst, chunk, mask, into)
-    what = breach(schedule, bad) or SECOND_COPY
+    what = broken_rule(schedule, bad) or SECOND_COPY
     message = f"{_where(schedule, number)}: {bad} {what}"
     return ScheduleError(message, step=number, rank=dst, chunk=chunk)
 
 
-def explain_end(schedule: Schedule, rank: int, chunk: int) -> ScheduleError:
+def explain_end(schedule: ReadableSchedule, rank: int, chunk: int) -> ScheduleError:
     """The counter-example for a slot that the fast verifier found to end wrong."""
     ledger = Ledger(schedule, None if schedule.num_temporaries else chunk)
     for step in schedule:
         ledger.run(step)
     try:
         ledger.check_slot(rank, chunk)
-    except ScheduleError as found:
-        return found
+    except ScheduleError as error:
+        return error
     return ScheduleError(
-        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong once and right "
-        "once; the algorithm must give the same steps each time it is asked",
+        f"{_where(schedule)}: chunk {chunk} of rank {rank} was wrong in one run and "
+        "right in another; the algorithm must give the same steps each time",
         rank=rank,
         chunk=chunk,
     )
 
 
-def _where(schedule: Schedule, step: int | None = None) -> str:
+def _where(schedule: ReadableSchedule, step: int | None = None) -> str:
     return f"{schedule.title}, {'end' if step is None else f'step {step}'}"
 
 

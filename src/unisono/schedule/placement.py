@@ -41,10 +41,10 @@ def parse_hosts(text: str, n: int) -> Ints:
         if last < first or times < 1:
             raise _malformed(text)
         runs.append((first, last, times))
-    told = sum((last - first + 1) * times for first, last, times in runs)
-    if told != n:
+    placed = sum((last - first + 1) * times for first, last, times in runs)
+    if placed != n:
         raise UnsupportedWorld(
-            f"hosts {text!r} places {told} ranks, but there are {n}", n=n
+            f"hosts {text!r} places {placed} ranks, but there are {n}", n=n
         )
     return np.concatenate([np.tile(np.arange(a, b + 1), times) for a, b, times in runs])
 

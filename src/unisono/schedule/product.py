@@ -56,7 +56,7 @@ PlaceIn = Callable[[Ints], Ints]
 
 
 @dataclass(frozen=True)
-class Groups:
+class RankGroups:
     """Consecutive ranks in groups of the given sizes."""
 
     sizes: Ints
@@ -100,7 +100,7 @@ def product(
     broadcasts.
     """
     _refuse_misfits(inside, across, back)
-    groups = Groups(np.array([s.n for s in inside], dtype=np.int64))
+    groups = RankGroups(np.array([s.n for s in inside], dtype=np.int64))
     whole = across.collective
     if whole is ALL_REDUCE and inside[0].collective is REDUCE:
         return _all_reduce_by_first_ranks(groups, inside, across, back)
@@ -141,7 +141,10 @@ def _refuse_misfits(
 
 
 def _whole(
-    across: Schedule, groups: Groups, chunks: int, make: Callable[[], Iterator[Step]]
+    across: Schedule,
+    groups: RankGroups,
+    chunks: int,
+    make: Callable[[], Iterator[Step]],
 ) -> Schedule:
     """The schedule of all ranks, for the collective that is done across the groups."""
     n = int(groups.sizes.sum())
@@ -188,7 +191,7 @@ def _pieces(inside: Sequence[Schedule], across: Schedule) -> int:
 
 
 def _all_gather(
-    groups: Groups, inside: Sequence[Schedule], across: Schedule
+    groups: RankGroups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
     pieces = _pieces(inside, across)
     if across.collective is not BARRIER:
@@ -216,7 +219,7 @@ def _all_gather(
 
 
 def _all_reduce(
-    groups: Groups,
+    groups: RankGroups,
     inside: Sequence[Schedule],
     across: Schedule,
     back: Sequence[Schedule],
@@ -250,7 +253,7 @@ def _all_reduce(
 
 
 def _all_reduce_by_first_ranks(
-    groups: Groups,
+    groups: RankGroups,
     inside: Sequence[Schedule],
     across: Schedule,
     back: Sequence[Schedule],
@@ -265,13 +268,15 @@ def _all_reduce_by_first_ranks(
     return _whole(across, groups, chunks, make)
 
 
-def _first_ranks(groups: Groups, across: Schedule, chunks: int) -> Iterator[Step]:
+def _first_ranks(groups: RankGroups, across: Schedule, chunks: int) -> Iterator[Step]:
     """The groups' first ranks act out `across`, with all chunks."""
     whole = refine(across, chunks // across.num_chunks)
     return embed(whole, np.arange(chunks), lambda _, group: groups.first[group])
 
 
-def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterator[Step]:
+def _each(
+    groups: RankGroups, schedules: Sequence[Schedule], chunks: int
+) -> Iterator[Step]:
     """Every group acts out its own schedule, with all chunks."""
     runs = []
     for schedule, alike in _alike(schedules):
@@ -281,7 +286,7 @@ def _each(groups: Groups, schedules: Sequence[Schedule], chunks: int) -> Iterato
 
 
 def _all_to_all(
-    groups: Groups, inside: Sequence[Schedule], across: Schedule
+    groups: RankGroups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
     pieces = _pieces(inside, across) * min(groups.times_larger, FINEST)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
@@ -314,7 +319,7 @@ def _all_to_all(
 
 
 def _broadcast(
-    groups: Groups, inside: Sequence[Schedule], across: Schedule
+    groups: RankGroups, inside: Sequence[Schedule], across: Schedule
 ) -> Schedule:
     chunks = math.lcm(across.num_chunks, *(s.num_chunks for s in inside))
 
@@ -325,7 +330,9 @@ def _broadcast(
     return _whole(across, groups, chunks, make)
 
 
-def _scatter(groups: Groups, inside: Sequence[Schedule], across: Schedule) -> Schedule:
+def _scatter(
+    groups: RankGroups, inside: Sequence[Schedule], across: Schedule
+) -> Schedule:
     pieces = _pieces(inside, across)
     n, hosts = int(groups.sizes.sum()), groups.sizes.size
     chunk = np.arange(n * pieces)

@@ -73,7 +73,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     """A value sent to another host, once `after` actions are done; `chunk` its size."""
 
     to: int
@@ -88,9 +88,8 @@ class Program:
 
     The first `lead[r]` actions of rank r only publish its input and wait for nobody.
     `readers` are the ranks that read this rank's window. `exits` are waited for at the
-    very end, so that the buffers may be used again. `lends_input` and `lends_output`
-    tell whether others read this rank's buffers themselves. `messages` leave in their
-    order for each rank they go to, beside the actions.
+    very end, so that the buffers may be used again. `messages` leave in
+    their order for each rank they go to, beside the actions.
     """
 
     rank: int
@@ -99,9 +98,7 @@ class Program:
     lead: tuple[int, ...]
     readers: tuple[int, ...]
     exits: tuple[Wait, ...]
-    lends_input: bool
-    lends_output: bool
-    messages: tuple[Message, ...] = ()
+    messages: tuple[StreamMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

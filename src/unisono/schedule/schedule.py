@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Self
 
 from unisono.errors import BadArgument, UnisonoError, whole_number
 from unisono.schedule.collective import Collective, Contract, Ints
+from unisono.schedule.consistency import Consistency, consistency
+from unisono.schedule.cost import Cost, cost
+from unisono.schedule.dependencies import Dependencies, dependencies
 from unisono.schedule.step import Step
-
-if TYPE_CHECKING:
-    from unisono.schedule.consistency import Consistency
-    from unisono.schedule.cost import Cost
-    from unisono.schedule.dependencies import Dependencies
-    from unisono.schedule.verify import Proof
+from unisono.schedule.transform import mirror, relabel, split, then
+from unisono.schedule.verify import Proof, verify
 
 VIEWS: dict[str, Callable[[Schedule], str]] = {}
 """How schedules are drawn, by kind. `unisono.view`, a layer above, fills this in when
@@ -110,14 +109,12 @@ class Schedule:
         except UnisonoError:
             return None
 
-    def but(self, **changes: object) -> Schedule:
+    def but(self, **changes: object) -> Self:
         """The same schedule with some attributes changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def verify(self, *, seed: int | None = None) -> Proof:
         """Prove the contract kept, or raise ScheduleError with a counter-example."""
-        from unisono.schedule.verify import verify
-
         return verify(self, seed=seed)
 
     def cost(self, count: int | Sequence[int] | Ints | None = None) -> Cost:
@@ -127,44 +124,30 @@ class Schedule:
         one per share if they are uneven) they are elements, or bytes if it counts
         bytes.
         """
-        from unisono.schedule.cost import cost
-
         return cost(self, count)
 
     def consistency(self) -> Consistency:
         """Whether all ranks end with the same bits, and how deep the sums are."""
-        from unisono.schedule.consistency import consistency
-
         return consistency(self)
 
     def dependencies(self) -> Dependencies:
         """Which transfers must wait for which, by what they read and write."""
-        from unisono.schedule.dependencies import dependencies
-
         return dependencies(self)
 
     def then(self, after: Schedule) -> Schedule:
         """This schedule and afterwards another: see `transform.then`."""
-        from unisono.schedule.transform import then
-
         return then(self, after)
 
     def mirror(self) -> Schedule:
         """This schedule played backwards: see `transform.mirror`."""
-        from unisono.schedule.transform import mirror
-
         return mirror(self)
 
     def split(self, segments: int) -> Schedule:
         """This schedule pipelined over `segments` parts: see `transform.split`."""
-        from unisono.schedule.transform import split
-
         return split(self, segments)
 
     def relabel(self, ranks: Sequence[int] | Ints) -> Schedule:
         """This schedule with rank r's part played by `ranks[r]`: see `transform`."""
-        from unisono.schedule.transform import relabel
-
         return relabel(self, ranks)
 
     def rooted_at(self, root: int) -> Schedule:

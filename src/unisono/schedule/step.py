@@ -152,14 +152,14 @@ class Step:
         return Step(src[keep], dst[keep], chunk_, into_, reduces, self.phase)
 
 
-def copy(
+def copy_step(
     chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None
 ) -> Step:
     """A step that copies `chunk` from `src` to `dst`; the arguments are broadcast."""
     return _step(chunk, src, dst, into, reduces=False)
 
 
-def reduce(
+def reduce_step(
     chunk: ArrayLike, src: ArrayLike, dst: ArrayLike, into: ArrayLike | None = None
 ) -> Step:
     """A step that adds `chunk` of `src` to what `dst` holds of it."""

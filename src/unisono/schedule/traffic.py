@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from unisono.errors import BadArgument
 from unisono.schedule.collective import BARRIER, Ints
-from unisono.schedule.cost import peers
-from unisono.schedule.oracle import sound
+from unisono.schedule.counts import num_peers
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, whole_numbers
 
@@ -89,7 +89,7 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
             f"hosts: expected the number of the host of each of {n} ranks, got {hosts}"
         )
     width = int(host.max()) + 1
-    rows = [_counts(step, host) for step in sound(schedule)]
+    rows = [_counts(step, host) for step in checked_steps(schedule)]
     columns = (
         np.array([row[i] for row in rows], dtype=np.int64).reshape(len(rows), across)
         for i, across in enumerate((width, width, n, n, n))
@@ -109,5 +109,5 @@ def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         np.bincount(host[dst[away]], minlength=num_hosts),
         np.bincount(dst[src != dst], minlength=n),
         np.bincount(dst[mask], minlength=n),
-        np.maximum(*peers(src[away], dst[away], n)),
+        np.maximum(*num_peers(src[away], dst[away], n)),
     )

@@ -32,14 +32,21 @@ from unisono.schedule.collective import (
     Ints,
     between,
 )
-from unisono.schedule.oracle import sound
-from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step, copy, reduce, runs, together, whole_numbers
+from unisono.schedule.oracle import checked_steps
+from unisono.schedule.protocol import ReadableSchedule, S
+from unisono.schedule.step import (
+    Step,
+    copy_step,
+    reduce_step,
+    runs,
+    together,
+    whole_numbers,
+)
 
 Cast = Callable[[Ints, Ints], Ints]
 
 
-def refuse_temporaries(*parts: Schedule | Step) -> None:
+def refuse_temporaries(*parts: ReadableSchedule | Step) -> None:
     """Raise BadArgument if one of these has temporaries: they cannot be combined."""
     for part in parts:
         if part.renames if isinstance(part, Step) else part.num_temporaries:
@@ -57,7 +64,7 @@ def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step
     order = np.argsort(local_chunk, kind="stable")
     followers = np.bincount(local_chunk[local_chunk >= 0], minlength=1)
     first = np.cumsum(followers) - followers + np.count_nonzero(local_chunk < 0)
-    for step in sound(steps) if isinstance(steps, Schedule) else steps:
+    for step in checked_steps(steps) if isinstance(steps, ReadableSchedule) else steps:
         refuse_temporaries(step)
         src, dst, names, mask, _ = step.flat()
         inside = names < followers.size
@@ -96,7 +103,7 @@ def phase(name: str, steps: Iterable[Step]) -> Iterator[Step]:
         yield step.named(name)
 
 
-def refine(schedule: Schedule, pieces: int) -> Schedule:
+def refine(schedule: S, pieces: int) -> S:
     """The same schedule with every chunk cut into `pieces` that travel together."""
     if pieces == 1:
         return schedule
@@ -106,7 +113,7 @@ def refine(schedule: Schedule, pieces: int) -> Schedule:
     )
 
 
-def then(first: Schedule, second: Schedule) -> Schedule:
+def then(first: S, second: S) -> S:
     """`first` and afterwards `second`, as one schedule for what both amount to."""
     if first.n != second.n:
         raise BadArgument(f"cannot join schedules of {first.n} and {second.n} ranks")
@@ -136,12 +143,18 @@ def then(first: Schedule, second: Schedule) -> Schedule:
     whole = between(first.collective.before, second.collective.after)
     root = first.root if first.collective.rooted else second.root
     name = first.name if first.name == second.name else f"{first.name}+{second.name}"
-    return Schedule(
-        whole, first.n, both, make, name=name, root=root if whole.rooted else 0
+    return first.but(
+        collective=whole,
+        num_chunks=both,
+        make=make,
+        name=name,
+        root=root if whole.rooted else 0,
+        about="",
+        paper="",
     )
 
 
-def mirror(schedule: Schedule) -> Schedule:
+def mirror(schedule: S) -> S:
     """`schedule` backwards: what was received is sent, what was copied is reduced.
 
     An all_gather gives a reduce_scatter, a broadcast a reduce, and the other way round;
@@ -178,7 +191,7 @@ def _rephased(step: Step, old_phase: str) -> Step:
     return step.named(" ".join(words))
 
 
-def _transposed(schedule: Schedule) -> Schedule:
+def _transposed(schedule: S) -> S:
     """An all_to_all backwards, the chunk from i to j renamed to that from j to i."""
     n, pieces = schedule.n, schedule.num_chunks // schedule.n**2
     swapped = (
@@ -192,7 +205,7 @@ def _transposed(schedule: Schedule) -> Schedule:
     return schedule.but(make=make)
 
 
-def split(schedule: Schedule, segments: int) -> Schedule:
+def split(schedule: S, segments: int) -> S:
     """The data cut into `segments`, each following the schedule a step behind the last.
 
     An algorithm of A steps then takes A + segments - 1, each moving 1/segments as much.
@@ -212,14 +225,14 @@ def split(schedule: Schedule, segments: int) -> Schedule:
     def make() -> Iterator[Step]:
         nothing = together(())
         window: deque[Step] = deque(maxlen=segments)
-        for step in chain(sound(schedule), repeat(nothing, segments - 1)):
+        for step in chain(checked_steps(schedule), repeat(nothing, segments - 1)):
             window.appendleft(step)
             yield together(segment(w, i) for i, w in enumerate(window) if len(w))
 
     return schedule.but(num_chunks=schedule.num_chunks * segments, make=make)
 
 
-def relabel(schedule: Schedule, ranks: ArrayLike) -> Schedule:
+def relabel(schedule: S, ranks: ArrayLike) -> S:
     """The same schedule with rank r's part played by `ranks[r]`.
 
     Where chunks belong to ranks they change hands too, so that the contract stays kept.
@@ -253,7 +266,7 @@ def fold_pairs(m: int, n: int) -> tuple[Ints, Ints, Ints]:
     return stays[:surplus], stays[:surplus] + 1, stays
 
 
-def fold(inner: Schedule, n: int) -> Schedule:
+def fold(inner: S, n: int) -> S:
     """`inner`, made for fewer ranks, extended to n: the surplus folds onto others.
 
     Of each of the first pairs (0, 1), (2, 3), ... the even rank stays in, and the odd
@@ -282,12 +295,12 @@ def fold(inner: Schedule, n: int) -> Schedule:
 
     def make() -> Iterator[Step]:
         if whole is ALL_REDUCE:
-            yield reduce(chunk[:, None], src=extra, dst=core).named("fold in")
+            yield reduce_step(chunk[:, None], src=extra, dst=core).named("fold in")
         else:
             own = extra * pieces + np.arange(pieces)[:, None]
-            yield copy(own, src=extra, dst=core).named("fold in")
+            yield copy_step(own, src=extra, dst=core).named("fold in")
         yield from embed(inner, local, lambda _, rank: stays[rank])
-        back = copy(chunk[:, None], src=core, dst=extra).named("fold out")
+        back = copy_step(chunk[:, None], src=core, dst=extra).named("fold out")
         if whole is ALL_GATHER:
             back = back.where(back.dst != back.chunk // pieces)
         yield back

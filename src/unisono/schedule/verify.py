@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument, whole_number
-from unisono.schedule.domains import Lot, Presence, Values
+from unisono.schedule.domains import ChunkState, PresenceState, ValueState
 from unisono.schedule.oracle import explain_end, explain_rule
-from unisono.schedule.schedule import Schedule
+from unisono.schedule.protocol import ReadableSchedule
 
 STATE_BYTES = 512 << 20
 """How large the state may be before chunks are verified in several lots."""
@@ -42,7 +42,7 @@ MOST_IN_ALL = 1 << 40
 class Proof:
     """What was proven, and by how much work."""
 
-    schedule: Schedule
+    schedule: ReadableSchedule
     steps: int
     transfers: int
     exact: bool
@@ -62,7 +62,7 @@ class Proof:
         )
 
 
-def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
+def verify(schedule: ReadableSchedule, *, seed: int | None = None) -> Proof:
     """Prove that `schedule` keeps its contract, or raise ScheduleError."""
     began = time.perf_counter()
     seed = secrets.randbits(63) if seed is None else abs(whole_number("seed", seed))
@@ -70,14 +70,18 @@ def verify(schedule: Schedule, *, seed: int | None = None) -> Proof:
     # cannot tell; such schedules declare temporaries.
     exact = not schedule.collective.reduces and not schedule.num_temporaries
     steps = transfers = 0
-    for lo, hi in lots(schedule, bytes_per_slot=1 if exact else 8):
-        lot = Presence(schedule, lo, hi) if exact else Values(schedule, lo, hi, seed)
+    for lo, hi in batches(schedule, bytes_per_slot=1 if exact else 8):
+        lot = (
+            PresenceState(schedule, lo, hi)
+            if exact
+            else ValueState(schedule, lo, hi, seed)
+        )
         steps, transfers = _run(schedule, lot)
         del lot  # before the next one takes as much memory
     return Proof(schedule, steps, transfers, exact, seed, time.perf_counter() - began)
 
 
-def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
+def _run(schedule: ReadableSchedule, lot: ChunkState) -> tuple[int, int]:
     """Run all steps on one lot, and judge it; the number of steps and of transfers."""
     steps = transfers = 0
     for step in schedule:
@@ -92,17 +96,19 @@ def _run(schedule: Schedule, lot: Lot) -> tuple[int, int]:
     return steps, transfers
 
 
-def lots(schedule: Schedule, bytes_per_slot: int) -> Iterator[tuple[int, int]]:
+def batches(
+    schedule: ReadableSchedule, bytes_per_slot: int
+) -> Iterator[tuple[int, int]]:
     """Ranges of chunks whose state fits the budget; one range where chunks may mix."""
     together = schedule.num_slots if schedule.num_temporaries else 1
     if schedule.n * schedule.num_slots > MOST_IN_ALL:
         raise BadArgument(
             f"{schedule.title}: {schedule.num_slots} chunks on {schedule.n} ranks are "
-            "more than can be followed"
+            "too many to verify"
         )
     if schedule.n * together > MOST_SLOTS:
         raise BadArgument(
-            f"n = {schedule.n}: more ranks than can be followed (at most {MOST_SLOTS} "
+            f"n = {schedule.n}: too many ranks to verify (at most {MOST_SLOTS} "
             "slots that depend on each other)"
         )
     size = max(together, STATE_BYTES // (bytes_per_slot * schedule.n))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.errors import UnsupportedWorld
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 
@@ -92,7 +92,7 @@ def versions(
         for r in range(schedule.n) if before is None else [int(before[c])]:
             now[r, c] = Version(r, c, -1, [], 1, c)
     versions = list(now.values())
-    for number, step in enumerate(sound(schedule)):
+    for number, step in enumerate(checked_steps(schedule)):
         made = [
             _made(schedule, number, *slot, now, hosts)
             for slot in _gathered(step)
@@ -113,10 +113,10 @@ _Arriving = list[tuple[int, int, bool]]
 
 def _gathered(step: Step) -> Iterable[tuple[int, int, _Arriving]]:
     """Each slot (dst, into) of a step, and what arrives: (src, chunk, reduces)."""
-    found: dict[tuple[int, int], _Arriving] = defaultdict(list)
+    arriving_at: dict[tuple[int, int], _Arriving] = defaultdict(list)
     for t in step:
-        found[t.dst, t.into].append((t.src, t.chunk, t.reduces))
-    return ((rank, slot, arriving) for (rank, slot), arriving in found.items())
+        arriving_at[t.dst, t.into].append((t.src, t.chunk, t.reduces))
+    return ((rank, slot, arriving) for (rank, slot), arriving in arriving_at.items())
 
 
 def _is_there(

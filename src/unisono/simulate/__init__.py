@@ -13,24 +13,24 @@ chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
 compare     who wins for which size, and where that changes
 groups      collectives of all groups of a mesh axis at once
-models      transformers by their shape
 streams     tasks beside each other
 training    a training step: what a strategy computes and sends
 """
 
+from unisono.deprecation import old_names
 from unisono.simulate.api import FIDELITIES, simulate, sweep
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import candidates, fitted
 from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
-from unisono.simulate.conditions import Codec, Conditions
+from unisono.simulate.conditions import CodecModel, Conditions
 from unisono.simulate.overlap import Compute
 from unisono.simulate.result import Hop, Result, Timeline
 from unisono.simulate.training import TrainingStep, train
 
 __all__ = [
     "FIDELITIES",
-    "Codec",
+    "CodecModel",
     "Comparison",
     "Compute",
     "Conditions",
@@ -47,3 +47,5 @@ __all__ = [
     "to_chrome",
     "train",
 ]
+
+__getattr__ = old_names(__name__, {"Codec": "CodecModel"})

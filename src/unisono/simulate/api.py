@@ -13,7 +13,7 @@ from unisono.schedule.schedule import Schedule
 from unisono.simulate import closed
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import fitted, schedule_for
-from unisono.simulate.conditions import Codec, Conditions, World
+from unisono.simulate.conditions import CodecModel, Conditions, SimulatedWorld
 from unisono.simulate.events import by_events
 from unisono.simulate.limits import fits
 from unisono.simulate.messages import chunk_bytes
@@ -42,7 +42,7 @@ def simulate(
     slow: Mapping[str, float] | None = None,
     failed: Sequence[str] = (),
     reduce: float | None = None,
-    codec: Codec | None = None,
+    codec: CodecModel | None = None,
     compute: Compute | float = 0.0,
 ) -> Result:
     """How long a schedule takes on a topology, and what decides it.
@@ -63,25 +63,25 @@ def simulate(
             f"nbytes = {size}, segments = {segments}: expected 0 or more, 1 or more"
         )
     given = Conditions(
-        _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or Codec()
+        _by_rank(delays), dict(slow or {}), tuple(failed), reduce, codec or CodecModel()
     )
     busy = compute if isinstance(compute, Compute) else Compute(float(compute))
     how = _fidelity(fidelity, where, given)
     if how == "closed":
-        found = _closed(what, where, size, collective, segments, given)
-        return beside(found, busy)
+        result = _closed(what, where, size, collective, segments, given)
+        return beside(result, busy)
     schedule = _schedule(what, where, collective, segments)
-    world = World.of(where, given)
+    world = SimulatedWorld.of(where, given)
     try:
-        found = (_events if how == "events" else _steps)(schedule, world, size)
+        result = (_events if how == "events" else _steps)(schedule, world, size)
     except NotOffered:
         if how != "events" or fidelity == "events":
             raise
-        found = _steps(schedule, world, size)
-    return beside(found, busy)
+        result = _steps(schedule, world, size)
+    return beside(result, busy)
 
 
-def _events(schedule: Schedule, world: World, nbytes: int) -> Result:
+def _events(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
     events = by_events(schedule, world, chunk_bytes(schedule, nbytes))
     return Result(
         schedule.collective,
@@ -100,7 +100,7 @@ def _events(schedule: Schedule, world: World, nbytes: int) -> Result:
     )
 
 
-def _steps(schedule: Schedule, world: World, nbytes: int) -> Result:
+def _steps(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
     clocks = by_steps(schedule, world, chunk_bytes(schedule, nbytes), keep=True)
     return Result(
         schedule.collective,
@@ -136,14 +136,14 @@ def sweep(
         more: dict[str, Any] = {"collective": collective, "segments": segments}
         return [simulate(algorithm, topology, size, **more) for size in sizes]
     schedule = _schedule(algorithm, topology, collective, segments)
-    world = World.of(topology, Conditions())
+    world = SimulatedWorld.of(topology, Conditions())
     unit = chunk_bytes(schedule, None)
     clocks = by_steps(schedule, world, unit, np.array(sizes, dtype=np.float64))
-    found = []
+    results = []
     for size, row in zip(sizes, clocks.clock, strict=True):
         least = least_time(schedule.collective, topology, size, schedule.root)
         carried = clocks.carried[:-1] * size
-        found.append(
+        results.append(
             Result(
                 schedule.collective,
                 schedule.name,
@@ -157,7 +157,7 @@ def sweep(
                 carried=carried,
             )
         )
-    return found
+    return results
 
 
 def _by_rank(delays: Mapping[int, float] | Sequence[float]) -> dict[int, float]:
@@ -204,14 +204,14 @@ def _closed(
             "closed form: needs the name of an algorithm, to have it at other sizes "
             "too; a schedule alone can be simulated by steps or events"
         )
-    found = closed.line(collective(name).name, what, topology, segments, given)
+    cost = closed.line(collective(name).name, what, topology, segments, given)
     return Result(
         COLLECTIVES[name],
         fitted(what, topology),
         topology,
         nbytes,
         "closed",
-        found.time(nbytes),
-        found.least * nbytes,
-        exact=found.exact,
+        cost.time(nbytes),
+        cost.least * nbytes,
+        exact=cost.exact,
     )

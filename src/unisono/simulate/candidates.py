@@ -20,17 +20,17 @@ from unisono.topology.topology import Topology
 
 def fitted(algorithm: str, topology: Topology) -> str:
     """The name with what the topology knows filled in."""
-    name, _, told = algorithm.partition(":")
-    if name == "hierarchical" and "levels=" not in told:
+    name, _, options = algorithm.partition(":")
+    if name == "hierarchical" and "levels=" not in options:
         levels = _levels(topology)
-        return _with(name, told, f"levels={levels}") if levels else algorithm
-    if name == "torus" and "shape=" not in told and topology.shape:
-        return _with(name, told, f"shape={'x'.join(map(str, topology.shape))}")
+        return _with(name, options, f"levels={levels}") if levels else algorithm
+    if name == "torus" and "shape=" not in options and topology.shape:
+        return _with(name, options, f"shape={'x'.join(map(str, topology.shape))}")
     return algorithm
 
 
-def _with(name: str, told: str, more: str) -> str:
-    return f"{name}:{','.join(filter(None, [more, told]))}"
+def _with(name: str, options: str, more: str) -> str:
+    return f"{name}:{','.join(filter(None, [more, options]))}"
 
 
 def _levels(topology: Topology) -> str:
@@ -48,8 +48,8 @@ def schedule_for(
     collective: str, algorithm: str, topology: Topology, segments: int = 1
 ) -> Schedule:
     """The schedule of an algorithm on all ranks of a topology."""
-    found = make(collective, fitted(algorithm, topology), topology.n)
-    return found.split(segments) if segments > 1 else found
+    schedule = make(collective, fitted(algorithm, topology), topology.n)
+    return schedule.split(segments) if segments > 1 else schedule
 
 
 def candidates(collective: str, topology: Topology) -> list[str]:
@@ -82,10 +82,10 @@ def listed(text: str, collective: str, topology: Topology) -> list[str]:
     if text in ("", "all"):
         return candidates(collective, topology)
     known = {name for _, name in library()}
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
-        if found and re.split(r"[:+]", part)[0] not in known and ":" in found[-1]:
-            found[-1] += "," + part  # one more parameter of the one before
+        if names and re.split(r"[:+]", part)[0] not in known and ":" in names[-1]:
+            names[-1] += "," + part  # one more parameter of the one before
         else:
-            found.append(part)
-    return found
+            names.append(part)
+    return names

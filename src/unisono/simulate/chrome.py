@@ -30,7 +30,7 @@ def to_chrome(result: Result) -> str:
     for rank in range(result.topology.n):
         sheet.rank(rank)
     _draw(sheet, result, line)
-    told = sheet.document(
+    document = sheet.document(
         distributedInfo={
             "backend": "unisono-simulation",
             "rank": 0,
@@ -44,7 +44,7 @@ def to_chrome(result: Result) -> str:
             "fidelity": result.fidelity,
         },
     )
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(document).decode()
 
 
 def _draw(sheet: Sheet, result: Result, line: Timeline) -> None:
@@ -53,12 +53,12 @@ def _draw(sheet: Sheet, result: Result, line: Timeline) -> None:
     for step, src, dst, nbytes, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        told = {**about, "step": step, "bytes": nbytes}
+        args = {**about, "step": step, "bytes": nbytes}
         begin, until = start * 1e6, end * 1e6
         sent = sheet.slice(
-            src, "sends", f"to {dst}", begin, until, args={**told, "peer": dst}
+            src, "sends", f"to {dst}", begin, until, args={**args, "peer": dst}
         )
         came = sheet.slice(
-            dst, "receives", f"from {src}", begin, until, args={**told, "peer": src}
+            dst, "receives", f"from {src}", begin, until, args={**args, "peer": src}
         )
         sheet.arrow(sent, came, nbytes)

@@ -32,7 +32,7 @@ from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import schedule_for
-from unisono.simulate.conditions import Conditions, World
+from unisono.simulate.conditions import Conditions, SimulatedWorld
 from unisono.simulate.messages import chunk_bytes
 from unisono.simulate.steps import by_steps
 from unisono.topology.topology import Topology
@@ -59,7 +59,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """Latency, seconds per byte, and the least that any schedule needs per byte.
 
     `exact` is whether latency and slope belong to one and the same path.
@@ -83,7 +83,7 @@ def _terms(k: int, *, power: bool) -> list[float]:
     return [1.0, float(k), 1.0 / k, log, 1.0 / below, below / k]
 
 
-class Costs:
+class ClosedForm:
     """The costs of one algorithm on one family of topologies, for any size."""
 
     def __init__(
@@ -98,37 +98,37 @@ class Costs:
         self.what = collective, algorithm, segments
         self.member = member
         self.given = given
-        self._lines: dict[int, Line | None] = {}
+        self._lines: dict[int, LinearCost | None] = {}
         self._laws: dict[bool, tuple[Law, Law, bool]] = {}
         self._least: Law | None = None
 
-    def __call__(self, k: int) -> Line:
+    def __call__(self, k: int) -> LinearCost:
         """The costs at size k: simulated if that is small, by law if not."""
         power = k & (k - 1) == 0
         if k <= (POWERS if power else OTHERS)[-1]:
-            found = self._line(k)
-            if found is not None:
-                return found
+            line = self._line(k)
+            if line is not None:
+                return line
         if power not in self._laws:
             self._laws[power] = self._find(power=power)
         if self._least is None:
             self._least = self._least_law()
         latency, slope, exact = self._laws[power]
-        return Line(latency(k), slope(k), self._least(k), exact)
+        return LinearCost(latency(k), slope(k), self._least(k), exact)
 
-    def _line(self, k: int) -> Line | None:
+    def _line(self, k: int) -> LinearCost | None:
         """The costs at a small size, by simulation; None if there is no such member."""
         if k not in self._lines:
             self._lines[k] = self._simulated(k)
         return self._lines[k]
 
-    def _simulated(self, k: int) -> Line | None:
+    def _simulated(self, k: int) -> LinearCost | None:
         topology = self.member(k)
         if topology.n > MOST_RANKS:
             return None
         collective, algorithm, segments = self.what
         schedule = schedule_for(collective, algorithm, topology, segments)
-        world = World.of(topology, self.given)
+        world = SimulatedWorld.of(topology, self.given)
         sizes = chunk_bytes(schedule, None)
         latency = by_steps(schedule, world, sizes, np.zeros(1)).clock.max()
         bare = replace(
@@ -141,25 +141,25 @@ class Costs:
         whole = by_steps(schedule, world, sizes, np.array([both])).clock.max()
         least = least_time(schedule.collective, topology, 1e18) / 1e18
         exact = whole >= (latency + slope * both) * (1 - 1e-6)
-        return Line(float(latency), float(slope), least, bool(exact))
+        return LinearCost(float(latency), float(slope), least, bool(exact))
 
     def _find(self, *, power: bool) -> tuple[Law, Law, bool]:
-        found: list[tuple[int, Line]] = []
+        points: list[tuple[int, LinearCost]] = []
         for k in POWERS if power else OTHERS:
             try:
                 at = self._line(k)
             except UsageError:  # not for this number of ranks
                 continue
             if at is not None:
-                found.append((k, at))
-        exact = all(at.exact for _, at in found)
-        latency = _law([(k, at.latency) for k, at in found], power=power)
-        slope = _law([(k, at.slope) for k, at in found], power=power)
+                points.append((k, at))
+        exact = all(at.exact for _, at in points)
+        latency = _law([(k, at.latency) for k, at in points], power=power)
+        slope = _law([(k, at.slope) for k, at in points], power=power)
         if latency is None or slope is None:
             collective, algorithm, _ = self.what
             raise NotOffered(
-                f"{collective} by {algorithm}: its costs follow no simple law on "
-                f"{self.member(2).name} and its like; take fidelity='steps'"
+                f"{collective} by {algorithm}: no closed form was found for its "
+                f"costs on {self.member(2).name} and larger ones; use fidelity='steps'"
             )
         return latency, slope, exact
 
@@ -168,9 +168,9 @@ class Costs:
         what = find_collective(self.what[0])
         points = [(k, least_time(what, self.member(k), 1e18) / 1e18) for k in OTHERS]
         for at in range(len(points)):
-            found = _law(points[at:], power=False, count=3)
-            if found is not None:
-                return found
+            law = _law(points[at:], power=False, count=3)
+            if law is not None:
+                return law
         return Law((0.0,), power=False)  # nothing is known: true, if useless
 
 
@@ -191,7 +191,7 @@ def _law(
     return Law(tuple((weights * scale).tolist()), power)
 
 
-_KNOWN: dict[object, Costs] = {}
+_KNOWN: dict[object, ClosedForm] = {}
 
 
 def line(
@@ -200,12 +200,12 @@ def line(
     topology: Topology,
     segments: int,
     given: Conditions,
-) -> Line:
+) -> LinearCost:
     """The costs of an algorithm on a topology, however large that is."""
     if not given.usual:
         raise NotOffered(
             "closed form: delays, slow and failed links break the symmetry it rests "
-            "on; take fidelity='events'"
+            "on; use fidelity='events'"
         )
     if topology.grown is None:
         raise NotOffered(
@@ -214,5 +214,5 @@ def line(
         )
     key = collective, algorithm, topology.family, segments, given.reduce, given.codec
     if key not in _KNOWN:
-        _KNOWN[key] = Costs(collective, algorithm, topology.grown, segments, given)
+        _KNOWN[key] = ClosedForm(collective, algorithm, topology.grown, segments, given)
     return _KNOWN[key](topology.scale)

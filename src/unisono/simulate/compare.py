@@ -36,7 +36,7 @@ class Comparison:
 
     def crossovers(self) -> list[Crossover]:
         """Where the winner changes, by straight lines between the sizes tried."""
-        found = []
+        crossovers = []
         for at in range(1, len(self.sizes)):
             old, new = self.ranking(at - 1)[0], self.ranking(at)[0]
             if old.algorithm == new.algorithm:
@@ -45,8 +45,8 @@ class Comparison:
             part = before / (before + after) if before + after > 0 else 1.0
             low, high = self.sizes[at - 1], self.sizes[at]
             where = low + part * (high - low)
-            found.append(Crossover(where, old.algorithm, new.algorithm))
-        return found
+            crossovers.append(Crossover(where, old.algorithm, new.algorithm))
+        return crossovers
 
     def _gap(self, old: Result, new: Result, at: int) -> float:
         """How much slower one of the two is than the other, at a size."""
@@ -77,7 +77,7 @@ def compare(
         progress(name)
         try:
             common: dict[str, Any] = {"collective": collective, "segments": segments}
-            found = (
+            results_ = (
                 [simulate(name, topology, size, **common, **options) for size in sizes]
                 if options
                 else sweep(name, topology, sizes, **common)
@@ -85,7 +85,7 @@ def compare(
         except (NotOffered, UnsupportedWorld) as why:  # told, not hidden
             left_out[name] = str(why)
             continue
-        results[name] = found
+        results[name] = results_
     if not results:
         first = next(iter(left_out.values()), "no algorithm was named")
         raise BadArgument(f"{collective} on {topology.name}: {first}")

@@ -3,7 +3,8 @@
     Conditions(delays={3: 1e-3}, slow={"0>switch": 0.1}, failed=["4-5"])
 
 Links are named as `unisono topology show` names them: "a>b" is one direction, "a-b"
-both. A `Codec` says what travels instead of the bytes, and what that costs the ranks.
+both. A `CodecModel` says what travels instead of the bytes, and what that costs the
+ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unisono.topology.topology import Floats, Route, Topology
 
 
 @dataclass(frozen=True)
-class Codec:
+class CodecModel:
     """`ratio` of the bytes travel; encoding and decoding take seconds per byte."""
 
     ratio: float = 1.0
@@ -48,7 +49,7 @@ class Conditions:
     slow: Mapping[str, float] = field(default_factory=dict)
     failed: Sequence[str] = ()
     reduce: float | None = None
-    codec: Codec = Codec()
+    codec: CodecModel = CodecModel()
 
     @property
     def usual(self) -> bool:
@@ -57,7 +58,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class SimulatedWorld:
     """A topology under conditions, as the simulators need it.
 
     The arrays over links have one more at the end, the link that is none: no latency,
@@ -71,7 +72,7 @@ class World:
     bandwidth: Floats
     start: Floats
     reduce: float
-    codec: Codec
+    codec: CodecModel
 
     @property
     def overhead(self) -> float:
@@ -85,7 +86,7 @@ class World:
         return self.topology.wiring.twins if busy else np.empty(0, dtype=np.int64)
 
     @classmethod
-    def of(cls, topology: Topology, conditions: Conditions) -> World:
+    def of(cls, topology: Topology, conditions: Conditions) -> SimulatedWorld:
         """The topology under these conditions, or the reason why that cannot be."""
         wiring = topology.wiring
         bandwidth = wiring.links.bandwidth.copy()

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.schedule.collective import Ints
-from unisono.schedule.oracle import sound
+from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.simulate.limits import Load
 from unisono.simulate.result import Hop, Timeline
 from unisono.topology.topology import Floats
@@ -34,7 +34,7 @@ except ImportError:  # a source tree without its native core
 class Events:
     """What came out: when ranks were through, what links carried, every message."""
 
-    world: World
+    world: SimulatedWorld
     count: int
     finished: Floats
     carried: Floats
@@ -43,7 +43,7 @@ class Events:
 
     def path(self) -> tuple[Hop, ...]:
         """From the message that ended last, back through those that let it go."""
-        found: list[Hop] = []
+        hops: list[Hop] = []
         line = self.timeline
         at = int(np.argmax(line.end)) if line.end.size else -1
         while at >= 0:
@@ -51,9 +51,9 @@ class Events:
             when = float(line.start[at]), float(line.end[at])
             size = float(line.nbytes[at])
             link = self._busiest(src, dst)
-            found.append(Hop(int(line.step[at]), src, dst, size, *when, link))
+            hops.append(Hop(int(line.step[at]), src, dst, size, *when, link))
             at = int(self.cause[at])
-        return tuple(reversed(found))
+        return tuple(reversed(hops))
 
     def _busiest(self, src: int, dst: int) -> str:
         """The link of a route that was busy longest."""
@@ -65,7 +65,7 @@ class Events:
         return self.world.topology.wiring.link_name(int(row[np.argmax(busy)]))
 
 
-def by_events(schedule: Schedule, world: World, sizes: Floats) -> Events:
+def by_events(schedule: Schedule, world: SimulatedWorld, sizes: Floats) -> Events:
     """Run a schedule for slots of `sizes` bytes to its end."""
     simulator = loaded(schedule, world, sizes)
     count = simulator.run(world.start, world.n)
@@ -80,7 +80,9 @@ def by_events(schedule: Schedule, world: World, sizes: Floats) -> Events:
     )
 
 
-def loaded(schedule: Schedule, world: World, sizes: Floats) -> _native.Simulator:
+def loaded(
+    schedule: Schedule, world: SimulatedWorld, sizes: Floats
+) -> _native.Simulator:
     """The simulator with all messages, their dependencies and paths, before it runs."""
     if _native is None:
         raise UsageError(
@@ -102,7 +104,7 @@ def loaded(schedule: Schedule, world: World, sizes: Floats) -> _native.Simulator
         world.topology.duplex,
         world.topology.streams,
     )
-    for step in sound(schedule):
+    for step in checked_steps(schedule):
         load.add(step)
         src, dst, chunk, mask, into = step.flat()
         simulator.add(
@@ -118,7 +120,7 @@ def _whole(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def _paths(world: World, pair: Ints) -> tuple[Ints, Ints, Floats]:
+def _paths(world: SimulatedWorld, pair: Ints) -> tuple[Ints, Ints, Floats]:
     """Where each pair's links begin, the links end to end, and the latencies."""
     table = world.route(pair // world.n, pair % world.n)
     there = table >= 0

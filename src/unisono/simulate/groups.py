@@ -17,7 +17,7 @@ from unisono.algorithms import schedule as make
 from unisono.algorithms.hierarchical import telling
 from unisono.errors import BadArgument, UsageError
 from unisono.schedule.collective import Ints
-from unisono.simulate.conditions import Conditions, World
+from unisono.simulate.conditions import Conditions, SimulatedWorld
 from unisono.simulate.messages import chunk_bytes
 from unisono.simulate.steps import by_steps
 from unisono.topology.topology import Topology
@@ -31,7 +31,7 @@ USUAL = {
 
 
 @dataclass(eq=False)
-class Groups:
+class EqualGroups:
     """Groups of ranks of one size; `members` has a row for each."""
 
     topology: Topology
@@ -44,7 +44,7 @@ class Groups:
         everyone = np.sort(self.members.ravel())
         if not np.array_equal(everyone, np.arange(self.topology.n)):
             raise BadArgument("groups: expected every rank in exactly one of them")
-        self._world: World | None = None
+        self._world: SimulatedWorld | None = None
 
     @property
     def size(self) -> int:
@@ -60,11 +60,11 @@ class Groups:
             return 0.0, "nothing to do"
         key = collective, nbytes
         if key not in self._known:
-            found = [
+            times = [
                 (self._simulated(collective, name, nbytes), name)
                 for name in self._names(collective)
             ]
-            self._known[key] = min(found)
+            self._known[key] = min(times)
         return self._known[key]
 
     def _names(self, collective: str) -> Sequence[str]:
@@ -85,7 +85,7 @@ class Groups:
 
     def _simulated(self, collective: str, name: str, nbytes: int) -> float:
         schedule = make(collective, name, self.size)
-        self._world = self._world or World.of(self.topology, Conditions())
+        self._world = self._world or SimulatedWorld.of(self.topology, Conditions())
         sizes = chunk_bytes(schedule, nbytes)
         clocks = by_steps(schedule, self._world, sizes, members=self.members)
         return float(clocks.clock.max())

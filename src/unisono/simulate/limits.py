@@ -19,7 +19,7 @@ from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import Ints
 from unisono.schedule.step import Step
 from unisono.simulate.candidates import schedule_for
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.topology.topology import Topology
 from unisono.transports.session import memory_free
 from unisono.units import format_bytes
@@ -56,7 +56,7 @@ def enough(what: str, nbytes: float, instead: str) -> None:
     if nbytes > free:
         raise NotOffered(
             f"{what}: needs about {format_bytes(nbytes)} of memory, and "
-            f"{format_bytes(free)} are free; take fidelity={instead!r}, or fewer ranks"
+            f"{format_bytes(free)} are free; use fidelity={instead!r}, or fewer ranks"
         )
 
 
@@ -65,7 +65,7 @@ class Load:
     """What the event simulation has been given so far, and what that will cost."""
 
     what: str
-    world: World
+    world: SimulatedWorld
     messages: int = 0
     changes: int = 0
 
@@ -88,7 +88,7 @@ class Load:
             raise NotOffered(
                 f"{self.what}: {self.changes / 1e6:,.0f} million changes of rates, "
                 "since every message shares links with all others; that takes minutes "
-                "by events: take fidelity='steps'"
+                "by events: use fidelity='steps'"
             )
 
     def _changes(self, pair: Ints) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.schedule.collective import BARRIER, Ints
-from unisono.schedule.oracle import explain_rule, first_breach
+from unisono.schedule.oracle import explain_rule, first_invalid
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.topology.topology import Floats
@@ -59,7 +59,7 @@ def in_range(schedule: Schedule) -> Iterator[Step]:
     for number, step in enumerate(schedule, start=1):
         limits = ((step.src, n), (step.dst, n), (step.chunk, slots), (step.into, slots))
         if any(array.min() < 0 or array.max() >= most for array, most in limits):
-            broken = first_breach(schedule, step)
+            broken = first_invalid(schedule, step)
             raise explain_rule(schedule, number, step, broken)
         yield step
 
@@ -124,9 +124,9 @@ def _runs(step: Step, n: int, sizes: Floats, even: float | None) -> tuple[Ints, 
         nbytes = np.diff(np.append(first, pair.size)) * even
     else:
         nbytes = np.add.reduceat(sizes[step.chunk.ravel()], first)
-    found = pair[first]
-    apart = found // n != found % n
-    return found[apart], nbytes[apart]
+    pairs = pair[first]
+    apart = pairs // n != pairs % n
+    return pairs[apart], nbytes[apart]
 
 
 def _merged(pair: Ints, nbytes: Floats) -> tuple[Ints, Floats]:

@@ -102,8 +102,8 @@ class Result:
         """For each link, the part of the time that it was busy, at full rate."""
         if self.carried is None or not self.time:
             return None
-        found: Floats = self.carried / self.topology.wiring.links.bandwidth / self.time
-        return found
+        share: Floats = self.carried / self.topology.wiring.links.bandwidth / self.time
+        return share
 
     def busiest(self, count: int = 5) -> list[tuple[str, float]]:
         """The links with the highest utilisation, by name."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from unisono.schedule.collective import Ints
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
-from unisono.simulate.conditions import World
+from unisono.simulate.conditions import SimulatedWorld
 from unisono.simulate.limits import BYTES_A_TRANSFER, enough
 from unisono.simulate.messages import Messages, in_range, messages
 from unisono.simulate.result import Hop, Timeline
@@ -44,11 +44,12 @@ _PATTERNS = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
-    """Which ranks speak to which, with all that follows from that alone.
+class StepPattern:
+    """Which ranks send to which, with all that follows from that alone.
 
     Messages are sorted by sender. `first` are those with which a sender begins, and
-    `speakers` who that is; `order`, `heard` and `hearers` are the same by receiver.
+    `senders` who that is; `order`, `first_received` and `receivers` are the same by
+    receiver.
     """
 
     src: Ints
@@ -60,22 +61,22 @@ class Pattern:
     narrowest: Floats
     alone: bool
     first: Ints
-    speakers: Ints
+    senders: Ints
     order: Ints
-    heard: Ints
-    hearers: Ints
+    first_received: Ints
+    receivers: Ints
     sent: Floats
 
     @classmethod
-    def of(cls, pair: Ints, world: World) -> Pattern:
+    def of(cls, pair: Ints, world: SimulatedWorld) -> StepPattern:
         """Routes, how long each sender is busy, and whether anything is shared."""
         src, dst = pair // world.n, pair % world.n
         links = world.route(src, dst) % world.bandwidth.size  # -1 is the last of all
         used = np.bincount(links.ravel(), minlength=world.bandwidth.size)[:-1]
         bandwidth = _left(world, used > 0)
-        speakers, first, times = np.unique(src, return_index=True, return_counts=True)
+        senders, first, times = np.unique(src, return_index=True, return_counts=True)
         order = np.argsort(dst, kind="stable")
-        hearers, heard = np.unique(dst[order], return_index=True)
+        receivers, first_received = np.unique(dst[order], return_index=True)
         return cls(
             src,
             dst,
@@ -86,10 +87,10 @@ class Pattern:
             bandwidth[links].min(axis=1, initial=np.inf),
             bool((used <= 1).all()),
             first,
-            speakers,
+            senders,
             order,
-            heard,
-            hearers,
+            first_received,
+            receivers,
             sent=np.zeros(src.size),
         )
 
@@ -104,26 +105,26 @@ class Pattern:
     def load(self, sent: Floats, links: int) -> Floats:
         """The bytes that each link has to carry if these are sent."""
         each = np.repeat(sent, self.links.shape[1])
-        found = np.bincount(self.links.ravel(), each, minlength=links)
-        return found.astype(np.float64, copy=False)
+        carried = np.bincount(self.links.ravel(), each, minlength=links)
+        return carried.astype(np.float64, copy=False)
 
 
-def _left(world: World, used: NDArray[np.bool_]) -> Floats:
+def _left(world: SimulatedWorld, used: NDArray[np.bool_]) -> Floats:
     """The bandwidth of links of which these are in use at once."""
     twins = world.twins
     if not twins.size:
         return world.bandwidth
     both = used & (twins >= 0) & used[twins]
     part = np.where(both, world.topology.duplex, 1.0)
-    found: Floats = world.bandwidth * np.append(part, 1.0)
-    return found
+    left: Floats = world.bandwidth * np.append(part, 1.0)
+    return left
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class StepRecord:
     """What is remembered of a step: its messages, and which of them decided what."""
 
-    pattern: Pattern
+    pattern: StepPattern
     nbytes: Floats
     start: Floats
     end: Floats
@@ -138,16 +139,16 @@ class Clocks:
     if there is one size.
     """
 
-    world: World
+    world: SimulatedWorld
     times: Floats
     clock: Floats
     carried: Floats
     count: int = 0
     steps: int = 0
-    kept: list[Kept] | None = None
+    kept: list[StepRecord] | None = None
     free: Floats = field(default_factory=lambda: np.zeros((1, 1)))
-    last: tuple[Pattern, Floats] | None = None
-    patterns: dict[bytes, Pattern] = field(default_factory=dict)
+    last: tuple[StepPattern, Floats] | None = None
+    patterns: dict[bytes, StepPattern] = field(default_factory=dict)
 
     def run(self, step: Messages) -> None:
         """Advance all clocks by one step."""
@@ -163,13 +164,15 @@ class Clocks:
         after = self.clock.copy()
         if pattern.src.size:
             self._wait(after, pattern, drained, arrived)
-        self._keep(Kept(pattern, step.nbytes, start[0], arrived[0], after[0]), drained)
+        self._keep(
+            StepRecord(pattern, step.nbytes, start[0], arrived[0], after[0]), drained
+        )
         if step.reduced is not None and world.reduce:
             after += step.reduced * world.reduce * times
         self.clock = after
         self.count += pattern.src.size
 
-    def _when_free(self, pattern: Pattern, start: Floats) -> Floats:
+    def _when_free(self, pattern: StepPattern, start: Floats) -> Floats:
         """Links are still busy with the step before, unless senders waited for that."""
         if self.last is None or (self.last[0] is pattern and pattern.alone):
             return start
@@ -182,19 +185,19 @@ class Clocks:
         return np.maximum(start, busy)
 
     def _wait(
-        self, after: Floats, pattern: Pattern, drained: Floats, arrived: Floats
+        self, after: Floats, pattern: StepPattern, drained: Floats, arrived: Floats
     ) -> None:
         """Nobody is through before its messages have left, nor before all is there."""
-        mine, others = pattern.speakers, pattern.hearers
+        mine, others = pattern.senders, pattern.receivers
         if mine.size < pattern.src.size:
             drained = np.maximum.reduceat(drained, pattern.first, axis=1)
         arrived = arrived[:, pattern.order]
         if others.size < pattern.dst.size:
-            arrived = np.maximum.reduceat(arrived, pattern.heard, axis=1)
+            arrived = np.maximum.reduceat(arrived, pattern.first_received, axis=1)
         after[:, mine] = np.maximum(after[:, mine], drained)
         after[:, others] = np.maximum(after[:, others], arrived)
 
-    def _keep(self, step: Kept, drained: Floats) -> None:
+    def _keep(self, step: StepRecord, drained: Floats) -> None:
         """Remember which message each clock waited for, while there is room."""
         if self.kept is None:
             return
@@ -204,18 +207,20 @@ class Clocks:
         decider[pattern.src[sent]] = sent
         came = np.flatnonzero(after[pattern.dst] == step.end)
         decider[pattern.dst[came]] = came
-        self.kept.append(Kept(pattern, step.nbytes, step.start, step.end, decider))
+        self.kept.append(
+            StepRecord(pattern, step.nbytes, step.start, step.end, decider)
+        )
         if self.count > MOST_REMEMBERED:
             self.kept = None
 
-    def _pattern(self, pair: Ints) -> Pattern:
+    def _pattern(self, pair: Ints) -> StepPattern:
         key = pair.tobytes()
-        found = self.patterns.get(key)
-        if found is None:
+        pattern = self.patterns.get(key)
+        if pattern is None:
             if len(self.patterns) >= _PATTERNS:
                 self.settle()
-            found = self.patterns[key] = Pattern.of(pair, self.world)
-        return found
+            pattern = self.patterns[key] = StepPattern.of(pair, self.world)
+        return pattern
 
     def settle(self) -> None:
         """Book what the patterns carried over which links, and forget them."""
@@ -223,20 +228,20 @@ class Clocks:
             self.carried += pattern.load(pattern.sent, self.carried.size)
         self.patterns.clear()
 
-    def _durations(self, pattern: Pattern, sent: Floats) -> Floats:
+    def _durations(self, pattern: StepPattern, sent: Floats) -> Floats:
         """How long each message takes to pass its most loaded link."""
         pattern.sent[:] += sent
         if pattern.alone:
             return sent / pattern.narrowest
         busy = pattern.load(sent, self.carried.size) / pattern.bandwidth
-        found: Floats = busy[pattern.links].max(axis=1, initial=0.0)
-        return found
+        busiest: Floats = busy[pattern.links].max(axis=1, initial=0.0)
+        return busiest
 
     def path(self) -> tuple[Hop, ...] | None:
         """The messages that decided when the last rank was through."""
         if self.kept is None:
             return None
-        found: list[Hop] = []
+        hops: list[Hop] = []
         rank = int(np.argmax(self.clock[0]))
         for step, kept in reversed(list(enumerate(self.kept, start=1))):
             k = int(kept.decider[rank])
@@ -246,10 +251,10 @@ class Clocks:
             when = float(kept.start[k]), float(kept.end[k])
             size = float(kept.nbytes[k] * self.times[0])
             dst = int(kept.pattern.dst[k])
-            found.append(Hop(step, rank, dst, size, *when, self._slowest(kept, k)))
-        return tuple(reversed(found))
+            hops.append(Hop(step, rank, dst, size, *when, self._slowest(kept, k)))
+        return tuple(reversed(hops))
 
-    def _slowest(self, kept: Kept, k: int) -> str:
+    def _slowest(self, kept: StepRecord, k: int) -> str:
         """The link of message k that had most to do for its bandwidth."""
         row = kept.pattern.links[k]
         load = kept.pattern.load(kept.nbytes, self.carried.size)
@@ -279,7 +284,7 @@ class Clocks:
 
 def by_steps(
     schedule: Schedule,
-    world: World,
+    world: SimulatedWorld,
     sizes: Floats,
     times: Floats | None = None,
     *,

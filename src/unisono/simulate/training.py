@@ -1,7 +1,7 @@
 """Training steps: what a strategy computes and sends, in which order, given a clock.
 
-    found = train("70B", "dgx-h100:64", strategy="fsdp", tp=8)
-    print(found)        step time, exposed communication, efficiency, assumptions
+    step = train("70B", "dgx-h100:64", strategy="fsdp", tp=8)
+    print(step)         step time, exposed communication, efficiency, assumptions
 
 A plan is a list of tasks. Each is on a stream, where tasks run one after the other in
 the order in which they are listed, and may wait for tasks of other streams:
@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from unisono.errors import BadArgument, NotOffered, unknown
-from unisono.simulate.groups import Groups
-from unisono.simulate.models import Model, model_named
+from unisono.models import ModelShape, parse_model
+from unisono.simulate.groups import EqualGroups
 from unisono.simulate.streams import Ran, Task, run
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds
@@ -75,8 +75,8 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Used:
-    """A collective of the plan: how often, on how much, for how long each, how."""
+class CollectiveUse:
+    """A collective of the plan: its axis, how often, size and time of each."""
 
     collective: str
     axis: str
@@ -99,25 +99,27 @@ class Used:
 class Planner:
     """Makes the plan of one step, and keeps what it used."""
 
-    model: Model
+    model: ModelShape
     topology: Topology
     setup: Setup
     rate: float
     tasks: list[Task] = field(default_factory=list)
-    used: dict[tuple[str, str, int], Used] = field(default_factory=dict)
+    used: dict[tuple[str, str, int], CollectiveUse] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Lay out the mesh: ranks of a tensor parallel group are neighbours."""
         ranks = np.arange(self.topology.n).reshape(-1, self.setup.tp)
-        how = self.setup.algorithm
+        algorithm = self.setup.algorithm
         self.groups = {
-            "tensor": Groups(self.topology, ranks, how),
-            "data": Groups(self.topology, np.ascontiguousarray(ranks.T), how),
+            "tensor": EqualGroups(self.topology, ranks, algorithm),
+            "data": EqualGroups(
+                self.topology, np.ascontiguousarray(ranks.T), algorithm
+            ),
         }
         self.tokens = self.setup.sequence * self.setup.batch
 
     def add(self, name: str, stream: str, seconds: float, *after: int | None) -> int:
-        """One more task; its place, for others to wait for."""
+        """Add a task; returns its index, for others to wait for."""
         waits = tuple(sorted({a for a in after if a is not None}))
         self.tasks.append(Task(name, stream, seconds, waits))
         return len(self.tasks) - 1
@@ -125,29 +127,33 @@ class Planner:
     def call(
         self, axis: str, collective: str, nbytes: int, *after: int | None
     ) -> int | None:
-        """One more collective; None if its groups have one rank."""
+        """Add a collective; None if its groups have one rank."""
         groups = self.groups[axis]
         if groups.size == 1:
             return None
-        seconds, how = groups.time(collective, nbytes)
+        seconds, algorithm = groups.time(collective, nbytes)
         key = axis, collective, nbytes
-        one = Used(collective, axis, groups.size, 0, nbytes, seconds, how)
+        one = CollectiveUse(
+            collective, axis, groups.size, 0, nbytes, seconds, algorithm
+        )
         known = self.used.get(key, one)
         self.used[key] = replace(known, times=known.times + 1)
         return self.add(f"{collective} ({axis})", axis, seconds, *after)
 
     @property
     def units(self) -> list[tuple[str, int, tuple[float, ...]]]:
-        """What is gathered and computed together: its weights, its parts' operations.
+        """What is gathered together: its name, parameters, and its parts' operations.
 
-        After each part of a layer, attention and feed-forward, tensor parallel ranks
-        have to add up; the embedding and the head are not counted as such.
+        Tensor parallel ranks add up after each part of a layer, attention and MLP; not
+        after the embedding and the head. Of a model without a shape, layers are equal.
         """
         m, length = self.model, self.setup.sequence
-        parts = m.attention_flops(length), 2.0 * m.dense
-        layer = ("layer", m.attention + m.dense, parts)
+        if not m.hidden:
+            sizes = [(m.counted + i) // m.layers for i in range(m.layers)]
+            return [("layer", size, (2.0 * size,)) for size in sizes]
+        layer = ("layer", m.block, (m.attention_flops(length), m.mlp_flops))
         first = ("embedding", m.embedding, (0.0,))
-        head = ("head", m.embedding, (2.0 * m.embedding,))
+        head = ("head", m.head, (m.head_flops,))
         return [first, *[layer] * m.layers, head]
 
     def compute(
@@ -155,18 +161,18 @@ class Planner:
     ) -> int:
         """Compute a unit, with the sums of tensor parallel ranks in between."""
         waits, done = after, 0
-        activations = self.tokens * self.model.hidden * self.setup.weight_bytes
+        activation = self.tokens * self.model.hidden * self.setup.weight_bytes
         for flops in parts:
             seconds = flops * factor * self.tokens / self.setup.tp / self.rate
             done = self.add(name, "compute", seconds, *waits)
             if len(parts) > 1:
-                summed = self.call("tensor", "all_reduce", activations, done)
+                summed = self.call("tensor", "all_reduce", activation, done)
                 done = done if summed is None else summed
             waits = (done,)
         return done
 
-    def share(self, weights: int) -> int:
-        """How many of these weights a tensor parallel rank has."""
+    def sharded(self, weights: int) -> int:
+        """How many of these parameters a tensor parallel rank has."""
         return -(-weights // self.setup.tp)
 
 
@@ -180,14 +186,14 @@ def ddp(plan: Planner) -> None:
     backward = 3.0 if plan.setup.recompute else 2.0
     for at, (name, weights, parts) in reversed(list(enumerate(units))):
         last = plan.compute(f"backward {name}", parts[::-1], backward, last)
-        filled += plan.share(weights) * size
+        filled += plan.sharded(weights) * size
         if filled >= plan.setup.bucket or at == 0:
             plan.call("data", "all_reduce", filled, last)
             filled = 0
 
 
 def fsdp(plan: Planner) -> None:
-    """Weights are gathered a little before they are needed, forward and backward."""
+    """Parameters are gathered before they are needed, forward and backward."""
     units, ahead = plan.units, plan.setup.prefetch
     recompute = 3.0 if plan.setup.recompute else 2.0
     order = [(u, "forward", 1.0) for u in units]
@@ -196,23 +202,24 @@ def fsdp(plan: Planner) -> None:
     computed: list[int] = []
 
     def gather(place: int) -> None:
-        # Memory for so many layers more: an earlier one must have been let go of.
+        # There is memory for `ahead` more units: an earlier one must be freed first.
         if place < len(order):
             done = place - 1 - ahead
             before = computed[done] if done >= 0 else None
-            nbytes = plan.share(order[place][0][1]) * plan.setup.weight_bytes
+            nbytes = plan.sharded(order[place][0][1]) * plan.setup.weight_bytes
             gathered.append(plan.call("data", "all_gather", nbytes, before))
 
     for place in range(ahead + 1):
         gather(place)
     last: int | None = None
-    for place, ((name, weights, parts), way, factor) in enumerate(order):
-        some = parts if way == "forward" else parts[::-1]
-        last = plan.compute(f"{way} {name}", some, factor, last, gathered[place])
+    for place, ((name, weights, parts), direction, factor) in enumerate(order):
+        ordered = parts if direction == "forward" else parts[::-1]
+        task = f"{direction} {name}"
+        last = plan.compute(task, ordered, factor, last, gathered[place])
         computed.append(last)
         gather(place + ahead + 1)
-        if way == "backward":
-            nbytes = plan.share(weights) * plan.setup.gradient_bytes
+        if direction == "backward":
+            nbytes = plan.sharded(weights) * plan.setup.gradient_bytes
             plan.call("data", "reduce_scatter", nbytes, last)
 
 
@@ -220,14 +227,14 @@ def fsdp(plan: Planner) -> None:
 class TrainingStep:
     """One training step: seconds, and what they are made of."""
 
-    model: Model
+    model: ModelShape
     topology: str
     n: int
     setup: Setup
     rate: float
     time: float
     compute: float
-    used: tuple[Used, ...]
+    used: tuple[CollectiveUse, ...]
     ran: tuple[Ran, ...] = field(repr=False)
     assumptions: tuple[str, ...] = ()
 
@@ -238,7 +245,7 @@ class TrainingStep:
 
     @property
     def exposed(self) -> float:
-        """Seconds in which nothing is computed, since something has not arrived."""
+        """Seconds in which nothing is computed, while communication is awaited."""
         return self.time - self.compute
 
     @property
@@ -248,7 +255,7 @@ class TrainingStep:
 
     @property
     def efficiency(self) -> float:
-        """The part of the step in which is computed: 1 is perfect scaling."""
+        """The part of the step that is computing: 1 is perfect scaling."""
         return self.compute / self.time if self.time else 1.0
 
     @property
@@ -258,7 +265,7 @@ class TrainingStep:
 
     @property
     def utilisation(self) -> float:
-        """Operations that the model needs (not the recomputed), over the peak."""
+        """Operations that the model needs, without recomputation, over the peak."""
         needed = 3 * self.model.flops(self.setup.sequence) * self.tokens_per_second
         return needed / (self.n * self.rate / self.setup.efficiency)
 
@@ -267,12 +274,12 @@ class TrainingStep:
         """Bytes of weights, gradients and Adam's state on a rank; no activations."""
         each = self.setup.weight_bytes + self.setup.gradient_bytes + 12
         over = self.n if self.setup.strategy == "fsdp" else self.setup.tp
-        return self.model.weights * each / over
+        return self.model.parameters * each / over
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for JSON."""
         return {
-            "model": asdict(self.model) | {"weights": self.model.weights},
+            "model": self.model.as_dict() | {"weights": self.model.parameters},
             "topology": self.topology,
             "n": self.n,
             "dp": self.dp,
@@ -294,8 +301,8 @@ class TrainingStep:
         """A page for people."""
         hidden = self.communication - self.exposed
         lines = [
-            f"{self.model.name} ({self.model.weights / 1e9:.1f} billion weights) on "
-            f"{self.topology}: {self.setup.strategy} x {self.dp}, tensor x "
+            f"{self.model.name} ({self.model.parameters / 1e9:.1f} billion parameters) "
+            f"on {self.topology}: {self.setup.strategy} x {self.dp}, tensor x "
             f"{self.setup.tp}",
             f"  step           {format_seconds(self.time)}",
             f"  compute        {format_seconds(self.compute)}",
@@ -312,12 +319,13 @@ class TrainingStep:
 
 
 def train(
-    model: Model | str, topology: Topology | str, **options: object
+    model: ModelShape | str, topology: Topology | str, **options: object
 ) -> TrainingStep:
     """Simulate one training step; options are the fields of `Setup`."""
-    what = model_named(model) if isinstance(model, str) else model
+    what = parse_model(model) if isinstance(model, str) else model
     where = parse(topology) if isinstance(topology, str) else topology
     setup = Setup(**options)  # type: ignore[arg-type]
+    _check_model(what, setup)
     if where.n % setup.tp:
         raise BadArgument(f"train: tp = {setup.tp} does not divide {where.n} ranks")
     if where.n > MOST_RANKS:
@@ -344,32 +352,50 @@ def train(
     )
 
 
+def _check_model(model: ModelShape, setup: Setup) -> None:
+    """Raise if the model cannot be trained with this setup."""
+    model.check_length(setup.sequence)
+    if setup.tp > 1 and not model.hidden:
+        raise BadArgument(
+            f"train: tp = {setup.tp} needs the shape of {model.name}, as in "
+            "gpt:layers=12,hidden=768"
+        )
+    if setup.tp > 1 and model.experts:
+        raise BadArgument(f"train: tp = {setup.tp}: experts are not sharded by tp")
+
+
 def _assumptions(plan: Planner, peak: float) -> list[str]:
-    """Everything that the answer rests on and that one might see otherwise."""
+    """Everything that the result depends on and that may be different elsewhere."""
     s = plan.setup
-    told = "as given" if s.peak else "as the maker states"
+    source = "as given" if s.peak else "as the maker states"
     passes = "4 forward passes' worth" if s.recompute else "3 forward passes' worth"
-    found = [
-        f"a rank computes {peak / 1e12:.4g} Tflop/s at its peak ({told}), and reaches "
-        f"{s.efficiency:.0%} of it",
+    assumptions = [
+        f"a rank computes {peak / 1e12:.4g} Tflop/s at its peak ({source}), and "
+        f"reaches {s.efficiency:.0%} of it",
         f"{s.batch} sequence(s) of {s.sequence} tokens for each data parallel rank; "
         f"a step is {passes}"
         + (", since activations are recomputed" if s.recompute else ""),
-        f"weights travel as {s.weight_bytes} bytes, gradients as {s.gradient_bytes}; "
-        "the optimizer takes no time, and in memory 12 bytes a weight (Adam)",
+        f"parameters are sent as {s.weight_bytes} bytes, gradients as "
+        f"{s.gradient_bytes}; the optimizer takes no time, and 12 bytes of memory a "
+        "parameter (Adam)",
         "collectives are as simulated by steps, all groups of an axis at once; the two "
         "axes do not slow each other, nor what is computed meanwhile",
     ]
+    if not plan.model.hidden:
+        assumptions.append(
+            f"{plan.model.layers} equal layers; the products of attention, which "
+            "depend on the shape, are left out"
+        )
     if s.tp > 1:
-        found.append(
+        assumptions.append(
             "tensor parallel: two all_reduces a layer forward and two backward (none "
             "again for what is recomputed), which compute waits for"
         )
     if s.strategy == "fsdp":
-        found.append(
+        assumptions.append(
             f"fsdp: a layer at a time, {s.prefetch} gathered ahead, gathered again for "
-            "backward, the embedding and the head apart"
+            "backward; the embedding and the head are separate units"
         )
     else:
-        found.append(f"ddp: buckets of {format_bytes(s.bucket)}, of whole layers")
-    return found
+        assumptions.append(f"ddp: buckets of {format_bytes(s.bucket)}, of whole layers")
+    return assumptions

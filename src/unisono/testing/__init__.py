@@ -1,15 +1,10 @@
-"""For tests and notebooks: worlds of threads, and what results should be.
+"""For tests and notebooks: worlds of threads or processes, and expected results.
 
 world           ranks as threads of this process
-world_across    ranks as processes, on pretended hosts or in namespaces
+world_across    ranks as processes, on simulated hosts or in network namespaces
 Hosts           network namespaces with links of a given speed; needs root
-Proxy           a bad network between two processes; needs no privileges
-faults          real processes, one of which is killed or stopped at work
-reference       what a schedule makes of given inputs, step by step, in NumPy
-survivors       agreement on who is left, simulated: every delay and death from a seed
-churn           a job whose ranks are killed and replaced from outside
-programs        what lowering made of it, run in any order and watched for races
-slow            a slow link in front of a fast communicator
+Proxy           a faulty network between two processes; needs no privileges
+reference       a schedule applied to given inputs, step by step, in NumPy
 """
 
 from unisono.testing.across import WorldAcross, world_across

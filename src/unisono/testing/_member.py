@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from unisono.errors import BadArgument
-from unisono.launch.exceptions import Report
+from unisono.launch.exceptions import RankReport
 from unisono.launch.outcome import RankEnd
-from unisono.launch.output import last_words
+from unisono.launch.output import stderr_tail
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Member:
             status=self.status,
             seconds=self.ended_s or 0.0,
             ended_by_launcher=self.stuck,
-            words=last_words(stderr.splitlines()) if self.status else "",
+            stderr_tail=stderr_tail(stderr.splitlines()) if self.status else "",
             host=self.host,
             result=told.result,
             error=told.error,
@@ -90,16 +90,16 @@ class Member:
             stderr=stderr.decode(errors="replace"),
         )
 
-    def _told(self) -> Report:
+    def _told(self) -> RankReport:
         """Its report; an empty one if it died before."""
         data = contents(self.report)
         if not data:
-            return Report()
+            return RankReport()
         try:
-            found: Report = pickle.loads(data)
+            found: RankReport = pickle.loads(data)
         except Exception as why:
             said = f"what rank {self.number} returned cannot be read here: {why}"
-            return Report(failed=True, error=BadArgument(f"world_across: {said}"))
+            return RankReport(failed=True, error=BadArgument(f"world_across: {said}"))
         return found
 
     def close(self) -> None:

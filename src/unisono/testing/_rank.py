@@ -14,7 +14,7 @@ from typing import Any
 
 import unisono
 from unisono.errors import BadArgument
-from unisono.launch.exceptions import Report, pickled_error
+from unisono.launch.exceptions import RankReport, pickled_error
 
 
 def main(order: int, report: int) -> None:
@@ -43,7 +43,7 @@ def _result(function: Any, args: tuple[Any, ...], meets: bool) -> Any:
 
 def _pickled(result: Any) -> bytes:
     try:
-        return pickle.dumps(Report(result))
+        return pickle.dumps(RankReport(result))
     except Exception as why:
         raise BadArgument(
             f"world_across: what this rank returned, a {type(result).__name__}, cannot "

@@ -47,7 +47,7 @@ from unisono.errors import (
     whole_number,
 )
 from unisono.launch.outcome import Outcome
-from unisono.launch.processes import Warden
+from unisono.launch.processes import Reaper
 from unisono.runtime.world.address import free_port
 from unisono.testing._member import Ended, Member, contents
 from unisono.testing.hosts import Hosts
@@ -186,7 +186,7 @@ class Running:
         self._began = time.monotonic()
         self._ranks: list[Member] = []
         with contextlib.ExitStack() as undo:
-            self._warden = undo.enter_context(Warden())
+            self._reaper = undo.enter_context(Reaper())
             undo.callback(self._close_ranks)
             hosts = [h for h, n in enumerate(plan.hosts) for _ in range(n)]
             told = plan.environments()
@@ -305,7 +305,7 @@ class Running:
                 command,
                 env={**os.environ, **env},
                 process_group=0,
-                preexec_fn=self._warden.enrol,
+                preexec_fn=self._reaper.register,
                 **options,
             )
 

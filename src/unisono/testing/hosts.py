@@ -47,7 +47,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from unisono.errors import BadArgument, UnisonoError, UsageError, whole_number
-from unisono.launch.processes import Warden
+from unisono.launch.processes import Reaper
 from unisono.testing._namespaces import call_inside, kill_inside, new_network
 from unisono.units import parse_bytes, parse_rate, parse_seconds
 
@@ -65,7 +65,7 @@ class Host:
     """One host: where processes are started, and at what address they are found."""
 
     def __init__(
-        self, number: int, network: int, identity: str, warden: Warden
+        self, number: int, network: int, identity: str, reaper: Reaper
     ) -> None:
         """Made by Hosts."""
         self.number = number
@@ -73,7 +73,7 @@ class Host:
         self.address = f"10.77.0.{number + 1}"
         self.address6 = f"fd00:77::{number + 1:x}"
         self.identity = identity
-        self._network, self._warden = network, warden
+        self._network, self._reaper = network, reaper
         self._processes: list[subprocess.Popen[Any]] = []
 
     def run(
@@ -97,7 +97,7 @@ class Host:
                     command,
                     env=environment,
                     process_group=0,
-                    preexec_fn=self._warden.enrol,
+                    preexec_fn=self._reaper.register,
                     **options,
                 )
 
@@ -168,12 +168,12 @@ class Hosts:
         if self._latency_s and (why := _netem_missing()):
             raise UsageError(f"Hosts: latency: {why}")
         with self._open as undo:
-            warden = undo.enter_context(Warden())
+            reaper = undo.enter_context(Reaper())
             self._switch = _kept(undo)
             job = secrets.token_hex(8)
             for number in range(self._num_hosts):
                 identity = f"host{number}-{job}"
-                self._hosts.append(Host(number, _kept(undo), identity, warden))
+                self._hosts.append(Host(number, _kept(undo), identity, reaper))
             undo.callback(self._end)
             self._join()
             self._open = undo.pop_all()

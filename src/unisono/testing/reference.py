@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unisono.errors import BadArgument
 from unisono.reductions import reduce
 from unisono.schedule import Schedule
-from unisono.schedule.collective import Place
+from unisono.schedule.collective import Holders
 from unisono.schedule.step import Step, Transfer
 
 Array = NDArray[Any]
@@ -106,7 +106,7 @@ class _State:
             return None
         return np.concatenate([self.held[rank, chunk] for chunk in mine.tolist()])
 
-    def _chunks(self, place: Place, rank: int) -> NDArray[np.int64]:
+    def _chunks(self, place: Holders, rank: int) -> NDArray[np.int64]:
         """What a rank holds in a place, in the order it lies in its buffer."""
         chunks = np.arange(self.schedule.num_chunks)
         holder = self.schedule.contract.holder(place, chunks)

@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono.errors import BadTopology
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+from unisono.topology.topology import LinkBundle, Topology, Wiring, lay, padded
 
 GPUS = 8
 NVLINK_LATENCY = 1.2e-6
@@ -91,17 +91,17 @@ def _dgx(
         rank, each = np.arange(n), np.arange(cards)
         hub, nic = n + rank // GPUS, n + hosts + card(rank)
         inside = [
-            Cable("nvlink", rank, hub, NVLINK_LATENCY, nvlink),
-            Cable("nvlink", hub, rank, NVLINK_LATENCY, nvlink),
+            LinkBundle("nvlink", rank, hub, NVLINK_LATENCY, nvlink),
+            LinkBundle("nvlink", hub, rank, NVLINK_LATENCY, nvlink),
         ]
         if hosts == 1:  # a card that leads nowhere would count as a way out
             return Wiring(n, lay(inside), route, (("nvswitch", 1),))
         fabric = np.full(cards, n + hosts + cards)
         cables = [
-            Cable("pcie", rank, nic, 0.3e-6, 55e9),
-            Cable("pcie", nic, rank, 0.3e-6, 55e9),
-            Cable("network", n + hosts + each, fabric, latency / 2, network),
-            Cable("network", fabric, n + hosts + each, latency / 2, network),
+            LinkBundle("pcie", rank, nic, 0.3e-6, 55e9),
+            LinkBundle("pcie", nic, rank, 0.3e-6, 55e9),
+            LinkBundle("network", n + hosts + each, fabric, latency / 2, network),
+            LinkBundle("network", fabric, n + hosts + each, latency / 2, network),
         ]
         host = np.concatenate([rank // GPUS, np.arange(hosts), each // nics, [-1]])
         parts = (("nvswitch", hosts), ("nic", cards), ("fabric", 1))
@@ -137,10 +137,10 @@ def cloud(
         rank, each = np.arange(n), np.arange(hosts)
         own, fabric = n + rank // ranks, np.full(hosts, n + hosts)
         cables = [
-            Cable("memory", rank, own, 0.5e-6, memory),
-            Cable("memory", own, rank, 0.5e-6, memory),
-            Cable("network", n + each, fabric, latency / 2, network),
-            Cable("network", fabric, n + each, latency / 2, network),
+            LinkBundle("memory", rank, own, 0.5e-6, memory),
+            LinkBundle("memory", own, rank, 0.5e-6, memory),
+            LinkBundle("network", n + each, fabric, latency / 2, network),
+            LinkBundle("network", fabric, n + each, latency / 2, network),
         ]
         host = np.concatenate([rank // ranks, each, [-1]])
         parts = (("host", hosts), ("fabric", 1))
@@ -184,9 +184,9 @@ def wan(
         place = np.tile(np.arange(sites - 1), sites)
         b = place + (place >= a)
         cables = [
-            Cable("network", rank, hub, 10e-6, network),
-            Cable("network", hub, rank, 10e-6, network),
-            Cable("line", n + a, n + b, latency, between),
+            LinkBundle("network", rank, hub, 10e-6, network),
+            LinkBundle("network", hub, rank, 10e-6, network),
+            LinkBundle("line", n + a, n + b, latency, between),
         ]
         site = np.concatenate([rank // ranks, np.arange(sites)])
         return Wiring(n, lay(cables), route, (("site", sites),), (("host", site),))

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+from unisono.topology.topology import LinkBundle, Topology, Wiring, lay, padded
 
 MEMORY = 10e9
 ACROSS = 6e9
 
 
 @dataclass(frozen=True)
-class Card:
+class NetworkCard:
     """A network card: its name, what it claims, and the NUMA node it hangs on."""
 
     name: str
@@ -48,7 +48,7 @@ class Machine:
     model: str
     numa: list[list[int]]
     caches: dict[str, str]
-    cards: list[Card]
+    cards: list[NetworkCard]
     gpus: list[Gpu]
 
     @property
@@ -68,8 +68,8 @@ class Machine:
         Who has measured what a message pays on its way to the switch, and the bandwidth
         there, says so; otherwise they are defaults.
         """
-        told = bool(latency or bandwidth)
-        late, rate = (latency, bandwidth or MEMORY) if told else (0.1e-6, MEMORY)
+        measured = bool(latency or bandwidth)
+        late, rate = (latency, bandwidth or MEMORY) if measured else (0.1e-6, MEMORY)
         n, nodes = self.cores, len(self.numa)
         home = np.repeat(np.arange(nodes), [len(cores) for cores in self.numa])
 
@@ -84,17 +84,19 @@ class Machine:
             place = np.tile(np.arange(nodes - 1), nodes)
             b = place + (place >= a)
             cables = [
-                Cable("memory", rank, hub, late, rate),
-                Cable("memory", hub, rank, late, rate),
-                Cable("numa", n + a, n + b, 0.2e-6, min(rate, ACROSS)),
+                LinkBundle("memory", rank, hub, late, rate),
+                LinkBundle("memory", hub, rank, late, rate),
+                LinkBundle("numa", n + a, n + b, 0.2e-6, min(rate, ACROSS)),
             ]
             level = np.concatenate([home, np.arange(nodes)])
             parts = (("numa", nodes),)
             return Wiring(n, lay(cables), route, parts, (("numa", level),))
 
         about = f"{self.model}; bandwidths are defaults, not measured"
-        adding = reduce if told else 1 / 20e9
-        return Topology("this", n, wire, 0.0 if told else 0.5e-6, adding, about=about)
+        adding = reduce if measured else 1 / 20e9
+        return Topology(
+            "this", n, wire, 0.0 if measured else 0.5e-6, adding, about=about
+        )
 
 
 def detect(root: Path = Path("/")) -> Machine:
@@ -111,8 +113,8 @@ def _text(path: Path) -> str:
 
 def model(root: Path = Path("/")) -> str:
     """The name of the processor, as the kernel tells it."""
-    found = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
-    return found[1] if found else "unknown processor"
+    match = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
+    return match[1] if match else "unknown processor"
 
 
 def _numa(root: Path) -> list[list[int]]:
@@ -132,42 +134,42 @@ def _numa(root: Path) -> list[list[int]]:
 
 def _ranges(text: str) -> list[int]:
     """The numbers that "0-3,8" lists."""
-    found: list[int] = []
+    numbers: list[int] = []
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found.extend(range(int(low), int(high or low) + 1))
-    return found
+        numbers.extend(range(int(low), int(high or low) + 1))
+    return numbers
 
 
 def _caches(root: Path) -> dict[str, str]:
     """The caches of the first core, as {"L2": "2048K"}; data where there are two."""
-    found = {}
+    caches = {}
     cache = root / "sys/devices/system/cpu/cpu0/cache"
     for folder in sorted(cache.glob("index*")):
         if _text(folder / "type") != "Instruction":
-            found[f"L{_text(folder / 'level')}"] = _text(folder / "size")
-    return found
+            caches[f"L{_text(folder / 'level')}"] = _text(folder / "size")
+    return caches
 
 
-def _cards(root: Path) -> list[Card]:
+def _cards(root: Path) -> list[NetworkCard]:
     """Network cards that are hardware; virtual ones have no device behind them."""
-    found = []
+    cards = []
     for folder in sorted((root / "sys/class/net").glob("*")):
         if not (folder / "device").exists():
             continue
         speed, node = _text(folder / "speed"), _text(folder / "device/numa_node")
         megabits = int(speed) if re.fullmatch(r"[0-9]+", speed) else 0
         place = int(node) if re.fullmatch(r"-?[0-9]+", node) else -1
-        found.append(Card(folder.name, megabits, place))
-    return found
+        cards.append(NetworkCard(folder.name, megabits, place))
+    return cards
 
 
 def _gpus(root: Path) -> list[Gpu]:
     """NVIDIA's, from the driver's files; their NVLinks, if nvidia-smi is there."""
     files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = re.findall(r"(?m)^Model:\s*(.+)$", "\n".join(map(_text, files)))
-    told = _nvlinks() if found and root == Path("/") else []
-    told += [(0, 0.0)] * (len(found) - len(told))
-    return [Gpu(name, *links) for name, links in zip(found, told, strict=False)]
+    names = re.findall(r"(?m)^Model:\s*(.+)$", "\n".join(map(_text, files)))
+    nvlinks = _nvlinks() if names and root == Path("/") else []
+    nvlinks += [(0, 0.0)] * (len(names) - len(nvlinks))
+    return [Gpu(name, *links) for name, links in zip(names, nvlinks, strict=False)]
 
 
 def _nvlinks() -> list[tuple[int, float]]:
@@ -188,8 +190,8 @@ def _nvlinks() -> list[tuple[int, float]]:
 
 def links_in(status: str) -> list[tuple[int, float]]:
     """How many links each GPU has up, and their bytes per second together."""
-    found = []
+    links = []
     for block in re.split(r"(?m)^GPU \d+:", status)[1:]:
         rates = [float(x) for x in re.findall(r"Link \d+: ([0-9.]+) GB/s", block)]
-        found.append((len(rates), sum(rates) * 1e9))
-    return found
+        links.append((len(rates), sum(rates) * 1e9))
+    return links

@@ -43,18 +43,18 @@ import numpy as np
 from unisono.errors import BadArgument, BadTopology, unknown
 from unisono.schedule.collective import Ints
 from unisono.topology.routing import Paths
-from unisono.topology.topology import Cable, Links, Topology, Wiring, lay
+from unisono.topology.topology import LinkBundle, Links, Topology, Wiring, lay
 from unisono.units import parse_bandwidth, parse_seconds
 
 MOST = 1 << 16
 
 
-class _Kind(msgspec.Struct, forbid_unknown_fields=True):
+class _LinkKind(msgspec.Struct, forbid_unknown_fields=True):
     latency: str | float
     bandwidth: str | float
 
 
-class _Link(
+class _LinkEntry(
     msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}, kw_only=True
 ):
     kind: str
@@ -63,10 +63,10 @@ class _Link(
     to: list[str | int] | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _TopologyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ranks: int
-    kinds: dict[str, _Kind]
-    links: list[_Link]
+    kinds: dict[str, _LinkKind]
+    links: list[_LinkEntry]
     name: str = ""
     hosts: list[list[int]] = []
     switches: list[str] = []
@@ -88,95 +88,97 @@ def load(path: Path) -> Topology:
 def loads(text: str, where: str = "topology") -> Topology:
     """The topology that the text of a file tells."""
     try:
-        told = msgspec.convert(tomllib.loads(text), type=_File)
-        return _topology(told, where)
+        file = msgspec.convert(tomllib.loads(text), type=_TopologyFile)
+        return _topology(file, where)
     except BadTopology as why:
         raise BadTopology(f"{where}: {why}") from why
     except (tomllib.TOMLDecodeError, msgspec.MsgspecError, BadArgument) as why:
         raise BadTopology(f"{where}: not a topology: {why}") from why
 
 
-def _topology(told: _File, where: str) -> Topology:
-    if not 1 <= told.ranks <= MOST:
-        raise BadTopology(f"ranks = {told.ranks}: expected 1 to {MOST}")
-    node = {str(r): r for r in range(told.ranks)}
-    node |= {name: told.ranks + i for i, name in enumerate(told.switches)}
-    if len(node) != told.ranks + len(told.switches):
-        raise BadTopology("switches: a name is there twice, or is that of a rank")
-    cables = [cable for link in told.links for cable in _cables(link, told, node)]
+def _topology(file: _TopologyFile, where: str) -> Topology:
+    if not 1 <= file.ranks <= MOST:
+        raise BadTopology(f"ranks = {file.ranks}: expected 1 to {MOST}")
+    node = {str(r): r for r in range(file.ranks)}
+    node |= {name: file.ranks + i for i, name in enumerate(file.switches)}
+    if len(node) != file.ranks + len(file.switches):
+        raise BadTopology("switches: a name is listed twice, or is that of a rank")
+    cables = [cable for link in file.links for cable in _cables(link, file, node)]
     links = lay(cables)
-    name = told.name or where
-    host = _hosts(told)
-    levels = (("host", _with_switches(host, len(told.switches), links)),)
+    name = file.name or where
+    host = _hosts(file)
+    levels = (("host", _with_switches(host, len(file.switches), links)),)
     wiring = Wiring(
-        told.ranks,
+        file.ranks,
         links,
         lambda src, dst: paths.table(src, dst),
-        levels=levels if told.hosts else (),
-        names=tuple(told.switches),
+        levels=levels if file.hosts else (),
+        names=tuple(file.switches),
     )
     wiring.checked(name)
     paths = Paths(name, links, len(node), np.empty(0, dtype=np.int64))
-    _refuse_unreachable(paths, told.ranks)
-    rate = _number(told.reduce, parse_bandwidth)
+    _refuse_unreachable(paths, file.ranks)
+    rate = _number(file.reduce, parse_bandwidth)
     sizes = np.bincount(host)
     return Topology(
         name,
-        told.ranks,
+        file.ranks,
         lambda: wiring,
-        _number(told.overhead, parse_seconds),
+        _number(file.overhead, parse_seconds),
         1 / rate if rate else 0.0,
-        per_host=int(sizes[0]) if told.hosts and (sizes == sizes[0]).all() else 0,
+        per_host=int(sizes[0]) if file.hosts and (sizes == sizes[0]).all() else 0,
         about=f"read from {where}",
-        duplex=told.duplex,
-        streams=told.streams,
+        duplex=file.duplex,
+        streams=file.streams,
     )
 
 
-def _cables(link: _Link, told: _File, node: dict[str, int]) -> Iterable[Cable]:
-    if link.kind not in told.kinds:
-        raise unknown("kind of link", link.kind, told.kinds)
+def _cables(
+    link: _LinkEntry, file: _TopologyFile, node: dict[str, int]
+) -> Iterable[LinkBundle]:
+    if link.kind not in file.kinds:
+        raise unknown("kind of link", link.kind, file.kinds)
     if (link.between is None) == (link.from_ is None or link.to is None):
         raise BadTopology('links: each has either "between", or "from" and "to"')
     first, second = link.between or (link.from_ or [], link.to or [])
     a, b = _nodes(first, node), _nodes(second, node)
     src, dst = np.repeat(a, b.size), np.tile(b, a.size)
     apart = src != dst
-    kind = told.kinds[link.kind]
+    kind = file.kinds[link.kind]
     latency = _number(kind.latency, parse_seconds)
     bandwidth = _number(kind.bandwidth, parse_bandwidth)
-    yield Cable(link.kind, src[apart], dst[apart], latency, bandwidth)
+    yield LinkBundle(link.kind, src[apart], dst[apart], latency, bandwidth)
     if link.between is not None:
-        yield Cable(link.kind, dst[apart], src[apart], latency, bandwidth)
+        yield LinkBundle(link.kind, dst[apart], src[apart], latency, bandwidth)
 
 
 def _nodes(names: list[str | int], node: dict[str, int]) -> Ints:
     """The nodes of some names; "0..7" is a range of ranks."""
-    found: list[int] = []
+    nodes: list[int] = []
     for name in map(str, names):
         span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", name)
         each = map(str, range(int(span[1]), int(span[2]) + 1)) if span else [name]
         for one in each:
             if one not in node:
                 raise BadTopology(f"links: {unknown('node', one, node)}")
-            found.append(node[one])
-    return np.array(found, dtype=np.int64)
+            nodes.append(node[one])
+    return np.array(nodes, dtype=np.int64)
 
 
 def _number(value: str | float, parse: object) -> float:
     return parse(value) if isinstance(value, str) else float(value)  # type: ignore[operator]
 
 
-def _hosts(told: _File) -> Ints:
-    host = np.full(told.ranks, -1)
-    for i, ranks in enumerate(told.hosts):
+def _hosts(file: _TopologyFile) -> Ints:
+    host = np.full(file.ranks, -1)
+    for i, ranks in enumerate(file.hosts):
         for rank in ranks:
-            if not 0 <= rank < told.ranks or host[rank] >= 0:
+            if not 0 <= rank < file.ranks or host[rank] >= 0:
                 raise BadTopology(
-                    f"hosts: rank {rank} is there twice, or not one of {told.ranks}"
+                    f"hosts: rank {rank} is listed twice, or not one of {file.ranks}"
                 )
             host[rank] = i
-    if told.hosts and (host < 0).any():
+    if file.hosts and (host < 0).any():
         raise BadTopology(f"hosts: rank {int(np.argmin(host))} is on none of them")
     host[host < 0] = 0  # nothing was told: one host
     return host
@@ -185,15 +187,15 @@ def _hosts(told: _File) -> Ints:
 def _with_switches(host: Ints, switches: int, links: Links) -> Ints:
     """A switch belongs to a host if all ranks it is linked to do, else to none."""
     n = host.size
-    found = np.concatenate([host, np.full(switches, -1)])
+    host_of = np.concatenate([host, np.full(switches, -1)])
     for node in range(n, n + switches):
         near = np.concatenate(
             [links.dst[links.src == node], links.src[links.dst == node]]
         )
         own = np.unique(host[near[near < n]])
         if own.size == 1:
-            found[node] = own[0]
-    return found
+            host_of[node] = own[0]
+    return host_of
 
 
 def _refuse_unreachable(paths: Paths, n: int) -> None:
@@ -207,7 +209,7 @@ def _refuse_unreachable(paths: Paths, n: int) -> None:
         lost = sorted(set(range(n)) - _reached(edges))
         if lost:
             raise BadTopology(
-                f"no way from rank {words.format(lost[0])} ({len(lost)} ranks cut "
+                f"no path from rank {words.format(lost[0])} ({len(lost)} ranks cut "
                 "off); add links that join all ranks in both directions"
             )
 

@@ -59,11 +59,11 @@ def parse(text: str) -> Topology:
         return detect().topology()
     if text.endswith(".toml"):
         return load(Path(text))
-    name, _, told = text.partition(":")
+    name, _, rest = text.partition(":")
     preset = PRESETS.get(name)
     if preset is None:
         raise BadTopology(f"{unknown('topology', name, PRESETS)} (or a .toml file)")
-    size, *options = told.split(",")
+    size, *options = rest.split(",")
     sides = _sides(text, size, preset)
     keywords = _options(text, preset, options)
     if preset.numbers == (1, 1):
@@ -75,8 +75,8 @@ def parse(text: str) -> Topology:
 
 def _sides(text: str, size: str, preset: Preset) -> tuple[int, ...]:
     least, most = preset.numbers
-    found = re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", size)
-    sides = tuple(int(side) for side in size.split("x")) if found else ()
+    match = re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", size)
+    sides = tuple(int(side) for side in size.split("x")) if match else ()
     if not least <= len(sides) <= most:
         raise BadTopology(f"topology {text!r}: wrong shape; as in {preset.example}")
     ranks = 1
@@ -91,7 +91,7 @@ def _sides(text: str, size: str, preset: Preset) -> tuple[int, ...]:
 
 def _options(text: str, preset: Preset, options: list[str]) -> dict[str, float | int]:
     known = list(inspect.signature(preset.make).parameters)[1:]
-    found: dict[str, float | int] = {}
+    values: dict[str, float | int] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if key not in known or not equals:
@@ -99,8 +99,8 @@ def _options(text: str, preset: Preset, options: list[str]) -> dict[str, float |
                 f"topology {text!r}: {unknown('option', key, known)}; as in "
                 f"{preset.example},{known[0]}=..."
             )
-        found[key] = _value(text, key, value)
-    return found
+        values[key] = _value(text, key, value)
+    return values
 
 
 def _value(text: str, key: str, value: str) -> float | int:

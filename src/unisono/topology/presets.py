@@ -20,7 +20,7 @@ import numpy as np
 
 from unisono.errors import BadTopology
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import Cable, Topology, Wiring, lay, padded
+from unisono.topology.topology import LinkBundle, Topology, Wiring, lay, padded
 
 BANDWIDTH = 25e9
 LATENCY = 1e-6
@@ -51,7 +51,7 @@ def full(n: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> Topo
         src = np.repeat(np.arange(n), n - 1)
         place = np.tile(np.arange(n - 1), n)
         dst = place + (place >= src)
-        return Wiring(n, lay([Cable("link", src, dst, latency, bandwidth)]), route)
+        return Wiring(n, lay([LinkBundle("link", src, dst, latency, bandwidth)]), route)
 
     again = _family(full, n, bandwidth=bandwidth, latency=latency)
     return Topology(f"full:{n}", n, wire, OVERHEAD, scale=n, grown=again)
@@ -67,8 +67,8 @@ def switch(n: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> To
     def wire() -> Wiring:
         rank, hub = np.arange(n), np.full(n, n)
         cables = [
-            Cable("port", rank, hub, latency, bandwidth),
-            Cable("port", hub, rank, latency, bandwidth),
+            LinkBundle("port", rank, hub, latency, bandwidth),
+            LinkBundle("port", hub, rank, latency, bandwidth),
         ]
         return Wiring(n, lay(cables), route, (("switch", 1),))
 
@@ -107,7 +107,7 @@ def torus(
                 moved[dim] = (moved[dim] + step) % side
                 near[:, dim, way] = np.ravel_multi_index(tuple(moved), sides)
         src = np.repeat(rank, 2 * dims)
-        links = lay([Cable("link", src, near.ravel(), latency, bandwidth)])
+        links = lay([LinkBundle("link", src, near.ravel(), latency, bandwidth)])
         longest = int(np.argmax(sides))
         halves = at[longest] * 2 // sides[longest]
         return Wiring(n, links, route, levels=(("half", halves),) if n > 1 else ())
@@ -160,8 +160,8 @@ def fat_tree(
         core = core0 + every // half % half * half + every % half
         cables = []
         for a, b in ((rank, edge), (low, agg), (high, core)):
-            cables.append(Cable("link", a, b, latency, bandwidth))
-            cables.append(Cable("link", b, a, latency, bandwidth))
+            cables.append(LinkBundle("link", a, b, latency, bandwidth))
+            cables.append(LinkBundle("link", b, a, latency, bandwidth))
         switches = np.arange(ports * half)
         pods = np.concatenate(
             [rank // pod, switches // half, switches // half, np.full(pod, -1)]
@@ -207,10 +207,10 @@ def dragonfly(
         h = place + (place >= g)
         from_, to = g * routers + gate(g, h), h * routers + gate(h, g)
         cables = [
-            Cable("port", rank, router, latency, bandwidth),
-            Cable("port", router, rank, latency, bandwidth),
-            Cable("local", n + a, n + b, latency, bandwidth),
-            Cable("global", n + from_, n + to, 5 * latency, bandwidth),
+            LinkBundle("port", rank, router, latency, bandwidth),
+            LinkBundle("port", router, rank, latency, bandwidth),
+            LinkBundle("local", n + a, n + b, latency, bandwidth),
+            LinkBundle("global", n + from_, n + to, 5 * latency, bandwidth),
         ]
         group = np.concatenate([rank // (routers * ranks), np.arange(num) // routers])
         return Wiring(n, lay(cables), route, (("router", num),), (("group", group),))

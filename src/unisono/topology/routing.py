@@ -42,17 +42,17 @@ class Paths:
         last = self._last.get(src)
         if last is None:
             last = self._last[src] = self._search(src)
-        found: list[int] = []
+        links: list[int] = []
         at = dst
         while at != src:
             if last[at] < 0:
                 raise BadTopology(
-                    f"{self.name}: no way from rank {src} to rank {dst}; expected "
+                    f"{self.name}: no path from rank {src} to rank {dst}; expected "
                     "links that join all ranks in both directions"
                 )
-            found.append(last[at])
+            links.append(last[at])
             at = self.starts[last[at]]
-        return found[::-1]
+        return links[::-1]
 
     def _search(self, src: int) -> list[int]:
         """For every node, the last link on the quickest path to it."""
@@ -79,10 +79,10 @@ class Paths:
             for s, d in zip(src.ravel().tolist(), dst.ravel().tolist(), strict=True)
         ]
         longest = max(1, *(len(row) for row in rows)) if rows else 1
-        found = np.full((len(rows), longest), -1, dtype=np.int64)
-        for row, links in zip(found, rows, strict=True):
+        table = np.full((len(rows), longest), -1, dtype=np.int64)
+        for row, links in zip(table, rows, strict=True):
             row[: len(links)] = links
-        return found
+        return table
 
 
 def around(name: str, wiring: Wiring, failed: Ints) -> Callable[[Ints, Ints], Ints]:
@@ -98,10 +98,10 @@ def around(name: str, wiring: Wiring, failed: Ints) -> Callable[[Ints, Ints], In
             return usual
         other = paths.table(src[hit], dst[hit])
         width = max(usual.shape[-1], other.shape[-1])
-        found = np.full((src.size, width), -1, dtype=np.int64)
-        found[:, : usual.shape[-1]] = usual
-        found[hit] = -1
-        found[hit, : other.shape[-1]] = other
-        return found
+        table = np.full((src.size, width), -1, dtype=np.int64)
+        table[:, : usual.shape[-1]] = usual
+        table[hit] = -1
+        table[hit, : other.shape[-1]] = other
+        return table
 
     return route

@@ -44,7 +44,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Cable:
+class LinkBundle:
     """Links of one kind, from `src[i]` to `dst[i]`."""
 
     kind: str
@@ -54,7 +54,7 @@ class Cable:
     bandwidth: float
 
 
-def lay(cables: Sequence[Cable]) -> Links:
+def lay(cables: Sequence[LinkBundle]) -> Links:
     """The links of all cables, numbered in the order in which they are given."""
     kinds = tuple(dict.fromkeys(cable.kind for cable in cables))
     sizes = [cable.src.size for cable in cables]
@@ -99,8 +99,8 @@ class Wiring:
     @property
     def host(self) -> Ints:
         """The host of every rank; all on one if nothing is told."""
-        found = next((where for name, where in self.levels if name == "host"), None)
-        return np.zeros(self.n, dtype=np.int64) if found is None else found[: self.n]
+        hosts = next((where for name, where in self.levels if name == "host"), None)
+        return np.zeros(self.n, dtype=np.int64) if hosts is None else hosts[: self.n]
 
     def label(self, node: int) -> str:
         """A rank is its number; other nodes have names, as nvswitch3."""
@@ -123,10 +123,10 @@ class Wiring:
     @cached_property
     def by_name(self) -> dict[str, list[int]]:
         """Links by name; parallel ones share it."""
-        found: dict[str, list[int]] = {}
+        links: dict[str, list[int]] = {}
         for link in range(len(self.links)):
-            found.setdefault(self.link_name(link), []).append(link)
-        return found
+            links.setdefault(self.link_name(link), []).append(link)
+        return links
 
     def links_named(self, text: str) -> list[int]:
         """The links that "3>nvswitch0" means; "3-nvswitch0" is both directions."""
@@ -134,31 +134,31 @@ class Wiring:
         if len(ends) == 2:
             names = [f"{ends[0]}>{ends[1]}"]
             names += [] if ">" in text else [f"{ends[1]}>{ends[0]}"]
-            found = [link for name in names for link in self.by_name.get(name, ())]
-            if found:
-                return found
+            links = [link for name in names for link in self.by_name.get(name, ())]
+            if links:
+                return links
         some = ", ".join(list(self.by_name)[:3])
-        raise BadTopology(f"link {text!r}: there is none; they are named as in {some}")
+        raise BadTopology(f"link {text!r}: no such link; links are named as in {some}")
 
     @cached_property
     def twins(self) -> Ints:
         """For each link its other direction, or -1; parallel ones pair in order."""
-        found = np.full(len(self.links), -1)
+        twins = np.full(len(self.links), -1)
         ends = np.stack([self.links.src, self.links.dst])
         there = np.lexsort((ends[1], ends[0]))
         back = np.lexsort((ends[0], ends[1]))
         if (ends[:, there] == ends[::-1, back]).all():  # as many each way, the usual
-            found[there] = back
-            return found
+            twins[there] = back
+            return twins
         waiting: dict[tuple[int, int], list[int]] = {}
         for link, (src, dst) in enumerate(ends.T.tolist()):
             others = waiting.get((dst, src))
             if others:
-                found[link] = others.pop(0)
-                found[found[link]] = link
+                twins[link] = others.pop(0)
+                twins[twins[link]] = link
             else:
                 waiting.setdefault((src, dst), []).append(link)
-        return found
+        return twins
 
     def checked(self, name: str) -> Wiring:
         """This wiring, unless a link has no sensible latency or bandwidth."""
@@ -210,7 +210,7 @@ class Topology:
             raise BadTopology(f"{self.name}: {self.n} ranks; expected at least one")
         for what, value in (("overhead", self.overhead), ("reduce", self.reduce)):
             if not (0 <= value < float("inf")):
-                raise BadTopology(f"{self.name}: {what} {value:g}: cannot be")
+                raise BadTopology(f"{self.name}: {what} {value:g}: expected 0 or more")
         if not 0 < self.duplex <= 1:
             raise BadTopology(
                 f"{self.name}: duplex {self.duplex:g}: expected above 0, at most 1"
@@ -262,8 +262,8 @@ class Topology:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        told = self.describe()
-        hosts = "one host" if told["hosts"] == 1 else f"{told['hosts']} hosts"
+        facts = self.describe()
+        hosts = "one host" if facts["hosts"] == 1 else f"{facts['hosts']} hosts"
         ranks = "one rank" if self.n == 1 else f"{self.n} ranks"
         lines = [f"{self.name}: {ranks} on {hosts}"]
         lines += [f"  {self.about}"] if self.about else []

@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 _SOCKETS = Path("/proc/net/unix")
 
 
-class Door(NamedTuple):
+class MonitorSocket(NamedTuple):
     """Where a rank can be asked."""
 
     pid: int
@@ -36,76 +36,76 @@ class Door(NamedTuple):
         return name_of(*self)
 
 
-def doors() -> list[Door]:
+def sockets() -> list[MonitorSocket]:
     """The ranks of this user on this host that can be asked."""
     named = re.compile(rf"@{PREFIX}{os.getuid()}-(\d+)-(\d+)-(\d+)$")
-    found = set()
+    ranks = set()
     for line in _SOCKETS.read_text().splitlines():
         match = named.search(line)
         if match:
-            found.add(Door(*map(int, match.groups())))
-    return sorted(found)
+            ranks.add(MonitorSocket(*map(int, match.groups())))
+    return sorted(ranks)
 
 
-def ask(door: Door, what: str) -> dict[str, Any] | None:
+def ask(rank: MonitorSocket, what: str) -> dict[str, Any] | None:
     """What a rank answers; None if it does not, or is not who it should be."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.settimeout(_ANSWER_S)
-            line.connect(door.address)
-            if credentials(line)[:2] != (door.pid, os.getuid()):
+            line.connect(rank.address)
+            if credentials(line)[:2] != (rank.pid, os.getuid()):
                 return None
             line.sendall(what.encode())
-            heard = b"".join(iter(lambda: line.recv(1 << 16), b""))
-        told = msgspec.json.decode(heard)
+            received = b"".join(iter(lambda: line.recv(1 << 16), b""))
+        answer = msgspec.json.decode(received)
     except (OSError, msgspec.DecodeError):
         return None
-    return told if isinstance(told, dict) else None
+    return answer if isinstance(answer, dict) else None
 
 
-def jobs() -> dict[tuple[int, ...], list[Door]]:
+def jobs() -> dict[tuple[int, ...], list[MonitorSocket]]:
     """The jobs that run, by the processes of their ranks."""
-    found: dict[tuple[int, ...], list[Door]] = {}
-    for door in doors():
-        told = ask(door, "state")
-        if told is not None:
-            found.setdefault(tuple(told["pids"]), []).append(door)
-    return found
+    jobs: dict[tuple[int, ...], list[MonitorSocket]] = {}
+    for rank in sockets():
+        state = ask(rank, "state")
+        if state is not None:
+            jobs.setdefault(tuple(state["pids"]), []).append(rank)
+    return jobs
 
 
-def one_job(pid: int | None = None) -> list[Door]:
+def one_job(pid: int | None = None) -> list[MonitorSocket]:
     """The ranks of the one job that runs, or of the one with this process in it."""
-    found = [
+    chosen = [
         ranks
         for pids, ranks in jobs().items()
         if pid is None or pid in pids or _launched_by(pid, ranks)
     ]
-    if not found:
+    if not chosen:
         raise BadArgument(
-            "no job of yours runs here that could be asked; unisono run starts such, "
-            "and elsewhere UNISONO_WATCH=1 lets ranks be asked"
+            "no job of this user on this host has monitor sockets; unisono run opens "
+            "one for each rank, and other launchers do with UNISONO_WATCH=1"
         )
-    if len(found) > 1:
-        some = ", ".join(str(ranks[0].pid) for ranks in found)
+    if len(chosen) > 1:
+        some = ", ".join(str(ranks[0].pid) for ranks in chosen)
         raise BadArgument(f"several jobs run here: name one by a pid, as in {some}")
-    return found[0]
+    return chosen[0]
 
 
-def _launched_by(pid: int, ranks: list[Door]) -> bool:
+def _launched_by(pid: int, ranks: list[MonitorSocket]) -> bool:
     """Whether a process is the parent of a job's ranks."""
     try:
-        told = Path(f"/proc/{ranks[0].pid}/stat").read_text()
+        stat = Path(f"/proc/{ranks[0].pid}/stat").read_text()
     except OSError:
         return False
-    return int(told.rpartition(")")[2].split()[1]) == pid
+    return int(stat.rpartition(")")[2].split()[1]) == pid
 
 
-def states(ranks: list[Door]) -> dict[int, dict[str, Any] | None]:
+def states(ranks: list[MonitorSocket]) -> dict[int, dict[str, Any] | None]:
     """Where each rank is; None for one that does not answer."""
-    return {door.rank: ask(door, "state") for door in ranks}
+    return {each.rank: ask(each, "state") for each in ranks}
 
 
 def records(pid: int | None = None) -> dict[int, dict[str, Any]]:
     """The flight records of a job that runs, by rank, of those that answer."""
-    told = {door.rank: ask(door, "record") for door in one_job(pid)}
-    return {rank: flight for rank, flight in told.items() if flight is not None}
+    answers = {each.rank: ask(each, "record") for each in one_job(pid)}
+    return {rank: flight for rank, flight in answers.items() if flight is not None}

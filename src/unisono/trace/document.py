@@ -82,7 +82,7 @@ def per_rank(doc: Document) -> dict[int, Document]:
 
     Arrows between ranks have no place there.
     """
-    found: dict[int, Document] = {}
+    documents: dict[int, Document] = {}
     for rank in sorted({event["pid"] for event in doc["traceEvents"]}):
         mine = [
             event
@@ -90,8 +90,8 @@ def per_rank(doc: Document) -> dict[int, Document]:
             if event["pid"] == rank and event["ph"] not in ("s", "f")
         ]
         world = {**doc.get("distributedInfo", {}), "rank": rank}
-        found[rank] = {**doc, "distributedInfo": world, "traceEvents": mine}
-    return found
+        documents[rank] = {**doc, "distributedInfo": world, "traceEvents": mine}
+    return documents
 
 
 def read_parts(folder: Path) -> list[Part]:
@@ -131,19 +131,19 @@ def faults(doc: Document) -> list[str]:
     """
     events = doc["traceEvents"]
     threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
-    found = []
+    faults = []
     for event in events:
         if event["ph"] == "X":
             span = _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
             threads[event["pid"], event["tid"]].append(span)
             if not event["dur"] > 0 or event["ts"] < 0:
-                found.append(f"{event['name']} at {event['ts']} lasts {event['dur']}")
+                faults.append(f"{event['name']} at {event['ts']} lasts {event['dur']}")
         elif event["ph"] == "C" and event["args"]["bytes"] < 0:
-            found.append(f"{event['name']} of rank {event['pid']} below nothing")
+            faults.append(f"{event['name']} of rank {event['pid']} below nothing")
     for where, spans in threads.items():
-        found.extend(f"{where}: {told}" for told in _crossed(spans))
-    found.extend(_loose_ends(events, threads))
-    return found
+        faults.extend(f"{where}: {fault}" for fault in _crossed(spans))
+    faults.extend(_loose_ends(events, threads))
+    return faults
 
 
 def _ns(us: float) -> int:

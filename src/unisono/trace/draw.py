@@ -44,7 +44,7 @@ Key = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class _Made:
+class _Producers:
     """Who made what, over all ranks: by communicator, call, piece, rank, and place."""
 
     windows: dict[Key, Slice] = field(default_factory=dict)
@@ -74,10 +74,10 @@ def _noted(row: Any) -> Names:
 def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
     """The sheet, and the time on rank 0's clock at which it begins, in nanoseconds."""
     base = min((_first(part) for part in parts), default=0)
-    sheet, made = Sheet(), _Made()
+    sheet, made = Sheet(), _Producers()
     for part in sorted(parts, key=lambda p: p.rank):
         sheet.rank(part.rank, f"rank {part.rank} (pid {part.pid} on {part.host})")
-        _Rank(sheet, made, part, part.clock[0] - base).draw()
+        _RankTrack(sheet, made, part, part.clock[0] - base).draw()
     _join(sheet, made)
     return sheet, base
 
@@ -93,10 +93,10 @@ def _first(part: Part) -> int:
     return int(min(times, default=0)) + part.clock[0]
 
 
-class _Rank:
+class _RankTrack:
     """One rank's share of the sheet."""
 
-    def __init__(self, sheet: Sheet, made: _Made, part: Part, shift: int) -> None:
+    def __init__(self, sheet: Sheet, made: _Producers, part: Part, shift: int) -> None:
         self.sheet, self.made, self.part, self.shift = sheet, made, part, shift
 
     def draw(self) -> None:
@@ -186,9 +186,9 @@ class _Rank:
     ) -> None:
         peer = int(row["peer"])
         there = group.ranks[peer] if peer >= 0 else -1
-        told = f"send to {there}" if name == "send" else f"recv from {there}"
+        label = f"send to {there}" if name == "send" else f"recv from {there}"
         made = self.sheet.slice(
-            *(self.part.rank, self._lane("messages", group), told, *times),
+            *(self.part.rank, self._lane("messages", group), label, *times),
             category="message",
             args={**args, "peer": there, "tag": int(row["tag"])},
         )
@@ -209,9 +209,9 @@ class _Rank:
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
         if kind == "arrival":
-            told = f"until rank {there} came" if there >= 0 else "all were there"
+            label = f"until rank {there} arrived" if there >= 0 else "all had arrived"
             self.made.arrivals[*call, rank] = self._put(
-                "arrival", group, told, begin, end, about
+                "arrival", group, label, begin, end, about
             )
         elif kind == "send":
             about |= {"bytes": int(row["bytes"]), "chunk": int(row["chunk"])}
@@ -222,8 +222,8 @@ class _Rank:
             about |= {"bytes": int(row["bytes"])}
             self._put("encoding", group, "encode", begin, end, about)
         elif kind in _WAITS:
-            told = "for its call" if kind == "block" else f"for rank {there}"
-            self._put("waiting", group, told, begin, end, about)
+            label = "for its call" if kind == "block" else f"for rank {there}"
+            self._put("waiting", group, label, begin, end, about)
 
     def _put(
         self,
@@ -255,8 +255,10 @@ class _Rank:
         brings = [r for r in rows[1:] if KINDS[r["kind"]] == "deliver"]
         chunk, rank = int(row["chunk"]), self.part.rank
         peers = [group.ranks[r["peer"]] for r in pulls or brings]
-        told = ", ".join(map(str, peers))
-        name = f"from {told}" if pulls else f"to {told}" if brings else "publish"
+        peer_list = ", ".join(map(str, peers))
+        name = (
+            f"from {peer_list}" if pulls else f"to {peer_list}" if brings else "publish"
+        )
         about: dict[str, object] = {
             "seq": _seq(row),
             "kind": KINDS[row["kind"]],
@@ -284,7 +286,7 @@ class _Rank:
             )
 
 
-def _join(sheet: Sheet, made: _Made) -> None:
+def _join(sheet: Sheet, made: _Producers) -> None:
     """Draw the arrows whose both ends were recorded."""
     for (agreed, seq, src, dst), came, row in made.pulls:
         sent = _source(made, (agreed, seq), src, dst, came, row)
@@ -314,7 +316,7 @@ def _brought(sheet: Sheet, sent: Slice, call: Slice) -> Slice:
 
 
 def _source(
-    made: _Made, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
+    made: _Producers, call: tuple[int, int], src: int, dst: int, came: Slice, row: Any
 ) -> Slice | None:
     """The slice of `src` that made what `dst` took."""
     index, piece = int(row["index"]), int(row["piece"])

@@ -25,7 +25,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 
-class Frame(msgspec.Struct, frozen=True):
+class StackFrame(msgspec.Struct, frozen=True):
     """A function, its file, a line."""
 
     name: str
@@ -45,12 +45,12 @@ class Frame(msgspec.Struct, frozen=True):
         return not self.filename.startswith((_OURS, _LIBRARY, "<frozen"))
 
 
-def users(frames: Sequence[Frame]) -> Frame | None:
+def users(frames: Sequence[StackFrame]) -> StackFrame | None:
     """The innermost frame of the user's own code, or else the innermost of all."""
     return next((f for f in frames if f.is_users), frames[0] if frames else None)
 
 
-class Entry(msgspec.Struct):
+class RecordedCall(msgspec.Struct):
     """A call, as a rank recorded it."""
 
     record_id: int
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct):
     input_sizes: list[list[int]]
     state: str
     time_created_ns: int
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     time_discovered_completed_ns: int | None = None
     shape: str = ""
     content: str = ""
@@ -76,19 +76,19 @@ class Entry(msgspec.Struct):
     def what(self) -> str:
         """The call in words, as errors tell it."""
         count = self.input_sizes[0][0]
-        told = []
+        words = []
         if self.profiling_name != "barrier":
             elements = self.shape if "," in self.shape else f" × {count}"
-            told.append(f"{self.input_dtypes[0]}{elements}")
+            words.append(f"{self.input_dtypes[0]}{elements}")
         if self.profiling_name in _REDUCING:
-            told.append(self.op)
+            words.append(self.op)
         if self.profiling_name in _ROOTED:
-            told.append(f"root {self.root}")
+            words.append(f"root {self.root}")
         label = f" for {self.label}" if self.label else ""
-        return f"{self.profiling_name}({', '.join(told)}){label}"
+        return f"{self.profiling_name}({', '.join(words)}){label}"
 
     @property
-    def line(self) -> Frame | None:
+    def line(self) -> StackFrame | None:
         """Where the user made it, if that was recorded."""
         return users(self.frames)
 
@@ -98,16 +98,16 @@ class Entry(msgspec.Struct):
         return str(self.line) if self.line else "a line that was not recorded"
 
 
-class Stack(msgspec.Struct):
+class ThreadStack(msgspec.Struct):
     """Where a thread stood when the record was written."""
 
     thread: str
     main: bool
-    frames: list[Frame]
+    frames: list[StackFrame]
     current: bool = False
 
 
-class Told(msgspec.Struct):
+class ReportedError(msgspec.Struct):
     """What the error of a rank said."""
 
     type: str = ""
@@ -118,7 +118,7 @@ class Told(msgspec.Struct):
     seq: int = 0
 
 
-class Status(msgspec.Struct):
+class CommunicatorStatus(msgspec.Struct):
     """What a communicator is."""
 
     name: str
@@ -126,7 +126,7 @@ class Status(msgspec.Struct):
     ranks: str
 
 
-class Flight(msgspec.Struct, dict=True):
+class FlightRecord(msgspec.Struct, dict=True):
     """The flight record of one rank."""
 
     rank: int
@@ -134,61 +134,61 @@ class Flight(msgspec.Struct, dict=True):
     pid: int
     host: str
     reason: str
-    entries: list[Entry]
-    stacks: list[Stack]
-    pg_config: dict[str, Status]
-    error: Told = msgspec.field(default_factory=Told)
+    entries: list[RecordedCall]
+    stacks: list[ThreadStack]
+    pg_config: dict[str, CommunicatorStatus]
+    error: ReportedError = msgspec.field(default_factory=ReportedError)
     time_ns: int = 0
     clock_ns: int = 0
 
     @cached_property
-    def calls(self) -> dict[str, dict[int, Entry]]:
+    def calls(self) -> dict[str, dict[int, RecordedCall]]:
         """The collectives, by communicator and sequence number."""
-        found: dict[str, dict[int, Entry]] = {}
+        calls: dict[str, dict[int, RecordedCall]] = {}
         for entry in self.entries:
             if not entry.is_p2p and entry.collective_seq_id:
-                group = found.setdefault(entry.process_group[0], {})
+                group = calls.setdefault(entry.process_group[0], {})
                 group[entry.collective_seq_id] = entry
-        return found
+        return calls
 
     @property
     def failed_at(self) -> str:
         """The line of the call that failed, also of one that was refused."""
-        found = (users(s.frames) for s in self.stacks if s.current)
-        return str(next(found, None) or "a line that was not recorded")
+        frames = (users(s.frames) for s in self.stacks if s.current)
+        return str(next(frames, None) or "a line that was not recorded")
 
     @property
-    def stands(self) -> Frame | None:
+    def stands(self) -> StackFrame | None:
         """Where its Python stood: of the main thread, the user's innermost line."""
         return next((users(s.frames) for s in self.stacks if s.main), None)
 
 
 @dataclass(frozen=True)
-class GroupOf:
+class GroupInfo:
     """A communicator: its name for people, and its ranks in the world."""
 
     name: str
     ranks: tuple[int, ...]
 
 
-def groups(flights: Iterable[Flight]) -> dict[str, GroupOf]:
+def groups(flights: Iterable[FlightRecord]) -> dict[str, GroupInfo]:
     """The communicators that the records tell of, by the number that all have."""
-    found: dict[str, GroupOf] = {}
+    groups_: dict[str, GroupInfo] = {}
     for flight in flights:
         for status in flight.pg_config.values():
             ranks = msgspec.json.decode(status.ranks, type=tuple[int, ...])
-            found[status.name] = GroupOf(status.desc, ranks)
-    return found
+            groups_[status.name] = GroupInfo(status.desc, ranks)
+    return groups_
 
 
-def read(folder: Path) -> dict[int, Flight]:
+def read(folder: Path) -> dict[int, FlightRecord]:
     """The flight records in a folder, by rank; of several by one rank, the latest."""
     if not folder.is_dir():
         raise BadArgument(f"{folder}: expected a folder with flight records")
-    flights: dict[int, Flight] = {}
+    flights: dict[int, FlightRecord] = {}
     for file in sorted(folder.glob("unisono-rank*.json")):
         try:
-            flight = msgspec.json.decode(file.read_bytes(), type=Flight)
+            flight = msgspec.json.decode(file.read_bytes(), type=FlightRecord)
         except (msgspec.DecodeError, msgspec.ValidationError) as why:
             raise BadArgument(f"{file}: not a flight record: {why}") from why
         known = flights.get(flight.rank)
@@ -202,10 +202,10 @@ def read(folder: Path) -> dict[int, Flight]:
     return flights
 
 
-def write(told: Mapping[int, Any], folder: Path) -> None:
+def write(records: Mapping[int, Any], folder: Path) -> None:
     """Write records that were asked of a job, as the ranks themselves would."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rank, flight in told.items():
+    for rank, flight in records.items():
         file = folder / f"unisono-rank{rank}-{flight['pid']}.json"
         file.write_bytes(msgspec.json.encode(flight))
 
@@ -216,15 +216,15 @@ def to_pickle(folder: Path, into: Path) -> list[Path]:
     files = []
     for rank, flight in read(folder).items():
         source = folder / f"unisono-rank{rank}-{flight.pid}.json"
-        told = msgspec.json.decode(source.read_bytes())
-        told["version"] = "2.10"
+        record = msgspec.json.decode(source.read_bytes())
+        record["version"] = "2.10"
         members = {name: group.ranks for name, group in groups([flight]).items()}
-        for entry in told["entries"]:
+        for entry in record["entries"]:
             _as_torch(entry, members.get(entry["process_group"][0], ()), rank)
-            entry["time_created_ns"] += told["clock_ns"]
-        told["pg_config"] = {s["name"]: s for s in told["pg_config"].values()}
+            entry["time_created_ns"] += record["clock_ns"]
+        record["pg_config"] = {s["name"]: s for s in record["pg_config"].values()}
         file = into / f"rank_{rank}"
-        file.write_bytes(pickle.dumps(told))
+        file.write_bytes(pickle.dumps(record))
         files.append(file)
     return files
 

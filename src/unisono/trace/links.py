@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Told = Mapping[int, dict[str, Any] | None]
+Answers = Mapping[int, dict[str, Any] | None]
 """What the ranks answer, by rank; None for those that do not."""
 _Group = dict[str, Any]
 _Sent = dict[tuple[int, str, tuple[int, ...]], _Group]
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """From one rank to another: bytes so far, and per second since the last look."""
 
     src: int
@@ -40,29 +40,29 @@ class HostPair:
 
 
 @dataclass(frozen=True)
-class Links:
+class TrafficTable:
     """All links at one time, the busiest first.
 
     `guessed` is how many bytes since the last look were shared out by the calls that
     were seen, since too many had been made; `missing` are ranks that did not tell.
     """
 
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkTraffic, ...] = ()
     hosts: tuple[HostPair, ...] = ()
     guessed: int = 0
     missing: tuple[int, ...] = ()
-    told: _Sent = field(default_factory=dict, repr=False, compare=False)
+    counters: _Sent = field(default_factory=dict, repr=False, compare=False)
 
 
-def links_of(told: Told, before: Links | None = None) -> Links:
+def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTable:
     """Put together what the ranks tell; rates are by each rank's own clock."""
-    good = {r: t for r, t in told.items() if t is not None and "groups" in t}
+    good = {r: t for r, t in answers.items() if t is not None and "groups" in t}
     now: _Sent = {
-        (rank, group["name"], tuple(group["ranks"])): {**group, "at": said["time_ns"]}
-        for rank, said in good.items()
-        for group in said["groups"]
+        (rank, group["name"], tuple(group["ranks"])): {**group, "at": answer["time_ns"]}
+        for rank, answer in good.items()
+        for group in answer["groups"]
     }
-    earlier = {} if before is None else before.told
+    earlier = {} if before is None else before.counters
     asked = {key[0]: group["at"] for key, group in earlier.items()}
     sums: dict[tuple[int, int], tuple[int, float | None]] = {}
     guessed = 0
@@ -78,15 +78,15 @@ def links_of(told: Told, before: Links | None = None) -> Links:
             sums[key[0], dst] = sent + group["sent_to"][at], both
     hosts: list[int] = next((t["hosts"] for t in good.values()), [])
     names = _names(hosts, next((t["names"] for t in good.values()), []))
-    found = [
-        Link(src, dst, hosts[src] == hosts[dst], sent, rate)
+    links = [
+        LinkTraffic(src, dst, hosts[src] == hosts[dst], sent, rate)
         for (src, dst), (sent, rate) in sums.items()
         if sent
     ]
-    found.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
-    missing = tuple(sorted(set(told) - set(good)))
-    by_hosts = _by_hosts(found, [names[host] for host in hosts])
-    return Links(tuple(found), by_hosts, guessed, missing, now)
+    links.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
+    missing = tuple(sorted(set(answers) - set(good)))
+    by_hosts = _by_hosts(links, [names[host] for host in hosts])
+    return TrafficTable(tuple(links), by_hosts, guessed, missing, now)
 
 
 def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
@@ -109,11 +109,13 @@ def _names(hosts: Sequence[int], named: Sequence[str]) -> dict[int, str]:
     return {host: f"host {host}" for host in first}
 
 
-def _by_hosts(links: Iterable[Link], name: Sequence[str]) -> tuple[HostPair, ...]:
-    pairs: dict[tuple[str, str], list[Link]] = {}
+def _by_hosts(
+    links: Iterable[LinkTraffic], name: Sequence[str]
+) -> tuple[HostPair, ...]:
+    pairs: dict[tuple[str, str], list[LinkTraffic]] = {}
     for link in links:
         pairs.setdefault((name[link.src], name[link.dst]), []).append(link)
-    found = [
+    host_pairs = [
         HostPair(
             *pair,
             len(among),
@@ -124,4 +126,6 @@ def _by_hosts(links: Iterable[Link], name: Sequence[str]) -> tuple[HostPair, ...
         )
         for pair, among in pairs.items()
     ]
-    return tuple(sorted(found, key=lambda p: (-(p.rate or 0), -p.sent, p.src, p.dst)))
+    return tuple(
+        sorted(host_pairs, key=lambda p: (-(p.rate or 0), -p.sent, p.src, p.dst))
+    )

@@ -1,6 +1,6 @@
 """A job that runs, at a glance: who is where, who is behind, how much goes to whom.
 
-    before = look(doors); ...; print(look(doors, before))
+    before = look(sockets); ...; print(look(sockets, before))
 
 Everything is asked of the ranks (`ask`); rates are what changed between two looks.
 """
@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.trace import ask
-from unisono.trace.links import Links, links_of
+from unisono.trace.links import TrafficTable, links_of
 
 SILENT = "does not answer"
 
 
 @dataclass(frozen=True)
-class Row:
+class RankStatus:
     """A rank in one of its communicators; `seconds` since its last call began or ended.
 
     `behind` is by how many calls it is behind the furthest; `rate` in bytes per second.
@@ -37,14 +37,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Glance:
+class Snapshot:
     """All ranks that can be asked here, at one time."""
 
     time: float
     job: str
     world_size: int
-    rows: tuple[Row, ...]
-    traffic: Links
+    rows: tuple[RankStatus, ...]
+    traffic: TrafficTable
 
     @property
     def late(self) -> list[int]:
@@ -58,22 +58,24 @@ class Glance:
         """For JSON."""
         plain = asdict(self)
         traffic = plain.pop("traffic")
-        traffic.pop("told")  # what the next look needs, and nobody else
+        traffic.pop("counters")  # only the next look needs them
         return {**plain, "late": self.late, **traffic}
 
 
-def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
+def look(
+    sockets: Sequence[ask.MonitorSocket], before: Snapshot | None = None
+) -> Snapshot:
     """Ask all ranks."""
     now = time.monotonic()
-    states = {door: ask.ask(door, "state") for door in doors}
-    told = [state for state in states.values() if state is not None]
+    states = {socket: ask.ask(socket, "state") for socket in sockets}
+    answered = [state for state in states.values() if state is not None]
     rows = [
         row
-        for door, state in states.items()
-        for row in _rows(door, state, told, now, before)
+        for socket, state in states.items()
+        for row in _rows(socket, state, answered, now, before)
     ]
-    first: dict[str, Any] = told[0] if told else {"job": "", "world_size": 0}
-    return Glance(
+    first: dict[str, Any] = answered[0] if answered else {"job": "", "world_size": 0}
+    return Snapshot(
         now,
         first["job"],
         first["world_size"],
@@ -83,34 +85,36 @@ def look(doors: Sequence[ask.Door], before: Glance | None = None) -> Glance:
 
 
 def _traffic(
-    states: dict[ask.Door, dict[str, Any] | None], before: Glance | None
-) -> Links:
+    states: dict[ask.MonitorSocket, dict[str, Any] | None], before: Snapshot | None
+) -> TrafficTable:
     """Ask those who answer to whom they have sent."""
-    told = {
-        door.rank: None if state is None else ask.ask(door, "links")
-        for door, state in states.items()
+    answers = {
+        socket.rank: None if state is None else ask.ask(socket, "links")
+        for socket, state in states.items()
     }
-    return links_of(told, None if before is None else before.traffic)
+    return links_of(answers, None if before is None else before.traffic)
 
 
-def _key(row: Row) -> tuple[str, int]:
+def _key(row: RankStatus) -> tuple[str, int]:
     return "" if row.group == "world" else row.group, row.rank
 
 
 def _rows(
-    door: ask.Door,
+    socket: ask.MonitorSocket,
     state: dict[str, Any] | None,
-    told: Sequence[dict[str, Any]],
+    states: Sequence[dict[str, Any]],
     now: float,
-    before: Glance | None,
-) -> list[Row]:
+    before: Snapshot | None,
+) -> list[RankStatus]:
     if state is None:
-        return [Row(door.rank, door.pid, "world", 0, 0, SILENT, 0.0, 0, None)]
-    furthest = _furthest(told)
+        return [
+            RankStatus(socket.rank, socket.pid, "world", 0, 0, SILENT, 0.0, 0, None)
+        ]
+    furthest = _furthest(states)
     rows = []
     for group in state["communicators"]:
         behind = furthest[group["name"], tuple(group["ranks"])] - group["seq"]
-        row = Row(
+        row = RankStatus(
             state["rank"],
             state["pid"],
             group["name"],
@@ -125,13 +129,15 @@ def _rows(
     return rows
 
 
-def _furthest(told: Sequence[dict[str, Any]]) -> dict[tuple[str, tuple[int, ...]], int]:
-    found: dict[tuple[str, tuple[int, ...]], int] = {}
-    for state in told:
+def _furthest(
+    states: Sequence[dict[str, Any]],
+) -> dict[tuple[str, tuple[int, ...]], int]:
+    furthest: dict[tuple[str, tuple[int, ...]], int] = {}
+    for state in states:
         for group in state["communicators"]:
             key = group["name"], tuple(group["ranks"])
-            found[key] = max(found.get(key, 0), group["seq"])
-    return found
+            furthest[key] = max(furthest.get(key, 0), group["seq"])
+    return furthest
 
 
 def _doing(group: dict[str, Any]) -> str:
@@ -148,7 +154,7 @@ def _since(group: dict[str, Any], now_ns: int) -> float:
 
 
 def _rate(
-    before: Glance | None, rank: int, group: dict[str, Any], now: float
+    before: Snapshot | None, rank: int, group: dict[str, Any], now: float
 ) -> float | None:
     if before is None or now <= before.time:
         return None

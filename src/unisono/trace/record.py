@@ -32,12 +32,12 @@ def stop() -> None:
 
 
 def _here() -> list[Session]:
-    found = [t for t in open_transports() if not t.engine.forked()]
-    if not found:
+    transports = [t for t in open_transports() if not t.engine.forked()]
+    if not transports:
         raise BadArgument(
             "trace: no communicator is open here; call unisono.init first"
         )
-    return found
+    return transports
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def span(name: str, category: str = "user_annotation") -> Iterator[None]:
     try:
         yield
     finally:
-        if any(transport.engine.traces() for transport in open_transports()):
+        if any(transport.engine.is_tracing() for transport in open_transports()):
             end, thread = time.monotonic_ns(), threading.current_thread().name
             tracing.add_span(tracing.Span(name, begin, end, thread, category))
 
@@ -58,7 +58,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
     All ranks of `comm` call it. The document is rank `root`'s; the others get None.
     """
     part = msgspec.msgpack.encode(tracing.harvest(comm.core.transport.logbook))
-    parts = comm.gather_object(part, root=root)
+    parts = comm.gather_objects(part, root=root)
     if parts is None:
         return None
     return merge([msgspec.msgpack.decode(p, type=tracing.Part) for p in parts])

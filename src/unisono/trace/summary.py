@@ -23,13 +23,13 @@ from unisono.schedule.collective import COLLECTIVES
 from unisono.simulate.result import bus_factor
 from unisono.trace.document import Document
 from unisono.trace.draw import COLLECTIVE
-from unisono.units import format_bandwidth, format_bytes, format_seconds
+from unisono.units import format_bandwidth, format_bytes, format_seconds, format_table
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class CallStats:
     """All calls of one kind; times in seconds."""
 
     group: str
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Late:
+class Straggler:
     """How often a rank came last, and what that cost everybody else, in seconds."""
 
     rank: int
@@ -65,7 +65,7 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TraceSummary:
     """A trace in numbers; times in seconds."""
 
     ranks: int
@@ -73,8 +73,8 @@ class Summary:
     calls: int
     busy: float
     exposed: float
-    rows: tuple[Row, ...]
-    late: tuple[Late, ...]
+    rows: tuple[CallStats, ...]
+    late: tuple[Straggler, ...]
     lost: int = 0
 
     @property
@@ -96,12 +96,12 @@ class Summary:
         ]
         if self.lost:
             lines.append(
-                f"  lost       {self.lost} events were overwritten; what is said of "
-                "steps holds for the rest (UNISONO_TRACE_EVENTS gives more room)"
+                f"  lost       {self.lost} events were overwritten; figures of "
+                "steps are of the rest (UNISONO_TRACE_EVENTS raises the limit)"
             )
-        lines += ["", *_table(_HEADS, [_cells(row) for row in self.rows])]
+        lines += ["", *format_table(_HEADS, [_cells(row) for row in self.rows])]
         if self.late:
-            lines += ["", *_table(_LATE, [_late_cells(who) for who in self.late])]
+            lines += ["", *format_table(_LATE, [_late_cells(who) for who in self.late])]
         return "\n".join(lines)
 
 
@@ -109,7 +109,7 @@ _HEADS = ["collective", "size", "calls", "time", "total", "busbw", "floor", "sha
 _LATE = ["late", "last in", "cost the others", "worst", "where"]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CallStats) -> list[str]:
     where = "" if row.group == "world" else f" on {row.group}"
     floor = row.busbw / row.share if row.share else 0.0
     return [
@@ -124,21 +124,13 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _late_cells(who: Late) -> list[str]:
+def _late_cells(who: Straggler) -> list[str]:
     times = (format_seconds(who.cost), format_seconds(who.worst))
     return [f"rank {who.rank}", f"{who.last} calls", *times, who.at]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
-
-
 @dataclass(eq=False)
-class _Call:
+class _CollectiveCall:
     """One call of a communicator, as all its ranks saw it; times in microseconds."""
 
     about: Mapping[str, Any]
@@ -165,7 +157,7 @@ class _Call:
         return came[-1][1], (came[-1][0] - came[-2][0]) / 1e6
 
 
-def summarise(doc: Document) -> Summary:
+def summarise(doc: Document) -> TraceSummary:
     """The numbers of a trace."""
     slices = [e for e in doc["traceEvents"] if e["ph"] == "X"]
     lanes = {
@@ -184,7 +176,7 @@ def summarise(doc: Document) -> Summary:
         for kind in ("lost_moments", "lost_calls")
         for count in other.get(kind, {}).values()
     )
-    return Summary(
+    return TraceSummary(
         ranks=len(ranks),
         span=span / 1e6,
         calls=len(calls),
@@ -202,14 +194,14 @@ def _group(lane: str) -> str:
 
 def _calls(
     slices: Sequence[dict[str, Any]], lanes: Mapping[tuple[int, int], str]
-) -> dict[tuple[str, int], _Call]:
+) -> dict[tuple[str, int], _CollectiveCall]:
     """The calls, by communicator and number, with what was done inside them."""
-    calls: dict[tuple[str, int], _Call] = {}
+    calls: dict[tuple[str, int], _CollectiveCall] = {}
     for each in slices:
         if each["cat"] == COLLECTIVE:
             args, rank = each["args"], each["pid"]
             key = args["Process Group Description"], args["Seq"]
-            call = calls.setdefault(key, _Call(args))
+            call = calls.setdefault(key, _CollectiveCall(args))
             call.ends[rank] = each["ts"], each["ts"] + each["dur"]
             call.lines[rank] = args["line"]
     for each in slices:
@@ -224,8 +216,8 @@ def _calls(
     return calls
 
 
-def _rows(calls: Iterable[_Call]) -> list[Row]:
-    kinds: dict[tuple[str, str, str, int], list[_Call]] = defaultdict(list)
+def _rows(calls: Iterable[_CollectiveCall]) -> list[CallStats]:
+    kinds: dict[tuple[str, str, str, int], list[_CollectiveCall]] = defaultdict(list)
     for call in calls:
         about = call.about
         group = about["Process Group Description"]
@@ -236,7 +228,7 @@ def _rows(calls: Iterable[_Call]) -> list[Row]:
         time = median(call.time for call in alike)
         factor = bus_factor(COLLECTIVES[name], alike[0].about["Group size"])
         rows.append(
-            Row(
+            CallStats(
                 *(group, name, algorithm, nbytes, len(alike), time),
                 total=sum(call.time for call in alike),
                 floor=median(call.floor for call in alike),
@@ -246,16 +238,16 @@ def _rows(calls: Iterable[_Call]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.total)
 
 
-def _late(calls: Iterable[_Call]) -> list[Late]:
+def _late(calls: Iterable[_CollectiveCall]) -> list[Straggler]:
     """Those who came last, the costliest first."""
     cost: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for call in calls:
-        found = call.last()
-        if found is not None:
-            rank, seconds = found
+        last = call.last()
+        if last is not None:
+            rank, seconds = last
             cost[rank].append((seconds, call.lines.get(rank, "")))
     late = [
-        Late(rank, len(times), sum(t for t, _ in times), *max(times))
+        Straggler(rank, len(times), sum(t for t, _ in times), *max(times))
         for rank, times in cost.items()
     ]
     return sorted(late, key=lambda who: -who.cost)
@@ -304,14 +296,14 @@ def _union(spans: Sequence[Interval]) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
+class CallChange:
     """Calls of one kind in two traces; None where one has none."""
 
     group: str
     collective: str
     nbytes: int
-    before: Row | None
-    after: Row | None
+    before: CallStats | None
+    after: CallStats | None
 
     @property
     def ratio(self) -> float | None:
@@ -321,22 +313,22 @@ class Change:
         return self.after.time / self.before.time
 
 
-def differences(one: Summary, other: Summary) -> list[Change]:
+def differences(one: TraceSummary, other: TraceSummary) -> list[CallChange]:
     """What each kind of call takes in the one trace and in the other."""
     before = {row.kind: row for row in one.rows}
     after = {row.kind: row for row in other.rows}
-    found = [
-        Change(*kind, before.get(kind), after.get(kind)) for kind in before | after
+    changes = [
+        CallChange(*kind, before.get(kind), after.get(kind)) for kind in before | after
     ]
 
-    def weight(change: Change) -> float:
+    def weight(change: CallChange) -> float:
         sides = [row.total for row in (change.before, change.after) if row]
         return -max(sides)
 
-    return sorted(found, key=weight)
+    return sorted(changes, key=weight)
 
 
-def told_differences(changes: Sequence[Change]) -> str:
+def told_differences(changes: Sequence[CallChange]) -> str:
     """The same as a table."""
     heads = ["collective", "size", "calls", "before", "after", "times"]
     rows = []
@@ -355,4 +347,4 @@ def told_differences(changes: Sequence[Change]) -> str:
                 f"{change.ratio:.2f}" if change.ratio is not None else "",
             ]
         )
-    return "\n".join(_table(heads, rows))
+    return "\n".join(format_table(heads, rows))

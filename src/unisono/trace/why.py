@@ -15,14 +15,14 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from statistics import median
 
-from unisono.trace.flights import Entry, Flight, GroupOf, groups
+from unisono.trace.flights import FlightRecord, GroupInfo, RecordedCall, groups
 
 LATE_NS = 1_000_000
 """Below this nobody is called late."""
 
 
 @dataclass(frozen=True)
-class Side:
+class RankEvidence:
     """One rank's side of it: what it called or where it stands, and the line."""
 
     rank: int
@@ -33,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """What is wrong, and who is the cause. `kind` is one word for tools."""
 
     kind: str
@@ -43,7 +43,7 @@ class Verdict:
     members: tuple[int, ...] = ()
     collective: str = ""
     seq: int = 0
-    sides: tuple[Side, ...] = field(default=())
+    sides: tuple[RankEvidence, ...] = field(default=())
 
     def __str__(self) -> str:
         """Verdict, group, collective, ranks; then both sides with their lines."""
@@ -64,21 +64,26 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _GroupRecords:
     """A communicator and what its ranks recorded there."""
 
     number: str
-    group: GroupOf
-    flights: Mapping[int, Flight]
-    calls: Mapping[int, Mapping[int, Entry]]  # by rank in the world, and seq
+    group: GroupInfo
+    flights: Mapping[int, FlightRecord]
+    calls: Mapping[int, Mapping[int, RecordedCall]]  # by rank in the world, and seq
 
     def verdict(
-        self, kind: str, told: str, ranks: Sequence[int], call: Entry, sides: list[Side]
-    ) -> Verdict:
+        self,
+        kind: str,
+        text: str,
+        ranks: Sequence[int],
+        call: RecordedCall,
+        sides: list[RankEvidence],
+    ) -> Diagnosis:
         """A verdict on this communicator, about this call."""
-        return Verdict(
+        return Diagnosis(
             kind,
-            told,
+            text,
             tuple(ranks),
             self.group.name,
             self.group.ranks,
@@ -88,45 +93,45 @@ class _Scene:
         )
 
 
-def why(flights: Mapping[int, Flight]) -> Verdict:
+def why(flights: Mapping[int, FlightRecord]) -> Diagnosis:
     """The verdict on a job."""
     scenes = list(_scenes(flights))
     for look in (_differs, _missing):
         for scene in scenes:
-            found = look(scene)
-            if found is not None:
-                return found
+            diagnosis = look(scene)
+            if diagnosis is not None:
+                return diagnosis
     late = [slow for scene in scenes if (slow := _late(scene)) is not None]
     if late:
         return max(late, key=lambda pair: pair[0])[1]
     lacking = sorted(set(range(_world(flights))) - flights.keys())
     if lacking:
         return _silent(lacking)
-    return Verdict("nothing", "nothing is wrong in these records: no call failed")
+    return Diagnosis("nothing", "nothing is wrong in these records: no call failed")
 
 
-def _world(flights: Mapping[int, Flight]) -> int:
+def _world(flights: Mapping[int, FlightRecord]) -> int:
     return max(flight.world_size for flight in flights.values())
 
 
-def _silent(ranks: Sequence[int]) -> Verdict:
-    told = f"{_who(ranks)} left no record: killed, or never there"
-    return Verdict("silent", told, tuple(ranks))
+def _silent(ranks: Sequence[int]) -> Diagnosis:
+    text = f"{_who(ranks)} left no record: killed, or never started"
+    return Diagnosis("silent", text, tuple(ranks))
 
 
-def _scenes(flights: Mapping[int, Flight]) -> Iterator[_Scene]:
+def _scenes(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
     """Where something failed first, then by the number of ranks."""
     broken = {f.error.communicator for f in flights.values()} - {""}
-    found = groups(flights.values()).items()
+    named = groups(flights.values()).items()
     for number, group in sorted(
-        found, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
+        named, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
     ):
         calls = {
             rank: flights[rank].calls.get(number, {})
             for rank in group.ranks
             if rank in flights
         }
-        yield _Scene(number, group, flights, calls)
+        yield _GroupRecords(number, group, flights, calls)
 
 
 def _who(ranks: Sequence[int]) -> str:
@@ -135,13 +140,13 @@ def _who(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}"
 
 
-def _side(rank: int, entry: Entry) -> Side:
+def _side(rank: int, entry: RecordedCall) -> RankEvidence:
     line = entry.line
     place = (line.filename, line.line) if line else ("", 0)
-    return Side(rank, entry.what, entry.at, *place)
+    return RankEvidence(rank, entry.what, entry.at, *place)
 
 
-def _differs(scene: _Scene) -> Verdict | None:
+def _differs(scene: _GroupRecords) -> Diagnosis | None:
     """The first call in which ranks called different things."""
     every = sorted({seq for calls in scene.calls.values() for seq in calls})
     for seq in every:
@@ -161,8 +166,11 @@ def _differs(scene: _Scene) -> Verdict | None:
 
 
 def _disagreement(
-    scene: _Scene, seq: int, entries: Mapping[int, Entry], alike: dict[str, list[int]]
-) -> Verdict:
+    scene: _GroupRecords,
+    seq: int,
+    entries: Mapping[int, RecordedCall],
+    alike: dict[str, list[int]],
+) -> Diagnosis:
     """Who is the odd one, and both sides.
 
     Who came to the call when it had failed already was refused and has no record of it,
@@ -176,16 +184,20 @@ def _disagreement(
     }
     votes = Counter(refused.values())
 
-    def weight(told: str) -> tuple[int, int]:
-        return len(alike[told]) + votes[told], -min(alike[told])
+    def weight(description: str) -> tuple[int, int]:
+        return len(alike[description]) + votes[description], -min(alike[description])
 
-    def against(told: str) -> list[int]:
-        return sorted(set(entries) - set(alike[told]))
+    def against(description: str) -> list[int]:
+        return sorted(set(entries) - set(alike[description]))
 
     usual = max(alike, key=weight)
-    as_many = [told for told in alike if weight(told)[0] == weight(usual)[0]]
-    for told in sorted(as_many, key=weight, reverse=True):
-        skipped = _skipped(scene, against(told)[0], alike[told][0], seq)
+    as_many = [
+        description
+        for description in alike
+        if weight(description)[0] == weight(usual)[0]
+    ]
+    for description in sorted(as_many, key=weight, reverse=True):
+        skipped = _skipped(scene, against(description)[0], alike[description][0], seq)
         if skipped is not None:
             return skipped
     most, odd = alike[usual], against(usual)
@@ -195,20 +207,20 @@ def _disagreement(
         hows = ways[odd[0]], ways[most[0]]
     by = [f" by {how}" if how else "" for how in hows]
     most = sorted([*most, *(rank for rank in refused if refused[rank] == usual)])
-    told = (
+    description = (
         f"{_who(odd)} called {one.what}{by[0]} at {one.at}, "
         f"where {_who(most)} called {other.what}{by[1]} at {other.at}"
     )
     sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
     sides += [
-        Side(rank, f"{call}, refused", scene.flights[rank].failed_at)
+        RankEvidence(rank, f"{call}, refused", scene.flights[rank].failed_at)
         for rank, call in sorted(refused.items())
         if call
     ]
-    return scene.verdict("mismatch", told, odd, other, sides)
+    return scene.verdict("mismatch", description, odd, other, sides)
 
 
-def _ways(entries: Mapping[int, Entry]) -> dict[int, str]:
+def _ways(entries: Mapping[int, RecordedCall]) -> dict[int, str]:
     """The algorithms of one call, by rank; with their steps if the names hide them."""
     contents: dict[str, set[str]] = {}
     for entry in entries.values():
@@ -221,36 +233,36 @@ def _ways(entries: Mapping[int, Entry]) -> dict[int, str]:
     }
 
 
-def _key(entry: Entry, *, lines: bool) -> tuple[object, ...]:
+def _key(entry: RecordedCall, *, lines: bool) -> tuple[object, ...]:
     line = entry.line
     where = (line.filename, line.line) if line and lines else ()
     return (entry.what, *where)
 
 
-def _skipped(scene: _Scene, rank: int, other: int, seq: int) -> Verdict | None:
+def _skipped(scene: _GroupRecords, rank: int, other: int, seq: int) -> Diagnosis | None:
     """Whether a rank left out a call of another, whose calls are else the same."""
     left_out = _left_out(scene, rank, other, seq)
     if left_out is None:
         return None
     missed, went_on = left_out
-    told = (
+    text = (
         f"rank {rank} skipped {missed.what} at {missed.at}, call "
         f"{missed.collective_seq_id} of the others"
     )
     if went_on is not None:
-        told += f", and went on to {went_on.what} at {went_on.at}"
+        text += f", and went on to {went_on.what} at {went_on.at}"
     number = missed.collective_seq_id
     sides = [
         _side(r, calls[number])
         for r, calls in sorted(scene.calls.items())
         if number in calls
     ]
-    return scene.verdict("skipped", told, [rank], missed, sides)
+    return scene.verdict("skipped", text, [rank], missed, sides)
 
 
 def _left_out(
-    scene: _Scene, rank: int, other: int, until: int
-) -> tuple[Entry, Entry | None] | None:
+    scene: _GroupRecords, rank: int, other: int, until: int
+) -> tuple[RecordedCall, RecordedCall | None] | None:
     """The call that a rank left out, and what it called in its place."""
     theirs, mine = scene.calls[other], scene.calls[rank]
     first = max(min(theirs, default=0), min(mine, default=0))
@@ -277,7 +289,7 @@ def _follows(before: Sequence[object], missed: object, went_on: object) -> bool:
     return (missed, went_on) in pairwise(before)
 
 
-def _is_further(missed: Entry, went_on: Entry) -> bool:
+def _is_further(missed: RecordedCall, went_on: RecordedCall) -> bool:
     """Whether a call stands further down in the same function than another."""
     one, other = missed.line, went_on.line
     if one is None or other is None:
@@ -286,7 +298,7 @@ def _is_further(missed: Entry, went_on: Entry) -> bool:
     return same and other.line > one.line
 
 
-def _missing(scene: _Scene) -> Verdict | None:
+def _missing(scene: _GroupRecords) -> Diagnosis | None:
     """A call that some have made and do not end, and others have not made."""
     open_ = {
         rank: entry
@@ -313,38 +325,44 @@ def _missing(scene: _Scene) -> Verdict | None:
     entry = open_[waiting[0]]
     sides = [_absentee(scene, rank) for rank in absent]
     stands = "; ".join(f"rank {s.rank}: {s.what}, {s.line}" for s in sides)
-    told = (
-        f"{_who(absent)} did not come to {entry.what} at {entry.at}, where "
+    text = (
+        f"{_who(absent)} did not call {entry.what} at {entry.at}, where "
         f"{_who(waiting)} waited; {stands}"
     )
     sides += [_side(rank, open_[rank]) for rank in waiting]
-    return scene.verdict("missing", told, absent, entry, sides)
+    return scene.verdict("missing", text, absent, entry, sides)
 
 
-def _absentee(scene: _Scene, rank: int) -> Side:
+def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
     """Where a rank that others wait for stood."""
     flight = scene.flights.get(rank)
     if flight is None:
-        return Side(rank, "it left no record", "so it was killed, or is beyond asking")
+        return RankEvidence(
+            rank, "it left no record", "so it was killed, or cannot be reached"
+        )
     calls = scene.calls[rank]
     last = calls[max(calls)] if calls else None
     before = f", after call {last.collective_seq_id}" if last else ", before any call"
     if flight.reason == "it left":
         where = last.at if last else "no line"
-        return Side(rank, f"it had left{before}", f"made at {where}", *_at(last))
+        return RankEvidence(
+            rank, f"it had left{before}", f"made at {where}", *_at(last)
+        )
     stands = flight.stands
     if stands is None:
-        return Side(rank, f"in no Python code{before}", "as far as its record tells")
-    told = f"it stood at {stands}"
-    return Side(rank, told, before[2:], stands.filename, stands.line)
+        return RankEvidence(
+            rank, f"in no Python code{before}", "as far as its record shows"
+        )
+    text = f"it was at {stands}"
+    return RankEvidence(rank, text, before[2:], stands.filename, stands.line)
 
 
-def _at(entry: Entry | None) -> tuple[str, int]:
+def _at(entry: RecordedCall | None) -> tuple[str, int]:
     line = entry.line if entry else None
     return (line.filename, line.line) if line else ("", 0)
 
 
-def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
+def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
     """The rank that has cost the others most by coming late to one line.
 
     Once is chance: who is late again and again goes before who was late for long.
@@ -364,18 +382,18 @@ def _late(scene: _Scene) -> tuple[tuple[int, int], Verdict] | None:
     (rank, at), times = max(behind.items(), key=lambda item: weight(item[1]))
     seq = max(times)[1]
     calls = scene.calls[rank]
-    told = (
+    text = (
         f"no call failed, but rank {rank} came late to {calls[seq].what} at {at}: last "
         f"in {len(times)} of {sum(e.at == at for e in calls.values())} calls there, "
         f"typically {median(ns for ns, _ in times) / 1e6:.0f} ms after everybody else"
     )
     if seq - 1 in calls:
-        told += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
+        text += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
     sides = [_side(r, made[seq]) for r, made in sorted(scene.calls.items())]
-    return weight(times), scene.verdict("late", told, [rank], calls[seq], sides)
+    return weight(times), scene.verdict("late", text, [rank], calls[seq], sides)
 
 
-def _last_ones(scene: _Scene) -> Iterator[tuple[int, int, int]]:
+def _last_ones(scene: _GroupRecords) -> Iterator[tuple[int, int, int]]:
     """Of each call that all have made: who came last, and how long after the rest."""
     if len(scene.calls) < 2:
         return

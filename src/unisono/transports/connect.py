@@ -98,7 +98,7 @@ class Connection:
         """Whether something has come, or the end."""
         poll = select.poll()  # unlike select(), whatever the number of the descriptor
         poll.register(self.socket, select.POLLIN)
-        held = self.tls is not None and self.tls.holds_bytes()
+        held = self.tls is not None and self.tls.has_pending()
         return held or bool(poll.poll(0))
 
     def take_wire(self) -> Wire:

@@ -61,7 +61,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     dead: tuple[int, ...] = ()
     before: int = 0
 
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether there can be such a place."""
         return (
             0 < self.before < self.world_size <= _MOST_RANKS

@@ -175,7 +175,8 @@ class Listener:
             raise PeerLost(f"{where}: {self._lost[peer]}", ranks=[peer])
         if not found:
             raise ConnectFailed(
-                f"{where}: it did not connect within {timeout_s:g} s{self.rejections()}",
+                f"{where}: it did not connect within {timeout_s:g} s"
+                f"{self.rejections()}",
                 missing=[peer],
             )
         for older in found[:-1]:  # attempts that the other has given up

@@ -315,7 +315,7 @@ class Session:
                     f"{self.peers[owner]} died before its memory arrived",
                     missing=[owner],
                 )
-            if self.engine.starved():
+            if self.engine.out_of_resources():
                 raise OSError(
                     errno.EMFILE,
                     f"the memory of {self.peers[owner]} cannot be taken in: there are "

@@ -70,7 +70,7 @@ class _Attached:
                 return "a rank has died"
             if states[rank][4]:
                 return "it has closed the communicator"
-            return "the communicator is broken" if self.native.verdict()[0] else ""
+            return "the communicator is broken" if self.native.failure()[0] else ""
 
         return why
 
@@ -190,12 +190,12 @@ class Streams:
     ) -> None:
         """Open the stream to a rank of a communicator, if it is not open."""
         member = self._members[agreed]
-        if member.native.leads_to(rank, messages):
+        if member.native.is_connected_to(rank, messages):
             return
         world_rank = member.ranks[rank]
         lanes = 1 if messages else self._lanes
         with member.opening:  # of several threads the first opens it for all
-            if member.native.leads_to(rank, messages):
+            if member.native.is_connected_to(rank, messages):
                 return
             for lane in range(lanes):
                 label = StreamLabel(agreed, lane, lanes, messages)

@@ -151,7 +151,7 @@ def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine
             ends[world_rank] = found[place].detach()
     engine = _native.Engine.between_processes(rank, ends, known)
     connections = [table.lifelines.get(r) for r in range(n)]
-    engine.live(
+    engine.connect_lifeline(
         [None if c is None else c.take_wire() for c in connections],
         [b"" if c is None else c.send_key for c in connections],
         [b"" if c is None else c.receive_key for c in connections],

@@ -68,7 +68,7 @@ def sessions(
     hosts do; `pair` makes the two ends of one.
     """
     refuse_too_many(n)
-    hub = _native.Hub(n)
+    hub = _native.PeerTable(n)
     peers = [Peer(r, os.getpid(), socket.gethostname()) for r in range(n)]
     # Python runs one thread at a time, so a rank that spins keeps the others waiting.
     cores = 1
@@ -107,7 +107,7 @@ def _start_lifelines(engines: Sequence[_native.Engine], pair: StreamPair) -> Non
         ends[0][leaf], ends[leaf][0] = pair()
     for engine, row in zip(engines, ends, strict=True):
         keys = [b"" if end is None else end.key for end in row]
-        engine.live(
+        engine.connect_lifeline(
             [None if end is None else end.wire for end in row],
             keys,
             keys,
@@ -120,7 +120,7 @@ def _start_lifelines(engines: Sequence[_native.Engine], pair: StreamPair) -> Non
 def alone() -> Session:
     """The session of a world of one."""
     me = Peer(0, os.getpid(), socket.gethostname())
-    engine = _native.Engine.between_threads(_native.Hub(1), 0)
+    engine = _native.Engine.between_threads(_native.PeerTable(1), 0)
     return Session(engine, 0, [me], cores_here())
 
 

@@ -68,7 +68,7 @@ def _require() -> None:
 def shake(tls: Tls) -> int:
     """Go on with the opening: 0 if it is done, or what to poll for; NotAuthentic."""
     try:
-        return tls.shake()
+        return tls.handshake()
     except OSError as why:
         if why.errno != errno.EBADMSG:
             raise

@@ -13,19 +13,20 @@ this        this machine as a topology, with the links that were measured
 program: `unisono run --hosts a:4,b:4 -m unisono.tune`.
 """
 
+from unisono.deprecation import old_names
 from unisono.tune.candidates import candidates
 from unisono.tune.files import save
-from unisono.tune.fit import Fit, Piece, fit
-from unisono.tune.price import Costs
+from unisono.tune.fit import Fit, FitSegment, fit
+from unisono.tune.price import LinkCosts
 from unisono.tune.this import this_machine, topology_named
 from unisono.tune.tuner import QUICK, Effort, Tuner, tune
 
 __all__ = [
     "QUICK",
-    "Costs",
     "Effort",
     "Fit",
-    "Piece",
+    "FitSegment",
+    "LinkCosts",
     "Tuner",
     "candidates",
     "fit",
@@ -34,3 +35,5 @@ __all__ = [
     "topology_named",
     "tune",
 ]
+
+__getattr__ = old_names(__name__, {"Piece": "FitSegment", "Costs": "LinkCosts"})

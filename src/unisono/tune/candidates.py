@@ -33,12 +33,12 @@ def candidates(collective: str, hosts: tuple[int, ...]) -> list[str]:
     n = len(hosts)
     names = dict.fromkeys([*FLAT[collective], *_plain(collective, n)])
     names |= dict.fromkeys(_stacked(collective, hosts))
-    found: dict[object, str] = {}
+    by_fingerprint: dict[object, str] = {}
     for name in names:
         made = _made(collective, name, n)
         if made is not None:
-            found.setdefault(_fingerprint(made), name)
-    return list(found.values())
+            by_fingerprint.setdefault(_fingerprint(made), name)
+    return list(by_fingerprint.values())
 
 
 def _plain(collective: str, n: int) -> Iterator[str]:
@@ -91,9 +91,9 @@ def _made(collective: str, name: str, n: int) -> Schedule | None:
 
 def _fingerprint(schedule: Schedule) -> object:
     """What two schedules share only if they do the same."""
-    told = hashlib.blake2b(str(schedule.num_chunks).encode(), digest_size=16)
+    digest = hashlib.blake2b(str(schedule.num_chunks).encode(), digest_size=16)
     for step in schedule:
         table = np.stack([a.astype(np.int64) for a in step.flat()])
-        told.update(np.ascontiguousarray(table[:, np.lexsort(table)]).tobytes())
-        told.update(b"|")
-    return told.digest()
+        digest.update(np.ascontiguousarray(table[:, np.lexsort(table)]).tobytes())
+        digest.update(b"|")
+    return digest.digest()

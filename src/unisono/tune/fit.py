@@ -33,7 +33,7 @@ _EXACT = 1e-4
 
 
 @dataclass(frozen=True)
-class Piece:
+class FitSegment:
     """The line for sizes up to `upto`: seconds, seconds per byte, and how sure."""
 
     lower: int
@@ -53,7 +53,7 @@ class Piece:
 class Fit:
     """Lines for ascending ranges of sizes; the last holds for all above, too."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FitSegment, ...]
     error: float
     """The typical residual, as a part of the time."""
 
@@ -70,21 +70,23 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     """The lines that measured times follow; a size may have several times."""
     x, y = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
-        raise BadArgument(f"fit: {x.size} sizes, {y.size} times; expected as many")
+        raise BadArgument(
+            f"fit: {x.size} sizes, {y.size} times; expected equal numbers"
+        )
     if not (np.isfinite(y).all() and (y > 0).all() and (x >= 0).all()):
         raise BadArgument("fit: expected times above 0, and sizes not below")
     distinct = np.unique(x)
     if distinct.size < 2:
         raise BadArgument(f"fit: {distinct.size} sizes; a line needs two at least")
     most = max(1, min(MOST_PIECES, distinct.size // FEWEST_SIZES))
-    found: list[tuple[float, Fit]] = []
+    fits: list[tuple[float, Fit]] = []
     for count in range(1, most + 1):
         for cuts in combinations(range(1, distinct.size), count - 1):
             edges = [0, *cuts, distinct.size]
             if count > 1 and min(np.diff(edges)) < FEWEST_SIZES:
                 continue
-            found.append(_cut(x, y, distinct, edges))
-    return min(found, key=lambda pair: pair[0])[1]
+            fits.append(_cut(x, y, distinct, edges))
+    return min(fits, key=lambda pair: pair[0])[1]
 
 
 def _cut(
@@ -103,7 +105,7 @@ def _cut(
     return worth, Fit(tuple(pieces), math.sqrt(squares / x.size))
 
 
-def _line(x: Floats, y: Floats) -> tuple[Piece, float]:
+def _line(x: Floats, y: Floats) -> tuple[FitSegment, float]:
     """The line with the least squares of relative residuals, and those squares.
 
     A latency or a cost per byte below zero is noise: it is zero then, and the other is
@@ -125,5 +127,5 @@ def _line(x: Floats, y: Floats) -> tuple[Piece, float]:
         scale = np.linalg.norm(some, axis=0)  # of very different magnitude
         inverse = np.linalg.pinv((some / scale).T @ (some / scale))
         errors[used] = SURE * np.sqrt(np.diag(inverse) * squares / free) / scale
-    told = (float(v) for v in (*values, *errors))
-    return Piece(int(x.min()), int(x.max()), *told), squares
+    fields = (float(v) for v in (*values, *errors))
+    return FitSegment(int(x.min()), int(x.max()), *fields), squares

@@ -24,7 +24,7 @@ from unisono.tune.fit import Fit
 
 
 @dataclass(frozen=True)
-class Costs:
+class LinkCosts:
     """Fits by class of links; seconds for each peer more, and for each byte added."""
 
     inside: Fit | None
@@ -57,16 +57,16 @@ def _counted(
     collective: str, algorithm: str, hosts: tuple[int, ...], cores: int
 ) -> tuple[float, list[tuple[float, ...]]]:
     """Of each step what crosses, is taken in and added, in chunks, and the peers."""
-    found = traffic(schedule(collective, algorithm, len(hosts)), hosts)
-    crossing = np.maximum(found.leaves, found.enters).max(axis=1, initial=0)
+    counted = traffic(schedule(collective, algorithm, len(hosts)), hosts)
+    crossing = np.maximum(counted.leaves, counted.enters).max(axis=1, initial=0)
     host = np.asarray(hosts)
     columns = (
         crossing.astype(float),
-        _busiest(found.taken, host, cores),
-        _busiest(found.added, host, cores),
-        found.peers.max(axis=1, initial=0).astype(float),
+        _busiest(counted.taken, host, cores),
+        _busiest(counted.added, host, cores),
+        counted.peers.max(axis=1, initial=0).astype(float),
     )
-    return found.unit, list(zip(*(c.tolist() for c in columns), strict=True))
+    return counted.unit, list(zip(*(c.tolist() for c in columns), strict=True))
 
 
 def _busiest(

@@ -21,26 +21,31 @@ WORTH_A_TRY = 4.0
 
 
 def nearest(
-    told: Mapping[str, float], times: Mapping[str, float], refused: Collection[str] = ()
+    expected: Mapping[str, float],
+    times: Mapping[str, float],
+    refused: Collection[str] = (),
 ) -> list[str]:
     """Who is to be raced next: within 1.25 of the best, and not raced yet.
 
-    `told` are predictions, or times of one try, `times` what was measured. What was
+    `expected` are predictions, or times of one try, `times` what was measured. What was
     measured of some says how far off those are; the others are taken to be as far off.
     """
     if times:
-        off = median(times[a] / told[a] for a in times if told[a] > 0)
+        off = median(times[a] / expected[a] for a in times if expected[a] > 0)
         best = min(times.values())
     else:
-        off, best = 1.0, min((told[a] for a in told if a not in refused), default=0.0)
-    open_ = [a for a in told if a not in times and a not in refused]
-    close = [a for a in open_ if told[a] * off <= NEAR * best]
-    return sorted(close, key=told.__getitem__)[:MOST_RACED]
+        off, best = (
+            1.0,
+            min((expected[a] for a in expected if a not in refused), default=0.0),
+        )
+    open_ = [a for a in expected if a not in times and a not in refused]
+    close = [a for a in open_ if expected[a] * off <= NEAR * best]
+    return sorted(close, key=expected.__getitem__)[:MOST_RACED]
 
 
 def winner(
     nbytes: int,
-    told: Mapping[str, float],
+    expected: Mapping[str, float],
     rounds: Mapping[str, Sequence[float]],
     usual: str,
 ) -> Row:
@@ -59,10 +64,10 @@ def winner(
         nbytes,
         nbytes,
         first,
-        told[first],
+        expected[first],
         times[first],
         second,
-        told.get(second, 0.0),
+        expected.get(second, 0.0),
         times.get(second, 0.0),
     )
 
@@ -70,7 +75,7 @@ def winner(
 def decided(
     row: Row,
     usual: str,
-    told: Mapping[str, float],
+    expected: Mapping[str, float],
     again: Mapping[str, Sequence[float]],
 ) -> Row:
     """The row after its winner and the usual choice have met alone."""
@@ -80,10 +85,10 @@ def decided(
         row.nbytes,
         row.nbytes,
         first,
-        told[first],
+        expected[first],
         median(again[first]),
         second,
-        told[second],
+        expected[second],
         median(again[second]),
     )
 
@@ -98,7 +103,7 @@ def beats(mine: Sequence[float], theirs: Sequence[float]) -> bool:
     return median(ratios) > SAME and 3 * won >= 2 * len(ratios)
 
 
-def promising(told: Mapping[str, float]) -> list[str]:
+def promising(expected: Mapping[str, float]) -> list[str]:
     """Who is worth a try: all but those that are predicted to be far behind."""
-    best = min(told.values(), default=0.0)
-    return [name for name in told if told[name] <= WORTH_A_TRY * best]
+    best = min(expected.values(), default=0.0)
+    return [name for name in expected if expected[name] <= WORTH_A_TRY * best]

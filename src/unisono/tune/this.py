@@ -21,22 +21,22 @@ def topology_named(text: str) -> Topology:
 
 def this_machine() -> Topology:
     """A rank on each core, with measured links if there is a table, and its word."""
-    found = detect()
+    machine_ = detect()
     try:
-        world = _measured(found.cores)
+        world = _measured(machine_.cores)
     except UsageError as why:
-        plain = found.topology()
+        plain = machine_.topology()
         return plain.but(about=f"{plain.about} (the tuned table is refused: {why})")
     if world is None:
-        plain = found.topology()
+        plain = machine_.topology()
         return plain.but(about=f"{plain.about}: `unisono tune` measures them")
     lines = [link for link in world.links if link.kind == "inside"]
     least, most = lines[0], lines[-1]
     about = (
-        f"{found.model}; links as measured by `unisono tune` on {world.n} ranks"
+        f"{machine_.model}; links as measured by `unisono tune` on {world.n} ranks"
         f"{f', {world.when}' if world.when else ''}"
     )
-    return found.topology(
+    return machine_.topology(
         latency=least.latency / 2,
         bandwidth=1 / most.byte if most.byte else 0.0,
         reduce=world.added_byte,

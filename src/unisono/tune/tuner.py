@@ -49,7 +49,7 @@ from unisono.tune.measure import (
     itemsize_of,
     whole_bytes,
 )
-from unisono.tune.price import Costs
+from unisono.tune.price import LinkCosts
 from unisono.tune.race import decided, nearest, promising, winner
 
 FURTHER = 2
@@ -99,18 +99,18 @@ class Tuner:
     effort: Effort = field(default_factory=Effort)
     found: list[Part] = field(default_factory=list)
     fits: dict[str, Fit] = field(default_factory=dict)
-    costs: Costs = field(init=False, default_factory=lambda: Costs(None, None))
+    costs: LinkCosts = field(init=False, default_factory=lambda: LinkCosts(None, None))
     added_error: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         """Nothing to measure between one rank and itself."""
         if self.comm.world_size < 2:
-            raise BadArgument("tune: one rank has nobody to talk to; take 2 or more")
+            raise BadArgument("tune: expected 2 ranks or more, got 1")
         self.hosts: tuple[int, ...] = self.comm.hosts
         self.watch = Stopwatch(self.comm, self.effort.batch_s, self.effort.rounds)
 
     @classmethod
-    def told(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
+    def from_plain(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
         """For ranks that are told as plain data what to do."""
         return cls(comm, msgspec.convert(dict(effort), Effort))
 
@@ -143,7 +143,7 @@ class Tuner:
             if other:
                 one = self.hosts.index(self.hosts[other]) if kind == "inside" else 0
                 self.fits[kind] = self._fitted(one, other)
-        self.costs = Costs(self.fits.get("inside"), self.fits.get("across"))
+        self.costs = LinkCosts(self.fits.get("inside"), self.fits.get("across"))
         self._others()
         return self.fits
 
@@ -151,9 +151,9 @@ class Tuner:
         sizes: list[int] = []
         times: list[float] = []
         for nbytes in self.effort.messages:
-            found = self.watch.between(one, other, nbytes)
-            sizes += [nbytes] * len(found)
-            times += found
+            seconds = self.watch.between(one, other, nbytes)
+            sizes += [nbytes] * len(seconds)
+            times += seconds
         return fit(sizes, times)
 
     def _others(self) -> None:
@@ -174,7 +174,7 @@ class Tuner:
         if len(each) > 1:
             self.added_error = SURE * stdev(each) / len(each) ** 0.5
         fits = self.fits.get("inside"), self.fits.get("across")
-        self.costs = Costs(*fits, message, max(0.0, median(each)), cores)
+        self.costs = LinkCosts(*fits, message, max(0.0, median(each)), cores)
 
     def _raced(
         self,
@@ -211,12 +211,12 @@ class Tuner:
         usual = choose(
             collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
         ).algorithm
-        told = {
+        expected = {
             name: self.costs.seconds(collective, name, self.hosts, nbytes)
             for name in dict.fromkeys([*names, usual])
             if leads
         }
-        tried = self._tried(collective, nbytes, [*promising(told), usual])
+        tried = self._tried(collective, nbytes, [*promising(expected), usual])
         times: dict[str, list[float]] = {}
         refused: set[str] = set()
         for turn in range(1 + FURTHER):
@@ -230,13 +230,13 @@ class Tuner:
             raced = self._raced(collective, nbytes, wanted)
             times |= raced
             refused |= set(wanted) - set(raced)
-        row = self._agreed(winner(nbytes, told, times, usual) if leads else None)
+        row = self._agreed(winner(nbytes, expected, times, usual) if leads else None)
         if row.algorithm == usual or usual not in times:
             return row
         # The best of many has been lucky: it has to beat the usual one once more.
         watch = replace(self.watch, rounds=2 * self.watch.rounds)
         again = self._raced(collective, nbytes, [usual, row.algorithm], watch)
-        return self._agreed(decided(row, usual, told, again) if leads else None)
+        return self._agreed(decided(row, usual, expected, again) if leads else None)
 
     def _tried(
         self, collective: str, nbytes: int, names: Sequence[str]
@@ -244,8 +244,8 @@ class Tuner:
         """A short look at everybody who may be good, whatever the model thinks best."""
         wanted = self.comm.broadcast_object(list(dict.fromkeys(names)))
         watch = replace(self.watch, batch_s=self.watch.batch_s / 10, rounds=2)
-        found = self._raced(collective, nbytes, wanted, watch)
-        return {name: min(times) for name, times in found.items()}
+        raced = self._raced(collective, nbytes, wanted, watch)
+        return {name: min(times) for name, times in raced.items()}
 
     def _agreed(self, row: Row | None) -> Row:
         """Rank 0's, on all ranks."""
@@ -254,7 +254,7 @@ class Tuner:
 
     def world(self) -> TunedWorld:
         """Everything that was found, as it goes into a table."""
-        machines = self.comm.all_gather_object(machine())
+        machines = self.comm.all_gather_objects(machine())
         n = self.comm.world_size
         return TunedWorld(
             n,

@@ -100,8 +100,8 @@ def _who(pairs: list[Pair], n: int, what: str, effect: str) -> str:
         return rings + ending
     if len(pairs) <= _LISTED:
         (a, b), *rest = pairs
-        told = ", ".join(f"rank {src} to rank {dst}" for src, dst in rest)
-        return f"Rank {a} sends {what} to rank {b}, {told}{each}"
+        others = ", ".join(f"rank {src} to rank {dst}" for src, dst in rest)
+        return f"Rank {a} sends {what} to rank {b}, {others}{each}"
     senders, receivers = len({a for a, _ in pairs}), len({b for _, b in pairs})
     return f"{senders} ranks send {what} to {receivers} ranks{each}"
 

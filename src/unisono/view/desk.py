@@ -14,7 +14,7 @@ from unisono.algorithms import schedule as make
 from unisono.codecs import NAMES, get
 from unisono.errors import BadArgument, unknown
 from unisono.schedule.collective import COLLECTIVES, collective
-from unisono.simulate import Codec, candidates, compare
+from unisono.simulate import CodecModel, candidates, compare
 from unisono.simulate.candidates import fitted
 from unisono.topology import Topology, parse
 from unisono.units import parse_bytes
@@ -48,17 +48,17 @@ def choices(wishes: Wishes) -> dict[str, object]:
 
 def topologies(n: int) -> list[str]:
     """Names of topologies that have just so many ranks."""
-    found = [f"full:{n}", f"switch:{n}", f"ring:{n}"]
+    names = [f"full:{n}", f"switch:{n}", f"ring:{n}"]
     sides = [side for side in range(2, isqrt(n) + 1) if n % side == 0]
-    found += [f"torus:{side}x{n // side}" for side in sides]
-    found += [f"cloud:{k}x{n // k}" for k in range(2, n) if n % k == 0]
+    names += [f"torus:{side}x{n // side}" for side in sides]
+    names += [f"cloud:{k}x{n // k}" for k in range(2, n) if n % k == 0]
     if n > 1:
-        found.append(f"wan:{n}")
+        names.append(f"wan:{n}")
     for name, hold in (("dgx-h100", 8), ("dgx-a100", 8)):
         if n % hold == 0:
-            found.append(f"{name}:{n // hold}")
-    found += [f"fat-tree:{p}" for p in (2, 4) if p**3 // 4 == n]
-    return found
+            names.append(f"{name}:{n // hold}")
+    names += [f"fat-tree:{p}" for p in (2, 4) if p**3 // 4 == n]
+    return names
 
 
 def stories(wishes: Wishes) -> list[Story]:
@@ -84,22 +84,22 @@ def curves(wishes: Wishes) -> dict[str, object]:
     where = _topology(asked.get("topology", "full:5"))
     codec = _codec(asked.get("codec", PLAIN))
     options: dict[str, Any] = {} if codec.ratio == 1 else {"codec": codec}
-    told = compare(what, candidates(what, where), where, SIZES, **options)
-    winners = [told.ranking(at)[0].algorithm for at in range(len(SIZES))]
+    comparison = compare(what, candidates(what, where), where, SIZES, **options)
+    winners = [comparison.ranking(at)[0].algorithm for at in range(len(SIZES))]
     return {
         "collective": what,
         "topology": where.name,
         "n": where.n,
         "sizes": SIZES,
-        "bound": [r.bound * 1e6 for r in next(iter(told.results.values()))],
+        "bound": [r.bound * 1e6 for r in next(iter(comparison.results.values()))],
         "curves": [
             {"name": name, "times": [r.time * 1e6 for r in results]}
-            for name, results in told.results.items()
+            for name, results in comparison.results.items()
         ],
         "winners": winners,
         "crossovers": [
             {"size": c.nbytes, "from": c.loser, "to": c.winner}
-            for c in told.crossovers()
+            for c in comparison.crossovers()
         ],
     }
 
@@ -127,15 +127,15 @@ def _name(text: str) -> str:
 def _topology(text: str) -> Topology:
     if text.endswith(".toml") or text == "this":
         raise BadArgument(f"{text}: the studio takes topologies as switch:8, not files")
-    found = parse(text)
-    if found.n > _MOST_RANKS:
+    topology = parse(text)
+    if topology.n > _MOST_RANKS:
         raise BadArgument(f"{text}: the studio takes up to {_MOST_RANKS} ranks")
-    return found
+    return topology
 
 
-def _codec(name: str) -> Codec:
+def _codec(name: str) -> CodecModel:
     """What a codec leaves of the bytes of float32; that it takes time is left out."""
     if name == PLAIN:
-        return Codec()
+        return CodecModel()
     count = 1 << 16
-    return Codec(ratio=get(name).nbytes(count) / (4 * count))
+    return CodecModel(ratio=get(name).nbytes(count) / (4 * count))

@@ -56,6 +56,6 @@ class Explanation(str):
         still = {"text/plain": str(self), "text/html": self._repr_html_()}
         if find_spec("anywidget") is None or not is_small(self.schedule):
             return still
-        told = self.widget()._repr_mimebundle_() or {}
-        bundle, about = told if isinstance(told, tuple) else (told, {})
+        made = self.widget()._repr_mimebundle_() or {}
+        bundle, about = made if isinstance(made, tuple) else (made, {})
         return still | bundle, about

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.schedule.collective import BARRIER, Place
+from unisono.schedule.collective import BARRIER, Holders
 from unisono.schedule.cost import Cost
 from unisono.schedule.schedule import Schedule
 from unisono.view.frames import MAX_RANKS, letter
@@ -12,18 +12,20 @@ def facts(schedule: Schedule) -> list[tuple[str, str]]:
     """Pairs of a word and a sentence; raises ScheduleError if the schedule is wrong."""
     proof = schedule.verify()
     cost = schedule.cost()
-    told = [("cost", rounds_line(cost))]
+    sentences = [("cost", rounds_line(cost))]
     if schedule.collective is not BARRIER:
-        told.append(("bytes", bytes_line(cost)))
+        sentences.append(("bytes", bytes_line(cost)))
     if schedule.collective.reduces:
-        told.append(("sums", sums_line(schedule, cost)))
+        sentences.append(("sums", sums_line(schedule, cost)))
     how = (
-        f"{_many(proof.transfers, 'transfer')} followed in {_many(proof.steps, 'step')}"
+        f"{_many(proof.transfers, 'transfer')} checked in {_many(proof.steps, 'step')}"
     )
-    told.append(("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}"))
+    sentences.append(
+        ("proof", f"{promise(schedule)}: {how}, chance of error {proof.doubt}")
+    )
     if schedule.paper:
-        told.append(("paper", schedule.paper))
-    return told
+        sentences.append(("paper", schedule.paper))
+    return sentences
 
 
 def rounds_line(cost: Cost) -> str:
@@ -61,21 +63,21 @@ def promise(schedule: Schedule) -> str:
     """What was proven, in words: "every rank ends with a+b+c"."""
     what = schedule.collective
     if what is BARRIER:
-        return "every rank has heard from all"
+        return "every rank knows that all have arrived"
     if what.reduces and schedule.n <= MAX_RANKS:
         thing = "+".join(letter(r) for r in range(schedule.n))
     elif what.reduces:
         thing = "the sum over all ranks"
     else:
         thing = {
-            Place.EVERYWHERE: "all chunks",
-            Place.ROOT: "all chunks",
-            Place.OWNER: "its chunks",
-            Place.TARGET: "the chunks meant for it",
+            Holders.EVERYWHERE: "all chunks",
+            Holders.ROOT: "all chunks",
+            Holders.OWNER: "its chunks",
+            Holders.TARGET: "the chunks meant for it",
         }[what.after]
-    if what.after is Place.ROOT:
+    if what.after is Holders.ROOT:
         return f"rank {schedule.root} ends with {thing}"
-    share = " in its chunks" if what.reduces and what.after is Place.OWNER else ""
+    share = " in its chunks" if what.reduces and what.after is Holders.OWNER else ""
     return f"every rank ends with {thing}{share}"
 
 

@@ -25,7 +25,7 @@ MAX_SUMMARY = 1024
 
 
 @dataclass(frozen=True)
-class Cell:
+class SlotView:
     """What one rank holds of one chunk: bits of the ranks whose contribution is in."""
 
     ranks: int
@@ -34,13 +34,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StepFrame:
     """The state after one step (number 0: before the first), and what led to it."""
 
     number: int
     phase: str
     transfers: tuple[Transfer, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[SlotView, ...], ...]
 
 
 def is_small(schedule: Schedule) -> bool:
@@ -61,7 +61,7 @@ def refuse_if_huge(n: int) -> None:
         )
 
 
-def frames(schedule: Schedule) -> Iterator[Frame]:
+def frames(schedule: Schedule) -> Iterator[StepFrame]:
     """The state before the first step and after each, with the cells that changed."""
     ledger = Ledger(schedule)
     yield _frame(schedule, ledger, 0, None)
@@ -70,7 +70,9 @@ def frames(schedule: Schedule) -> Iterator[Frame]:
         yield _frame(schedule, ledger, number, step)
 
 
-def _frame(schedule: Schedule, ledger: Ledger, number: int, step: Step | None) -> Frame:
+def _frame(
+    schedule: Schedule, ledger: Ledger, number: int, step: Step | None
+) -> StepFrame:
     transfers = () if step is None else tuple(step)
     changed = {(t.dst, t.into) for t in transfers}
     rows = []
@@ -78,11 +80,11 @@ def _frame(schedule: Schedule, ledger: Ledger, number: int, step: Step | None) -
         held = [ledger.at(rank, chunk) for rank in range(schedule.n)]
         rows.append(
             tuple(
-                Cell(h.ranks, (rank, chunk) in changed, bool(h.spoilt))
+                SlotView(h.ranks, (rank, chunk) in changed, bool(h.spoilt))
                 for rank, h in enumerate(held)
             )
         )
-    return Frame(number, step.phase if step else "", transfers, tuple(rows))
+    return StepFrame(number, step.phase if step else "", transfers, tuple(rows))
 
 
 def row_names(schedule: Schedule) -> list[str]:

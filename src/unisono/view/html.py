@@ -13,7 +13,7 @@ from html import escape
 import msgspec
 
 from unisono.schedule.schedule import Schedule
-from unisono.simulate import Codec
+from unisono.simulate import CodecModel
 from unisono.topology import Topology
 from unisono.view.assets import digest, script, text
 from unisono.view.story import SIZE, Story, tell
@@ -25,7 +25,7 @@ def to_html(
     beside: Schedule | None = None,
     topology: Topology | str = "",
     nbytes: int | str = SIZE,
-    codec: Codec | None = None,
+    codec: CodecModel | None = None,
 ) -> str:
     """The page of a schedule; with `beside`, of two under one clock.
 
@@ -58,7 +58,7 @@ def page(stories: Sequence[Story]) -> str:
             '<body class="unisono-page">',
             '<main class="unisono" id="unisono">',
             f"<h1>{escape(title)}</h1>",
-            *(_told(story) for story in stories),
+            *(_embedded(story) for story in stories),
             "</main>",
             f'<script type="application/json" id="stories">{_json(stories)}</script>',
             f'<script type="module">{code}</script>',
@@ -68,7 +68,7 @@ def page(stories: Sequence[Story]) -> str:
     )
 
 
-def _told(story: Story) -> str:
+def _embedded(story: Story) -> str:
     """The story in words, which is all that is left where scripts do not run."""
     lines = [story.opening, *(beat.caption for beat in story.beats)]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)

@@ -45,8 +45,8 @@ def _balanced(wiring: Wiring, ring: Floats) -> Floats:
             fixed[a - n] += ring[b]
         else:
             pull[a - n, b - n] -= 1
-    found = np.linalg.lstsq(pull, fixed, rcond=None)[0]
-    return found.astype(np.float64)
+    positions = np.linalg.lstsq(pull, fixed, rcond=None)[0]
+    return positions.astype(np.float64)
 
 
 def _spread(points: Floats) -> Floats:
@@ -74,5 +74,5 @@ def links(wiring: Wiring) -> list[tuple[int, int]]:
 def route(wiring: Wiring, src: int, dst: int) -> list[int]:
     """The nodes a message passes from rank to rank, both ends included."""
     table = wiring.route(np.array([src]), np.array([dst]))[0]
-    way = [int(link) for link in table if link >= 0]
-    return [src, *(int(wiring.links.dst[link]) for link in way)]
+    path = [int(link) for link in table if link >= 0]
+    return [src, *(int(wiring.links.dst[link]) for link in path)]

@@ -16,7 +16,7 @@ from unisono.errors import BadArgument
 from unisono.schedule.oracle import Ledger
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
-from unisono.simulate import Codec, Result, simulate
+from unisono.simulate import CodecModel, Result, simulate
 from unisono.simulate.messages import chunk_bytes
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds, parse_bytes
@@ -39,7 +39,7 @@ Message = tuple[int, int, int, float, float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class StoryChunk:
     """A chunk or temporary: its bytes, who holds it before and after, what it must."""
 
     name: str
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Beat:
+class StoryStep:
     """One step: its sentence, its transfers, how many results are in place after."""
 
     phase: str
@@ -60,7 +60,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Map:
+class TopologyMap:
     """A topology as it is drawn; routes are lists of nodes, by "src>dst"."""
 
     name: str
@@ -85,11 +85,11 @@ class Story:
     reduces: bool
     nbytes: int
     size: str
-    rows: list[Row]
-    beats: list[Beat]
+    rows: list[StoryChunk]
+    beats: list[StoryStep]
     due: int
     facts: list[tuple[str, str]]
-    map: Map
+    map: TopologyMap
     messages: list[Message]
     time: float
     bound: float
@@ -101,7 +101,7 @@ def tell(
     topology: Topology | str = "",
     nbytes: int | str = SIZE,
     *,
-    codec: Codec | None = None,
+    codec: CodecModel | None = None,
 ) -> Story:
     """The story of a schedule on a topology: proven, costed, and timed.
 
@@ -113,7 +113,7 @@ def tell(
     where = topology or f"full:{schedule.n}"
     where = parse(where) if isinstance(where, str) else where
     size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes
-    told = facts(schedule)
+    sentences = facts(schedule)
     result = simulate(schedule, where, size, codec=codec)
     messages, index = _messages(result)
     rows = _rows(schedule, size)
@@ -133,7 +133,7 @@ def tell(
         rows=rows,
         beats=_beats(schedule, rows, index, due),
         due=due,
-        facts=told,
+        facts=sentences,
         map=_map(where, messages),
         messages=messages,
         time=_micro(result.time),
@@ -176,17 +176,17 @@ def _messages(result: Result) -> tuple[list[Message], dict[tuple[int, int, int],
     line = result.timeline
     assert line is not None  # closed forms have none, and we ask for no closed form
     columns = (line.step, line.src, line.dst, line.nbytes, line.start, line.end)
-    found: list[Message] = []
+    messages: list[Message] = []
     index: dict[tuple[int, int, int], int] = {}
     for step, src, dst, nbytes, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        index[step, src, dst] = len(found)
-        found.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
-    return found, index
+        index[step, src, dst] = len(messages)
+        messages.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
+    return messages, index
 
 
-def _rows(schedule: Schedule, nbytes: int) -> list[Row]:
+def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:
     contract, what = schedule.contract, schedule.collective
     chunks = np.arange(schedule.num_chunks)
     before = contract.holder(what.before, chunks)
@@ -195,21 +195,21 @@ def _rows(schedule: Schedule, nbytes: int) -> list[Row]:
     rows = []
     for row, name in enumerate(row_names(schedule)):
         if row >= schedule.num_chunks:
-            rows.append(Row(name, float(sizes[row]), NOWHERE, NOWHERE, 0))
+            rows.append(StoryChunk(name, float(sizes[row]), NOWHERE, NOWHERE, 0))
             continue
         begins = EVERYWHERE if before is None else int(before[row])
         ends = EVERYWHERE if after is None else int(after[row])
         goal = (1 << schedule.n) - 1 if what.reduces else 1 << begins
-        rows.append(Row(name, float(sizes[row]), begins, ends, goal))
+        rows.append(StoryChunk(name, float(sizes[row]), begins, ends, goal))
     return rows
 
 
 def _beats(
     schedule: Schedule,
-    rows: list[Row],
+    rows: list[StoryChunk],
     index: dict[tuple[int, int, int], int],
     due: int,
-) -> list[Beat]:
+) -> list[StoryStep]:
     ledger = Ledger(schedule)
     return [
         _beat(schedule, rows, ledger, number, step, index, due)
@@ -219,13 +219,13 @@ def _beats(
 
 def _beat(
     schedule: Schedule,
-    rows: list[Row],
+    rows: list[StoryChunk],
     ledger: Ledger,
     number: int,
     step: Step,
     index: dict[tuple[int, int, int], int],
     due: int,
-) -> Beat:
+) -> StoryStep:
     transfers = sorted(step, key=lambda t: t.reduces)  # who is copied to, then adds
     carried = [ledger.at(t.src, t.chunk).ranks for t in transfers]
     ledger.run(step)
@@ -238,15 +238,15 @@ def _beat(
         _move(t, bits, index.get((number, t.src, t.dst), -1))
         for t, bits in zip(transfers, carried, strict=True)
     ]
-    said = caption(schedule, transfers, sums, finished, (done, due))
-    return Beat(step.phase, said, moves, done)
+    text = caption(schedule, transfers, sums, finished, (done, due))
+    return StoryStep(step.phase, text, moves, done)
 
 
 def _move(t: Transfer, bits: int, message: int) -> Move:
     return t.src, t.dst, t.chunk, t.into, int(t.reduces), bits, message
 
 
-def _done(schedule: Schedule, rows: list[Row], ledger: Ledger) -> int:
+def _done(schedule: Schedule, rows: list[StoryChunk], ledger: Ledger) -> int:
     """How many of the cells that the contract asks for are as it asks."""
     done = 0
     for number, row in enumerate(rows):
@@ -256,10 +256,10 @@ def _done(schedule: Schedule, rows: list[Row], ledger: Ledger) -> int:
     return done
 
 
-def _map(topology: Topology, messages: list[Message]) -> Map:
+def _map(topology: Topology, messages: list[Message]) -> TopologyMap:
     wiring = topology.wiring
     pairs = sorted({(src, dst) for _, src, dst, *_ in messages})
-    return Map(
+    return TopologyMap(
         name=topology.name,
         labels=[wiring.label(node) for node in range(wiring.num_nodes)],
         places=[(round(x, 4), round(y, 4)) for x, y in place(topology).tolist()],

@@ -61,7 +61,7 @@ class Studio(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as why:
             raise BadArgument(
-                f"studio: port {port} cannot be had: {why.strerror}; try --port 0"
+                f"studio: port {port} is not available: {why.strerror}; try --port 0"
             ) from why
         self.one_at_a_time = threading.Lock()
 
@@ -91,10 +91,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A file of ours, or an answer as JSON."""
         if self.headers.get("Host", "") not in self.server.hosts():
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is not who you asked")
+            self._refuse(
+                HTTPStatus.MISDIRECTED_REQUEST, "the request names another host"
+            )
             return
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            self._refuse(HTTPStatus.FORBIDDEN, "other sites have no business here")
+            self._refuse(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
             return
         asked = urlsplit(self.path)
         if asked.path in _FILES and not asked.query:
@@ -109,15 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             wishes = _wishes(query)
             with self.server.one_at_a_time:
-                told = msgspec.json.encode(make(wishes))
+                body = msgspec.json.encode(make(wishes))
         except UnisonoError as wrong:
             self._refuse(HTTPStatus.BAD_REQUEST, str(wrong))
             return
-        self._send(HTTPStatus.OK, "application/json", told)
+        self._send(HTTPStatus.OK, "application/json", body)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        told = msgspec.json.encode({"error": " ".join(why.split())})
-        self._send(status, "application/json", told)
+        body = msgspec.json.encode({"error": " ".join(why.split())})
+        self._send(status, "application/json", body)
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -135,10 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _wishes(query: str) -> Mapping[str, str]:
     """What is asked for, each word once."""
     try:
-        found = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
+        parsed = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as why:
         raise BadArgument(f"studio: {query!r}: {why}") from why
-    twice = [name for name, values in found.items() if len(values) > 1]
+    twice = [name for name, values in parsed.items() if len(values) > 1]
     if twice:
         raise BadArgument(f"studio: {twice[0]}: given twice")
-    return {name: values[0] for name, values in found.items()}
+    return {name: values[0] for name, values in parsed.items()}

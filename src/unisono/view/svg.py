@@ -15,27 +15,24 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unisono.schedule.counts import Floats, sent_between
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step
 from unisono.view.facts import facts
 from unisono.view.frames import (
-    Frame,
+    StepFrame,
     frames,
     is_small,
     letter,
     refuse_if_huge,
     row_names,
 )
-
-Floats = NDArray[np.float64]
 
 HUES = (210, 30, 130, 330, 270, 50, 175, 0, 230, 90, 300, 15, 195, 65, 250, 345)
 ROW, GAP, HEAD, MARGIN = 20, 14, 58, 24
@@ -60,17 +57,17 @@ _STYLE = """
 def to_svg(schedule: Schedule) -> str:
     """The picture of a schedule, costed and proven; ScheduleError if it is wrong."""
     refuse_if_huge(schedule.n)
-    told = facts(schedule)
+    sentences = facts(schedule)
     key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page
     body = _panels(schedule, key) if is_small(schedule) else _tables(schedule)
     foot = body.height + HEAD + MARGIN
-    said = list(_said(told))
-    height = foot + 20 * len(said) + MARGIN
+    sentence_lines = list(_wrapped_facts(sentences))
+    height = foot + 20 * len(sentence_lines) + MARGIN
     lines = [
         f'<text x="{MARGIN}" y="{foot + 20 * i}">{line}</text>'
-        for i, line in enumerate(said)
+        for i, line in enumerate(sentence_lines)
     ]
-    longest = max(len(line) for line in said)
+    longest = max(len(line) for line in sentence_lines)
     content = max(body.width, 6.4 * longest, 5.6 * len(_key(schedule)))
     width = content + 2 * MARGIN
     return "\n".join(
@@ -80,7 +77,7 @@ def to_svg(schedule: Schedule) -> str:
             f'viewBox="0 0 {width:.0f} {height:.0f}" '
             f'aria-labelledby="{key}-title {key}-desc">',
             f'<title id="{key}-title">{escape(schedule.title)}</title>',
-            f'<desc id="{key}-desc">{escape(_words(schedule, told))}</desc>',
+            f'<desc id="{key}-desc">{escape(_words(schedule, sentences))}</desc>',
             f"<style>{_STYLE.strip()}</style>",
             _MARKERS.format(key=key),
             f'<rect class="bg" width="{width:.0f}" height="{height:.0f}"/>',
@@ -95,9 +92,9 @@ def to_svg(schedule: Schedule) -> str:
     )
 
 
-def _said(told: list[tuple[str, str]]) -> Iterator[str]:
+def _wrapped_facts(sentences: list[tuple[str, str]]) -> Iterator[str]:
     """The facts as lines of a readable length, the first word of each set off."""
-    for word, sentence in told:
+    for word, sentence in sentences:
         first, *rest = textwrap.wrap(sentence, 120)
         yield f'<tspan class="p">{word}</tspan> {escape(first)}'
         yield from (escape(line) for line in rest)
@@ -135,11 +132,10 @@ def _key(schedule: Schedule) -> str:
     )
 
 
-def _words(schedule: Schedule, told: list[tuple[str, str]]) -> str:
+def _words(schedule: Schedule, sentences: list[tuple[str, str]]) -> str:
     steps = f"{schedule.num_steps} steps among {schedule.n} ranks"
-    return (
-        f"{schedule.about or schedule.title} {steps}. {'. '.join(t for _, t in told)}."
-    )
+    text = ". ".join(sentence for _, sentence in sentences)
+    return f"{schedule.about or schedule.title} {steps}. {text}."
 
 
 def _panels(schedule: Schedule, key: str) -> _Drawing:
@@ -162,7 +158,7 @@ def _panels(schedule: Schedule, key: str) -> _Drawing:
 
 
 def _panel(
-    schedule: Schedule, frame: Frame, names: list[str], label: float, cell: float
+    schedule: Schedule, frame: StepFrame, names: list[str], label: float, cell: float
 ) -> Iterator[str]:
     n = schedule.n
     band = _left(n, label, cell)
@@ -188,7 +184,7 @@ def _left(rank: int, label: float, cell: float) -> float:
 
 def _cell(
     schedule: Schedule,
-    frame: Frame,
+    frame: StepFrame,
     row: int,
     rank: int,
     x: float,
@@ -221,7 +217,7 @@ def _colour(rank: int) -> str:
     return f"hsl({HUES[rank % len(HUES)]} 55% {42 if rank < 8 else 34}%)"
 
 
-def _arrows(frame: Frame, label: float, cell: float, key: str) -> Iterator[str]:
+def _arrows(frame: StepFrame, label: float, cell: float, key: str) -> Iterator[str]:
     """An arc for each transfer, from the source's cell to the destination's."""
     for t in frame.transfers:
         if t.src == t.dst:
@@ -244,29 +240,19 @@ def _tables(schedule: Schedule) -> _Drawing:
     side, gap = 216.0, 60.0
     together = math.ceil(schedule.n / _MAX_BINS)
     bins = math.ceil(schedule.n / together)
+    bin_of = np.arange(schedule.n) // together
     parts: list[str] = []
     count = 0
     for name, steps in groupby(schedule, key=lambda s: s.phase):
-        traffic, number = _traffic(steps, bins, together)
+        traffic: Floats = np.zeros((bins, bins))
+        for number, step in enumerate(steps, start=1):  # noqa: B007
+            traffic += sent_between([step], bin_of)
         x = count * (side + gap)
         parts.append(f'<g transform="translate({x:.1f} 0)">')
         parts.extend(_table(name, number, traffic, side, schedule.n))
         parts.append("</g>")
         count += 1
     return _Drawing(max(count, 1) * (side + gap), side + 70, parts)
-
-
-def _traffic(steps: Iterable[Step], bins: int, together: int) -> tuple[Floats, int]:
-    """How many chunks go from which ranks to which, `together` ranks in one line."""
-    table = np.zeros(bins * bins)
-    number = 0
-    for step in steps:
-        src, dst, *_ = step.flat()
-        apart = src != dst
-        code = (src // together * bins + dst // together)[apart]
-        table += np.bincount(code, minlength=bins * bins)
-        number += 1
-    return table.reshape(bins, bins), number
 
 
 def _table(
@@ -286,7 +272,7 @@ def _table(
             f'height="{part:.2f}" fill="{_colour(0)}" opacity="{shade:.2f}"/>'
         )
     yield _label(0, side + 38, f"down: from rank 0 to {n - 1}")
-    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the stronger, the more")
+    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the darker, the more")
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:

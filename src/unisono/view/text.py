@@ -22,8 +22,8 @@ from unisono.schedule.step import Step, Transfer
 from unisono.view.explanation import Explanation
 from unisono.view.facts import facts
 from unisono.view.frames import (
-    Cell,
-    Frame,
+    SlotView,
+    StepFrame,
     frames,
     is_small,
     letter,
@@ -42,8 +42,8 @@ def explain(schedule: Schedule) -> Explanation:
     It is text; notebooks show it as a picture, or play it (see `explanation`).
     """
     refuse_if_huge(schedule.n)
-    told = facts(schedule)
-    lines = [*_head(schedule), "", picture(schedule), "", *_foot(told)]
+    sentences = facts(schedule)
+    lines = [*_head(schedule), "", picture(schedule), "", *_foot(sentences)]
     return Explanation("\n".join(lines), schedule)
 
 
@@ -73,14 +73,14 @@ def _head(schedule: Schedule) -> Iterator[str]:
         yield "  In the cells the letter of the rank it began at; [ ] has just changed."
 
 
-def _foot(told: list[tuple[str, str]]) -> Iterator[str]:
-    for word, line in told:
+def _foot(sentences: list[tuple[str, str]]) -> Iterator[str]:
+    for word, line in sentences:
         yield textwrap.fill(
             line, WIDTH, initial_indent=f"{word:<7}", subsequent_indent=" " * 7
         )
 
 
-def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
+def _grid(schedule: Schedule, frame: StepFrame) -> Iterator[str]:
     names = row_names(schedule)
     label = max(len(name) for name in names) + 2
     cells = [[_cell(schedule, c) for c in row] for row in frame.rows]
@@ -93,7 +93,7 @@ def _grid(schedule: Schedule, frame: Frame) -> Iterator[str]:
         yield f"{name:>{label}} {''.join(c.center(width) for c in row)}".rstrip()
 
 
-def _caption(schedule: Schedule, frame: Frame, names: list[str]) -> Iterator[str]:
+def _caption(schedule: Schedule, frame: StepFrame, names: list[str]) -> Iterator[str]:
     if not frame.number:
         yield "start"
         return
@@ -112,15 +112,15 @@ def _moves(transfers: Iterable[Transfer], names: list[str], num_chunks: int) -> 
     def key(t: Transfer) -> tuple[bool, int, int, bool]:
         return t.reduces, t.src, t.dst, t.chunk != t.into
 
-    told: dict[bool, list[str]] = {False: [], True: []}
+    lines: dict[bool, list[str]] = {False: [], True: []}
     for (reduces, src, dst, renamed), group in groupby(sorted(transfers, key=key), key):
         some = list(group)
         what = _chunks([t.chunk for t in some])
         if renamed or some[0].chunk >= num_chunks:
             what = ", ".join(f"{names[t.chunk]} into {names[t.into]}" for t in some)
-        told[reduces].append(f"{src}→{dst} {what}")
+        lines[reduces].append(f"{src}→{dst} {what}")
     parts = []
-    for verb, messages in (("copy", told[False]), ("add", told[True])):
+    for verb, messages in (("copy", lines[False]), ("add", lines[True])):
         if len(messages) > _MAX_MOVES:
             rest = len(messages) - _MAX_MOVES
             messages = [*messages[:_MAX_MOVES], f"and {rest} more"]
@@ -137,11 +137,11 @@ def _chunks(chunks: list[int]) -> str:
             runs[-1].append(c)
         else:
             runs.append([c])
-    told = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs]
-    return ("chunk " if len(chunks) == 1 else "chunks ") + " ".join(told)
+    ranges = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs]
+    return ("chunk " if len(chunks) == 1 else "chunks ") + " ".join(ranges)
 
 
-def _cell(schedule: Schedule, cell: Cell) -> str:
+def _cell(schedule: Schedule, cell: SlotView) -> str:
     if not schedule.collective.reduces:
         text = next((letter(r) for r in range(schedule.n) if cell.ranks >> r & 1), "·")
     elif schedule.n <= _MAX_LETTERS:
@@ -192,12 +192,12 @@ def _traffic(step: Step, n: int) -> tuple[int, tuple[int, int], tuple[int, int]]
     pair, sizes = np.unique((src * n + dst)[apart], return_counts=True)
     if not pair.size:
         return 0, (0, 0), (0, 0)
-    way = np.abs(pair // n - pair % n)
-    way = np.minimum(way, n - way)
+    distance = np.abs(pair // n - pair % n)
+    distance = np.minimum(distance, n - distance)
     return (
         pair.size,
         (int(sizes.min()), int(sizes.max())),
-        (int(way.min()), int(way.max())),
+        (int(distance.min()), int(distance.max())),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from unisono.errors import MissingExtra
 from unisono.schedule.schedule import Schedule
-from unisono.simulate import Codec
+from unisono.simulate import CodecModel
 from unisono.topology import Topology
 from unisono.view.assets import script, text
 from unisono.view.story import SIZE, tell
@@ -42,10 +42,10 @@ class Explainer(anywidget.AnyWidget):
         beside: Schedule | None = None,
         topology: Topology | str = "",
         nbytes: int | str = SIZE,
-        codec: Codec | None = None,
+        codec: CodecModel | None = None,
         **options: Any,
     ) -> None:
         """Tell the stories; options are the widget's own."""
         shown = [schedule] if beside is None else [schedule, beside]
-        told = [tell(s, topology, nbytes, codec=codec) for s in shown]
-        super().__init__(stories=msgspec.json.encode(told).decode(), **options)
+        stories = [tell(s, topology, nbytes, codec=codec) for s in shown]
+        super().__init__(stories=msgspec.json.encode(stories).decode(), **options)

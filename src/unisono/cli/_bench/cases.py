@@ -131,18 +131,18 @@ def case_of(
 def dtype_named(name: str) -> str:
     """Our name of a type that is written in ours or in nccl-tests' words."""
     ours = {theirs: mine for mine, theirs in TYPE_NAMES.items()}
-    found = ours.get(name, name)
-    if found not in DTYPES:
+    dtype = ours.get(name, name)
+    if dtype not in DTYPES:
         raise unknown("element type", name, [*DTYPES, *ours])
-    return found
+    return dtype
 
 
 def op_named(name: str) -> str:
     """Our name of a reduction that is written in ours or in nccl-tests' words."""
-    found = "mean" if name == "avg" else name
-    if found not in OPS:
+    op = "mean" if name == "avg" else name
+    if op not in OPS:
         raise unknown("reduction", name, OPS)
-    return found
+    return op
 
 
 def collectives_named(text: str) -> list[str]:
@@ -165,12 +165,12 @@ def sizes_between(
         raise BadArgument(f"-f {factor}: sizes must grow, so the factor is at least 2")
     if first < 1 and not step:
         raise BadArgument(f"-b {first}: 0 times a factor stays 0; begin with 1 or more")
-    found = [first]
-    while (further := found[-1] + step if step else found[-1] * factor) <= last:
-        found.append(further)
-        if len(found) > 10_000:
+    sizes = [first]
+    while (further := sizes[-1] + step if step else sizes[-1] * factor) <= last:
+        sizes.append(further)
+        if len(sizes) > 10_000:
             raise BadArgument("more than 10,000 sizes; take a larger step")
-    return found
+    return sizes
 
 
 def least_bytes(case: Case, *, shared: bool) -> tuple[float, float]:

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from unisono.cli._bench.cases import IN_PLACE, OUT_OF_PLACE, Case, least_bytes
-from unisono.cli._bench.figures import FLOOR_FROM, Row, Times
-from unisono.cli._bench.groups import Group
+from unisono.cli._bench.figures import FLOOR_FROM, BenchRow, Timing
+from unisono.cli._bench.groups import SystemGroup
 
 _PROBE_S = 1e-3
 _FEWEST_SINGLE, _MOST_SINGLE = 20, 1000
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchSettings:
     """How long to measure; zero iterations or a negative warm-up mean: find out."""
 
     rounds: int = 5
@@ -41,19 +41,19 @@ class Plan:
 class Contender:
     """One system, with one algorithm, in one place."""
 
-    group: Group
+    group: SystemGroup
     place: str
     algorithm: str = ""
-    times: Times = field(default_factory=Times)
+    times: Timing = field(default_factory=Timing)
 
     @property
     def key(self) -> str:
         """The name under which the workers keep it."""
         return f"{self.place} {self.algorithm}"
 
-    def prepare(self, case: Case, plan: Plan) -> None:
+    def prepare(self, case: Case, plan: BenchSettings) -> None:
         """Have every rank bind the call, run it once, and check it."""
-        told = self.group.ask(
+        answers = self.group.ask(
             {
                 "do": "prepare",
                 "key": self.key,
@@ -64,15 +64,15 @@ class Contender:
                 "check": plan.check,
             }
         )
-        for answer in told:
+        for answer in answers:
             if "refused" in answer:
                 self.times.refused = str(answer["refused"])
                 return
         if plan.check:
-            self.times.wrong = sum(answer["wrong"] for answer in told)
-        self.times.algorithm = told[0]["algorithm"]
+            self.times.wrong = sum(answer["wrong"] for answer in answers)
+        self.times.algorithm = answers[0]["algorithm"]
 
-    def calibrate(self, plan: Plan) -> None:
+    def calibrate(self, plan: BenchSettings) -> None:
         """Find out how many calls make a batch."""
         if plan.iterations:
             self.times.iterations = plan.iterations
@@ -85,7 +85,7 @@ class Contender:
 
     def batch(self, iterations: int, warmup: int) -> float:
         """The seconds per call of one batch, of the slowest rank."""
-        told = self.group.ask(
+        answers = self.group.ask(
             {
                 "do": "measure",
                 "key": self.key,
@@ -93,9 +93,9 @@ class Contender:
                 "warmup": warmup,
             }
         )
-        return max(float(answer["seconds"]) for answer in told)
+        return max(float(answer["seconds"]) for answer in answers)
 
-    def round(self, plan: Plan) -> None:
+    def round(self, plan: BenchSettings) -> None:
         """One more turn."""
         iterations = self.times.iterations
         warmup = plan.warmup if plan.warmup >= 0 else max(1, iterations // 10)
@@ -104,17 +104,17 @@ class Contender:
     def singly(self) -> None:
         """Time single calls."""
         count = min(_MOST_SINGLE, max(_FEWEST_SINGLE, self.times.iterations))
-        told = self.group.ask({"do": "each", "key": self.key, "iterations": count})
-        self.times.by_rank = [answer["seconds"] for answer in told]
+        answers = self.group.ask({"do": "each", "key": self.key, "iterations": count})
+        self.times.by_rank = [answer["seconds"] for answer in answers]
 
 
 def measure(
     case: Case,
-    groups: Sequence[Group],
+    groups: Sequence[SystemGroup],
     algorithms: Sequence[str],
-    plan: Plan,
+    plan: BenchSettings,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """One row per algorithm of unisono, whose group is the first; "" is its choice."""
     ours = [Contender(groups[0], p, a) for a in algorithms for p in case.places]
     peers = [Contender(group, case.compared) for group in groups[1:]]
@@ -142,21 +142,21 @@ def measure(
 
 def _rows(
     case: Case, ours: Sequence[Contender], peers: Sequence[Contender], floor_s: float
-) -> list[Row]:
-    found: dict[str, dict[str, Times]] = {}
+) -> list[BenchRow]:
+    timings: dict[str, dict[str, Timing]] = {}
     for contender in ours:
-        found.setdefault(contender.algorithm, {})[contender.place] = contender.times
+        timings.setdefault(contender.algorithm, {})[contender.place] = contender.times
     others = {c.group.name: c.times for c in peers}
     return [
-        Row(case, by.get(OUT_OF_PLACE), by.get(IN_PLACE), others, floor_s)
-        for by in found.values()
+        BenchRow(case, by.get(OUT_OF_PLACE), by.get(IN_PLACE), others, floor_s)
+        for by in timings.values()
     ]
 
 
-def memory_bandwidth(group: Group) -> float:
+def memory_bandwidth(group: SystemGroup) -> float:
     """Bytes per second that the ranks, as many as have a core, read and write."""
-    told = group.ask({"do": "copy", "ranks": _busy(group.n), "repeats": 2})
-    return sum(float(answer["bandwidth"]) for answer in told)
+    answers = group.ask({"do": "copy", "ranks": _busy(group.n), "repeats": 2})
+    return sum(float(answer["bandwidth"]) for answer in answers)
 
 
 def _busy(n: int) -> int:

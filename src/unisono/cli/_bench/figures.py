@@ -23,7 +23,7 @@ FLOOR_FROM = 1 << 20
 
 
 @dataclass
-class Times:
+class Timing:
     """What was measured of one system on one case; times in seconds."""
 
     rounds: list[float] = field(default_factory=list)
@@ -41,17 +41,17 @@ class Times:
 
 
 @dataclass
-class Row:
+class BenchRow:
     """One line of the table: our times, the peers' and the memory's."""
 
     case: Case
-    out_of_place: Times | None
-    in_place: Times | None
-    peers: dict[str, Times] = field(default_factory=dict)
+    out_of_place: Timing | None
+    in_place: Timing | None
+    peers: dict[str, Timing] = field(default_factory=dict)
     floor_s: float = math.nan
 
     @property
-    def compared(self) -> Times | None:
+    def compared(self) -> Timing | None:
         """Our times in the place in which the peers are measured."""
         return self.in_place if self.case.compared == IN_PLACE else self.out_of_place
 
@@ -60,7 +60,7 @@ class Row:
         """What ran."""
         return next((t.algorithm for t in (self.compared, *self._both()) if t), "")
 
-    def _both(self) -> list[Times]:
+    def _both(self) -> list[Timing]:
         return [t for t in (self.out_of_place, self.in_place) if t is not None]
 
     @property
@@ -96,7 +96,7 @@ class Row:
         """Wrong elements in both places."""
         return sum(t.wrong or 0 for t in self._both())
 
-    def bandwidths(self, times: Times | None) -> tuple[float, float]:
+    def bandwidths(self, times: Timing | None) -> tuple[float, float]:
         """Algorithm and bus bandwidth in GB/s."""
         if not times or not times.rounds or times.seconds <= 0:
             return math.nan, math.nan
@@ -106,7 +106,7 @@ class Row:
     def plain(self) -> dict[str, Any]:
         """The row as JSON: the keys of nccl-tests, then ours."""
         case, times = self.case, self.compared
-        told: dict[str, Any] = {
+        plain: dict[str, Any] = {
             "size": case.size,
             "count": case.count,
             "type": TYPE_NAMES.get(case.dtype, case.dtype),
@@ -114,17 +114,17 @@ class Row:
             "root": case.shown_root,
         }
         for place, ours in self._placed().items():
-            told[place] = self._plain_times(ours)
+            plain[place] = self._plain_times(ours)
             if ours and ours.by_rank:
-                told[f"{place}_per_iter"] = per_iteration(ours.by_rank)
-        told["actual_iterations"] = times.iterations if times else 0
-        told["experiment_name"] = case.collective
-        return told | self._plain_ours()
+                plain[f"{place}_per_iter"] = per_iteration(ours.by_rank)
+        plain["actual_iterations"] = times.iterations if times else 0
+        plain["experiment_name"] = case.collective
+        return plain | self._plain_ours()
 
-    def _placed(self) -> dict[str, Times | None]:
+    def _placed(self) -> dict[str, Timing | None]:
         return {OUT_OF_PLACE: self.out_of_place, IN_PLACE: self.in_place}
 
-    def _plain_times(self, times: Times | None) -> dict[str, Any] | None:
+    def _plain_times(self, times: Timing | None) -> dict[str, Any] | None:
         if not times or not times.rounds:
             return None
         algbw, busbw = self.bandwidths(times)
@@ -137,7 +137,7 @@ class Row:
 
     def _plain_ours(self) -> dict[str, Any]:
         rounds = {p: _micro(t.rounds) for p, t in self._placed().items() if t}
-        told: dict[str, Any] = {
+        plain: dict[str, Any] = {
             "collective": self.case.collective,
             "n": self.case.n,
             "dtype": self.case.dtype,
@@ -147,14 +147,14 @@ class Row:
             "floor_share": _number(self.floor_share),
         }
         if self.peers:
-            told |= {
+            plain |= {
                 "compared": self.case.compared,
                 "peers": {name: _plain_peer(t) for name, t in self.peers.items()},
                 "best_peer": self.best_peer or None,
                 "ratio": _number(self.ratio),
                 "ratios": {p: _number(self.ratio_to(p)) for p in self.peers},
             }
-        return told
+        return plain
 
 
 def per_iteration(by_rank: list[list[float]]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def per_iteration(by_rank: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def _plain_peer(times: Times) -> dict[str, Any]:
+def _plain_peer(times: Timing) -> dict[str, Any]:
     return {
         "time": _number(times.seconds * 1e6),
         "nwrong": times.wrong,

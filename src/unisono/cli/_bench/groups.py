@@ -50,7 +50,7 @@ _LAUNCHER_OPTIONS = {
 Answer = dict[str, Any]
 
 
-class Group(Protocol):
+class SystemGroup(Protocol):
     """The ranks of one system, as the driver sees them."""
 
     name: str
@@ -64,7 +64,7 @@ class Group(Protocol):
         """End the processes; at once if they may be in the middle of something."""
 
 
-class Workers:
+class WorkerGroup:
     """A group of processes."""
 
     def __init__(self, name: str, n: int, per_host: int = 0) -> None:
@@ -74,7 +74,7 @@ class Workers:
         self.pids = [0] * n
         self._connections: list[socket.socket] = []
         self._streams: list[IO[str]] = []
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         self._folder = tempfile.TemporaryDirectory(prefix="unisono-bench-")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(os.path.join(self._folder.name, "s"))
@@ -95,8 +95,8 @@ class Workers:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
+            stdout=self._output,
+            stderr=self._output,
             env=environment(self.name, Path(command[0]).parent) | more,
             start_new_session=True,
         )
@@ -104,9 +104,9 @@ class Workers:
     def join(self) -> None:
         """Wait until every rank has joined its system and connected."""
         ends = time.monotonic() + _START_S
-        found: dict[int, tuple[socket.socket, IO[str]]] = {}
+        connected: dict[int, tuple[socket.socket, IO[str]]] = {}
         self._listener.settimeout(0.2)
-        while len(found) < self.n:
+        while len(connected) < self.n:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
@@ -116,11 +116,11 @@ class Workers:
                 continue
             connection.settimeout(_ANSWER_S)
             stream = connection.makefile("rw", encoding="utf-8")
-            told = json.loads(stream.readline())
-            found[told["rank"]] = connection, stream
-            self.pids[told["rank"]] = told["pid"]
-        self._connections = [found[rank][0] for rank in range(self.n)]
-        self._streams = [found[rank][1] for rank in range(self.n)]
+            hello = json.loads(stream.readline())
+            connected[hello["rank"]] = connection, stream
+            self.pids[hello["rank"]] = hello["pid"]
+        self._connections = [connected[rank][0] for rank in range(self.n)]
+        self._streams = [connected[rank][1] for rank in range(self.n)]
         self._listener.close()
         self._folder.cleanup()
 
@@ -137,28 +137,28 @@ class Workers:
 
     def _answers(self) -> list[Answer]:
         """As they come, so that one that failed is heard while others wait for it."""
-        told: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
             for rank, connection in enumerate(self._connections):
                 selector.register(connection, selectors.EVENT_READ, rank)
-            while len(told) < self.n:
+            while len(answers) < self.n:
                 ready = selector.select(_ANSWER_S)
                 if not ready:
-                    silent = sorted(set(range(self.n)) - set(told))
+                    silent = sorted(set(range(self.n)) - set(answers))
                     raise TimeoutError(f"ranks {silent} after {_ANSWER_S:g} s")
                 for key, _ in ready:
-                    told[key.data] = self._answer(key.data)
+                    answers[key.data] = self._answer(key.data)
                     selector.unregister(key.fileobj)
-        return [told[rank] for rank in range(self.n)]
+        return [answers[rank] for rank in range(self.n)]
 
     def _answer(self, rank: int) -> Answer:
         line = self._streams[rank].readline()
         if not line:
             raise self._failed(f"rank {rank} ended")
-        told: Answer = json.loads(line)
-        if "error" in told:
-            raise UnisonoError(f"bench: {self.name}, rank {rank}: {told['error']}")
-        return told
+        answer: Answer = json.loads(line)
+        if "error" in answer:
+            raise UnisonoError(f"bench: {self.name}, rank {rank}: {answer['error']}")
+        return answer
 
     def _refuse_the_dead(self) -> None:
         for process in self._processes:
@@ -167,11 +167,11 @@ class Workers:
 
     def _failed(self, what: str) -> UnisonoError:
         """The error, with the last that the processes had to say."""
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - 2000))
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - 2000))
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing"
-        return UnisonoError(f"bench: {self.name}: {what}; it said last: {last}")
+        return UnisonoError(f"bench: {self.name}: {what}; last output: {last}")
 
     def close(self, *, at_once: bool = False) -> None:
         """Let the processes end by themselves, which leaves nothing; or end them."""
@@ -186,7 +186,7 @@ class Workers:
                 self._signal(stronger)
         self._wait(_END_S)
         self._folder.cleanup()
-        self._said.close()
+        self._output.close()
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes:
@@ -226,15 +226,15 @@ def commands(name: str, n: int, folder: str) -> list[list[str]]:
 
 def _peer_environment(name: str) -> Path:
     """The folder of the programs of the environment that `make peers` has made."""
-    told = os.environ.get("UNISONO_PEERS")
+    given = os.environ.get("UNISONO_PEERS")
     root = Path(unisono.__file__).parents[2]
-    for folder in [Path(told)] if told else [root, Path.cwd()]:
-        found = folder / f".venv-{name}" / "bin"
-        if (found / "mpiexec").exists() and (found / "python").exists():
-            return found
+    for folder in [Path(given)] if given else [root, Path.cwd()]:
+        programs = folder / f".venv-{name}" / "bin"
+        if (programs / "mpiexec").exists() and (programs / "python").exists():
+            return programs
     raise BadArgument(
-        f"--vs {name}: there is no .venv-{name} in {told or root}; "
-        "`make peers` makes it, UNISONO_PEERS tells of another folder"
+        f"--vs {name}: there is no .venv-{name} in {folder or root}; "
+        "`make peers` makes it, UNISONO_PEERS names another folder"
     )
 
 
@@ -262,12 +262,12 @@ def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
     return [common | {"UNISONO_HOST_ID": str(rank // per_host)} for rank in range(n)]
 
 
-def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[Group]:
+def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[SystemGroup]:
     """All systems at the same time, ready to be asked."""
-    groups: list[Workers] = []
+    groups: list[WorkerGroup] = []
     try:
         for name in names:
-            made = Workers(name, n, per_host)
+            made = WorkerGroup(name, n, per_host)
             groups.append(made)  # one at a time: if one fails, the rest must be ended
         for group in groups:
             group.join()
@@ -281,7 +281,7 @@ def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[Group]:
 @contextmanager
 def running(
     names: Sequence[str], n: int, per_host: int = 0
-) -> Iterator[Sequence[Group]]:
+) -> Iterator[Sequence[SystemGroup]]:
     """The same, for as long as the block takes; their processes end in any case."""
     groups = start(names, n, per_host)
     at_once = True

@@ -63,7 +63,7 @@ def pieces(case: Case, rank: int) -> list[Piece]:
     everyone = tuple(range(n))
     one_by_one: list[Piece] = [((r,), 0, k) for r in everyone]
     root, at_root = (case.root,), rank == case.root
-    found: dict[str, list[Piece]] = {
+    parts: dict[str, list[Piece]] = {
         "all_reduce": [(everyone, 0, k)],
         "reduce": [(everyone, 0, k)] if at_root else [],
         "reduce_scatter": [(everyone, rank * k, k)],
@@ -75,7 +75,7 @@ def pieces(case: Case, rank: int) -> list[Piece]:
         "send_recv": [(((rank - 1) % n,), 0, k)],
         "barrier": [],
     }
-    return found[case.collective]
+    return parts[case.collective]
 
 
 def _reduced(case: Case, ranks: tuple[int, ...]) -> Array:

@@ -26,9 +26,9 @@ from typing import IO, Any
 
 import unisono
 from unisono.cli._bench.cases import TYPE_NAMES
-from unisono.cli._bench.driver import Plan
-from unisono.cli._bench.figures import Row, Times, per_iteration
-from unisono.cli._bench.groups import Group
+from unisono.cli._bench.driver import BenchSettings
+from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
+from unisono.cli._bench.groups import SystemGroup
 from unisono.units import format_bytes
 
 _JSON_VERSION = 3
@@ -40,23 +40,23 @@ _WIDTHS = (10, 12, 8, 6, 6, *(7, 6, 6, 6) * 2)
 _UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
 
 
-class Report:
+class BenchReport:
     """All that is known so far, and how it is told."""
 
     def __init__(
-        self, arguments: dict[str, Any], plan: Plan, peers: Sequence[str]
+        self, arguments: dict[str, Any], plan: BenchSettings, peers: Sequence[str]
     ) -> None:
         """Nothing is known yet but how it will be measured."""
         self.arguments = arguments
         self.plan = plan
         self.peers = list(peers)
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.devices: list[dict[str, Any]] = []
         self.interrupted = False
         self.began = _now()
         self.load = os.getloadavg()[0]
 
-    def add_devices(self, group: Group) -> None:
+    def add_devices(self, group: SystemGroup) -> None:
         """Where the ranks of unisono are."""
         self.devices = [
             {
@@ -79,24 +79,29 @@ class Report:
     @property
     def average_busbw(self) -> float:
         """The mean bus bandwidth of all rows and both places."""
-        found = [
+        bandwidths = [
             row.bandwidths(times)[1]
             for row in self.rows
             for times in (row.out_of_place, row.in_place)
         ]
-        known = [value for value in found if math.isfinite(value)]
+        known = [value for value in bandwidths if math.isfinite(value)]
         return fmean(known) if known else 0.0
 
     def preamble(self) -> Iterator[str]:
         """The lines before anything is measured."""
-        told = self.arguments
-        grow = f"{told['step']}(bytes)" if told["step"] else f"{told['factor']}(factor)"
+        arguments = self.arguments
+        grow = (
+            f"{arguments['step']}(bytes)"
+            if arguments["step"]
+            else f"{arguments['factor']}(factor)"
+        )
         plan = self.plan
         yield f"# unisono version {unisono.__version__}, columns of nccl-tests"
-        yield f"# Collective test starting: {told['collective']}"
+        yield f"# Collective test starting: {arguments['collective']}"
         yield (
-            f"# nRanks {told['n']} minBytes {told['minimum']} maxBytes "
-            f"{told['maximum']} step: {grow} warmup iters: {_or_auto(plan.warmup, -1)} "
+            f"# nRanks {arguments['n']} minBytes {arguments['minimum']} maxBytes "
+            f"{arguments['maximum']} step: {grow} "
+            f"warmup iters: {_or_auto(plan.warmup, -1)} "
             f"iters: {_or_auto(plan.iterations, 0)} rounds: {plan.rounds} "
             f"validation: {int(plan.check)}"
         )
@@ -109,8 +114,8 @@ class Report:
         cores = os.cpu_count() or 1
         if self.load > 0.5 * cores:
             yield (
-                f"# note: others are at work here, with a load of {self.load:.1f} on "
-                f"{cores} cores; times will be too long and ratios uncertain"
+                f"# note: other processes are running, with a load of {self.load:.1f} "
+                f"on {cores} cores; times will be too long and ratios uncertain"
             )
         yield "#"
 
@@ -133,7 +138,7 @@ class Report:
         yield (_line(names, _WIDTHS) + self._own_line(more)).rstrip()
         yield (_line(_UNITS, _WIDTHS) + self._own_line(units)).rstrip()
 
-    def line(self, row: Row) -> str:
+    def line(self, row: BenchRow) -> str:
         """One row."""
         case = row.case
         cells = [str(case.size), str(case.count)]
@@ -149,7 +154,7 @@ class Report:
         heads += [(name, "(us)") for name in self.peers]
         return heads + ([("ratio", "")] if self.peers else [])
 
-    def _own_cells(self, row: Row) -> list[str]:
+    def _own_cells(self, row: BenchRow) -> list[str]:
         ours, share = row.compared, row.floor_share
         single = per_iteration(ours.by_rank)["p99_us"] if ours and ours.by_rank else 0
         cells = [row.algorithm or "-", number(single, 7) if single else "-"]
@@ -192,7 +197,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """What was refused or wrong, once each."""
-        found: dict[str, None] = {}
+        notes: dict[str, None] = {}
         for row in self.rows:
             for place, times in (
                 ("out of place", row.out_of_place),
@@ -201,21 +206,21 @@ class Report:
             ):
                 if times and times.refused:
                     why = times.refused.splitlines()[0][:120]
-                    found[f"{row.case.collective}, {place}: not measured: {why}"] = None
+                    notes[f"{row.case.collective}, {place}: not measured: {why}"] = None
                 if times and times.wrong and place in row.peers:
-                    found[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
-        return list(found)
+                    notes[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
+        return list(notes)
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        told, plan = self.arguments, self.plan
-        step = {"step_bytes": told["step"]} if told["step"] else {}
+        arguments, plan = self.arguments, self.plan
+        step = {"step_bytes": arguments["step"]} if arguments["step"] else {}
         config = {
             "nthreads": 1,
             "ngpus": 0,
-            "minimum_bytes": told["minimum"],
-            "maximum_bytes": told["maximum"],
-            **(step or {"step_factor": told["factor"]}),
+            "minimum_bytes": arguments["minimum"],
+            "maximum_bytes": arguments["maximum"],
+            **(step or {"step_factor": arguments["factor"]}),
             "warmup_iters": plan.warmup,
             "iterations": plan.iterations,
             "aggregated_iterations": 1,
@@ -226,7 +231,7 @@ class Report:
             "per_iter_skip": 0,
             "parallel_init": False,
             "devices": self.devices,
-            "nranks": told["n"],
+            "nranks": arguments["n"],
             "rounds": plan.rounds,
             "shared": plan.shared,
             "peers": self.peers,
@@ -272,7 +277,7 @@ def number(value: float, width: int) -> str:
     return f"{value:.{1 if width >= 7 else 0}e}"
 
 
-def _time_cells(row: Row, times: Times | None) -> list[str]:
+def _time_cells(row: BenchRow, times: Timing | None) -> list[str]:
     if not times or not times.rounds:
         return ["N/A"] * 4
     algbw, busbw = row.bandwidths(times)

@@ -46,8 +46,8 @@ class Worker:
         """Do what a command says: a method of that name, with its other values."""
         todo = dict(command)
         method = getattr(self, "do_" + todo.pop("do"))
-        told: dict[str, Any] = method(**todo)
-        return told
+        answer: dict[str, Any] = method(**todo)
+        return answer
 
     def do_forget(self) -> dict[str, Any]:
         """Let go of all that was prepared."""
@@ -127,9 +127,9 @@ class Worker:
         """A part of `unisono tune`, on our own communicator."""
         if self.tuner is None:
             comm = self.system.comm  # type: ignore[attr-defined]  # only ours is asked
-            self.tuner = import_module("unisono.tune").Tuner.told(comm, effort)
-        told: dict[str, Any] = self.tuner.do(what)
-        return told
+            self.tuner = import_module("unisono.tune").Tuner.from_plain(comm, effort)
+        answer: dict[str, Any] = self.tuner.do(what)
+        return answer
 
     def do_copy(self, ranks: int, repeats: int) -> dict[str, Any]:
         """The bytes per second that this rank reads and writes, if it takes part."""
@@ -165,11 +165,11 @@ def _obey(worker: Worker, stream: Any) -> None:
     gc.disable()
     for line in stream:
         try:
-            told = worker.answer(json.loads(line))
+            answer = worker.answer(json.loads(line))
         except Exception as why:
             _say(stream, {"error": f"{type(why).__name__}: {why}"})
             raise
-        _say(stream, told)
+        _say(stream, answer)
 
 
 def _say(stream: Any, thing: dict[str, Any]) -> None:

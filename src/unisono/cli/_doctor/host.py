@@ -35,23 +35,23 @@ _GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_
 
 
 class Finding(msgspec.Struct):
-    """One line of the doctor's: `fix` is the command to run if it is not `ok`."""
+    """One line of `unisono doctor`; `fix` is the command to run if it is not `ok`."""
 
     what: str
     ok: bool
-    told: str
+    detail: str = msgspec.field(name="told")
     fix: str = ""
     where: str = ""
 
 
 def examine(several: bool) -> list[Finding]:
     """All that can be asked of this host alone; `several` are in the job."""
-    found = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
-    found += _limits()
-    found += [_interfaces(several), _port()]
+    findings = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
+    findings += _limits()
+    findings += [_interfaces(several), _port()]
     if several:
-        found.append(_own_name())
-    return found
+        findings.append(_own_name())
+    return findings
 
 
 def _versions() -> Finding:
@@ -67,14 +67,14 @@ def _versions() -> Finding:
 def _cores() -> Finding:
     allowed, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota = _quota()
-    told = f"{allowed} of {all_}"
+    detail = f"{allowed} of {all_}"
     if quota is not None and quota < allowed:
         return Finding(
-            *("cores", False, f"{told}, but time for {quota:g} of them (cgroup)"),
+            *("cores", False, f"{detail}, but time for {quota:g} of them (cgroup)"),
             f"start at most {max(int(quota), 1)} ranks here, or raise the quota: "
             f"docker run --cpus={allowed} ...",
         )
-    return Finding("cores", True, told)
+    return Finding("cores", True, detail)
 
 
 def _quota() -> float | None:
@@ -100,12 +100,12 @@ def _memory() -> Finding:
         os.posix_fallocate(descriptor, 0, _TRIAL_MEMORY)
     except OSError as why:
         return Finding(
-            *("shared memory", False, f"{size} cannot be had: {why.strerror}"),
+            *("shared memory", False, f"{size} cannot be allocated: {why.strerror}"),
             "raise the memory limit: docker run --memory=..., sbatch --mem=...",
         )
     finally:
         os.close(descriptor)
-    return Finding("shared memory", True, f"{size} were had at once (memfd)")
+    return Finding("shared memory", True, f"{size} allocated (memfd)")
 
 
 def _shm() -> Finding:
@@ -114,9 +114,9 @@ def _shm() -> Finding:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
         size = 0
-    told = f"{format_bytes(size)}; only for others, as torch's data loaders"
+    detail = f"{format_bytes(size)}; only for others, as torch's data loaders"
     fix = "docker run --shm-size=2g ..., or mount -o remount,size=2G /dev/shm"
-    return Finding("/dev/shm", size >= _SMALL_SHM, told, fix)
+    return Finding("/dev/shm", size >= _SMALL_SHM, detail, fix)
 
 
 def _reach() -> Finding:
@@ -125,11 +125,11 @@ def _reach() -> Finding:
         scope = int(_YAMA.read_text())
     except (OSError, ValueError):
         return Finding("single copy", True, "no ptrace_scope forbids it")
-    told = f"ptrace_scope is {scope}"
+    detail = f"ptrace_scope is {scope}"
     if scope == 0 or (os.geteuid() == 0 and scope < 3):
-        return Finding("single copy", True, f"{told}: allowed")
+        return Finding("single copy", True, f"{detail}: allowed")
     return Finding(
-        *("single copy", False, f"{told}: large buffers are copied twice"),
+        *("single copy", False, f"{detail}: large buffers are copied twice"),
         "sudo sysctl -w kernel.yama.ptrace_scope=0",
     )
 
@@ -138,7 +138,7 @@ def _clock() -> Finding:
     try:
         source = _CLOCK.read_text().strip()
     except OSError:
-        return Finding("clock source", True, "not told by this system")
+        return Finding("clock source", True, "not reported by this system")
     fix = "boot with clocksource=tsc: reading this one is slow"
     return Finding("clock source", source in _GOOD_CLOCKS, source, fix)
 
@@ -146,18 +146,18 @@ def _clock() -> Finding:
 def _limits() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < _FEW_DESCRIPTORS
-    told = f"{_amount(soft)} open files at most"
+    detail = f"{_amount(soft)} open files at most"
     enough = hard == resource.RLIM_INFINITY or hard >= _FEW_DESCRIPTORS
     fix = f"ulimit -n {1 << 16 if hard < 0 else min(hard, 1 << 16)}"
     if not enough:
         fix = "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf"
-    yield Finding("descriptors", not few, told, fix)
+    yield Finding("descriptors", not few, detail, fix)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    told = "unlimited" if soft < 0 else format_bytes(soft)
-    yield Finding("locked memory", True, f"{told}; needed by no transport of today")
+    detail = "unlimited" if soft < 0 else format_bytes(soft)
+    yield Finding("locked memory", True, f"{detail}; not needed by any transport")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    told = "unlimited" if soft < 0 else format_bytes(soft)
-    yield Finding("address space", soft < 0, told, "ulimit -v unlimited")
+    detail = "unlimited" if soft < 0 else format_bytes(soft)
+    yield Finding("address space", soft < 0, detail, "ulimit -v unlimited")
 
 
 def _amount(limit: int) -> str:
@@ -166,7 +166,7 @@ def _amount(limit: int) -> str:
 
 def _interfaces(several: bool) -> Finding:
     here = {name: hosts for name, hosts in interfaces().items() if _is_up(name)}
-    told = "; ".join(
+    detail = "; ".join(
         f"{name} {', '.join(hosts)}{_speed(name)}" for name, hosts in here.items()
     )
     wanted = os.environ.get("UNISONO_INTERFACE", "")
@@ -176,12 +176,12 @@ def _interfaces(several: bool) -> Finding:
         return Finding("interfaces", False, str(error), "unset UNISONO_INTERFACE")
     if wanted in interfaces() and wanted not in here:
         return Finding(
-            *("interfaces", False, f"UNISONO_INTERFACE={wanted} is down ({told})"),
+            *("interfaces", False, f"UNISONO_INTERFACE={wanted} is down ({detail})"),
             f"sudo ip link set {wanted} up",
         )
     beyond = [name for name in here if name != "lo"]
     return Finding(
-        *("interfaces", bool(beyond) or not several, told or "none is up"),
+        *("interfaces", bool(beyond) or not several, detail or "none is up"),
         "sudo ip link set eth0 up, for the one that leads to the other hosts",
     )
 
@@ -214,16 +214,16 @@ def _own_name() -> Finding:
     """A host that takes its own name for loopback tells others a useless address."""
     name = socket.gethostname()
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(name, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}
     except OSError as why:
         return Finding(
             *("own name", False, f"{name} cannot be resolved here: {why}"),
             f"echo '<address of this host> {name}' | sudo tee -a /etc/hosts",
         )
-    told = f"{name} is {', '.join(sorted(map(str, found)))}"
-    loopback = all(str(host).startswith("127.") or host == "::1" for host in found)
+    detail = f"{name} is {', '.join(sorted(map(str, addresses)))}"
+    loopback = all(str(host).startswith("127.") or host == "::1" for host in addresses)
     fix = f"put the address that others reach beside {name} in /etc/hosts"
-    return Finding("own name", not loopback, told, fix)
+    return Finding("own name", not loopback, detail, fix)
 
 
 def main(run: Callable[[bool], list[Finding]] = examine) -> int:

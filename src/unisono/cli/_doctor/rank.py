@@ -30,7 +30,7 @@ _WARM, _ROUNDS = 10, 60
 _LARGE, _LARGE_ROUNDS = 1 << 22, 4
 
 
-class Findings(msgspec.Struct):
+class WorldFindings(msgspec.Struct):
     """What a world has found. Matrices are symmetric, with None for a rank itself."""
 
     hosts: list[str]  # of every rank
@@ -46,20 +46,20 @@ def main() -> int:
     """Meet, try, measure, print."""
     try:
         comm = unisono.init()
-        found = _examine(comm)
+        findings = _examine(comm)
         comm.close()
     except UnisonoError as error:
-        told = f"{type(error).__name__}: {error}"
-        found = Findings([], {}, {}, [], [], [], failed=told)
-    if os.environ.get("UNISONO_RANK", "0") == "0" or found.failed:
-        sys.stdout.write(MARK + msgspec.json.encode(found).decode() + "\n")
-    return 1 if found.failed else 0
+        message = f"{type(error).__name__}: {error}"
+        findings = WorldFindings([], {}, {}, [], [], [], failed=message)
+    if os.environ.get("UNISONO_RANK", "0") == "0" or findings.failed:
+        sys.stdout.write(MARK + msgspec.json.encode(findings).decode() + "\n")
+    return 1 if findings.failed else 0
 
 
-def _examine(comm: Communicator) -> Findings:
+def _examine(comm: Communicator) -> WorldFindings:
     host = os.environ.get("UNISONO_HOST_ID") or os.uname().nodename
     me = (host, os.environ.get("UNISONO_LOCAL_RANK", "0"))
-    everyone = comm.all_gather_object(me)
+    everyone = comm.all_gather_objects(me)
     hosts = [host for host, _ in everyone]
     wrong = _wrong(comm)
     first = [rank for rank, (_, local) in enumerate(everyone) if local == "0"]
@@ -68,7 +68,7 @@ def _examine(comm: Communicator) -> Findings:
     if comm.world_size > _MOST_RANKS:
         measured = first[:_MOST_RANKS] if len(first) > 1 else measured[:_MOST_RANKS]
     latency, bandwidth = _pairs(comm, measured)
-    return Findings(hosts, wrong, offsets, measured, latency, bandwidth)
+    return WorldFindings(hosts, wrong, offsets, measured, latency, bandwidth)
 
 
 # Answers
@@ -77,7 +77,7 @@ def _examine(comm: Communicator) -> Findings:
 def _wrong(comm: Communicator) -> dict[str, int]:
     """Elements that are not what NumPy says, summed over all ranks."""
     mine = {name: int(test()) for name, test in _tests(comm)}
-    everyone = comm.all_gather_object(mine)
+    everyone = comm.all_gather_objects(mine)
     return {name: sum(wrong[name] for wrong in everyone) for name in mine}
 
 
@@ -119,13 +119,13 @@ def _offsets(
     comm: Communicator, ranks: list[int], hosts: list[str]
 ) -> dict[str, float]:
     """How far each host's clock is ahead of rank 0's: the quickest round tells."""
-    found = {}
+    offsets = {}
     for rank in ranks:
         if rank and comm.rank in (0, rank):
             offset = _offset(comm, rank)
-            found[f"{hosts[rank]} (rank {rank})"] = offset
+            offsets[f"{hosts[rank]} (rank {rank})"] = offset
         comm.barrier()
-    return found if comm.rank == 0 else {}
+    return offsets if comm.rank == 0 else {}
 
 
 def _offset(comm: Communicator, rank: int) -> float:
@@ -159,7 +159,7 @@ def _pairs(comm: Communicator, ranks: list[int]) -> tuple[_Matrix, _Matrix]:
             if leads:
                 mine[a, b] = latency * 1e6, _LARGE / each_way / 1e9
         comm.barrier()
-    gathered = comm.all_gather_object([[*pair, *both] for pair, both in mine.items()])
+    gathered = comm.all_gather_objects([[*pair, *both] for pair, both in mine.items()])
     at = {rank: index for index, rank in enumerate(ranks)}
     latency_us: _Matrix = [[None] * len(ranks) for _ in ranks]
     bandwidth: _Matrix = [[None] * len(ranks) for _ in ranks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unisono.cli._doctor.host import Finding
-from unisono.cli._doctor.rank import Findings
+from unisono.cli._doctor.rank import WorldFindings
 
 _CLOCKS_APART_S = 0.5
 
@@ -17,42 +17,42 @@ _APART = (
 _TOGETHER = "unisono env, and report what it prints"
 
 
-def of_world(found: Findings, *, several: bool) -> list[Finding]:
+def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
     """What a world has found, as lines."""
     if found.failed:
         fix = _APART if several else _TOGETHER
         return [Finding("world", False, found.failed, fix)]
     ranks = len(found.hosts)
     hosts = len(set(found.hosts))
-    told = f"{ranks} ranks met, {hosts} host{'s' if hosts > 1 else ''}"
-    lines = [Finding("world", True, told)]
+    detail = f"{ranks} ranks connected, {hosts} host{'s' if hosts > 1 else ''}"
+    lines = [Finding("world", True, detail)]
     wrong = {name: count for name, count in found.wrong.items() if count}
     if wrong:
-        told = "; ".join(f"{name}: {count} wrong" for name, count in wrong.items())
+        detail = "; ".join(f"{name}: {count} wrong" for name, count in wrong.items())
         fix = "take this host out and test its memory; please report it: unisono env"
-        lines.append(Finding("answers", False, told, fix))
+        lines.append(Finding("answers", False, detail, fix))
     else:
-        told = f"{len(found.wrong)} collectives, every element as NumPy has it"
-        lines.append(Finding("answers", True, told))
+        detail = f"{len(found.wrong)} collectives, every element equal to NumPy's"
+        lines.append(Finding("answers", True, detail))
     for host, offset in found.offsets_s.items():
-        told = f"{offset * 1e3:+.3f} ms from rank 0's"
+        detail = f"{offset * 1e3:+.3f} ms from rank 0's"
         ok = abs(offset) < _CLOCKS_APART_S
         fix = "sudo timedatectl set-ntp true"
-        lines.append(Finding("clock", ok, told, fix, where=host))
+        lines.append(Finding("clock", ok, detail, fix, where=host))
     return lines
 
 
 def show(findings: Iterable[Finding]) -> None:
     """One line each; the command to run stands under what it mends."""
-    for found in findings:
-        where = f"{found.where}: " if found.where else ""
-        told = " ".join(found.told.split())
-        print(f"{'OK ' if found.ok else 'FIX'}  {found.what:<14} {where}{told}")
-        if not found.ok and found.fix:
-            print(f"       run: {found.fix}")
+    for finding in findings:
+        where = f"{finding.where}: " if finding.where else ""
+        detail = " ".join(finding.detail.split())
+        print(f"{'OK ' if finding.ok else 'FIX'}  {finding.what:<14} {where}{detail}")
+        if not finding.ok and finding.fix:
+            print(f"       run: {finding.fix}")
 
 
-def show_matrices(found: Findings) -> None:
+def show_matrices(found: WorldFindings) -> None:
     """Latency and bandwidth between every two ranks that were measured."""
     if len(found.measured) < 2:
         return

@@ -35,7 +35,7 @@ Slot = tuple[str, int]
 
 
 @dataclass(eq=False)
-class _Op:
+class _BlockStep:
     """One step of a thread block."""
 
     kind: str
@@ -47,14 +47,16 @@ class _Op:
 
 
 @dataclass(eq=False)
-class _Gpu:
+class _RankBlocks:
     """The thread blocks of one rank, and who touched each slot last."""
 
-    blocks: dict[tuple[int, int], list[_Op]] = field(default_factory=dict)
+    blocks: dict[tuple[int, int], list[_BlockStep]] = field(default_factory=dict)
     wrote: dict[Slot, list[tuple[int, int]]] = field(default_factory=dict)
     read: dict[Slot, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, peers: tuple[int, int], op: _Op, waits: set[tuple[int, int]]) -> None:
+    def add(
+        self, peers: tuple[int, int], op: _BlockStep, waits: set[tuple[int, int]]
+    ) -> None:
         """Append a step to the block with these peers, behind all it waits for."""
         mine = self.blocks.setdefault(peers, [])
         number = list(self.blocks).index(peers)
@@ -62,12 +64,18 @@ class _Gpu:
         for block, step in op.waits:
             self.ops(block)[step].awaited = True
         # A step can wait for one other only; more are waited for by steps before it.
-        mine.extend(_Op("nop", ("i", 0), ("i", 0), 0, [w]) for w in op.waits[:-1])
+        mine.extend(
+            _BlockStep("nop", ("i", 0), ("i", 0), 0, [w]) for w in op.waits[:-1]
+        )
         op.waits = op.waits[-1:]
         mine.append(op)
 
     def act(
-        self, peers: tuple[int, int], op: _Op, reads: Slot | None, writes: Slot | None
+        self,
+        peers: tuple[int, int],
+        op: _BlockStep,
+        reads: Slot | None,
+        writes: Slot | None,
     ) -> None:
         """Add a step that waits for all who wrote what it reads or touched what it
         writes.
@@ -83,7 +91,7 @@ class _Gpu:
         for slot in sources:
             self.read.setdefault(slot, []).append(place)
 
-    def ops(self, number: int) -> list[_Op]:
+    def ops(self, number: int) -> list[_BlockStep]:
         """The steps of the block with this number."""
         return list(self.blocks.values())[number]
 
@@ -97,7 +105,7 @@ def dumps(schedule: Schedule, *, protocol: str = "Simple") -> str:
         raise NotOffered("MSCCL's collectives have rank 0 as their root")
     schedule.verify()
     slots = Slots(schedule.contract)
-    gpus = [_Gpu() for _ in range(schedule.n)]
+    gpus = [_RankBlocks() for _ in range(schedule.n)]
     for step in schedule:
         _lower(step, slots, gpus)
     root = ET.Element("algo", _head(schedule, slots, protocol))
@@ -108,8 +116,10 @@ def dumps(schedule: Schedule, *, protocol: str = "Simple") -> str:
             "o_chunks": outputs,
             "s_chunks": slots.scratch[rank],
         }
-        told = {"id": str(rank)} | {key: str(value) for key, value in sizes.items()}
-        root.append(_element(ET.Element("gpu", told), gpu))
+        attributes = {"id": str(rank)} | {
+            key: str(value) for key, value in sizes.items()
+        }
+        root.append(_element(ET.Element("gpu", attributes), gpu))
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode") + "\n"
     read(text).verify()  # what others will run is proven, not only what it came from
@@ -138,7 +148,7 @@ def load(path: Path, *, verify: bool = True) -> Schedule:
     return loads(text, verify=verify)
 
 
-def _lower(step: Step, slots: Slots, gpus: list[_Gpu]) -> None:
+def _lower(step: Step, slots: Slots, gpus: list[_RankBlocks]) -> None:
     """All sends of a step, then what stays on its rank, then all receives.
 
     So everything is read before it is written. Several that add to one slot wait for
@@ -147,19 +157,23 @@ def _lower(step: Step, slots: Slots, gpus: list[_Gpu]) -> None:
     runs = list(_runs(step, slots))
     for run, src, dst in runs:
         if run.src != run.dst:
-            gpus[run.src].act((run.dst, -1), _Op("s", src, dst, run.count), src, None)
+            gpus[run.src].act(
+                (run.dst, -1), _BlockStep("s", src, dst, run.count), src, None
+            )
     for run, src, dst in runs:
         if run.src == run.dst:
             kind = "re" if run.reduces else "cpy"
-            gpus[run.src].act((-1, -1), _Op(kind, src, dst, run.count), src, dst)
+            gpus[run.src].act((-1, -1), _BlockStep(kind, src, dst, run.count), src, dst)
     for run, _, dst in runs:
         if run.src != run.dst:
             kind = "rrc" if run.reduces else "r"
-            gpus[run.dst].act((-1, run.src), _Op(kind, dst, dst, run.count), None, dst)
+            gpus[run.dst].act(
+                (-1, run.src), _BlockStep(kind, dst, dst, run.count), None, dst
+            )
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ChunkRun:
     """Transfers with the same ends, of chunks that lie side by side on both."""
 
     src: int
@@ -168,7 +182,7 @@ class _Run:
     count: int
 
 
-def _runs(step: Step, slots: Slots) -> Iterator[tuple[_Run, Slot, Slot]]:
+def _runs(step: Step, slots: Slots) -> Iterator[tuple[_ChunkRun, Slot, Slot]]:
     begun: tuple[Transfer, Slot, Slot] | None = None
     count = 0
     for t in sorted(step, key=lambda t: (t.src, t.dst, t.reduces, t.chunk)):
@@ -179,11 +193,11 @@ def _runs(step: Step, slots: Slots) -> Iterator[tuple[_Run, Slot, Slot]]:
             if same and src == (a[0], a[1] + count) and dst == (b[0], b[1] + count):
                 count += 1
                 continue
-            yield _Run(first.src, first.dst, first.reduces, count), a, b
+            yield _ChunkRun(first.src, first.dst, first.reduces, count), a, b
         begun, count = (t, src, dst), 1
     if begun is not None:
         first, a, b = begun
-        yield _Run(first.src, first.dst, first.reduces, count), a, b
+        yield _ChunkRun(first.src, first.dst, first.reduces, count), a, b
 
 
 def _span(slot: Slot, count: int) -> list[Slot]:
@@ -202,15 +216,15 @@ def _head(schedule: Schedule, slots: Slots, protocol: str) -> dict[str, str]:
     }
 
 
-def _element(element: ET.Element, gpu: _Gpu) -> ET.Element:
+def _element(element: ET.Element, gpu: _RankBlocks) -> ET.Element:
     for number, ((send, recv), ops) in enumerate(gpu.blocks.items()):
         peers = {"id": number, "send": send, "recv": recv, "chan": 0}
         block = ET.SubElement(element, "tb", {k: str(v) for k, v in peers.items()})
         for place, op in enumerate(ops):
             wait = op.waits[0] if op.waits else (-1, -1)
-            told: dict[str, object] = {"s": place, "type": op.kind}
-            told |= {"srcbuf": op.src[0], "srcoff": op.src[1]}
-            told |= {"dstbuf": op.dst[0], "dstoff": op.dst[1], "cnt": op.count}
-            told |= {"depid": wait[0], "deps": wait[1], "hasdep": int(op.awaited)}
-            ET.SubElement(block, "step", {k: str(v) for k, v in told.items()})
+            attributes: dict[str, object] = {"s": place, "type": op.kind}
+            attributes |= {"srcbuf": op.src[0], "srcoff": op.src[1]}
+            attributes |= {"dstbuf": op.dst[0], "dstoff": op.dst[1], "cnt": op.count}
+            attributes |= {"depid": wait[0], "deps": wait[1], "hasdep": int(op.awaited)}
+            ET.SubElement(block, "step", {k: str(v) for k, v in attributes.items()})
     return element

@@ -20,7 +20,7 @@ from unisono.errors import BadArgument
 from unisono.interop.msccl.slots import OURS, Slots
 from unisono.schedule.collective import Contract
 from unisono.schedule.schedule import Schedule, from_steps
-from unisono.schedule.step import Step, copy, reduce, together
+from unisono.schedule.step import Step, copy_step, reduce_step, together
 
 SENDS = ("s", "rcs", "rrs", "rrcs")
 RECEIVES = ("r", "rrc", "rcs", "rrs", "rrcs")
@@ -31,7 +31,7 @@ MOST_STEPS = 30_000
 
 
 @dataclass(eq=False)
-class _Step:
+class _XmlStep:
     """One <step>, with the slots that it reads and writes on its rank."""
 
     where: str
@@ -39,8 +39,8 @@ class _Step:
     rank: int
     src: list[int]
     dst: list[int]
-    before: list[_Step] = field(default_factory=list)
-    source: _Step | None = None
+    before: list[_XmlStep] = field(default_factory=list)
+    source: _XmlStep | None = None
     passes: list[int] = field(default_factory=list)
     level: int = -1
 
@@ -73,7 +73,7 @@ def read(text: str) -> Schedule:
             f"MSCCL: ngpus={n}, but there are other <gpu> than 0..{n - 1}"
         )
     contract = Contract(OURS[coll], n, 0, _chunks(coll, gpus, n))
-    program = _Program(Slots(contract))
+    program = _XmlProgram(Slots(contract))
     for gpu in gpus:
         program.add(gpu)
     steps = program.steps()
@@ -97,32 +97,32 @@ def _chunks(coll: str, gpus: list[ET.Element], n: int) -> int:
 
 
 def _number(element: ET.Element, name: str) -> int:
-    told = element.get(name)
+    text = element.get(name)
     try:
-        found = int(told) if told is not None else None
+        number = int(text) if text is not None else None
     except ValueError:
-        found = None
-    if found is None or not -1 <= found <= MOST:
-        raise BadArgument(f"MSCCL: <{element.tag}>: {name}={told!r}: expected a number")
-    return found
+        number = None
+    if number is None or not -1 <= number <= MOST:
+        raise BadArgument(f"MSCCL: <{element.tag}>: {name}={text!r}: expected a number")
+    return number
 
 
-class _Program:
+class _XmlProgram:
     """All steps of all ranks, and how they hang together."""
 
     def __init__(self, slots: Slots) -> None:
         """Nothing is known yet."""
         self.slots = slots
-        self.all: list[_Step] = []
-        self.sent: dict[tuple[int, int, int], list[_Step]] = defaultdict(list)
-        self.due: dict[tuple[int, int, int], list[_Step]] = defaultdict(list)
+        self.all: list[_XmlStep] = []
+        self.sent: dict[tuple[int, int, int], list[_XmlStep]] = defaultdict(list)
+        self.due: dict[tuple[int, int, int], list[_XmlStep]] = defaultdict(list)
         self.temporaries = 0
 
     def add(self, gpu: ET.Element) -> None:
         """The blocks of one rank, and what their steps wait for."""
         rank = _number(gpu, "id")
         self.temporaries = max(self.temporaries, _number(gpu, "s_chunks"))
-        blocks: dict[int, list[tuple[ET.Element, _Step]]] = {}
+        blocks: dict[int, list[tuple[ET.Element, _XmlStep]]] = {}
         for block in gpu.findall("tb"):
             number = _number(block, "id")
             where = f"gpu {rank}, block {number}"
@@ -138,7 +138,7 @@ class _Program:
             raise BadArgument(f"MSCCL: more than {MOST_STEPS} steps are not read")
 
     def _connect(
-        self, block: ET.Element, steps: list[_Step], rank: int, where: str
+        self, block: ET.Element, steps: list[_XmlStep], rank: int, where: str
     ) -> None:
         """Put sends and receives in line with others on the same connection."""
         channel = _number(block, "chan")
@@ -156,25 +156,25 @@ class _Program:
             raise BadArgument(f"MSCCL: {where}: {name}={peer}: there is no such gpu")
         return peer
 
-    def _step(self, element: ET.Element, rank: int, where: str) -> _Step:
+    def _step(self, element: ET.Element, rank: int, where: str) -> _XmlStep:
         kind = element.get("type", "")
         where = f"{where}, step {element.get('s')}"
         if kind not in (*SENDS, *RECEIVES, *LOCAL, "nop"):
             raise BadArgument(f"MSCCL: {where}: type={kind!r} is none of MSCCL's")
-        found = _Step(where, kind, rank, [], [])
+        parsed = _XmlStep(where, kind, rank, [], [])
         if kind != "nop":
             count = _number(element, "cnt")
             uses_src = kind in ("s", "rrs", "rrc", "rrcs", *LOCAL)
             if uses_src:
-                found.src = self._places(element, "src", rank, count)
+                parsed.src = self._places(element, "src", rank, count)
             if kind not in ("s", "rrs"):
-                found.dst = self._places(element, "dst", rank, count)
+                parsed.dst = self._places(element, "dst", rank, count)
         if kind == "cpy":  # from input to output, which are one: nothing moves
-            apart = [i for i, a in enumerate(found.src) if a != found.dst[i]]
-            found.src = [found.src[i] for i in apart]
-            found.dst = [found.dst[i] for i in apart]
-        self.all.append(found)
-        return found
+            apart = [i for i, a in enumerate(parsed.src) if a != parsed.dst[i]]
+            parsed.src = [parsed.src[i] for i in apart]
+            parsed.dst = [parsed.dst[i] for i in apart]
+        self.all.append(parsed)
+        return parsed
 
     def _places(
         self, element: ET.Element, end: str, rank: int, count: int
@@ -211,9 +211,9 @@ class _Program:
                 other.source = one
                 other.before.append(one)
 
-    def _level(self) -> list[_Step]:
+    def _level(self) -> list[_XmlStep]:
         """Each step after all it waits for, in this order; a circle is a deadlock."""
-        after: dict[int, list[_Step]] = defaultdict(list)
+        after: dict[int, list[_XmlStep]] = defaultdict(list)
         open_ = {id(step): len(step.before) for step in self.all}
         for step in self.all:
             for earlier in step.before:
@@ -234,7 +234,7 @@ class _Program:
         return sorted(order, key=lambda step: step.level)
 
     def _transfers(
-        self, step: _Step, written: Mapping[tuple[int, int], list[int]]
+        self, step: _XmlStep, written: Mapping[tuple[int, int], list[int]]
     ) -> Iterator[tuple[int, Step]]:
         """What a step moves, with its time: two for each level, the first for copies
         that it needs.
@@ -263,7 +263,7 @@ class _Program:
             yield from _moved(at - 1, False, rank, step.src, rank, target)
         yield from _moved(at, adds, sender.rank, leaves, rank, target)
 
-    def _leaves(self, step: _Step) -> list[int]:
+    def _leaves(self, step: _XmlStep) -> list[int]:
         """The slots that a send takes its data from."""
         if step.kind == "rrs":  # the sum is kept nowhere: a place of its own for it
             step.passes = step.passes or self._aside(len(step.src))
@@ -283,14 +283,14 @@ def _moved(
     """A transfer at a time, unless a slot would be copied onto itself."""
     pairs = [(a, b) for a, b in zip(from_, into, strict=True) if src != dst or a != b]
     if pairs:
-        move = reduce if adds else copy
+        move = reduce_step if adds else copy_step
         yield at, move([a for a, _ in pairs], src, dst, into=[b for _, b in pairs])
 
 
 def _wait(
     element: ET.Element,
-    step: _Step,
-    blocks: Mapping[int, list[tuple[ET.Element, _Step]]],
+    step: _XmlStep,
+    blocks: Mapping[int, list[tuple[ET.Element, _XmlStep]]],
 ) -> None:
     """Note what a step says it waits for."""
     number, place = _number(element, "depid"), _number(element, "deps")
@@ -299,16 +299,16 @@ def _wait(
     if number not in blocks or not 0 <= place < len(blocks[number]):
         raise BadArgument(
             f"MSCCL: {step.where}: waits for step {place} of block {number}, which "
-            "there is not"
+            "does not exist"
         )
     step.before.append(blocks[number][place][1])
 
 
-def _refuse_races(order: list[_Step]) -> None:
+def _refuse_races(order: list[_XmlStep]) -> None:
     """Of two steps that touch a slot and do not both read it, one comes first."""
     past: dict[int, int] = {}  # for each step a bit for every one that comes before
-    wrote: dict[tuple[int, int], _Step] = {}
-    read: dict[tuple[int, int], list[_Step]] = defaultdict(list)
+    wrote: dict[tuple[int, int], _XmlStep] = {}
+    read: dict[tuple[int, int], list[_XmlStep]] = defaultdict(list)
     bit = {id(step): 1 << i for i, step in enumerate(order)}
     for step in order:
         mask = 0

@@ -38,14 +38,14 @@ except ModuleNotFoundError as missing:
 
 from unisono.interop.ray.actor import play_script
 from unisono.interop.ray.collective import register
-from unisono.interop.ray.driver import Plan, play
+from unisono.interop.ray.driver import RayJob, play
 
 __all__ = ["register", "run", "run_script"]
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-class Options(TypedDict, total=False):
+class RayOptions(TypedDict, total=False):
     """How a world of actors is made; all but the first have defaults."""
 
     num_ranks: Required[int]
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     runtime_env: Mapping[str, Any] | None  # Ray's
 
 
-def run(fn: Callable[..., Any], *args: Any, **options: Unpack[Options]) -> list[Any]:
+def run(fn: Callable[..., Any], *args: Any, **options: Unpack[RayOptions]) -> list[Any]:
     """Run `fn(comm, *args)` on `num_ranks` actors and return the results by rank.
 
     `resources` are what each rank takes, {"CPU": 1} if not said; `strategy` is the
@@ -72,7 +72,7 @@ def run(fn: Callable[..., Any], *args: Any, **options: Unpack[Options]) -> list[
     return _play(fn, args, True, **options)
 
 
-def run_script(path: str | Path, *argv: str, **options: Unpack[Options]) -> None:
+def run_script(path: str | Path, *argv: str, **options: Unpack[RayOptions]) -> None:
     """Run a script as `num_ranks` actors: one that calls `unisono.init()` itself.
 
     It is the same script that `unisono run` and the other engines start. The file must
@@ -106,17 +106,17 @@ def _play(
             f"run: restarts = {again}, min_ranks = {least}: expected 0 or more, and "
             f"at most num_ranks = {ranks}"
         )
-    told = dict(environment or {})
+    variables = dict(environment or {})
     if timeout_s is not None:
-        told["UNISONO_TIMEOUT_S"] = str(float(timeout_s))
-    plan = Plan(
+        variables["UNISONO_TIMEOUT_S"] = str(float(timeout_s))
+    plan = RayJob(
         fn=fn,
         args=args,
         meets=meets,
         resources=_resources(resources),
         strategy=strategy,
         placement_s=placement_s,
-        environment=told,
+        environment=variables,
         runtime_env=dict(runtime_env or {}),
     )
     return play(plan, ranks, restarts=again, least=least)
@@ -129,8 +129,8 @@ def _at_least_one(name: str, value: object) -> int:
     return number
 
 
-def _resources(told: Mapping[str, float] | None) -> dict[str, float]:
-    resources = {"CPU": 1.0} if told is None else dict(told)
+def _resources(given: Mapping[str, float] | None) -> dict[str, float]:
+    resources = {"CPU": 1.0} if given is None else dict(given)
     for name, amount in resources.items():
         if not isinstance(name, str) or not amount > 0:
             raise BadArgument(

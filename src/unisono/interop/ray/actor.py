@@ -21,13 +21,13 @@ import ray
 from ray import cloudpickle
 
 import unisono
-from unisono.launch.exceptions import Report, pickled_error
+from unisono.launch.exceptions import RankReport, pickled_error
 from unisono.runtime.world.address import free_port
 from unisono.transports.rank_table import host_identity
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ActorAddress:
     """Of one actor. `host` is equal for those that share memory."""
 
     host: str
@@ -38,9 +38,9 @@ class Whereabouts:
     version: str
 
 
-def whereabouts() -> Whereabouts:
+def whereabouts() -> ActorAddress:
     """Of this process."""
-    return Whereabouts(
+    return ActorAddress(
         host=host_identity(),
         node=ray.get_runtime_context().get_node_id(),
         address=ray.util.get_node_ip_address(),
@@ -51,10 +51,10 @@ def whereabouts() -> Whereabouts:
 
 
 @contextlib.contextmanager
-def environment(told: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """These variables for as long as it lasts."""
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -68,40 +68,40 @@ def environment(told: Mapping[str, str]) -> Iterator[None]:
 def places(hosts: list[str]) -> list[dict[str, str]]:
     """What each rank is told of its place, given the host of every rank."""
     seen: dict[str, int] = {}
-    told = []
+    variables = []
     for rank, host in enumerate(hosts):
         local = seen.get(host, 0)
         seen[host] = local + 1
-        told.append({"UNISONO_RANK": str(rank), "UNISONO_LOCAL_RANK": str(local)})
-    for host, place in zip(hosts, told, strict=True):
+        variables.append({"UNISONO_RANK": str(rank), "UNISONO_LOCAL_RANK": str(local)})
+    for host, place in zip(hosts, variables, strict=True):
         place["UNISONO_WORLD_SIZE"] = str(len(hosts))
         place["UNISONO_LOCAL_WORLD_SIZE"] = str(seen[host])
-    return told
+    return variables
 
 
-class Member:
+class RankActor:
     """The actor."""
 
-    def where(self) -> Whereabouts:
+    def where(self) -> ActorAddress:
         """Its whereabouts; rank 0's port is the one at which all meet."""
         return whereabouts()
 
     def play(
         self,
-        told: Mapping[str, str],
+        variables: Mapping[str, str],
         meets: bool,
         work: tuple[Callable[..., Any], tuple[Any, ...]],
     ) -> bytes:
-        """Be a rank: `told` is the environment of one. The report, pickled."""
+        """Be a rank: `variables` is the environment of one. The report, pickled."""
         fn, args = work
-        os.environ.update(told)
+        os.environ.update(variables)
         try:
             if meets:
                 with unisono.init() as comm:  # left in any case: the others wait
                     result = fn(comm, *args)
             else:
                 result = fn(*args)
-            return bytes(cloudpickle.dumps(Report(result)))
+            return bytes(cloudpickle.dumps(RankReport(result)))
         except BaseException as error:
             return pickled_error(error, cloudpickle.dumps)
 

@@ -50,16 +50,16 @@ def register() -> None:
         backend_registry.register_collective_backend(NAME, UnisonoGroup)
 
 
-class _Answer(msgspec.Struct):
+class _RankOffer(msgspec.Struct):
     offer: str
     word: str
     host: str
 
 
-class _Agreement(msgspec.Struct):
+class _GroupTable(msgspec.Struct):
     words: list[str]
     hosts: list[str]
-    told: dict[str, str]
+    variables: dict[str, str]
 
 
 class _Store:
@@ -94,39 +94,41 @@ class _Store:
         time.sleep(_POLL_S)
 
 
-def _lead(store: _Store, n: int) -> _Agreement:
+def _lead(store: _Store, n: int) -> _GroupTable:
     """Rank 0: collect the others' words and say what all are told."""
     here, offer = whereabouts(), secrets.token_hex(16)
     words, hosts = {0: offer}, {0: here.host}
     store.put("offer", offer)
     while len(words) < n:
         for rank in range(1, n):
-            answer = None if rank in words else store.get(str(rank), _Answer)
+            answer = None if rank in words else store.get(str(rank), _RankOffer)
             if answer is not None and answer.offer == offer:
                 words[rank], hosts[rank] = answer.word, answer.host
         if len(words) < n:
             store.wait([rank for rank in range(n) if rank not in words], 0, n)
-    told = {"UNISONO_JOB": offer}
+    variables = {"UNISONO_JOB": offer}
     if len(set(hosts.values())) > 1:
         host = f"[{here.address}]" if ":" in here.address else here.address
-        told["UNISONO_ADDRESS"] = f"{host}:{here.port}"
-        told["UNISONO_SECRET"] = secrets.token_hex(32)
-    agreed = _Agreement(
-        [words[rank] for rank in range(n)], [hosts[rank] for rank in range(n)], told
+        variables["UNISONO_ADDRESS"] = f"{host}:{here.port}"
+        variables["UNISONO_SECRET"] = secrets.token_hex(32)
+    agreed = _GroupTable(
+        [words[rank] for rank in range(n)],
+        [hosts[rank] for rank in range(n)],
+        variables,
     )
     store.put("agreement", agreed)
     return agreed
 
 
-def _follow(store: _Store, rank: int, n: int) -> _Agreement:
+def _follow(store: _Store, rank: int, n: int) -> _GroupTable:
     """Another rank: answer rank 0's offer until the agreement bears our word."""
     here, word, answered = whereabouts(), secrets.token_hex(16), None
     while True:
         offer = store.get("offer", str)
         if offer is not None and offer != answered:
-            store.put(str(rank), _Answer(offer, word, here.host))
+            store.put(str(rank), _RankOffer(offer, word, here.host))
             answered = offer
-        agreed = store.get("agreement", _Agreement)
+        agreed = store.get("agreement", _GroupTable)
         if agreed is not None and len(agreed.words) == n and agreed.words[rank] == word:
             return agreed  # type: ignore[no-any-return]
         store.wait([0], rank, n)
@@ -143,7 +145,7 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         super().__init__(world_size, rank, group_name)
         store = _Store(group_name, time.monotonic() + _MEETING_S)
         agreed = _follow(store, rank, world_size) if rank else _lead(store, world_size)
-        with environment(agreed.told | places(agreed.hosts)[rank]):
+        with environment(agreed.variables | places(agreed.hosts)[rank]):
             self._comm = unisono.init()
         self._comm.barrier()
         if rank == 0:  # all have read it; the secret need not lie there any longer

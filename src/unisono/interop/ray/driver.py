@@ -23,15 +23,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import unisono
 from unisono.errors import ConnectFailed, PeerLost, UnisonoError
-from unisono.interop.ray.actor import Member, Whereabouts, places
-from unisono.launch.exceptions import Report
+from unisono.interop.ray.actor import ActorAddress, RankActor, places
+from unisono.launch.exceptions import RankReport
 
 _GRACE_S = 5.0  # for the others to report
 _LOG = logging.getLogger("unisono")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RayJob:
     """What to run, and on what."""
 
     fn: Callable[..., Any]
@@ -44,10 +44,10 @@ class Plan:
     runtime_env: dict[str, Any]
 
 
-def play(plan: Plan, ranks: int, *, restarts: int, least: int) -> list[Any]:
+def play(plan: RayJob, ranks: int, *, restarts: int, least: int) -> list[Any]:
     """The results by rank, after so many restarts at most."""
     while True:
-        gang = _Gang(plan, ranks)
+        gang = _Attempt(plan, ranks)
         try:
             return gang.run()
         except Exception as error:
@@ -61,12 +61,12 @@ def play(plan: Plan, ranks: int, *, restarts: int, least: int) -> list[Any]:
 
 
 @dataclass
-class _Rank:
+class _ActorState:
     """One actor, seen from the driver."""
 
     actor: Any
-    where: Whereabouts | None = None
-    report: Report | None = None
+    where: ActorAddress | None = None
+    report: RankReport | None = None
     at: float = 0.0
     died: bool = False
     number: int = -1
@@ -80,12 +80,12 @@ class _Rank:
         )
 
 
-class _Gang:
+class _Attempt:
     """One attempt."""
 
-    def __init__(self, plan: Plan, n: int) -> None:
+    def __init__(self, plan: RayJob, n: int) -> None:
         self._plan, self._n = plan, n
-        self._ranks: list[_Rank] = []
+        self._ranks: list[_ActorState] = []
         self._named: set[int] = set()  # as lost, by others
 
     @property
@@ -137,13 +137,13 @@ class _Gang:
         }
         if plan.runtime_env:
             options["runtime_env"] = plan.runtime_env
-        actor = ray.remote(Member)
+        actor = ray.remote(RankActor)
         for bundle in range(self._n):
             at = PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
             )
             made = actor.options(scheduling_strategy=at, **options).remote()
-            self._ranks.append(_Rank(made, number=bundle))
+            self._ranks.append(_ActorState(made, number=bundle))
 
     def _meet(self) -> None:
         """Ask all where they are, and number them anew, host by host."""
@@ -169,11 +169,11 @@ class _Gang:
             rank.number = number
 
     @staticmethod
-    def _where(rank: _Rank) -> Whereabouts:
+    def _where(rank: _ActorState) -> ActorAddress:
         assert rank.where is not None
         return rank.where
 
-    def _told(self) -> list[dict[str, str]]:
+    def _variables(self) -> list[dict[str, str]]:
         hosts = [self._where(rank).host for rank in self._ranks]
         common = self._plan.environment | {"UNISONO_JOB": secrets.token_hex(16)}
         if len(set(hosts)) > 1:
@@ -189,8 +189,8 @@ class _Gang:
         plan = self._plan
         work = ray.put((plan.fn, plan.args))  # once, however many ranks there are
         waiting = {
-            rank.actor.play.remote(told, plan.meets, work): rank
-            for rank, told in zip(self._ranks, self._told(), strict=True)
+            rank.actor.play.remote(variables, plan.meets, work): rank
+            for rank, variables in zip(self._ranks, self._variables(), strict=True)
         }
         until: float | None = None
         while waiting:
@@ -204,7 +204,7 @@ class _Gang:
                 if until is None and rank.report and rank.report.failed:
                     until = time.monotonic() + _GRACE_S
 
-    def _hear(self, rank: _Rank, reference: Any) -> None:
+    def _hear(self, rank: _ActorState, reference: Any) -> None:
         rank.at = time.monotonic()
         try:
             rank.report = pickle.loads(ray.get(reference))
@@ -217,28 +217,29 @@ class _Gang:
                 pids=[where.pid],
                 host=where.address,
             )
-            rank.report = Report(failed=True, error=lost)
+            rank.report = RankReport(failed=True, error=lost)
         except Exception as why:  # a result that cannot be read here
             error = UnisonoError(f"run: what {rank} returned cannot be read: {why}")
-            rank.report = Report(failed=True, error=error)
+            rank.report = RankReport(failed=True, error=error)
         else:
             if isinstance(rank.report.error, PeerLost):
                 self._named.update(rank.report.error.ranks)
 
 
-def _order(rank: _Rank) -> tuple[bool, float]:
+def _order(rank: _ActorState) -> tuple[bool, float]:
     """Which failure is first: reports of another's end come last."""
     return rank.report is not None and rank.report.lost_a_peer, rank.at
 
 
-def _failure(rank: _Rank) -> BaseException:
-    report = rank.report or Report()
+def _failure(rank: _ActorState) -> BaseException:
+    report = rank.report or RankReport()
     error = report.error
     if error is None:
-        error = UnisonoError(f"run: {rank} raised {report.told}")
+        error = UnisonoError(f"run: {rank} raised {report.summary}")
     elif not isinstance(error, Exception):  # its exit is not ours
         error = PeerLost(
-            f"run: {rank} left by {report.told}, without a result", ranks=[rank.number]
+            f"run: {rank} left by {report.summary}, without a result",
+            ranks=[rank.number],
         )
     if report.traceback:
         error.add_note(f"On {rank} of run:\n\n{report.traceback}")
@@ -250,5 +251,5 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _amounts(plan: Plan, resources: dict[str, float]) -> str:
+def _amounts(plan: RayJob, resources: dict[str, float]) -> str:
     return ", ".join(f"{name} {resources.get(name, 0):g}" for name in plan.resources)

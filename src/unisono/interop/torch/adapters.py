@@ -35,9 +35,11 @@ def chosen(devices: Mapping[str, str] | None = None) -> str:
     name = wanted()
     if devices is not None and len(set(devices.values())) > 1:
         if name == "python":
-            told = ",".join(f"{device}:{which}" for device, which in devices.items())
+            backends = ",".join(
+                f"{device}:{which}" for device, which in devices.items()
+            )
             raise BadArgument(
-                f"{VARIABLE}=python, but the group is {told}: the adapter in Python "
+                f"{VARIABLE}=python, but the group is {backends}: the Python adapter "
                 "takes a whole group; set it to compiled, or unset it"
             )
         return "compiled"
@@ -50,7 +52,7 @@ def chosen(devices: Mapping[str, str] | None = None) -> str:
 
 def make(options: Any, pg_options: Any = None) -> Any:
     """A process group, or a backend for one."""
-    from unisono.interop.torch.rendezvous import Meeting
+    from unisono.interop.torch.rendezvous import GroupRendezvous
     from unisono.interop.torch.work import for_torch
 
     if pg_options is not None:
@@ -62,7 +64,7 @@ def make(options: Any, pg_options: Any = None) -> Any:
             from unisono.interop.torch import compiled
 
             compiled.load()
-        meeting = Meeting(options)
+        meeting = GroupRendezvous(options)
     except Exception as error:
         raise for_torch(error) from None
     if name == "python":
@@ -96,9 +98,9 @@ def _compiled_one(meeting: Any, options: Any, devices: Mapping[str, str] | None)
     import torch._C._distributed_c10d as c10d
 
     from unisono.interop.torch import compiled
-    from unisono.interop.torch.collectives import Collectives
+    from unisono.interop.torch.collectives import TorchCollectives
 
-    calls = Collectives(meeting)
+    calls = TorchCollectives(meeting)
     calls.records = False  # the compiled work does
     wrapped = c10d.get_debug_level() == c10d.DebugLevel.DETAIL  # by torch, afterwards
     if devices is not None and len(devices) == 1 and not wrapped:

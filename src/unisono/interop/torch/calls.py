@@ -12,7 +12,7 @@ from torch import Tensor
 from unisono.dtypes import DType
 from unisono.errors import BadArgument
 from unisono.interop.torch import profiling
-from unisono.interop.torch.group import Group
+from unisono.interop.torch.group import GroupHandle
 from unisono.interop.torch.tensors import (
     Finish,
     joined_to_write,
@@ -21,7 +21,7 @@ from unisono.interop.torch.tensors import (
     to_write,
     type_of,
 )
-from unisono.interop.torch.work import Done, Pending
+from unisono.interop.torch.work import CompletedWork, PendingCall
 from unisono.runtime.call.work import Work as Part
 
 OPS = {
@@ -36,10 +36,10 @@ OPS = {
 }
 
 
-class Run:
+class CallBuilder:
     """Gathers the calls, what must live until they are done, and what comes after."""
 
-    def __init__(self, group: Group, opts: Any, outputs: Any) -> None:
+    def __init__(self, group: GroupHandle, opts: Any, outputs: Any) -> None:
         """`opts` are torch's options of the call."""
         self._group = group
         self._outputs = outputs
@@ -98,8 +98,8 @@ class Run:
         own = into.data_ptr() + sum(counts[:rank]) * x.element_size()
         if x.data_ptr() != own and overlap(x, into, sum(counts)):
             x = self.keep(x.clone())
-        told = even(tuple(times * count for count in counts))
-        self.call("all_gather", kind, told, x.data_ptr(), into.data_ptr())
+        call_counts = even(tuple(times * count for count in counts))
+        self.call("all_gather", kind, call_counts, x.data_ptr(), into.data_ptr())
 
     def reduce_scatter(
         self, output: Tensor, x: Tensor, counts: tuple[int, ...], op: Any
@@ -131,19 +131,19 @@ class Run:
             x = x.flatten()[: sum(gives)].clone()
         self.keep(x)
         kind, times = moved_as(x)
-        told: int | tuple[int, ...] = sum(gives) * times
+        call_counts: int | tuple[int, ...] = sum(gives) * times
         if not same:
-            matrix = self._told_to_all(gives)
+            matrix = self._all_counts(gives)
             rank = self._group.rank
             if [row[rank] for row in matrix] != gets:
                 raise BadArgument(
                     f"all_to_all: outputs of {gets} elements, but the others send "
                     f"{[row[rank] for row in matrix]}"
                 )
-            told = tuple(count * times for row in matrix for count in row)
-        self.call("all_to_all", kind, told, x.data_ptr(), y.data_ptr())
+            call_counts = tuple(count * times for row in matrix for count in row)
+        self.call("all_to_all", kind, call_counts, x.data_ptr(), y.data_ptr())
 
-    def _told_to_all(self, gives: list[int]) -> list[list[int]]:
+    def _all_counts(self, gives: list[int]) -> list[list[int]]:
         n = self._group.size
         mine, all_ranks = torch.tensor(gives), torch.empty(n, n, dtype=torch.int64)
         self._group.start(
@@ -152,8 +152,8 @@ class Run:
             timeout_s=self._timeout_s,
             keep=(mine, all_ranks),
         )
-        found: list[list[int]] = all_ranks.tolist()
-        return found
+        counts: list[list[int]] = all_ranks.tolist()
+        return counts
 
     def call(
         self,
@@ -181,7 +181,7 @@ class Run:
             self._parts.append(part)
             self._group.latest = part
 
-    def end(self) -> Pending:
+    def end(self) -> PendingCall:
         """The work; what is done at once is brought home at once."""
         finishes = self._finishes
         if self._record is not None:
@@ -190,13 +190,13 @@ class Run:
         if not self._parts:
             for finish in finishes:
                 finish()
-            return self._group.made(Done(self._outputs), self._elements)
+            return self._group.made(CompletedWork(self._outputs), self._elements)
 
         def finish_all() -> None:
             for finish in finishes:
                 finish()
 
-        work = Pending(
+        work = PendingCall(
             self._outputs,
             self._parts,
             finish_all if finishes else None,

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from unisono.errors import BadArgument, UnisonoError
 from unisono.interop.torch import profiling, sparse
-from unisono.interop.torch.calls import OPS, Run, limit_of, overlap, shares
+from unisono.interop.torch.calls import OPS, CallBuilder, limit_of, overlap, shares
 from unisono.interop.torch.dynamo import leave_out
-from unisono.interop.torch.rendezvous import Meeting
+from unisono.interop.torch.rendezvous import GroupRendezvous
 from unisono.interop.torch.tensors import (
     Finish,
     joined_to_read,
@@ -32,10 +32,10 @@ from unisono.interop.torch.tensors import (
     type_of,
 )
 from unisono.interop.torch.work import (
+    AnySourceRecv,
+    CompletedWork,
     Completer,
-    Done,
-    Pending,
-    Received,
+    PendingCall,
     for_torch,
 )
 from unisono.runtime.call.work import Work as Part
@@ -45,10 +45,10 @@ _SMALL = 64
 _LEAVING_S = 10.0
 
 
-class Collectives:
+class TorchCollectives:
     """The calls of one group on one rank."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: GroupRendezvous) -> None:
         """Nobody is met yet, unless this is the group of all."""
         self.meeting = meeting
         self.rank, self.size = meeting.rank, meeting.size
@@ -57,12 +57,12 @@ class Collectives:
         self.records = True  # for torch's profiler
         self.latest: Part | None = None  # of the calls in flight, which end in order
         # torch may keep only the C++ half of a small work, and ask it again later.
-        self._kept: deque[Pending] = deque(maxlen=_SMALL)
-        self._together: list[Pending] | None = None
+        self._kept: deque[PendingCall] = deque(maxlen=_SMALL)
+        self._together: list[PendingCall] | None = None
 
     # --- reducing
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> PendingCall:
         """Each tensor, reduced over all ranks, in place."""
         if len(tensors) == 1 and not opts.asyncOp and simple(tensors[0]):
             op = OPS.get(opts.reduceOp.op)
@@ -74,16 +74,16 @@ class Collectives:
             return self._at_once(
                 tensors, lambda: sparse.all_reduce(self, tensors[0], op)
             )
-        run = Run(self, opts, tensors)
+        run = CallBuilder(self, opts, tensors)
         for tensor in tensors:
             x, op = run.reduced(tensor, opts.reduceOp, "all_reduce")
             at = x.data_ptr()
             run.call("all_reduce", type_of(x), x.numel(), at, at, op)
         return run.end()
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> PendingCall:
         """The same, for the root alone."""
-        run = Run(self, opts, tensors)
+        run = CallBuilder(self, opts, tensors)
         (tensor,) = tensors
         if self.rank == opts.rootRank:
             x, op = run.reduced(tensor, opts.reduceOp, "reduce")
@@ -95,9 +95,9 @@ class Collectives:
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """One tensor for each rank, reduced over all ranks; uneven ones too."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         for output, parts in zip(outputs, inputs, strict=True):
             self._expect("reduce_scatter", parts)
             x = joined_to_read(parts, "reduce_scatter")
@@ -105,7 +105,9 @@ class Collectives:
             run.reduce_scatter(output, x, counts, opts.reduceOp)
         return run.end()
 
-    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
+    def reduce_scatter_single(
+        self, output: Tensor, x: Tensor, opts: Any
+    ) -> PendingCall:
         """Rows of one tensor, reduced; each rank gets its share."""
         op = OPS.get(opts.reduceOp.op)
         if op is not None and self._fits(opts, x, output, 1, self.size):
@@ -115,9 +117,9 @@ class Collectives:
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         for output, x in zip(outputs, inputs, strict=True):
             if x.numel() != output.numel() * self.size:
                 raise BadArgument(
@@ -131,9 +133,9 @@ class Collectives:
 
     # --- copying
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Pending:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> PendingCall:
         """The root's tensors on every rank."""
-        run = Run(self, opts, tensors)
+        run = CallBuilder(self, opts, tensors)
         for tensor in tensors:
             x = run.written(tensor, "broadcast")
             kind, times = moved_as(x)
@@ -143,9 +145,9 @@ class Collectives:
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """Everybody's tensor on every rank, one output for each."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         for into, x in zip(outputs, inputs, strict=True):
             self._expect("all_gather", into)
             counts = tuple(part.numel() for part in into)
@@ -154,13 +156,13 @@ class Collectives:
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """Several at once: `outputs` has a list for each rank."""
         self._expect("all_gather", outputs)
         turned = [[of[i] for of in outputs] for i in range(len(inputs))]
         return self.allgather(turned, inputs, opts)
 
-    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> PendingCall:
         """Everybody's tensor on every rank, one after the other."""
         if self._fits(opts, x, output, self.size, 1):
             return self._now("all_gather", [output], x, output, output.numel(), opts)
@@ -168,9 +170,9 @@ class Collectives:
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         for output, x in zip(outputs, inputs, strict=True):
             if output.numel() != x.numel() * self.size:
                 raise BadArgument(
@@ -183,9 +185,9 @@ class Collectives:
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """Everybody's tensor on the root."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         (tensor,) = inputs
         x = run.keep(to_read(tensor, "gather"))
         kind, times = moved_as(x)
@@ -199,9 +201,9 @@ class Collectives:
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """The root's tensors, one for each rank."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         (output,) = outputs
         y = run.written(output, "scatter")
         kind, times = moved_as(y)
@@ -215,9 +217,9 @@ class Collectives:
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
-    ) -> Pending:
+    ) -> PendingCall:
         """One tensor for each rank, and one from each; any sizes."""
-        run = Run(self, opts, outputs)
+        run = CallBuilder(self, opts, outputs)
         self._expect("all_to_all", outputs)
         self._expect("all_to_all", inputs)
         x = joined_to_read(inputs, "all_to_all")
@@ -233,13 +235,13 @@ class Collectives:
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any,
-    ) -> Pending:
+    ) -> PendingCall:
         """Rows of one tensor to all; without splits, as many to each."""
         same = not output_splits and not input_splits
         alike = same and x.dim() > 0 and x.shape[0] % self.size == 0
         if alike and self._fits(opts, x, output, 1, 1):
             return self._now("all_to_all", [output], x, output, x.numel(), opts)
-        run = Run(self, opts, [output])
+        run = CallBuilder(self, opts, [output])
         x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
         gives = shares(x, input_splits, self.size)
         gets = shares(y, output_splits, self.size)
@@ -248,36 +250,36 @@ class Collectives:
 
     # --- the rest
 
-    def barrier(self, opts: Any) -> Pending:
+    def barrier(self, opts: Any) -> PendingCall:
         """Wait until every rank has come here."""
-        run = Run(self, opts, [])
+        run = CallBuilder(self, opts, [])
         kind, _ = moved_as(_NOTHING)
         run.call("barrier", kind, 0, 0, 0)
         return run.end()
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> PendingCall:
         """One message."""
         (tensor,) = tensors
         x = to_read(tensor, "send")
-        return self._message(Pending, tensors, None, "send", x, to, tag)
+        return self._message(PendingCall, tensors, None, "send", x, to, tag)
 
-    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> Pending:
+    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> PendingCall:
         """One message, from `src` or from anybody."""
         (tensor,) = tensors
         y, finish = to_write(tensor, "recv")
-        kind = Received if src is None else Pending
+        kind = AnySourceRecv if src is None else PendingCall
         return self._message(kind, tensors, finish, "recv", y, src, tag)
 
     def _message(
         self,
-        kind: type[Pending],
+        kind: type[PendingCall],
         tensors: Sequence[Tensor],
         finish: Finish | None,
         name: str,
         x: Tensor,
         peer: int | None,
         tag: int,
-    ) -> Pending:
+    ) -> PendingCall:
         x = known(x)
         try:
             call = getattr(self.meeting.communicator(), name)
@@ -294,7 +296,7 @@ class Collectives:
         """Whatever is called from now on is one work in the end."""
         self._together = []
 
-    def end_together(self) -> Pending:
+    def end_together(self) -> PendingCall:
         """That work."""
         works, self._together = self._together or [], None
         parts = [part for work in works for part in work.parts]
@@ -303,7 +305,7 @@ class Collectives:
             for work in works:
                 work.wait()
 
-        return Pending([], parts, finish if parts else None, self.completer)
+        return PendingCall([], parts, finish if parts else None, self.completer)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of calls that have none of their own."""
@@ -341,7 +343,7 @@ class Collectives:
         counts: int,
         opts: Any,
         op: str = "sum",
-    ) -> Pending:
+    ) -> PendingCall:
         """A blocking call on tensors that can be used as they are."""
         record = self.begun(collective)
         self.start(
@@ -352,7 +354,7 @@ class Collectives:
         )
         if record is not None:
             profiling.end_of(record, elsewhere=False)()
-        return self.made(Done(outputs), counts)
+        return self.made(CompletedWork(outputs), counts)
 
     def begun(self, collective: str) -> Any:
         """The profiler's record of a call that begins, unless the adapter has one."""
@@ -371,15 +373,15 @@ class Collectives:
                 f"{what}: a list of {self.size} tensors expected, got {len(tensors)}"
             )
 
-    def _at_once(self, tensors: Any, run: Callable[[], None]) -> Pending:
+    def _at_once(self, tensors: Any, run: Callable[[], None]) -> PendingCall:
         """Something that is not worth a queue."""
         try:
             run()
         except UnisonoError as error:
             raise for_torch(error) from None
-        return Done(tensors)
+        return CompletedWork(tensors)
 
-    def made(self, work: Pending, elements: int) -> Pending:
+    def made(self, work: PendingCall, elements: int) -> PendingCall:
         """Remember it as long as somebody may ask for it."""
         if self._together is not None:
             self._together.append(work)
@@ -397,4 +399,4 @@ def _refuse_uneven(what: str, tensors: Sequence[Tensor], like: Tensor) -> None:
             )
 
 
-leave_out(Collectives)
+leave_out(TorchCollectives)

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "what",
         choices=("build", "status"),
-        help="build it for the torch that is installed; or say which adapter is used",
+        help="build it for the torch that is installed; or show which adapter is used",
     )
     what = parser.parse_args(arguments).what
     try:

@@ -71,7 +71,7 @@ def is_built() -> bool:
 def compiler() -> str | None:
     """The C++ compiler: what CXX says, or the first of the usual names."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((program for name in names if (program := shutil.which(name))), None)
 
 
 def build() -> Path:
@@ -165,8 +165,8 @@ def _refuse_folders(folder: Path) -> None:
 def _opened(target: Path) -> int:
     """A descriptor of the file; UsageError if it is not this user's alone."""
     descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    wrong = _not_ours(found) or ("" if stat.S_ISREG(found.st_mode) else "is no file")
+    status = os.fstat(descriptor)
+    wrong = _not_ours(status) or ("" if stat.S_ISREG(status.st_mode) else "is no file")
     if wrong:
         os.close(descriptor)
         raise UsageError(f"{target} {wrong}")
@@ -244,10 +244,10 @@ def _compile(target: Path) -> None:
             check=False,
         )
         if done.returncode != 0:
-            said = "\n".join(done.stdout.splitlines()[:_LINES])
+            output = "\n".join(done.stdout.splitlines()[:_LINES])
             raise UsageError(
                 f"{found} could not build the torch adapter for torch "
-                f"{torch.__version__} (exit code {done.returncode}):\n{said}"
+                f"{torch.__version__} (exit code {done.returncode}):\n{output}"
             )
         made.chmod(0o700)  # whatever the umask lets others do
         made.replace(target)

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from unisono.interop.torch.work import Completer, Pending
+from unisono.interop.torch.work import Completer, PendingCall
 from unisono.runtime.call.work import Work as Part
 
 
-class Group(Protocol):
+class GroupHandle(Protocol):
     """The part of `Collectives` that its calls use."""
 
     rank: int
@@ -28,11 +28,11 @@ class Group(Protocol):
     def begun(self, collective: str) -> Any:
         """The profiler's record of a call that begins."""
 
-    def made(self, work: Pending, elements: int) -> Pending:
+    def made(self, work: PendingCall, elements: int) -> PendingCall:
         """Remember a call in flight."""
 
-    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> Pending:
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> PendingCall:
         """As torch's `_allgather_base`."""
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Pending:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> PendingCall:
         """As torch's `allgather`."""

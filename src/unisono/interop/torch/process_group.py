@@ -15,10 +15,10 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.interop.torch.collectives import Collectives
+from unisono.interop.torch.collectives import TorchCollectives
 from unisono.interop.torch.dynamo import leave_out
-from unisono.interop.torch.rendezvous import Meeting
-from unisono.interop.torch.work import Pending
+from unisono.interop.torch.rendezvous import GroupRendezvous
+from unisono.interop.torch.work import PendingCall
 
 _NO_TIMEOUT = timedelta(milliseconds=-1)
 
@@ -28,10 +28,10 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     adapter = "python"
 
-    def __init__(self, meeting: Meeting, store: Any) -> None:
+    def __init__(self, meeting: GroupRendezvous, store: Any) -> None:
         """`store` is the group's own."""
         super().__init__(meeting.rank, meeting.size)
-        self._calls = Collectives(meeting)
+        self._calls = TorchCollectives(meeting)
         self._store = store
         self._group_name = meeting.name
         self._description = "undefined"
@@ -84,7 +84,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono has nothing for {device}, only for the CPU")
+            raise RuntimeError(f"unisono supports the CPU only, not {device}")
         return self
 
     supports_splitting = supports_coalescing = False
@@ -110,7 +110,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         self._calls.start_together()
 
-    def _end_coalescing(self, device: torch.device) -> Pending:
+    def _end_coalescing(self, device: torch.device) -> PendingCall:
         return self._calls.end_together()
 
     # --- its end
@@ -129,21 +129,23 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     # --- collectives
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Pending:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Any = None
+    ) -> PendingCall:
         """Reduce in place."""
         opts = _options(c10d.AllreduceOptions, opts, timeout)
         return self._calls.allreduce(_several(tensors), opts)
 
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduce several in place."""
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         return self._calls.allreduce(tensors, opts)
 
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduce for the root."""
         if isinstance(root, int):
             opts = _options(c10d.ReduceOptions, op, timeout)
@@ -152,12 +154,14 @@ class UnisonoProcessGroup(dist.ProcessGroup):
             opts = _options(c10d.ReduceOptions, root)
         return self._calls.reduce(_several(tensors), opts)
 
-    def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Pending:
+    def broadcast(
+        self, tensors: Any, root: Any = None, timeout: Any = None
+    ) -> PendingCall:
         """The root's tensors on all ranks."""
         opts = _rooted(c10d.BroadcastOptions, root, timeout)
         return self._calls.broadcast(_several(tensors), opts)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Pending:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> PendingCall:
         """Everybody's tensor on all ranks."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -166,26 +170,28 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.allgather_coalesced(outputs, inputs, opts)
 
-    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> Pending:
+    def all_gather_single(
+        self, output: Tensor, x: Tensor, opts: Any = None
+    ) -> PendingCall:
         """Everybody's tensor on all ranks, in one."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.all_gather_single(output, x, opts)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.all_gather_single_coalesced(outputs, inputs, opts)
 
     def gather(
         self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Everybody's tensor on the root."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -194,7 +200,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def scatter(
         self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The root's tensors, one for each."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -203,7 +209,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduced tensors, one for each."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -212,19 +218,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(
         self, output: Tensor, x: Tensor, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """Reduced rows of one tensor."""
         opts = _options(c10d.ReduceScatterOptions, opts)
         return self._calls.reduce_scatter_single(output, x, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> Pending:
+    ) -> PendingCall:
         """The same for several."""
         opts = _options(c10d.ReduceScatterOptions, opts)
         return self._calls.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Pending:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> PendingCall:
         """One tensor for each, and one from each."""
         opts = _options(c10d.AllToAllOptions, opts)
         return self._calls.alltoall(outputs, inputs, opts)
@@ -236,13 +242,13 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-    ) -> Pending:
+    ) -> PendingCall:
         """Rows of one tensor for each, and some from each."""
         opts = _options(c10d.AllToAllOptions, opts)
         splits = list(output_split_sizes), list(input_split_sizes)
         return self._calls.all_to_all_single(output, x, *splits, opts)
 
-    def barrier(self, opts: Any = None) -> Pending:
+    def barrier(self, opts: Any = None) -> PendingCall:
         """Wait until all have come."""
         return self._calls.barrier(_options(c10d.BarrierOptions, opts))
 
@@ -252,15 +258,15 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         """Wait until all have come; rank 0 says who has not."""
         self._calls.monitored_barrier(timeout, wait_all_ranks)
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Pending:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> PendingCall:
         """One message."""
         return self._calls.send(_several(tensors), dst, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Pending:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> PendingCall:
         """One message."""
         return self._calls.recv(_several(tensors), src, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Pending:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> PendingCall:
         """One message from whoever sends first."""
         return self._calls.recv(_several(tensors), None, tag)
 

@@ -46,7 +46,7 @@ _ANSWER_S = 5.0  # for rank 0 to say who is missing
 _world: Session | None = None
 
 
-class Meeting:
+class GroupRendezvous:
     """One rank's way to the communicator of one group."""
 
     def __init__(self, options: Any) -> None:
@@ -95,14 +95,14 @@ class Meeting:
             self._await_all(turn, limit, wait_all_ranks)
             return
         self._store.set(f"{turn}/{self.rank}", "")
-        told = "no answer"
+        failure = "no answer"
         with suppress(RuntimeError):
             self._store.wait([f"{turn}/done"], timedelta(seconds=limit + _ANSWER_S))
-            told = self._store.get(f"{turn}/done").decode()
-        if told:
+            failure = self._store.get(f"{turn}/done").decode()
+        if failure:
             raise dist.DistBackendError(
                 f"Rank {self.rank} successfully reached monitoredBarrier, but received "
-                f"errors while waiting for send/recv from rank 0: {told}"
+                f"errors while waiting for send/recv from rank 0: {failure}"
             )
 
     def _await_all(self, turn: str, limit: float, wait_all_ranks: bool) -> None:
@@ -119,14 +119,14 @@ class Meeting:
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
-        told = ""
+        failure = ""
         if missing:
             who = f"Ranks {', '.join(map(str, missing))}"
             who = who if len(missing) > 1 else f"Rank {missing[0]}"
-            told = f"{who} failed to pass monitoredBarrier in {limit:g} s"
-        self._store.set(f"{turn}/done", told)
-        if told:
-            raise dist.DistBackendError(told)
+            failure = f"{who} failed to pass monitoredBarrier in {limit:g} s"
+        self._store.set(f"{turn}/done", failure)
+        if failure:
+            raise dist.DistBackendError(failure)
 
     def _key(self, what: str) -> str:
         return f"unisono/{self._turn}/{what}"

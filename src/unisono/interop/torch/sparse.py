@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.errors import BadArgument
-from unisono.interop.torch.group import Group
+from unisono.interop.torch.group import GroupHandle
 
 
-def all_reduce(group: Group, tensor: Tensor, op: Any) -> None:
+def all_reduce(group: GroupHandle, tensor: Tensor, op: Any) -> None:
     """The sum over all ranks, in place."""
     if op != dist.ReduceOp.SUM:
         raise BadArgument("all_reduce: a sparse tensor can only be summed")

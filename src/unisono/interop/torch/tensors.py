@@ -27,16 +27,16 @@ Finish = Callable[[], None]
 
 def type_of(tensor: Tensor) -> DType:
     """The element type, for a reduction."""
-    found = _KNOWN.get(tensor.dtype)
-    if found is None:
+    dtype = _KNOWN.get(tensor.dtype)
+    if dtype is None:
         raise BadArgument(f"{tensor.dtype} cannot be reduced")
-    return found
+    return dtype
 
 
 def moved_as(tensor: Tensor) -> tuple[DType, int]:
     """A type to copy it as, and how many of these an element has."""
-    found = _KNOWN.get(tensor.dtype)
-    return (found, 1) if found is not None else (_BYTES, tensor.element_size())
+    dtype = _KNOWN.get(tensor.dtype)
+    return (dtype, 1) if dtype is not None else (_BYTES, tensor.element_size())
 
 
 def known(tensor: Tensor) -> Tensor:

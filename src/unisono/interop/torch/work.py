@@ -39,9 +39,9 @@ def for_torch(error: BaseException) -> BaseException:
     if isinstance(error, CollectiveTimeout):
         text = f"{error.collective or 'a call'} Timed out waiting: {text}"
     error.args = (text,)
-    found: BaseException = error
-    found.__class__ = _both(type(error))
-    return found
+    both: BaseException = error
+    both.__class__ = _both(type(error))
+    return both
 
 
 _BOTH: dict[type[BaseException], type[BaseException]] = {}
@@ -54,7 +54,7 @@ def _both(kind: type[BaseException]) -> type[BaseException]:
     return _BOTH[kind]
 
 
-class Pending(dist.Work):
+class PendingCall(dist.Work):
     """Calls of the engine that are one call of torch's, and what comes after."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Pending(dist.Work):
             return
         if self.is_completed() or sys.is_finalizing():
             return
-        twin = Pending(self._outputs, self._parts, self._finish)
+        twin = PendingCall(self._outputs, self._parts, self._finish)
         self._completer.add(twin, None)
 
     def settle(self) -> None:
@@ -187,8 +187,8 @@ class Pending(dist.Work):
         return self._source_rank()
 
     def _source_rank(self) -> int:
-        found = self._parts[0].source if self._parts else None
-        return getattr(self, "_source", -1) if found is None else found
+        source = self._parts[0].source if self._parts else None
+        return getattr(self, "_source", -1) if source is None else source
 
     def get_future(self) -> Any:
         """A future whose value is the tensors."""
@@ -217,7 +217,7 @@ class Pending(dist.Work):
             raw.set_result(self._outputs)
 
 
-class Done(Pending):
+class CompletedWork(PendingCall):
     """A call that was done when it returned."""
 
     _parts, _finish, _completer = (), None, None
@@ -234,7 +234,7 @@ class Done(Pending):
         return True
 
 
-class Received(Pending):
+class AnySourceRecv(PendingCall):
     """A message from anybody, who is known when it has come."""
 
     def _noted(self) -> None:
@@ -247,13 +247,13 @@ class Completer:
 
     def __init__(self) -> None:
         """The threads are started when the first future is asked for."""
-        self._waiting: queue.SimpleQueue[tuple[Pending, Any] | None] = (
+        self._waiting: queue.SimpleQueue[tuple[PendingCall, Any] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def add(self, work: Pending, raw: Any) -> None:
+    def add(self, work: PendingCall, raw: Any) -> None:
         """Complete `raw` when `work` is done."""
         with self._lock:
             if self._thread is None:
@@ -316,7 +316,7 @@ class _Callbacks:
             try:
                 job()
             except Exception:
-                _LOG.exception("what waits for a future has failed")
+                _LOG.exception("a callback of a future failed")
             del job  # an idle thread holds no tensors
             with self._lock:
                 self._idle += 1
@@ -336,4 +336,4 @@ class _Callbacks:
 
 _CALLBACKS = _Callbacks()
 
-leave_out(Pending, Done, Received)
+leave_out(PendingCall, CompletedWork, AnySourceRecv)

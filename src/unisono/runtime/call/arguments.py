@@ -24,7 +24,7 @@ from unisono.runtime.call.buffers import (
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Who calls: this rank, of so many."""
 
     rank: int
@@ -62,13 +62,13 @@ class Call:
         return self.counts if isinstance(self.counts, int) else sum(self.counts)
 
 
-def all_reduce(at: Place, x: Any, out: Any) -> Call:
+def all_reduce(at: Position, x: Any, out: Any) -> Call:
     """Every rank's x, reduced, into x or out."""
     source, target, result, finish = _same_shape("all_reduce", x, out)
     return _alike("all_reduce", source, source, target, result, finish)
 
 
-def reduce(at: Place, x: Any, out: Any, root: int) -> Call:
+def reduce(at: Position, x: Any, out: Any, root: int) -> Call:
     """Every rank's x, reduced, into the root's x or out."""
     root = _root("reduce", at, root)
     if at.rank != root:
@@ -78,7 +78,7 @@ def reduce(at: Place, x: Any, out: Any, root: int) -> Call:
     return _alike("reduce", source, source, target, result, finish, root)
 
 
-def broadcast(at: Place, x: Any, out: Any, root: int) -> Call:
+def broadcast(at: Position, x: Any, out: Any, root: int) -> Call:
     """The root's x, into everybody's x or out."""
     root = _root("broadcast", at, root)
     if at.rank == root:
@@ -89,14 +89,14 @@ def broadcast(at: Place, x: Any, out: Any, root: int) -> Call:
     return _alike("broadcast", target, None, target, wanted, finish, root)
 
 
-def all_gather(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
+def all_gather(at: Position, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
     """Everybody's rows, one after the other, on every rank."""
     source, rows = _share("all_gather", at, x, counts)
     return _gathering("all_gather", at, source, rows, out, counts)
 
 
 def gather(
-    at: Place, x: Any, out: Any, root: int, counts: Sequence[int] | None
+    at: Position, x: Any, out: Any, root: int, counts: Sequence[int] | None
 ) -> Call:
     """Everybody's rows, one after the other, on the root."""
     root = _root("gather", at, root)
@@ -108,14 +108,16 @@ def gather(
     return Call("gather", told, source, None, None, None, root, shape)
 
 
-def reduce_scatter(at: Place, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
+def reduce_scatter(
+    at: Position, x: Any, out: Any, counts: Sequence[int] | None
+) -> Call:
     """Everybody's x, reduced; each rank keeps its rows."""
     source = readable(x, "reduce_scatter")
     return _scattering("reduce_scatter", at, source, out, counts)
 
 
 def scatter(
-    at: Place, x: Any, out: Any, root: int, counts: Sequence[int] | None
+    at: Position, x: Any, out: Any, root: int, counts: Sequence[int] | None
 ) -> Call:
     """Each rank gets its rows of the root's x."""
     root = _root("scatter", at, root)
@@ -139,7 +141,7 @@ def scatter(
 
 
 def all_to_all(
-    at: Place,
+    at: Position,
     x: Any,
     out: Any,
     send: Sequence[int] | None,
@@ -187,7 +189,7 @@ def _rows_of_all(rows: Sequence[int], some: Buffer) -> tuple[int, ...]:
     return (sum(rows), *some.shape[1:])
 
 
-def _root(name: str, at: Place, root: int) -> int:
+def _root(name: str, at: Position, root: int) -> int:
     root = whole_number("root", root)
     if not 0 <= root < at.n:
         raise BadArgument(f"{name}: root = {root}: ranks are 0..{at.n - 1}")
@@ -229,7 +231,9 @@ def _fits(where: str, target: Buffer, shape: tuple[int, ...], source: Buffer) ->
         raise BadArgument(f"{where}: out is {got}, the result is {wanted}")
 
 
-def _rows(where: str, at: Place, counts: Sequence[int] | None, rows: int) -> list[int]:
+def _rows(
+    where: str, at: Position, counts: Sequence[int] | None, rows: int
+) -> list[int]:
     """Rows per rank: as given, or `rows` divided evenly."""
     if counts is None:
         if rows % at.n:
@@ -251,7 +255,7 @@ def _elements(rows: Sequence[int], row: int, *, even: bool) -> int | tuple[int, 
 
 
 def _share(
-    where: str, at: Place, x: Any, counts: Sequence[int] | None
+    where: str, at: Position, x: Any, counts: Sequence[int] | None
 ) -> tuple[Buffer, list[int]]:
     source = readable(x, where)
     rows = _rows(where, at, counts, source.rows * at.n)
@@ -265,7 +269,7 @@ def _share(
 
 def _gathering(
     where: str,
-    at: Place,
+    at: Position,
     source: Buffer,
     rows: list[int],
     out: Any,
@@ -289,7 +293,7 @@ def _gathering(
 
 def _scattering(
     where: str,
-    at: Place,
+    at: Position,
     source: Buffer,
     out: Any,
     counts: Sequence[int] | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import _native
-from unisono.dtypes import DType, dtype_of, numpy_dtype
-from unisono.errors import BadArgument
+from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
+from unisono.errors import BadArgument, unknown, whole_number
 
 
 @dataclass(slots=True)
@@ -173,3 +174,18 @@ def _more_than_an_array(x: NDArray[Any]) -> bool:
     return isinstance(x, np.matrix) or (
         masked is not None and isinstance(x, masked.MaskedArray)
     )
+
+
+def shape_and_dtype(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
+    """The axes of an array to be made, and the name of its element type."""
+    named = dtype if isinstance(dtype, str) else getattr(dtype, "name", str(dtype))
+    name = str(named).removeprefix("torch.")
+    if name not in DTYPES:
+        name = str(np.dtype(dtype))
+    if name not in DTYPES:
+        raise unknown("element type", name, DTYPES)
+    axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    sizes = [whole_number("shape", s) for s in axes]
+    if min(sizes, default=0) < 0:
+        raise BadArgument(f"empty: shape = {shape}: no axis can be negative")
+    return sizes, name

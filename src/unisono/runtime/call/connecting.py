@@ -31,9 +31,9 @@ def connecting(comm: Comm, me: int, rank: int, patience_s: float) -> Iterator[No
         nonlocal looks
         while not done.wait(patience_s / _LOOKS):
             looks += 1
-            comm.tell_connecting(rank, looks == _LOOKS // _LASTS)
+            comm.announce_connecting(rank, looks == _LOOKS // _LASTS)
 
-    comm.tell_connecting(rank, False)
+    comm.announce_connecting(rank, False)
     telling = threading.Thread(target=tell, name="unisono-connecting", daemon=True)
     telling.start()
     try:
@@ -41,4 +41,4 @@ def connecting(comm: Comm, me: int, rank: int, patience_s: float) -> Iterator[No
     finally:
         done.set()
         telling.join()
-        comm.tell_connecting(me, looks >= _LOOKS // _LASTS)
+        comm.announce_connecting(me, looks >= _LOOKS // _LASTS)

@@ -1,6 +1,7 @@
 """Reductions as users name them, brought into one form.
 
-    op="sum"               a name: sum prod min max band bor bxor mean
+    op="sum"               a name: sum prod min max band bor bxor mean (or avg)
+    op=ReduceOp.SUM        the same as a constant
     op=premul_sum(0.5)     a sum of contributions that are first multiplied by a factor
     op=combine             a function of two arrays, called in the order of ranks
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -82,7 +84,20 @@ def premul_sum(factor: Any) -> Reduction:
     return Reduction("premul_sum", factor=_plain(value))
 
 
-_NAMED = {name: Reduction(name) for name in OPS}
+class ReduceOp(StrEnum):
+    """The named reductions as constants; `op="sum"` and `op=ReduceOp.SUM` are one."""
+
+    SUM = "sum"
+    AVG = "mean"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+_NAMED = {name: Reduction(name) for name in OPS} | {"avg": Reduction("mean")}
 
 
 def as_reduction(op: Any) -> Reduction:
@@ -97,7 +112,7 @@ def as_reduction(op: Any) -> Reduction:
         if op is getattr(builtins, name):
             raise BadArgument(f"op = Python's own {name}: expected op={name!r}")
     if isinstance(op, str):
-        raise unknown("reduction", op, OPS)
+        raise unknown("reduction", op, [*OPS, "avg"])
     if not callable(op):
         raise BadArgument(
             f"op: got a {type(op).__name__}, expected one of {', '.join(OPS)}, "

@@ -80,6 +80,10 @@ class Work:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.state() != 0
 
+    def is_completed(self) -> bool:
+        """The same, by torch's name."""
+        return self.done()
+
     def exception(self) -> BaseException | None:
         """What went wrong, if it has ended and anything did."""
         if self._native is not None and self.done():
@@ -151,7 +155,7 @@ class InFlight:
                 self._let_go(*self._calls.popleft())
 
     def _let_go(self, work: _native.Work, arrays: object) -> None:
-        if work.state() != _SUCCEEDED and self._comm.touched():
+        if work.state() != _SUCCEEDED and self._comm.has_writers():
             _KEPT.append(arrays)
 
 

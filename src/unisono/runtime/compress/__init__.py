@@ -5,5 +5,4 @@ sums            the base class of a compressed sum
 sparse          top-k and random-k
 powersgd        low-rank factors
 error_feedback  dense codecs whose error is added to the next sum
-stages          calls that consist of several collectives
 """

@@ -24,8 +24,8 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.collectives import Collectives
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.stages import Staged, Stages
 from unisono.runtime.compress.sums import Summing
+from unisono.runtime.stages import Staged, Stages
 from unisono.units import format_bytes
 
 FLOATS = "float32", "bfloat16", "float16"

@@ -27,8 +27,8 @@ from unisono.runtime.call import arguments
 from unisono.runtime.call.options import How
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.stages import Stages
 from unisono.runtime.compress.sums import Summing
+from unisono.runtime.stages import Stages
 
 _COPIES = Reduction("sum")
 

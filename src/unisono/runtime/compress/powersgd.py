@@ -20,8 +20,8 @@ from unisono.codecs.feedback import Feedback
 from unisono.codecs.powersgd import PowerSGD, first_guess, orthogonal, product
 from unisono.codecs.topk import Floats
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.stages import Stages
 from unisono.runtime.compress.sums import Summing
+from unisono.runtime.stages import Stages
 
 Shape = tuple[int, ...]
 

@@ -39,8 +39,8 @@ from unisono.codecs.topk import Floats, Places, TopK, largest, packed, unpacked
 from unisono.errors import BadArgument
 from unisono.runtime.call import arguments
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.stages import Stages, once
 from unisono.runtime.compress.sums import Summing, shares
+from unisono.runtime.stages import Stages, once
 
 MOST = 1 << 32
 """A place has 32 bits."""

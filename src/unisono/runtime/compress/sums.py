@@ -12,7 +12,7 @@ from itertools import accumulate
 from unisono.codecs.feedback import Memory
 from unisono.codecs.topk import Floats
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.stages import Stages
+from unisono.runtime.stages import Stages
 
 
 class Summing:

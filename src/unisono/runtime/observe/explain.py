@@ -137,7 +137,7 @@ def _reaching(core: Subject) -> str:
         "large ones are staged until the ranks have tried to reach each other's memory",
         "large ones are copied once, from process to process",
         "staged: the system does not let the ranks reach each other's memory",
-    )[core.native.reach()]
+    )[core.native.cross_memory_access()]
 
 
 def _order(canonical: bool) -> str:

@@ -25,7 +25,7 @@ from unisono.runtime.plan.plans import Kind, lowered, verified
 from unisono.runtime.plan.predict import MODEL, Model, lines, predicted_coded
 from unisono.runtime.plan.select import Choice, choose
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import Ints, Place
+from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Action, Home, Lowered
 from unisono.units import format_bytes, format_seconds
 
@@ -119,7 +119,7 @@ def _bits(kind: Kind, n: int, hosts: tuple[int, ...]) -> str:
     assert kind.coding is not None
     key = kind.collective, kind.algorithm, n, kind.root
     made = lowered(*key, 0, hosts, kind.coding.scope)
-    if verified(*key).collective.after is not Place.EVERYWHERE:
+    if verified(*key).collective.after is not Holders.EVERYWHERE:
         return "what only travels is encoded once, where it begins"
     return (
         "the same on all ranks; ranks read their own values as codes, too"

@@ -128,15 +128,7 @@ def failure(
             f"{where}: the system refuses {peers[reporter]} the memory of {who}; "
             "UNISONO_SINGLE_COPY=0 goes without it"
         )
-    how = {
-        Trouble.PEER_LOST: "died",
-        Trouble.UNREACHABLE: "died",
-        Trouble.LEFT: "closed its communicator",
-        Trouble.INTERRUPTED: "was interrupted",
-        Trouble.SEVERED: f"cannot be reached any more by {peers[reporter]}",
-    }.get(trouble, "failed")
-    if trouble is Trouble.PEER_LOST and culprit == rank:
-        how = "is this rank: the others heard nothing of it for long, and gave it up"
+    how = _how_lost(trouble, culprit, reporter, rank, peers)
     return PeerLost(
         f"{where}: {who} {how}; the communicator can no longer be used",
         ranks=[culprit],
@@ -145,6 +137,23 @@ def failure(
         collective=call.partition("(")[0],
         seq=seq,
     )
+
+
+def _how_lost(
+    trouble: Trouble, culprit: int, reporter: int, rank: int, peers: Sequence[Peer]
+) -> str:
+    """What became of a rank, as the end of a sentence about it."""
+    if trouble is Trouble.SEVERED and culprit == reporter:
+        return "aborted the communicator"
+    if trouble is Trouble.PEER_LOST and culprit == rank:
+        return "is this rank: the others heard nothing of it for long, and gave it up"
+    return {
+        Trouble.PEER_LOST: "died",
+        Trouble.UNREACHABLE: "died",
+        Trouble.LEFT: "closed its communicator",
+        Trouble.INTERRUPTED: "was interrupted",
+        Trouble.SEVERED: f"cannot be reached any more by {peers[reporter]}",
+    }.get(trouble, "failed")
 
 
 def _is_dying(comm: Comm, rank: int) -> bool:

@@ -115,7 +115,7 @@ class Watch:
     def _look(self, transport: Session) -> None:
         """Whether a communicator is broken, by whomever."""
         for core in _open(transport):
-            trouble, culprit, reporter, _ = core.native.verdict()
+            trouble, culprit, reporter, _ = core.native.failure()
             if trouble not in (Trouble.NONE, Trouble.LEFT):
                 why = Trouble(trouble).name.lower().replace("_", " ")
                 told = f"{core.name}: {why}, rank {culprit}, found by rank {reporter}"
@@ -188,7 +188,7 @@ def _progress(core: Subject, last: dict[str, Any] | None) -> dict[str, Any]:
         "inside": last is not None and not last["retired"],
         "since_ns": last["time_created_ns"] if last else 0,
         "ended_ns": (last["time_discovered_completed_ns"] or 0) if last else 0,
-        "trouble": Trouble(native.verdict()[0]).name.lower(),
+        "trouble": Trouble(native.failure()[0]).name.lower(),
         "sent_bytes": native.sent_bytes(),
         "timeout_s": core.timeout_s,
     }
@@ -200,7 +200,7 @@ def begin(transport: Session) -> None:
     if not folder and os.environ.get(WATCH, "0") in ("", "0"):
         return
     if folder:
-        tracing.look_for_sites()
+        tracing.enable_call_sites()
     try:
         watch = Watch(transport, folder)
     except OSError:  # no room for another socket: it is not what the job is for

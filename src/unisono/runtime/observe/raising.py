@@ -29,7 +29,7 @@ def error_of_call(
     seq = core.native.seq() + bool(refused)
     notes = [n for n in core.native.states()[core.rank][1:3] if n[0] == seq]
     call = refused or (describe(notes[0]) if notes else "a call")
-    verdict = core.native.verdict()
+    verdict = core.native.failure()
     limit = core.exceeded_s if refused else limit_of(core, timeout_s, seq)
     return _error(core, verdict, call, seq, limit, core.native.awaited(), words)
 
@@ -38,7 +38,7 @@ def error_of_work(
     core: Subject, work: _native.Work, timeout_s: float | None
 ) -> UnisonoError:
     """What went wrong with a call in flight."""
-    verdict = work.verdict()
+    verdict = work.failure()
     call = describe(work.note())
     if verdict[0] == Trouble.MISFIT:
         sent, source = work.message_bytes(), work.source()
@@ -53,7 +53,7 @@ def error_of_work(
 def limit_of(core: Subject, timeout_s: float | None, seq: int) -> float:
     """How long a call was given; remembered if the communicator broke by it."""
     limit = core.timeout_s if timeout_s is None else timeout_s
-    trouble, _, reporter, broken_at = core.native.verdict()
+    trouble, _, reporter, broken_at = core.native.failure()
     is_mine = reporter == core.rank and broken_at == seq & 0xFFFFFFFF
     if trouble == Trouble.TIMEOUT and is_mine:
         core.exceeded_s = limit

@@ -80,7 +80,7 @@ def records(logbook: Logbook) -> list[dict[str, Any]]:
                 "time_discovered_started_ns": begun or None,
                 "time_discovered_completed_ns": ended or None,
                 "duration_ms": (ended - begun) / 1e6 if ended and begun else None,
-                "frames": [_frame(*frame) for frame in _native.site_frames(site)],
+                "frames": [_frame(*frame) for frame in _native.call_site_frames(site)],
             }
         )
     return found

@@ -110,14 +110,14 @@ _SPANS: list[Span] = []
 _MOST_SPANS = 1 << 17
 
 
-def look_for_sites() -> None:
+def enable_call_sites() -> None:
     """From now on calls remember where in Python they were made."""
-    _native.look_for_sites(_OURS)
+    _native.enable_call_sites(_OURS)
 
 
 def start(logbook: Logbook) -> None:
     """Begin to record, or go on."""
-    look_for_sites()
+    enable_call_sites()
     moments = _size()
     logbook.engine.start_trace(moments, max(1, moments // 8))
 
@@ -156,7 +156,7 @@ def time_of_day() -> int:
 
 def harvest(logbook: Logbook) -> Part:
     """What this rank has recorded so far."""
-    (calls, num_calls), (moments, num_moments) = logbook.engine.traced()
+    (calls, num_calls), (moments, num_moments) = logbook.engine.trace_entries()
     me = logbook.peers[logbook.rank]
     called = np.frombuffer(calls, CALLED)
     sites = np.unique(called["site"]).tolist()
@@ -179,7 +179,7 @@ def harvest(logbook: Logbook) -> Part:
             num_calls - len(calls) // CALLED.itemsize,
             num_moments - len(moments) // MOMENT.itemsize,
         ),
-        sites={site: _native.site_frames(site) for site in sites},
+        sites={site: _native.call_site_frames(site) for site in sites},
         spans=list(_SPANS),
         names={p: found for p, found in names.items() if found is not None},
     )

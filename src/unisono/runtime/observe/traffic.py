@@ -37,6 +37,7 @@ from unisono.runtime.plan.codec_plans import chunk_sizes, coded_kind
 from unisono.runtime.plan.plans import CODES, Kind, content, verified
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Ints
+from unisono.schedule.counts import sends_per_chunk
 from unisono.transports.session import Session
 
 _SEND = CODES["send"]
@@ -63,15 +64,7 @@ def sent_to(kind: Kind, n: int, rank: int, hosts: tuple[int, ...] = ()) -> Ints:
 def _times(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How often a rank sends each chunk to each peer: a row per peer."""
     schedule = verified(collective, algorithm, n, root)
-    chunks = schedule.num_chunks
-    times = np.zeros(n * chunks, dtype=np.int64)
-    for step in schedule:
-        src, dst, slot, _, _ = step.flat()
-        ours = (src == rank) & (dst != rank)
-        # A temporary is as large as the chunk it stands in for.
-        cell = dst[ours] * chunks + slot[ours] % chunks
-        times += np.bincount(cell, minlength=times.size)
-    return times.reshape(n, chunks)
+    return sends_per_chunk(schedule, n, lambda src, dst: np.where(src == rank, dst, -1))
 
 
 def _sizes(kind: Kind, n: int) -> Ints:

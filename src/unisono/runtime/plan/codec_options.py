@@ -2,7 +2,7 @@
 
     comm.all_reduce(x, codec="fp8")                    between all ranks
     comm.all_reduce(x, codec="int8:block=64@hosts")    only between hosts
-    comm.all_reduce(x, codec="fp8", coded="hosts", error_bound=0.05)
+    comm.all_reduce(x, codec="fp8@hosts", error_bound=0.05)
 
 The codec is part of what is lowered, so the error of the result follows from the
 programs, before anything runs. Each encoding adds its own; an algorithm that encodes at
@@ -19,6 +19,7 @@ from unisono.algorithms import Spec
 from unisono.algorithms.hierarchical import telling
 from unisono.codecs import get
 from unisono.codecs.options import is_scheme
+from unisono.deprecation import warn_renamed
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, UnisonoError, unknown
 from unisono.runtime.call.coding import Coding
@@ -53,7 +54,7 @@ _BETTER = "direct", "naive", "direct+direct"
 
 
 def as_coding(codec: Any, coded: str | None = None) -> Coding:
-    """What is meant by `codec=` and `coded=`."""
+    """What is meant by `codec=`, and by `coded=`, which is the old way to say where."""
     told = None
     if isinstance(codec, str):
         codec, at, told = codec.partition("@")
@@ -63,6 +64,8 @@ def as_coding(codec: Any, coded: str | None = None) -> Coding:
             f"codec={codec}@{told}, coded={coded!r}: they contradict each other; "
             "give one of them"
         )
+    if coded is not None:
+        warn_renamed(f"coded={coded!r}", f'codec="{codec}@{coded}"', level=6)
     if is_scheme(codec):
         raise BadArgument(
             f"codec {codec}: it chooses what to send, and only all_reduce can do that; "

@@ -16,7 +16,7 @@ from unisono import _native
 from unisono.algorithms import Spec, read
 from unisono.codecs import Codec
 from unisono.errors import BadArgument
-from unisono.runtime.call.arguments import Call, Place
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.options import How
 from unisono.runtime.call.reductions import Reduction
@@ -38,6 +38,7 @@ from unisono.runtime.plan.plans import (
 )
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Contract, Ints
+from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.program import Lowered
 
 CHANCE_BLOCK = 32
@@ -51,7 +52,7 @@ def coded_plan(
     call: Call,
     reduction: Reduction,
     how: How,
-    at: Place,
+    at: Position,
     spec: Callable[[str], Spec],
     *,
     window: int,
@@ -119,9 +120,9 @@ def make_coded_plan(
         pieces=[max(1, -(-largest // piece))],
         sent_bytes=int(sent_bytes(kind, n, hosts)[rank]),
         in_header=False,
-        may_lend=False,
-        may_reach=False,
-        lent_always=0 if hosts else -1,
+        may_expose=False,
+        may_cross_memory=False,
+        always_exposed=0 if hosts else -1,
         streams=False,
         coding=(codec.name, codec.block, at, stride, codec.stochastic, room),
         **what_is_called(kind, n, rank, sizes),
@@ -196,14 +197,8 @@ def _sends(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """How many times each rank sends each chunk, within its host and to others."""
     schedule = verified(collective, algorithm, n, root)
-    chunks = schedule.num_chunks
     host = np.array(hosts or [0] * n)
-    near, far = (np.zeros(n * chunks, dtype=np.int64) for _ in range(2))
-    for step in schedule:
-        src, dst, slot, _, _ = step.flat()
-        # A temporary is as large as the chunk it stands in for.
-        cell = src * chunks + slot % chunks
-        crosses = host[src] != host[dst]
-        far += np.bincount(cell[crosses], minlength=far.size)
-        near += np.bincount(cell[~crosses & (src != dst)], minlength=near.size)
-    return near.reshape(n, chunks), far.reshape(n, chunks)
+    times = sends_per_chunk(
+        schedule, 2 * n, lambda src, dst: src + n * (host[src] != host[dst])
+    )
+    return times[:n], times[n:]

@@ -28,7 +28,8 @@ from unisono.runtime.call.notes import Names, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
-from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Ints, Place
+from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Holders, Ints
+from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.lower import lower
 from unisono.schedule.program import Lowered, Program
 
@@ -199,13 +200,8 @@ def _lowered(
 def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How many times a rank sends each chunk to another, counted from the steps."""
     schedule = verified(collective, algorithm, n, root)
-    times = np.zeros(schedule.num_chunks, dtype=np.int64)
-    for step in schedule:
-        src, dst, slot, _, _ = step.flat()
-        ours = slot[(src == rank) & (dst != rank)]
-        # A temporary is as large as the chunk it stands in for.
-        times += np.bincount(ours % times.size, minlength=times.size)
-    return times
+    by_rank = sends_per_chunk(schedule, 1, lambda src, _: np.where(src == rank, 0, -1))
+    return np.asarray(by_rank[0])
 
 
 @lru_cache(maxsize=2048)
@@ -307,9 +303,9 @@ def _make_plan(
         pieces=pieces,
         sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
         in_header=header,
-        may_lend=modes[-1] == 3,
-        may_reach=lends and _reaches(kind.collective, total, n),
-        lent_always=modes[0] if hosts else -1,
+        may_expose=modes[-1] == 3,
+        may_cross_memory=lends and _reaches(kind.collective, total, n),
+        always_exposed=modes[0] if hosts else -1,
         streams=called["output_bytes"] >= STREAMS_FROM,
         coding=None,
         **called,
@@ -358,13 +354,13 @@ def offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
     return before, after
 
 
-def _begins(contract: Contract, place: Place, sizes: Ints) -> Ints:
+def _begins(contract: Contract, place: Holders, sizes: Ints) -> Ints:
     chunks = np.arange(contract.num_chunks)
     whole = np.cumsum(sizes) - sizes
-    if place is Place.OWNER:
+    if place is Holders.OWNER:
         owner = contract.owner(chunks)
         return np.asarray(whole - whole[np.searchsorted(owner, owner)], dtype=np.int64)
-    if place is Place.TARGET:
+    if place is Holders.TARGET:
         target = contract.target(chunks)
         order = np.argsort(target, kind="stable")
         begins = np.empty_like(whole)
@@ -379,7 +375,7 @@ def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
     """How many elements a rank has before, and after."""
     chunks = np.arange(contract.num_chunks)
 
-    def count(place: Place) -> int:
+    def count(place: Holders) -> int:
         holder = contract.holder(place, chunks)
         return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
 

@@ -1,15 +1,15 @@
-"""Where the ranks of several hosts meet: the address at which rank 0 listens.
+"""The rendezvous address of ranks on several hosts: where rank 0 listens.
 
-On one host nobody needs one. Across hosts every engine has its own way to know rank 0:
+One host needs none. Across hosts every launcher has its own way to name rank 0's host:
 
-    anyone      UNISONO_ADDRESS=host:port, which wins; `unisono run --hosts` sets it
-    torchrun    MASTER_ADDR, at MASTER_PORT + 100: the port itself is torch's store's
+    any         UNISONO_ADDRESS=host:port, which wins; `unisono run --hosts` sets it
+    torchrun    MASTER_ADDR, at MASTER_PORT + 100: torch's store uses MASTER_PORT
     Slurm       the first node of the step, at a port that srun reserved
                 (--resv-ports) or else one that follows from the job's number
-    mpirun      tells its ranks nothing of the kind: UNISONO_ADDRESS must be set
+    mpirun      has no such variable: UNISONO_ADDRESS must be set
 
-All of these have to come to the same result on every host, without a word exchanged.
-The secret comes from whoever starts the job; without one, the error tells how.
+Every host must find the same address without communication. The secret comes from
+whoever starts the job; without one, the error says how to make one.
 """
 
 from __future__ import annotations
@@ -23,55 +23,57 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from unisono.errors import BadArgument
-from unisono.runtime.world.environment import World, inside_a_step
+from unisono.runtime.world.environment import WorldEnvironment, inside_a_step
 
 ADDRESS = "UNISONO_ADDRESS"
 BESIDE_TORCH = 100
-"""How far from MASTER_PORT we listen: people number the ports of their jobs in ones."""
+"""Our distance from MASTER_PORT: jobs of one host often have consecutive ports."""
 _PORTS = range(20_000, 32_000)
-"""Ours, where we choose: below those that systems give to outgoing connections."""
+"""The range that we choose from: below the ports of outgoing connections."""
 _EXAMPLE_PORT = 29400
 
 
 @dataclass(frozen=True)
-class Place:
-    """host:port, and who said so, for people."""
+class RendezvousAddress:
+    """host:port, and the variables that it comes from."""
 
     address: str
     why: str
 
 
-def meeting_place(world: World, environ: Mapping[str, str] = os.environ) -> Place:
-    """Where the ranks of this world meet, if they are on several hosts."""
+def rendezvous_address(
+    world: WorldEnvironment, environ: Mapping[str, str] = os.environ
+) -> RendezvousAddress:
+    """The rendezvous address of a world on several hosts."""
     if environ.get(ADDRESS):
         address = environ[ADDRESS].strip()
         _refuse_misspelt(ADDRESS, address)
-        return Place(address, ADDRESS)
+        return RendezvousAddress(address, ADDRESS)
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
         return _beside_torch(environ)
     if _is_srun_s(world, environ):
         return _on_first_node(environ)
     raise BadArgument(
-        f"{world.why}: {world.launcher} does not say where rank 0 is; set {ADDRESS} to "
-        f"its host and a free port, for all ranks alike{_recipe(world)}"
+        f"{world.why}: {world.launcher} does not give rank 0's address; set {ADDRESS} "
+        f"to its host and a free port, the same on all ranks{_recipe(world)}"
     )
 
 
 def free_port() -> int:
-    """One that nobody uses now, and that no outgoing connection will be given."""
+    """A port that is free now, and that no outgoing connection gets."""
     for port in random.sample(_PORTS, 100):
         with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.bind(("", port))  # never listened on
+            trial.bind(("", port))  # without listen: free again when closed
             return port
     return 0
 
 
-def no_secret(world: World) -> BadArgument:
+def no_secret(world: WorldEnvironment) -> BadArgument:
     """The error for a job on several hosts that was given no secret."""
     return BadArgument(
-        f"{world.why}: the job has no secret, without which anybody could connect; "
+        f"{world.why}: the job has no secret, so any process could connect; "
         "make one where you start the job, export UNISONO_SECRET=$(unisono secret), "
-        f"and have all ranks get it{_HOW.get(world.launcher, _HOW['torchrun'])}"
+        f"and pass it to all ranks{_HOW.get(world.launcher, _HOW['torchrun'])}"
     )
 
 
@@ -80,17 +82,17 @@ _HOW = {
     "torchrun": ": the same on every host",
     "Open MPI": ": mpirun -x UNISONO_SECRET ...",
     "MPICH (PMI)": ": mpiexec -genvlist UNISONO_SECRET,UNISONO_ADDRESS ...",
-    "Slurm": "; srun hands it on with the rest of the environment",
+    "Slurm": "; srun passes it with the rest of the environment",
 }
 
 
-def _recipe(world: World) -> str:
-    place = f"{ADDRESS}=<host of rank 0>:{_EXAMPLE_PORT}"
+def _recipe(world: WorldEnvironment) -> str:
+    variable = f"{ADDRESS}=<host of rank 0>:{_EXAMPLE_PORT}"
     if world.launcher == "Open MPI":
-        return f": mpirun -x {place} -x UNISONO_SECRET ..."
+        return f": mpirun -x {variable} -x UNISONO_SECRET ..."
     if world.launcher == "MPICH (PMI)":
         return f": mpiexec -genv {ADDRESS} <host of rank 0>:{_EXAMPLE_PORT} ..."
-    return f": {place}"
+    return f": {variable}"
 
 
 def _refuse_misspelt(name: str, address: str) -> None:
@@ -108,7 +110,7 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _beside_torch(environ: Mapping[str, str]) -> Place:
+def _beside_torch(environ: Mapping[str, str]) -> RendezvousAddress:
     text = environ["MASTER_PORT"].strip()
     if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or not 0 < int(text) < 1 << 16:
         raise BadArgument(f"MASTER_PORT={text!r}: expected a port, 1 to 65535")
@@ -118,17 +120,19 @@ def _beside_torch(environ: Mapping[str, str]) -> Place:
     host = environ["MASTER_ADDR"].strip().strip("[]")
     address = _join(host, port)
     _refuse_misspelt("MASTER_ADDR", address)
-    return Place(address, f"MASTER_ADDR, {port - int(text):+d} from MASTER_PORT")
+    return RendezvousAddress(
+        address, f"MASTER_ADDR, {port - int(text):+d} from MASTER_PORT"
+    )
 
 
-# Slurm
+# --- Slurm
 
 
-def _is_srun_s(world: World, environ: Mapping[str, str]) -> bool:
-    """Whether srun started this very rank, by whatever variables it was recognised.
+def _is_srun_s(world: WorldEnvironment, environ: Mapping[str, str]) -> bool:
+    """Whether srun started this rank itself, whichever variables gave its rank.
 
-    Under mpirun in a job, ranks inherit the variables of mpirun's own daemons: a step
-    of one task on each node, and not always of the first.
+    Under mpirun in a Slurm job, ranks inherit the variables of mpirun's daemons: a step
+    with one task on each node, which need not include the first.
     """
     numbers = environ.get("SLURM_PROCID"), environ.get("SLURM_NTASKS")
     ours = str(world.rank), str(world.world_size)
@@ -137,35 +141,37 @@ def _is_srun_s(world: World, environ: Mapping[str, str]) -> bool:
     return inside_a_step(environ) and numbers == ours
 
 
-def _on_first_node(environ: Mapping[str, str]) -> Place:
+def _on_first_node(environ: Mapping[str, str]) -> RendezvousAddress:
     names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     name = next((name for name in names if environ.get(name)), None)
     if name is None:
         raise BadArgument(
-            f"this is a step of Slurm's on several nodes, but {names[0]} is not set; "
+            f"this is a Slurm step on several nodes, but {names[0]} is not set; "
             f"set {ADDRESS}=<host of rank 0>:{_EXAMPLE_PORT}"
         )
     host = next(nodes(environ[name], name))
     reserved = re.match(r"\d{1,5}", environ.get("SLURM_STEP_RESV_PORTS", ""), re.ASCII)
     if reserved:
-        return Place(_join(host, int(reserved[0])), f"{name}, SLURM_STEP_RESV_PORTS")
+        return RendezvousAddress(
+            _join(host, int(reserved[0])), f"{name}, SLURM_STEP_RESV_PORTS"
+        )
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
     step = environ.get("SLURM_STEP_ID", "")
     if not (job.isdecimal() and step.isdecimal()):
-        raise BadArgument(f"SLURM_JOB_ID={job!r}, SLURM_STEP_ID={step!r}: no numbers")
-    # Steps of one job run side by side on one node; so do jobs of near numbers.
+        raise BadArgument(f"SLURM_JOB_ID={job!r}, SLURM_STEP_ID={step!r}: not numbers")
+    # Steps of one job may share a node, and so may jobs with close numbers.
     port = _PORTS[(int(job) * 16 + int(step)) % len(_PORTS)]
-    return Place(_join(host, port), f"{name}, the port by SLURM_JOB_ID")
+    return RendezvousAddress(_join(host, port), f"{name}, the port by SLURM_JOB_ID")
 
 
 def nodes(text: str, name: str = "node list") -> Iterator[str]:
-    """The hosts of Slurm's way to write them: rack[1-2]n[01-03,7],login."""
+    """The hosts of a Slurm node list: rack[1-2]n[01-03,7],login."""
     for part in _split(text, name):
         yield from _expanded(part, name)
 
 
 def _split(text: str, name: str) -> Iterator[str]:
-    """At the commas outside brackets."""
+    """Split at the commas outside brackets."""
     depth, part = 0, ""
     for letter in text.strip():
         depth += (letter == "[") - (letter == "]")

@@ -1,41 +1,42 @@
-"""Who is left? The rules by which survivors agree, without sockets and clocks.
+"""Which ranks survive? The rules of agreement, without sockets and clocks.
 
-The lowest rank that is not known to be gone presides. The others come to it and say
-whom they miss; when everybody has come or is gone, or the time is up, it proposes a
-world: these members, this epoch. The members then meet. What they have met becomes
-*settled* for a rank when its first barrier there has passed, for then all members have
-met; and it ends the matter when the second has, for then all know that.
+The lowest rank that is not known to be gone is the coordinator. The others send it a
+request with the ranks that they miss; when every rank has done so or is gone, or the
+time is up, it proposes a world: these members, this epoch. The members then meet. That
+world is *settled* for a rank when its first barrier there has passed, for then all
+members have met; the agreement ends when the second has, for then all know that.
 
-    come ──► propose ──► meet, barrier ──► settled, barrier ──► done
-      ▲                        │                │
-      └── failed: come again ──┘                └── failed: agree again, in that world
+  request ──► propose ──► meet, barrier ──► settled, barrier ──► done
+    ▲                           │                │
+    └── failed: request again ──┘                └── failed: agree again, in that world
 
-If anything fails, ranks come again, to whoever presides then. One whose first barrier
-failed cannot know whether another's has passed. So it keeps what it met, and asks all:
-whoever has settled a world goes on answering in the old one, and says so; then the
-asker takes it for settled too, and all agree anew from there. If nobody says so, those
-who could are dead.
+If anything fails, ranks send requests again, to the coordinator of that moment. A rank
+whose first barrier failed cannot know whether another's has passed. So it keeps that
+world and asks all: a rank that has settled a world still answers in the old one, and
+replies so; then the asker takes the world for settled too, and all agree again from
+there. If no rank replies so, those that could are dead.
 
-*Gone* has two meanings. Dead is certain: the kernel of the rank's own host says that
-its process has ended, to a rank of that host, which is believed by the others. All that
-comes over a network is not: a rank is silent if connections to it are refused, reset,
-closed or lost, if it did not come in time, or refuses to come. A firewall answers as a
-host without the process does; the rank may live, and have others around it; even those
-that are dead now may have been with it. So where somebody is silent a group goes on
-only if it is more than half of all, or half with rank 0. Of two groups that do not know
-of each other at most one can be so. A world in use needs all its members, so two worlds
-that share a member are never both in use. On one host nobody is out of reach, and
-silent is only who has not come: it has agreed with nobody, and will be told when it
-comes. There no majority is needed (`is_near`).
+*Gone* has two meanings. Dead is certain: the kernel of the rank's own host reports to a
+rank of that host that the process has exited, and the others accept that. Anything that
+comes over a network is not certain: a rank is *unreachable* if connections to it are
+refused, reset, closed or lost, if it sent no request in time, or refuses to. A firewall
+answers like a host without the process; the rank may be alive together with others,
+even with some that are dead now. So with unreachable ranks a group continues only if it
+is more than half of all, or half with rank 0. Of two groups that do not know of each
+other at most one is that large. A world in use needs all its members, so two worlds
+that share a member are never both in use. On one host every live rank can be reached,
+and unreachable only means that it has not called: it has agreed with no other, and gets
+a reply when it does. There no majority is needed (`one_host`).
 
-What was met and not settled binds: another member may have settled it, and gone on from
-there, out of our reach. So a rank that has met a world joins another one only if the
-members that are missing there are dead, or too few to go on from what was met. And who
-stands by a world without knowing that all do (`is_strict`) counts the dead as absent,
-for they may have joined another before.
+A world that a rank has met but not settled is binding: another member may have settled
+it and continued from there, out of reach. So a rank that has met a world joins another
+one only if the members missing there are dead, or too few to continue from the world
+that was met. And a rank that keeps a world without knowing that all do (`is_strict`)
+counts the dead as absent, for they may have joined another world before.
 
-Silence is contagious: who comes to another president says whom it gave up, and is
-believed, since it will not come back. A rank that others have given up is told so.
+Unreachability spreads: a request names the ranks that its sender has excluded, and the
+coordinator excludes them too, since the sender will not accept them again. An excluded
+rank gets a reply that says so.
 """
 
 from __future__ import annotations
@@ -46,306 +47,315 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-MEETING_S = 10.0
-"""How much longer than said a president is waited for: it may be in a meeting."""
+RENDEZVOUS_S = 10.0
+"""How much longer than announced a coordinator may take: it may be in a rendezvous."""
 _EPOCHS = range(1 << 31)
 _LONGEST_S = 1e6
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True):
-    """A world to be: its epoch, its members by their ranks here, who is not asked."""
+    """A proposed world: its epoch, its members and the excluded by their ranks here."""
 
     epoch: int
     members: tuple[int, ...]
     left_out: tuple[int, ...]
     address: str = ""
 
-    def is_sound(self, n: int) -> bool:
-        """Whether a rank of a world of n can have said this."""
+    def is_valid(self, n: int) -> bool:
+        """Whether a rank of a world of n can have sent this."""
         lists = self.members, self.left_out
         return self.epoch in _EPOCHS and all(_are_ranks(some, n) for some in lists)
 
 
-class Come(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says to another: it follows it, or (presiding) wants it to come.
+class AgreementRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A rank follows another as coordinator, or (as coordinator) asks it to follow.
 
-    `met` are the members of each world that it has met without knowing it settled.
+    `met` has the members of each world that it has met without knowing it settled.
     """
 
-    presides: bool
-    tried: int
+    is_coordinator: bool
+    last_epoch: int
     dead: tuple[int, ...]
-    silent: tuple[int, ...]
+    unreachable: tuple[int, ...]
     met: tuple[tuple[int, ...], ...] = ()
 
-    def is_sound(self, n: int) -> bool:
-        """Whether a rank of a world of n can have said this."""
-        lists = (self.dead, self.silent, *self.met)
-        return self.tried in _EPOCHS and all(_are_ranks(some, n) for some in lists)
+    def is_valid(self, n: int) -> bool:
+        """Whether a rank of a world of n can have sent this."""
+        lists = (self.dead, self.unreachable, *self.met)
+        return self.last_epoch in _EPOCHS and all(_are_ranks(some, n) for some in lists)
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What it hears: a proposal, what is settled, that it is given up, or to wait.
+class AgreementReply(msgspec.Struct, frozen=True, array_like=True):
+    """The reply: a proposal, a settled world, an exclusion, or how long to wait.
 
-    `given_up` are those whom the others will not wait for; `hopeless` are those without
-    whom it cannot go on.
+    `is_excluded`: the others do not wait for this rank. `missing` are the ranks without
+    which there is no majority.
     """
 
     proposal: Proposal | None = None
     settled: Proposal | None = None
-    given_up: bool = False
-    hopeless: tuple[int, ...] = ()
+    is_excluded: bool = False
+    missing: tuple[int, ...] = ()
     wait_s: float = 0.0
 
-    def is_sound(self, n: int) -> bool:
-        """Whether a rank of a world of n can have said this."""
-        told = [one for one in (self.proposal, self.settled) if one is not None]
+    def is_valid(self, n: int) -> bool:
+        """Whether a rank of a world of n can have sent this."""
+        worlds = [one for one in (self.proposal, self.settled) if one is not None]
         return (
-            all(one.is_sound(n) for one in told)
-            and _are_ranks(self.hopeless, n)
-            and 0 <= self.wait_s <= _LONGEST_S  # not so for a NaN
+            all(one.is_valid(n) for one in worlds)
+            and _are_ranks(self.missing, n)
+            and 0 <= self.wait_s <= _LONGEST_S  # false for NaN
         )
 
 
-class Kind(enum.Enum):
-    """What is to be done next."""
+class ActionKind(enum.Enum):
+    """What the rank has to do next."""
 
-    ASK = "say Come to some ranks that have not been asked, and wait for news"
-    HOST = "tell the members of this proposal, and meet them"
-    VISIT = "meet the others of this proposal"
-    SETTLE = "what was met is settled after all; agree anew from there"
+    ASK = "send requests to these ranks, and wait for messages"
+    HOST = "send this proposal to its members, and host their rendezvous"
+    JOIN = "join the rendezvous of this proposal"
+    SETTLE = "the world that was met is settled; agree again from there"
     LEFT_OUT = "the others have settled a world without this rank"
-    HOPELESS = "too few are here"
+    NO_MAJORITY = "too few ranks are left"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What to do; `until` is when to look again if there is no news."""
+class AgreementAction:
+    """What to do; `until` is when to ask again if no message arrives."""
 
-    kind: Kind
+    kind: ActionKind
     ranks: tuple[int, ...] = ()
     proposal: Proposal | None = None
     until: float = 0.0
 
 
-def outweighs(group: Iterable[int], n: int) -> bool:
-    """Whether no other group of the same n ranks can be as heavy."""
+def is_majority(group: Iterable[int], n: int) -> bool:
+    """Whether it has more than half of n ranks, or half of them with rank 0."""
     here = set(group)
     return 2 * len(here) > n or (2 * len(here) == n and 0 in here)
 
 
-def can_go_on(group: Iterable[int], members: tuple[int, ...]) -> bool:
-    """Whether a group out of a world's members may go on from there by its number."""
+def may_continue(group: Iterable[int], members: tuple[int, ...]) -> bool:
+    """Whether a group of a world's members is a majority of that world."""
     here = set(group)
-    places = [place for place, rank in enumerate(members) if rank in here]
-    return outweighs(places, len(members))
+    positions = [at for at, rank in enumerate(members) if rank in here]
+    return is_majority(positions, len(members))
 
 
-def _are_ranks(told: tuple[int, ...], n: int) -> bool:
-    return len(set(told)) == len(told) and all(0 <= rank < n for rank in told)
+def _are_ranks(numbers: tuple[int, ...], n: int) -> bool:
+    distinct = len(set(numbers)) == len(numbers)
+    return distinct and all(0 <= rank < n for rank in numbers)
 
 
 @dataclass(slots=True)
 class Agreement:
-    """One rank's part. Tell it what happens, ask it for the next `step`.
+    """The state of one rank: report events to it, ask it for the next `step`.
 
-    `voters` are as many as were there before a growth that not all are known to have
-    come through: newcomers are no part of a majority until then. 0 means all.
+    `voters` is the number of ranks before a growth that not all are known to have
+    completed: new ranks do not count for a majority until then. 0 means all.
     """
 
     me: int
     n: int
     epoch: int
-    patience_s: float
-    is_near: bool = False
+    timeout_s: float
+    one_host: bool = False
     is_strict: bool = False
     voters: int = 0
     dead: set[int] = field(default_factory=set)
-    silent: set[int] = field(default_factory=set)
-    guests: set[int] = field(default_factory=set)
-    outbox: list[tuple[int, Reply]] = field(default_factory=list)
-    """What is to be told to whom; whoever acts takes it out."""
-    held: Proposal | None = None
-    """What was met, but not settled: somebody else's first barrier may have passed."""
-    _tried: int = 0
+    unreachable: set[int] = field(default_factory=set)
+    followers: set[int] = field(default_factory=set)
+    outbox: list[tuple[int, AgreementReply]] = field(default_factory=list)
+    """Replies to send, with their destinations; the caller takes them out."""
+    unsettled: Proposal | None = None
+    """A world that was met, not settled: another's first barrier may have passed."""
+    _last_epoch: int = 0
     _president: int = -1
     _until: float = 0.0
     _acked: set[int] = field(default_factory=set)
     _askers: set[int] = field(default_factory=set)
     _met: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """By rank, what it has met: it may be settled, and binds."""
+    """By rank, the worlds that it has met: they may be settled, and are binding."""
     _accepted: Proposal | None = None
-    _verdict: Step | None = None
+    _final: AgreementAction | None = None
 
     def __post_init__(self) -> None:
-        """Nothing has been tried beyond the epoch that ends."""
-        self._tried = self.epoch
+        """Start from the epoch of the old world."""
+        self._last_epoch = self.epoch
 
     @property
-    def president(self) -> int:
-        """The lowest that is not gone."""
+    def coordinator(self) -> int:
+        """The lowest rank that is not gone."""
         rank = 0
-        while rank in self.dead or rank in self.silent:
+        while rank in self.dead or rank in self.unreachable:
             rank += 1
         return rank
 
-    def come(self) -> Come:
-        """What this rank says when it asks another."""
-        return Come(
-            self.president == self.me,
-            self._tried,
+    def request(self) -> AgreementRequest:
+        """The request of this rank."""
+        return AgreementRequest(
+            self.coordinator == self.me,
+            self._last_epoch,
             tuple(self.dead),
-            tuple(self.silent),
+            tuple(self.unreachable),
             self._met.get(self.me, ()),
         )
 
-    # --- what happens
+    # --- events
 
-    def learn(self, *, dead: Iterable[int] = (), silent: Iterable[int] = ()) -> None:
-        """Some are gone."""
+    def learn(
+        self, *, dead: Iterable[int] = (), unreachable: Iterable[int] = ()
+    ) -> None:
+        """Some ranks are gone."""
         self.dead.update(dead)
         self.dead.discard(self.me)
-        self.silent.update(silent)
-        self.silent.discard(self.me)
+        self.unreachable.update(unreachable)
+        self.unreachable.discard(self.me)
 
-    def came(self, rank: int, word: Come) -> None:
-        """Another rank has said this; what no rank can say is passed over."""
-        if not (0 <= rank < self.n and rank != self.me and word.is_sound(self.n)):
+    def receive_request(self, rank: int, message: AgreementRequest) -> None:
+        """Another rank has sent a request; an invalid one is ignored."""
+        if not (0 <= rank < self.n and rank != self.me and message.is_valid(self.n)):
             return
         self._askers.add(rank)
-        if rank in self.silent or rank in self.dead:
+        if rank in self.unreachable or rank in self.dead:
             return
-        if self.me in word.dead or self.me in word.silent:
-            self.silent.add(rank)  # it will not take part with us
+        if self.me in message.dead or self.me in message.unreachable:
+            self.unreachable.add(rank)  # it has excluded us
             return
-        self._met[rank] = word.met
-        self.dead.update(word.dead)
-        self.silent.update(word.silent)
-        self._tried = max(self._tried, word.tried)
-        if word.presides:
+        self._met[rank] = message.met
+        self.dead.update(message.dead)
+        self.unreachable.update(message.unreachable)
+        self._last_epoch = max(self._last_epoch, message.last_epoch)
+        if message.is_coordinator:
             return
-        self.guests.add(rank)
+        self.followers.add(rank)
 
-    def left(self, rank: int) -> None:
-        """A guest has gone; it may come again."""
-        self.guests.discard(rank)
+    def follower_left(self, rank: int) -> None:
+        """A follower has disconnected; it may connect again."""
+        self.followers.discard(rank)
         self._acked.discard(rank)
         self._askers.discard(rank)
 
-    def heard(self, rank: int, word: Reply, now: float) -> None:
-        """One that was asked has answered."""
-        if not word.is_sound(self.n):
+    def receive_reply(self, rank: int, message: AgreementReply, now: float) -> None:
+        """A rank has replied to our request."""
+        if not message.is_valid(self.n):
             return
-        if word.settled is not None:
-            self._hear_settled(word.settled)
-        elif word.proposal is not None:
-            self._hear_proposal(rank, word.proposal)
-        elif word.given_up:
-            self.silent.add(rank)
-        elif word.hopeless and rank == self.president:
-            self._verdict = Step(Kind.HOPELESS, word.hopeless)
-        elif word.wait_s and rank == self._president:
-            self._until = now + word.wait_s + MEETING_S
+        if message.settled is not None:
+            self._receive_settled(message.settled)
+        elif message.proposal is not None:
+            self._receive_proposal(rank, message.proposal)
+        elif message.is_excluded:
+            self.unreachable.add(rank)
+        elif message.missing and rank == self.coordinator:
+            self._final = AgreementAction(ActionKind.NO_MAJORITY, message.missing)
+        elif message.wait_s and rank == self._president:
+            self._until = now + message.wait_s + RENDEZVOUS_S
 
-    def _hear_settled(self, settled: Proposal) -> None:
-        self._tell_guests(Reply(settled=settled))
-        kind = Kind.SETTLE if settled == self.held else Kind.LEFT_OUT
-        self._verdict = Step(kind, proposal=settled)
+    def _receive_settled(self, settled: Proposal) -> None:
+        self._send_to_followers(AgreementReply(settled=settled))
+        kind = ActionKind.SETTLE if settled == self.unsettled else ActionKind.LEFT_OUT
+        self._final = AgreementAction(kind, proposal=settled)
 
-    def _hear_proposal(self, rank: int, proposal: Proposal) -> None:
+    def _receive_proposal(self, rank: int, proposal: Proposal) -> None:
         is_later = proposal.epoch > self.epoch
-        if is_later and rank == self.president and self.me in proposal.members:
+        if is_later and rank == self.coordinator and self.me in proposal.members:
             self._accepted = proposal
 
     def failed(self, proposal: Proposal, *, met: bool) -> None:
-        """The members have not met, or their first barrier has failed (met)."""
-        self._tried = max(self._tried, proposal.epoch)
+        """The rendezvous has failed, or the first barrier after it (`met`)."""
+        self._last_epoch = max(self._last_epoch, proposal.epoch)
         self._accepted = None
         self._president = -1
-        for ranks in (self.guests, self._acked, self._askers):
+        for ranks in (self.followers, self._acked, self._askers):
             ranks.clear()
-        self.held = proposal if met else None
+        self.unsettled = proposal if met else None
         mine = self._met.get(self.me, ())
         if met and proposal.members not in mine:
             self._met[self.me] = (*mine, proposal.members)
 
-    # --- what to do
+    # --- actions
 
-    def step(self, now: float) -> Step:
-        """What to do now."""
-        step = self._verdict or self._next(now)
-        for rank in self._askers & (self.silent | self.dead):
+    def step(self, now: float) -> AgreementAction:
+        """The next action."""
+        step = self._final or self._next(now)
+        for rank in self._askers & (self.unreachable | self.dead):
             self._askers.discard(rank)
-            self.outbox.append((rank, Reply(given_up=True)))
+            self.outbox.append((rank, AgreementReply(is_excluded=True)))
         return step
 
-    def _next(self, now: float) -> Step:
+    def _next(self, now: float) -> AgreementAction:
         if self._accepted is not None:
-            return Step(Kind.VISIT, proposal=self._accepted)
+            return AgreementAction(ActionKind.JOIN, proposal=self._accepted)
         while True:
-            president = self.president
-            if president != self._president:
-                self._president = president
-                self._until = now + self.patience_s
-            if president == self.me:
-                return self._preside(now)
+            coordinator = self.coordinator
+            if coordinator != self._president:
+                self._president = coordinator
+                self._until = now + self.timeout_s
+            if coordinator == self.me:
+                return self._coordinate(now)
             if now < self._until:
-                return Step(Kind.ASK, (president,), until=self._until)
-            self.silent.add(president)
+                return AgreementAction(
+                    ActionKind.ASK, (coordinator,), until=self._until
+                )
+            self.unreachable.add(coordinator)
 
-    def _preside(self, now: float) -> Step:
-        came = {self.me, *self.guests} - self.dead - self.silent
-        gone = came | self.dead | self.silent
+    def _coordinate(self, now: float) -> AgreementAction:
+        came = {self.me, *self.followers} - self.dead - self.unreachable
+        gone = came | self.dead | self.unreachable
         missing = tuple(rank for rank in range(self.n) if rank not in gone)
         if missing and now < self._until:
             self._ask_to_wait(now)
-            return Step(Kind.ASK, missing, until=self._until)
-        here = self._free(came)
+            return AgreementAction(ActionKind.ASK, missing, until=self._until)
+        here = self._compatible(came)
         away = set(range(self.n)) - here - self.dead
-        if self.me not in here or not self._may_go_on(here, away):
-            return self._despair(away - came)
-        for rank in came - here:  # bound by a world that this one would be without
-            self.outbox.append((rank, Reply(hopeless=tuple(sorted(away - {rank})))))
-        self.silent.update(came - here)
-        self.silent.update(missing)
+        if self.me not in here or not self._may_continue(here, away):
+            return self._give_up(away - came)
+        for rank in came - here:  # bound to a world that conflicts with this one
+            self.outbox.append(
+                (rank, AgreementReply(missing=tuple(sorted(away - {rank}))))
+            )
+        self.unreachable.update(came - here)
+        self.unreachable.update(missing)
         proposal = Proposal(
-            self._tried + 1, tuple(sorted(here)), tuple(sorted(away)), ""
+            self._last_epoch + 1, tuple(sorted(here)), tuple(sorted(away)), ""
         )
-        return Step(Kind.HOST, proposal.members, proposal)
+        return AgreementAction(ActionKind.HOST, proposal.members, proposal)
 
-    def _free(self, came: set[int]) -> set[int]:
-        """Those who may be in a world together, for all that they have met before."""
+    def _compatible(self, came: set[int]) -> set[int]:
+        """The ranks that can be in one world, given the worlds they have met before."""
         here = set(came)
         while bound := {rank for rank in here if self._is_bound(rank, here)}:
             here -= bound
         return here
 
     def _is_bound(self, rank: int, here: set[int]) -> bool:
-        """Whether others can have settled what this rank met, and go on from there."""
+        """Whether absent ranks can have settled and continued a world it has met."""
         for members in self._met.get(rank, ()):
             absent = set(members) - here
-            if not absent <= self.dead and can_go_on(absent, members):
+            if not absent <= self.dead and may_continue(absent, members):
                 return True
         return False
 
-    def _may_go_on(self, here: set[int], away: set[int]) -> bool:
+    def _may_continue(self, here: set[int], away: set[int]) -> bool:
         if len(here) == self.n:
             return True
-        if not self.is_strict and (self.is_near or not away):
+        if not self.is_strict and (self.one_host or not away):
             return True
         voters = self.voters or self.n
-        return outweighs([rank for rank in here if rank < voters], voters)
+        return is_majority([rank for rank in here if rank < voters], voters)
 
-    def _despair(self, away: set[int]) -> Step:
+    def _give_up(self, away: set[int]) -> AgreementAction:
         missing = tuple(sorted(away or self.dead))
-        self._tell_guests(Reply(hopeless=missing))
-        self._verdict = Step(Kind.HOPELESS, missing)
-        return self._verdict
+        self._send_to_followers(AgreementReply(missing=missing))
+        self._final = AgreementAction(ActionKind.NO_MAJORITY, missing)
+        return self._final
 
     def _ask_to_wait(self, now: float) -> None:
-        for rank in self.guests - self._acked:
-            self.outbox.append((rank, Reply(wait_s=max(0.001, self._until - now))))
-        self._acked |= self.guests
+        for rank in self.followers - self._acked:
+            self.outbox.append(
+                (rank, AgreementReply(wait_s=max(0.001, self._until - now)))
+            )
+        self._acked |= self.followers
 
-    def _tell_guests(self, word: Reply) -> None:
-        self.outbox.extend((rank, word) for rank in sorted(self.guests))
+    def _send_to_followers(self, message: AgreementReply) -> None:
+        self.outbox.extend((rank, message) for rank in sorted(self.followers))

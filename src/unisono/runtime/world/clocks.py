@@ -1,4 +1,4 @@
-"""How far the clocks of hosts are apart, for traces of several hosts."""
+"""Clock offsets between hosts, for traces of several hosts."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import numpy as np
 from unisono.runtime.communicator import Communicator
 
 _PINGS = 32
-_TAG = -77  # of the messages that compare clocks
+_TAG = -77  # of the messages of this module
 
 
 def compare_clocks(comm: Communicator) -> None:
-    """Find how far this host's clock is from rank 0's; all ranks of the world call it.
+    """Measure the offset of this host's clock from rank 0's; all ranks call it.
 
-    A message goes to the first rank of each other host and back, some times; the
-    quickest is believed. On one host all read the same clock.
+    Rank 0 exchanges messages with the first rank of each other host; the fastest round
+    trip counts. On one host all ranks read the same clock.
     """
     hosts = list(dict.fromkeys(comm.hosts))
     found = np.zeros((len(hosts), 2), np.int64)
     for number, host in enumerate(hosts[1:], 1):
         first = comm.hosts.index(host)
         if comm.rank == 0:
-            found[number] = _ask_time(comm, first)
+            found[number] = _measure_offset(comm, first)
         elif comm.rank == first:
-            _tell_time(comm)
+            _answer_pings(comm)
     comm.broadcast(found)
-    offset, doubt = found[hosts.index(comm.hosts[comm.rank])].tolist()
-    comm.core.transport.logbook.clock = offset, doubt
+    offset, uncertainty = found[hosts.index(comm.hosts[comm.rank])].tolist()
+    comm.core.transport.logbook.clock = offset, uncertainty
 
 
-def _ask_time(comm: Communicator, rank: int) -> tuple[int, int]:
+def _measure_offset(comm: Communicator, rank: int) -> tuple[int, int]:
     theirs, tries = np.zeros(1, np.int64), []
     for _ in range(_PINGS):
-        asked = time.monotonic_ns()
+        sent = time.monotonic_ns()
         comm.send(theirs, rank, tag=_TAG)
         comm.recv(theirs, rank, tag=_TAG)
-        heard = time.monotonic_ns()
-        tries.append((heard - asked, (asked + heard) // 2 - int(theirs[0])))
+        received = time.monotonic_ns()
+        tries.append((received - sent, (sent + received) // 2 - int(theirs[0])))
     quickest, offset = min(tries)
     return offset, (quickest + 1) // 2
 
 
-def _tell_time(comm: Communicator) -> None:
+def _answer_pings(comm: Communicator) -> None:
     now = np.zeros(1, np.int64)
     for _ in range(_PINGS):
         comm.recv(now, 0, tag=_TAG)

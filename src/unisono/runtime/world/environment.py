@@ -1,19 +1,20 @@
-"""Which rank am I, and of how many? Asked of whoever started this process.
+"""Rank and world size of this process, from arguments or from its launcher.
 
-Every launcher tells its processes in environment variables of its own. They are asked
-in a fixed order, and the first that has said anything is believed:
+Every launcher has environment variables of its own. They are read in a fixed order, and
+the first launcher with any variable set counts:
 
     explicit arguments    rank=, world_size=
     unisono run           UNISONO_RANK, UNISONO_WORLD_SIZE
-    torchrun              RANK, WORLD_SIZE; so do Ray Train and many scripts
+    torchrun              RANK, WORLD_SIZE; also Ray Train and many scripts
     Open MPI              OMPI_COMM_WORLD_RANK, ..._SIZE
-    MPICH (PMI)           PMI_RANK, PMI_SIZE, as Intel MPI does; MVAPICH: MV2_...
+    MPICH (PMI)           PMI_RANK, PMI_SIZE, also Intel MPI; MVAPICH: MV2_...
     Slurm                 SLURM_PROCID, but only inside a job step
-    alone                 nobody said anything: a world of one
+    alone                 no variable is set: a world of one
 
-Half an answer is an error, not a reason to ask the next one. With the rank comes the
-name of the job, equal on its ranks and on no others of this host: there they meet. It
-is `job=` or UNISONO_JOB if given, or else put together from what the launcher says.
+A rank without a world size is an error, not a reason to read the next launcher's. With
+the rank comes the name of the job, the same on all its ranks and on no others of this
+host: it names their rendezvous. It is `job=` or UNISONO_JOB if given, or else derived
+from the launcher's variables.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from unisono.errors import BadArgument, whole_number
 Environ = Mapping[str, str]
 
 _RESERVED_STEPS = range(0xFFFF_FFFA, 0x1_0000_0000)
-"""Slurm's numbers of steps that are none: interactive, batch, extern, pending."""
+"""Slurm's step numbers that are not job steps: interactive, batch, extern, pending."""
 
 _STARTERS = {
     *("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec", "mpiexec.hydra"),
     *("mpiexec.gforker", "mpirun", "mpispawn", "orted", "prted", "prterun"),
     "slurmstepd",
 }
-"""Processes that start ranks, by the fifteen letters that Linux keeps of a name."""
+"""Processes that start ranks, by the first fifteen characters of their names."""
 
 
 @dataclass(frozen=True)
-class World:
-    """Where this process stands among those of its job, and who said so.
+class WorldEnvironment:
+    """Rank, world size and job of this process, and the launcher that gave them.
 
-    `hosts_several` is the launcher's word that the job runs on more than one host;
-    `why` is one line for people.
+    `hosts_several`: the launcher says that the job runs on more than one host; `why` is
+    one line for errors and `unisono env`.
     """
 
     rank: int
@@ -59,8 +60,8 @@ class World:
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """One launcher: the variables it sets, the first of each that is there counting."""
+class _LauncherVariables:
+    """The variables of one launcher; of each tuple the first that is set counts."""
 
     launcher: str
     rank: tuple[str, ...]
@@ -78,44 +79,46 @@ def find_world(
     rank: int | None = None,
     world_size: int | None = None,
     job: str | None = None,
-) -> World:
-    """The world of this process, by arguments, by its launcher, or a world of one."""
+) -> WorldEnvironment:
+    """The world of this process: by arguments, by its launcher, or a world of one."""
     if job is not None and (not isinstance(job, str) or not job):
-        raise BadArgument(f"job = {job!r}: expected a text that is not empty")
+        raise BadArgument(f"job = {job!r}: expected a non-empty string")
     if rank is None and world_size is None:
         return _by_environment(environ, job)
     if rank is None or world_size is None:
         raise BadArgument(
             f"rank = {rank}, world_size = {world_size}: one without the other; "
-            "give both, or none to ask the launcher"
+            "give both, or neither to use the launcher's"
         )
     return _by_arguments(environ, rank, world_size, job)
 
 
 def _by_arguments(
     environ: Environ, rank: int, world_size: int, job: str | None
-) -> World:
+) -> WorldEnvironment:
     size = whole_number("world_size", world_size)
     rank = whole_number("rank", rank)
     _refuse_misfit("rank", rank, "world_size", size)
     why = f"rank {rank} of {size}, by arguments"
     try:
-        told = _by_environment(environ, job)
-    except BadArgument:  # a launcher that nobody asked
-        told = None
-    if told is not None and told.launcher != "alone" and told.world_size == size:
-        return replace(told, rank=rank, launcher="arguments", why=why)
-    if told is None or told.launcher == "alone":
+        found = _by_environment(environ, job)
+    except BadArgument:  # arguments replace a launcher's incomplete variables
+        found = None
+    if found is not None and found.launcher != "alone" and found.world_size == size:
+        return replace(found, rank=rank, launcher="arguments", why=why)
+    if found is None or found.launcher == "alone":
         job = job or environ.get("UNISONO_JOB")
     if not job and size > 1:
         raise BadArgument(
             f"job: rank {rank} of {size} is given, but not the job it belongs to; "
             "pass the same job= on every rank"
         )
-    return World(rank, size, rank, size, job or _new_job(), "arguments", False, why)
+    return WorldEnvironment(
+        rank, size, rank, size, job or _new_job(), "arguments", False, why
+    )
 
 
-def _by_environment(environ: Environ, job: str | None) -> World:
+def _by_environment(environ: Environ, job: str | None) -> WorldEnvironment:
     job = job or environ.get("UNISONO_JOB")
     for rule in _RULES:
         if rule.launcher == "Slurm":
@@ -128,10 +131,12 @@ def _by_environment(environ: Environ, job: str | None) -> World:
     if _first(environ, ("SLURM_JOB_ID", "SLURM_PROCID")):
         why = "Slurm's variables are those of a shell, not of a job step"
     why = f"rank 0 of 1, alone: {why}"
-    return World(0, 1, 0, 1, job or _new_job(), "alone", False, why)
+    return WorldEnvironment(0, 1, 0, 1, job or _new_job(), "alone", False, why)
 
 
-def _by_rule(rule: _Rule, environ: Environ, job: str | None) -> World:
+def _by_rule(
+    rule: _LauncherVariables, environ: Environ, job: str | None
+) -> WorldEnvironment:
     size_name, size = _needed(rule.size, rule.rank, environ)
     rank_name, rank = _needed(rule.rank, rule.size, environ)
     _refuse_misfit(rank_name, rank, size_name, size)
@@ -145,7 +150,7 @@ def _by_rule(rule: _Rule, environ: Environ, job: str | None) -> World:
             f"{rule.job_hint}; set the same UNISONO_JOB for all ranks of this job"
         )
     why = f"rank {rank} of {size}, by {rule.launcher} ({rank_name}, {size_name})"
-    return World(
+    return WorldEnvironment(
         rank,
         size,
         local_rank,
@@ -158,22 +163,22 @@ def _by_rule(rule: _Rule, environ: Environ, job: str | None) -> World:
 
 
 def _local(
-    rule: _Rule, environ: Environ, rank: int, size_name: str, size: int
+    rule: _LauncherVariables, environ: Environ, rank: int, size_name: str, size: int
 ) -> tuple[int, int]:
-    """Rank and number of ranks on this host; all on one host if nothing is said."""
-    told_size = _number(environ, rule.local_size)
-    if told_size is None and rule.launcher == "Slurm":
-        told_size = _tasks_of_this_node(environ)
-    name, local_size = told_size or (size_name, size)
+    """Rank and number of ranks on this host; one host if no variable says more."""
+    given_size = _number(environ, rule.local_size)
+    if given_size is None and rule.launcher == "Slurm":
+        given_size = _tasks_of_this_node(environ)
+    name, local_size = given_size or (size_name, size)
     if not 1 <= local_size <= size:
         raise BadArgument(
             f"{name}={local_size}: expected 1 to {size}, as {size_name}={size}"
         )
-    told_rank = _number(environ, rule.local_rank)
-    if told_rank is None:
+    given_rank = _number(environ, rule.local_rank)
+    if given_rank is None:
         return rank % local_size, local_size
-    _refuse_misfit(*told_rank, name, local_size)
-    return told_rank[1], local_size
+    _refuse_misfit(*given_rank, name, local_size)
+    return given_rank[1], local_size
 
 
 def _first(environ: Environ, names: tuple[str, ...]) -> str | None:
@@ -235,14 +240,14 @@ def _openmpi_job(environ: Environ) -> str:
     if name:
         return f"openmpi-{environ[name]}"
     sizes = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
-    return f"openmpi-{_in_common(environ, *sizes, 'OMPI_COMM_WORLD_RANK')}"
+    return f"openmpi-{_shared_name(environ, *sizes, 'OMPI_COMM_WORLD_RANK')}"
 
 
 def _pmi_job(environ: Environ) -> str:
-    """Slurm's and Cray's PMI name the job, and so does Intel; MPICH's hydra does not.
+    """The job's name from PMI: Slurm, Cray and Intel give one, MPICH's hydra does not.
 
-    Its ranks on one host have in common the process that started them; on several
-    they have only the address at which they are told to meet.
+    Hydra's ranks on one host share the process that started them; on several hosts they
+    share only UNISONO_ADDRESS.
     """
     name = _first(environ, ("PMI_JOBID", "I_MPI_HYDRA_UUID"))
     if name:
@@ -250,11 +255,11 @@ def _pmi_job(environ: Environ) -> str:
     local = _first(environ, _PMI_LOCAL_SIZE) or ""
     size = _first(environ, _PMI_SIZE) or ""
     rank = _first(environ, _PMI_RANK) or _PMI_RANK[0]
-    return f"pmi-{_in_common(environ, local, size, rank)}"
+    return f"pmi-{_shared_name(environ, local, size, rank)}"
 
 
-def _in_common(environ: Environ, local_size: str, size: str, rank: str) -> str:
-    """What a nameless job's ranks share: where they meet, or who started them."""
+def _shared_name(environ: Environ, local_size: str, size: str, rank: str) -> str:
+    """What the ranks of a job without a name share: an address, or their starter."""
     several = environ.get(local_size, environ.get(size)) != environ.get(size)
     return (several and environ.get("UNISONO_ADDRESS")) or _starter(rank)
 
@@ -268,7 +273,7 @@ def _slurm_job(environ: Environ) -> str | None:
 
 
 def inside_a_step(environ: Environ) -> bool:
-    """Whether srun started this process: a shell in an allocation has variables too."""
+    """Whether srun started this process; a shell in an allocation has them, too."""
     step = environ.get("SLURM_STEP_ID", "").strip()
     if not (step.isdecimal() and environ.get("SLURM_PROCID")):
         return False
@@ -294,10 +299,10 @@ def _tasks_of_this_node(environ: Environ) -> tuple[str, int] | None:
 
 
 def _starter(variable: str) -> str:
-    """The process that started the ranks of this host, told apart from all others.
+    """A unique name of the process that started the ranks of this host.
 
-    It is the parent; but where a shell or a wrapper stands between, which inherited
-    the rank's own `variable`, one further up.
+    It is the parent; or, above a shell or a wrapper, which has inherited the rank's own
+    `variable`, an ancestor.
     """
     pid = os.getppid()
     try:
@@ -313,14 +318,14 @@ def _starter(variable: str) -> str:
 def _carries(pid: int, variable: str) -> bool:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # another user's: not one of our ranks
+    except OSError:  # a process of another user
         return False
     mark = f"{variable}=".encode()
     return any(entry.startswith(mark) for entry in environ.split(b"\0"))
 
 
 def _process(pid: int) -> tuple[str, int, str]:
-    """Name, parent, and time of start (in ticks since the machine's) of a process."""
+    """Name, parent, and start time (in ticks since boot) of a process."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
@@ -331,7 +336,7 @@ _PMI_RANK = ("PMI_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK")
 _PMI_SIZE = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _PMI_LOCAL_SIZE = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 _RULES = (
-    _Rule(
+    _LauncherVariables(
         "unisono run",
         rank=("UNISONO_RANK",),
         size=("UNISONO_WORLD_SIZE",),
@@ -340,7 +345,7 @@ _RULES = (
         job=lambda environ: environ.get("UNISONO_JOB"),
         job_hint="UNISONO_JOB",
     ),
-    _Rule(
+    _LauncherVariables(
         "torchrun",
         rank=("RANK",),
         size=("WORLD_SIZE",),
@@ -349,7 +354,7 @@ _RULES = (
         job=_torchrun_job,
         job_hint="MASTER_ADDR and MASTER_PORT",
     ),
-    _Rule(
+    _LauncherVariables(
         "Open MPI",
         rank=("OMPI_COMM_WORLD_RANK",),
         size=("OMPI_COMM_WORLD_SIZE",),
@@ -357,7 +362,7 @@ _RULES = (
         local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         job=_openmpi_job,
     ),
-    _Rule(
+    _LauncherVariables(
         "MPICH (PMI)",
         rank=_PMI_RANK,
         size=_PMI_SIZE,
@@ -365,7 +370,7 @@ _RULES = (
         local_size=_PMI_LOCAL_SIZE,
         job=_pmi_job,
     ),
-    _Rule(
+    _LauncherVariables(
         "Slurm",
         rank=("SLURM_PROCID",),
         size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),

@@ -1,4 +1,4 @@
-"""The first communicator of a world, on a transport whose ranks have met."""
+"""The first communicator of a world, on a transport whose ranks are connected."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
 from unisono.transports.session import Session
 
-MEETING_S = 60.0
+RENDEZVOUS_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
-# Kept even when nobody has a communicator any more: whoever lets go of one without a
-# word leaves when the process ends, and must say goodbye, or would be taken for dead.
+# Kept even without a communicator: a process that never closed its last one leaves the
+# world at exit, and must say so, or the others would take it for dead.
 _OPEN: set[Session] = set()
 
 
 def next_epoch(job: str) -> int:
-    """The number of a world of this job that this process is about to enter."""
+    """The epoch of the next world of this job that this process joins."""
     return next(_EPOCHS[job])
 
 
 def count_epochs_from(job: str, epoch: int) -> None:
-    """A process that leaves this job and meets again does so in a later epoch."""
+    """Set the epoch in which this process would join this job again."""
     _EPOCHS[job] = count(epoch)
 
 
 def first_communicator(
-    transport: Session, *, timeout_s: float, meeting_s: float = MEETING_S
+    transport: Session, *, timeout_s: float, meeting_s: float = RENDEZVOUS_S
 ) -> Communicator:
-    """The communicator of all ranks; on each host the first makes its memory."""
+    """The communicator of all ranks; on each host one rank makes its shared memory."""
     ranks = range(len(transport.peers))
     segment = 1
     if transport.rank == transport.owner(ranks):
@@ -55,56 +55,58 @@ def first_communicator(
         monitor.begin(transport)
         tracing.attend(transport)
     except BaseException:
-        comm.close()  # or its port would stay open, and its rank seem to live
+        comm.close()  # or its port stays open, and the rank seems to be alive
         raise
     return comm
 
 
 def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
-    """What all must know alike: how they reach each other, and what is quick here."""
+    """Agree on what must be equal on all ranks: memory access and tuned table."""
     transport = comm.core.transport
     if len(set(transport.hosts)) > 1 and transport.leave is not None:
         ends = time.monotonic() + meeting_s
-        transport.reaches, transport.note, traced = _told(comm, native, ends)
+        transport.reaches, transport.note, traced = _agree_on_options(
+            comm, native, ends
+        )
         if traced:
             clocks.compare_clocks(comm)
-    elif transport.leave is not None:  # they met over TCP, and found themselves on one
+    elif transport.leave is not None:  # rendezvous was over TCP, but on one host
         there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
         transport.note = int(comm.broadcast(there, timeout_s=meeting_s)[0])
     if transport.note:
         transport.tuned = tuned_agreement.agree(comm, meeting_s)
 
 
-def _told(
+def _agree_on_options(
     comm: Communicator, native: _native.Comm, deadline: float
 ) -> tuple[bool, int, bool]:
-    """Whether on every host the ranks can read each other's memory, asked of all.
+    """Whether on every host the ranks can read each other's memory, by all_reduce.
 
-    And, by the same call, whether rank 0 has a table of what is quick here, and whether
-    all ranks record a trace, for which they compare their clocks.
+    By the same call, whether rank 0 has a tuned table, and whether all ranks record a
+    trace, for which they compare their clocks.
     """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
-        found = native.try_reach()
+        found = native.test_cross_memory_access()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
-    mine = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
+    reaches = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
     none = not (comm.rank == 0 and tuned.is_there())
     left = max(1.0, deadline - time.monotonic())
     traces = bool(os.environ.get(tracing.TRACE))
-    asked = np.array([mine, none, traces], np.int32)
-    told = comm.all_reduce(asked, op="min", timeout_s=left)
-    return bool(told[0]), int(not told[1]), bool(told[2])
+    votes = np.array([reaches, none, traces], np.int32)
+    agreed = comm.all_reduce(votes, op="min", timeout_s=left)
+    return bool(agreed[0]), int(not agreed[1]), bool(agreed[2])
 
 
 def open_transports() -> list[Session]:
-    """The worlds that this process is in."""
+    """The transports of the worlds that this process is in."""
     return [transport for transport in list(_OPEN) if not transport.closed]
 
 
 @atexit.register
 def _leave() -> None:
-    """At the end of the process, tell the others that this rank is gone."""
-    _native.process_ends()
+    """At exit, tell the others that this rank leaves."""
+    _native.process_exiting()
     for transport in list(_OPEN):
         if not transport.engine.forked():
             for comm in list(transport.users):

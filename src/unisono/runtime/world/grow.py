@@ -1,9 +1,10 @@
-"""`comm.grow` and `unisono.init(join=True)`: a world takes in newcomers.
+"""`comm.grow` and `unisono.init(join=True)`: a world takes in new processes.
 
-Rank 0 opens the gate and waits for as many as are wanted; then it tells all, ranks and
-newcomers, where to meet in the next epoch. The old communicator is used for that, so a
-rank that dies while the others wait is noticed as ever. The new world is settled as
-one that shrinks is: by two barriers, and if these fail the ranks agree on what is left.
+Rank 0 opens the join endpoint and waits for as many processes as are missing; then it
+sends all, ranks and new processes, the rendezvous of the next epoch. Ranks get it over
+the old communicator, so a rank that dies while the others wait is noticed as in any
+call. The new world is settled as in shrink: by two barriers, and if these fail the
+ranks agree on who is left.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from unisono.errors import (
 )
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.world.agreement import MEETING_S, Proposal
+from unisono.runtime.world.agreement import RENDEZVOUS_S, Proposal
 from unisono.runtime.world.first import count_epochs_from, first_communicator
-from unisono.runtime.world.membership import Changes, Membership, membership_of
-from unisono.runtime.world.shrink import Changing, revoke
-from unisono.runtime.world.shrink_protocol import survive
+from unisono.runtime.world.membership import Membership, ResizeFunctions, membership_of
+from unisono.runtime.world.shrink import ResizeLock, revoke
+from unisono.runtime.world.shrink_protocol import form_world
 from unisono.transports.addresses import Address
 from unisono.transports.endpoints import ControlLink
 from unisono.transports.handshake import Identity
@@ -39,9 +40,9 @@ from unisono.transports.secret import Secret, find_secret, open_secret
 from unisono.transports.session import Session
 from unisono.transports.tls import check
 
-_TOLD_BYTES = 1024
-_PATIENCE_S = 3 * MEETING_S
-"""For those who still wait to meet, or at a barrier, in a world that will not be."""
+_MESSAGE_BYTES = 1024
+_AGREEMENT_TIMEOUT_S = 3 * RENDEZVOUS_S
+"""For ranks that still wait, at a rendezvous or barrier, in a world that has failed."""
 
 
 def grow(
@@ -51,60 +52,59 @@ def grow(
     timeout_s: float,
     address: str | None,
 ) -> Communicator:
-    """The world of these ranks and newcomers; see `Communicator.grow`."""
+    """The world of these ranks and new processes; see `Communicator.grow`."""
     nanoseconds(timeout_s)
-    wanted = whole_number("world_size", world_size)
+    world_size = whole_number("world_size", world_size)
 
-    if wanted < comm.world_size:
+    if world_size < comm.world_size:
         raise BadArgument(
-            f"grow: world_size = {wanted}, but {comm.world_size} ranks are here; "
+            f"grow: world_size = {world_size}, but {comm.world_size} ranks are here; "
             "expected as many or more"
         )
-    with Changing("grow"):
+    with ResizeLock("grow"):
         comm.core.check_open("grow")
         comm.core.check_usable("grow")
-        if wanted == comm.world_size:
+        if world_size == comm.world_size:
             comm.barrier()
             return comm
         if comm.rank == 0:
-            return _Host(comm, member, wanted, timeout_s, address).grow()
-        told = _tell(comm, None, timeout_s + comm.timeout_s)
-        return _meet(comm, member, told)
+            return _GrowCoordinator(comm, member, world_size, timeout_s, address).grow()
+        welcome = _broadcast_welcome(comm, None, timeout_s + comm.timeout_s)
+        return _form_world(comm, member, welcome)
 
 
-class _Host:
-    """Rank 0's part."""
+class _GrowCoordinator:
+    """What rank 0 does in grow."""
 
     def __init__(
         self,
         comm: Communicator,
         member: Membership,
-        wanted: int,
+        world_size: int,
         timeout_s: float,
         address: str | None,
     ) -> None:
-        self.comm, self.member, self.wanted = comm, member, wanted
+        self.comm, self.member, self.world_size = comm, member, world_size
         self.timeout_s = timeout_s
         self.address = address or member.address
-        self.newcomers: list[ControlLink] = []
+        self.joining: list[ControlLink] = []
 
     def grow(self) -> Communicator:
-        """Wait for newcomers, and meet with all."""
+        """Wait for new processes, and form the next world with all."""
         endpoint: JoinEndpoint | None = None
         try:
             endpoint = self._open_endpoint()
             self._gather(endpoint)
-            told = self._welcome(self._place())
-            return _meet(self.comm, self.member, told, self._announce)
+            welcome = self._welcome(self._place())
+            return _form_world(self.comm, self.member, welcome, self._announce)
         except (ConnectFailed, OSError) as why:
-            if (
-                not self.comm.core.closed
-            ):  # it is still good, and the others wait for a word
-                wrong = str(why)[: _TOLD_BYTES - 64]
-                _tell(self.comm, Welcome(wrong=wrong))
+            # If it is still open, the others wait for a message.
+            if not self.comm.core.closed:
+                wrong = str(why)[: _MESSAGE_BYTES - 64]
+                _broadcast_welcome(self.comm, Welcome(wrong=wrong))
             raise
         finally:
-            for link in self.newcomers:
+            for link in self.joining:
                 link.close()
             if endpoint is not None:
                 endpoint.close()
@@ -113,7 +113,7 @@ class _Host:
         member = self.member
         if not member.across:
             return JoinEndpoint.open_local(member.job)
-        secret = _known(member.secret, member.job, member.insecure)
+        secret = _secret_or_open(member.secret, member.job, member.insecure)
         endpoints = [endpoint.listener for endpoint in member.kept]
         found = [self.comm.core.transport.listener, *endpoints]
         me = Identity(secret, member.job, 0, tls=member.tls)
@@ -121,27 +121,27 @@ class _Host:
 
     def _gather(self, endpoint: JoinEndpoint) -> None:
         until = time.monotonic() + self.timeout_s
-        needed = self.wanted - self.comm.world_size
-        while len(self.newcomers) < needed:
+        needed = self.world_size - self.comm.world_size
+        while len(self.joining) < needed:
             for link, hello in endpoint.newcomers():
-                self._greet(link, hello)
-            gone = [link for link in self.newcomers if link.has_ended()]
+                self._admit(link, hello)
+            gone = [link for link in self.joining if link.has_ended()]
             for link in gone:
-                self.newcomers.remove(link)
+                self.joining.remove(link)
                 link.close()
-            self._look_after_ranks()
+            self._check_ranks()
             if time.monotonic() > until:
                 raise ConnectFailed(
-                    f"grow: {len(self.newcomers)} of {needed} newcomers came within "
+                    f"grow: {len(self.joining)} of {needed} processes joined within "
                     f"{self.timeout_s:g} s{self._where()}: have they been started, "
-                    "with UNISONO_JOIN=1 and the same job? The communicator is as "
-                    "before"
+                    "with UNISONO_JOIN=1 and the same job? The communicator is "
+                    "unchanged"
                 )
 
     def _where(self) -> str:
         return f" to {self.address}" if self.member.across else ""
 
-    def _greet(self, link: ControlLink, hello: Joining) -> None:
+    def _admit(self, link: ControlLink, hello: Joining) -> None:
         if hello.version != unisono.__version__:
             link.send(
                 Welcome(
@@ -151,17 +151,17 @@ class _Host:
             )
             link.close()
             return
-        if len(self.newcomers) < self.wanted - self.comm.world_size:
-            self.newcomers.append(link)
+        if len(self.joining) < self.world_size - self.comm.world_size:
+            self.joining.append(link)
         else:
-            link.close()  # it may come again, when there is room
+            link.close()  # it may connect again, when there is room
 
-    def _look_after_ranks(self) -> None:
-        """If one of the ranks is lost, tell the others, who only wait for a word."""
+    def _check_ranks(self) -> None:
+        """If one of the ranks is lost, tell the others, which wait for a message."""
         engine = self.comm.core.transport.engine
         dead = [r for r in range(self.comm.world_size) if engine.dead(r)]
         if dead:
-            _tell(self.comm, Welcome(dead=tuple(dead)))
+            _broadcast_welcome(self.comm, Welcome(dead=tuple(dead)))
             raise _lost(self.comm, dead)
         self.comm.core.check_usable("grow")
 
@@ -174,48 +174,49 @@ class _Host:
 
     def _welcome(self, place: str) -> Welcome:
         epoch, before = self.member.epoch + 1, self.comm.world_size
-        return Welcome(0, self.wanted, epoch, place, before=before)
+        return Welcome(0, self.world_size, epoch, place, before=before)
 
     def _announce(self, place: str) -> None:
-        told = self._welcome(place)
-        _tell(self.comm, told)
-        for number, link in enumerate(self.newcomers):
+        welcome = self._welcome(place)
+        _broadcast_welcome(self.comm, welcome)
+        for number, link in enumerate(self.joining):
             rank = self.comm.world_size + number
-            link.send(msgspec.structs.replace(told, rank=rank))
+            link.send(msgspec.structs.replace(welcome, rank=rank))
 
 
-def _tell(
-    comm: Communicator, told: Welcome | None, timeout_s: float | None = None
+def _broadcast_welcome(
+    comm: Communicator, welcome: Welcome | None, timeout_s: float | None = None
 ) -> Welcome:
-    """What rank 0 tells all ranks.
+    """Send rank 0's message to all ranks.
 
-    They may call later than rank 0 by more than newcomers are waited for: that is no
-    reason to break what they have, so they have the time that any call has.
+    They may call grow later than rank 0 by more than its timeout: that is no reason to
+    break the communicator, so they have the timeout of any call.
     """
-    raw = np.zeros(_TOLD_BYTES, np.uint8)
-    if told is not None:
-        data = msgspec.msgpack.encode(told)
+    raw = np.zeros(_MESSAGE_BYTES, np.uint8)
+    if welcome is not None:
+        data = msgspec.msgpack.encode(welcome)
         raw[: 2 + len(data)] = np.frombuffer(
             len(data).to_bytes(2, "big") + data, np.uint8
         )
     comm.broadcast(raw, timeout_s=timeout_s)
-    if told is not None:
-        return told
+    if welcome is not None:
+        return welcome
     size = int.from_bytes(raw[:2].tobytes(), "big")
-    heard = msgspec.msgpack.decode(raw[2 : 2 + size].tobytes(), type=Welcome)
-    if heard.dead and all(0 <= rank < comm.world_size for rank in heard.dead):
-        raise _lost(comm, heard.dead)
-    if heard.wrong:
-        raise ConnectFailed(heard.wrong)
-    if not heard.is_sound() or heard.before != comm.world_size:
-        raise ConnectFailed("grow: rank 0 tells of a world that cannot be")
-    return heard
+    welcome = msgspec.msgpack.decode(raw[2 : 2 + size].tobytes(), type=Welcome)
+    if welcome.dead and all(0 <= rank < comm.world_size for rank in welcome.dead):
+        raise _lost(comm, welcome.dead)
+    if welcome.wrong:
+        raise ConnectFailed(welcome.wrong)
+    if not welcome.is_valid() or welcome.before != comm.world_size:
+        raise ConnectFailed("grow: rank 0 sent an invalid world")
+    return welcome
 
 
 def _lost(comm: Communicator, dead: Sequence[int]) -> PeerLost:
     peers = [comm.peers[rank] for rank in dead]
     return PeerLost(
-        f"grow: {peers[0]} died while the others waited for newcomers; shrink first",
+        f"grow: {peers[0]} died while the others waited for joining processes; "
+        "shrink first",
         ranks=dead,
         pids=[peer.pid for peer in peers],
         host=peers[0].host,
@@ -223,49 +224,51 @@ def _lost(comm: Communicator, dead: Sequence[int]) -> PeerLost:
     )
 
 
-def _meet(
+def _form_world(
     comm: Communicator,
     member: Membership,
-    told: Welcome,
+    welcome: Welcome,
     announce: Callable[[str], None] = lambda place: None,
 ) -> Communicator:
-    """Meet newcomers as the next world, or agree on another if that fails."""
+    """Form the next world with the new processes, or agree on another if that fails."""
     old, rank, limit = comm.core.transport, comm.rank, comm.timeout_s
-    later = member.later(told.epoch)
+    later = member.later(welcome.epoch)
     living = [r for r in range(comm.world_size) if not old.engine.dead(r)]
 
     def lost() -> str:
         gone = [r for r in living if old.engine.dead(r)]
-        return f"grow: {old.peers[gone[0]]} died before all had met" if gone else ""
+        return f"grow: {old.peers[gone[0]]} died during the rendezvous" if gone else ""
 
     def attempt() -> Communicator:
         try:
             transport = later.meet(
                 rank,
-                told.world_size,
-                told.place,
-                timeout_s=MEETING_S,
+                welcome.world_size,
+                welcome.place,
+                timeout_s=RENDEZVOUS_S,
                 announce=announce,
                 lost=lost,
             )
         finally:
-            revoke(old)  # if it failed, those who were not told come to agree, too
+            revoke(old)  # if it failed, ranks that do not know of it call shrink, too
         return _first(transport, later, limit)
 
     everybody = tuple(range(comm.world_size))
-    found = survive(
+    found = form_world(
         old,
         member,
-        _PATIENCE_S,
+        _AGREEMENT_TIMEOUT_S,
         lambda made, _: _first(made, later, limit),
-        (Proposal(told.epoch, everybody, ()), attempt),
+        (Proposal(welcome.epoch, everybody, ()), attempt),
     )
     return _settled(found.comm, found.left_out)
 
 
 def _first(transport: Session, member: Membership, timeout_s: float) -> Communicator:
     try:
-        made = first_communicator(transport, timeout_s=timeout_s, meeting_s=MEETING_S)
+        made = first_communicator(
+            transport, timeout_s=timeout_s, meeting_s=RENDEZVOUS_S
+        )
     except BaseException:
         transport.close()
         raise
@@ -279,28 +282,28 @@ def _settled(comm: Communicator, left_out: tuple[int, ...]) -> Communicator:
     return comm
 
 
-# --- newcomers
+# --- new processes
 
 
 def join(
     job: str,
     address: str,
     *,
-    changes: Changes,
+    changes: ResizeFunctions,
     timeout_s: float,
     meeting_s: float,
     insecure: bool,
     tls: bool = False,
     fabric: str = "",
 ) -> Communicator:
-    """Come to a job that grows, and be one of its ranks."""
+    """Join a job that grows, as one of its ranks."""
     if not job:
         raise BadArgument(
             "join: which job? Set UNISONO_JOB, or pass job=, as its ranks have it"
         )
     secret = None
     if address:
-        secret = _known(find_secret(os.environ), job, insecure)
+        secret = _secret_or_open(find_secret(os.environ), job, insecure)
         if tls:
             check(secret)
     interface = os.environ.get("UNISONO_INTERFACE")
@@ -319,54 +322,54 @@ def join(
     coming = Joiner(job, address, secret, tls)
     until = time.monotonic() + meeting_s
     while time.monotonic() < until:
-        told = coming.ask(hello, until)
-        if told is None:
+        welcome = coming.ask(hello, until)
+        if welcome is None:
             continue
-        if told.wrong:
-            raise ConnectFailed(f"join: {told.wrong}")
-        if not told.is_sound() or told.rank == 0:
-            raise ConnectFailed("join: rank 0 offers a place that cannot be")
-        comm = _take_seat(member.later(told.epoch), told, timeout_s)
+        if welcome.wrong:
+            raise ConnectFailed(f"join: {welcome.wrong}")
+        if not welcome.is_valid() or welcome.rank == 0:
+            raise ConnectFailed("join: rank 0 sent an invalid rank or world size")
+        comm = _join_world(member.later(welcome.epoch), welcome, timeout_s)
         if comm is not None:
             return comm
     where = f"at {address}" if address else "on this host"
     raise ConnectFailed(
-        f"join: nobody let this process into the job {job!r} {where} within "
+        f"join: no rank admitted this process to the job {job!r} {where} within "
         f"{meeting_s:g} s{coming.trouble}: do its ranks call comm.grow, and have they "
         "the same job, address and secret?"
     )
 
 
-def _take_seat(
-    member: Membership, told: Welcome, timeout_s: float
+def _join_world(
+    member: Membership, welcome: Welcome, timeout_s: float
 ) -> Communicator | None:
-    """The communicator of the grown world; None if it came to nothing."""
+    """The communicator of the grown world; None if it was not formed."""
     comm: Communicator | None = None
     try:
         transport = member.meet(
-            told.rank, told.world_size, told.place, timeout_s=MEETING_S
+            welcome.rank, welcome.world_size, welcome.place, timeout_s=RENDEZVOUS_S
         )
         comm = _first(transport, member, timeout_s)
-        comm.barrier(timeout_s=MEETING_S)
+        comm.barrier(timeout_s=RENDEZVOUS_S)
     except (UnisonoError, OSError):
         if comm is not None:
             comm.close()
         return None
     try:
-        comm.barrier(timeout_s=MEETING_S)
-    except UnisonoError:  # the others may have settled it: agree with them from there
+        comm.barrier(timeout_s=RENDEZVOUS_S)
+    except UnisonoError:  # the others may have settled it: agree with them
         transport = comm.core.transport
         revoke(transport)
-        found = survive(
+        found = form_world(
             transport,
             member,
-            _PATIENCE_S,
+            _AGREEMENT_TIMEOUT_S,
             lambda made, _: _first(made, member, timeout_s),
-            voters=told.before,
+            voters=welcome.before,
         )
         return _settled(found.comm, ())
     return _settled(comm, ())
 
 
-def _known(secret: Secret | None, job: str, insecure: bool) -> Secret:
+def _secret_or_open(secret: Secret | None, job: str, insecure: bool) -> Secret:
     return secret or open_secret(job, anywhere=insecure)

@@ -1,4 +1,4 @@
-"""`unisono.init`: find the world, meet the others, and make the first communicator."""
+"""`unisono.init`: find rank and world size, rendezvous, make the communicator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from unisono.errors import BadArgument
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world import grow, shrink
-from unisono.runtime.world.address import ADDRESS, meeting_place, no_secret
-from unisono.runtime.world.environment import World, find_world
-from unisono.runtime.world.first import MEETING_S, first_communicator, next_epoch
-from unisono.runtime.world.membership import Changes, Membership
+from unisono.runtime.world.address import ADDRESS, no_secret, rendezvous_address
+from unisono.runtime.world.environment import WorldEnvironment, find_world
+from unisono.runtime.world.first import RENDEZVOUS_S, first_communicator, next_epoch
+from unisono.runtime.world.membership import Membership, ResizeFunctions
 from unisono.transports.addresses import Address, is_loopback
 from unisono.transports.registry import FABRIC
 from unisono.transports.secret import find_secret
 from unisono.transports.tls import TLS, wanted
 
 JOIN = "UNISONO_JOIN"
-_CHANGES = Changes(shrink.shrink, grow.grow)
+_CHANGES = ResizeFunctions(shrink.shrink, grow.grow)
 
 
 def init(
@@ -28,7 +28,7 @@ def init(
     *,
     job: str | None = None,
     timeout_s: float | None = None,
-    meeting_s: float = MEETING_S,
+    meeting_s: float = RENDEZVOUS_S,
     insecure: bool = False,
     tls: str | None = None,
     fabric: str | None = None,
@@ -36,25 +36,25 @@ def init(
 ) -> Communicator:
     """The communicator of all ranks of this job.
 
-    Rank and world size come from the arguments, or from whoever started this process:
-    unisono run, torchrun, mpirun, srun; alone it is a world of one. `timeout_s` is the
-    deadline of every call, `meeting_s` how long to wait for the others to appear.
-    Across hosts a job has a secret, or does without by `insecure`; with tls="mutual",
-    or UNISONO_TLS, the same for all ranks, everything between hosts is encrypted.
-    `fabric`, or UNISONO_FABRIC, names the transport, the same for all ranks; by default
-    ranks of one host share memory, and ranks of several hosts connect by TCP.
+    Rank and world size come from the arguments or from the launcher of this process:
+    unisono run, torchrun, mpirun, srun; without a launcher it is a world of one.
+    `timeout_s` is the timeout of every call, `meeting_s` how long to wait for the other
+    ranks at the rendezvous. Across hosts a job has a secret, unless `insecure`; with
+    tls="mutual", or UNISONO_TLS, the same on all ranks, everything between hosts is
+    encrypted. `fabric`, or UNISONO_FABRIC, the same on all ranks, names the transport;
+    by default ranks of one host share memory, and ranks of several connect by TCP.
 
-    With `join`, or UNISONO_JOIN=1, this process comes to a job that runs, whose ranks
-    call `comm.grow`: rank and world size are then the job's to give.
+    With `join`, or UNISONO_JOIN=1, this process joins a running job, whose ranks call
+    `comm.grow`: rank and world size are then assigned by the job.
     """
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
-        return _joined(
+        return _join(
             rank, world_size, job, timeout_s, meeting_s, insecure, encrypted, fabric
         )
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
-    nanoseconds(limit)  # refused before anybody is met
+    nanoseconds(limit)  # refuse a bad one before the rendezvous
     _arm_failpoints()
     member = membership(world, insecure, encrypted, fabric)
     place = member.address if member.across else ""
@@ -64,7 +64,7 @@ def init(
     return comm
 
 
-def _joined(
+def _join(
     rank: int | None,
     world_size: int | None,
     job: str | None,
@@ -76,8 +76,8 @@ def _joined(
 ) -> Communicator:
     if rank is not None or world_size is not None:
         raise BadArgument(
-            f"rank = {rank}, world_size = {world_size}: who joins is given both by the "
-            "job; leave them out"
+            f"rank = {rank}, world_size = {world_size}: with join the job assigns "
+            "both; leave them out"
         )
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)
@@ -94,23 +94,23 @@ def _joined(
 
 
 def _fabric(name: str | None) -> str:
-    """Which transport is asked for; "" for the default."""
+    """The name of the transport that is asked for; "" for the default."""
     return name if name is not None else os.environ.get(FABRIC, "")
 
 
 def membership(
-    world: World,
+    world: WorldEnvironment,
     insecure: bool = False,
     tls: bool = False,
     fabric: str | None = None,
 ) -> Membership:
-    """How this process belongs to a job, as a process that begins with it."""
-    # A process may leave and meet again: each time at a place of its own.
+    """The membership of a process that starts with its job."""
+    # A process may leave and join again: each time in an epoch of its own.
     epoch = next_epoch(world.job) if world.world_size > 1 else 0
     if world.hosts_several or os.environ.get(ADDRESS):
-        place = meeting_place(world).address
+        place = rendezvous_address(world).address
         secret = find_secret(os.environ)
-        if secret is None and not insecure and not _only_here(place):
+        if secret is None and not insecure and not _is_local(place):
             raise no_secret(world)
         interface = os.environ.get("UNISONO_INTERFACE")
         return Membership(
@@ -128,8 +128,8 @@ def membership(
     return Membership(world.job, _CHANGES, epoch, fabric=_fabric(fabric))
 
 
-def _only_here(address: str) -> bool:
-    """Whether nobody on another host can connect there."""
+def _is_local(address: str) -> bool:
+    """Whether the address is a loopback address, closed to other hosts."""
     found = Address.parse(address).resolve()
     return all(is_loopback(str(where[0])) for _, where in found)
 

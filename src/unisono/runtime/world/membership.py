@@ -1,7 +1,7 @@
-"""What a world needs to become another: its job, its epoch, and how its ranks meet.
+"""What is needed to form the next world of a job: name, epoch, rendezvous options.
 
-Every world of a job has an epoch of its own, and whoever goes on counts further. So
-nothing that belongs to an earlier world is taken for news in a later one.
+Every world of a job has an epoch of its own, larger than those before. So no message of
+an earlier world is taken for one of a later world.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from unisono.transports.secret import Secret
 from unisono.transports.session import Session
 
 
-class Changes(NamedTuple):
-    """The functions by which a world changes; they stand above this module."""
+class ResizeFunctions(NamedTuple):
+    """The functions that resize a world; their modules import this one."""
 
     shrink: Callable[[Membership, Communicator, float, Sequence[int]], Communicator]
     grow: Callable[[Membership, Communicator, int, float, str | None], Communicator]
@@ -30,16 +30,16 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class Membership:
-    """How this process belongs to a job, in the world of one epoch.
+    """This process's membership in a job, in the world of one epoch.
 
-    `across` tells whether its ranks connect by an address; `address` is then the job's
-    own, where ranks that join connect. `fabric` names the transport; if it is "",
-    ranks connect by TCP if `across`, and else through shared memory. `kept` are
-    endpoints of earlier worlds to which ranks that were left out may still connect.
+    `across`: the ranks connect by an address; `address` is then the job's own, to which
+    joining ranks connect. `fabric` names the transport; if it is "", that is TCP if
+    `across`, and else shared memory. `kept` are endpoints of earlier worlds to which
+    ranks that were left out may still connect.
     """
 
     job: str
-    changes: Changes
+    changes: ResizeFunctions
     epoch: int = 0
     across: bool = False
     address: str = ""
@@ -51,7 +51,7 @@ class Membership:
     kept: tuple[ShrinkEndpoint, ...] = ()
 
     def later(self, epoch: int, kept: tuple[ShrinkEndpoint, ...] = ()) -> Membership:
-        """The same in a later world."""
+        """The membership in a later world."""
         return replace(self, epoch=epoch, kept=self.kept + kept)
 
     def meet(
@@ -64,10 +64,10 @@ class Membership:
         announce: Callable[[str], None] = lambda place: None,
         lost: Callable[[], str] = str,
     ) -> Session:
-        """Meet the others of this epoch.
+        """Rendezvous with the others of this epoch.
 
-        `place` is an address that all were told, or on one host any word. Rank 0 may
-        give port 0; `announce` is called with what there is to tell the others.
+        `place` is an address that all know, or on one host any name. Rank 0 may give
+        port 0; `announce` is called with the address that it then has.
         """
         options = ConnectOptions(
             rank,
@@ -119,14 +119,14 @@ class Membership:
         """See `Communicator.grow`."""
         return self.changes.grow(self, comm, world_size, timeout_s, address)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the endpoints of earlier worlds."""
         for endpoint in self.kept:
             endpoint.close()
 
 
 def membership_of(comm: Communicator) -> Membership:
-    """How the world of a communicator came to be, which is from `unisono.init`."""
+    """The membership of a communicator from `unisono.init`."""
     found = comm.core.membership
     assert isinstance(found, Membership)
     return found

@@ -1,9 +1,9 @@
-"""Worlds that change: what `comm.shrink` does before and after the agreement.
+"""What `comm.shrink` does before and after the agreement.
 
 First the old world is revoked. Every communicator of it is closed on this rank, which
-ends whatever is in flight: here at once, and on the others as soon as they notice, with
-an error that names a rank. So all survivors come to shrink, one after another, even if
-only one of them found out why.
+aborts all calls in flight: here at once, and on the others as soon as they notice, with
+an error that names a rank. So all survivors call shrink, one after another, even if
+only one of them noticed the failure.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.first import count_epochs_from, first_communicator
 from unisono.runtime.world.membership import Membership, membership_of
-from unisono.runtime.world.shrink_protocol import survive
+from unisono.runtime.world.shrink_protocol import form_world
 from unisono.transports.session import Session
 
 _CHANGING = threading.Lock()
 """Held while a rank shrinks or grows: a process does so in one thread at a time."""
 
 
-class Changing:
-    """For `with Changing("shrink"):`; a second thread is refused."""
+class ResizeLock:
+    """For `with ResizeLock("shrink"):`; a second thread is refused."""
 
     def __init__(self, what: str) -> None:
-        """`what` is for the error."""
+        """`what` is named in the error."""
         self._what = what
 
     def __enter__(self) -> None:
-        """Take the lock, or say why not."""
+        """Take the lock, or raise UsageError."""
         if not _CHANGING.acquire(blocking=False):
             raise UsageError(
-                f"{self._what}: another thread of this process is at shrink or grow; "
-                "call it once on each rank, and hand the new communicator around"
+                f"{self._what}: another thread of this process is in shrink or grow; "
+                "call it once on each rank, and share the new communicator"
             )
 
     def __exit__(self, *error: object) -> None:
-        """Let the next one."""
+        """Release the lock."""
         _CHANGING.release()
 
 
 def shrink(
     member: Membership, comm: Communicator, timeout_s: float, dead: Sequence[int]
 ) -> Communicator:
-    """The world of those who are left; see `Communicator.shrink`."""
+    """The world of the surviving ranks; see `Communicator.shrink`."""
     nanoseconds(timeout_s)
     known = [_other_rank(comm, rank) for rank in dead]
-    with Changing("shrink"):
+    with ResizeLock("shrink"):
         comm.core.check_open("shrink")
         transport = comm.core.transport
         limit = comm.timeout_s
@@ -58,7 +58,7 @@ def shrink(
         def first(made: Session, meeting_s: float) -> Communicator:
             return first_communicator(made, timeout_s=limit, meeting_s=meeting_s)
 
-        found = survive(transport, member, timeout_s, first, dead=known)
+        found = form_world(transport, member, timeout_s, first, dead=known)
         made = found.comm
         made.left_out = found.left_out
         count_epochs_from(member.job, membership_of(made).epoch + 1)
@@ -76,10 +76,10 @@ def _other_rank(comm: Communicator, rank: int) -> int:
 
 
 def revoke(transport: Session) -> None:
-    """Close every communicator of a world, and leave the world itself as it is.
+    """Close every communicator of a world, but not the world's transport.
 
-    All at once: one that closes waits for the thread that carries on what is in flight
-    on the others, and that goes on until they are closed, too.
+    All at once: closing one waits for the thread that runs calls in flight on the
+    others, and that runs until they are closed, too.
     """
     users = list(transport.users)
     closing = [threading.Thread(target=user.abandon) for user in users[1:]]

@@ -1,9 +1,10 @@
-"""`comm.shrink`: those who are left agree on who that is, and meet as a new world.
+"""`comm.shrink`: surviving ranks agree on who they are, and form a new world.
 
-The rules are in `agreement`; here they are acted out. Each rank opens a door, goes to
-whoever presides, and does what it is told; it closes the old world only when all have
-come through two barriers in the new one. If the second fails, the rank stands by the
-new world and agrees anew from there, while it goes on answering at its old door.
+The rules are in `agreement`; here their actions are carried out. Each rank opens an
+endpoint, connects to the coordinator, and does what the rules ask for; it closes the
+old world only when all have passed two barriers in the new one. If the second fails,
+the rank keeps the new world and agrees again from there, while it still answers at its
+old endpoint.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import msgspec
 from unisono.errors import ConnectFailed, PeerLost, UnisonoError
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.agreement import (
-    MEETING_S,
+    RENDEZVOUS_S,
+    ActionKind,
     Agreement,
-    Come,
-    Kind,
+    AgreementAction,
+    AgreementReply,
+    AgreementRequest,
     Proposal,
-    Reply,
-    Step,
 )
 from unisono.runtime.world.membership import Membership, membership_of
 from unisono.transports.endpoints import (
@@ -35,85 +36,89 @@ from unisono.transports.endpoints import (
 )
 from unisono.transports.session import Session
 
-_RETRY_S = 0.02  # between knocks at a door that is not there yet
-_AGAIN_S = 0.5  # at one that cannot be reached
-_ENDING_S = 1.0
-"""How long after a process has closed its sockets the kernel may say that it ended."""
-_ELSEWHERE = Proposal(0, (), ())
-"""What is told in a world that came to nothing: those who ask have no part in it."""
+_RETRY_S = 0.02  # to an endpoint that is not open yet
+_UNREACHABLE_RETRY_S = 0.5  # to one that cannot be reached
+_EXIT_S = 1.0
+"""How long after closing a process's sockets the kernel may take to report its exit."""
+_NO_WORLD = Proposal(0, (), ())
+"""The answer in a world that was not formed: a rank that asks there is left out."""
 
-First = Callable[[Session, float], "Communicator"]
-Attempt = tuple[Proposal, Callable[[], "Communicator"]]
-"""A world to be that all have been told of already, and how this rank meets it."""
+MakeCommunicator = Callable[[Session, float], "Communicator"]
+PreparedWorld = tuple[Proposal, Callable[[], "Communicator"]]
+"""A world that all ranks know of already, and how this rank joins it."""
 
 
 @dataclass(frozen=True)
-class Survived:
-    """The new world, and the ranks of the old one that live and have no part in it."""
+class FormedWorld:
+    """The new world, and the live ranks of the old one that are not in it."""
 
     comm: Communicator
     left_out: tuple[int, ...]
 
 
-def survive(
+def form_world(
     transport: Session,
     member: Membership,
     timeout_s: float,
-    first: First,
-    attempt: Attempt | None = None,
+    first: MakeCommunicator,
+    attempt: PreparedWorld | None = None,
     *,
     dead: Iterable[int] = (),
     voters: int = 0,
-) -> Survived:
-    """Agree with the others of this world; `first` makes a communicator.
+) -> FormedWorld:
+    """Agree with the others of this world and form the next; `first` makes it.
 
-    If there is an `attempt`, they agree only if that fails. `dead` are ranks that have
-    ended for certain, by the caller's word; `voters` as in Agreement.
+    With an `attempt`, ranks agree only if that fails. `dead` are ranks that, the caller
+    says, have certainly exited; `voters` as in `Agreement`.
     """
-    names = list(range(len(transport.peers)))  # in the world that shrink was called on
-    parts: list[_Survivor] = []
+    names = list(
+        range(len(transport.peers))
+    )  # their ranks in the world that shrink was called on
+    drivers: list[_AgreementDriver] = []
     left_out: list[int] = []
     is_strict = False
     try:
         while True:
-            part = _Survivor(transport, member, timeout_s, first, is_strict, voters)
-            parts.append(part)
+            part = _AgreementDriver(
+                transport, member, timeout_s, first, is_strict, voters
+            )
+            drivers.append(part)
             part.rules.learn(dead=dead)
             dead = ()
-            proposal, comm, all_know = part.agree(attempt)
+            proposal, comm, all_settled = part.agree(attempt)
             voters = len(proposal.members) if attempt is not None else 0
             attempt = None
             is_strict = is_strict or bool(proposal.left_out)
             left_out += [names[r] for r in proposal.left_out]
             names = [names[r] for r in proposal.members]
-            names += [-1] * (comm.world_size - len(names))  # newcomers had none
+            names += [-1] * (comm.world_size - len(names))  # joining ranks had none
             member = member.later(proposal.epoch)
             transport = comm.core.transport
-            if all_know:
+            if all_settled:
                 break
-            parts[-1].answer(proposal)
+            drivers[-1].answer(proposal)
             comm.core.abandon()
     except BaseException:
-        for part in parts:
+        for part in drivers:
             part.transport.close()
             part.close()
-        member.let_go()
+        member.release()
         raise
     if left_out:
-        parts[-1].answer(proposal)
+        drivers[-1].answer(proposal)
         member = member.later(
-            member.epoch, tuple(d for p in parts for d in p.endpoints)
+            member.epoch, tuple(d for p in drivers for d in p.endpoints)
         )
     comm.core.membership = member
-    for part in parts:
+    for part in drivers:
         _retire(part.transport, keeps_endpoint=bool(left_out))
         if not left_out:
             part.close()
-    return Survived(comm, tuple(sorted(r for r in left_out if r >= 0)))
+    return FormedWorld(comm, tuple(sorted(r for r in left_out if r >= 0)))
 
 
 def _retire(transport: Session, *, keeps_endpoint: bool) -> None:
-    """End a world, but not necessarily the place where others knock."""
+    """Close a world, but keep its endpoint if others may still connect."""
     if not keeps_endpoint or transport.listener is None:
         transport.close()
         return
@@ -123,30 +128,30 @@ def _retire(transport: Session, *, keeps_endpoint: bool) -> None:
 
 
 @dataclass(eq=False)
-class _Survivor:
-    """One rank's part in the agreement of one world."""
+class _AgreementDriver:
+    """Carries out one rank's agreement in one world."""
 
     transport: Session
     member: Membership
     timeout_s: float
-    first: First
+    first: MakeCommunicator
     is_strict: bool = False
     voters: int = 0
     endpoints: list[ShrinkEndpoint] = field(default_factory=list)
-    asked: dict[int, ControlLink] = field(default_factory=dict)
-    """Links that this rank has made."""
-    came: dict[int, ControlLink] = field(default_factory=dict)
-    """Links of those who have come, and said so."""
-    mute: list[ControlLink] = field(default_factory=list)
-    """Links of those who have said nothing yet."""
+    outgoing: dict[int, ControlLink] = field(default_factory=dict)
+    """Connections that this rank has made."""
+    incoming: dict[int, ControlLink] = field(default_factory=dict)
+    """Connections from ranks that have sent a request."""
+    unidentified: list[ControlLink] = field(default_factory=list)
+    """Connections that have sent nothing yet."""
     retry: dict[int, float] = field(default_factory=dict)
-    ending: dict[int, float] = field(default_factory=dict)
-    """Until when the kernel is waited for to say that a rank of this host ended."""
-    held: Communicator | None = None
+    exit_deadline: dict[int, float] = field(default_factory=dict)
+    """Until when to wait for the kernel to report the exit of a rank of this host."""
+    unsettled: Communicator | None = None
     attempts: int = 0
 
     def __post_init__(self) -> None:
-        """Open the door."""
+        """Open the endpoint."""
         self.endpoint = open_shrink_endpoint(
             self.transport, self.member.job, self.member.epoch
         )
@@ -162,76 +167,82 @@ class _Survivor:
         )
 
     def agree(
-        self, attempt: Attempt | None = None
+        self, attempt: PreparedWorld | None = None
     ) -> tuple[Proposal, Communicator, bool]:
-        """What was settled, and whether all are known to have settled it."""
+        """The settled world, and whether all are known to have settled it."""
         try:
             found = None
             if attempt is not None:
-                found = self._try(attempt[0], lambda _: attempt[1]())
+                found = self._try_proposal(attempt[0], lambda _: attempt[1]())
             while found is None:
                 found = self._act()
             return found
         finally:
-            self._drop_links()
-            self._drop_held()
+            self._close_links()
+            self._drop_unsettled()
 
     def _act(self) -> tuple[Proposal, Communicator, bool] | None:
-        """One step by the rules."""
-        self._hear_kernel()
+        """Carry out the next action."""
+        self._check_local_exits()
         step = self.rules.step(time.monotonic())
-        self._tell_all()
-        if step.kind is Kind.ASK:
+        self._send_replies()
+        if step.kind is ActionKind.ASK:
             self._ask(step)
             return None
-        if step.kind is Kind.SETTLE and step.proposal and self.held is not None:
-            comm, self.held = self.held, None
+        if (
+            step.kind is ActionKind.SETTLE
+            and step.proposal
+            and self.unsettled is not None
+        ):
+            comm, self.unsettled = self.unsettled, None
             return self._settled(step.proposal, comm, False)
-        if step.kind in (Kind.HOST, Kind.VISIT) and step.proposal:
-            hosts = step.kind is Kind.HOST
-            return self._try(step.proposal, lambda met: self._meet(met, hosts))
+        if step.kind in (ActionKind.HOST, ActionKind.JOIN) and step.proposal:
+            hosts = step.kind is ActionKind.HOST
+            return self._try_proposal(
+                step.proposal, lambda met: self._rendezvous(met, hosts)
+            )
         raise self._error(step)
 
-    # --- words
+    # --- messages
 
-    def _ask(self, step: Step) -> None:
-        """Go to those who are wanted, and wait until something happens."""
+    def _ask(self, step: AgreementAction) -> None:
+        """Send requests to the ranks of this action, and wait for messages."""
         now = time.monotonic()
-        for rank in self.asked.keys() - set(step.ranks):
-            self.asked.pop(rank).close()
+        for rank in self.outgoing.keys() - set(step.ranks):
+            self.outgoing.pop(rank).close()
         for rank in step.ranks:
-            if rank not in self.asked and self.retry.get(rank, 0.0) <= now:
+            if rank not in self.outgoing and self.retry.get(rank, 0.0) <= now:
                 self._connect(rank)
-                if rank in self.rules.dead or rank in self.rules.silent:
+                if rank in self.rules.dead or rank in self.rules.unreachable:
                     return
-        waits = [self.retry[r] for r in step.ranks if r not in self.asked]
-        links = [*self.asked.values(), *self.came.values(), *self.mute]
+        waits = [self.retry[r] for r in step.ranks if r not in self.outgoing]
+        links = [*self.outgoing.values(), *self.incoming.values(), *self.unidentified]
         for link in pause_until(self.endpoint, links, min([step.until, *waits])):
             self._read(link)
-        self.mute += self.endpoint.arrivals()
+        self.unidentified += self.endpoint.arrivals()
 
-    def _hear_kernel(self) -> None:
-        """Learn who of this host has ended, which nobody else can tell for certain.
+    def _check_local_exits(self) -> None:
+        """Learn which ranks of this host have exited; only this host can be certain.
 
-        A process that ends closes its connections first. So if others have given up a
-        rank of this host, the kernel is given a moment to say whether it has ended.
+        A process that exits closes its connections first. So if others cannot reach a
+        rank of this host, the kernel is given a moment to report its exit.
         """
-        if self.endpoint.is_local:  # there the other's door tells, see `_refused`
+        if self.endpoint.is_local:  # the other's endpoint shows it, see `_refused`
             return
         engine, rules = self.transport.engine, self.rules
         for rank in self.transport.here(range(rules.n)):
             if rank == rules.me or rank in rules.dead:
                 continue
-            while not engine.ended(rank) and self._may_be_ending(rank):
+            while not engine.ended(rank) and self._may_be_exiting(rank):
                 time.sleep(_RETRY_S)
             if engine.ended(rank):
                 rules.learn(dead=[rank])
 
-    def _may_be_ending(self, rank: int) -> bool:
-        if rank not in self.rules.silent:
+    def _may_be_exiting(self, rank: int) -> bool:
+        if rank not in self.rules.unreachable:
             return False
         now = time.monotonic()
-        return now < self.ending.setdefault(rank, now + _ENDING_S)
+        return now < self.exit_deadline.setdefault(rank, now + _EXIT_S)
 
     def _connect(self, rank: int) -> None:
         is_dead = self.transport.engine.dead(rank)
@@ -241,90 +252,94 @@ class _Survivor:
         except ConnectionRefusedError:
             self._refused(rank, is_dead)
         except ConnectionError:
-            return  # it closed on us: full, or just about to end
+            return  # it closed the connection: its queue is full, or it exits
         except OSError:
-            self.retry[rank] = time.monotonic() + _AGAIN_S
+            self.retry[rank] = time.monotonic() + _UNREACHABLE_RETRY_S
             if is_dead:
-                self.rules.learn(silent=[rank])
+                self.rules.learn(unreachable=[rank])
         else:
-            link.send(self.rules.come())
-            self.asked[rank] = link
+            link.send(self.rules.request())
+            self.outgoing[rank] = link
 
     def _refused(self, rank: int, is_dead: bool) -> None:
-        """Nobody opens. Only within a host that is certain to be the rank's own doing.
+        """A connection was refused. Only within one host does that mean it is dead.
 
-        On one host a rank opens its door only when it comes to agree; if it is dead, or
-        has left its world, it will not. From another host the same answer may be a
-        firewall's, and the rank may live: it is given up, but not for dead.
+        On one host a rank opens its endpoint only when it calls shrink; if it is dead,
+        or has left its world, it will not. From another host a firewall may refuse, and
+        the rank may be alive: it is unreachable, but not dead.
         """
         if self.endpoint.is_local and not is_dead:
             return
         if self.endpoint.is_local:
             self.rules.learn(dead=[rank])
         else:
-            self.rules.learn(silent=[rank])
+            self.rules.learn(unreachable=[rank])
 
     def _read(self, link: ControlLink) -> None:
         rank = link.rank
-        if self.asked.get(rank) is link:
-            reply = link.receive(Reply)
-            if reply is None or not reply.is_sound(self.rules.n):
-                self.asked.pop(rank).close()
+        if self.outgoing.get(rank) is link:
+            reply = link.receive(AgreementReply)
+            if reply is None or not reply.is_valid(self.rules.n):
+                self.outgoing.pop(rank).close()
                 self.retry[rank] = time.monotonic() + _RETRY_S
             else:
-                self.rules.heard(rank, reply, time.monotonic())
+                self.rules.receive_reply(rank, reply, time.monotonic())
             return
-        come = link.receive(Come)
-        if link in self.mute:
-            self.mute.remove(link)
-            if come is not None and self._may_say(rank, come):
+        come = link.receive(AgreementRequest)
+        if link in self.unidentified:
+            self.unidentified.remove(link)
+            if come is not None and self._is_acceptable(rank, come):
                 self._replace(rank, link)
-                self.rules.came(rank, come)
+                self.rules.receive_request(rank, come)
                 return
-        elif self.came.get(rank) is link:
-            del self.came[rank]
-            self.rules.left(rank)
+        elif self.incoming.get(rank) is link:
+            del self.incoming[rank]
+            self.rules.follower_left(rank)
         link.close()
 
-    def _may_say(self, rank: int, come: Come) -> bool:
-        """Whether it is a rank of this world that speaks, and of no other."""
+    def _is_acceptable(self, rank: int, come: AgreementRequest) -> bool:
+        """Whether another rank of this world can have sent this request."""
         is_other = 0 <= rank < self.rules.n and rank != self.rules.me
-        return is_other and come.is_sound(self.rules.n)
+        return is_other and come.is_valid(self.rules.n)
 
     def _replace(self, rank: int, link: ControlLink) -> None:
-        """A rank that comes anew has given up how it came before."""
-        older = self.came.pop(rank, None)
+        """Replace the earlier connection of a rank that has connected again."""
+        older = self.incoming.pop(rank, None)
         if older is not None:
-            self.rules.left(rank)
+            self.rules.follower_left(rank)
             older.close()
-        self.came[rank] = link
+        self.incoming[rank] = link
 
-    def _tell_all(self) -> None:
+    def _send_replies(self) -> None:
         for rank, reply in self.rules.outbox:
-            if rank in self.came:
-                self.came[rank].send(reply)
+            if rank in self.incoming:
+                self.incoming[rank].send(reply)
         self.rules.outbox.clear()
 
-    def _drop_links(self) -> None:
-        for link in [*self.asked.values(), *self.came.values(), *self.mute]:
+    def _close_links(self) -> None:
+        for link in [
+            *self.outgoing.values(),
+            *self.incoming.values(),
+            *self.unidentified,
+        ]:
             link.close()
-        self.asked.clear()
-        self.came.clear()
-        self.mute.clear()
+        self.outgoing.clear()
+        self.incoming.clear()
+        self.unidentified.clear()
 
-    # --- meetings
+    # --- rendezvous
 
-    def _try(
+    def _try_proposal(
         self, proposal: Proposal, meet: Callable[[list[Proposal]], Communicator]
     ) -> tuple[Proposal, Communicator, bool] | None:
-        """Meet those of a proposal, and pass two barriers with them."""
-        self._drop_held()
+        """Form the world of a proposal, and pass two barriers in it."""
+        self._drop_unsettled()
         self.attempts += 1
         met = [proposal]
         comm: Communicator | None = None
         try:
             comm = meet(met)
-            comm.barrier(timeout_s=MEETING_S)
+            comm.barrier(timeout_s=RENDEZVOUS_S)
         except (UnisonoError, OSError):
             if self.attempts > 2 * self.rules.n + 3:
                 if comm is not None:
@@ -337,73 +352,73 @@ class _Survivor:
                 comm.close()
             raise
         try:
-            comm.barrier(timeout_s=MEETING_S)
+            comm.barrier(timeout_s=RENDEZVOUS_S)
         except UnisonoError:
             return self._settled(met[0], comm, False)
         return self._settled(met[0], comm, True)
 
-    def _meet(self, met: list[Proposal], hosts: bool) -> Communicator:
-        """The communicator of a proposal; what is in `met` gets its place."""
+    def _rendezvous(self, met: list[Proposal], hosts: bool) -> Communicator:
+        """The communicator of a proposal; the one in `met` gets its address."""
         proposal = met[0]
         place = proposal.address
         if hosts:
-            place = self._own_place()
+            place = self._own_address()
 
         def announce(found: str) -> None:
             if hosts:
                 met[0] = msgspec.structs.replace(proposal, address=found)
                 for rank in proposal.members:
-                    if rank in self.came:
-                        self.came[rank].send(Reply(proposal=met[0]))
+                    if rank in self.incoming:
+                        self.incoming[rank].send(AgreementReply(proposal=met[0]))
 
         member = self.member.later(proposal.epoch)
         transport = member.meet(
             proposal.members.index(self.rules.me),
             len(proposal.members),
             place,
-            timeout_s=min(MEETING_S, max(self.timeout_s, 1.0)),
+            timeout_s=min(RENDEZVOUS_S, max(self.timeout_s, 1.0)),
             announce=announce,
-            lost=self._loss_of(proposal),
+            lost=self._failure_of(proposal),
         )
         try:
-            comm = self.first(transport, MEETING_S)
+            comm = self.first(transport, RENDEZVOUS_S)
         except BaseException:
             transport.close()
             raise
         comm.core.membership = member
         return comm
 
-    def _own_place(self) -> str:
+    def _own_address(self) -> str:
         if self.transport.listener is None:
             return secrets.token_hex(8)
         here = self.transport.listener.address
         return str(type(here)(here.host, 0))
 
-    def _loss_of(self, proposal: Proposal) -> Callable[[], str]:
-        """Tells why a meeting cannot be: one has died, or the host gave it up."""
+    def _failure_of(self, proposal: Proposal) -> Callable[[], str]:
+        """A function that says why a rendezvous cannot succeed, or nothing."""
         engine, peers = self.transport.engine, self.transport.peers
         living = [r for r in proposal.members if not engine.dead(r)]
-        host = self.asked.get(proposal.members[0])
+        host = self.outgoing.get(proposal.members[0])
 
         def lost() -> str:
             for rank in living:
                 if engine.dead(rank):
-                    return f"shrink: {peers[rank]} died before all had met"
+                    return f"shrink: {peers[rank]} died during the rendezvous"
             if host is not None and host.has_ended():
-                return f"shrink: {peers[host.rank]} gave up the meeting"
+                return f"shrink: {peers[host.rank]} has left the rendezvous"
             return ""
 
         return lost
 
     def _failed(self, proposal: Proposal, comm: Communicator | None) -> None:
-        self.held = comm
-        self._drop_links()
+        self.unsettled = comm
+        self._close_links()
         self.retry.clear()
         self.rules.failed(proposal, met=comm is not None)
 
-    def _drop_held(self) -> None:
-        """What was met came to nothing: whoever stands by it is to know."""
-        comm, self.held = self.held, None
+    def _drop_unsettled(self) -> None:
+        """The world that was met is not formed: answer ranks that keep it."""
+        comm, self.unsettled = self.unsettled, None
         if comm is None:
             return
         member = membership_of(comm)
@@ -411,46 +426,47 @@ class _Survivor:
         transport = comm.core.transport
         if len(transport.peers) > 1:
             endpoint = open_shrink_endpoint(transport, member.job, member.epoch)
-            endpoint.answer(Reply(settled=_ELSEWHERE))
+            endpoint.answer(AgreementReply(settled=_NO_WORLD))
             self.endpoints.append(endpoint)
         _retire(transport, keeps_endpoint=True)
 
     def _settled(
-        self, proposal: Proposal, comm: Communicator, all_know: bool
+        self, proposal: Proposal, comm: Communicator, all_settled: bool
     ) -> tuple[Proposal, Communicator, bool]:
-        for link in self.came.values():
-            link.send(Reply(settled=proposal))
-        return proposal, comm, all_know
+        for link in self.incoming.values():
+            link.send(AgreementReply(settled=proposal))
+        return proposal, comm, all_settled
 
     def answer(self, proposal: Proposal) -> None:
-        """From now on tell whoever still comes to this world what was settled."""
-        self.endpoint.answer(Reply(settled=proposal))
+        """From now on answer every request in this world with what was settled."""
+        self.endpoint.answer(AgreementReply(settled=proposal))
 
     def close(self) -> None:
-        """Leave this world for good."""
+        """Close all endpoints of this world."""
         for endpoint in self.endpoints:
             endpoint.close()
 
     # --- errors
 
-    def _error(self, step: Step) -> UnisonoError:
+    def _error(self, step: AgreementAction) -> UnisonoError:
         peers = self.transport.peers
-        if step.kind is Kind.HOPELESS:
+        if step.kind is ActionKind.NO_MAJORITY:
             away = ", ".join(str(peers[r]) for r in step.ranks)
             return ConnectFailed(
-                f"shrink: {away} did not come within {self.timeout_s:g} s or cannot be "
-                "reached, and may live: from another host a process that ended and a "
-                "network that refuses look the same. Those who came are too few to go "
-                f"on without them (more than half of {self.rules.n}, or half with rank "
-                "0): start the job again, call shrink with a longer timeout_s on all, "
-                "or, if you know that they have ended, with dead=[their ranks]",
+                f"shrink: {away} did not call shrink within {self.timeout_s:g} s or "
+                "cannot be reached, and may be alive: from another host a process that "
+                "exited and a network that refuses connections look the same. The "
+                "ranks that are here are too few to continue without them (more than "
+                f"half of {self.rules.n}, or half with rank 0): restart the job, call "
+                "shrink with a longer timeout_s on all, or, if you know that they have "
+                "exited, with dead=[their ranks]",
                 missing=step.ranks,
             )
         return PeerLost(
-            f"shrink: rank {self.rules.me} was left out: the others have gone on "
-            f"without it{_epoch_of(step.proposal)}, because it did not come in time "
-            "or could not be reached; start it anew, with init(join=True), while they "
-            "call grow",
+            f"shrink: rank {self.rules.me} was left out: the others have continued "
+            f"without it{_epoch_of(step.proposal)}, because it did not call shrink in "
+            "time or could not be reached; start it again, with init(join=True), while "
+            "they call grow",
             ranks=[self.rules.me],
             pids=[peers[self.rules.me].pid],
             host=peers[self.rules.me].host,
@@ -461,5 +477,5 @@ class _Survivor:
 def _epoch_of(proposal: Proposal | None) -> str:
     if proposal is None or not proposal.members:
         return ""
-    told = ", ".join(map(str, proposal.members))
-    return f" in epoch {proposal.epoch} (ranks {told} of this one)"
+    ranks = ", ".join(map(str, proposal.members))
+    return f" in epoch {proposal.epoch} (ranks {ranks} of this one)"

@@ -12,38 +12,38 @@ const BOX = { left: 76, right: 690, top: 18, bottom: 380 };
 
 /**
  * The whole view: a chart and the same in words.
- * @param {Curves} told
+ * @param {Curves} comparison
  */
-export function curves(told) {
-  return h("section", { class: "curves", "aria-label": "Costs over sizes" }, chart(told), inWords(told));
+export function curves(comparison) {
+  return h("section", { class: "curves", "aria-label": "Costs over sizes" }, chart(comparison), inWords(comparison));
 }
 
 /**
  * The lines that get a colour and a name: all winners, and the runners-up for the largest size.
- * @param {Curves} told
+ * @param {Curves} comparison
  */
-function main(told) {
-  const winners = [...new Set(told.winners)];
-  const last = told.sizes.length - 1;
-  const others = told.curves
+function main(comparison) {
+  const winners = [...new Set(comparison.winners)];
+  const last = comparison.sizes.length - 1;
+  const others = comparison.curves
     .filter((curve) => !winners.includes(curve.name))
     .sort((a, b) => a.times[last] - b.times[last]);
   return [...winners, ...others.map((curve) => curve.name)].slice(0, Math.max(winners.length, 8));
 }
 
-/** @param {Curves} told */
-function chart(told) {
-  const all = [...told.curves.flatMap((curve) => curve.times), ...told.bound].filter((t) => t > 0);
+/** @param {Curves} comparison */
+function chart(comparison) {
+  const all = [...comparison.curves.flatMap((curve) => curve.times), ...comparison.bound].filter((t) => t > 0);
   const [low, high] = [Math.log10(Math.min(...all)), Math.log10(Math.max(...all))];
-  const [first, last] = [Math.log2(told.sizes[0]), Math.log2(told.sizes[told.sizes.length - 1])];
+  const [first, last] = [Math.log2(comparison.sizes[0]), Math.log2(comparison.sizes[comparison.sizes.length - 1])];
   /** @param {number} size */
   const x = (size) => BOX.left + ((Math.log2(size) - first) / (last - first)) * (BOX.right - BOX.left);
   /** @param {number} time */
   const y = (time) => BOX.bottom - ((Math.log10(Math.max(time, 1e-6)) - low) / (high - low || 1)) * (BOX.bottom - BOX.top);
   /** @param {number[]} times */
-  const line = (times) => `M${times.map((time, k) => `${x(told.sizes[k]).toFixed(1)} ${y(time).toFixed(1)}`).join("L")}`;
+  const line = (times) => `M${times.map((time, k) => `${x(comparison.sizes[k]).toFixed(1)} ${y(time).toFixed(1)}`).join("L")}`;
 
-  const label = `Time over size of ${told.curves.length} algorithms for ${told.collective} on ${told.topology}`;
+  const label = `Time over size of ${comparison.curves.length} algorithms for ${comparison.collective} on ${comparison.topology}`;
   const node = drawing(WIDTH, HEIGHT, label, 0.6);
   for (let power = Math.ceil(low); power <= Math.floor(high); power += 1) {
     node.append(
@@ -51,32 +51,32 @@ function chart(told) {
       s("text", { class: "small", x: BOX.left - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, duration(10 ** power)),
     );
   }
-  told.sizes.forEach((size, k) => {
+  comparison.sizes.forEach((size, k) => {
     if (k % 2) return;
     node.append(
       s("line", { class: "rule", x1: x(size), x2: x(size), y1: BOX.top, y2: BOX.bottom }),
       s("text", { class: "small", x: x(size), y: BOX.bottom + 18, "text-anchor": "middle" }, bytes(size)),
     );
   });
-  node.append(s("path", { class: "bound", d: line(told.bound) }));
-  const named = main(told);
-  for (const curve of told.curves) {
+  node.append(s("path", { class: "bound", d: line(comparison.bound) }));
+  const named = main(comparison);
+  for (const curve of comparison.curves) {
     if (!named.includes(curve.name)) node.append(s("path", { class: "curve", d: line(curve.times) }, s("title", {}, curve.name)));
   }
-  node.append(...labels(told, named, y, line), ...band(told, named, x));
+  node.append(...labels(comparison, named, y, line), ...band(comparison, named, x));
   return node;
 }
 
 /**
  * The named lines, and their names at the right, none on top of another.
- * @param {Curves} told
+ * @param {Curves} comparison
  * @param {string[]} named
  * @param {(time: number) => number} y
  * @param {(times: number[]) => string} line
  */
-function labels(told, named, y, line) {
-  const last = told.sizes.length - 1;
-  const ends = told.curves
+function labels(comparison, named, y, line) {
+  const last = comparison.sizes.length - 1;
+  const ends = comparison.curves
     .filter((curve) => named.includes(curve.name))
     .map((curve) => ({ curve, at: y(curve.times[last]) }))
     .sort((a, b) => a.at - b.at);
@@ -86,7 +86,7 @@ function labels(told, named, y, line) {
   const over = Math.max(0, (ends[ends.length - 1]?.at ?? 0) - BOX.bottom);
   return ends.flatMap(({ curve, at }) => {
     const colour = named.indexOf(curve.name) % 16;
-    const wins = told.winners.includes(curve.name);
+    const wins = comparison.winners.includes(curve.name);
     return [
       s("path", { class: `curve named l${colour}${wins ? " wins" : ""}`, d: line(curve.times) }),
       s("line", { class: `curve l${colour}`, x1: BOX.right, y1: y(curve.times[last]), x2: BOX.right + 12, y2: at - over }),
@@ -97,27 +97,27 @@ function labels(told, named, y, line) {
 
 /**
  * Which algorithm is the fastest, as a band below.
- * @param {Curves} told
+ * @param {Curves} comparison
  * @param {string[]} named
  * @param {(size: number) => number} x
  */
-function band(told, named, x) {
-  const stops = [told.sizes[0], ...told.crossovers.map((cross) => cross.size), told.sizes[told.sizes.length - 1]];
-  const who = [told.winners[0], ...told.crossovers.map((cross) => cross.to)];
+function band(comparison, named, x) {
+  const stops = [comparison.sizes[0], ...comparison.crossovers.map((cross) => cross.size), comparison.sizes[comparison.sizes.length - 1]];
+  const who = [comparison.winners[0], ...comparison.crossovers.map((cross) => cross.to)];
   return who.flatMap((name, k) => {
     const [from, to] = [x(stops[k]), x(stops[k + 1])];
-    const room = to - from > 7 * name.length + 8;
+    const fits = to - from > 7 * name.length + 8;
     return [
       s("rect", { class: `r${named.indexOf(name) % 16}`, x: from, y: BOX.bottom + 34, width: Math.max(0, to - from - 1), height: 22, rx: 4 }),
-      s("text", { class: "letter", x: (from + to) / 2, y: BOX.bottom + 49 }, room ? name : ""),
+      s("text", { class: "letter", x: (from + to) / 2, y: BOX.bottom + 49 }, fits ? name : ""),
     ];
   });
 }
 
-/** @param {Curves} told */
-function inWords(told) {
-  const lines = [`Up to the first crossover ${told.winners[0]} is the fastest of ${told.curves.length}.`];
-  for (const cross of told.crossovers) {
+/** @param {Curves} comparison */
+function inWords(comparison) {
+  const lines = [`Up to the first crossover ${comparison.winners[0]} is the fastest of ${comparison.curves.length}.`];
+  for (const cross of comparison.crossovers) {
     lines.push(`From about ${bytes(cross.size)} on, ${cross.to} is faster than ${cross.from}.`);
   }
   lines.push("★ wins somewhere; the dotted line is what nothing can beat on this topology; grey lines are the other algorithms.");

@@ -30,8 +30,8 @@ export function graph(reel) {
   });
 
   const used = new Set();
-  for (const way of Object.values(map.routes)) {
-    way.slice(1).forEach((b, k) => used.add(`${Math.min(way[k], b)}-${Math.max(way[k], b)}`));
+  for (const route of Object.values(map.routes)) {
+    route.slice(1).forEach((b, k) => used.add(`${Math.min(route[k], b)}-${Math.max(route[k], b)}`));
   }
   const lines = map.links.map(([a, b]) => {
     const [from, to] = [place(a), place(b)];
@@ -41,7 +41,7 @@ export function graph(reel) {
   const ways = s("g");
   const tokens = s("g");
   const ranks = s("g");
-  /** @type {{bars: SVGRectElement[][], frame: SVGRectElement, said: SVGTextElement}[]} */
+  /** @type {{bars: SVGRectElement[][], frame: SVGRectElement, label: SVGTextElement}[]} */
   const boxes = [];
   for (let rank = 0; rank < n; rank += 1) boxes.push(box(rank));
   node.append(heads(key), s("g", {}, ...lines), ways, others(), ranks, tokens);
@@ -67,10 +67,10 @@ export function graph(reel) {
     const { x, y } = place(rank);
     const group = s("g", { transform: `translate(${x - wide / 2} ${y - tall / 2})` });
     const frame = s("rect", { class: "cell", x: -4, y: -4, width: wide + 8, height: tall + 8, rx: 6 });
-    const said = s("text", { class: "letter", x: wide / 2, y: -10 });
+    const label = s("text", { class: "letter", x: wide / 2, y: -10 });
     group.append(
       s("rect", { class: `r${rank}`, x: -4, y: -22, width: wide + 8, height: 16, rx: 4 }),
-      said,
+      label,
       frame,
     );
     const bars = rows.map((_, r) => {
@@ -83,14 +83,14 @@ export function graph(reel) {
       });
     });
     ranks.append(group);
-    return { bars, frame, said };
+    return { bars, frame, label };
   }
 
   /**
    * @param {Flight} flight
    * @param {boolean} back whether something comes the other way
    */
-  function way(flight, back) {
+  function pathOf(flight, back) {
     const nodes = map.routes[`${flight.move[0]}>${flight.move[1]}`] ?? [flight.move[0], flight.move[1]];
     const points = nodes.map(place);
     const ends = clipped(points);
@@ -118,8 +118,8 @@ export function graph(reel) {
    */
   function edge(at, to) {
     const [dx, dy] = [to.x - at.x, to.y - at.y];
-    const room = Math.min((wide / 2 + 9) / Math.abs(dx || 1e-9), (tall / 2 + (dy < 0 ? 27 : 9)) / Math.abs(dy || 1e-9), 0.45);
-    return { x: at.x + dx * room, y: at.y + dy * room };
+    const share = Math.min((wide / 2 + 9) / Math.abs(dx || 1e-9), (tall / 2 + (dy < 0 ? 27 : 9)) / Math.abs(dy || 1e-9), 0.45);
+    return { x: at.x + dx * share, y: at.y + dy * share };
   }
 
   let shown = "";
@@ -149,7 +149,7 @@ export function graph(reel) {
       const head = `url(#${key}-${adds ? "add" : "copy"})`;
       const [src, dst] = group[0].move;
       const back = groups.has(`${group[0].step}:${dst}>${src}`);
-      const path = s("path", { class: adds ? "arrow" : "arrow copy", d: way(group[0], back), "marker-end": head });
+      const path = s("path", { class: adds ? "arrow" : "arrow copy", d: pathOf(group[0], back), "marker-end": head });
       const token = tokenOf(group);
       ways.append(path);
       tokens.append(token);
@@ -178,7 +178,7 @@ export function graph(reel) {
 
   /** @param {Scene} scene */
   function draw(scene) {
-    boxes.forEach(({ bars, frame, said }, rank) => {
+    boxes.forEach(({ bars, frame, label }, rank) => {
       let ready = 0;
       let due = 0;
       let fresh = false;
@@ -194,7 +194,7 @@ export function graph(reel) {
         });
       });
       set(frame, { class: `cell${fresh ? " fresh" : ""}${due && ready === due ? " ready" : ""}` });
-      said.textContent = `${many ? "" : "rank "}${rank}${due && ready === due ? " ✓" : ""}`;
+      label.textContent = `${many ? "" : "rank "}${rank}${due && ready === due ? " ✓" : ""}`;
     });
     const groups = messages(scene.flights.filter(travels));
     const name = [...groups.keys()].join();

@@ -75,7 +75,7 @@ export function grid(reel, beside) {
    * The way of a transfer, above the row it is in.
    * @param {Flight} flight
    */
-  function way({ move }) {
+  function pathOf({ move }) {
     const from = place(move[2] * n + move[0]);
     const to = place(move[3] * n + move[1]);
     const right = move[0] < move[1];
@@ -100,7 +100,7 @@ export function grid(reel, beside) {
     moving = flights.map((flight) => {
       const [, , , , adds, carries] = flight.move;
       const head = `url(#${key}-${adds ? "add" : "copy"})`;
-      const path = s("path", { class: adds ? "arrow" : "arrow copy", d: way(flight), "marker-end": head });
+      const path = s("path", { class: adds ? "arrow" : "arrow copy", d: pathOf(flight), "marker-end": head });
       const small = { ...form, width: form.width * SMALL, height: form.height * SMALL };
       const token = s(
         "g",
@@ -148,17 +148,17 @@ export function grid(reel, beside) {
    * @param {Scene} scene
    */
   function inWords(scene) {
-    const said = [`Grid: who holds what${scene.step ? ` at step ${scene.step}` : " before the first step"}.`];
-    if (rows.length > 24) return `${said[0]} ${scene.done} of ${reel.story.due} results are in place.`;
+    const lines = [`Grid: who holds what${scene.step ? ` at step ${scene.step}` : " before the first step"}.`];
+    if (rows.length > 24) return `${lines[0]} ${scene.done} of ${reel.story.due} results are in place.`;
     for (let rank = 0; rank < n; rank += 1) {
       const held = rows.map((row, r) => {
         const mask = scene.masks[r * n + rank];
         const whose = [...Array(n).keys()].filter((k) => (mask >> k) & 1).map(letter);
         return whose.length ? `${row.name}: ${whose.join("+")}` : "";
       });
-      said.push(`Rank ${rank} has ${held.filter(Boolean).join(", ") || "nothing"}.`);
+      lines.push(`Rank ${rank} has ${held.filter(Boolean).join(", ") || "nothing"}.`);
     }
-    return said.join(" ");
+    return lines.join(" ");
   }
 
   return { node, draw };

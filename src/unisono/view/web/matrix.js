@@ -16,7 +16,7 @@ export function matrix(reel) {
   const head = h("tr", {}, h("th", { scope: "col", class: "corner" }, "from ↓ to →"));
   for (let dst = 0; dst < n; dst += 1) head.append(h("th", { scope: "col" }, `rank ${dst}`));
   head.append(h("th", { scope: "col" }, "sent"));
-  /** @type {{cell: HTMLTableCellElement, fill: HTMLElement, said: HTMLElement}[]} */
+  /** @type {{cell: HTMLTableCellElement, fill: HTMLElement, amount: HTMLElement}[]} */
   const cells = [];
   /** @type {HTMLTableCellElement[]} */
   const sums = [];
@@ -25,9 +25,9 @@ export function matrix(reel) {
     const row = h("tr", {}, h("th", { scope: "row" }, `rank ${src}`));
     for (let dst = 0; dst < n; dst += 1) {
       const fill = h("span", { class: `fill b${src}` });
-      const said = h("span", { class: "said" });
-      const cell = h("td", {}, fill, said);
-      cells.push({ cell, fill, said });
+      const amount = h("span", { class: "amount" });
+      const cell = h("td", {}, fill, amount);
+      cells.push({ cell, fill, amount });
       row.append(cell);
     }
     const sum = h("td", { class: "sum" });
@@ -43,10 +43,10 @@ export function matrix(reel) {
     const busy = new Set(
       scene.flights.filter((f) => f.part > 1e-6 && f.move[0] !== f.move[1]).map((f) => f.move[0] * n + f.move[1]),
     );
-    cells.forEach(({ cell, fill, said }, at) => {
+    cells.forEach(({ cell, fill, amount }, at) => {
       const sent = scene.traffic[at];
       fill.style.width = `${(100 * sent) / (whole[at] || 1)}%`;
-      said.textContent = sent ? bytes(sent) : whole[at] ? "0" : "·";
+      amount.textContent = sent ? bytes(sent) : whole[at] ? "0" : "·";
       cell.className = busy.has(at) ? "busy" : "";
     });
     sums.forEach((sum, src) => {

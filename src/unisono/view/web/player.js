@@ -200,14 +200,14 @@ export class Player {
 
   /**
    * To the end of the next step, or of the one before.
-   * @param {1 | -1} way
+   * @param {1 | -1} direction
    */
-  step(way) {
+  step(direction) {
     this.pause();
     const reel = this.stages[0].reel;
     const stops = this.by === "step" ? [...Array(Math.max(this.length, 0) + 1).keys()] : [...reel.ends, this.length];
-    const later = stops.filter((stop) => (way > 0 ? stop > this.at + 1e-6 : stop < this.at - 1e-6));
-    if (later.length) this.go(way > 0 ? Math.min(...later) : Math.max(...later));
+    const later = stops.filter((stop) => (direction > 0 ? stop > this.at + 1e-6 : stop < this.at - 1e-6));
+    if (later.length) this.go(direction > 0 ? Math.min(...later) : Math.max(...later));
   }
 
   toggle() {
@@ -219,14 +219,14 @@ export class Player {
     if (this.at >= this.length - 1e-9) this.go(0);
     this.playing = true;
     this.before = 0;
-    this.face();
+    this.update();
     this.frame = requestAnimationFrame((now) => this.tick(now));
   }
 
   pause() {
     cancelAnimationFrame(this.frame);
     this.playing = false;
-    this.face();
+    this.update();
   }
 
   /** Units of the slider a second: steps, or the whole time in as long as its steps take. */
@@ -255,7 +255,7 @@ export class Player {
   }
 
   /** What the button says. */
-  face() {
+  update() {
     if (!this.buttons) return;
     const { play } = this.buttons;
     const label = this.playing ? "Pause (space)" : "Play (space)";
@@ -265,9 +265,9 @@ export class Player {
 
   draw() {
     this.slider.value = String(this.at);
-    const told = this.by === "step" ? `step ${Math.ceil(this.at - 1e-9)} of ${this.length}` : `${duration(this.at)} of ${duration(this.length)}`;
-    this.where.textContent = told;
-    set(this.slider, { "aria-valuetext": told });
+    const position = this.by === "step" ? `step ${Math.ceil(this.at - 1e-9)} of ${this.length}` : `${duration(this.at)} of ${duration(this.length)}`;
+    this.where.textContent = position;
+    set(this.slider, { "aria-valuetext": position });
     for (const stage of this.stages) stage.draw(this.by, this.at, this.view);
     set(this.root, { "data-at": this.at, "data-by": this.by, "data-view": this.view });
   }

@@ -58,7 +58,7 @@ export class Stage {
       panels,
       details,
     );
-    this.told = "";
+    this.announced = "";
   }
 
   /**
@@ -72,8 +72,8 @@ export class Stage {
       if (view === "all" || view === name) made.draw(scene);
     }
     const name = `${scene.step}`;
-    if (name === this.told) return;
-    this.told = name;
+    if (name === this.announced) return;
+    this.announced = name;
     const beat = scene.step ? this.reel.story.beats[scene.step - 1] : null;
     this.number.textContent = beat ? `Step ${scene.step} of ${this.reel.steps}` : "Start";
     this.phase.textContent = beat ? beat.phase : this.reel.story.collective;

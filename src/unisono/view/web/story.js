@@ -1,4 +1,4 @@
-// A story is a schedule told by Python (view/story.py); a scene is one moment of it.
+// A story is a schedule as plain data from Python (view/story.py); a scene is one moment of it.
 
 /** @typedef {{name: string, nbytes: number, before: number, after: number, goal: number}} Row */
 /** src, dst, chunk, into, adds, carries, message

@@ -20,11 +20,11 @@ const COLOURS = { Forward: 0, Backward: 3, Step: 2 };
 const CALLS = ["all_reduce", "all_gather", "reduce_scatter", "send", "recv", "broadcast", "all_to_all"];
 const KINDS = ["parameters", "gathered", "gradients", "optimizer", "activations"];
 
-/** @param {Strategies} told */
-export function strategies(told) {
+/** @param {Strategies} data */
+export function strategies(data) {
   const picture = h("div", { class: "panel", tabindex: 0, role: "tabpanel", "aria-label": "Strategy" });
   const list = h("div", { role: "tablist", class: "tabs", "aria-label": "Strategies" });
-  const tabs = told.strategies.map((strategy, at) => {
+  const tabs = data.strategies.map((strategy, at) => {
     const tab = h("button", { type: "button", role: "tab" }, strategy.name);
     tab.addEventListener("click", () => show(at));
     tab.addEventListener("keydown", (event) => {
@@ -42,10 +42,10 @@ export function strategies(told) {
   /** @param {number} at */
   function show(at) {
     tabs.forEach((tab, k) => set(tab, { "aria-selected": String(k === at), tabindex: k === at ? 0 : -1 }));
-    picture.replaceChildren(...one(told.strategies[at]));
+    picture.replaceChildren(...one(data.strategies[at]));
   }
   if (tabs.length) show(0);
-  return h("section", { class: "strategies", "aria-label": "Training strategies" }, h("p", {}, told.about), list, picture);
+  return h("section", { class: "strategies", "aria-label": "Training strategies" }, h("p", {}, data.about), list, picture);
 }
 
 /** @param {Strategy} strategy */
@@ -57,13 +57,13 @@ function one(strategy) {
   const go = () => {
     const at = Number(slider.value);
     where.textContent = `Event ${at + 1} of ${strategy.happenings.length}`;
-    sentence.textContent = said(strategy, at);
+    sentence.textContent = describe(strategy, at);
     set(slider, { "aria-valuetext": sentence.textContent });
     mark(at);
   };
   slider.addEventListener("input", go);
   go();
-  const order = h("ol", { class: "moves" }, ...strategy.happenings.map((_, at) => h("li", {}, said(strategy, at))));
+  const order = h("ol", { class: "moves" }, ...strategy.happenings.map((_, at) => h("li", {}, describe(strategy, at))));
   return [
     h("p", {}, `${strategy.about} Each rank sent ${bytes(strategy.sent)} in this step.`),
     h("div", { class: "caption" }, h("div", { class: "where" }, where), sentence),
@@ -77,7 +77,7 @@ function one(strategy) {
  * @param {Strategy} strategy
  * @param {number} at
  */
-function said(strategy, at) {
+function describe(strategy, at) {
   const event = strategy.happenings[at];
   const during = strategy.happenings.find((other) => other.kind === "compute" && other !== event && other.start <= event.start && other.end > event.start);
   if (event.kind === "compute") return `${event.name} of ${event.what}.`;
@@ -112,7 +112,7 @@ function chart(strategy) {
     const y = 24 + lanes[k] * ROW;
     const long = Math.max(2, x(event.end) - x(event.start) - 1);
     const colour = event.kind === "compute" ? COLOURS[event.name] ?? 2 : 4 + CALLS.indexOf(event.name);
-    const bar = s("rect", { class: `bar r${colour}`, x: x(event.start), y, width: long, height: ROW - 6, rx: 3 }, s("title", {}, said(strategy, k)));
+    const bar = s("rect", { class: `bar r${colour}`, x: x(event.start), y, width: long, height: ROW - 6, rx: 3 }, s("title", {}, describe(strategy, k)));
     const text = event.kind === "compute" ? event.what : event.name;
     const label = s("text", { class: "letter tiny", x: x(event.start) + long / 2, y: y + 16 }, long > 6.6 * text.length + 4 ? text : "");
     node.append(bar, label);

@@ -11,7 +11,7 @@ import { arranged, events, trace } from "./trace.js";
  *   codecs: string[], most: number}} Choices */
 
 const SIZES = ["1K", "16K", "256K", "1M", "4M", "16M", "64M", "256M", "1G"];
-const ROOMS = ["Explain", "Costs", "Strategies", "Trace"];
+const PAGES = ["Explain", "Costs", "Strategies", "Trace"];
 
 /**
  * Ask the server; what it refuses is an error with its words.
@@ -21,15 +21,15 @@ const ROOMS = ["Explain", "Costs", "Strategies", "Trace"];
 async function ask(what, wishes = {}) {
   const query = new URLSearchParams(Object.entries(wishes).filter(([, value]) => value)).toString();
   const answer = await fetch(`/api/${what}${query ? `?${query}` : ""}`);
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.error);
-  return told;
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error);
+  return body;
 }
 
 class Desk {
   /** @param {HTMLElement} root */
   constructor(root) {
-    this.room = "Explain";
+    this.shown = "Explain";
     /** @type {Player | null} */
     this.player = null;
     this.number = 0;
@@ -45,10 +45,10 @@ class Desk {
       this.form.append(h("label", { class: `field ${name}` }, h("span", {}, name === "n" ? "ranks" : name), field));
     }
     this.form.addEventListener("submit", (event) => event.preventDefault());
-    const list = h("div", { role: "tablist", class: "tabs rooms", "aria-label": "Rooms" });
-    this.tabs = ROOMS.map((room) => {
-      const tab = h("button", { type: "button", role: "tab" }, room);
-      tab.addEventListener("click", () => this.enter(room));
+    const list = h("div", { role: "tablist", class: "tabs pages", "aria-label": "Pages" });
+    this.tabs = PAGES.map((name) => {
+      const tab = h("button", { type: "button", role: "tab" }, name);
+      tab.addEventListener("click", () => this.enter(name));
       list.append(tab);
       return tab;
     });
@@ -74,14 +74,14 @@ class Desk {
     field.value = values.includes(before) ? before : first ?? values[0];
   }
 
-  /** @param {string} room */
-  async enter(room) {
-    this.room = room;
-    this.tabs.forEach((tab) => set(tab, { "aria-selected": String(tab.textContent === room) }));
-    this.form.hidden = room === "Strategies" || room === "Trace";
+  /** @param {string} title */
+  async enter(title) {
+    this.shown = title;
+    this.tabs.forEach((tab) => set(tab, { "aria-selected": String(tab.textContent === title) }));
+    this.form.hidden = title === "Strategies" || title === "Trace";
     for (const name of ["algorithm", "beside", "size"]) {
       const label = this.fields[name].parentElement;
-      if (label) label.hidden = room !== "Explain";
+      if (label) label.hidden = title !== "Explain";
     }
     await this.change();
   }
@@ -104,7 +104,7 @@ class Desk {
       if (mine !== this.number) return;
       this.trouble.textContent = error instanceof Error ? error.message : String(error);
     }
-    set(this.place, { "aria-busy": "false", "data-room": this.room, "data-number": mine });
+    set(this.place, { "aria-busy": "false", "data-page": this.shown, "data-number": mine });
   }
 
   /** @param {Element} made */
@@ -115,21 +115,21 @@ class Desk {
   }
 
   /**
-   * What the room shows; nothing if it has been put there already.
+   * What the page shows; nothing if it has been put there already.
    * @param {() => boolean} wanted
    * @returns {Promise<Element | null>}
    */
   async make(wanted) {
-    if (this.room === "Strategies") return strategies(await ask("strategies"));
-    if (this.room === "Trace") return this.opener();
+    if (this.shown === "Strategies") return strategies(await ask("strategies"));
+    if (this.shown === "Trace") return this.opener();
     await this.refresh();
     const { collective, topology, codec } = this.wishes;
-    if (this.room === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { collective, topology, codec })));
-    const told = await ask("stories", this.wishes);
+    if (this.shown === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { collective, topology, codec })));
+    const stories = await ask("stories", this.wishes);
     if (!wanted()) return null;
     const root = h("div");
     this.put(root);
-    this.player = page(root, told);
+    this.player = page(root, stories);
     return null;
   }
 
@@ -137,12 +137,12 @@ class Desk {
   async refresh() {
     const { collective, n, topology } = this.wishes;
     /** @type {Choices} */
-    const told = await ask("choices", { collective, n, topology });
-    this.offer("collective", Object.keys(told.collectives), "all_reduce");
-    this.offer("topology", told.topologies);
-    this.offer("codec", told.codecs);
-    this.offer("algorithm", told.algorithms, told.algorithms.includes("ring") ? "ring" : told.algorithms[0]);
-    this.offer("beside", ["", ...told.algorithms], "");
+    const choices = await ask("choices", { collective, n, topology });
+    this.offer("collective", Object.keys(choices.collectives), "all_reduce");
+    this.offer("topology", choices.topologies);
+    this.offer("codec", choices.codecs);
+    this.offer("algorithm", choices.algorithms, choices.algorithms.includes("ring") ? "ring" : choices.algorithms[0]);
+    this.offer("beside", ["", ...choices.algorithms], "");
   }
 
   opener() {

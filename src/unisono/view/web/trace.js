@@ -27,8 +27,8 @@ export async function events(file) {
   // Older compilers do not know this name, which all browsers have.
   const Unzip = /** @type {any} */ (globalThis).DecompressionStream;
   if (raw[0] === 0x1f && raw[1] === 0x8b) body = body.pipeThrough(new Unzip("gzip"));
-  const told = JSON.parse(await new Response(body).text());
-  const found = Array.isArray(told) ? told : told?.traceEvents;
+  const parsed = JSON.parse(await new Response(body).text());
+  const found = Array.isArray(parsed) ? parsed : parsed?.traceEvents;
   if (!Array.isArray(found)) throw new Error("no traceEvents in it: expected a trace in Chrome's format");
   return found;
 }
@@ -85,7 +85,7 @@ export function trace(name, all) {
   const whole = Math.max(all.end - all.start, 1e-9);
   const total = all.lanes.reduce((sum, lane) => sum + lane.slices.length, 0);
   const place = h("div");
-  const said = h("span", { "aria-live": "polite" });
+  const range = h("span", { "aria-live": "polite" });
   let [from, to] = [all.start, all.start + whole];
 
   /**
@@ -99,7 +99,7 @@ export function trace(name, all) {
     const { node, left } = lanes(name, all, from, to);
     place.replaceChildren(node);
     const more = left ? ` ${left} more are there; look closer.` : "";
-    said.textContent = `${duration(from - all.start)} to ${duration(to - all.start)}.${more}`;
+    range.textContent = `${duration(from - all.start)} to ${duration(to - all.start)}.${more}`;
   }
   const bar = h("p", { class: "buttons-in-words" });
   /** @type {[string, number, number][]} */
@@ -109,7 +109,7 @@ export function trace(name, all) {
     button.addEventListener("click", () => show((from + to) / 2 + turn * (to - from), (to - from) * by));
     bar.append(button, " ");
   }
-  bar.append(said);
+  bar.append(range);
   show(from + whole / 2, whole);
   const about = `${name}: ${total} slices in ${all.lanes.length} lanes over ${duration(whole)}, ${all.arrows.length} arrows from send to receive.`;
   return h("div", { class: "panel" }, h("p", {}, about), bar, place);

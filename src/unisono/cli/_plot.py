@@ -1,0 +1,49 @@
+"""Plots in files, by matplotlib: for the commands that draw, and the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import BadArgument, MissingExtra
+from unisono.units import format_bytes
+
+
+def pyplot(option: str) -> Any:
+    """`matplotlib.pyplot` without a display; MissingExtra for `option` without it."""
+    try:
+        matplotlib = import_module("matplotlib")
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("viz", option) from missing
+    matplotlib.use("Agg")
+    return import_module("matplotlib.pyplot")
+
+
+def style(axes: Any, *, sizes: Sequence[int] = (), **settings: Any) -> None:
+    """Labels, scales and title as `settings` (of `axes.set`), a grid and a legend.
+
+    With `sizes` the x axis shows bytes in powers of two, some of these as ticks.
+    """
+    axes.set(**settings)
+    if sizes:
+        axes.set_xscale("log", base=2)
+        shown = sizes[:: max(1, len(sizes) // 8)]
+        axes.set_xticks(shown, [format_bytes(size) for size in shown])
+        axes.tick_params(axis="x", labelrotation=45, labelsize=8)
+    axes.title.set_size(9)
+    axes.grid(visible=True, alpha=0.3)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the figure to a file whose name says the format, and close it."""
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as why:
+        raise BadArgument(f"{path}: cannot be written: {why}") from why
+    finally:
+        import_module("matplotlib.pyplot").close(figure)

@@ -1,0 +1,91 @@
+"""Linear layers whose weights are sharded: by columns and by rows (Megatron).
+
+ColumnLinear   W's rows: each rank has some of the outputs
+               forward nothing,           backward all_reduce of x's gradient
+RowLinear      W's columns: each rank has some of the inputs
+               forward all_reduce of y,   backward nothing
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unisono.errors import BadArgument
+from unisono.parallel.common import functions
+from unisono.parallel.common.agreement import fail_together
+from unisono.parallel.model.sharded_layer import Shard, ShardedLayer, Ties
+from unisono.runtime.communicator import Communicator
+
+
+class ColumnLinear(ShardedLayer):
+    """A linear layer of which this rank has some of the outputs.
+
+    `parts`: consecutive parts of equal size in the outputs (3 for queries, keys and
+    values), each sharded by itself. `gather`: every rank gets all outputs.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        comm: Communicator,
+        *,
+        parts: int = 1,
+        gather: bool = False,
+        ties: Ties | None = None,
+        **options: Any,
+    ) -> None:
+        """Keep this rank's shard of `linear`, which is the same on every rank."""
+        cut = Shard(0, parts)
+        super().__init__(comm, {"weight": cut, "bias": cut}, options)
+        self.gather = gather
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_shard("weight", linear.weight, ties)
+        self.register_shard("bias", linear.bias, ties)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's outputs, or with `gather` all of them."""
+        y = functional.linear(self.prepare_input(x), self.weight, self.bias)
+        if self.gather:
+            return functions.gather_from(y, self.comm, -1, **self.options)
+        return y
+
+    def prepare_input(self, x: Tensor) -> Tensor:
+        """The input, replicated on all ranks; its gradient is summed over them."""
+        return functions.copy_to(x, self.comm, **self.options)
+
+
+class RowLinear(ShardedLayer):
+    """A linear layer of which this rank has some of the inputs; all get the outputs."""
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        comm: Communicator,
+        *,
+        ties: Ties | None = None,
+        **options: Any,
+    ) -> None:
+        """Keep this rank's shard of `linear`; the bias is replicated, added last."""
+        super().__init__(comm, {"weight": Shard(1)}, options)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_shard("weight", linear.weight, ties)
+        self.register_shard("bias", linear.bias, ties)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All outputs, from this rank's inputs and those of the others."""
+        if x.shape[-1] != self.weight.shape[1]:
+            with fail_together(self.comm, "an error: a row's input"):
+                raise BadArgument(
+                    f"{self.where}: the input has {x.shape[-1]} features, expected "
+                    f"this rank's {self.weight.shape[1]} of {self.in_features}; they "
+                    "come from a column-parallel layer before it that does not gather"
+                )
+        y = self.reduce_output(functional.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def reduce_output(self, y: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        return functions.all_reduce(y, self.comm, **self.options)

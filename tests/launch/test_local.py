@@ -1,0 +1,486 @@
+"""The launcher, with real processes: what is heard, who failed first, what is left."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from process_state import is_gone
+from unisono.errors import BadArgument
+from unisono.launch.local import launch
+from unisono.launch.outcome import Outcome, RankEnd
+from unisono.launch.output import (
+    LineStream,
+    RankOutput,
+    reports_a_lost_peer,
+    stderr_tail,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+HEAD = """
+import os, signal, subprocess, sys, time
+rank, n = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_WORLD_SIZE"])
+class PeerLost(Exception): pass
+def file_of(other):
+    return os.path.join(os.environ["MEET"], str(other))
+def meet():
+    with open(file_of(rank) + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file_of(rank) + ".new", file_of(rank))
+    while not all(os.path.exists(file_of(other)) for other in range(n)):
+        time.sleep(0.005)
+def outlive(*ranks):  # whom this one has met
+    for other in ranks:
+        with open(file_of(other)) as file:
+            pid = file.read()
+        while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.005)
+"""
+
+
+def start(code, n=2, *, only=None, log_dir=None, **options):
+    """Ranks that run `code`: how they ended, and what they said."""
+    out, err = io.BytesIO(), io.BytesIO()
+    output = RankOutput(out, err, only=only, log_dir=log_dir)
+    command = [sys.executable, "-S", "-c", HEAD + code]
+    environment = options.pop("environment", {})
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"MEET": folder, **environment}
+        outcome = launch(command, n, output, environment=environment, **options)
+    return outcome, out.getvalue(), err.getvalue()
+
+
+def statuses(outcome):
+    return [end.status for end in outcome.ranks]
+
+
+# What ranks are told
+
+
+def test_every_rank_finds_its_place():
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB"]
+    code = f"print(*(os.environ['UNISONO_' + name] for name in {names}))"
+    outcome, out, err = start(code, 3)
+    told = sorted(line.split() for line in out.decode().splitlines())
+    job = told[0][-1]
+    assert re.fullmatch("[0-9a-f]{32}", job)
+    assert told == [[f"[{r}]", str(r), "3", str(r), "3", job] for r in range(3)]
+    assert (outcome.exit_code, outcome.report(), err) == (0, "", b"")
+
+
+def test_the_names_of_other_launchers_are_left_alone(monkeypatch):
+    monkeypatch.setenv("UNISONO_JOB", "of another")
+    monkeypatch.setenv("UNISONO_RANK", "7")
+    others = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    for name in others:
+        monkeypatch.delenv(name, raising=False)
+    code = (
+        f"print(set({others}) & set(os.environ), os.environ['UNISONO_JOB'][:5], rank)"
+    )
+    _, out, _ = start(code, 1)
+    assert out.startswith(b"[0] set() ")
+    assert out.endswith(b" 0\n")
+    assert b"of an" not in out
+
+
+def test_python_does_not_hold_lines_back_unless_it_is_told_to(monkeypatch):
+    code = "print(os.environ['PYTHONUNBUFFERED'], os.environ.get('MINE'))"
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    assert start(code, 1, environment={"MINE": "x"})[1] == b"[0] 1 x\n"
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    assert start(code, 1)[1] == b"[0]  None\n"
+
+
+def test_only_rank_0_has_an_input(tmp_path):
+    (tmp_path / "typed").write_text("one\ntwo\n")
+    script = """
+import sys
+from unisono.launch.local import launch
+from unisono.launch.output import RankOutput
+code = "import sys; print(sys.stdin.read().split())"
+output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
+launch([sys.executable, "-S", "-c", code], 3, output)
+"""
+    with (tmp_path / "typed").open() as typed:
+        told = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
+    assert sorted(told.splitlines()) == [
+        b"[0] ['one', 'two']",
+        b"[1] []",
+        b"[2] []",
+    ]
+
+
+# What is heard
+
+
+def test_lines_are_never_cut():
+    code = """
+for i in range(200):
+    for piece in (f"{i} ", "x" * 50, "y" * 50, "\\n"):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+"""
+    _, out, _ = start(code, 3)
+    lines = out.decode().splitlines()
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] {i} {'x' * 50}{'y' * 50}" for i in range(200)]
+    assert len(lines) == 600
+
+
+def test_nothing_is_lost_of_100_000_lines():
+    code = """
+sys.stdout.writelines(f"{i}\\n" for i in range(100_000))
+sys.stderr.writelines(f"{i}\\n" for i in range(1_000))
+"""
+    _, out, err = start(code, 2, environment={"PYTHONUNBUFFERED": ""})
+    for rank in range(2):
+        prefix = f"[{rank}] "
+        for heard, count in ((out, 100_000), (err, 1_000)):
+            mine = [x for x in heard.decode().splitlines() if x.startswith(prefix)]
+            assert mine == [f"{prefix}{i}" for i in range(count)]
+
+
+def test_a_last_line_without_an_end_is_heard():
+    _, out, err = start("sys.stdout.write('a\\nb'); sys.stderr.write('c')", 1)
+    assert (out, err) == (b"[0] a\n[0] b\n", b"[0] c\n")
+
+
+def test_bytes_that_are_no_text_pass():
+    code = "os.write(1, bytes(range(256)) * 3); os.write(2, b'\\xff\\xfe'); sys.exit(4)"
+    outcome, out, err = start(code, 1)
+    assert out.replace(b"[0] ", b"") == bytes(range(256)) * 3 + b"\n"
+    assert err == b"[0] \xff\xfe\n"
+    assert "exit code 4" in outcome.report()
+
+
+def test_a_line_without_end_takes_no_end_of_memory():
+    told = io.BytesIO()
+    stream = LineStream([(told, b"> ")])
+    for _ in range(40):
+        stream.write(b"x" * (1 << 16))
+    assert told.tell() > 1 << 21
+    stream.finish()
+    lines = told.getvalue().splitlines()
+    assert b"".join(line.removeprefix(b"> ") for line in lines) == b"x" * (40 << 16)
+
+
+def test_only_some_are_shown_and_all_are_logged(tmp_path):
+    code = "print('out', rank); print('err', rank, file=sys.stderr)"
+    folder = tmp_path / "new" / "logs"
+    _, out, err = start(code, 3, only={0, 2}, log_dir=folder)
+    assert sorted(out.splitlines()) == [b"[0] out 0", b"[2] out 2"]
+    assert sorted(err.splitlines()) == [b"[0] err 0", b"[2] err 2"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        f"rank{r}.log" for r in range(3)
+    ]
+    for rank in range(3):
+        said = (folder / f"rank{rank}.log").read_text().splitlines()
+        assert sorted(said) == [f"err {rank}", f"out {rank}"]
+
+
+def test_logs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "rank0.log").mkdir()
+    with pytest.raises(BadArgument, match="file"):
+        start("", 1, log_dir=tmp_path / "file")
+    with pytest.raises(BadArgument, match=r"rank0\.log: cannot be written"):
+        start("", 1, log_dir=tmp_path)
+
+
+# Failures
+
+
+def test_the_exit_code_and_the_traceback_of_a_failure_are_kept():
+    code = """
+if rank == 1:
+    try:
+        raise KeyError("earlier")
+    except KeyError:
+        import traceback; traceback.print_exc()
+    raise ValueError("a bad day\\nwith two lines")
+"""
+    outcome, _, err = start(code, 2)
+    assert statuses(outcome) == [0, 1]
+    assert outcome.exit_code == 1
+    first = outcome.first_failure
+    assert (first.rank, first.pid) == (1, outcome.ranks[1].pid)
+    head, rest = outcome.report().split("\n", 1)
+    assert head.startswith(f"rank 1 (pid {first.pid}) failed first, after ")
+    assert head.endswith(": exit code 1")
+    assert rest.startswith("Traceback (most recent call last)")
+    assert rest.endswith("ValueError: a bad day\nwith two lines")
+    assert "earlier" not in rest
+    assert b"[1] KeyError: 'earlier'" in err
+
+
+def test_without_a_traceback_the_last_lines_are_told():
+    code = "sys.stderr.writelines(f'{i}\\n' for i in range(99)); os._exit(3)"
+    outcome, _, _ = start(code, 1)
+    assert outcome.exit_code == 3
+    assert outcome.report().splitlines()[1:] == [str(i) for i in range(89, 99)]
+
+
+def test_a_signal_is_named():
+    outcome, _, _ = start("rank == 2 and os.kill(os.getpid(), signal.SIGKILL)", 3)
+    assert statuses(outcome) == [0, 0, -9]
+    assert (outcome.exit_code, outcome.first_failure.signal) == (137, "SIGKILL")
+    assert outcome.report().endswith(": SIGKILL")
+    assert outcome.as_dict()["ranks"][2]["exit_code"] is None
+
+
+def test_who_reports_a_lost_peer_does_not_fail_first():
+    code = """
+meet()
+if rank == 1:
+    outlive(0, 2)
+    raise ValueError("the cause")
+raise PeerLost("rank 1 is gone")
+"""
+    outcome, _, _ = start(code, 3, grace_s=30)
+    assert statuses(outcome) == [1, 1, 1]
+    assert outcome.first_failure.rank == 1
+    assert outcome.ranks[0].seconds < outcome.ranks[1].seconds
+    assert outcome.report().splitlines()[1] == (
+        "after it: ranks 0, 2 exit code 1, for the loss of a peer"
+    )
+    assert outcome.report().endswith("ValueError: the cause")
+
+
+def test_a_killed_rank_comes_before_those_who_report_it():
+    code = """
+meet()
+if rank == 2:
+    outlive(0, 1)
+    os.kill(os.getpid(), signal.SIGSEGV)
+raise PeerLost("rank 2 is gone")
+"""
+    outcome, _, _ = start(code, 3, grace_s=30)
+    assert (outcome.first_failure.rank, outcome.exit_code) == (2, 128 + 11)
+
+
+def test_of_equals_the_earliest_is_first():
+    code = "meet(); outlive(*range(rank + 1, n)); sys.exit(5 + rank)"
+    outcome, _, _ = start(code, 3, grace_s=30)
+    assert (outcome.first_failure.rank, outcome.exit_code) == (2, 7)
+    code = "meet(); outlive(*range(rank)); raise PeerLost('x')"
+    outcome, _, _ = start(code, 2, grace_s=30)
+    assert outcome.first_failure.rank == 0
+
+
+def test_others_have_time_to_report():
+    code = """
+if rank == 0:
+    sys.exit(3)
+time.sleep(0.3)
+print("reported")
+raise PeerLost("rank 0")
+"""
+    outcome, out, _ = start(code, 2, grace_s=30)
+    assert statuses(outcome) == [3, 1]
+    assert out == b"[1] reported\n"
+    assert outcome.seconds < 29
+
+
+def test_after_the_grace_they_are_ended():
+    code = """
+if rank == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+meet()
+if rank == 0:
+    sys.exit(3)
+time.sleep(60)
+"""
+    outcome, _, _ = start(code, 3, grace_s=0.1)
+    assert statuses(outcome) == [3, -signal.SIGKILL, -signal.SIGTERM]
+    assert [end.ended_by_launcher for end in outcome.ranks] == [False, True, True]
+    assert outcome.exit_code == 3
+    assert outcome.first_failure.rank == 0
+    assert "rank 1 ended by the launcher (SIGKILL)" in outcome.report()
+
+
+def test_a_rank_that_was_ended_is_not_to_blame():
+    code = "rank == 0 and sys.exit('x'); time.sleep(60)"
+    lost = "if rank == 0: raise PeerLost('no fault of mine')\ntime.sleep(60)"
+    for case in (code, lost):
+        outcome, _, _ = start(case, 2, grace_s=0.1)
+        assert outcome.first_failure.rank == 0
+
+
+def test_an_outcome_is_told_in_few_words():
+    stderr = "Traceback (most recent call last):\n  x\nunisono.errors.PeerLost: 5"
+    ends = [RankEnd(r, 100 + r, 1, 2.0, stderr_tail=stderr) for r in range(9)]
+    ends[5] = RankEnd(5, 105, -signal.SIGKILL, 1.0)
+    ends[8] = RankEnd(8, 108, -signal.SIGTERM, 8.0, ended_by_launcher=True)
+    outcome = Outcome(ends, 9.0)
+    assert outcome.report() == (
+        "rank 5 (pid 105) failed first, after 1.0 s: SIGKILL\nafter it: "
+        "ranks 0..4, 6, 7 exit code 1, for the loss of a peer; "
+        "rank 8 ended by the launcher (SIGTERM)"
+    )
+    assert Outcome([], 1.0, (0.5, signal.SIGTERM)).exit_code == 143
+    assert Outcome([], 1.0, (0.5, signal.SIGINT)).exit_code == 130
+
+
+# What is left
+
+
+def test_children_that_ranks_leave_running_are_ended():
+    code = """
+for ignores in (False, True):
+    trap = "trap '' TERM; echo ready; " if ignores else "echo ready; "
+    child = subprocess.Popen(["sh", "-c", trap + "sleep 60 & wait; sleep 60"],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child.stdout.readline()
+    print(child.pid)
+os._exit(0)
+"""
+    outcome, out, _ = start(code, 2)
+    pids = [int(line.split()[1]) for line in out.splitlines()]
+    assert len(pids) == 4
+    assert all(is_gone(pid) for pid in pids)
+    assert outcome.exit_code == 0
+    assert outcome.seconds < 50
+
+
+def test_a_child_that_holds_the_output_open_does_not_hold_the_job():
+    code = """
+hear, tell = os.pipe()
+command = f"echo late; echo >&{tell}; exec sleep 60"
+subprocess.Popen(["sh", "-c", command], pass_fds=[tell])
+os.read(hear, 1)
+os._exit(0)
+"""
+    outcome, out, _ = start(code, 1)
+    assert out == b"[0] late\n"
+    assert outcome.seconds < 50
+
+
+def test_no_file_is_left_open(tmp_path):
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    start("", 2)
+    before = count()
+    start("", 3, log_dir=tmp_path)
+    start("sys.exit(1)", 3)
+    for command in (["/no/such/program"], [str(tmp_path)]):
+        with pytest.raises(BadArgument, match=f"rank 0 of 2 .*{command[0]}"):
+            launch(command, 2, RankOutput(io.BytesIO(), io.BytesIO()))
+    assert count() == before
+
+
+def test_an_error_of_the_listener_ends_the_ranks():
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise BrokenPipeError
+
+    command = [sys.executable, "-c", "import time; print(1); time.sleep(60)"]
+    handler = signal.getsignal(signal.SIGINT)
+    began = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        launch(command, 2, RankOutput(Full(), io.BytesIO()))
+    assert time.monotonic() - began < 20
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_it_works_in_a_thread_and_without_the_kernel_telling(monkeypatch):
+    def lacking(pid):
+        raise OSError
+
+    monkeypatch.setattr(os, "pidfd_open", lacking)
+    told = []
+    thread = threading.Thread(
+        target=lambda: told.append(start("print(rank); sys.exit(rank)", 2))
+    )
+    thread.start()
+    thread.join()
+    outcome, out, _ = told[0]
+    assert statuses(outcome) == [0, 1]
+    assert sorted(out.splitlines()) == [b"[0] 0", b"[1] 1"]
+
+
+LAUNCHER = """
+import sys
+from unisono.launch.local import launch
+from unisono.launch.output import RankOutput
+child = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+print(flush=True)
+output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
+launch([sys.executable, "-S", "-c", child], 4, output)
+"""
+
+
+def bearing(mark):
+    """The processes whose environment contains `mark`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.quick(moments=[[0.0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("moments", [[0.0, 1, 2, 3, 4, 5], [6, 8, 11, 15, 20, 30, 300]])
+def test_kill_9_of_the_launcher_at_any_moment_leaves_nothing(moments):
+    for moment in moments:
+        mark = f"mark-{os.getpid()}-{moment}".encode()
+        with subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER],
+            env={**os.environ, "MARK": mark.decode()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as launcher:
+            launcher.stdout.readline()
+            time.sleep(moment / 1000)
+            launcher.kill()
+        until = time.monotonic() + 30
+        while left := bearing(mark):
+            assert time.monotonic() < until, left
+            time.sleep(0.02)
+        time.sleep(0.05)  # nobody is born after all seem dead
+        assert not bearing(mark)
+
+
+# Last words
+
+
+def test_stderr_tail_is_the_last_traceback():
+    head = b"Traceback (most recent call last):"
+    lines = [b"a", head, b"  one", b"E1", b"", head, b"  two", b"E2: x", b"bye"]
+    assert stderr_tail(lines).splitlines() == [head.decode(), "  two", "E2: x", "bye"]
+    deep = [head, *[b"  frame"] * 300, b"E3"]
+    told = stderr_tail(deep).splitlines()
+    assert (told[0], told[-1]) == (head.decode(), "E3")
+    assert "left out" in told[1]
+    assert len(told) == 81
+    assert stderr_tail([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("unisono.errors.PeerLost: rank 3 is gone", True),
+        ("PeerLost", True),
+        ("\x1b[1;35munisono.errors.PeerLost\x1b[0m: rank 3", True),
+        ("ValueError: PeerLost", False),
+        ("my.PeerLostTwice: x", False),
+        ("  unisono.errors.PeerLost: in a frame", False),
+    ],
+)
+def test_whether_a_peer_was_lost_is_read_from_the_traceback(last, expected):
+    words = f'Traceback (most recent call last):\n  File "x"\n    line\n{last}\nmore'
+    assert reports_a_lost_peer(words) is expected
+    assert not reports_a_lost_peer(last)

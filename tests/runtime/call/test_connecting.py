@@ -1,0 +1,64 @@
+"""A rank that cannot connect to a stopped one is not taken for the one that is late."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from forked import Forks, attempt, await_that
+from unisono.runtime import core as base
+
+pytestmark = pytest.mark.timeout(120)
+
+STOPPED, CONNECTS = 1, 2
+
+
+def connects(rank):
+    """Rank 2 has no stream to rank 1, which is stopped; the others wait for rank 2."""
+    base.LATE_S = 0.4  # so that it tells soon whom it waits for
+    with rank.init(timeout_s=25.0) as comm:
+        part = comm.split(0)
+        if rank.number == STOPPED:
+            rank.tell("stops")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return None
+        (pid,) = rank.until("stops", STOPPED)
+        until_stopped(pid)
+        led = rank.number == CONNECTS and part.core.native.is_connected_to(
+            STOPPED, False
+        )
+        patience = 20.0 if rank.number == CONNECTS else 2.0
+        error = attempt(
+            part.broadcast,
+            np.ones(4),
+            root=CONNECTS,
+            algorithm="naive",
+            timeout_s=patience,
+        )
+        rank.tell("told")
+        if rank.number == 0:
+            rank.until("told", CONNECTS, 3)
+            os.kill(pid, signal.SIGCONT)
+        return error, led
+
+
+def until_stopped(pid):
+    def stopped():
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+
+    await_that(stopped, "a stop")
+
+
+def test_who_connects_to_a_stopped_rank_is_not_blamed():
+    """Neither by rank 3, which shares a host with it, nor by rank 0, which does not."""
+    with Forks(UNISONO_SILENCE_S="60") as forks:
+        ends = forks.run(4, connects, hosts=(2, 2))
+    for end in ends:
+        if end.rank == STOPPED:
+            continue
+        error, led = end.value
+        assert not led, "the stream is there: this tries nothing"
+        assert error["error"] == "CollectiveTimeout", end
+        assert error["attributes"]["ranks"] == [STOPPED], end

@@ -1,0 +1,486 @@
+"""What ranks must agree on in a call, and what is told of it."""
+
+import ctypes
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono import _native, algorithms
+from unisono.dtypes import DTYPES
+from unisono.errors import BadArgument, CollectiveMismatch, UnsupportedWorld
+from unisono.runtime.call import notes
+from unisono.runtime.call.notes import Names
+from unisono.runtime.observe import tracing
+from unisono.runtime.plan import plans
+from unisono.testing import world
+from unisono.trace.draw import draw
+
+BUILT_IN = Path(algorithms.__file__).parent
+ODD = "a run for x in fp8 ünd " + "long " * 12
+
+
+def source_of(name):
+    return (BUILT_IN / f"{name}.py").read_text()
+
+
+def content_of(name, n=2):
+    made = unisono.schedule("all_reduce", name, n)
+    return f"{plans.content_of(made):016x}"
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A user's algorithm, at first a ring."""
+    file = tmp_path / "mine.py"
+    file.write_text(source_of("ring"))
+    return file
+
+
+# ---- Steps
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 1)])
+def test_files_of_one_name_and_other_steps_are_a_mismatch(mine, hosts):
+    def call(comm):
+        x = np.ones(100)
+        if comm.rank == 0:
+            comm.explain("all_reduce", x, algorithm=str(mine))
+        comm.barrier()
+        if comm.rank == 1:
+            mine.write_text(source_of("dissemination"))
+        comm.barrier()
+        with pytest.raises(CollectiveMismatch) as raised:
+            comm.all_reduce(x, algorithm=str(mine))
+        return str(raised.value)
+
+    with world(2, hosts=hosts) as w:
+        for told in w.run(call):
+            assert "rank 0" in told
+            assert "rank 1" in told
+            assert f"The steps of {mine} are not the same there" in told
+            assert "same file" in told
+
+
+def test_files_that_differ_in_comments_alone_agree(mine):
+    def call(comm):
+        x = np.ones(100)
+        if comm.rank == 0:
+            comm.explain("all_reduce", x, algorithm=str(mine))
+        comm.barrier()
+        if comm.rank == 1:
+            mine.write_text(source_of("ring") + "\n# as it was\n")
+        comm.barrier()
+        return comm.all_reduce(x, algorithm=str(mine)).sum()
+
+    with world(2) as w:
+        assert w.run(call) == [200, 200]
+
+
+def test_a_communicator_keeps_to_the_file_that_it_has_read(mine):
+    def call(comm, before, after):
+        comm.all_reduce(np.ones(5), algorithm=str(mine))
+        assert comm.records()[-1]["content"] == content_of(before)
+        comm.barrier()
+        mine.write_text(source_of(after))
+        comm.barrier()
+        comm.all_reduce(np.ones(6), algorithm=str(mine))
+        x = np.ones(6, np.float32)
+        comm.all_reduce(x, algorithm=str(mine), codec="fp16", error_bound=1.0)
+        contents = {r["content"] for r in comm.records()[-2:]}
+        assert contents == {content_of(before)}
+        assert "median" in comm.explain("all_reduce", np.ones(6), algorithm=str(mine))
+
+    for before, after in (("ring", "dissemination"), ("dissemination", "ring")):
+        with world(2) as w:  # a new one has what the last edit left
+            w.run(call, before, after)
+
+
+def test_an_edit_within_a_second_is_seen(mine):
+    """Python's cache of compiled files compares whole seconds and sizes."""
+    ring, other = source_of("ring"), source_of("dissemination")
+    size = max(len(ring.encode()), len(other.encode())) + 1
+    for name, text in (("ring", ring), ("dissemination", other)):
+        mine.write_bytes(text.encode().ljust(size, b"\n"))
+        os.utime(mine, (1e9, 1e9))
+        assert content_of(str(mine)) == content_of(name)
+        assert plans.verified("all_reduce", str(mine), 2, 0).num_chunks
+        made = plans.verified("all_reduce", str(mine), 2, 0)
+        assert f"{plans.content_of(made):016x}" == content_of(name)
+
+
+REUSING = '''
+import numpy as np
+from unisono.algorithms import algorithm
+from unisono.schedule import copy_step
+
+@algorithm(chunks=1)
+def broadcast(n):
+    """From rank to rank, in arrays that are used again."""
+    src, dst = np.zeros(1, np.int64), np.ones(1, np.int64)
+    for _ in range(n - 1):
+        yield copy_step(np.zeros(1, np.int64), src=src, dst=dst)
+        src += 1
+        dst += 1
+'''
+
+
+def test_an_algorithm_may_use_its_arrays_again(mine):
+    mine.write_text(REUSING)
+
+    def call(comm):
+        x = np.full(3, float(comm.rank))
+        return comm.broadcast(x, algorithm=str(mine)).tolist()
+
+    with world(4) as w:
+        assert w.run(call) == [[0.0] * 3] * 4
+
+
+def test_a_file_that_does_not_load_can_be_mended(mine):
+    mine.write_text("def all_reduce(:\n")
+    for _ in range(2):
+        with pytest.raises(BadArgument, match=r"mine\.py:1"):
+            algorithms.read(str(mine))
+    mine.write_text(source_of("ring"))
+    pair = algorithms.read(f"{mine}+ring")
+    assert [path for path, _ in pair.files] == [str(mine)]
+    assert unisono.schedule("all_reduce", pair, 3).verify()
+
+
+# ---- Shapes
+
+
+def twice(x, y):
+    return x + y
+
+
+def calls_of_other_shapes():
+    """A name, and a function of comm and one of two shapes with 12 elements."""
+
+    def rows(comm, shape):
+        return np.zeros((shape[0] * comm.world_size, shape[1]))
+
+    def scatter(comm, shape):
+        x = rows(comm, shape) if comm.rank == 0 else None
+        comm.scatter(x, out=np.zeros(shape))
+
+    return {
+        "all_reduce": lambda c, s: c.all_reduce(np.ones(s)),
+        "all_reduce out": lambda c, s: c.all_reduce(np.ones(s), out=np.ones(s)),
+        "async": lambda c, s: c.all_reduce(np.ones(s), async_op=True).wait(),
+        "function": lambda c, s: c.all_reduce(np.ones(s), op=twice),
+        "coded": lambda c, s: c.all_reduce(np.ones(s, np.float32), codec="fp16"),
+        "topk": lambda c, s: c.all_reduce(np.ones(s, np.float32), codec="topk:0.1"),
+        "reduce": lambda c, s: c.reduce(np.ones(s)),
+        "broadcast": lambda c, s: c.broadcast(np.ones(s)),
+        "all_gather": lambda c, s: c.all_gather(np.ones(s)),
+        "all_gather out": lambda c, s: c.all_gather(np.ones(s), out=rows(c, s)),
+        "gather": lambda c, s: c.gather(np.ones(s)),
+        "reduce_scatter": lambda c, s: c.reduce_scatter(rows(c, s)),
+        "scatter": scatter,
+        "all_to_all": lambda c, s: c.all_to_all(np.ones(s)),
+    }
+
+
+@pytest.mark.parametrize("name", calls_of_other_shapes())
+def test_shapes_of_equal_size_are_a_mismatch(name):
+    """Also where every rank has made both calls before, and so on the quick path."""
+    call = calls_of_other_shapes()[name]
+    shapes = (2, 6), (6, 2)
+
+    def run(comm):
+        for shape in shapes * 2:
+            call(comm, shape)
+        with pytest.raises(CollectiveMismatch) as raised:
+            call(comm, shapes[comm.rank])
+        return str(raised.value)
+
+    with world(2) as w:
+        for told in w.run(run):
+            assert "6]" in told
+            assert "2]" in told
+
+
+def test_the_error_tells_both_shapes():
+    def run(comm):
+        with pytest.raises(CollectiveMismatch) as raised:
+            comm.all_reduce(np.ones([(2, 6), (6, 2)][comm.rank], np.float32))
+        return raised.value.calls
+
+    for hosts in ((), (0, 1)):
+        with world(2, hosts=hosts) as w:
+            for calls in w.run(run):
+                assert calls[0].startswith("all_reduce(float32[2, 6], sum) by ")
+                assert calls[1].startswith("all_reduce(float32[6, 2], sum) by ")
+
+
+def test_empty_rows_count():
+    """all_gather of (2, 0) and (3, 0) would give results of other lengths."""
+
+    def run(comm):
+        comm.all_gather(np.ones((2, 0)))
+        with pytest.raises(CollectiveMismatch):
+            comm.all_gather(np.ones((2 + comm.rank, 0)))
+
+    with world(2) as w:
+        w.run(run)
+
+
+def test_a_number_has_the_shape_of_an_array_of_one():
+    def run(comm):
+        x = np.array(2.0) if comm.rank == 0 else np.full(1, 3.0)
+        gathered = comm.all_gather(x)
+        return float(comm.all_reduce(x).sum()), gathered.shape
+
+    with world(2) as w:
+        assert w.run(run) == [(5.0, (2,))] * 2
+
+
+def test_uneven_rows_agree_by_their_rest():
+    def run(comm):
+        counts = [1, 3]
+        x = np.full((counts[comm.rank], 2), float(comm.rank))
+        whole = comm.all_gather(x, counts=counts)
+        with pytest.raises(CollectiveMismatch):
+            comm.all_gather(x.reshape(-1, 2 - comm.rank), counts=[1, 3 + 3 * comm.rank])
+        return whole.tolist()
+
+    with world(2) as w:
+        for whole in w.run(run):
+            assert whole == [[0.0] * 2] + [[1.0] * 2] * 3
+
+
+def test_bare_addresses_have_no_shape():
+    """Torch's backends let tensors of other shapes and one size meet."""
+
+    def run(comm):
+        x = np.ones([(2, 6), (6, 2)][comm.rank])
+        at = x.ctypes.data
+        comm.core.start("all_reduce", DTYPES["float64"], 12, at, at)
+        assert comm.records()[-1]["shape"] == ""
+        return x.sum()
+
+    with world(2) as w:
+        assert w.run(run) == [24.0, 24.0]
+
+
+def test_arrays_of_many_axes_are_compared():
+    """More than the quick path takes, and more than a note has room for."""
+    most = (1,) * 40
+
+    def run(comm):
+        for _ in range(2):
+            comm.all_reduce(np.ones((2, *most, 3)))
+        assert comm.records()[-1]["shape"] == str([2, *most, 3])
+        shape = (2, *most, 3) if comm.rank == 0 else (3, *most, 2)
+        with pytest.raises(CollectiveMismatch):
+            comm.all_reduce(np.ones(shape))
+
+    with world(2) as w:
+        w.run(run)
+
+
+# ---- Names
+
+
+def test_names_are_told_in_full(tmp_path):
+    folder = tmp_path / ODD
+    folder.mkdir()
+    file = folder / "mine.py"
+    file.write_text(source_of("ring"))
+    label = f"step 7 in {ODD}"
+
+    def run(comm):
+        x = np.ones(7, np.float32)
+        for _ in range(2):
+            comm.all_reduce(x, algorithm=str(file))
+            comm.all_reduce(x, algorithm=str(file), label=label, codec="fp16")
+        plain, coded = comm.records()[-2:]
+        assert (plain["algorithm"], plain["codec"], plain["label"]) == (
+            *(str(file), "", ""),
+        )
+        assert (coded["algorithm"], coded["codec"], coded["label"]) == (
+            *(str(file), "fp16", label),
+        )
+        told = comm.explain("all_reduce", x, algorithm=str(file))
+        assert "the median of 2 calls" in told
+        told = comm.explain("all_reduce", x, algorithm=str(file), codec="fp16")
+        assert "the median of 2 calls" in told
+        comm.barrier()
+        with pytest.raises(CollectiveMismatch) as raised:
+            comm.all_reduce(x, algorithm=str(file), label=f"{ODD} {comm.rank}")
+        return list(raised.value.calls.values())
+
+    for hosts in ((), (0, 1)):
+        with world(2, hosts=hosts) as w:
+            for one, other in w.run(run):
+                assert one.endswith(" 0")
+                assert other.endswith(" 1")
+
+
+def test_a_trace_tells_names_in_full(tmp_path):
+    label = f"step 7 in {ODD}"
+
+    def run(comm):
+        tracing.start(comm.core.transport.logbook)
+        comm.all_reduce(np.ones((3, 4)), label=label)
+        tracing.stop(comm.core.transport.logbook)
+        folder = tmp_path / str(comm.rank)
+        part = tracing.read_part(
+            tracing.write_part(comm.core.transport.logbook, folder)
+        )
+        shortened = tracing.harvest(comm.core.transport.logbook)
+        shortened.names = {}
+        return part, shortened
+
+    with world(2) as w:
+        parts, shortened = zip(*w.run(run), strict=True)
+
+    def about(parts):
+        sheet, _ = draw(parts)
+        return [s.args for s in sheet.slices if s.name == "all_reduce"]
+
+    for args in about(parts):
+        assert (args["label"], args["shape"]) == (label, "[3, 4]")
+    for args in about(shortened):
+        assert args["label"] == ".." + label.encode()[-38:].decode()
+        assert (args["algorithm"], args["shape"]) == ("naive", "[3, 4]")
+
+
+def test_old_plans_are_told_as_their_notes_have_them(monkeypatch):
+    monkeypatch.setattr(notes, "REMEMBERED", 1)
+    monkeypatch.setattr(notes, "_REMEMBERED", OrderedDict())
+
+    def run(comm):
+        comm.all_reduce(np.ones(3), label=ODD)
+        assert comm.records()[-1]["label"] == ODD
+        comm.all_reduce(np.ones(4))
+        return comm.records()[-2]
+
+    with world(1) as w:
+        (record,) = w.run(run)
+    assert record["label"] == ".." + ODD[-38:]
+    assert record["algorithm"] == "naive"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        Names(),
+        Names("ring", "step 3", "fp8@hosts", "[2, 6]"),
+        Names("/tmp/" + "x" * 500 + "/ring.py:radix=4"),
+        Names("ä" * 500, "ö" * 500, "ü" * 500, "[1" + ", 1" * 60 + "]"),
+        Names("\udcff.py", "\udcff", "\0"),
+    ],
+)
+def test_what_a_note_holds_fits(names):
+    texts = notes.in_short(names)
+    sizes = [len(text.encode()) for text in texts]
+    assert sum(sizes) <= _native.NOTE_BYTES
+    assert max(sizes) <= 255
+    for text, name in zip(texts, names, strict=True):
+        assert text == name or ".." in text or "?" in text
+    if "/tmp/" in names.algorithm:
+        assert texts[0].startswith("/tmp/")
+        assert texts[0].endswith("/ring.py:radix=4")
+
+
+# ---- Limits
+
+
+def test_programs_that_are_too_long_are_refused(monkeypatch):
+    monkeypatch.setattr(plans, "MOST_ACTIONS", 3)
+    plans._lowered.cache_clear()
+
+    def run(comm):
+        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 can"):
+            comm.all_reduce(np.ones(8), algorithm="ring")
+        return comm.all_reduce(np.ones(2), algorithm="naive").sum()
+
+    with world(4) as w:
+        assert w.run(run) == [8.0] * 4
+
+
+def test_the_core_refuses_programs_that_it_cannot_count():
+    none = np.zeros((0, 2), np.int32)
+    with pytest.raises(ValueError, match="more actions"):
+        _native.Program(
+            actions=np.zeros((plans.MOST_ACTIONS + 1, 12), np.int32),
+            sources=np.zeros((0, 3), np.int32),
+            waits=none,
+            exits=none,
+            lead=[0],
+            readers=[0],
+            deliveries=[],
+            tail=0,
+            messages=np.zeros((0, 5), np.int32),
+        )
+
+
+def test_worlds_that_are_too_large_are_refused(monkeypatch):
+    most = _native.MOST_RANKS
+    told = f"{most + 1} ranks: at most {most}"
+    with pytest.raises(UnsupportedWorld, match=told):
+        world(most + 1)
+    with pytest.raises(UnsupportedWorld, match=told):
+        unisono.init(rank=0, world_size=most + 1, job="too many")
+    monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UnsupportedWorld, match=told):
+        unisono.init(rank=0, world_size=most + 1, job="too many")
+    with world(1) as w, pytest.raises(UnsupportedWorld, match=told):
+        w.comms[0].grow(most + 1)
+
+
+# ---- When it is told
+
+
+class Hooks(ctypes.Structure):
+    """As native/bindings/bind_work.cpp has it."""
+
+    HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+    _fields_ = (
+        (
+            "when_done",
+            ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, HOOK, ctypes.c_void_p),
+        ),
+    )
+
+
+def hooks():
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    at = get(_native.work_hooks(), b"unisono.work_hooks.1")
+    return ctypes.cast(at, ctypes.POINTER(Hooks)).contents
+
+
+def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
+    def run(comm):
+        engine, seen, ended = comm.core.transport.engine, [], threading.Event()
+        engine.start_trace(64, 64)
+        comm.barrier()
+
+        def end(_, state):
+            (_, calls), _ = engine.trace_entries()
+            seen.append((state, calls, comm.records()[-1]["state"]))
+            ended.set()
+
+        hook = Hooks.HOOK(end)
+        if comm.rank == 0:
+            work = comm.all_reduce(np.ones(3), async_op=True)
+            assert hooks().when_done(work.native, hook, None) == 0
+            comm.send(np.ones(1), 1)
+            assert ended.wait(60)
+            work.wait()
+            return seen
+        comm.recv(np.ones(1), 0)
+        comm.all_reduce(np.ones(3))
+        return None
+
+    with world(2) as w:
+        ((state, calls, recorded),) = w.run(run)[0]
+    assert (state, recorded) == (1, "completed")
+    assert calls == 3  # the barrier, the message, and this one

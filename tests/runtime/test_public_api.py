@@ -1,0 +1,137 @@
+"""Names that people know from MPI, NCCL and PyTorch; and old ones, which warn."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono import BadArgument, PeerLost, ReduceOp
+from unisono.dtypes import OPS
+from unisono.testing import world
+
+
+def test_reduce_op_constants_and_avg_name_the_same_reductions():
+    def rank(comm):
+        x = np.full(3, float(comm.rank))
+        for op in ("mean", "avg", ReduceOp.AVG):
+            for _ in range(2):  # the second time it skips Python
+                assert (comm.all_reduce(x.copy(), op=op) == 0.5).all()
+        assert (comm.all_reduce(x.copy(), op=ReduceOp.MAX) == 1).all()
+        with pytest.raises(BadArgument, match="avg"):
+            comm.all_reduce(x, op="average")
+
+    world(2).run(rank)
+    assert {str(op) for op in ReduceOp} == set(OPS)
+
+
+def test_size_is_world_size():
+    assert world(3).run(lambda comm: comm.size) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("count", [0, 1, 100_000])
+def test_sendrecv_passes_a_ring(count):
+    def rank(comm):
+        x, out = np.full(count, float(comm.rank)), np.empty(count)
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        assert comm.sendrecv(x, right, out, left) is out
+        assert (out == left).all()
+        theirs = comm.sendrecv(x, right, out, left, tag=comm.rank, recv_tag=left)
+        assert (theirs == left).all()
+
+    world(3).run(rank)
+
+
+def test_scatter_objects_gives_each_rank_its_own():
+    def rank(comm):
+        things = [{"rank": r, "x": "y" * r * 1000} for r in range(comm.size)]
+        mine = comm.scatter_objects(things if comm.rank == 1 else None, root=1)
+        assert mine == things[comm.rank]
+        assert comm.all_gather_objects(comm.rank) == [0, 1, 2]
+        assert comm.gather_objects(comm.rank, 2) == (
+            [0, 1, 2] if comm.rank == 2 else None
+        )
+
+    world(3).run(rank)
+
+
+def test_scatter_objects_with_a_wrong_number_is_refused_on_all_ranks():
+    def rank(comm):
+        with pytest.raises(BadArgument, match="scatter_objects"):
+            comm.scatter_objects([1] if comm.rank == 0 else None)
+        comm.barrier()  # it can still be used
+
+    world(3).run(rank)
+
+
+def test_abort_ends_calls_of_all_ranks_and_names_the_rank():
+    began = threading.Barrier(3)
+
+    def rank(comm):
+        if comm.rank == 2:
+            began.wait()
+            comm.abort()
+            comm.abort()  # once more means nothing
+            with pytest.raises(unisono.UsageError, match="closed"):
+                comm.barrier()
+            return
+        work = comm.all_reduce(np.ones(3), async_op=True)
+        began.wait()
+        with pytest.raises(PeerLost, match="aborted the communicator") as lost:
+            work.wait()
+        assert lost.value.ranks == (2,)
+        with pytest.raises(PeerLost, match="aborted"):
+            comm.barrier()
+
+    world(3).run(rank)
+
+
+def test_abort_is_heard_on_other_hosts():
+    def rank(comm):
+        if comm.rank == 0:
+            comm.abort()
+            return
+        with pytest.raises(PeerLost) as lost:
+            comm.barrier(timeout_s=60)
+        assert lost.value.ranks == (0,)
+
+    world(4, hosts=(0, 0, 1, 2)).run(rank)
+
+
+def old_copy():
+    return unisono.copy(0, src=0, dst=1)
+
+
+def old_reduce():
+    return unisono.reduce(0, src=0, dst=1)
+
+
+def old_gather():
+    return world(2).run(lambda comm: comm.gather_object(comm.rank))
+
+
+def old_all_gather():
+    return world(2).run(lambda comm: comm.all_gather_object(comm.rank))
+
+
+def old_coded():
+    def rank(comm):
+        x = np.ones(1000, np.float32)
+        comm.all_reduce(x, codec="fp8", coded="hosts", error_bound=1.0)
+
+    world(2, hosts=(0, 1)).run(rank)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (old_copy, "copy_step"),
+        (old_reduce, "reduce_step"),
+        (old_gather, "gather_objects"),
+        (old_all_gather, "all_gather_objects"),
+        (old_coded, 'codec="fp8@hosts"'),
+    ],
+)
+def test_old_names_work_and_warn(old, new):
+    with pytest.warns(DeprecationWarning, match="is now .*" + new):
+        old()
