@@ -42,7 +42,7 @@ from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
-from unisono.transports.base import Peer, refuse_too_many
+from unisono.transports.session import Peer, refuse_too_many
 
 _ALL_REDUCE = CODES["all_reduce"]
 _ALL_GATHER = CODES["all_gather"]
