@@ -397,7 +397,7 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
     plans._lowered.cache_clear()
 
     def run(comm):
-        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 can"):
+        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 are"):
             comm.all_reduce(np.ones(8), algorithm="ring")
         return comm.all_reduce(np.ones(2), algorithm="naive").sum()
 

@@ -90,11 +90,11 @@ def test_other_factors_are_refused(factor):
     ("factor", "name", "said"),
     [
         (0.5, "int32", r"premul_sum\(0.5\): int32 needs an integer"),
-        (float("inf"), "uint8", "whole"),
-        (float("nan"), "uint8", "whole"),
+        (float("inf"), "uint8", "integer"),
+        (float("nan"), "uint8", "integer"),
         (1j, "float32", "complex factor needs complex"),
         (1j, "int8", "complex"),
-        (2, "bool", "no meaning for bool"),
+        (2, "bool", "not defined for bool"),
         (10**400, "float64", "the factor overflows float64"),
     ],
 )

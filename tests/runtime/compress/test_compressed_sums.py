@@ -420,7 +420,7 @@ def test_unsupported_options_with_a_scheme_are_refused(worlds, options, message)
 
 
 def test_schemes_in_other_collectives_are_refused(worlds):
-    with pytest.raises(BadArgument, match="only all_reduce can do that"):
+    with pytest.raises(BadArgument, match="only all_reduce supports"):
         worlds(1).comms[0].broadcast(np.zeros(9, np.float32), codec="topk:0.5")
 
 

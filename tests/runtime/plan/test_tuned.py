@@ -240,7 +240,7 @@ def test_unknown_machine_disables_the_table(file, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2) == [None, None]
     assert "rank 0" in caplog.text
-    assert "does not know" in caplog.text
+    assert "is not in the table" in caplog.text
 
 
 def test_only_worlds_of_all_machines_count(file, monkeypatch):
