@@ -217,10 +217,10 @@ def test_sparse_and_device_tensors_are_refused(worlds):
     elsewhere = torch.ones(3, device="meta")
 
     def refused(comm):
-        for x, said in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
-            with pytest.raises(BadArgument, match=said):
+        for x, message in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_reduce(x)
-            with pytest.raises(BadArgument, match=said):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_gather(x)
 
     worlds(1).run(refused)
@@ -347,10 +347,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_invalid_arguments_are_refused_and_break_nothing(worlds, what):
-    make, said = REFUSED[what]
+    make, message = REFUSED[what]
 
     def mistaken(comm):
-        with pytest.raises(BadArgument, match=said):
+        with pytest.raises(BadArgument, match=message):
             make(comm)
         return comm.all_reduce(np.ones(1))[0]
 
