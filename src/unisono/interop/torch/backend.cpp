@@ -197,5 +197,6 @@ PYBIND11_MODULE(_unisono_torch, m) {
   m.def("make_backend", &unisono::make_backend);
   m.def("make_group", &unisono::make_group);
   // Before the interpreter ends; afterwards no thread of ours asks for its lock.
-  m.def("end", [] { unisono::CallbackPool::get().end(); }, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "end", [] { unisono::CallbackPool::get().end(); }, py::call_guard<py::gil_scoped_release>());
 }
