@@ -107,8 +107,8 @@ def main(rates: list[str]) -> None:
         with Hosts(2, rate=rate) as hosts:
             speeds = sorted(stream(hosts[0], hosts[1]) * 8 / 1e6 for _ in range(3))
             most = ahead(hosts[0], hosts[1], parse_rate(rate))
-        told = " ".join(f"{speed:.1f}" for speed in speeds)
-        print(f"{rate:10} {told} Mbit/s, at most {most / 1024:.1f} KiB ahead")
+        text = " ".join(f"{speed:.1f}" for speed in speeds)
+        print(f"{rate:10} {text} Mbit/s, at most {most / 1024:.1f} KiB ahead")
     for used in (False, True):
         speed = through_proxy(used=used)
         print(f"{'proxy' if used else 'no proxy':10} {speed / 1e9:.2f} GB/s")

@@ -28,27 +28,29 @@ def run(*args, out):
     ids=["kills", "leaving", "healing"],
 )
 def test_random_trials_keep_all_guarantees(seed, only, trials, tmp_path):
-    told = run("--seed", seed, "--trials", trials, "--only", *only, out=tmp_path / "f")
-    assert told["trials"] == trials
-    assert not told["failures"]
+    result = run(
+        "--seed", seed, "--trials", trials, "--only", *only, out=tmp_path / "f"
+    )
+    assert result["trials"] == trials
+    assert not result["failures"]
 
 
 @pytest.mark.sweep
 def test_random_trials_of_all_kinds_keep_all_guarantees(tmp_path):
-    told = run("--seed", 1, "--trials", 40, out=tmp_path / "f")
-    assert told["trials"] == 40
-    assert not told["failures"]
+    result = run("--seed", 1, "--trials", 40, out=tmp_path / "f")
+    assert result["trials"] == 40
+    assert not result["failures"]
 
 
 def test_error_pids_match_those_in_its_message():
     from campaign.judge import judge_work
     from campaign.plan import Phase
 
-    told = {"error": "PeerLost", "named": [1], "at": 0.0, "calls": 3, "kind": "split"}
-    told["message"] = "split: rank 1 (pid 12 on host0) died"
+    record = {"error": "PeerLost", "named": [1], "at": 0.0, "calls": 3, "kind": "split"}
+    record["message"] = "split: rank 1 (pid 12 on host0) died"
     phase = Phase("kill_two", victims=(1, 2))
-    assert not judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 12, 2: 11})[0]
-    assert judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 11, 2: 12})[0]
+    assert not judge_work(phase, {0: record}, 0.0, True, {0: 10, 1: 12, 2: 11})[0]
+    assert judge_work(phase, {0: record}, 0.0, True, {0: 10, 1: 11, 2: 12})[0]
 
 
 def test_half_of_a_world_continues_only_with_its_first_rank():

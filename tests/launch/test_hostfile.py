@@ -24,7 +24,7 @@ def test_host_list_is_parsed(text, hosts):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "'' is not a host"),
         ("a,,b", "'' is not a host"),
@@ -39,10 +39,10 @@ def test_host_list_is_parsed(text, hosts):
         ("a,me@a", "me@a is named twice"),
     ],
 )
-def test_invalid_host_is_refused(text, said):
+def test_invalid_host_is_refused(text, message):
     with pytest.raises(BadArgument) as error:
         parse_hosts(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_hostfile_is_parsed(tmp_path):
@@ -61,7 +61,7 @@ def test_hostfile_is_parsed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "contains no host"),
         ("# none\n", "contains no host"),
@@ -72,12 +72,12 @@ def test_hostfile_is_parsed(tmp_path):
         ("-x slots=2\n", "line 1"),
     ],
 )
-def test_invalid_hostfile_is_refused(tmp_path, text, said):
+def test_invalid_hostfile_is_refused(tmp_path, text, message):
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(BadArgument) as error:
         read_hostfile(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(file) in str(error.value)
 
 

@@ -70,10 +70,10 @@ def test_every_rank_gets_rank_and_world_size():
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB"]
     code = f"print(*(os.environ['UNISONO_' + name] for name in {names}))"
     outcome, out, err = start(code, 3)
-    told = sorted(line.split() for line in out.decode().splitlines())
-    job = told[0][-1]
+    result = sorted(line.split() for line in out.decode().splitlines())
+    job = result[0][-1]
     assert re.fullmatch("[0-9a-f]{32}", job)
-    assert told == [[f"[{r}]", str(r), "3", str(r), "3", job] for r in range(3)]
+    assert result == [[f"[{r}]", str(r), "3", str(r), "3", job] for r in range(3)]
     assert (outcome.exit_code, outcome.report(), err) == (0, "", b"")
 
 
@@ -111,8 +111,8 @@ output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
 launch([sys.executable, "-S", "-c", code], 3, output)
 """
     with (tmp_path / "typed").open() as typed:
-        told = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
-    assert sorted(told.splitlines()) == [
+        output = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
+    assert sorted(output.splitlines()) == [
         b"[0] ['one', 'two']",
         b"[1] []",
         b"[2] []",
@@ -145,8 +145,8 @@ sys.stderr.writelines(f"{i}\\n" for i in range(1_000))
     _, out, err = start(code, 2, environment={"PYTHONUNBUFFERED": ""})
     for rank in range(2):
         prefix = f"[{rank}] "
-        for heard, count in ((out, 100_000), (err, 1_000)):
-            mine = [x for x in heard.decode().splitlines() if x.startswith(prefix)]
+        for received, count in ((out, 100_000), (err, 1_000)):
+            mine = [x for x in received.decode().splitlines() if x.startswith(prefix)]
             assert mine == [f"{prefix}{i}" for i in range(count)]
 
 
@@ -164,13 +164,13 @@ def test_binary_output_passes_unchanged():
 
 
 def test_endless_line_uses_bounded_memory():
-    told = io.BytesIO()
-    stream = LineStream([(told, b"> ")])
+    result = io.BytesIO()
+    stream = LineStream([(result, b"> ")])
     for _ in range(40):
         stream.write(b"x" * (1 << 16))
-    assert told.tell() > 1 << 21
+    assert result.tell() > 1 << 21
     stream.finish()
-    lines = told.getvalue().splitlines()
+    lines = result.getvalue().splitlines()
     assert b"".join(line.removeprefix(b"> ") for line in lines) == b"x" * (40 << 16)
 
 
@@ -184,8 +184,8 @@ def test_only_selected_ranks_are_shown_and_all_are_logged(tmp_path):
         f"rank{r}.log" for r in range(3)
     ]
     for rank in range(3):
-        said = (folder / f"rank{rank}.log").read_text().splitlines()
-        assert sorted(said) == [f"err {rank}", f"out {rank}"]
+        message = (folder / f"rank{rank}.log").read_text().splitlines()
+        assert sorted(message) == [f"err {rank}", f"out {rank}"]
 
 
 def test_logs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path):
@@ -398,13 +398,13 @@ def test_launch_works_in_a_thread_and_without_pidfd(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(os, "pidfd_open", lacking)
-    told = []
+    parts = []
     thread = threading.Thread(
-        target=lambda: told.append(start("print(rank); sys.exit(rank)", 2))
+        target=lambda: parts.append(start("print(rank); sys.exit(rank)", 2))
     )
     thread.start()
     thread.join()
-    outcome, out, _ = told[0]
+    outcome, out, _ = parts[0]
     assert statuses(outcome) == [0, 1]
     assert sorted(out.splitlines()) == [b"[0] 0", b"[1] 1"]
 
@@ -462,10 +462,10 @@ def test_stderr_tail_is_the_last_traceback():
     lines = [b"a", head, b"  one", b"E1", b"", head, b"  two", b"E2: x", b"bye"]
     assert stderr_tail(lines).splitlines() == [head.decode(), "  two", "E2: x", "bye"]
     deep = [head, *[b"  frame"] * 300, b"E3"]
-    told = stderr_tail(deep).splitlines()
-    assert (told[0], told[-1]) == (head.decode(), "E3")
-    assert "left out" in told[1]
-    assert len(told) == 81
+    output = stderr_tail(deep).splitlines()
+    assert (output[0], output[-1]) == (head.decode(), "E3")
+    assert "left out" in output[1]
+    assert len(output) == 81
     assert stderr_tail([]) == ""
 
 

@@ -56,8 +56,8 @@ def write(file, text):
 
 
 def test_results_are_ordered_by_rank(forked):
-    told = forked(lambda comm, *args: (comm.rank, comm.world_size, args), 3, (7, "x"))
-    assert told == [(r, 3, (7, "x")) for r in range(3)]
+    result = forked(lambda comm, *args: (comm.rank, comm.world_size, args), 3, (7, "x"))
+    assert result == [(r, 3, (7, "x")) for r in range(3)]
 
 
 def test_all_ranks_share_one_new_job(forked):
@@ -70,8 +70,8 @@ def test_all_ranks_share_one_new_job(forked):
 
 
 def test_results_may_be_large(forked):
-    told = forked(lambda comm: np.full(2_000_000, comm.rank), 2)
-    assert [array.sum() for array in told] == [0, 2_000_000]
+    result = forked(lambda comm: np.full(2_000_000, comm.rank), 2)
+    assert [array.sum() for array in result] == [0, 2_000_000]
 
 
 def test_the_exception_of_a_rank_is_raised_with_its_traceback(forked):
@@ -197,8 +197,8 @@ def test_no_file_is_left_open(forked):
 
 
 def test_bad_arguments_are_refused():
-    for n, said in ((0, "at least one rank"), (1.5, "whole number")):
-        with pytest.raises(BadArgument, match=said):
+    for n, message in ((0, "at least one rank"), (1.5, "whole number")):
+        with pytest.raises(BadArgument, match=message):
             spawn(print, n)
     with pytest.raises(BadArgument, match="nearest: fork"):
         spawn(print, 1, method="forks")
@@ -218,8 +218,8 @@ def add_up(comm, base):
 @pytest.mark.quick(method=["fork", "forkserver"])
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_a_real_all_reduce(method):
-    told = spawn(add_up, 3, (10,), method=method)
-    assert told == [(r, 3, [33.0] * 5) for r in range(3)]
+    result = spawn(add_up, 3, (10,), method=method)
+    assert result == [(r, 3, [33.0] * 5) for r in range(3)]
 
 
 def test_a_world_of_one():

@@ -95,9 +95,9 @@ def messages(comm):
 
 def objects(comm):
     n, me = comm.world_size, comm.rank
-    told = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
+    result = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
     every = comm.all_gather_objects([me] * me)
-    right = told["from"] == n - 1 and every == [[r] * r for r in range(n)]
+    right = result["from"] == n - 1 and every == [[r] * r for r in range(n)]
     return [] if right else ["objects"]
 
 
@@ -199,8 +199,8 @@ def is_one_ahead(rank):
     with rank.init(timeout_s=100) as comm:
         # who is slow hears of the others' next call while it is still in the first
         calls = [5, 7 if rank.number == 1 else 6]
-        told = [attempt(comm.all_reduce, ones(count)) for count in calls]
-        return told[0] or told[1] or attempt(comm.barrier)
+        parts = [attempt(comm.all_reduce, ones(count)) for count in calls]
+        return parts[0] or parts[1] or attempt(comm.barrier)
 
 
 @pytest.mark.quick(hosts=[(2, 1)])
@@ -432,15 +432,15 @@ def test_ctrl_c_ends_a_call(name, forks):
     error, took = ends[0].value
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 60
-    told = ends[1].value
-    assert told is not None, ends[1]
-    if told["error"] == "CollectiveMismatch":  # what was sent before is another call
-        assert set(told["attributes"]["calls"]) == {"0", "1"}
-    elif name == "send" and told["error"] == "TransportError":  # it was cut half sent
-        assert "rank 0" in told["message"], told
+    result = ends[1].value
+    assert result is not None, ends[1]
+    if result["error"] == "CollectiveMismatch":  # what was sent before is another call
+        assert set(result["attributes"]["calls"]) == {"0", "1"}
+    elif name == "send" and result["error"] == "TransportError":  # it was cut half sent
+        assert "rank 0" in result["message"], result
     else:
-        assert told["error"] == "PeerLost", ends[1]
-        assert told["attributes"]["ranks"] == [0]
+        assert result["error"] == "PeerLost", ends[1]
+        assert result["attributes"]["ranks"] == [0]
 
 
 def forks_a_child(rank):

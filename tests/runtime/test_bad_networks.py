@@ -62,13 +62,13 @@ def works(rank, flag):
 class Scene:
     """Ranks at work on hosts of one each, with a proxy before rank 0 and rank 1."""
 
-    def __init__(self, forks, flag, n=2, **told):
+    def __init__(self, forks, flag, n=2, **environ):
         self.ports = [free_port(), free_port()]
         self.to_0, self.to_1 = (Proxy(f"127.0.0.1:{port}") for port in self.ports)
         self.flag = flag
         real = f"127.0.0.1:{self.ports[0]}"
-        env = [told | {"UNISONO_ADDRESS": real} for _ in range(n)]
-        env[1] = told | {
+        env = [environ | {"UNISONO_ADDRESS": real} for _ in range(n)]
+        env[1] = environ | {
             "UNISONO_ADDRESS": self.to_0.address,
             "UNISONO_ADVERTISE": self.to_1.address,
             "UNISONO_PORT": str(self.ports[1]),
@@ -197,8 +197,8 @@ def test_a_stream_that_is_cut_off(scene):
 
 
 def test_invalid_address_is_refused(forks):
-    for name, told in (("UNISONO_PORT", "many"), ("UNISONO_ADVERTISE", "nowhere")):
-        end = forks.run(2, refuses, hosts=(1, 1), env=[{}, {name: told}])[1]
+    for name, result in (("UNISONO_PORT", "many"), ("UNISONO_ADVERTISE", "nowhere")):
+        end = forks.run(2, refuses, hosts=(1, 1), env=[{}, {name: result}])[1]
         assert end.value["error"] == "BadArgument", end
         assert name in end.value["message"]
 

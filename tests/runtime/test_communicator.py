@@ -37,12 +37,12 @@ def test_a_world_of_one_is_no_special_case():
 
 
 def test_repr_of_a_communicator(worlds):
-    def told(comm):
+    def describe(comm):
         peer = comm.peers[comm.rank]
         assert str(peer).startswith(f"rank {comm.rank} (pid ")
         return comm.rank, comm.world_size, comm.name, repr(comm), len(comm.peers)
 
-    assert worlds(2).run(told) == [
+    assert worlds(2).run(describe) == [
         (0, 2, "world", "<Communicator 'world': rank 0 of 2>", 2),
         (1, 2, "world", "<Communicator 'world': rank 1 of 2>", 2),
     ]

@@ -106,5 +106,5 @@ def test_communicators_do_not_block_each_other():
 
 def test_explain_shows_hosts():
     with world(4, hosts=(0, 0, 1, 1)) as w:
-        said = w.run(lambda comm: comm.explain("all_reduce", np.ones(100_000)))[0]
-    assert "hosts      2; a rank sends to at most 1 on others" in said
+        text = w.run(lambda comm: comm.explain("all_reduce", np.ones(100_000)))[0]
+    assert "hosts      2; a rank sends to at most 1 on others" in text

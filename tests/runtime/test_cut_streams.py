@@ -85,10 +85,10 @@ def small_messages(comm):
 
 
 def small_objects(comm):
-    told = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
+    result = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
     every = comm.all_gather_objects([comm.rank] * comm.rank)
     right = every == [[r] * r for r in range(comm.world_size)]
-    return [] if right and told == {"from": comm.world_size - 1} else ["objects"]
+    return [] if right and result == {"from": comm.world_size - 1} else ["objects"]
 
 
 def control(comm):

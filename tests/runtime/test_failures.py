@@ -20,9 +20,9 @@ from forked import (
     Forks,
     attempt,
     await_that,
+    error_summary,
     interrupt_after,
     interrupt_in_call,
-    told,
 )
 from unisono import _native
 from unisono.errors import (
@@ -312,7 +312,7 @@ def work_with_deadline(comm, passed):
         return None
     work = comm.all_reduce(ones(), async_op=True, timeout_s=0.2)
     error = attempt(work.wait)
-    return error, work.done(), told(work.exception())
+    return error, work.done(), error_summary(work.exception())
 
 
 def test_late_work_names_awaited_ranks():

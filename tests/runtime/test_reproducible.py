@@ -111,9 +111,9 @@ def test_a_part_reduced_alone_is_that_part_of_the_whole(worlds, n, count, data, 
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
 @pytest.mark.parametrize("what", ["all_reduce", "reduce", "reduce_scatter"])
 def test_every_reduction_can_be_reproducible(worlds, what, op):
-    told = {"reproducible": True}
+    record = {"reproducible": True}
     sizes = (4, 4000, 40_000)
-    cases = [Case(what, None, 4, size, op=op, more=told) for size in sizes]
+    cases = [Case(what, None, 4, size, op=op, more=record) for size in sizes]
     check(cases, worlds(4).run(perform, cases))
 
 

@@ -154,7 +154,7 @@ def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
     assert second.status == 0, second
 
 
-def stopped_in_write(rank, way):
+def stopped_in_write(rank, ending):
     """Rank 1 is stopped in the write itself, and goes on when rank 0 has let go of x.
 
     Whether rank 0's array lives on, and what it holds after rank 1 has written.
@@ -166,7 +166,7 @@ def stopped_in_write(rank, way):
         with pytest.raises(unisono.UnisonoError):
             comm.all_reduce(np.ones(large(2), np.float32))
         return rank.tell("done")
-    lives = WAYS[way](comm)
+    lives = ENDINGS[ending](comm)
     gc.collect()
     os.kill(comm.peers[1].pid, signal.SIGCONT)
     rank.until("done", 1)
@@ -217,15 +217,15 @@ def by_later_call(comm):
     return weakref.ref(x)
 
 
-WAYS = {
+ENDINGS = {
     way.__name__: way
     for way in (by_timeout, by_signal, by_signal_anew, by_close, by_later_call)
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_buffer_that_may_still_be_written_is_kept(forks, way):
-    first, second = forks.run(2, stopped_in_write, way)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_buffer_that_may_still_be_written_is_kept(forks, ending):
+    first, second = forks.run(2, stopped_in_write, ending)
     assert first.value is True, first
     assert second.status == 0, second
 

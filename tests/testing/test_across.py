@@ -54,20 +54,20 @@ def child_that_stays():
 
 
 def test_every_rank_has_its_environment():
-    told = [
+    output = [
         eval(end.stdout)
         for end in world_across([2, 3, 1]).run_command([sys.executable, "-c", TELL])
     ]
-    assert [t["UNISONO_RANK"] for t in told] == list("012345")
-    assert [t["UNISONO_LOCAL_RANK"] for t in told] == list("010120")
-    assert [t["UNISONO_LOCAL_WORLD_SIZE"] for t in told] == list("223331")
-    assert {t["UNISONO_WORLD_SIZE"] for t in told} == {"6"}
-    hosts = Counter(t["UNISONO_HOST_ID"] for t in told)
+    assert [t["UNISONO_RANK"] for t in output] == list("012345")
+    assert [t["UNISONO_LOCAL_RANK"] for t in output] == list("010120")
+    assert [t["UNISONO_LOCAL_WORLD_SIZE"] for t in output] == list("223331")
+    assert {t["UNISONO_WORLD_SIZE"] for t in output} == {"6"}
+    hosts = Counter(t["UNISONO_HOST_ID"] for t in output)
     assert list(hosts.values()) == [2, 3, 1]
     for same in ("UNISONO_JOB", "UNISONO_ADDRESS", "UNISONO_SECRET"):
-        assert len({t[same] for t in told}) == 1
-    assert len(bytes.fromhex(told[0]["UNISONO_SECRET"])) == 32
-    host, port = told[0]["UNISONO_ADDRESS"].split(":")
+        assert len({t[same] for t in output}) == 1
+    assert len(bytes.fromhex(output[0]["UNISONO_SECRET"])) == 32
+    host, port = output[0]["UNISONO_ADDRESS"].split(":")
     assert host == "127.0.0.1"
     assert 0 < int(port) < 1 << 16
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_sent_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "options", "said"),
+    ("hosts", "options", "message"),
     [
         ([], {}, "at least one"),
         ([2, 0], {}, "at least one"),
@@ -227,8 +227,8 @@ def test_what_cannot_be_sent_is_refused():
         ([1], {"grace_s": -1}, "seconds"),
     ],
 )
-def test_invalid_worlds_are_refused(hosts, options, said):
-    with pytest.raises(BadArgument, match=said):
+def test_invalid_worlds_are_refused(hosts, options, message):
+    with pytest.raises(BadArgument, match=message):
         world_across(hosts, **options)
 
 

@@ -114,9 +114,9 @@ def test_a_process_lives_on_its_host(hosts):
         stdout=subprocess.PIPE,
         text=True,
     )
-    told, _ = process.communicate(timeout=20)
+    result, _ = process.communicate(timeout=20)
     assert process.returncode == 0
-    name, identity, extra, *links = told.split()
+    name, identity, extra, *links = result.split()
     assert (name, identity, extra) == ("host1", hosts[1].identity, "yes")
     assert sorted(links) == ["eth0", "lo"]
 
@@ -239,12 +239,12 @@ def test_worlds_live_on_hosts(hosts):
     )
     code += ", os.environ['UNISONO_ADDRESS'])"
     ends = world_across([1, 2], on=hosts).run_command([sys.executable, "-c", code])
-    told = [end.stdout.split() for end in ends]
-    assert [name for name, _, _ in told] == ["host0", "host1", "host1"]
-    assert [identity for _, identity, _ in told] == [
+    output = [end.stdout.split() for end in ends]
+    assert [name for name, _, _ in output] == ["host0", "host1", "host1"]
+    assert [identity for _, identity, _ in output] == [
         hosts[i].identity for i in (0, 1, 1)
     ]
-    assert {address.split(":")[0] for _, _, address in told} == {hosts[0].address}
+    assert {address.split(":")[0] for _, _, address in output} == {hosts[0].address}
     with pytest.raises(BadArgument, match="4 hosts are asked for, but on= has 3"):
         world_across([1] * 4, on=hosts)
 

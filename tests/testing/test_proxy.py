@@ -311,7 +311,7 @@ class Pieces:
 )
 def test_faults_do_not_depend_on_read_sizes(cuts, rules):
     data = payload(500)
-    told = []
+    parts = []
     for places in ([], sorted({*cuts})):
         edges = [0, *places, len(data)]
         pieces = [data[a:b] for a, b in pairwise(edges)]
@@ -326,9 +326,9 @@ def test_faults_do_not_depend_on_read_sizes(cuts, rules):
         while stream.wants_to_read:
             stream.take(memoryview(bytearray(500)))
         stream.leave(time.monotonic())
-        told.append((sink.got, sorted(log)))
-    assert told[0] == told[1]
-    assert told[0][0].endswith(b"END")
+        parts.append((sink.got, sorted(log)))
+    assert parts[0] == parts[1]
+    assert parts[0][0].endswith(b"END")
 
 
 def test_clients_wait_until_there_is_a_target(server):
@@ -380,7 +380,7 @@ def test_closing_leaves_nothing(server):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda p: p.delay(-1), "0 or more"),
         (lambda p: p.delay(float("nan")), "0 or more"),
@@ -399,6 +399,6 @@ def test_closing_leaves_nothing(server):
         (lambda p: setattr(p, "target", ("127.0.0.1", 0)), "1 to 65535"),
     ],
 )
-def test_wrong_rules_are_refused(proxy, wrong, said):
-    with pytest.raises(BadArgument, match=said):
+def test_wrong_rules_are_refused(proxy, wrong, message):
+    with pytest.raises(BadArgument, match=message):
         wrong(proxy)

@@ -217,10 +217,10 @@ def test_sparse_and_device_tensors_are_refused(worlds):
     elsewhere = torch.ones(3, device="meta")
 
     def refused(comm):
-        for x, said in ((sparse, "dense"), (elsewhere, "only the CPU")):
-            with pytest.raises(BadArgument, match=said):
+        for x, message in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_reduce(x)
-            with pytest.raises(BadArgument, match=said):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_gather(x)
 
     worlds(1).run(refused)
@@ -312,7 +312,7 @@ REFUSED = {
     "no factor": (lambda c: c.all_reduce(X, op=unisono.premul_sum), "factor"),
     "half a factor": (
         lambda c: c.all_reduce(np.zeros(2, int), op=unisono.premul_sum(0.5)),
-        "whole number",
+        "needs an integer",
     ),
     "unknown algorithm": (
         lambda c: c.all_reduce(X, algorithm="rong"),
@@ -337,7 +337,7 @@ REFUSED = {
     ),
     "rank too large": (lambda c: c.send(X, N), r"ranks are 0\.\.2"),
     "rank negative": (lambda c: c.recv(X, -1), r"ranks are 0\.\.2"),
-    "tag too large": (lambda c: c.send(X, 0, tag=1 << 40), "32 bits"),
+    "tag too large": (lambda c: c.send(X, 0, tag=1 << 40), "32-bit"),
     "tag not whole": (lambda c: c.send(X, 0, tag="a"), "whole number"),
     "a buffer of objects": (lambda c: c.empty(3, object), "unknown element type"),
     "a buffer of half": (lambda c: c.empty(2.5), "whole number"),
@@ -347,10 +347,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_invalid_arguments_are_refused_and_break_nothing(worlds, what):
-    make, said = REFUSED[what]
+    make, message = REFUSED[what]
 
     def mistaken(comm):
-        with pytest.raises(BadArgument, match=said):
+        with pytest.raises(BadArgument, match=message):
             make(comm)
         return comm.all_reduce(np.ones(1))[0]
 

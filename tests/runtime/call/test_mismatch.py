@@ -59,11 +59,11 @@ def test_algorithm_files_with_other_steps_are_a_mismatch(mine, hosts):
         return str(raised.value)
 
     with world(2, hosts=hosts) as w:
-        for told in w.run(call):
-            assert "rank 0" in told
-            assert "rank 1" in told
-            assert f"The steps of {mine} are not the same there" in told
-            assert "same file" in told
+        for result in w.run(call):
+            assert "rank 0" in result
+            assert "rank 1" in result
+            assert f"The steps of {mine} are not the same there" in result
+            assert "same file" in result
 
 
 def test_algorithm_files_that_differ_in_comments_agree(mine):
@@ -200,9 +200,9 @@ def test_shapes_of_equal_size_are_a_mismatch(name):
         return str(raised.value)
 
     with world(2) as w:
-        for told in w.run(run):
-            assert "6]" in told
-            assert "2]" in told
+        for result in w.run(run):
+            assert "6]" in result
+            assert "2]" in result
 
 
 def test_mismatch_error_has_both_shapes():
@@ -306,10 +306,10 @@ def test_errors_have_full_names(tmp_path):
         assert (coded["algorithm"], coded["codec"], coded["label"]) == (
             *(str(file), "fp16", label),
         )
-        told = comm.explain("all_reduce", x, algorithm=str(file))
-        assert "the median of 2 calls" in told
-        told = comm.explain("all_reduce", x, algorithm=str(file), codec="fp16")
-        assert "the median of 2 calls" in told
+        text = comm.explain("all_reduce", x, algorithm=str(file))
+        assert "the median of 2 calls" in text
+        text = comm.explain("all_reduce", x, algorithm=str(file), codec="fp16")
+        assert "the median of 2 calls" in text
         comm.barrier()
         with pytest.raises(CollectiveMismatch) as raised:
             comm.all_reduce(x, algorithm=str(file), label=f"{ODD} {comm.rank}")
@@ -397,7 +397,7 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
     plans._lowered.cache_clear()
 
     def run(comm):
-        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 can"):
+        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 are"):
             comm.all_reduce(np.ones(8), algorithm="ring")
         return comm.all_reduce(np.ones(2), algorithm="naive").sum()
 
@@ -423,15 +423,15 @@ def test_the_core_refuses_programs_that_it_cannot_count():
 
 def test_worlds_that_are_too_large_are_refused(monkeypatch):
     most = _native.MOST_RANKS
-    told = f"{most + 1} ranks: at most {most}"
-    with pytest.raises(UnsupportedWorld, match=told):
+    text = f"{most + 1} ranks: at most {most}"
+    with pytest.raises(UnsupportedWorld, match=text):
         world(most + 1)
-    with pytest.raises(UnsupportedWorld, match=told):
+    with pytest.raises(UnsupportedWorld, match=text):
         unisono.init(rank=0, world_size=most + 1, job="too many")
     monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(UnsupportedWorld, match=told):
+    with pytest.raises(UnsupportedWorld, match=text):
         unisono.init(rank=0, world_size=most + 1, job="too many")
-    with world(1) as w, pytest.raises(UnsupportedWorld, match=told):
+    with world(1) as w, pytest.raises(UnsupportedWorld, match=text):
         w.comms[0].grow(most + 1)
 
 

@@ -213,7 +213,7 @@ SELF.append(SELF)
 
 
 @pytest.mark.parametrize(
-    ("thing", "said"),
+    ("thing", "message"),
     [
         (
             {"model": [0, 0, 0, Foo()]},
@@ -239,10 +239,10 @@ SELF.append(SELF)
         ({"x" * 99: Foo()}, r"object at \['x+\.\.\.x+'\]: a Foo"),
     ],
 )
-def test_unsupported_value_is_named_with_its_path(thing, said):
-    if np.dtype(np.longdouble) == np.float64 and "float128" in said:
+def test_unsupported_value_is_named_with_its_path(thing, message):
+    if np.dtype(np.longdouble) == np.float64 and "float128" in message:
         pytest.skip("the long double is a double here")
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         encode(thing)
 
 
@@ -277,7 +277,7 @@ def test_size_has_a_limit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "byte 0 of 0"),
         (b"\x02N", "version 2 of the encoding, expected 1"),
@@ -308,8 +308,8 @@ def test_size_has_a_limit(monkeypatch):
         (b"\x01t\x05nasty\x00", "no element type is called"),
     ],
 )
-def test_invalid_bytes_are_corrupted(data, said):
-    with pytest.raises(Corrupted, match=said):
+def test_invalid_bytes_are_corrupted(data, message):
+    with pytest.raises(Corrupted, match=message):
         decode(data)
 
 

@@ -87,21 +87,21 @@ def test_other_factors_are_refused(factor):
 
 
 @pytest.mark.parametrize(
-    ("factor", "name", "said"),
+    ("factor", "name", "message"),
     [
         (0.5, "int32", r"premul_sum\(0.5\): int32 needs an integer"),
-        (float("inf"), "uint8", "whole"),
-        (float("nan"), "uint8", "whole"),
+        (float("inf"), "uint8", "integer"),
+        (float("nan"), "uint8", "integer"),
         (1j, "float32", "complex factor needs complex"),
         (1j, "int8", "complex"),
-        (2, "bool", "no meaning for bool"),
+        (2, "bool", "not defined for bool"),
         (10**400, "float64", "the factor overflows float64"),
     ],
 )
-def test_a_factor_must_suit_the_elements(factor, name, said):
-    with pytest.raises(BadArgument, match=said):
+def test_a_factor_must_suit_the_elements(factor, name, message):
+    with pytest.raises(BadArgument, match=message):
         premul_sum(factor).check(DTYPES[name])
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         scaled(np.ones(2, name), factor)
 
 
@@ -115,7 +115,7 @@ def test_a_factor_that_suits_passes(factor, name):
 
 
 @pytest.mark.parametrize(
-    ("op", "said"),
+    ("op", "message"),
     [
         ("summ", "unknown reduction 'summ'; nearest: sum"),
         ("avg", "nearest:"),
@@ -127,8 +127,8 @@ def test_a_factor_that_suits_passes(factor, name):
         (max, "op='max'"),
     ],
 )
-def test_invalid_op_is_refused(op, said):
-    with pytest.raises(BadArgument, match=said):
+def test_invalid_op_is_refused(op, message):
+    with pytest.raises(BadArgument, match=message):
         as_reduction(op)
 
 
@@ -220,7 +220,7 @@ def test_a_fold_keeps_type_and_shape(name, shape):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda a, b: None, r"function <lambda> returned None, expected float32\[3\]"),
         (lambda a, b: [1, 2, 3], "returned a list"),
@@ -229,9 +229,9 @@ def test_a_fold_keeps_type_and_shape(name, shape):
         (lambda a, b: np.dot(a, b), r"returned float32\[\]"),
     ],
 )
-def test_a_function_that_changes_shape_or_type_is_refused(function, said):
+def test_a_function_that_changes_shape_or_type_is_refused(function, message):
     x = np.ones(3, np.float32)
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         fold(function, [x, x])
 
 

@@ -348,14 +348,14 @@ def test_staged_call_runs_in_order(worlds):
         compressed = TopKSum(comm, TopK(0.05), COUNT)
         x = gradient(comm.rank)
         work = StagedWork(compressed.reduce(x, label="mine"), x, "sum")
-        told = repr(work), work.done()
+        result = repr(work), work.done()
         assert work.wait() is x
         assert work.done()
         assert work.exception() is None
-        return told
+        return result
 
-    for told, at_once in worlds(2).run(run):
-        assert told == "<Work: sum, in flight>"
+    for result, at_once in worlds(2).run(run):
+        assert result == "<Work: sum, in flight>"
         assert not at_once
 
 
@@ -420,7 +420,7 @@ def test_unsupported_options_with_a_scheme_are_refused(worlds, options, message)
 
 
 def test_schemes_in_other_collectives_are_refused(worlds):
-    with pytest.raises(BadArgument, match="only all_reduce can do that"):
+    with pytest.raises(BadArgument, match="only all_reduce supports"):
         worlds(1).comms[0].broadcast(np.zeros(9, np.float32), codec="topk:0.5")
 
 
@@ -438,10 +438,10 @@ def test_explain_shows_what_a_scheme_sends(worlds, spec, words):
     def run(comm):
         x = gradient(comm.rank, count=600).reshape(30, 20)
         before = comm.sent_bytes
-        told = comm.explain("all_reduce", x, codec=spec)
+        result = comm.explain("all_reduce", x, codec=spec)
         assert comm.sent_bytes == before
-        return told
+        return result
 
-    told = worlds(3).run(run)[0]
-    assert words in told
-    assert "from each rank, 3.12 KiB without" in told
+    result = worlds(3).run(run)[0]
+    assert words in result
+    assert "from each rank, 3.12 KiB without" in result

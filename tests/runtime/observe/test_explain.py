@@ -22,8 +22,8 @@ def test_explain_shows_what_would_run(worlds):
             comm.explain("barrier"),
         ]
 
-    told = worlds(3).run(explained)
-    large, small, named, gathered, cast, barrier = told[0]
+    text = worlds(3).run(explained)
+    large, small, named, gathered, cast, barrier = text[0]
     assert large.startswith("all_reduce of 1 MiB on 3 ranks by direct")
     assert "by naive" in small
     assert "runner-up  ring" in large
@@ -178,6 +178,6 @@ def test_labels_are_recorded_and_compared(worlds):
             comm.all_reduce(x, label=f"layer {comm.rank}", async_op=True).wait()
         return raised.value.calls
 
-    told = worlds(2).run(labelled)
-    assert told[0] == told[1]
-    assert told[0][1] == "all_reduce(float64 × 5, sum) by naive for layer 1"
+    result = worlds(2).run(labelled)
+    assert result[0] == result[1]
+    assert result[0][1] == "all_reduce(float64 × 5, sum) by naive for layer 1"

@@ -20,14 +20,14 @@ class Looks:
 
     def __call__(self, *more):
         comms = [self.comm, *more]
-        told = self.asked.report(
+        result = self.asked.report(
             self.comm.core.transport, [comm.core for comm in comms]
         )
-        assert told["rank"] == self.comm.rank
-        for group, comm in zip(told["groups"], comms, strict=True):
+        assert result["rank"] == self.comm.rank
+        for group, comm in zip(result["groups"], comms, strict=True):
             assert sum(group["sent_to"]) == group["sent_bytes"] == comm.sent_bytes
             assert group["sent_to"][comm.rank] == 0
-        return told["groups"]
+        return result["groups"]
 
 
 def matrix(n, work, hosts=()):
@@ -131,11 +131,11 @@ def test_uneven_shares():
             mine = np.roll([1, 2, 6], turn + comm.rank).tolist()
             comm.all_to_all(np.ones(9, np.int32), send_counts=mine)
             right += [0 if r == comm.rank else 4 * c for r, c in enumerate(mine)]
-        told = look()[0]
+        result = look()[0]
         counts = 3 * N * 8  # by which they tell each other, in all_gathers
         right += [0 if r == comm.rank else counts for r in range(N)]
-        assert told["guessed"] == 0
-        return told["sent_to"], right.tolist()
+        assert result["guessed"] == 0
+        return result["sent_to"], right.tolist()
 
     for found, right in matrix(N, work):
         assert found == right
@@ -166,11 +166,11 @@ def test_calls_without_records_are_guessed():
         look, x = Looks(comm), np.ones(9)
         for _ in range(2500):
             comm.all_reduce(x, algorithm="direct")
-        told = look()[0]
+        result = look()[0]
         each = 2500 * 48
-        assert told["guessed"] >= 500 * 48 * (N - 1)
+        assert result["guessed"] >= 500 * 48 * (N - 1)
         share = [0 if r == comm.rank else each for r in range(N)]
-        return told["sent_to"], share
+        return result["sent_to"], share
 
     for found, share in matrix(N, work):
         assert found == share
@@ -210,8 +210,8 @@ def test_counting_during_calls():
         finally:
             done.set()
             beside.join()
-        told = look()[0]
-        return told["sent_to"], told["guessed"]
+        result = look()[0]
+        return result["sent_to"], result["guessed"]
 
     each = 100 * 48
     for rank, (found, guessed) in enumerate(matrix(N, work)):

@@ -116,8 +116,8 @@ def test_choice_depends_only_on_what_all_ranks_know(nbytes, itemsize, hosts, nam
     """Copies of the table, and other names of the hosts, make no difference."""
     place = tuned.placement_of(len(hosts), hosts)
     first = Tuned([a_world(len(hosts), place)])
-    told = msgspec.msgpack.encode(first.worlds)
-    other = Tuned(msgspec.msgpack.decode(told, type=tuple[TunedWorld, ...]))
+    result = msgspec.msgpack.encode(first.worlds)
+    other = Tuned(msgspec.msgpack.decode(result, type=tuple[TunedWorld, ...]))
     options = {"n": len(hosts)}
     one = chosen(first, nbytes, itemsize, hosts=tuple(hosts), **options)
     two = chosen(
@@ -133,7 +133,7 @@ def test_table_round_trip(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "not a tuned table"),
         ("[]", "not a tuned table"),
@@ -141,10 +141,10 @@ def test_table_round_trip(file):
         ('{"unisono":"1","machine":"m","worlds":[],"more":1}', "not a tuned table"),
     ],
 )
-def test_invalid_files_are_refused(file, text, said):
+def test_invalid_files_are_refused(file, text, message):
     file.write_text(text)
     file.chmod(0o600)
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         tuned.read(file)
 
 
@@ -157,7 +157,7 @@ def parts(algorithm="ring", collective="all_reduce", ends=(8,), **more):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (a_world(parts=parts("rong")), "nearest"),
         (a_world(parts=parts("evil.py")), "installed"),
@@ -171,9 +171,9 @@ def parts(algorithm="ring", collective="all_reduce", ends=(8,), **more):
         (a_world(2, "home"), "expected the host"),
     ],
 )
-def test_invalid_tables_are_refused(file, made, said):
+def test_invalid_tables_are_refused(file, made, message):
     write(file, made)
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         tuned.read(file)
 
 
@@ -229,10 +229,10 @@ def test_refused_table_is_unused_on_all_with_one_warning(file, hosts, caplog):
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2, hosts) == [None, None]
         assert agreed(2, hosts) == [None, None]
-    said = [r.getMessage() for r in caplog.records if "tuned" in r.getMessage()]
-    assert len(said) == 1
-    assert "made by unisono 0.0.1" in said[0]
-    assert "unisono tune" in said[0]
+    messages = [r.getMessage() for r in caplog.records if "tuned" in r.getMessage()]
+    assert len(messages) == 1
+    assert "made by unisono 0.0.1" in messages[0]
+    assert "unisono tune" in messages[0]
 
 
 def test_unknown_machine_disables_the_table(file, monkeypatch, caplog):
@@ -240,7 +240,7 @@ def test_unknown_machine_disables_the_table(file, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2) == [None, None]
     assert "rank 0" in caplog.text
-    assert "does not know" in caplog.text
+    assert "is not in the table" in caplog.text
 
 
 def test_only_worlds_of_all_machines_count(file, monkeypatch):
@@ -289,20 +289,20 @@ def ran(comm):
 def test_processes_and_groups_use_the_table(file, monkeypatch):
     write(file)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=100):
+    for names, result in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["recursive_doubling"] * 2
-        assert f"chosen by  the table {file}" in told
-        assert "predicted  10 µs" in told
-        assert "tuned      20 µs, measured at 8 B" in told
-        assert "runner-up  direct, predicted 30 µs, measured 40 µs" in told
+        assert f"chosen by  the table {file}" in result
+        assert "predicted  10 µs" in result
+        assert "tuned      20 µs, measured at 8 B" in result
+        assert "runner-up  direct, predicted 30 µs, measured 40 µs" in result
 
 
 def test_processes_without_a_table_choose_by_rules(file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=100):
+    for names, result in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["naive"] * 2
-        assert "there is no table" in told
+        assert "there is no table" in result
 
 
 @pytest.mark.sweep

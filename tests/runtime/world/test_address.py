@@ -89,7 +89,7 @@ def test_address_by_launcher(environ, address, why):
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         (OPENMPI, "mpirun -x UNISONO_ADDRESS=<host of rank 0>:29400 -x UNISONO_SECRET"),
         (MPICH, "mpiexec -genv UNISONO_ADDRESS <host of rank 0>:29400"),
@@ -107,17 +107,17 @@ def test_address_by_launcher(environ, address, why):
         (SLURM | {"SLURM_STEP_NODELIST": "n[1"}, "expected hosts, as in node"),
     ],
 )
-def test_missing_or_invalid_variable_is_named(environ, said):
-    with pytest.raises(BadArgument, match=said):
+def test_missing_or_invalid_variable_is_named(environ, message):
+    with pytest.raises(BadArgument, match=message):
         place(environ)
 
 
 def test_a_step_without_a_list_of_nodes():
-    told = {name: value for name, value in SLURM.items() if "NODELIST" not in name}
+    result = {name: value for name, value in SLURM.items() if "NODELIST" not in name}
     with pytest.raises(
         BadArgument, match="SLURM_STEP_NODELIST is not set; set UNISONO"
     ):
-        place(told)
+        place(result)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def test_invalid_node_list_is_refused(text):
     ],
 )
 def test_missing_secret_error_has_advice(environ, how):
-    told = str(no_secret(find_world(environ)))
-    assert "export UNISONO_SECRET=$(unisono secret)" in told
-    assert how in told
+    text = str(no_secret(find_world(environ)))
+    assert "export UNISONO_SECRET=$(unisono secret)" in text
+    assert how in text
 
 
 def test_job_without_a_name_is_named_by_its_address():
-    told = MPICH | {"UNISONO_ADDRESS": "a:29400"}
-    assert find_world(told).job == "pmi-a:29400"
-    one_host = told | {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+    result = MPICH | {"UNISONO_ADDRESS": "a:29400"}
+    assert find_world(result).job == "pmi-a:29400"
+    one_host = result | {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
     assert "a:29400" not in find_world(one_host).job
     nameless = {k: v for k, v in OPENMPI.items() if k != "PMIX_NAMESPACE"}
     assert find_world(nameless | {"UNISONO_ADDRESS": "a:1"}).job == "openmpi-a:1"

@@ -299,8 +299,10 @@ def test_a_stale_environment(forks):
 
 
 def test_a_job_on_several_hosts_needs_a_secret(bare):
-    told = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    for name, value in (told | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}).items():
+    record = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (
+        record | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}
+    ).items():
         bare.setenv(name, str(value))
     with pytest.raises(BadArgument, match=r"several hosts: .* no secret.*"):
         unisono.init()

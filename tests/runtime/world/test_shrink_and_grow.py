@@ -118,10 +118,10 @@ def test_late_rank_is_left_out_with_an_error(hosts, tmp_path):
         late, *others = [end.result for end in survivors_of(running)]
     assert [r[0] for r in others] == [0, 1]
     assert all(r[4] == (0,) for r in others)
-    kind, said = late
+    kind, message = late
     assert kind is unisono.PeerLost
-    assert "rank 0 was left out" in said
-    assert "join" in said
+    assert "rank 0 was left out" in message
+    assert "join" in message
 
 
 @pytest.mark.quick(hosts=[[1, 2]])
@@ -137,10 +137,10 @@ def test_failure_before_joining_a_group_blocks_no_rank(hosts):
 def test_minority_does_not_continue_across_hosts(tmp_path):
     run = elastic_programs.only_one_calls
     with ranks_on([1, 1, 1]).start(run, 2, str(tmp_path)) as running:
-        missing, said = survivors_of(running)[2].result
+        missing, message = survivors_of(running)[2].result
     assert missing == (0, 1)
-    assert "too few" in said
-    assert "rank 0 (pid" in said
+    assert "too few" in message
+    assert "rank 0 (pid" in message
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
@@ -156,18 +156,18 @@ def test_shrink_and_grow_refuse_misuse(hosts, tmp_path):
     with ranks_on(hosts).start(elastic_programs.misuses, str(tmp_path)) as running:
         living = survivors_of(running)
     for end in living:
-        said, world = end.result
-        assert "split" in said["split"]
-        assert "grow the world" in said["split grows"]
-        assert said["timeout"].startswith("BadArgument: timeout_s = 0")
-        assert "2 ranks are here" in said["smaller"]
-        assert "whole number" in said["no number"]
-        assert said["fork"] == 17
-        assert "another thread" in said["second thread"]
-        assert said["in flight"].startswith("PeerLost: recv")
-        assert "is closed" in said["closed"]
-        assert "is closed" in said["part of the old world"]
-        assert "is closed" in said["closed grows"]
+        message, world = end.result
+        assert "split" in message["split"]
+        assert "grow the world" in message["split grows"]
+        assert message["timeout"].startswith("BadArgument: timeout_s = 0")
+        assert "2 ranks are here" in message["smaller"]
+        assert "whole number" in message["no number"]
+        assert message["fork"] == 17
+        assert "another thread" in message["second thread"]
+        assert message["in flight"].startswith("PeerLost: recv")
+        assert "is closed" in message["closed"]
+        assert "is closed" in message["part of the old world"]
+        assert "is closed" in message["closed grows"]
         assert world[:3] == (end.rank, 2, 1)
 
 
@@ -244,8 +244,8 @@ def test_grow_without_joining_processes_changes_nothing(hosts, address, why):
     with ranks_on(hosts).start(elastic_programs.nobody_joins, address) as running:
         living = survivors_of(running)
     for end in living:
-        said, world = end.result
-        assert why in said
+        message, world = end.result
+        assert why in message
         assert world[:3] == (end.rank, 2, 0)
 
 
