@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -491,11 +490,6 @@ class Communicator:
         """For `with unisono.init() as comm:`."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
