@@ -350,5 +350,5 @@ def test_who_is_no_rank_of_this_world_says_nothing(rank):
     ids=str,
 )
 def test_a_place_that_cannot_be_is_not_taken(told):
-    assert not told.is_sound()
-    assert gate.Welcome(2, 4, 1, "x", before=2).is_sound()
+    assert not told.is_valid()
+    assert gate.Welcome(2, 4, 1, "x", before=2).is_valid()
