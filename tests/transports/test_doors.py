@@ -289,7 +289,7 @@ def survivor(is_near, why, *, dead=(), ended=()):
         peers=[Peer(rank, 1, "host") for rank in range(3)],
         here=lambda ranks: [r for r in ranks if hosts[r] == 0],
     )
-    made.door = Refusing(is_near, why)
+    made.endpoint = Refusing(is_near, why)
     made.rules = Agreement(0, 3, 0, 10.0, is_near)
     made.retry, made.outgoing, made.exit_deadline = {}, {}, {}
     return made

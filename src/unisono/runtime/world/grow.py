@@ -91,10 +91,10 @@ class _GrowCoordinator:
 
     def grow(self) -> Communicator:
         """Wait for new processes, and form the next world with all."""
-        gate: Gate | None = None
+        join_endpoint: Gate | None = None
         try:
-            gate = self._gate()
-            self._gather(gate)
+            join_endpoint = self._open_join_endpoint()
+            self._gather(join_endpoint)
             welcome = self._welcome(self._rendezvous_address())
             return _form_world(self.comm, self.member, welcome, self._announce)
         except (ConnectFailed, OSError) as why:
@@ -106,24 +106,24 @@ class _GrowCoordinator:
         finally:
             for link in self.joining:
                 link.close()
-            if gate is not None:
-                gate.close()
+            if join_endpoint is not None:
+                join_endpoint.close()
 
-    def _gate(self) -> Gate:
+    def _open_join_endpoint(self) -> Gate:
         member = self.member
         if not member.across:
             return Gate.open_near(member.job)
         secret = _secret_or_open(member.secret, member.job, member.insecure)
-        doors = [door.reception for door in member.kept]
-        found = [self.comm.core.transport.reception, *doors]
+        endpoints = [endpoint.reception for endpoint in member.kept]
+        found = [self.comm.core.transport.reception, *endpoints]
         me = Member(secret, member.job, 0, tls=member.tls)
         return Gate.open_far(self.address, me, [one for one in found if one])
 
-    def _gather(self, gate: Gate) -> None:
+    def _gather(self, join_endpoint: Gate) -> None:
         until = time.monotonic() + self.timeout_s
         needed = self.world_size - self.comm.world_size
         while len(self.joining) < needed:
-            for link, hello in gate.newcomers():
+            for link, hello in join_endpoint.newcomers():
                 self._admit(link, hello)
             gone = [link for link in self.joining if link.has_ended()]
             for link in gone:

@@ -115,8 +115,8 @@ class Membership:
 
     def release(self) -> None:
         """Close the endpoints of earlier worlds."""
-        for door in self.kept:
-            door.close()
+        for endpoint in self.kept:
+            endpoint.close()
 
 
 def membership_of(comm: Communicator) -> Membership:

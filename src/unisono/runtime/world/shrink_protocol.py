@@ -101,18 +101,20 @@ def form_world(
         raise
     if left_out:
         drivers[-1].answer(proposal)
-        member = member.later(member.epoch, tuple(d for p in drivers for d in p.doors))
+        member = member.later(
+            member.epoch, tuple(d for p in drivers for d in p.endpoints)
+        )
     comm.core.membership = member
     for part in drivers:
-        _retire(part.transport, keeps_door=bool(left_out))
+        _retire(part.transport, keeps_endpoint=bool(left_out))
         if not left_out:
             part.close()
     return FormedWorld(comm, tuple(sorted(r for r in left_out if r >= 0)))
 
 
-def _retire(transport: Transport, *, keeps_door: bool) -> None:
+def _retire(transport: Transport, *, keeps_endpoint: bool) -> None:
     """Close a world, but keep its endpoint if others may still connect."""
-    if not keeps_door or transport.reception is None:
+    if not keeps_endpoint or transport.reception is None:
         transport.close()
         return
     transport.retire()
@@ -130,7 +132,7 @@ class _AgreementDriver:
     first: MakeCommunicator
     is_strict: bool = False
     voters: int = 0
-    doors: list[Door] = field(default_factory=list)
+    endpoints: list[Door] = field(default_factory=list)
     outgoing: dict[int, Link] = field(default_factory=dict)
     """Connections that this rank has made."""
     incoming: dict[int, Link] = field(default_factory=dict)
@@ -145,14 +147,14 @@ class _AgreementDriver:
 
     def __post_init__(self) -> None:
         """Open the endpoint."""
-        self.door = open_door(self.transport, self.member.job, self.member.epoch)
-        self.doors.append(self.door)
+        self.endpoint = open_door(self.transport, self.member.job, self.member.epoch)
+        self.endpoints.append(self.endpoint)
         self.rules = Agreement(
             self.transport.rank,
             len(self.transport.peers),
             self.member.epoch,
             self.timeout_s,
-            self.door.is_near,
+            self.endpoint.is_near,
             self.is_strict,
             self.voters,
         )
@@ -208,9 +210,9 @@ class _AgreementDriver:
                     return
         waits = [self.retry[r] for r in step.ranks if r not in self.outgoing]
         links = [*self.outgoing.values(), *self.incoming.values(), *self.unidentified]
-        for link in pause_until(self.door, links, min([step.until, *waits])):
+        for link in pause_until(self.endpoint, links, min([step.until, *waits])):
             self._read(link)
-        self.unidentified += self.door.arrivals()
+        self.unidentified += self.endpoint.arrivals()
 
     def _check_local_exits(self) -> None:
         """Learn which ranks of this host have exited; only this host can be certain.
@@ -218,7 +220,7 @@ class _AgreementDriver:
         A process that exits closes its connections first. So if others cannot reach a
         rank of this host, the kernel is given a moment to report its exit.
         """
-        if self.door.is_near:  # the other's endpoint shows it, see `_refused`
+        if self.endpoint.is_near:  # the other's endpoint shows it, see `_refused`
             return
         engine, rules = self.transport.engine, self.rules
         for rank in self.transport.here(range(rules.n)):
@@ -239,7 +241,7 @@ class _AgreementDriver:
         is_dead = self.transport.engine.dead(rank)
         self.retry[rank] = time.monotonic() + _RETRY_S
         try:
-            link = self.door.knock(rank)
+            link = self.endpoint.knock(rank)
         except ConnectionRefusedError:
             self._refused(rank, is_dead)
         except ConnectionError:
@@ -259,9 +261,9 @@ class _AgreementDriver:
         or has left its world, it will not. From another host a firewall may refuse, and
         the rank may be alive: it is unreachable, but not dead.
         """
-        if self.door.is_near and not is_dead:
+        if self.endpoint.is_near and not is_dead:
             return
-        if self.door.is_near:
+        if self.endpoint.is_near:
             self.rules.learn(dead=[rank])
         else:
             self.rules.learn(unreachable=[rank])
@@ -416,10 +418,10 @@ class _AgreementDriver:
         comm.core.abandon()
         transport = comm.core.transport
         if len(transport.peers) > 1:
-            door = open_door(transport, member.job, member.epoch)
-            door.answer(AgreementReply(settled=_NO_WORLD))
-            self.doors.append(door)
-        _retire(transport, keeps_door=True)
+            endpoint = open_door(transport, member.job, member.epoch)
+            endpoint.answer(AgreementReply(settled=_NO_WORLD))
+            self.endpoints.append(endpoint)
+        _retire(transport, keeps_endpoint=True)
 
     def _settled(
         self, proposal: Proposal, comm: Communicator, all_settled: bool
@@ -430,12 +432,12 @@ class _AgreementDriver:
 
     def answer(self, proposal: Proposal) -> None:
         """From now on answer every request in this world with what was settled."""
-        self.door.answer(AgreementReply(settled=proposal))
+        self.endpoint.answer(AgreementReply(settled=proposal))
 
     def close(self) -> None:
         """Close all endpoints of this world."""
-        for door in self.doors:
-            door.close()
+        for endpoint in self.endpoints:
+            endpoint.close()
 
     # --- errors
 
