@@ -70,7 +70,7 @@ def on_shared_buffers(n: int) -> BenchRow:
 
 
 def line(row: BenchRow) -> str:
-    """One row, as it is told while measuring."""
+    """One row, as it is printed while measuring."""
     case, ours = row.case, row.compared
     time_us = ours.seconds * 1e6 if ours else math.nan
     limit = target(case.collective, case.n, case.size)

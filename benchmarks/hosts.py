@@ -77,7 +77,7 @@ def in_bad_order(comm: Communicator, nbytes: int, calls: int) -> float:
     hosts = len(set(comm.hosts))
     place = [r for r, h in enumerate(comm.hosts) if h == comm.hosts[comm.rank]]
     turned = comm.split(0, key=place.index(comm.rank) * hosts + comm.hosts[comm.rank])
-    assert turned is not None  # everybody has a color
+    assert turned is not None  # every rank has a color
     best = timed(turned, ["ring"], nbytes, calls)["best"]["ring"]
     return float(best)
 

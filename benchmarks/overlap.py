@@ -56,7 +56,7 @@ Row = dict[str, float]
 
 
 class Watched:
-    """A communicator that knows how long somebody waited for it in a step."""
+    """A communicator that counts how long its caller waited for it in a step."""
 
     def __init__(self, comm: unisono.Communicator | SlowLink) -> None:
         """In front of `comm`."""

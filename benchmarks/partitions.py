@@ -1,4 +1,4 @@
-"""Part hosts from each other, many times over: what is short heals, the rest is told.
+"""Partition hosts, many times: short partitions heal, long ones raise errors.
 
     python benchmarks/partitions.py [partitions] [seed]
 
@@ -31,7 +31,7 @@ from unisono.testing.across import RunningWorld
 LIMIT_S = 2
 """Of silence, after which a rank of another host is taken for dead."""
 FEW_S = 5.0
-"""How much later than that everybody must have raised."""
+"""How much later than that every rank must have raised."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def part(hosts: Hosts, case: Case) -> None:
 
 
 def judge_healed(running: RunningWorld) -> list[str]:
-    """All have gone on, as often."""
+    """All ranks have continued, equally far."""
     wrong = [f"rank {e.rank}: {e.error or e.how}" for e in running.ends if e.status]
     turns = {end.result for end in running.ends}
     return wrong or [f"they went on {turns} times"] * (len(turns) != 1)
@@ -147,7 +147,7 @@ def judge_parted(running: RunningWorld, case: Case) -> list[str]:
 
 
 def await_turns(running: RunningWorld, n: int) -> None:
-    """Until all have gone on a little."""
+    """Wait until all ranks have made progress."""
     begun = [len(running.stdout(rank)) for rank in range(n)]
     until = time.monotonic() + 60
     while any(len(running.stdout(rank)) < begun[rank] + 3 for rank in range(n)):
@@ -157,7 +157,7 @@ def await_turns(running: RunningWorld, n: int) -> None:
 
 
 def go_on(comm: Communicator, flag: str) -> int:
-    """Add up over and over until somebody sees the flag; how often."""
+    """Call all_reduce in a loop until a rank sees the flag; the number of calls."""
     n, turn = comm.world_size, 0
     while True:
         x = np.full(20_000, comm.rank + turn, np.float32)

@@ -24,7 +24,7 @@ from unisono.runtime.world.address import free_port
 from unisono.testing._namespaces import enter_network
 
 LIMIT_S = 90.0
-"""What a rank has for one part of a phase; whoever needs longer hangs."""
+"""The time limit of a rank for one part of a phase."""
 _MOST_RANKS = 64
 _PASSES_S = 0.4
 _SUBREAPER = 36
@@ -387,7 +387,7 @@ class Running:
             self.outcome.stderr = file.read().decode(errors="replace")
 
     def _reap(self):
-        """Those whose parent was killed: forks that held on, and nobody else."""
+        """Orphans: forks of killed ranks that still run."""
         holds = sum(p.strike == "fork_hold" for p in self.trial.phases)
         for pid in _orphans():
             holds -= 1

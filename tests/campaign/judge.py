@@ -57,7 +57,7 @@ def _misread(me, result, phase, seen, across):
 
 
 def _contradicts_itself(me, result, pids):
-    """Ranks of an error that are others than those its message tells of, by process."""
+    """Ranks of an error that differ from those in its message, by process."""
     told_of = {
         int(pid) for pid in re.findall(r"\(pid (\d+) on", result.get("message", ""))
     }
@@ -108,7 +108,7 @@ def _error(result):
 
 
 def may_be_too_few(phase, living, victims, across):
-    """Whether those who are left may be unable to go on without the others.
+    """Whether the survivors may be unable to continue without the others.
 
     `living` are in the order of their ranks.
     """
@@ -117,7 +117,7 @@ def may_be_too_few(phase, living, victims, across):
 
 
 def judge_world(seen, living):
-    """All who live have gone on together."""
+    """All live ranks have continued in one world."""
     wanted = sorted(living)
     return [
         f"rank {me} went on with {result['ids']}, expected {wanted}"

@@ -1,4 +1,4 @@
-"""A slice of the campaign: `make campaign` runs for as long as it is told."""
+"""A short part of the campaign: `make campaign` runs for MINUTES."""
 
 import json
 import os

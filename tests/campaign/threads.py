@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 
 
 class Raised(Exception):
-    """What a rank raises when it is told to."""
+    """What a rank raises on request."""
 
 
 def run_trial(trial, outcome_of):
@@ -112,7 +112,7 @@ def _work(comm, trial, number, errors):
     phase = trial.phases[number]
     key = f"{trial.seed}/{trial.number}/{number}"
     raises = phase.strike == "raise"
-    # Who receives from anybody waits as long as anybody lives.
+    # A receive from any rank waits as long as any rank lives.
     desk = Desk(
         comm, range(comm.world_size), key, large=trial.large, any_source=not raises
     )

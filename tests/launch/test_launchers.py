@@ -117,7 +117,7 @@ def test_same_script_under_every_launcher(engine, environ):
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_a_failing_rank_fails_the_job(engine, environ, tmp_path):
-    """The survivors are told by us; whatever the engine does, it ends, and not well."""
+    """Survivors raise PeerLost; whatever the launcher does, the job fails."""
     script = tmp_path / "fails.py"
     script.write_text(
         "import os, unisono\n"

@@ -1,4 +1,4 @@
-"""The launcher, with real processes: what is heard, who failed first, what is left."""
+"""The local launcher, with real processes: output, first failure, no leftovers."""
 
 import io
 import os
@@ -63,7 +63,7 @@ def statuses(outcome):
     return [end.status for end in outcome.ranks]
 
 
-# What ranks are told
+# --- environment
 
 
 def test_every_rank_gets_rank_and_world_size():
@@ -119,7 +119,7 @@ launch([sys.executable, "-S", "-c", code], 3, output)
     ]
 
 
-# What is heard
+# --- output
 
 
 def test_output_lines_are_never_split():
@@ -450,7 +450,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(moments):
         while left := bearing(mark):
             assert time.monotonic() < until, left
             time.sleep(0.02)
-        time.sleep(0.05)  # nobody is born after all seem dead
+        time.sleep(0.05)  # no process may appear after all have ended
         assert not bearing(mark)
 
 

@@ -1,4 +1,4 @@
-"""Ranks on several hosts, pretended ones: what works on one host works there, and what
+"""Ranks on several hosts, simulated ones: what works on one host works there, and what
 goes wrong is told by name on every rank.
 
 Between the hosts there are streams over loopback, with handshakes, seals and checksums;
@@ -71,7 +71,7 @@ def collectives(comm, count):
 
 
 def messages(comm):
-    """Round the ring with two tags, received the other way round; and from anybody."""
+    """Around the ring with two tags, received in reverse order; and from any rank."""
     n, me = comm.world_size, comm.rank
     right, left = (me + 1) % n, (me - 1) % n
     sizes = 5, 200_000
@@ -177,7 +177,7 @@ def differ(rank, pairs):
     def once(call):
         with rank.init(timeout_s=100) as comm:
             calls_by_name(call)(comm)
-            comm.barrier()  # two roots may have sent and gone on, and hear of it here
+            comm.barrier()  # two roots may have sent and continued; they fail here
 
     return [
         attempt(once, odd if rank.number == number % rank.n else usual)
@@ -286,7 +286,7 @@ def test_a_rank_that_closes_is_named(hosts, call, forks):
 
 
 def leaves_a_group(rank, who):
-    """It leaves before anybody has ever sent it anything there."""
+    """It leaves before any rank has sent it anything there."""
     with rank.init(timeout_s=100) as comm:
         part = comm.split(0)
         if rank.number == who:
@@ -462,7 +462,7 @@ def test_forked_child_is_no_rank_and_affects_none(forks):
 
 
 def lets_go(rank):
-    """Nobody closes, and nobody has the communicator when the process ends."""
+    """No rank closes or keeps the communicator until the process ends."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:

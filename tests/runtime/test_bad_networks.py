@@ -1,6 +1,6 @@
 """Bad networks between hosts: the right result or a named error, never silence.
 
-A proxy stands in the way of ranks on pretended hosts, which needs no privileges: those
+A proxy stands in the way of ranks on simulated hosts, which needs no privileges: those
 who dial rank 1 dial it through one proxy, and rank 1 reaches rank 0 through another,
 its lifeline included. And hosts that are network namespaces are parted by their switch.
 """
@@ -27,7 +27,7 @@ CALM = {"UNISONO_SILENCE_S": "30", "UNISONO_TIMEOUT_S": "30"}
 
 
 def go_on(comm, flag):
-    """Add up over and over until somebody sees the flag; how often."""
+    """Call all_reduce in a loop until a rank sees the flag; the number of calls."""
     n = comm.world_size
     for turn in range(1 << 30):
         x = np.full(20_000, comm.rank + turn, np.float32)

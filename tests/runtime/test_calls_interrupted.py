@@ -147,7 +147,7 @@ def test_plan_is_owned_by_the_call_that_runs_it(forks):
 
 
 def test_engine_holds_no_python_object_of_a_plan(worlds):
-    """Its threads could not let go of one without the interpreter lock."""
+    """Its threads could not release one without the interpreter lock."""
     world = worlds(2)
     world.run(lambda comm: comm.all_reduce(np.ones(COUNT, np.float32)))
     comm = world.comms[0]

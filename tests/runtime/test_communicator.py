@@ -118,7 +118,7 @@ def test_errors_keep_their_attributes_across_processes():
 
 def one_is_late(comm):
     while comm.rank and comm.core.native.failure()[0] == FailureCode.NONE:
-        time.sleep(0.01)  # until rank 0 has lost patience
+        time.sleep(0.01)  # until rank 0 has timed out
     comm.all_reduce(np.ones(1), timeout_s=0.2)
 
 
@@ -287,7 +287,7 @@ def test_nothing_is_pickled_unless_allowed(worlds):
 
 
 def test_unsendable_object_does_not_block_others():
-    """The root is told what is wrong; the others, at the latest, that it is gone."""
+    """The root raises the cause; the others, at the latest, that it is gone."""
 
     def sent(comm):
         if comm.rank == 0:

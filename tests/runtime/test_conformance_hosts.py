@@ -59,7 +59,7 @@ def test_every_type_and_operation_on_any_hosts(hosts):
 @pytest.mark.quick(hosts=[(0, 0, 1, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
 def test_messages_of_many_frames(hosts):
-    """More than the sockets hold, so that everybody sends and receives at once."""
+    """More than the sockets buffer, so that all ranks send and receive at once."""
     n = len(hosts)
     by = [
         ("all_reduce", "ring"),

@@ -92,7 +92,7 @@ def small_objects(comm):
 
 
 def control(comm):
-    """What the lifelines tell: a verdict with both calls, whoever finds it.
+    """What the lifelines carry: a failure with both calls, whichever rank finds it.
 
     One whose barrier is still on its way to it may hear of it there.
     """
@@ -166,13 +166,13 @@ def test_large_calls_with_random_cuts(seed):
 
 
 def slowed(seed):
-    """Short sleeps by chance, everywhere."""
+    """Short random sleeps everywhere."""
     points = [f"{name}:*:jitter=2000" for name in _native.failpoint_names()]
     return ",".join([*points, f"stream.receive:*:cut={seed}"])
 
 
 def one_gives_up(comm, who):
-    """One loses patience while another is late; nobody waits for its own limit."""
+    """One times out while another is late; no rank waits for its own timeout."""
     begun = time.monotonic()
     try:
         comm.barrier()
@@ -189,7 +189,7 @@ def one_gives_up(comm, who):
 
 def test_failure_reaches_a_host_without_a_stream_to_its_reporter():
     """Rank 2 waits for rank 0, which finds the communicator broken by rank 1 and so
-    never opens a stream: threads on pretended hosts once had no other way to hear it.
+    never opens a stream: threads on simulated hosts once had no other way to hear it.
     """
     with world(3, hosts=(0, 0, 1), timeout_s=60.0) as made:
         assert made.run(one_gives_up, 1) == [[]] * 3

@@ -140,7 +140,7 @@ class Tap:
 
 
 def across(env, through, port, **options):
-    """Two ranks on two hosts; the second reaches the first through somebody."""
+    """Two ranks on two hosts; the second reaches the first through a proxy."""
 
     def env_of(rank):
         where = through.address if rank else f"127.0.0.1:{port}"
@@ -194,7 +194,7 @@ def test_several_lanes_are_all_encrypted():
 
 
 def train(comm, elements, times):
-    """Sums that are all checked: what is wrong is told, not what has failed."""
+    """Sums that are all checked: returns wrong results, not failures."""
     for step in range(times):
         x = np.full(elements, comm.rank + step, np.float32)
         if not (comm.all_reduce(x) == 1 + 2 * step).all():
@@ -207,7 +207,7 @@ def train(comm, elements, times):
     ("at", "way"), [(700, "forth"), (700, "back"), (2_000_003, "forth")]
 )
 def test_tampering_raises_a_named_error(at, way):
-    """In the meeting and in the data: never a wrong sum, nor a hang."""
+    """In the rendezvous and in the data: never a wrong sum, nor a hang."""
     port = free_port()
     with Proxy(f"127.0.0.1:{port}") as proxy:
         proxy.corrupt(at, direction=way)
@@ -235,7 +235,7 @@ def attempt(elements, times):
 
 
 def meet(meeting_s):
-    """Why a rank does not meet, with its name."""
+    """Why a rank does not connect, with the error's name."""
     try:
         unisono.init(meeting_s=meeting_s).close()
     except (TransportError, BadArgument) as why:
@@ -295,7 +295,7 @@ def test_joining_ranks_must_encrypt():
 
 
 def joins_without(result):
-    """What a newcomer is told that does not encrypt; the others wait for it so long."""
+    """The error of a joining rank without TLS; the others wait for it meanwhile."""
     if "UNISONO_JOIN" in os.environ:
         try:
             unisono.init(meeting_s=40)

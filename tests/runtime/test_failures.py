@@ -1,4 +1,4 @@
-"""What goes wrong is told on every rank, by name, and soon: never a hang.
+"""Failures raise on every rank, with names, and soon: never a hang.
 
 Functions named like what a rank does run on threads or in forked processes.
 """
@@ -387,7 +387,7 @@ def exchanges(rank, rounds, count):
 
 
 def test_many_messages_in_flight(forks):
-    """They are advanced by whoever waits and by the progress thread, at once."""
+    """They are advanced by the waiting thread and the progress thread, at once."""
     for end in forks.run(3, exchanges, 1500, 50_000):
         assert (end.status, end.error) == (0, ""), end
 
@@ -519,7 +519,7 @@ def test_late_rank_is_warned_about(forks):
 
 
 def blocked(name):
-    """A call that rank 0 makes and nobody answers."""
+    """A call that only rank 0 makes."""
     return {
         "all_reduce": lambda c: c.all_reduce(ones()),
         "many": lambda c: c.all_reduce(ones(300_000)),
@@ -862,7 +862,7 @@ def test_close_ends_waiting_calls_of_own_threads(call):
 
 
 def needs_nobody(rank):
-    """Rank 2 leaves early; the others go on without it, as long as they can."""
+    """Rank 2 leaves early; the others continue without it, as long as they can."""
     comm = rank.init(timeout_s=100)
     pair = comm.split(0 if rank.number < 2 else 1)
     comm.barrier()

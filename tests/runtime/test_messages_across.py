@@ -107,7 +107,7 @@ def test_message_aborted_after_sending_arrives():
         made.run(flooded)
 
 
-# --- what somebody sends who holds the key but is wrong
+# --- invalid data from an authenticated peer
 
 
 class Forger:
@@ -149,7 +149,7 @@ def test_a_message_larger_than_any_is_refused(victim, nbytes):
 
 
 def test_announced_message_allocates_no_memory(victim):
-    """A terabyte that nobody asked for: put aside as it comes, which it does not."""
+    """An unexpected message of a terabyte: only what arrives is buffered."""
     with Forger(victim, messages=True) as forger:
         forger.announce(1 << 40)
         with pytest.raises(CollectiveTimeout):
@@ -233,7 +233,7 @@ def forks():
 
 
 def waits_without_hub(rank):
-    """Rank 0 is killed; then rank 2 leaves, which nobody tells rank 1."""
+    """Rank 0 is killed; then rank 2 leaves, and rank 1 gets no notice of that."""
     comm = rank.init(timeout_s=600)
     comm.barrier()
     if rank.number == 0:

@@ -85,7 +85,7 @@ def shut_off(rank):
     comm = rank.init()
     if rank.number == 1:
         if os.getuid() == 0:
-            os.setuid(65534)  # root may reach everybody, others not root
+            os.setuid(65534)  # root may access all processes, others not root's
         else:
             ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
     comm.barrier()
@@ -136,14 +136,14 @@ def await_write(comm):
 
 
 def give_up_while_touched(comm, then):
-    """Have rank 0 lose patience while rank 1 writes."""
+    """Make rank 0 time out while rank 1 writes."""
     await_write(comm)
     comm.core.native.abort_unreachable(1, True)
     then(comm)
 
 
 def goes_on(comm):
-    """Let rank 1 go on, most often while rank 0 waits for its hands."""
+    """Let rank 1 continue, usually while rank 0 waits for it to stop writing."""
     time.sleep(0.2)
     os.kill(comm.peers[1].pid, signal.SIGCONT)
 
@@ -155,7 +155,7 @@ def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
 
 
 def stopped_in_write(rank, ending):
-    """Rank 1 is stopped in the write itself, and goes on when rank 0 has let go of x.
+    """Rank 1 is stopped during the write, and continues when rank 0 has released x.
 
     Whether rank 0's array lives on, and what it holds after rank 1 has written.
     """
@@ -231,7 +231,7 @@ def test_a_buffer_that_may_still_be_written_is_kept(forks, ending):
 
 
 def interrupted_unwritten(rank):
-    """Nobody was writing when rank 0 was interrupted: its array is let go."""
+    """No rank was writing when rank 0 was interrupted: its array is released."""
     comm = rank.init()
     warm(comm)
     if rank.number == 1:

@@ -15,7 +15,7 @@ from unisono.testing import world
 
 
 def stumbles(seed, hits, among, longest_ms):
-    """Failpoints that let whoever passes them at certain times sleep a little."""
+    """Failpoints at which ranks sleep a little at certain passes."""
     chance = random.Random(seed)
     names = ["action.begin", "action.done", "generation.done", "arrive.seen"]
     spec = [

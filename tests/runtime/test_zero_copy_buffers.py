@@ -23,7 +23,7 @@ NAMES = {
 
 
 def lent_cases(n):
-    """Inputs and outputs lent by nobody, by some, and by everybody."""
+    """Inputs and outputs exposed by no rank, by some, and by all."""
     nobody, everybody = frozenset(), frozenset(range(n))
     some = frozenset({0, n - 1})
     lenders = [
@@ -51,7 +51,7 @@ def test_exposed_buffers_on_processes(n):
 
 
 def test_exposed_buffers_on_threads(worlds):
-    """Threads lend everything anyway; buffers of their own must do no harm."""
+    """Threads expose everything anyway; shared buffers must change nothing."""
     cases = lent_cases(4)
     check(cases, worlds(4, 2048).run(perform, cases))
 
@@ -101,7 +101,7 @@ def test_buffers_may_be_overwritten_as_soon_as_a_call_returns():
 
 
 def parts_and_ends(comm):
-    """Slices of a lent buffer are lent; what has ended is not."""
+    """Slices of an exposed buffer are exposed; a released one is not."""
     whole = comm.empty((5, 20_000))
     whole[...] = comm.rank + 1
     total = sum(range(1, comm.world_size + 1))

@@ -134,7 +134,7 @@ def _counts(case, rank):
 
 
 def _buffers(comm, case):
-    """Input and output of this rank, apart or not, lent or not."""
+    """Input and output of this rank, separate or not, exposed or not."""
     rank = comm.rank
     given = case.given(rank)
     make = [comm.empty if rank in some else np.empty for some in case.lenders]

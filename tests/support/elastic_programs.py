@@ -154,7 +154,7 @@ def loses_another_meanwhile(comm, first, second, point):
 
 
 def one_comes_late(comm, late, folder):
-    """It lives, but calls shrink long after the others; they go on."""
+    """It lives, but calls shrink long after the others, which continue."""
     works(comm)
     others = {*range(comm.world_size)} - {late}
     if comm.rank != late:
@@ -291,7 +291,7 @@ def grows_or_joins(first, world_size, shrinks=()):
 
 
 def nobody_joins(comm, address):
-    """Most often the others call later than newcomers are waited for."""
+    """Usually the others call later than rank 0 waits for joining processes."""
     works(comm)
     if comm.rank > 0 and address is None:
         time.sleep(1.2)

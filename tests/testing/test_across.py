@@ -1,4 +1,4 @@
-"""Worlds of processes on pretended hosts: what ranks are told, return and leave."""
+"""Worlds of processes on simulated hosts: environment, results, no leftovers."""
 
 import os
 import re
@@ -180,7 +180,7 @@ def test_nothing_is_left_behind():
 
 
 def wait_for_no_group(group):
-    """Raises as soon as nobody is in it; killed orphans are reaped by init."""
+    """Raises as soon as it is empty; killed orphans are reaped by init."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         os.killpg(group, 0)

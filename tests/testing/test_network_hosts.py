@@ -158,7 +158,7 @@ def test_vanished_host_sends_nothing(healed):
                 dialed.recv(1)
     assert reaches(healed, 0, 2)
     healed.partition({0, 1}, {2})
-    assert not reaches(healed, 0, 1, 0.3)  # it is in nobody's group
+    assert not reaches(healed, 0, 1, 0.3)  # it is in no group
     healed.heal()
     assert reaches(healed, 0, 1)
 

@@ -32,7 +32,7 @@ from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
-from unisono.runtime.call.work import InFlight, Work
+from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.observe.failures import FailureCode, describe_call
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
@@ -91,7 +91,7 @@ class Core:
             maxlen=256
         )  # keys of plans that are not cached
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
-        self.in_flight = InFlight(native)
+        self.in_flight = CallsInFlight(native)
         self._on_close = on_close
         self.closed = False
         self.membership: ResizableWorld | None = (

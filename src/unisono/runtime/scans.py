@@ -1,7 +1,7 @@
 """Prefix reductions: rank r gets the reduction of the ranks up to r, or before it.
 
 Each rank reduces one share of the elements for all ranks: an all_to_all brings it
-everybody's share, another takes the prefixes back. So a rank sends twice its buffer,
+every rank's input, another returns the prefixes. So a rank sends twice its buffer,
 whatever the number of ranks, and contributions are added in the order of ranks.
 """
 

@@ -1,4 +1,4 @@
-"""Arrays as people have them: strided, of torch, read-only, overlapping, lent."""
+"""Arrays of users: strided, torch tensors, read-only, overlapping, in shared memory."""
 
 import numpy as np
 import pytest

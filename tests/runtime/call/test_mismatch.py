@@ -1,4 +1,4 @@
-"""What ranks must agree on in a call, and what is told of it."""
+"""What ranks must agree on in a call, and the errors if they do not."""
 
 import ctypes
 import os
@@ -255,7 +255,7 @@ def test_uneven_rows_agree_by_their_other_axes():
 
 
 def test_raw_addresses_have_no_shape():
-    """Torch's backends let tensors of other shapes and one size meet."""
+    """Torch's backends accept tensors of different shapes and one size."""
 
     def run(comm):
         x = np.ones([(2, 6), (6, 2)][comm.rank])
@@ -435,7 +435,7 @@ def test_worlds_that_are_too_large_are_refused(monkeypatch):
         w.comms[0].grow(most + 1)
 
 
-# ---- When it is told
+# ---- When it is recorded
 
 
 class Hooks(ctypes.Structure):

@@ -136,7 +136,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_counts_are_refused_and_break_nothing(worlds, wrong):
-    """All ranks make the same mistake, are told, and go on."""
+    """All ranks make the same mistake, get the error, and continue."""
 
     def mistaken(comm):
         with pytest.raises(BadArgument):

@@ -84,7 +84,7 @@ def test_wait_has_its_own_timeout(worlds):
             assert e.value.ranks == (1,)
             assert e.value.collective == "all_reduce"
             assert isinstance(e.value, TimeoutError)
-            assert work.exception() is None  # the call itself goes on
+            assert work.exception() is None  # the call itself continues
         found = work.wait(100)
         assert "done" in repr(work)
         return found.tolist()

@@ -333,7 +333,7 @@ def test_compressed_sums_between_hosts(worlds, spec):
         between = apart.run(run)
     within = worlds(3).run(run)
     assert between[0] == between[1] == between[2]
-    if spec.startswith("topk"):  # sums in rank order, whoever shares a host with whom
+    if spec.startswith("topk"):  # sums in rank order, whatever the placement
         assert between == within
     for one, other in zip(between[0], within[0], strict=True):
         one, other = (np.frombuffer(x, np.float32) for x in (one, other))

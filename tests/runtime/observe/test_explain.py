@@ -1,4 +1,4 @@
-"""What a communicator tells of its calls: `explain` before them, records after."""
+"""Descriptions of calls: `explain` before them, flight records after."""
 
 import numpy as np
 import pytest

@@ -142,7 +142,7 @@ def test_uneven_shares():
 
 
 def test_repeated_uneven_counts():
-    """Calls of one size in all are told apart by their fingerprints."""
+    """Calls of the same total size are distinguished by their fingerprints."""
 
     def work(comm):
         look, right = Looks(comm), np.zeros(N, np.int64)

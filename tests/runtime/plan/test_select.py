@@ -9,7 +9,7 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import predict
 from unisono.runtime.plan.plans import lowered
-from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, Choice, choose
+from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, AlgorithmChoice, choose
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.traffic import traffic
 from unisono.testing import world
@@ -23,7 +23,7 @@ placements = st.lists(st.integers(0, 3), min_size=1, max_size=13)
 
 def chosen(
     what: str, nbytes: int, hosts: tuple[int, ...] | range, **more: bool
-) -> Choice:
+) -> AlgorithmChoice:
     given_ = {"named": None, "reproducible": False, **more}
     return choose(what, nbytes, len(hosts), hosts=tuple(hosts), **given_)
 

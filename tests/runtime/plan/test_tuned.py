@@ -277,7 +277,7 @@ def test_broadcast_table_has_a_size_limit(file, monkeypatch):
 
 
 def ran(comm):
-    """In a process of its own: what ran, and what is told of it."""
+    """In a process of its own: what ran, and what explain says."""
     x = np.zeros(5, np.float32)
     comm.all_reduce(x)
     half = comm.split(0)

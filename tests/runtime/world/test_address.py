@@ -1,4 +1,4 @@
-"""Where ranks of several hosts meet, by what each launcher says."""
+"""The rendezvous address of several hosts, by the variables of each launcher."""
 
 import pytest
 
@@ -169,7 +169,7 @@ def test_job_without_a_name_is_named_by_its_address():
 
 
 def test_init_reports_what_is_missing(monkeypatch):
-    """Before anybody is met; the address is one that no host has."""
+    """Before the rendezvous; the address is one that no host has."""
     monkeypatch.setattr("unisono.transports.secret._KEPT", [])
     for name in ("UNISONO_SECRET", "UNISONO_SECRET_FILE", "UNISONO_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Who is left: the rules, one by one and in many thousand simulated schedules."""
+"""The rules of agreement, one by one and in thousands of simulated schedules."""
 
 import os
 import random
@@ -79,7 +79,7 @@ def test_minority_continues_on_one_host_only():
 
 
 def test_rank_is_bound_to_a_world_others_may_have_settled():
-    """0 and 1 may have gone on from there, two of three, whatever 2 has heard."""
+    """0 and 1, two of three, may have continued there, whatever 2 has received."""
     one = rules(2, 5)
     one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
     one.learn(unreachable=[0, 1])
@@ -103,7 +103,7 @@ def test_rank_is_free_if_no_majority_is_left_of_a_met_world(gone):
     )
     other = rules(1, 5)
     other.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
-    other.learn(unreachable=[0])  # one of three cannot have gone on
+    other.learn(unreachable=[0])  # one of three cannot have continued
     for rank in (2, 3, 4):
         other.receive_request(rank, NOTHING)
     assert other.step(0.0).kind is ActionKind.HOST
@@ -267,7 +267,7 @@ def test_rank_taken_for_dead_is_excluded():
 
 
 def torn(seed):
-    """Three of five meet without the late ones, and are parted just then."""
+    """Three of five meet without the late ones, and are partitioned just then."""
     rng = random.Random(seed)
     ranks = range(5)
     cut = frozenset((a, b) for a in ranks for b in ranks if (a < 2) != (b < 2))
@@ -376,7 +376,7 @@ def test_simulation_detects_planted_faults(monkeypatch, where, name, mistake, ki
 
 
 def test_simulation_detects_a_world_closed_too_early(monkeypatch):
-    """Old doors may close only when all know: the reason for the second barrier."""
+    """Old endpoints may close only when all know: the reason for the second barrier."""
     true_settle = shrink_simulation.Simulation.settle
 
     def settle(self, participant, proposal):

@@ -1,4 +1,4 @@
-"""How ranks meet, what they are told if not, and that nothing is left behind."""
+"""Rendezvous of ranks, errors if it fails, and that nothing is left behind."""
 
 import contextlib
 import gc
@@ -43,7 +43,7 @@ def bare(monkeypatch):
     return monkeypatch
 
 
-# --- those who do not meet
+# --- failed rendezvous
 
 
 def receives(rank, count):
@@ -158,7 +158,7 @@ def tries(rank, address):
 
 
 def await_name(address):
-    """Wait until somebody listens there."""
+    """Wait until a process listens there."""
     name = address.replace("\0", "@")
     await_that(lambda: name in Path("/proc/net/unix").read_text(), name)
 
@@ -442,7 +442,7 @@ def until_steady(look):
 
 
 def leaked(before):
-    """What there is more of; what others let go of arrives a little later."""
+    """What has grown; what others release goes a little later."""
     until = time.monotonic() + 60
     while True:
         found = holdings()
@@ -682,7 +682,7 @@ def test_a_buffer_larger_than_memory(count, forks):
 
 
 def receives_too_much(rank, in_flight):
-    """A message that nobody has asked for yet is put aside, if there is room."""
+    """An unexpected message is buffered, if there is memory."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
@@ -702,7 +702,7 @@ def test_message_too_large_to_buffer(in_flight, forks):
 
 
 def is_lent_too_much(rank):
-    """What another lends cannot be mapped here."""
+    """A buffer that another rank exposes cannot be mapped here."""
     comm = rank.init(timeout_s=100)
     out = comm.empty(16 << 20, "uint8")
     comm.barrier()

@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: real processes, on one host and on pretended ones."""
+"""Worlds that shrink and grow: real processes, on one host and on simulated ones."""
 
 import os
 import re
@@ -193,7 +193,7 @@ def test_threads_cannot_shrink():
 
 
 def first_then_joining(first, hosts):
-    """The environment of ranks: the last ones are told to join."""
+    """The environment of ranks: the last ones join."""
 
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank >= first else {}
@@ -219,7 +219,7 @@ def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
     with plan.start(elastic_programs.grows_or_joins, 3, 3, [0]) as running:
         living = survivors_of(running)
-    check(living, 3, epoch=2)  # nobody was left out of the grown one
+    check(living, 3, epoch=2)  # no rank was left out of the grown world
 
 
 @pytest.mark.quick(hosts=[[2, 1]])

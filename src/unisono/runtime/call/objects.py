@@ -59,7 +59,7 @@ def encode(obj: object, *, allow_pickle: bool = False) -> bytes:
     writer = _Writer(allow_pickle)
     try:
         writer.put(obj, 0)
-    except _Refused as refused:
+    except _UnsupportedValue as refused:
         raise BadArgument(f"{refused.where()}: {refused.why}") from refused.__cause__
     return b"".join(writer.parts)
 
@@ -82,7 +82,7 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
     return value
 
 
-class _Refused(Exception):
+class _UnsupportedValue(Exception):
     """A value cannot be sent; callers add its path."""
 
     def __init__(self, why: str) -> None:
@@ -108,7 +108,9 @@ class _Writer:
     def add(self, head: bytes, raw: bytes | Bytes) -> None:
         self.nbytes += len(head) + len(raw)
         if self.nbytes > MOST_BYTES:
-            raise _Refused(f"more than {format_bytes(MOST_BYTES)} in one object")
+            raise _UnsupportedValue(
+                f"more than {format_bytes(MOST_BYTES)} in one object"
+            )
         self.parts.append(head)
         if len(raw):
             self.parts.append(raw)
@@ -130,7 +132,9 @@ class _Writer:
 
     def open(self, tag: bytes, count: int, depth: int) -> None:
         if depth >= MOST_DEPTH:
-            raise _Refused(f"nested deeper than {MOST_DEPTH}, or contains itself")
+            raise _UnsupportedValue(
+                f"nested deeper than {MOST_DEPTH}, or contains itself"
+            )
         self.add(tag + _size(count), b"")
 
     def items(self, items: Iterable[Any], depth: int) -> None:
@@ -138,7 +142,7 @@ class _Writer:
         try:
             for index, item in enumerate(items):  # noqa: B007
                 self.put(item, depth)
-        except _Refused as refused:
+        except _UnsupportedValue as refused:
             is_set = isinstance(items, set | frozenset)
             refused.path.append("<member>" if is_set else f"[{index}]")
             raise
@@ -151,7 +155,7 @@ class _Writer:
                 self.put(key, depth)
                 step = ""
                 self.put(value, depth)
-        except _Refused as refused:
+        except _UnsupportedValue as refused:
             refused.path.append(step or f"[{reprlib.repr(key)}]")
             raise
 
@@ -166,7 +170,7 @@ class _Writer:
         elif self.allow_pickle:
             self.embed(obj)
         else:
-            raise _Refused(
+            raise _UnsupportedValue(
                 f"{described(obj)} cannot be sent without pickle; pass "
                 "allow_pickle=True if all ranks are trusted"
             )
@@ -175,7 +179,7 @@ class _Writer:
         try:
             raw = pickle.dumps(obj, protocol=5)
         except Exception as error:  # pickling runs the object's own code
-            raise _Refused(
+            raise _UnsupportedValue(
                 f"a {type(obj).__name__} cannot be pickled either: {error}"
             ) from error
         self.add(b"p" + _size(len(raw)), raw)

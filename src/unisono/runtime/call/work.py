@@ -115,7 +115,7 @@ class Work:
         return f"<Work: {self.call}, {state}>"
 
 
-class InFlight:
+class CallsInFlight:
     """Keeps the arrays of a communicator's calls in flight until these have ended.
 
     If a call failed while another rank was writing to its arrays, that rank may be

@@ -13,7 +13,7 @@ from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.plan.plans import lowered, verified
-from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import collective as find_collective
 from unisono.schedule.program import Program
@@ -92,7 +92,7 @@ def explain(
     return "\n".join(lines)
 
 
-def chooser(choice: Choice, tuned: Tuned | None) -> str:
+def chooser(choice: AlgorithmChoice, tuned: Tuned | None) -> str:
     """What chose the algorithm, as text."""
     text = {
         "caller": "the caller",
@@ -107,7 +107,7 @@ def chooser(choice: Choice, tuned: Tuned | None) -> str:
     return text
 
 
-def runner_up(choice: Choice) -> str:
+def runner_up(choice: AlgorithmChoice) -> str:
     """The second best algorithm, with its times if they are known."""
     parts = [choice.runner_up]
     if choice.runner_up_predicted:
@@ -149,7 +149,10 @@ def _order(canonical: bool) -> str:
 
 
 def _measured(
-    core: ObservedCore, collective: str, x: Any, found: Choice | CodecExplanation
+    core: ObservedCore,
+    collective: str,
+    x: Any,
+    found: AlgorithmChoice | CodecExplanation,
 ) -> str:
     """The median time of calls like this one in the flight recorder."""
     codec = found.codec if isinstance(found, CodecExplanation) else ""

@@ -23,7 +23,7 @@ from unisono.runtime.plan.codec_options import (
 from unisono.runtime.plan.codec_plans import chunk_sizes, sent_bytes
 from unisono.runtime.plan.plans import CallKind, lowered, verified
 from unisono.runtime.plan.predict import MODEL, CostModel, predicted_coded, step_costs
-from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Action, Home, Lowered
@@ -129,7 +129,7 @@ def _bits(kind: CallKind, n: int, hosts: tuple[int, ...]) -> str:
 
 
 def _times(
-    kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int, choice: Choice
+    kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int, choice: AlgorithmChoice
 ) -> str:
     coded, plain, by = seconds(kind, n, hosts, nbytes)
     result = "faster" if coded < plain else "not faster here"

@@ -98,15 +98,15 @@ def error_for(
     rank: int = -1,
 ) -> UnisonoError:
     """The error for a failure; `call` is this rank's call."""
-    number, culprit, reporter, seq_there = failure
+    number, failed_rank, reporter, seq_there = failure
     code = FailureCode(number)
-    who = peers[culprit]
+    who = peers[failed_rank]
     where = f"{call} (seq {seq})"
     if code is FailureCode.MISMATCH:
-        return _mismatch(comm, peers, culprit, reporter, seq_there)
+        return _mismatch(comm, peers, failed_rank, reporter, seq_there)
     if code is FailureCode.TIMEOUT:
         return _timeout(
-            comm, peers, culprit, reporter, where, call, seq, timeout_s, awaited
+            comm, peers, failed_rank, reporter, where, call, seq, timeout_s, awaited
         )
     if code is FailureCode.MISFIT:
         return BadArgument(f"{where}: the message of {who} does not fit the buffer")
@@ -124,15 +124,15 @@ def error_for(
             f"{where}: data from {who} arrived corrupted at {peers[reporter]}: its "
             "checksum or authentication tag is wrong; check the network between them"
         )
-    if code is FailureCode.UNREACHABLE and not _is_dying(comm, culprit):
+    if code is FailureCode.UNREACHABLE and not _is_dying(comm, failed_rank):
         return TransportError(
             f"{where}: the system denies {peers[reporter]} access to the memory of "
             f"{who}; UNISONO_SINGLE_COPY=0 avoids this access"
         )
-    how = _how_lost(code, culprit, reporter, rank, peers)
+    how = _how_lost(code, failed_rank, reporter, rank, peers)
     return PeerLost(
         f"{where}: {who} {how}; the communicator can no longer be used",
-        ranks=[culprit],
+        ranks=[failed_rank],
         pids=[who.pid],
         host=who.host,
         collective=call.partition("(")[0],
@@ -141,12 +141,12 @@ def error_for(
 
 
 def _how_lost(
-    code: FailureCode, culprit: int, reporter: int, rank: int, peers: Sequence[Peer]
+    code: FailureCode, failed_rank: int, reporter: int, rank: int, peers: Sequence[Peer]
 ) -> str:
     """What became of a rank, as the end of a sentence about it."""
-    if code is FailureCode.SEVERED and culprit == reporter:
+    if code is FailureCode.SEVERED and failed_rank == reporter:
         return "aborted the communicator"
-    if code is FailureCode.PEER_LOST and culprit == rank:
+    if code is FailureCode.PEER_LOST and failed_rank == rank:
         return (
             "is this rank: the others received no heartbeat from it for too long "
             "(UNISONO_SILENCE_S) and marked it dead"
@@ -174,11 +174,11 @@ def _is_dying(comm: Comm, rank: int) -> bool:
 
 
 def _mismatch(
-    comm: Comm, peers: Sequence[Peer], culprit: int, reporter: int, seq: int
+    comm: Comm, peers: Sequence[Peer], failed_rank: int, reporter: int, seq: int
 ) -> CollectiveMismatch:
     calls: dict[int, str] = {}
     notes = []
-    for rank in sorted({culprit, reporter}):
+    for rank in sorted({failed_rank, reporter}):
         note = _note_of(comm, rank, seq)
         calls[rank] = describe(note) if note else "another collective"
         notes += [Note(*note)] if note else []
@@ -222,7 +222,7 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
 def _timeout(
     comm: Comm,
     peers: Sequence[Peer],
-    culprit: int,
+    failed_rank: int,
     reporter: int,
     where: str,
     call: str,
@@ -230,7 +230,7 @@ def _timeout(
     timeout_s: float,
     awaited: Sequence[int],
 ) -> CollectiveTimeout:
-    late = list(awaited) or [culprit]
+    late = list(awaited) or [failed_rank]
     states = comm.states()
     seen = []
     for rank in late:

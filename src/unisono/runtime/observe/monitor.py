@@ -115,10 +115,12 @@ class Monitor:
     def _check_failures(self, transport: Session) -> None:
         """Write a record if any rank has broken a communicator."""
         for core in _open(transport):
-            trouble, culprit, reporter, _ = core.native.failure()
-            if trouble not in (FailureCode.NONE, FailureCode.LEFT):
-                why = FailureCode(trouble).name.lower().replace("_", " ")
-                text = f"{core.name}: {why}, rank {culprit}, found by rank {reporter}"
+            code, failed_rank, reporter, _ = core.native.failure()
+            if code not in (FailureCode.NONE, FailureCode.LEFT):
+                why = FailureCode(code).name.lower().replace("_", " ")
+                text = (
+                    f"{core.name}: {why}, rank {failed_rank}, found by rank {reporter}"
+                )
                 self._write(transport.logbook, text, recorder.REMOTE_FAILURE)
 
     def _answer(self, transport: Session) -> None:

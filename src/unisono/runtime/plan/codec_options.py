@@ -27,7 +27,7 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import lowered
 from unisono.runtime.plan.select import (
     SHARED_OUT_FROM,
-    Choice,
+    AlgorithmChoice,
     by_variable,
     choose,
     quickest,
@@ -110,7 +110,7 @@ def choose_coded(
     itemsize: int,
     named: str | None = None,
     hosts: tuple[int, ...] = (),
-) -> Choice:
+) -> AlgorithmChoice:
     """The algorithm for a call of `nbytes` values, unless its caller named one.
 
     Copies are chosen as without a codec, for the size of the codes. Values to reduce
@@ -133,15 +133,17 @@ def choose_coded(
     if hosts and small > WINDOW and segments > 1 and collective != "reduce":
         by = f"hierarchical:{telling(hosts)},by=direct/direct,segments={segments}"
         why = "each value is encoded once, and each sum once, overlapped with sending"
-        return Choice(by, why, "direct")
+        return AlgorithmChoice(by, why, "direct")
     if n > FLAT_UP_TO and collective != "reduce":
         why = f"{n} ranks, above {FLAT_UP_TO}: two levels need fewer messages"
-        return Choice("hierarchical:by=direct/direct", why, "direct")
+        return AlgorithmChoice("hierarchical:by=direct/direct", why, "direct")
     if collective == "reduce" and small < SHARED_OUT_FROM:
-        return Choice("naive", "each value is encoded once", "direct+direct")
+        return AlgorithmChoice("naive", "each value is encoded once", "direct+direct")
     best = "direct+direct" if collective == "reduce" else "direct"
     runner_up = "naive" if collective == "reduce" else "halving_doubling"
-    return Choice(best, "each value is encoded once, and each sum once", runner_up)
+    return AlgorithmChoice(
+        best, "each value is encoded once, and each sum once", runner_up
+    )
 
 
 def predicted_error(

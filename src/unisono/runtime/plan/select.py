@@ -39,7 +39,7 @@ VARIABLE = "UNISONO_ALGORITHM"
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm, why it was chosen, and the second best.
 
     `by` is what chose: the caller, the variable, a rule, the model or the table. `row`
@@ -115,7 +115,7 @@ def choose(
     hosts: Sequence[int] | None = None,
     tuned: Tuned | None = None,
     itemsize: int = 0,
-) -> Choice:
+) -> AlgorithmChoice:
     """The algorithm for a call of `nbytes` (of one rank's whole buffer).
 
     `hosts` is the host of every rank, in rank order; None for one host. `tuned` is the
@@ -125,7 +125,7 @@ def choose(
     if hosts is not None and len(hosts) != n:
         raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
     if named:
-        return Choice(named, "the caller named it", by="caller")
+        return AlgorithmChoice(named, "the caller named it", by="caller")
     if not reproducible and (chosen := by_variable(collective)):
         return chosen
     if tuned is not None and not reproducible:
@@ -136,54 +136,66 @@ def choose(
         return _on_one_host(collective, nbytes, n)
     if reproducible:
         found = _on_one_host(collective, nbytes, n).algorithm
-        return Choice(found, "reproducible: one pass in rank order, on any hosts")
+        return AlgorithmChoice(
+            found, "reproducible: one pass in rank order, on any hosts"
+        )
     return _across_hosts(collective, nbytes, numbered(hosts))
 
 
-def by_variable(collective: str) -> Choice | None:
+def by_variable(collective: str) -> AlgorithmChoice | None:
     """The choice by UNISONO_ALGORITHM, if it names an algorithm for this collective."""
     value = os.environ.get(VARIABLE, "")
     found = _named_in(value, collective) if value else ""
-    return Choice(found, f"{VARIABLE}={value}", by="variable") if found else None
+    return (
+        AlgorithmChoice(found, f"{VARIABLE}={value}", by="variable") if found else None
+    )
 
 
-def _by_table(row: TunedRow) -> Choice:
+def _by_table(row: TunedRow) -> AlgorithmChoice:
     why = f"tuned: at {format_bytes(row.nbytes)} it took {format_seconds(row.measured)}"
     if row.runner_up:
         why += f", {row.runner_up} {format_seconds(row.runner_up_measured)}"
     times = row.predicted, row.runner_up_predicted
-    return Choice(row.algorithm, why, row.runner_up, "table", *times, row)
+    return AlgorithmChoice(row.algorithm, why, row.runner_up, "table", *times, row)
 
 
-def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
+def _on_one_host(collective: str, nbytes: int, n: int) -> AlgorithmChoice:
     limit = ALL_AT_ONCE.get(n, 4 << 10 if n <= 8 else 1 << 10)
     size = format_bytes(nbytes)
     if collective == "all_reduce":
         if nbytes <= limit:
             why = f"{size}, at most {format_bytes(limit)}: one step costs least"
-            return Choice("naive", why, "direct")
+            return AlgorithmChoice("naive", why, "direct")
         why = f"{size}, above {format_bytes(limit)}: every rank adds its share"
-        return Choice("direct", why, "ring")
+        return AlgorithmChoice("direct", why, "ring")
     if collective == "reduce" and nbytes >= SHARED_OUT_FROM:
-        return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
+        return AlgorithmChoice(
+            "direct+direct", f"{size}: every rank adds its share", "naive"
+        )
     if collective == "broadcast" and n <= 3 and nbytes >= SHARED_OUT_FROM:
         why = f"{size} among {n}: the root brings a part, the others come for the rest"
-        return Choice("direct+direct", why, "naive")
+        return AlgorithmChoice("direct+direct", why, "naive")
     if collective in ("reduce", "broadcast"):
-        return Choice("naive", "each rank reads the others' memory itself", "tree")
+        return AlgorithmChoice(
+            "naive", "each rank reads the others' memory itself", "tree"
+        )
     runner_up = _RUNNER_UP.get(collective, "ring")
-    return Choice("direct", "each rank reads what it needs where it lies", runner_up)
+    return AlgorithmChoice(
+        "direct", "each rank reads what it needs where it lies", runner_up
+    )
 
 
 @lru_cache(maxsize=1024)
-def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choice:
+def _across_hosts(
+    collective: str, nbytes: int, hosts: tuple[int, ...]
+) -> AlgorithmChoice:
     return _quickest(collective, nbytes, hosts, list(_candidates(collective, hosts)))
 
 
 @lru_cache(maxsize=1024)
 def quickest(
     collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
-) -> Choice:
+) -> AlgorithmChoice:
     """The fastest hierarchical algorithm, by these algorithms inside and across."""
     return _quickest(collective, nbytes, hosts, list(_on_two_levels(hosts, by)))
 
@@ -201,7 +213,7 @@ def _quickest(
     nbytes: int,
     hosts: tuple[int, ...],
     candidates: Sequence[tuple[str, int]],
-) -> Choice:
+) -> AlgorithmChoice:
     """The fastest candidate, as predicted; of similar ones that with fewest steps."""
     times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
     limit = (1 + SIMILAR) * min(times.values())
@@ -219,7 +231,7 @@ def _quickest(
     )
     second = min(others, key=times.__getitem__)
     both = times[chosen], times[second]
-    return Choice(_spelled(*chosen), why, _spelled(*second), "model", *both)
+    return AlgorithmChoice(_spelled(*chosen), why, _spelled(*second), "model", *both)
 
 
 def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
