@@ -41,7 +41,7 @@ def main() -> int:
     failures = 0
     for placement in asked:
         began = time.monotonic()
-        told = f"{len(cases(sum(placement)))} cases"
+        text = f"{len(cases(sum(placement)))} cases"
         try:
             if loopback:
                 run(placement, None)
@@ -50,8 +50,8 @@ def main() -> int:
                     run(placement, hosts)
         except AssertionError as wrong:
             failures += 1
-            told = f"WRONG: {wrong}"
-        print(f"{placement!s:15} {told}, {time.monotonic() - began:.0f} s", flush=True)
+            text = f"WRONG: {wrong}"
+        print(f"{placement!s:15} {text}, {time.monotonic() - began:.0f} s", flush=True)
     return int(bool(failures))
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from unisono.errors import PeerLost
 from unisono.runtime.communicator import Communicator
 from unisono.testing import Hosts, hosts_available, world_across
-from unisono.testing.across import Running
+from unisono.testing.across import RunningWorld
 
 LIMIT_S = 2
 """Of silence, after which a rank of another host is taken for dead."""
@@ -125,14 +125,14 @@ def part(hosts: Hosts, case: Case) -> None:
         hosts.partition(case.side, set(range(len(case.ranks))) - case.side)
 
 
-def judge_healed(running: Running) -> list[str]:
+def judge_healed(running: RunningWorld) -> list[str]:
     """All have gone on, as often."""
     wrong = [f"rank {e.rank}: {e.error or e.how}" for e in running.ends if e.status]
     turns = {end.result for end in running.ends}
     return wrong or [f"they went on {turns} times"] * (len(turns) != 1)
 
 
-def judge_parted(running: Running, case: Case) -> list[str]:
+def judge_parted(running: RunningWorld, case: Case) -> list[str]:
     """All name ranks of the other side."""
     place = [host for host, n in enumerate(case.ranks) for _ in range(n)]
     wrong = []
@@ -146,7 +146,7 @@ def judge_parted(running: Running, case: Case) -> list[str]:
     return wrong
 
 
-def await_turns(running: Running, n: int) -> None:
+def await_turns(running: RunningWorld, n: int) -> None:
     """Until all have gone on a little."""
     begun = [len(running.stdout(rank)) for rank in range(n)]
     until = time.monotonic() + 60

@@ -24,7 +24,7 @@ class Raised(Exception):
 def run_trial(trial, outcome_of):
     outcome = outcome_of(trial)
     began = time.monotonic()
-    told, tell = os.pipe()
+    result, tell = os.pipe()
     stderr = os.memfd_create("stderr")
     pid = os.fork()
     if pid == 0:
@@ -32,9 +32,9 @@ def run_trial(trial, outcome_of):
     os.close(tell)
     text = b""
     while time.monotonic() < began + LIMIT_S:
-        if not select.select([told], [], [], 1.0)[0]:
+        if not select.select([result], [], [], 1.0)[0]:
             continue
-        data = os.read(told, 1 << 16)
+        data = os.read(result, 1 << 16)
         if not data:
             break
         text += data
@@ -43,7 +43,7 @@ def run_trial(trial, outcome_of):
         os.kill(pid, signal.SIGUSR1)
         time.sleep(0.5)
         os.kill(pid, signal.SIGKILL)
-    os.close(told)
+    os.close(result)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if text:
         found = json.loads(text)

@@ -93,7 +93,7 @@ class End:
             raise AttributeError(f"{name} of {self}") from None
 
 
-def told(error):
+def error_summary(error):
     """An error as it travels."""
     found = {a: getattr(error, a) for a in ATTRIBUTES if hasattr(error, a)}
     found = {a: list(v) if isinstance(v, tuple) else v for a, v in found.items()}
@@ -105,7 +105,7 @@ def attempt(call, *args, **options):
     try:
         call(*args, **options)
     except BaseException as error:
-        return told(error)
+        return error_summary(error)
     return None
 
 
@@ -197,7 +197,7 @@ def child(order, rank, job, tell, stderr):
         end = {"value": function(me, *order["args"])}
     except BaseException as error:
         traceback.print_exc()
-        end, status = told(error), 1
+        end, status = error_summary(error), 1
     os.write(tell, json.dumps(end).encode())
     os.close(tell)
     sys.stderr.flush()

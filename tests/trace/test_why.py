@@ -261,7 +261,12 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
 def test_most_severe_reason_is_kept(tmp_path):
     with world(1) as alone:
         logbook = alone.comms[0].core.transport.logbook
-        for grave in (recorder.LEFT, recorder.FAILED, recorder.HEARD, recorder.LEFT):
+        for grave in (
+            recorder.LEFT,
+            recorder.FAILED,
+            recorder.REMOTE_FAILURE,
+            recorder.LEFT,
+        ):
             why_ = f"reason {grave}"
             file = recorder.write(logbook, str(tmp_path), why_, grave, {})
     assert json.loads(file.read_text())["reason"] == f"reason {recorder.FAILED}"

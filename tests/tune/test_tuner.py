@@ -11,7 +11,7 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.select import choose
-from unisono.runtime.plan.tuned import Part, Row, Tuned, TunedWorld
+from unisono.runtime.plan.tuned import Tuned, TunedCollective, TunedRow, TunedWorld
 from unisono.runtime.world import tuned_agreement
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
@@ -149,8 +149,10 @@ def test_ranks_on_hosts_of_their_own_have_links_across_only(tmp_path):
 
 
 def a_world(n):
-    row = Row(8, 8, "ring", 1e-6, 1e-6)
-    return TunedWorld(n, f"0x{n}", (tuned.machine(),), (Part("all_reduce", 4, (row,)),))
+    row = TunedRow(8, 8, "ring", 1e-6, 1e-6)
+    return TunedWorld(
+        n, f"0x{n}", (tuned.machine(),), (TunedCollective("all_reduce", 4, (row,)),)
+    )
 
 
 def test_a_table_is_for_its_owner_and_keeps_other_worlds(file):
@@ -223,7 +225,7 @@ def test_race_compares_rounds_not_means():
 
 
 def test_winner_must_win_a_second_race():
-    row = Row(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
+    row = TunedRow(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
     result = {"ring": 1e-6, "direct": 2e-6}
     kept = decided(row, "direct", result, {"ring": [1.0] * 4, "direct": [2.0] * 4})
     assert (kept.algorithm, kept.measured, kept.runner_up) == ("ring", 1.0, "direct")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
 from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
@@ -21,7 +21,7 @@ _NOT_FORWARDED = re.compile(
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
-def places(hosts: str, hostfile: Path | None, n: int | None) -> list[Host]:
+def places(hosts: str, hostfile: Path | None, n: int | None) -> list[HostSpec]:
     """The hosts with their ranks; none if none are named."""
     if hosts and hostfile is not None:
         raise BadArgument("--hosts and --hostfile: give one of them")
@@ -32,7 +32,7 @@ def places(hosts: str, hostfile: Path | None, n: int | None) -> list[Host]:
     return []
 
 
-def world(hosts: Iterable[Host]) -> int | None:
+def world(hosts: Iterable[HostSpec]) -> int | None:
     """The number of ranks, if it does not depend on the hosts' cores."""
     ranks = [host.ranks for host in hosts]
     return None if None in ranks else sum(number or 0 for number in ranks)

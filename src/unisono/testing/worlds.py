@@ -15,13 +15,13 @@ from typing import Any
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, whole_number
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.first import first_communicator
-from unisono.transports.base import WINDOW
-from unisono.transports.threads import threads
+from unisono.transports.session import WINDOW
+from unisono.transports.threads import sessions
 from unisono.transports.tls import wanted
 
 
 class World:
-    """n communicators of one world, one for each thread to come."""
+    """n communicators of one world, one for each thread."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class World:
         hosts: Sequence[int] = (),
         tls: str | None = None,
     ) -> None:
-        """Make the ranks; they meet at once."""
+        """Create and connect the ranks."""
         n = whole_number("n", n)
         if n < 1:
             raise BadArgument(f"n = {n}: a world has at least one rank")
@@ -40,9 +40,9 @@ class World:
             raise BadArgument(
                 f"hosts = {list(hosts)}: expected one for each of {n} ranks"
             )
-        transports = threads(n, window=window, hosts=hosts, encrypted=wanted(tls))
+        made = sessions(n, window=window, hosts=hosts, encrypted=wanted(tls))
         self.comms: list[Communicator] = [
-            first_communicator(t, timeout_s=timeout_s) for t in transports
+            first_communicator(s, timeout_s=timeout_s) for s in made
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -69,12 +69,12 @@ class World:
                 thread.start()
             for event in ended:
                 event.wait()
-        except BaseException:  # interrupted: then nobody waits for anybody any longer
+        except BaseException:  # interrupted: close all ranks, so that none waits
             self.close()
             raise
         finally:
             for thread in running:
-                if thread.is_alive():  # or never begun
+                if thread.is_alive():  # or never started
                     thread.join()
         if errors:
             about_others = (PeerLost, CollectiveTimeout)

@@ -11,7 +11,7 @@ import msgspec
 import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan.tuned import (
-    Table,
+    TunedTable,
     TunedWorld,
     default_path,
     machine,
@@ -42,7 +42,7 @@ def save(world: TunedWorld, where: Path | None = None) -> Path:
     if file.exists():
         others = _others(file, world)
     worlds = sorted([*others, world], key=lambda w: (w.n, w.placement))
-    table = Table(unisono.__version__, machine(), tuple(worlds))
+    table = TunedTable(unisono.__version__, machine(), tuple(worlds))
     text = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
     try:
         _write(file, text)

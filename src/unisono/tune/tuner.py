@@ -31,9 +31,9 @@ from unisono.errors import BadArgument, unknown
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan.select import choose
 from unisono.runtime.plan.tuned import (
-    Link,
-    Part,
-    Row,
+    TunedCollective,
+    TunedLink,
+    TunedRow,
     TunedWorld,
     machine,
     placement_of,
@@ -97,7 +97,7 @@ class Tuner:
 
     comm: Communicator
     effort: Effort = field(default_factory=Effort)
-    found: list[Part] = field(default_factory=list)
+    found: list[TunedCollective] = field(default_factory=list)
     fits: dict[str, Fit] = field(default_factory=dict)
     costs: LinkCosts = field(init=False, default_factory=lambda: LinkCosts(None, None))
     added_error: float = field(init=False, default=0.0)
@@ -188,7 +188,7 @@ class Tuner:
         calls = calls_of(self.comm, collective, count, dtype, names)
         return (watch or self.watch).race(calls)
 
-    def part(self, collective: str) -> Part:
+    def part(self, collective: str) -> TunedCollective:
         """Find the winner of a collective at every size."""
         if "inside" not in self.fits and "across" not in self.fits:
             self.links()
@@ -201,11 +201,11 @@ class Tuner:
         ]
         rows = [self._row(collective, s, names) for s in sorted(set(sizes))]
         made = _upto(rows)
-        part = Part(collective, itemsize_of(collective, dtype), made)
+        part = TunedCollective(collective, itemsize_of(collective, dtype), made)
         self.found = [p for p in self.found if p.collective != collective] + [part]
         return part
 
-    def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> Row:
+    def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> TunedRow:
         """Race candidates near the best, until all that are near have been raced."""
         leads, n = self.comm.rank == 0, self.comm.world_size
         usual = choose(
@@ -247,10 +247,10 @@ class Tuner:
         raced = self._raced(collective, nbytes, wanted, watch)
         return {name: min(times) for name, times in raced.items()}
 
-    def _agreed(self, row: Row | None) -> Row:
+    def _agreed(self, row: TunedRow | None) -> TunedRow:
         """Rank 0's, on all ranks."""
         plain = self.comm.broadcast_object(msgspec.to_builtins(row))
-        return msgspec.convert(plain, Row)
+        return msgspec.convert(plain, TunedRow)
 
     def world(self) -> TunedWorld:
         """Everything that was found, as it goes into a table."""
@@ -268,7 +268,7 @@ class Tuner:
         )
 
 
-def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _upto(rows: Sequence[TunedRow]) -> tuple[TunedRow, ...]:
     """The rows, each for the sizes that are nearest to its own, in powers."""
     ends = [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(rows)]
     return tuple(
@@ -277,10 +277,10 @@ def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:
     )
 
 
-def _links(kind: str, found: Fit) -> Iterator[Link]:
+def _links(kind: str, found: Fit) -> Iterator[TunedLink]:
     for p in found.pieces:
         errors = p.latency_error, p.byte_error
-        yield Link(kind, p.lower, p.upto, p.latency, errors[0], p.byte, errors[1])
+        yield TunedLink(kind, p.lower, p.upto, p.latency, errors[0], p.byte, errors[1])
 
 
 def tune(
