@@ -106,16 +106,16 @@ def wrong(rank):
 
 
 @pytest.fixture(scope="module")
-def told(forks):
+def raised(forks):
     ends = forks.run(n, wrong)
     assert [end.status for end in ends] == [0, 0], ends[0].stderr
     return ends[0].value
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_refused_with_the_reason(expected, name):
-    assert expected[name] is not None, "nothing was raised"
-    assert WRONG[name][1] in expected[name]["message"]
+def test_wrong_arguments_are_refused_with_the_reason(raised, name):
+    assert raised[name] is not None, "nothing was raised"
+    assert WRONG[name][1] in raised[name]["message"]
 
 
 def a_root_short_of_tensors(rank):
