@@ -9,12 +9,14 @@
 
 #include "net/frame.hpp"
 #include "net/tls.hpp"
+#include "net/wire.hpp"
 
 void bind_program(nanobind::module_ &m);
 void bind_engine(nanobind::module_ &m);
 void bind_work(nanobind::module_ &m);
 void bind_comm(nanobind::module_ &m);
 void bind_tls(nanobind::module_ &m);
+void bind_wires(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);
 void bind_codec(nanobind::module_ &m);
 
@@ -33,6 +35,3 @@ inline unisono::Key key_of(const nanobind::bytes &bytes) {
   return key;
 }
 
-inline std::shared_ptr<unisono::Tls> tls_of(const TlsHolder *holder) {
-  return holder == nullptr ? nullptr : holder->tls;
-}

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/handle.hpp"
+#include "bindings/wire_holder.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -29,14 +30,13 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
                     std::move(memory), half, id, shared_id);
 }
 
-// Attaches a socket to a stream, which owns it unless this throws.
+// Attaches a wire to a stream, which owns it unless this throws.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
-            int fd, nb::bytes key, std::uint32_t epoch, bool messages,
-            const TlsHolder *tls) {
+            WireHolder &wire, nb::bytes key, std::uint32_t epoch, bool messages) {
   if (rank >= comm.size() || !comm.is_remote(rank))
     throw nb::value_error("attach: expected a rank of another host");
   const auto give = [&](auto &stream) {
-    return stream.attach(lane, lanes, fd, key_of(key), epoch, tls_of(tls));
+    return stream.attach(lane, lanes, wire.held(), key_of(key), epoch);
   };
   const bool taken =
       sends ? give(messages ? comm.channels().send_stream(rank) : comm.send_stream(rank))
@@ -104,8 +104,8 @@ void bind_comm(nb::module_ &m) {
       .def_static("memory_needed", &Layout::bytes, nb::arg("n"), nb::arg("windows"),
                   nb::arg("half"))
       .def("attach", &attach, nb::arg("sends"), nb::arg("rank"), nb::arg("lane"),
-           nb::arg("lanes"), nb::arg("fd"), nb::arg("key"), nb::arg("epoch"),
-           nb::arg("messages"), nb::arg("tls").none())
+           nb::arg("lanes"), nb::arg("wire"), nb::arg("key"), nb::arg("epoch"),
+           nb::arg("messages"))
       .def("is_connected_to", &leads_to, nb::arg("rank"), nb::arg("messages"))
       .def("set_wait_policy", &set_patience, nb::arg("spins"), nb::arg("yields"),
            nb::arg("longest_yield"), nb::arg("late_after"), nb::arg("timeout"))

@@ -17,6 +17,7 @@
 #include "bindings/call_sites.hpp"
 #include "bindings/handle.hpp"
 #include "bindings/interpreter_lock.hpp"
+#include "bindings/wire_holder.hpp"
 #include "engine/progress.hpp"
 #include "net/lifeline.hpp"
 
@@ -87,14 +88,14 @@ Buffer buffer(Engine &engine, std::size_t bytes) {
 }
 
 // Gives an engine its connections to other hosts, which report liveness.
-void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::bytes> &outgoing,
-          const std::vector<nb::bytes> &incoming, std::uint32_t epoch, std::int64_t beat,
-          std::int64_t limit, const nb::list &tls) {
-  std::vector<Lifeline::Connection> connections(fds.size());
-  for (std::size_t q = 0; q < fds.size(); ++q)
-    if (fds[q] >= 0)
-      connections[q] = {fds[q], key_of(outgoing.at(q)), key_of(incoming.at(q)),
-                        tls_of(nb::cast<const TlsHolder *>(tls[q]))};
+void live(Engine &engine, const std::vector<WireHolder *> &wires,
+          const std::vector<nb::bytes> &outgoing, const std::vector<nb::bytes> &incoming,
+          std::uint32_t epoch, std::int64_t beat, std::int64_t limit) {
+  std::vector<Lifeline::Connection> connections(wires.size());
+  for (std::size_t q = 0; q < wires.size(); ++q)
+    if (wires[q] != nullptr)
+      connections[q] = {std::move(wires[q]->held()), key_of(outgoing.at(q)),
+                        key_of(incoming.at(q))};
   // Not the engine itself, which owns the lifeline.
   const auto sink = [host_peers = engine.host_peers,
                      progress = engine.progress](const Event &event) {
@@ -103,8 +104,9 @@ void live(Engine &engine, const std::vector<int> &fds, const std::vector<nb::byt
     else if (event.kind != Event::Kind::left)
       progress->handle_event(event);
   };
-  engine.lifeline = make_fork_safe<Lifeline>(engine.host_peers->rank(), connections,
-                                          Lifeline::Options{epoch, beat, limit}, sink);
+  engine.lifeline =
+      make_fork_safe<Lifeline>(engine.host_peers->rank(), std::move(connections),
+                               Lifeline::Options{epoch, beat, limit}, sink);
 }
 
 // System errors are raised as OSError, or MemoryError for ENOMEM.
@@ -161,8 +163,8 @@ void bind_engine(nb::module_ &m) {
           nb::arg("rank"))
       .def("out_of_resources", [](Engine &e) { return e.host_peers->out_of_resources(); })
       .def("forked", [](Engine &e) { return e.host_peers->forked(); })
-      .def("connect_lifeline", &live, nb::arg("fds"), nb::arg("outgoing"), nb::arg("incoming"),
-           nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"), nb::arg("tls"))
+      .def("connect_lifeline", &live, nb::arg("wires"), nb::arg("outgoing"),
+           nb::arg("incoming"), nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};

@@ -122,6 +122,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.doc() = "unisono's native core: the streaming verifier, the reductions, the engine, the wire";
   bind_tls(m);
+  bind_wires(m);
   bind_program(m);
   bind_engine(m);
   bind_work(m);

@@ -23,21 +23,25 @@ void Lifeline::in_child() {
   forked_.store(true, std::memory_order_release);
   for (auto &peer : peers_)
     if (peer && peer->open())
-      ::close(peer->fd.exchange(-1));
+      peer->close_wire();
   ::close(std::exchange(epoll_, -1));
   ::close(std::exchange(wake_, -1));
 }
 
-Lifeline::Lifeline(std::size_t rank, const std::vector<Connection> &connections,
-                   Options options, Sink sink)
+Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Options options,
+                   Sink sink)
     : rank_(rank), options_(options), sink_(std::move(sink)),
       states_(connections.size(), RankState::alive), log_(std::make_unique<Log>()) {
   if (rank >= connections.size())
     throw std::invalid_argument("a lifeline: its rank must be below the number of ranks");
-  for (std::size_t r = 0; r < connections.size(); ++r)
-    if (connections[r].fd >= 0 && (r == rank || (rank != 0 && r != 0)))
+  for (std::size_t r = 0; r < connections.size(); ++r) {
+    const Wire *wire = connections[r].wire.get();
+    if (wire != nullptr && (r == rank || (rank != 0 && r != 0)))
       throw std::invalid_argument("a lifeline: a leaf is connected to rank 0 alone, and "
                                   "nobody to itself");
+    if (wire != nullptr && wire->descriptor() < 0)
+      throw std::invalid_argument("a lifeline: expected a wire that has a descriptor");
+  }
   if (options.beat <= 0 || options.limit <= options.beat)
     throw std::invalid_argument("a lifeline: the limit must be longer than a beat");
   try {
@@ -55,7 +59,7 @@ Lifeline::Lifeline(std::size_t rank, const std::vector<Connection> &connections,
   }
 }
 
-void Lifeline::open(const std::vector<Connection> &connections) {
+void Lifeline::open(std::vector<Connection> &connections) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (epoll_ < 0 || wake_ < 0)
@@ -65,7 +69,7 @@ void Lifeline::open(const std::vector<Connection> &connections) {
     fail("a lifeline: waiting for a wake");
   for (std::size_t r = 0; r < connections.size(); ++r) {
     peers_.emplace_back();
-    if (connections[r].fd >= 0)
+    if (connections[r].wire)
       peers_[r] = std::make_unique<Peer>(r, connections[r], options_, epoll_);
   }
 }

@@ -27,7 +27,7 @@
 
 #include "net/event.hpp"
 #include "net/frame.hpp"
-#include "net/tls.hpp"
+#include "net/wire.hpp"
 #include "support/fork.hpp"
 
 namespace unisono {
@@ -35,9 +35,8 @@ namespace unisono {
 class Lifeline : ForkAware {
 public:
   struct Connection {
-    int fd = -1;
+    std::unique_ptr<Wire> wire; // null where there is none; has a descriptor
     Key outgoing{}, incoming{};
-    std::shared_ptr<Tls> tls; // or null, if it is not encrypted
   };
   struct Options {
     std::uint32_t epoch = 0;
@@ -47,10 +46,9 @@ public:
   // here. It must not throw, wait or close the lifeline; it may announce.
   using Sink = std::function<void(const Event &)>;
 
-  // One connection per rank: the hub's go to all leaves, a leaf's to rank 0; elsewhere the
-  // descriptor is -1. The lifeline owns them unless this throws.
-  Lifeline(std::size_t rank, const std::vector<Connection> &connections, Options options,
-           Sink sink);
+  // One connection per rank: the hub's go to all leaves, a leaf's to rank 0. If this
+  // throws, they are closed.
+  Lifeline(std::size_t rank, std::vector<Connection> connections, Options options, Sink sink);
   ~Lifeline();
   Lifeline(const Lifeline &) = delete;
   Lifeline &operator=(const Lifeline &) = delete;
@@ -78,7 +76,7 @@ private:
   struct Log; // events that are still to be sent: lifeline_log.hpp
 
   void in_child() override;
-  void open(const std::vector<Connection> &connections);
+  void open(std::vector<Connection> &connections);
   bool post(const Event &event);
 
   // The thread: lifeline_thread.cpp.

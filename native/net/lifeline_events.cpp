@@ -37,7 +37,7 @@ Cause cause_of_error(int error) {
 
 void Lifeline::receive(Peer &peer) {
   std::byte bytes[4096];
-  for (int i = 0; (i < Peer::reads_at_once || peer.holds_bytes()) && peer.open(); ++i) {
+  for (int i = 0; peer.open() && (i < Peer::reads_at_once || peer.wire->has_pending()); ++i) {
     const ssize_t got = peer.recv(bytes, sizeof bytes);
     if (got < 0 && errno == EINTR)
       continue;
@@ -48,7 +48,7 @@ void Lifeline::receive(Peer &peer) {
     peer.heard.store(now_ns(), std::memory_order_relaxed);
     if (!read_frames(peer, {bytes, std::size_t(got)}))
       return;
-    if (std::size_t(got) < sizeof bytes && !peer.tls)
+    if (std::size_t(got) < sizeof bytes && !peer.wire->has_pending())
       return;
   }
 }

@@ -10,7 +10,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include "net/socket_error.hpp"
 #include "support/clock.hpp"
@@ -24,7 +23,6 @@ namespace {
 // Socket options that detect a dead peer early. If a socket or a kernel does not support
 // one, the heartbeats detect it a little later.
 void prepare(int fd, std::int64_t limit) {
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const auto set = [fd](int option, int value) {
     ::setsockopt(fd, IPPROTO_TCP, option, &value, sizeof value);
@@ -42,27 +40,26 @@ void prepare(int fd, std::int64_t limit) {
 
 } // namespace
 
-Lifeline::Peer::Peer(std::size_t r, const Connection &c, const Options &options, int e)
-    : rank(r), fd(c.fd), tls(c.tls), heard(now_ns()),
+Lifeline::Peer::Peer(std::size_t r, Connection &c, const Options &options, int e)
+    : rank(r), wire(std::move(c.wire)), heard(now_ns()),
       reader(Seal(c.incoming, options.epoch), place), epoll(e),
       outgoing(c.outgoing, options.epoch) {
-  prepare(c.fd, options.limit);
+  prepare(wire->descriptor(), options.limit);
   epoll_event ready{EPOLLIN, {}};
   ready.data.ptr = this;
-  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, c.fd, &ready) != 0)
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, wire->descriptor(), &ready) != 0)
     fail("a lifeline: waiting for a connection");
 }
 
 ssize_t Lifeline::Peer::recv(void *into, std::size_t bytes) {
   bytes = allowed("life.receive", bytes);
-  if (tls) // no event would be raised again for bytes that TLS holds
+  if (wire->has_pending()) // no event would be raised again for these
     bytes = std::max<std::size_t>(bytes, 1);
   if (bytes == 0) { // as if no data had arrived
     errno = EAGAIN;
     return -1;
   }
-  return tls ? tls->recv(into, bytes)
-             : ::recv(fd.load(std::memory_order_relaxed), into, bytes, MSG_DONTWAIT);
+  return wire->receive(into, bytes);
 }
 
 ssize_t Lifeline::Peer::discard_input() {
@@ -111,16 +108,8 @@ void Lifeline::Peer::write() {
 }
 
 ssize_t Lifeline::Peer::send() {
-  // A record that TLS could not send must be passed again in full, so its bytes are limited
-  // further down.
-  const iovec part{out.data() + begin, tls ? queued() : allowed("life.send", queued())};
-  if (part.iov_len == 0) {
-    errno = EAGAIN;
-    return -1;
-  }
-  return tls ? tls->send(&part, 1)
-             : ::send(fd.load(std::memory_order_relaxed), part.iov_base, part.iov_len,
-                      MSG_NOSIGNAL | MSG_DONTWAIT);
+  const iovec part{out.data() + begin, queued()};
+  return wire->send(&part, 1);
 }
 
 void Lifeline::Peer::want_writable(bool wanted) {
@@ -129,16 +118,20 @@ void Lifeline::Peer::want_writable(bool wanted) {
   wants_writable = wanted;
   epoll_event ready{EPOLLIN | (wanted ? std::uint32_t(EPOLLOUT) : 0), {}};
   ready.data.ptr = this;
-  ::epoll_ctl(epoll, EPOLL_CTL_MOD, fd.load(std::memory_order_relaxed), &ready);
+  ::epoll_ctl(epoll, EPOLL_CTL_MOD, wire->descriptor(), &ready);
 }
 
 void Lifeline::Peer::drop() {
-  const int was = fd.exchange(-1, std::memory_order_relaxed);
-  if (was < 0)
+  if (!open())
     return;
   // Explicitly, since a duplicate of the descriptor may still be open somewhere.
-  ::epoll_ctl(epoll, EPOLL_CTL_DEL, was, nullptr);
-  ::close(was);
+  ::epoll_ctl(epoll, EPOLL_CTL_DEL, wire->descriptor(), nullptr);
+  close_wire();
+}
+
+void Lifeline::Peer::close_wire() {
+  open_.store(false, std::memory_order_relaxed);
+  wire->close();
 }
 
 } // namespace unisono

@@ -18,12 +18,10 @@ struct Lifeline::Peer {
   static constexpr int reads_at_once = 4; // before the next peer is served
 
   // Prepares the socket, and adds it to `epoll`.
-  Peer(std::size_t rank, const Connection &connection, const Options &options, int epoll);
+  Peer(std::size_t rank, Connection &connection, const Options &options, int epoll);
 
-  bool open() const { return fd.load(std::memory_order_relaxed) >= 0; }
+  bool open() const { return open_.load(std::memory_order_relaxed); }
   ssize_t recv(void *into, std::size_t bytes);
-  // Bytes that the socket no longer shows as readable.
-  bool holds_bytes() const { return tls && tls->has_pending(); }
   // Reads and discards what the peer sent; the result of the last read.
   ssize_t discard_input();
   // Appends one sealed event to the output; false if it does not fit.
@@ -32,10 +30,11 @@ struct Lifeline::Peer {
   // Sends what the kernel accepts.
   void write();
   void drop();
+  // Closes the wire alone, as a child does after fork.
+  void close_wire();
 
   const std::size_t rank;
-  std::atomic<int> fd; // -1 when closed; only the lifeline's thread closes it
-  const std::shared_ptr<Tls> tls;
+  const std::unique_ptr<Wire> wire;
   std::atomic<std::int64_t> heard;
   std::array<std::byte, sizeof(Event)> place;
   FrameReader reader;
@@ -47,6 +46,7 @@ private:
   ssize_t send();
   void want_writable(bool wanted);
 
+  std::atomic<bool> open_ = true; // only the lifeline's thread closes it
   const int epoll;
   Seal outgoing;
   std::array<std::byte, 4096> out; // sealed and unsent, from `begin` to `end`

@@ -5,7 +5,6 @@
 #include <cerrno>
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "net/lifeline_log.hpp"
@@ -144,10 +143,9 @@ void Lifeline::close_connections() {
 
 // Shuts down the sending side when all is sent, and closes when the other side has ended.
 bool Lifeline::finish_close(Peer &peer) {
-  const int fd = peer.fd.load(std::memory_order_relaxed);
   peer.write();
   if (peer.next == log_->end && peer.queued() == 0)
-    ::shutdown(fd, SHUT_WR);
+    peer.wire->finish_sending();
   const ssize_t got = peer.discard_input();
   if (got > 0 || (got < 0 && passes(socket_error(errno))))
     return false;

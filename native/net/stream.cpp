@@ -4,12 +4,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include "net/socket_error.hpp"
 #include "support/failpoint.hpp"
@@ -21,37 +17,7 @@ namespace {
 enum Flag : std::uint16_t { has_note = 1, closing = 2, truncated = 4 };
 constexpr std::uint16_t all_flags = has_note | closing | truncated;
 
-constexpr std::size_t most_awaited = 64 << 10;
-
-// As if the socket were not ready, for tests.
-ssize_t not_ready() {
-  errno = EAGAIN;
-  return -1;
-}
-
-// Limits the parts to so many bytes in total.
-void shorten(iovec *parts, std::size_t count, std::size_t bytes) {
-  for (std::size_t i = 0; i < count; ++i) {
-    parts[i].iov_len = std::min(parts[i].iov_len, bytes);
-    bytes -= parts[i].iov_len;
-  }
-}
-
 } // namespace
-
-void Wire::attach(int socket, const Key &key, std::uint32_t epoch,
-                  std::shared_ptr<Tls> encryption) {
-  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
-  fd = socket;
-  tls = std::move(encryption);
-  seal = Seal(key, epoch);
-}
-
-void Wire::close() {
-  if (fd >= 0)
-    ::close(fd);
-  fd = -1;
-}
 
 bool SendStream::offer(const FrameId &frame_id, const Note *note, const std::byte *data,
                    std::size_t bytes, std::uint64_t ordinal) {
@@ -100,28 +66,13 @@ Io SendStream::flush(SendLane &lane) {
     parts[first].iov_base = static_cast<std::byte *>(parts[first].iov_base) + skip;
     parts[first].iov_len -= skip;
     failpoint("stream.send");
-    const ssize_t count = send(lane, parts + first, 3 - first);
+    const ssize_t count = lane.wire->send(parts + first, 3 - first);
     if (count < 0)
       return passes(socket_error(errno)) ? Io::blocked : Io::lost;
     lane.sent += std::size_t(count);
   }
   lane.busy = false;
   return Io::done;
-}
-
-// Like sendmsg. A record that TLS could not send must be passed again in full, so its bytes
-// are limited further down.
-ssize_t SendStream::send(SendLane &lane, iovec *parts, std::size_t count) {
-  if (lane.tls)
-    return lane.tls->send(parts, count);
-  const std::size_t most = allowed("stream.send", SIZE_MAX);
-  if (most == 0)
-    return not_ready();
-  shorten(parts, count, most);
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  return ::sendmsg(lane.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 bool SendStream::idle() const {
@@ -165,7 +116,7 @@ void SendStream::poll_fds(std::vector<pollfd> &into) const {
     return;
   for (const SendLane &lane : lanes_)
     if (lane.busy)
-      into.push_back({lane.fd, POLLOUT, 0});
+      lane.wire->await_send(into);
 }
 
 Io ReceiveStream::take(const FrameId &frame_id, std::byte *into, std::size_t bytes) {
@@ -283,9 +234,9 @@ Io ReceiveStream::read(ReceiveLane &lane, std::byte *into, std::size_t bytes,
                        std::size_t *count) {
   failpoint("stream.receive");
   bytes = allowed("stream.receive", bytes);
-  const ssize_t got = bytes == 0  ? not_ready()
-                      : lane.tls ? lane.tls->recv(into, bytes)
-                                 : ::recv(lane.fd, into, bytes, MSG_DONTWAIT);
+  if (bytes == 0) // a test wants nothing to have come
+    return Io::blocked;
+  const ssize_t got = lane.wire->receive(into, bytes);
   if (got > 0) {
     *count = std::size_t(got);
     return Io::done;
@@ -306,24 +257,11 @@ std::size_t ReceiveStream::take_buffered(ReceiveLane &lane, void *into, std::siz
   return count;
 }
 
-// For a large frame, waits until a good part has arrived: a wake-up per packet costs more
-// than copying it.
 void ReceiveStream::poll_fds(std::vector<pollfd> &into) {
   if (!open())
     return;
-  ReceiveLane &lane = lanes_[turn_];
-  std::size_t rest = lane.has_header ? lane.head.length - lane.filled : 1;
-  if (lane.tls) // part of a record may have been read that cannot be decrypted yet
-    rest -= std::min(rest - 1, Tls::sealed_bytes);
-  const int lowest = int(std::clamp(rest, std::size_t(1), most_awaited));
-  if (lowest != lane.lowest) {
-    ::setsockopt(lane.fd, SOL_SOCKET, SO_RCVLOWAT, &lowest, sizeof lowest);
-    lane.lowest = lowest;
-  }
-  // Buffered bytes must not be waited for: poll for writability, which is nearly always
-  // given.
-  const bool here = lane.tls && lane.tls->has_pending();
-  into.push_back({lane.fd, short(here ? POLLIN | POLLOUT : POLLIN), 0});
+  const ReceiveLane &lane = lanes_[turn_];
+  lane.wire->await_receive(lane.has_header ? lane.head.length - lane.filled : 1, into);
 }
 
 } // namespace unisono

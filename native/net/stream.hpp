@@ -1,11 +1,10 @@
 // One direction of the data path between two ranks of different hosts.
 //
 // A message is cut into frames (frame.hpp) of `frame_bytes`, which are sent over one or
-// more sockets, the lanes, in turn. So the lanes share a message, and the receiver knows
-// which lane the next frame comes from. Only the frame being sent is held: bytes go from
-// the caller's memory to the kernel, and from the kernel to their destination, as far as
-// the sockets allow without waiting. A frame is accepted if its checksum is right. A lane
-// may be encrypted (tls.hpp), which changes only its bytes on the wire.
+// more wires (wire.hpp), the lanes, in turn. So the lanes share a message, and the receiver
+// knows which lane the next frame comes from. Only the frame being sent is held: bytes go
+// from the caller's memory to the wire, and from the wire to their destination, as far as
+// that is possible without waiting. A frame is accepted if its checksum is right.
 //
 // Lanes are attached by other threads than those that transfer data, which use none before
 // all are attached.
@@ -25,7 +24,7 @@
 
 #include "memory/layout.hpp"
 #include "net/frame.hpp"
-#include "net/tls.hpp"
+#include "net/wire.hpp"
 
 namespace unisono {
 
@@ -44,13 +43,9 @@ struct FrameId {
 };
 
 // What a lane has on either side.
-struct Wire {
-  int fd = -1;
-  std::shared_ptr<Tls> tls; // or null, if it is not encrypted
+struct LaneEnd {
+  std::unique_ptr<Wire> wire; // null until it is attached
   Seal seal{Key{}, 0};
-
-  void attach(int socket, const Key &key, std::uint32_t epoch, std::shared_ptr<Tls> tls);
-  void close();
 };
 
 // The lanes of a stream on one side, and whose turn it is. It is open when all are
@@ -58,26 +53,22 @@ struct Wire {
 template <class Lane> class Lanes {
 public:
   Lanes() = default;
-  ~Lanes() {
-    for (Lane &lane : lanes_)
-      lane.close();
-  }
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
 
-  // False if the peer has named impossible lanes; then the caller keeps the socket. While
+  // False if the peer has named impossible lanes; then the caller keeps the wire. While
   // some are missing, a lane that is attached again replaces the one before, which its
   // client has abandoned; once all are attached, none is replaced.
-  bool attach(std::size_t lane, std::size_t lanes, int fd, const Key &key,
-              std::uint32_t epoch, std::shared_ptr<Tls> tls = nullptr) {
+  bool attach(std::size_t lane, std::size_t lanes, std::unique_ptr<Wire> &wire,
+              const Key &key, std::uint32_t epoch) {
     std::lock_guard lock(attaching_);
     const bool others = !lanes_.empty() && lanes_.size() != lanes;
     if (open() || others || lanes > most_lanes || lane >= lanes)
       return false;
     lanes_.resize(lanes);
-    attached_ += lanes_[lane].fd < 0;
-    lanes_[lane].close();
-    lanes_[lane].attach(fd, key, epoch, std::move(tls));
+    attached_ += lanes_[lane].wire == nullptr;
+    lanes_[lane].wire = std::move(wire);
+    lanes_[lane].seal = Seal(key, epoch);
     if (attached_ == lanes)
       open_.store(true, std::memory_order_release);
     return true;
@@ -96,7 +87,7 @@ private:
   std::atomic<bool> open_ = false;
 };
 
-struct SendLane : Wire { // a lane, and the frame that it sends, if busy
+struct SendLane : LaneEnd { // a lane, and the frame that it sends, if busy
   bool busy = false;
   FrameHeader head{};
   Note note{};
@@ -105,7 +96,7 @@ struct SendLane : Wire { // a lane, and the frame that it sends, if busy
   std::uint64_t ordinal = 0;
 };
 
-struct ReceiveLane : Wire { // a lane, and the frame that it receives
+struct ReceiveLane : LaneEnd { // a lane, and the frame that it receives
   std::vector<std::byte> read_buffer =
       std::vector<std::byte>(read_ahead); // read, but not consumed
   std::size_t first = 0, end = 0;
@@ -114,7 +105,6 @@ struct ReceiveLane : Wire { // a lane, and the frame that it receives
   FrameHeader head{};
   std::size_t note_bytes = 0, filled = 0;
   std::uint32_t crc = 0;
-  int lowest = 1; // SO_RCVLOWAT of the socket
 };
 
 class SendStream : public Lanes<SendLane> {
@@ -138,7 +128,6 @@ public:
 private:
   bool send_control(std::uint16_t flag, std::uint64_t word);
   static Io flush(SendLane &lane);
-  static ssize_t send(SendLane &lane, iovec *parts, std::size_t count);
 };
 
 class ReceiveStream : public Lanes<ReceiveLane> {

@@ -70,7 +70,7 @@ bool may_move(const char *name, int &bytes) {
 } // namespace
 
 // The callbacks by which OpenSSL accesses the socket and the key.
-struct TlsWire {
+struct TlsCallbacks {
   static Tls &of(const SSL *ssl) {
     return *static_cast<Tls *>(openssl().SSL_get_ex_data(ssl, own_data));
   }
@@ -146,14 +146,14 @@ void set_up(OpenSsl &ssl) {
          ssl.SSL_CTX_set_ciphersuites(
              ssl.context, "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256") == 1 &&
          ssl.SSL_CTX_set_num_tickets(ssl.context, 0) == 1 &&
-         ssl.BIO_meth_set_write(ssl.wire, &TlsWire::write) == 1 &&
-         ssl.BIO_meth_set_read(ssl.wire, &TlsWire::read) == 1 &&
-         ssl.BIO_meth_set_ctrl(ssl.wire, &TlsWire::ctrl) == 1;
+         ssl.BIO_meth_set_write(ssl.wire, &TlsCallbacks::write) == 1 &&
+         ssl.BIO_meth_set_read(ssl.wire, &TlsCallbacks::read) == 1 &&
+         ssl.BIO_meth_set_ctrl(ssl.wire, &TlsCallbacks::ctrl) == 1;
   if (!fine)
     throw std::runtime_error("libssl.so.3 has no TLS 1.3 with AES-128-GCM or ChaCha20");
   ssl.SSL_CTX_ctrl(ssl.context, SSL_CTRL_MODE, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, nullptr);
-  ssl.SSL_CTX_set_psk_client_callback(ssl.context, &TlsWire::offer);
-  ssl.SSL_CTX_set_psk_server_callback(ssl.context, &TlsWire::answer);
+  ssl.SSL_CTX_set_psk_client_callback(ssl.context, &TlsCallbacks::offer);
+  ssl.SSL_CTX_set_psk_server_callback(ssl.context, &TlsCallbacks::answer);
 }
 
 // Loaded once, never unloaded.

@@ -60,7 +60,7 @@ public:
   std::uint64_t key_updates() const { return key_updates_; }
 
 private:
-  friend struct TlsWire;
+  friend struct TlsCallbacks;
   ssize_t result_of(int result);
 
   ssl_st *ssl_ = nullptr;

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "bindings/bind.hpp"
+#include "bindings/wire_holder.hpp"
 #include "net/lifeline.hpp"
 
 namespace nb = nanobind;
@@ -98,9 +99,9 @@ struct Reader {
 // A lifeline whose events wait until Python asks for them.
 class Listener {
 public:
-  Listener(std::size_t rank, const std::vector<Lifeline::Connection> &connections,
+  Listener(std::size_t rank, std::vector<Lifeline::Connection> connections,
            Lifeline::Options options)
-      : lifeline(rank, connections, options, [this](const Event &event) {
+      : lifeline(rank, std::move(connections), options, [this](const Event &event) {
           std::lock_guard lock(mutex_);
           heard_.push_back(event);
         }) {}
@@ -133,26 +134,21 @@ Cause cause_called(const std::string &name) {
   throw nb::value_error("a lifeline: there is no such cause of a death");
 }
 
-void make_lifeline(Listener *self, std::size_t rank, const std::vector<int> &fds,
+void make_lifeline(Listener *self, std::size_t rank, const std::vector<WireHolder *> &wires,
                    const std::vector<std::pair<nb::bytes, nb::bytes>> &keys,
-                   std::uint32_t epoch, std::int64_t beat_ms, std::int64_t limit_ms,
-                   const nb::list &tls) {
-  if (keys.size() != fds.size())
+                   std::uint32_t epoch, std::int64_t beat_ms, std::int64_t limit_ms) {
+  if (keys.size() != wires.size())
     throw nb::value_error("a lifeline: needs two keys, outgoing and incoming, for each rank");
   constexpr std::int64_t longest = 1'000'000'000; // eleven days
   if (beat_ms > longest || limit_ms > longest || beat_ms < 1 || limit_ms < 1)
     throw nb::value_error("a lifeline: beat_ms and limit_ms lie between 1 and 1000000000");
-  std::vector<Lifeline::Connection> connections(fds.size());
-  for (std::size_t r = 0; r < fds.size(); ++r) {
-    connections[r].fd = fds[r];
-    if (fds[r] >= 0) {
-      connections[r].outgoing = key_of(keys[r].first);
-      connections[r].incoming = key_of(keys[r].second);
-      if (nb::len(tls) > r)
-        connections[r].tls = tls_of(nb::cast<const TlsHolder *>(tls[r]));
-    }
-  }
-  new (self) Listener(rank, connections, {epoch, beat_ms * 1'000'000, limit_ms * 1'000'000});
+  std::vector<Lifeline::Connection> connections(wires.size());
+  for (std::size_t r = 0; r < wires.size(); ++r)
+    if (wires[r] != nullptr)
+      connections[r] = {std::move(wires[r]->held()), key_of(keys[r].first),
+                        key_of(keys[r].second)};
+  new (self) Listener(rank, std::move(connections),
+                      {epoch, beat_ms * 1'000'000, limit_ms * 1'000'000});
 }
 
 void bind_frames(nb::module_ &m) {
@@ -206,9 +202,8 @@ void bind_frames(nb::module_ &m) {
 void bind_wire(nb::module_ &m) {
   bind_frames(m);
   nb::class_<Listener>(m, "Lifeline")
-      .def("__init__", &make_lifeline, nb::arg("rank"), nb::arg("fds"), nb::arg("keys"),
-           nb::arg("epoch") = 0, nb::arg("beat_ms") = 1000, nb::arg("limit_ms") = 10000,
-           nb::arg("tls") = nb::list())
+      .def("__init__", &make_lifeline, nb::arg("rank"), nb::arg("wires"), nb::arg("keys"),
+           nb::arg("epoch") = 0, nb::arg("beat_ms") = 1000, nb::arg("limit_ms") = 10000)
       .def("events", &Listener::events)
       .def(
           "announce_dead",

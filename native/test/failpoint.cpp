@@ -82,8 +82,8 @@ std::vector<std::string> failpoint_names() {
 }
 
 std::vector<std::string> cut_names() {
-  return {"stream.send", "stream.receive", "tls.send",     "tls.receive",
-          "life.send",   "life.receive",   "message.frame"};
+  return {"socket.send", "stream.receive", "tls.send",
+          "tls.receive", "life.receive",   "message.frame"};
 }
 
 void arm_failpoints(const std::string &spec) {

@@ -117,7 +117,8 @@ class Forger:
         here, there = socket.socketpair()
         self.seal = _native.Seal(KEY, 0)
         self.socket = here
-        comm.core.native.attach(False, 0, 0, 1, there.detach(), KEY, 0, messages, None)
+        wire = _native.SocketWire(there.detach())
+        comm.core.native.attach(False, 0, 0, 1, wire, KEY, 0, messages)
 
     def __enter__(self):
         return self
@@ -185,12 +186,12 @@ def test_unknown_flags_are_refused(victim):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_failure_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
-    fds = [end.detach() for end in ends]
+    wires = [_native.SocketWire(end.detach()) for end in ends]
     nothing = (b"", b"")
     victim.core.transport.engine.connect_lifeline(
-        [fds[1], -1], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9, [None, None]
+        [wires[1], None], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9
     )
-    hub = _native.Lifeline(0, [-1, fds[0]], [nothing, (KEY, KEY)])
+    hub = _native.Lifeline(0, [None, wires[0]], [nothing, (KEY, KEY)])
     assert hub.announce_failure(victim.core.agreed, wrong)
     with pytest.raises(Corrupted, match=r"data from rank 0 .* corrupted"):
         victim.broadcast(np.ones(4), root=0)
@@ -214,12 +215,12 @@ def test_note_with_unknown_numbers(victim):
 )
 def test_invalid_lanes_are_refused(victim, lane, lanes):
     ends = socket.socketpair()
+    wire = _native.SocketWire(ends[0].detach())
     with pytest.raises(ValueError, match="lanes"):
-        victim.core.native.attach(
-            False, 0, lane, lanes, ends[0].fileno(), KEY, 0, False, None
-        )
-    for end in ends:
-        end.close()  # it has stayed the caller's
+        victim.core.native.attach(False, 0, lane, lanes, wire, KEY, 0, False)
+    assert wire.fileno() >= 0, "it has stayed the caller's"
+    wire.close()
+    ends[1].close()
 
 
 # --- when rank 0, which relays the news between hosts, has died

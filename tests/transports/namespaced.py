@@ -11,14 +11,14 @@ import strangers
 
 from unisono.errors import UnisonoError
 from unisono.transports.addresses import Address
-from unisono.transports.handshake import data
-from unisono.transports.rendezvous_hosts import meet_across
+from unisono.transports.handshake import data_purpose
+from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.secret import Secret
 
 
 def rank(number, n, where, secret, interface):
     known = Secret(bytes.fromhex(secret)) if secret else None
-    roll = meet_across(
+    roll = rendezvous(
         *(number, n, "job", where),
         secret=known,
         version="1",
@@ -28,12 +28,12 @@ def rank(number, n, where, secret, interface):
     for one in range(n):
         for two in range(one):
             if number == one:
-                roll.reception.dial(two, data(1), 20).close()
+                roll.listener.connect(two, data_purpose(1), 20).close()
             elif number == two:
-                roll.reception.expect(one, data(1), 20).close()
+                roll.listener.expect(one, data_purpose(1), 20).close()
     found = {"hosts": roll.hosts, "why": roll.why}
     found["addresses"] = [entry.address for entry in roll.entries]
-    found["turned_away"] = roll.reception.turned_away
+    found["turned_away"] = roll.listener.rejected
     # Rank 0 ends last, for its port is what strangers are after.
     if number > 0:
         roll.lifelines[0].socket.recv(1)

@@ -72,7 +72,7 @@ class Star:
         """From now on who is silent is noticed."""
         for rank, fds in self._ends.items():
             self.lines[rank] = _native.Lifeline(
-                rank, fds, keys(rank, self.n), **self._options
+                rank, wires(fds), keys(rank, self.n), **self._options
             )
 
     def __getitem__(self, rank):
@@ -110,6 +110,11 @@ class Star:
     def news(self, rank):
         """What a rank heard, without what `settle` says."""
         return [event for event in self.take(rank) if event[4] != 99]
+
+
+def wires(fds):
+    """A wire over each descriptor; None where there is none."""
+    return [None if fd < 0 else _native.SocketWire(fd) for fd in fds]
 
 
 class Process:
@@ -168,7 +173,7 @@ def forks():
 def main(order):
     fds, n = order["fds"], len(order["fds"])
     line = _native.Lifeline(
-        order["rank"], fds, keys(order["rank"], n), **order["options"]
+        order["rank"], wires(fds), keys(order["rank"], n), **order["options"]
     )
     ready = forks() if order["then"] == "fork" else "ready"
     sys.stdout.write(f"{ready}\n")

@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 
-from unisono.transports.handshake import MEET, Member, Offering
+from unisono.transports.handshake import RENDEZVOUS, Identity, Offering
 from unisono.transports.secret import make_secret
 
 
@@ -43,7 +43,7 @@ def half_close(sock):
 
 
 def wrong_secret(sock):
-    sock.sendall(Offering(Member(make_secret(), "job", 1), 0, MEET).opening)
+    sock.sendall(Offering(Identity(make_secret(), "job", 1), 0, RENDEZVOUS).opening)
 
 
 def hang_up(sock):

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from unisono.transports.connect import connection_over
-from unisono.transports.control import Letters
-from unisono.transports.handshake import MEET, Answering, Member, answer, offer
-from unisono.transports.pending import Stranger
+from unisono.transports.control import ControlMessages
+from unisono.transports.handshake import RENDEZVOUS, Answering, Identity, answer, offer
+from unisono.transports.pending import PendingConnection
 from unisono.transports.secret import make_secret
 
 pytestmark = pytest.mark.timeout(120)
 
 SECRET = make_secret()
-DIALER, ANSWERER = Member(SECRET, "job", 1), Member(SECRET, "job", 0)
+DIALER, ANSWERER = Identity(SECRET, "job", 1), Identity(SECRET, "job", 0)
 WAIT_S = 20.0
 
 
@@ -72,8 +72,8 @@ class Word(msgspec.Struct):
 def talk(sockets, sessions):
     """A letter each way."""
     letters = [
-        Letters(connection_over(sock, session))
-        for sock, session in zip(sockets, sessions, strict=True)
+        ControlMessages(connection_over(sock, authenticated))
+        for sock, authenticated in zip(sockets, sessions, strict=True)
     ]
     for one, other in (letters, letters[::-1]):
         word = Word("x" * 40)
@@ -93,12 +93,12 @@ def blocking(how):
     with short_pair(how) as (mine, theirs):
         found = []
         other = threading.Thread(
-            target=lambda: found.append(offer(mine, DIALER, 0, MEET))
+            target=lambda: found.append(offer(mine, DIALER, 0, RENDEZVOUS))
         )
         other.start()
-        session = answer(theirs, ANSWERER)
+        authenticated = answer(theirs, ANSWERER)
         other.join()
-        talk((mine, theirs), (found[0], session))
+        talk((mine, theirs), (found[0], authenticated))
 
 
 def accepting(how):
@@ -106,20 +106,20 @@ def accepting(how):
     with short_pair(how) as (mine, theirs), selectors.DefaultSelector() as selector:
         found = []
         other = threading.Thread(
-            target=lambda: found.append(offer(mine, DIALER, 0, MEET))
+            target=lambda: found.append(offer(mine, DIALER, 0, RENDEZVOUS))
         )
         other.start()
         theirs.setblocking(False)
-        one = Stranger(theirs, "here", Answering(ANSWERER), 0.0)
+        one = PendingConnection(theirs, "here", Answering(ANSWERER), 0.0)
         selector.register(theirs, selectors.EVENT_READ)
         awaited = selectors.EVENT_READ
         while awaited:
             assert selector.select(WAIT_S)
             with contextlib.suppress(BlockingIOError):
-                awaited = one.hear()
+                awaited = one.read()
                 selector.modify(theirs, awaited or selectors.EVENT_READ)
         other.join()
-        talk((mine, theirs), (found[0], one.rules.session))
+        talk((mine, theirs), (found[0], one.rules.authenticated))
 
 
 @pytest.mark.parametrize("act", [blocking, accepting])

@@ -15,18 +15,18 @@ from unisono.transports import connect as dialing
 from unisono.transports import endpoints as doors
 from unisono.transports import join as gate
 from unisono.transports.addresses import Address, stay
-from unisono.transports.base import Peer
-from unisono.transports.connect import dial
-from unisono.transports.handshake import MEET, Label, Member, Refused
-from unisono.transports.listener import Reception
-from unisono.transports.rendezvous_hosts import meet_across
+from unisono.transports.connect import connect_to
+from unisono.transports.handshake import RENDEZVOUS, Identity, Purpose, Refused
+from unisono.transports.listener import Listener
+from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.secret import make_secret
+from unisono.transports.session import Peer
 from unisono.transports.unix import abstract, seqpacket
 
 pytestmark = pytest.mark.timeout(120)
 
 SECRET = make_secret()
-ME = Member(SECRET, "job", 1)
+ME = Identity(SECRET, "job", 1)
 HERE, THERE, NOBODY = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 UNREACHABLE = "255.255.255.255"  # the system refuses to connect there
 ANOTHER_USER = 65534
@@ -50,12 +50,12 @@ def named(monkeypatch):
 
 @pytest.fixture
 def rank_0():
-    with Reception(Address(HERE, 0), Member(SECRET, "job", 0)) as made:
+    with Listener(Address(HERE, 0), Identity(SECRET, "job", 0)) as made:
         yield made
 
 
-def at(reception):
-    return Address("node0", reception.address.port)
+def at(listener):
+    return Address("node0", listener.address.port)
 
 
 # --- names with several addresses
@@ -64,45 +64,45 @@ def at(reception):
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY), ("::1", HERE)])
 def test_a_survivor_is_found_at_whichever_address_it_listens(hosts, named, rank_0):
     named(*hosts)
-    doors.knock_at(at(rank_0), ME, 0, Label("agree")).close()
+    doors.connect_once(at(rank_0), ME, 0, Purpose("agree")).close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
 def test_a_newcomer_finds_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
     named(*hosts)
-    gate.Coming("job", str(at(rank_0)), SECRET)._knock().close()
+    gate.Joiner("job", str(at(rank_0)), SECRET)._connect().close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
 def test_a_rank_meets_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
     named(*hosts)
-    dial(at(rank_0), ME, 0, MEET, timeout_s=GENEROUS_S).close()
+    connect_to(at(rank_0), ME, 0, RENDEZVOUS, timeout_s=GENEROUS_S).close()
 
 
 def test_refused_means_refused_at_all_addresses_and_all_are_named(named, rank_0):
     named(NOBODY, THERE)
     with pytest.raises(ConnectionRefusedError, match=f"{NOBODY}: .*; {THERE}: "):
-        doors.knock_at(at(rank_0), ME, 0, Label("agree"))
+        doors.connect_once(at(rank_0), ME, 0, Purpose("agree"))
     with pytest.raises(ConnectFailed, match=f"{NOBODY}: .*; {THERE}: "):
-        dial(at(rank_0), ME, 0, MEET, timeout_s=0.1)
+        connect_to(at(rank_0), ME, 0, RENDEZVOUS, timeout_s=0.1)
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, UNREACHABLE), (UNREACHABLE, NOBODY)])
 def test_one_address_out_of_reach_leaves_it_open_whether_anybody_listens(hosts, named):
     named(*hosts)
     with pytest.raises(OSError, match=f"{NOBODY}: .*refused") as found:
-        doors.knock_at(Address("node0", 9), ME, 0, Label("agree"))
+        doors.connect_once(Address("node0", 9), ME, 0, Purpose("agree"))
     assert not isinstance(found.value, ConnectionRefusedError)
     assert UNREACHABLE in str(found.value)
 
 
 def test_of_several_answers_the_one_with_a_reason_counts():
-    refused = Refused("why", verdict=3, epoch=7)
+    refused = Refused("why", result=3, epoch=7)
     told = dialing._of_all(
         [("a", OSError(errno.EHOSTUNREACH, "no route")), ("b", refused)]
     )
     assert isinstance(told, Refused)
-    assert (told.verdict, told.epoch) == (3, 7)
+    assert (told.result, told.epoch) == (3, 7)
     assert "a: no route; b: why" in str(told)
 
 
@@ -110,12 +110,12 @@ def test_rank_0_listens_at_all_its_addresses_that_the_name_stands_for(named):
     named("203.0.113.7", THERE, HERE, THERE)
     choice = stay(Address("node0", 0))
     assert (choice.host, choice.others) == (THERE, (HERE,))
-    with Reception(Address(choice.host, 0), ME, others=choice.others) as reception:
+    with Listener(Address(choice.host, 0), ME, others=choice.others) as listener:
         for host in (HERE, THERE):
-            there = Address(host, reception.address.port)
-            who = Member(SECRET, "job", 0)
-            dial(there, who, 1, MEET, timeout_s=GENEROUS_S).close()
-            reception.expect(0, MEET, GENEROUS_S).close()
+            there = Address(host, listener.address.port)
+            who = Identity(SECRET, "job", 0)
+            connect_to(there, who, 1, RENDEZVOUS, timeout_s=GENEROUS_S).close()
+            listener.expect(0, RENDEZVOUS, GENEROUS_S).close()
 
 
 def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
@@ -129,7 +129,7 @@ def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
 
     def meet(rank, host):
         how = {"announce": announce} if rank == 0 else {}
-        rolls[rank] = meet_across(
+        rolls[rank] = rendezvous(
             *(rank, 3, "job", f"{host}:{told[0] if told else 0}"),
             **how,
             secret=SECRET,
@@ -154,11 +154,11 @@ def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
 
 
 def test_a_second_address_that_is_taken_is_told(named):
-    with Reception(Address(THERE, 0), ME) as taken:
+    with Listener(Address(THERE, 0), ME) as taken:
         where = Address(HERE, taken.address.port)
         with pytest.raises(ConnectFailed, match=f"listen at {THERE}"):
-            Reception(where, ME, others=[THERE])
-        with Reception(where, ME):  # and the first one is free again
+            Listener(where, ME, others=[THERE])
+        with Listener(where, ME):  # and the first one is free again
             pass
 
 
@@ -208,7 +208,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anothe
 def test_another_user_with_the_process_number_of_a_rank_is_not_let_in():
     name = abstract("job/0/agree/0/4242")
     child = AnotherUser(lambda: end_of(name))
-    door = doors._NearDoor("job/0/agree", 0, [4242, child.pid])
+    door = doors._LocalEndpoint("job/0/agree", 0, [4242, child.pid])
     try:
         door.answer(AgreementRequest(False, 0, (), ()))
         child.go()
@@ -231,13 +231,13 @@ def test_another_user_in_the_place_of_a_rank_is_not_believed():
         return 0
 
     child = AnotherUser(squat)
-    door = doors._NearDoor("job/1/agree", 0, [os.getpid(), child.pid])
+    door = doors._LocalEndpoint("job/1/agree", 0, [os.getpid(), child.pid])
     door._names[1] = name
     try:
         child.go()
         assert os.read(ready[0], 1)
         with pytest.raises(ConnectionRefusedError, match=f"process {child.pid}"):
-            door.knock(1)
+            door.connect(1)
     finally:
         os.write(go[1], b"!")
         door.close()
@@ -250,7 +250,7 @@ def test_another_user_in_the_place_of_a_rank_is_not_believed():
 def test_a_newcomer_of_another_user_is_not_let_in():
     job = secrets.token_hex(8)
     name = abstract(f"{job}/join")
-    opened = gate.Gate.open_near(job)
+    opened = gate.JoinEndpoint.open_local(job)
     try:
         child = AnotherUser(lambda: end_of(name))
         child.go()
@@ -272,25 +272,25 @@ def test_a_newcomer_of_another_user_is_not_let_in():
 class Refusing:
     """A door whose every knock ends like this."""
 
-    def __init__(self, is_near, why):
-        self.is_near, self.why = is_near, why
+    def __init__(self, is_local, why):
+        self.is_local, self.why = is_local, why
 
-    def knock(self, rank):
+    def connect(self, rank):
         raise self.why
 
 
-def survivor(is_near, why, *, dead=(), ended=()):
+def survivor(is_local, why, *, dead=(), ended=()):
     """Rank 0 of three, of which 1 is on the same host."""
     engine = SimpleNamespace(dead=dead.__contains__, ended=ended.__contains__)
-    hosts = (0, 0, 0) if is_near else (0, 0, 1)
+    hosts = (0, 0, 0) if is_local else (0, 0, 1)
     made = object.__new__(_AgreementDriver)
     made.transport = SimpleNamespace(
         engine=engine,
         peers=[Peer(rank, 1, "host") for rank in range(3)],
         here=lambda ranks: [r for r in ranks if hosts[r] == 0],
     )
-    made.endpoint = Refusing(is_near, why)
-    made.rules = Agreement(0, 3, 0, 10.0, is_near)
+    made.endpoint = Refusing(is_local, why)
+    made.rules = Agreement(0, 3, 0, 10.0, is_local)
     made.retry, made.outgoing, made.exit_deadline = {}, {}, {}
     return made
 

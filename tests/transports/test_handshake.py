@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from unisono.errors import BadArgument, Corrupted, NotAuthentic
 from unisono.transports import handshake
 from unisono.transports.connect import connection_over
-from unisono.transports.control import Letters
+from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import (
     ANSWER_SIZE,
-    MEET,
     OFFER_SIZE,
+    RENDEZVOUS,
     Answering,
-    Label,
-    Member,
+    HandshakeResult,
+    Identity,
     Offering,
+    Purpose,
     Refused,
-    Verdict,
     answer,
-    data,
-    life,
+    data_purpose,
+    lifeline_purpose,
     offer,
 )
 from unisono.transports.secret import make_secret, open_secret
@@ -36,18 +36,18 @@ from unisono.transports.secret import make_secret, open_secret
 pytestmark = pytest.mark.timeout(60)
 
 SECRET = make_secret()
-ONE = Member(SECRET, "job", 1)
-TWO = Member(SECRET, "job", 2)
+ONE = Identity(SECRET, "job", 1)
+TWO = Identity(SECRET, "job", 2)
 
 
-def shake(one=ONE, two=TWO, label=MEET):
+def shake(one=ONE, two=TWO, purpose=RENDEZVOUS):
     """The three frames, and both sessions."""
-    dialer, answerer = Offering(one, two.rank, label), Answering(two)
+    dialer, answerer = Offering(one, two.rank, purpose), Answering(two)
     frames = [dialer.opening]
     frames.append(answerer.take(frames[0]))
     frames.append(dialer.take(frames[1]))
     assert answerer.take(frames[2]) == b""
-    return frames, dialer.session, answerer.session
+    return frames, dialer.authenticated, answerer.authenticated
 
 
 # --- those who belong
@@ -62,12 +62,12 @@ def shake(one=ONE, two=TWO, label=MEET):
     stream=st.integers(0, 2**32 - 1),
 )
 def test_both_agree_on_all(job, ranks, epoch, purpose, communicator, stream):
-    label = Label(purpose, communicator, stream)
-    one, two = (Member(SECRET, job, rank, epoch) for rank in ranks)
-    frames, dialed, answered = shake(one, two, label)
+    purpose = Purpose(purpose, communicator, stream)
+    one, two = (Identity(SECRET, job, rank, epoch) for rank in ranks)
+    frames, dialed, answered = shake(one, two, purpose)
     assert [len(frame) for frame in frames] == [OFFER_SIZE, ANSWER_SIZE, 32]
     assert (dialed.peer, answered.peer) == (two.rank, one.rank)
-    assert dialed.label == answered.label == label
+    assert dialed.purpose == answered.purpose == purpose
     assert dialed.send_key == answered.receive_key
     assert dialed.receive_key == answered.send_key
     assert len({dialed.send_key, dialed.receive_key}) == 2
@@ -75,7 +75,7 @@ def test_both_agree_on_all(job, ranks, epoch, purpose, communicator, stream):
 
 
 def test_every_connection_has_keys_of_its_own():
-    sessions = [shake(label=data(1, stream))[1] for stream in (0, 0, 1)]
+    sessions = [shake(purpose=data_purpose(1, stream))[1] for stream in (0, 0, 1)]
     keys = {key for s in sessions for key in (s.send_key, s.receive_key)}
     assert len(keys) == 6
 
@@ -86,10 +86,10 @@ def test_over_sockets():
         found = []
         thread = threading.Thread(target=lambda: found.append(answer(there, TWO)))
         thread.start()
-        mine = offer(here, ONE, 2, data(7, 3))
+        mine = offer(here, ONE, 2, data_purpose(7, 3))
         thread.join()
         assert found[0].send_key == mine.receive_key
-        assert found[0].label == data(7, 3)
+        assert found[0].purpose == data_purpose(7, 3)
         assert here.gettimeout() is None
 
 
@@ -103,21 +103,21 @@ def test_keys_and_secrets_are_in_no_repr():
 
 
 def test_labels():
-    assert str(data(3, 1)) == "data of communicator 3, stream 1"
-    assert str(MEET) == "meet"
-    assert life(5).purpose == "life"
+    assert str(data_purpose(3, 1)) == "data of communicator 3, stream 1"
+    assert str(RENDEZVOUS) == "meet"
+    assert lifeline_purpose(5).kind == "life"
     for wrong in (
-        {"purpose": ""},
-        {"purpose": "ninechars"},
-        {"purpose": "ä"},
-        {"purpose": "x", "communicator": 1 << 64},
-        {"purpose": "x", "stream": -1},
+        {"kind": ""},
+        {"kind": "ninechars"},
+        {"kind": "ä"},
+        {"kind": "x", "communicator": 1 << 64},
+        {"kind": "x", "stream": -1},
     ):
         with pytest.raises(BadArgument):
-            Label(**wrong)
+            Purpose(**wrong)
     for wrong in ({"rank": -1}, {"rank": 1 << 32}, {"rank": 0, "epoch": 1 << 64}):
         with pytest.raises(BadArgument, match="32 and 64 bits"):
-            Member(SECRET, "job", **wrong)
+            Identity(SECRET, "job", **wrong)
 
 
 # --- those who do not
@@ -132,7 +132,7 @@ def flips(frame):
 
 def test_any_flipped_bit_fails():
     tried = 0
-    dialer = Offering(ONE, 2, data(1))
+    dialer = Offering(ONE, 2, data_purpose(1))
     for wrong in flips(dialer.opening):
         answerer = Answering(TWO)
         with pytest.raises(NotAuthentic):
@@ -144,12 +144,12 @@ def test_any_flipped_bit_fails():
     for wrong in flips(reply):
         with pytest.raises(NotAuthentic):
             dialer.take(wrong)
-        assert dialer.session is None
+        assert dialer.authenticated is None
         tried += 1
     for wrong in flips(dialer.take(reply)):
         with pytest.raises(NotAuthentic):
             answerer.take(wrong)
-        assert answerer.session is None
+        assert answerer.authenticated is None
         tried += 1
     assert tried == 8 * (128 + 96 + 32)
 
@@ -157,7 +157,7 @@ def test_any_flipped_bit_fails():
 @settings(max_examples=300)
 @given(st.binary(max_size=OFFER_SIZE + 8), st.integers(0, 2))
 def test_garbage_is_turned_away_at_each_frame(garbage, stage):
-    dialer, answerer = Offering(ONE, 2, MEET), Answering(TWO)
+    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(TWO)
     if stage == 0:
         with pytest.raises(NotAuthentic):
             answerer.take(garbage)
@@ -167,21 +167,23 @@ def test_garbage_is_turned_away_at_each_frame(garbage, stage):
     assert garbage != reply
     with pytest.raises(NotAuthentic):
         taker.take(garbage)
-    assert taker.session is None
+    assert taker.authenticated is None
 
 
 def test_another_secret():
-    stranger = Member(make_secret(), "job", 1)
+    stranger = Identity(make_secret(), "job", 1)
     with pytest.raises(NotAuthentic):
-        Answering(TWO).take(Offering(stranger, 2, MEET).opening)
+        Answering(TWO).take(Offering(stranger, 2, RENDEZVOUS).opening)
     with pytest.raises(NotAuthentic):
-        Answering(Member(make_secret(), "job", 2)).take(Offering(ONE, 2, MEET).opening)
+        Answering(Identity(make_secret(), "job", 2)).take(
+            Offering(ONE, 2, RENDEZVOUS).opening
+        )
 
 
 def test_open_secrets_keep_jobs_apart():
-    one, two = (Member(open_secret(job), job, 1) for job in "ab")
+    one, two = (Identity(open_secret(job), job, 1) for job in "ab")
     with pytest.raises(NotAuthentic):
-        Answering(two).take(Offering(one, 2, MEET).opening)
+        Answering(two).take(Offering(one, 2, RENDEZVOUS).opening)
 
 
 def test_a_recorded_handshake_cannot_be_played_again():
@@ -190,17 +192,17 @@ def test_a_recorded_handshake_cannot_be_played_again():
     answerer.take(recorded)  # whoever held the secret once has made it
     with pytest.raises(NotAuthentic):
         answerer.take(confirmed)
-    assert answerer.session is None
+    assert answerer.authenticated is None
 
 
 def test_a_recorded_answer_cannot_be_played_again():
     (_, recorded, _), _, _ = shake()
     with pytest.raises(NotAuthentic):
-        Offering(ONE, 2, MEET).take(recorded)
+        Offering(ONE, 2, RENDEZVOUS).take(recorded)
 
 
 def test_our_own_words_sent_back():
-    dialer, answerer = Offering(ONE, 2, MEET), Answering(TWO)
+    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(TWO)
     with pytest.raises(NotAuthentic):
         dialer.take(dialer.opening[:ANSWER_SIZE])
     with pytest.raises(NotAuthentic):
@@ -212,12 +214,12 @@ def test_our_own_words_sent_back():
     # And our own offer, brought before ourselves: it was meant for another.
     ourselves = Answering(ONE)
     ourselves.take(dialer.opening)
-    assert ourselves.refusal.verdict == Verdict.OTHER_RANK
-    assert ourselves.session is None
+    assert ourselves.refusal.result == HandshakeResult.OTHER_RANK
+    assert ourselves.authenticated is None
 
 
 def test_answers_of_two_handshakes_cannot_be_exchanged():
-    one, two = Offering(ONE, 2, MEET), Offering(ONE, 2, MEET)
+    one, two = Offering(ONE, 2, RENDEZVOUS), Offering(ONE, 2, RENDEZVOUS)
     first, second = Answering(TWO), Answering(TWO)
     for_one, for_two = first.take(one.opening), second.take(two.opening)
     with pytest.raises(NotAuthentic):
@@ -230,46 +232,61 @@ def test_answers_of_two_handshakes_cannot_be_exchanged():
 @pytest.mark.parametrize(
     ("other", "verdict", "says"),
     [
-        (Member(SECRET, "another", 2), Verdict.OTHER_JOB, "another job than 'job'"),
-        (Member(SECRET, "job", 3), Verdict.OTHER_RANK, "says that it is rank 3"),
-        (Member(SECRET, "job", 2, 4), Verdict.OTHER_EPOCH, "in epoch 4 of the job"),
+        (
+            Identity(SECRET, "another", 2),
+            HandshakeResult.OTHER_JOB,
+            "another job than 'job'",
+        ),
+        (
+            Identity(SECRET, "job", 3),
+            HandshakeResult.OTHER_RANK,
+            "says that it is rank 3",
+        ),
+        (
+            Identity(SECRET, "job", 2, 4),
+            HandshakeResult.OTHER_EPOCH,
+            "in epoch 4 of the job",
+        ),
     ],
 )
 def test_who_holds_the_secret_is_told_why_not(other, verdict, says):
-    dialer, answerer = Offering(ONE, 2, MEET), Answering(other)
+    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(other)
     reply = answerer.take(dialer.opening)
-    assert answerer.refusal.verdict == verdict
+    assert answerer.refusal.result == verdict
     with pytest.raises(Refused, match=says) as caught:
         dialer.take(reply)
-    assert caught.value.verdict == verdict
+    assert caught.value.result == verdict
     assert caught.value.epoch == other.epoch
     for wrong in (reply[:32], reply[-32:]):
         with pytest.raises(NotAuthentic):
             answerer.take(wrong)
-    assert dialer.session is answerer.session is None
+    assert dialer.authenticated is answerer.authenticated is None
 
 
 def test_even_a_right_confirmation_does_not_follow_a_refusal():
-    dialer, answerer = Offering(ONE, 2, MEET), Answering(Member(SECRET, "other", 2))
+    dialer, answerer = (
+        Offering(ONE, 2, RENDEZVOUS),
+        Answering(Identity(SECRET, "other", 2)),
+    )
     transcript = dialer.opening + answerer.take(dialer.opening)
     with pytest.raises(NotAuthentic):
         answerer.take(handshake._check(SECRET, b"confirm", transcript))
-    assert answerer.session is None
+    assert answerer.authenticated is None
 
 
 def test_another_version(monkeypatch):
     monkeypatch.setattr(handshake, "VERSION", 9)
-    dialer = Offering(ONE, 2, MEET)
+    dialer = Offering(ONE, 2, RENDEZVOUS)
     monkeypatch.undo()
     answerer = Answering(TWO)
     reply = answerer.take(dialer.opening)
-    assert answerer.refusal.verdict == Verdict.OTHER_VERSION
+    assert answerer.refusal.result == HandshakeResult.OTHER_VERSION
     with pytest.raises(Refused, match="install the same unisono for all"):
         dialer.take(reply)
 
 
 def test_a_label_that_no_rank_makes():
-    opening = Offering(ONE, 2, MEET).opening
+    opening = Offering(ONE, 2, RENDEZVOUS).opening
     for purpose in (b"\xff" * 8, bytes(8)):
         body = opening[:40] + purpose + opening[48:-32]
         with pytest.raises(NotAuthentic, match="no rank makes"):
@@ -283,7 +300,7 @@ def test_one_who_closes_without_a_word():
     here, there = socket.socketpair()
     there.close()
     with here, pytest.raises(NotAuthentic, match="UNISONO_SECRET"):
-        offer(here, ONE, 2, MEET)
+        offer(here, ONE, 2, RENDEZVOUS)
 
 
 def test_one_who_only_connects():
@@ -297,7 +314,7 @@ def test_one_who_only_connects():
 @pytest.mark.parametrize(
     "shaking",
     [
-        lambda sock: offer(sock, ONE, 2, MEET, timeout_s=0.3),
+        lambda sock: offer(sock, ONE, 2, RENDEZVOUS, timeout_s=0.3),
         lambda sock: answer(sock, TWO, timeout_s=0.3),
     ],
     ids=["offer", "answer"],
@@ -329,16 +346,16 @@ def test_a_refusal_over_sockets():
 
         def serve():
             try:
-                answer(there, Member(SECRET, "other", 2))
+                answer(there, Identity(SECRET, "other", 2))
             except Refused as why:
-                found.append(why.verdict)
+                found.append(why.result)
 
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(Refused, match="another job"):
-            offer(here, ONE, 2, MEET)
+            offer(here, ONE, 2, RENDEZVOUS)
         thread.join()
-        assert found == [Verdict.OTHER_JOB]
+        assert found == [HandshakeResult.OTHER_JOB]
 
 
 # --- letters
@@ -354,8 +371,8 @@ def letters():
     here, there = socket.socketpair()
     with here, there:
         yield (
-            Letters(connection_over(here, mine)),
-            Letters(connection_over(there, theirs)),
+            ControlMessages(connection_over(here, mine)),
+            ControlMessages(connection_over(there, theirs)),
         )
 
 

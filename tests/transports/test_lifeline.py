@@ -9,7 +9,7 @@ import time
 
 import pytest
 import reference_wire as wire
-from stars import Process, Star, key, keys, pair, until
+from stars import Process, Star, key, keys, pair, until, wires
 
 from unisono import _native
 
@@ -357,13 +357,14 @@ def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent():
 def test_too_few_descriptors():
     near, far = pair()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(near.fileno())
-    os.close(free)
     for spare in (0, 1):
+        given = wires([os.dup(near.fileno()), -1])
+        free = os.dup(near.fileno())
+        os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, before[1]))
         try:
             with pytest.raises(OSError, match="lifeline"):
-                _native.Lifeline(1, [near.fileno(), -1], keys(1, 2))
+                _native.Lifeline(1, given, keys(1, 2))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
     near.setblocking(True)
@@ -379,7 +380,7 @@ def test_a_connection_that_is_not_open():
     number = near.fileno()
     near.close()
     with pytest.raises(OSError, match="lifeline"):
-        _native.Lifeline(1, [number, -1], keys(1, 2))
+        _native.Lifeline(1, wires([number, -1]), keys(1, 2))
 
 
 WRONG = {
@@ -399,15 +400,16 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be(name):
     (rank, fds), options, match = WRONG[name]
+    fds = [fd if fd < 0 else os.dup(fd) for fd in fds]
     with pytest.raises(ValueError, match=match):
-        _native.Lifeline(rank, fds, keys(rank, len(fds)), **options)
+        _native.Lifeline(rank, wires(fds), keys(rank, len(fds)), **options)
 
 
 def test_keys_that_do_not_fit():
     with pytest.raises(ValueError, match="two keys"):
-        _native.Lifeline(0, [-1, -1], keys(0, 3))
+        _native.Lifeline(0, [None, None], keys(0, 3))
     with pytest.raises(ValueError, match="16 bytes"):
-        _native.Lifeline(1, [0, -1], [(b"short", b"short")] * 2)
+        _native.Lifeline(1, wires([os.dup(0), -1]), [(b"short", b"short")] * 2)
 
 
 def test_telling_what_cannot_be():

@@ -17,11 +17,11 @@ from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
 from unisono.transports import connect as dialing
 from unisono.transports import rendezvous_hosts as meeting
 from unisono.transports.addresses import Address
-from unisono.transports.connect import dial
-from unisono.transports.control import Letters
-from unisono.transports.handshake import MEET, Member, Refused, data
+from unisono.transports.connect import connect_to
+from unisono.transports.control import ControlMessages
+from unisono.transports.handshake import RENDEZVOUS, Identity, Refused, data_purpose
 from unisono.transports.rank_table import host_identity
-from unisono.transports.rendezvous_hosts import meet_across
+from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.secret import Secret, make_secret
 
 pytestmark = pytest.mark.timeout(120)
@@ -51,7 +51,7 @@ class Meeting:
             where = str(self.address)
         else:
             options["announce"] = self.announce
-        return meet_across(rank, n, job, where, **options)
+        return rendezvous(rank, n, job, where, **options)
 
     def run(self, *calls, during=None):
         """The value or the error of each call (rank, n, options)."""
@@ -101,12 +101,12 @@ def patient(monkeypatch):
     """Rank 0's time is not up before something holds of it, whatever it was told."""
 
     def until(holds, tick_s=GENEROUS_S):
-        left, end = meeting._Hosting.left.fget, time.monotonic() + 3 * GENEROUS_S
+        left, end = meeting._Server.left.fget, time.monotonic() + 3 * GENEROUS_S
 
         def lasting(self):
             return left(self) if holds(self) or time.monotonic() > end else tick_s
 
-        monkeypatch.setattr(meeting._Hosting, "left", property(lasting))
+        monkeypatch.setattr(meeting._Server, "left", property(lasting))
 
     return until
 
@@ -134,7 +134,7 @@ def test_lifelines_are_those_of_their_ranks():
         for rank in range(1, 4):
             here, there = rolls[0].lifelines[rank], rolls[rank].lifelines[0]
             assert here.send_key == there.receive_key
-            assert here.label.purpose == "life"
+            assert here.purpose.kind == "life"
             here.socket.sendall(bytes([rank]))
             assert there.socket.recv(1) == bytes([rank])
 
@@ -143,8 +143,8 @@ def test_every_two_ranks_can_connect_afterwards():
     with met(3) as rolls:
         for one in range(3):
             for two in range(one):
-                there = rolls[one].reception.dial(two, data(1), GENEROUS_S)
-                here = rolls[two].reception.expect(one, data(1), GENEROUS_S)
+                there = rolls[one].listener.connect(two, data_purpose(1), GENEROUS_S)
+                here = rolls[two].listener.expect(one, data_purpose(1), GENEROUS_S)
                 assert here.send_key == there.receive_key
                 here.close()
                 there.close()
@@ -165,14 +165,14 @@ def test_an_interface_by_name():
 
 def test_all_interfaces_if_told():
     with met(3, interface="0.0.0.0") as rolls:
-        assert rolls[1].reception.address.host == "0.0.0.0"
+        assert rolls[1].listener.address.host == "0.0.0.0"
         assert rolls[1].entries[2].address.startswith("127.0.0.1:")
-        rolls[1].reception.dial(2, data(1), GENEROUS_S).close()
+        rolls[1].listener.connect(2, data_purpose(1), GENEROUS_S).close()
 
 
 def test_without_a_secret_on_loopback():
     with met(2, secret=None) as rolls:
-        assert rolls[0].reception.me.secret.is_open
+        assert rolls[0].listener.me.secret.is_open
 
 
 def is_on(rank, folder, hosts, secret):
@@ -202,7 +202,7 @@ def comes_from_a_process(rank, folder, secret, **options):
             time.sleep(0.005)
         with open(path) as file:
             where = file.read()
-    return meet_across(
+    return rendezvous(
         *(rank.number, rank.n, rank.job, where),
         secret=Secret(bytes.fromhex(secret)),
         announce=announce,
@@ -250,9 +250,7 @@ def test_no_rank_0(hasty):
     with socket.create_server(("127.0.0.1", 0)) as keeper:
         address = Address(*keeper.getsockname())
     with pytest.raises(ConnectFailed, match="Connection refused") as caught:
-        meet_across(
-            1, 2, "job", str(address), secret=SECRET, version="1", timeout_s=0.3
-        )
+        rendezvous(1, 2, "job", str(address), secret=SECRET, version="1", timeout_s=0.3)
     assert caught.value.missing == (0,)
     assert str(address) in str(caught.value)
 
@@ -269,7 +267,7 @@ def test_no_rank_0(hasty):
 )
 def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypatch):
     gathering = Meeting()
-    greet, greeted = meeting._Hosting._greet, threading.Event()
+    greet, greeted = meeting._Server._greet, threading.Event()
 
     def greet_and_tell(self, letters):
         greet(self, letters)
@@ -281,7 +279,7 @@ def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypa
             gathering.come(rank, n, **options)
         ends.append(caught.value)
 
-    monkeypatch.setattr(meeting._Hosting, "_greet", greet_and_tell)
+    monkeypatch.setattr(meeting._Server, "_greet", greet_and_tell)
     ends = []
     ends += gathering.run((0, 3, {}), (2, 3, {}), during=comes_last)
     assert len(ends) == 3
@@ -334,11 +332,11 @@ def test_a_rank_0_left_over_from_before_is_outlived():
     """The run before ends while the next begins, at the same place."""
     before = Meeting()
     (stale,) = before.run((0, 1, {"job": "before"}))
-    where = str(stale.reception.address)
+    where = str(stale.listener.address)
     with ThreadPoolExecutor(2) as pool:
         ends = [
             pool.submit(
-                *(meet_across, r, 2, "job", where),
+                *(rendezvous, r, 2, "job", where),
                 secret=SECRET,
                 version="1",
                 timeout_s=GENEROUS_S,
@@ -355,13 +353,13 @@ def test_the_port_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = str(Address(*other.getsockname()))
         with pytest.raises(ConnectFailed, match="another program, or another job"):
-            meet_across(0, 2, "job", where, secret=SECRET, version="1", timeout_s=0.1)
+            rendezvous(0, 2, "job", where, secret=SECRET, version="1", timeout_s=0.1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_secret_no_network(rank):
     with pytest.raises(BadArgument, match="has no secret"):
-        meet_across(
+        rendezvous(
             *(rank, 2, "job", "192.0.2.1:29500"),
             secret=None,
             version="1",
@@ -381,7 +379,7 @@ def test_no_secret_no_network(rank):
 )
 def test_bad_arguments(rank, where, says):
     with pytest.raises(BadArgument, match=says):
-        meet_across(rank, 2, "job", where, secret=SECRET, version="1")
+        rendezvous(rank, 2, "job", where, secret=SECRET, version="1")
 
 
 # --- those who die, lie or only look
@@ -413,15 +411,15 @@ def test_a_rank_that_died_while_it_waited_may_come_again():
 
 def says_hello(gathering, rank, n, **changes):
     """A rank that comes no further than its hello."""
-    me = Member(SECRET, "job", rank)
-    connection = dial(gathering.address, me, 0, MEET, timeout_s=GENEROUS_S)
+    me = Identity(SECRET, "job", rank)
+    connection = connect_to(gathering.address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
     hello = meeting._hello(rank, n, "1", Address("127.0.0.1", 1))
     for name, value in changes.items():
         if name != "address":
             setattr(hello, name, value)
         else:
             hello.entry = msgspec.structs.replace(hello.entry, address=value)
-    Letters(connection).send(hello, timeout_s=GENEROUS_S)
+    ControlMessages(connection).send(hello, timeout_s=GENEROUS_S)
     return connection
 
 
@@ -464,7 +462,7 @@ def test_one_who_says_that_it_is_another(hasty):
 def test_no_lifeline(hasty, patient):
     """A rank that stops between its hello and its lifeline is named."""
     gathering = Meeting()
-    patient(lambda hosting: hosting.guests)
+    patient(lambda hosting: hosting.clients)
     opened = []
 
     def stops():
@@ -527,14 +525,14 @@ def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
 def rank_0_dies(rank, folder, secret):
     """When rank 1 has come with its lifeline, and waits for the third."""
     if rank.number == 0:
-        true_wait = meeting._Hosting._await_guests
+        true_wait = meeting._Server._await_clients
 
         def wait(self):
             true_wait(self)
             if self._is_here(1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        meeting._Hosting._await_guests = wait
+        meeting._Server._await_clients = wait
     if rank.number == 2:
         return None
     return attempt(comes_from_a_process, rank, folder, secret)

@@ -18,11 +18,18 @@ from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports import connect as dialing
 from unisono.transports.addresses import Address
-from unisono.transports.connect import dial
-from unisono.transports.control import Letters
-from unisono.transports.handshake import MEET, Member, Offering, Refused, Verdict, data
-from unisono.transports.listener import MOST_STRANGERS, Reception
-from unisono.transports.pending import Stranger
+from unisono.transports.connect import connect_to
+from unisono.transports.control import ControlMessages
+from unisono.transports.handshake import (
+    RENDEZVOUS,
+    HandshakeResult,
+    Identity,
+    Offering,
+    Refused,
+    data_purpose,
+)
+from unisono.transports.listener import MOST_PENDING, Listener
+from unisono.transports.pending import PendingConnection
 from unisono.transports.secret import Secret, make_secret, open_secret
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,10 +39,10 @@ LOOPBACK = Address("127.0.0.1", 0)
 GENEROUS_S = 60.0
 
 
-def receptions(n, host="127.0.0.1", secret=SECRET, job="job"):
-    made = [Reception(Address(host, 0), Member(secret, job, r)) for r in range(n)]
+def listeners(n, host="127.0.0.1", secret=SECRET, job="job"):
+    made = [Listener(Address(host, 0), Identity(secret, job, r)) for r in range(n)]
     for one in made:
-        one.know({r: other.address for r, other in enumerate(made)})
+        one.add_addresses({r: other.address for r, other in enumerate(made)})
     return made
 
 
@@ -50,7 +57,7 @@ def closing(things):
 
 @pytest.fixture
 def pair():
-    with closing(receptions(2)) as made:
+    with closing(listeners(2)) as made:
         yield made
 
 
@@ -73,10 +80,10 @@ def await_that(true):
         time.sleep(0.005)
 
 
-def talk(one, two, label=MEET):
+def talk(one, two, purpose=RENDEZVOUS):
     """Rank 1 dials rank 0, and a word goes each way."""
-    there = two.dial(0, label, GENEROUS_S)
-    here = one.expect(1, label, GENEROUS_S)
+    there = two.connect(0, purpose, GENEROUS_S)
+    here = one.expect(1, purpose, GENEROUS_S)
     with closing([here, there]):
         there.socket.sendall(b"ping")
         assert here.socket.recv(4) == b"ping"
@@ -92,38 +99,44 @@ def talk(one, two, label=MEET):
 
 def test_two_ranks(pair):
     talk(*pair)
-    assert pair[0].turned_away == 0
+    assert pair[0].rejected == 0
 
 
 def test_ipv6():
-    with closing(receptions(2, "::1")) as pair:
+    with closing(listeners(2, "::1")) as pair:
         assert str(pair[0].address).startswith("[::1]:")
         talk(*pair)
 
 
 def test_many_labels_at_once_find_their_own(pair):
-    labels = [data(c, s) for c in range(5) for s in range(4)]
+    labels = [data_purpose(c, s) for c in range(5) for s in range(4)]
     with ThreadPoolExecutor(8) as pool:
-        here = [pool.submit(pair[0].expect, 1, label, GENEROUS_S) for label in labels]
-        there = [pair[1].dial(0, label, GENEROUS_S) for label in reversed(labels)]
-        for label, one, two in zip(labels, here, reversed(there), strict=True):
+        here = [
+            pool.submit(pair[0].expect, 1, purpose, GENEROUS_S) for purpose in labels
+        ]
+        there = [
+            pair[1].connect(0, purpose, GENEROUS_S) for purpose in reversed(labels)
+        ]
+        for purpose, one, two in zip(labels, here, reversed(there), strict=True):
             with closing([one.result(), two]):
-                assert one.result().label == two.label == label
+                assert one.result().purpose == two.purpose == purpose
                 assert one.result().send_key == two.receive_key
 
 
 def test_who_comes_early_waits(pair):
-    there = pair[1].dial(0, MEET, GENEROUS_S)
+    there = pair[1].connect(0, RENDEZVOUS, GENEROUS_S)
     await_that(lambda: pair[0]._arrived)
-    here = pair[0].expect(1, MEET, 0.0)
+    here = pair[0].expect(1, RENDEZVOUS, 0.0)
     with closing([here, there]):
         assert here.send_key == there.receive_key
 
 
 def test_of_several_attempts_the_last_counts(pair):
-    with closing([pair[1].dial(0, MEET, GENEROUS_S) for _ in range(3)]) as tries:
+    with closing(
+        [pair[1].connect(0, RENDEZVOUS, GENEROUS_S) for _ in range(3)]
+    ) as tries:
         await_that(lambda: len(pair[0]._arrived) == 3)
-        here = pair[0].expect(1, MEET)
+        here = pair[0].expect(1, RENDEZVOUS)
         with closing([here]):
             last = [t for t in tries if t.receive_key == here.send_key]
             assert last == tries[-1:]
@@ -131,8 +144,8 @@ def test_of_several_attempts_the_last_counts(pair):
 
 
 def test_sockets_block_and_send_at_once(pair):
-    there = pair[1].dial(0, MEET)
-    here = pair[0].expect(1, MEET)
+    there = pair[1].connect(0, RENDEZVOUS)
+    here = pair[0].expect(1, RENDEZVOUS)
     with closing([here, there]):
         for sock in (here.socket, there.socket):
             assert sock.gettimeout() is None
@@ -142,10 +155,10 @@ def test_sockets_block_and_send_at_once(pair):
 
 def test_a_whole_cluster_at_once(pair):
     """More than there is room for: they wait their turn."""
-    labels = [data(number) for number in range(3 * MOST_STRANGERS)]
+    labels = [data_purpose(number) for number in range(3 * MOST_PENDING)]
     with ThreadPoolExecutor(len(labels)) as pool:
-        there = list(pool.map(lambda label: pair[1].dial(0, label), labels))
-    here = [pair[0].expect(1, label, GENEROUS_S) for label in labels]
+        there = list(pool.map(lambda purpose: pair[1].connect(0, purpose), labels))
+    here = [pair[0].expect(1, purpose, GENEROUS_S) for purpose in labels]
     for one, two in zip(here, there, strict=True):
         assert one.send_key == two.receive_key
         one.close()
@@ -159,33 +172,38 @@ def test_dialing_before_anybody_listens():
         address = Address(*keeper.getsockname())
     with ThreadPoolExecutor(1) as pool:
         dialed = pool.submit(
-            dial, address, Member(SECRET, "job", 1), 0, MEET, timeout_s=GENEROUS_S
+            connect_to,
+            address,
+            Identity(SECRET, "job", 1),
+            0,
+            RENDEZVOUS,
+            timeout_s=GENEROUS_S,
         )
         time.sleep(0.1)
-        with Reception(address, Member(SECRET, "job", 0)) as reception:
-            here = reception.expect(1, MEET, GENEROUS_S)
+        with Listener(address, Identity(SECRET, "job", 0)) as listener:
+            here = listener.expect(1, RENDEZVOUS, GENEROUS_S)
             with closing([here, dialed.result()]) as (one, two):
                 assert one.send_key == two.receive_key
 
 
 def test_the_next_epoch(pair, hasty):
-    early = pair[1].dial(0, MEET, GENEROUS_S)
+    early = pair[1].connect(0, RENDEZVOUS, GENEROUS_S)
     await_that(lambda: pair[0]._arrived)
-    pair[0].enter(1)
+    pair[0].enter_epoch(1)
     assert early.socket.recv(1) == b""
     early.close()
     with pytest.raises(Refused, match="in epoch 1 of the job, rank 1 in 0"):
-        pair[1].dial(0, MEET, GENEROUS_S)
-    pair[1].enter(1)
+        pair[1].connect(0, RENDEZVOUS, GENEROUS_S)
+    pair[1].enter_epoch(1)
     talk(*pair)
 
 
 def test_one_who_was_welcomed_in_the_epoch_before(pair):
-    rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+    rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
     with strangers.connect(pair[0].address) as sock:
         sock.sendall(rules.opening)
         confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
-        pair[0].enter(1)
+        pair[0].enter_epoch(1)
         sock.sendall(confirm)
         assert strangers.everything_said_to(sock) == b""
     assert not pair[0]._arrived
@@ -194,13 +212,15 @@ def test_one_who_was_welcomed_in_the_epoch_before(pair):
 def test_a_purpose_that_is_handed_on(pair):
     """Those who came before as well as those who come."""
     handed = []
-    with closing([pair[1].dial(0, data(1)), pair[1].dial(0, MEET)]) as there:
+    with closing(
+        [pair[1].connect(0, data_purpose(1)), pair[1].connect(0, RENDEZVOUS)]
+    ) as there:
         await_that(lambda: len(pair[0]._arrived) == 2)
-        pair[0].hand_on("data", handed.append)
-        there.append(pair[1].dial(0, data(2)))
+        pair[0].set_handler("data", handed.append)
+        there.append(pair[1].connect(0, data_purpose(2)))
         await_that(lambda: len(handed) == 2)
-        assert [one.label for one in handed] == [data(1), data(2)]
-        with closing([pair[0].expect(1, MEET), *handed]) as here:
+        assert [one.purpose for one in handed] == [data_purpose(1), data_purpose(2)]
+        with closing([pair[0].expect(1, RENDEZVOUS), *handed]) as here:
             assert here[0].send_key == there[1].receive_key
 
 
@@ -213,17 +233,17 @@ def test_a_handler_that_raises_ends_its_connection_and_nothing_else(pair, caplog
     def handler(connection):
         raise RuntimeError("in a handler")
 
-    early = two.dial(0, data(3), GENEROUS_S)
+    early = two.connect(0, data_purpose(3), GENEROUS_S)
     await_that(lambda: one._arrived)
     with caplog.at_level(logging.WARNING, "unisono"):
-        one.hand_on("data", handler)
-        late = two.dial(0, data(4), GENEROUS_S)
+        one.set_handler("data", handler)
+        late = two.connect(0, data_purpose(4), GENEROUS_S)
         with closing([early, late]):
             for told in (early, late):
                 told.socket.settimeout(GENEROUS_S)
                 assert told.socket.recv(1) == b""
         talk(*pair)
-    assert one.turned_away == 2
+    assert one.rejected == 2
     told = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
     assert told in caplog.text
 
@@ -233,7 +253,7 @@ def test_whatever_a_stranger_brings_about_ends_that_one_alone(pair, monkeypatch)
         raise MemoryError("no memory for this one")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Stranger, "hear", hear)
+        broken.setattr(PendingConnection, "read", hear)
         with socket.create_connection(tuple_of(pair[0].address)) as stranger:
             stranger.sendall(b"x")
             stranger.settimeout(GENEROUS_S)
@@ -250,17 +270,17 @@ def tuple_of(address):
 @pytest.mark.parametrize("how", ["short=1", "short=5", "cut=3"])
 def test_an_opening_of_tls_that_is_cut_anywhere(how):
     """Who answers waits for room to send as well as for what comes."""
-    members = [Member(SECRET, "job", r, tls=True) for r in range(2)]
-    made = [Reception(LOOPBACK, member) for member in members]
+    members = [Identity(SECRET, "job", r, tls=True) for r in range(2)]
+    made = [Listener(LOOPBACK, member) for member in members]
     for one in made:
-        one.know({r: other.address for r, other in enumerate(made)})
+        one.add_addresses({r: other.address for r, other in enumerate(made)})
     _native.arm_failpoints(f"tls.send:*:{how},tls.receive:*:{how}")
     try:
         with closing(made):
-            there = made[1].dial(0, MEET, GENEROUS_S)
-            here = made[0].expect(1, MEET, GENEROUS_S)
+            there = made[1].connect(0, RENDEZVOUS, GENEROUS_S)
+            here = made[0].expect(1, RENDEZVOUS, GENEROUS_S)
             with closing([here, there]):
-                letters = Letters(there), Letters(here)
+                letters = ControlMessages(there), ControlMessages(here)
                 for one, other in (letters, letters[::-1]):
                     one.send(Word("x" * 500), timeout_s=GENEROUS_S)
                     got = other.receive(Word, longest=1000, timeout_s=GENEROUS_S)
@@ -277,7 +297,7 @@ def test_nobody_there(pair):
     address = pair[0].address
     pair[0].close()
     with pytest.raises(ConnectFailed, match="Connection refused") as caught:
-        pair[1].dial(0, data(3), 0.2)
+        pair[1].connect(0, data_purpose(3), 0.2)
     assert caught.value.missing == (0,)
     assert f"rank 1 dials rank 0 at {address}, for data of comm" in str(caught.value)
     assert "tried for 0.2 s" in str(caught.value)
@@ -293,58 +313,60 @@ def test_nobody_there_but_ourselves(monkeypatch, hasty):
 
     monkeypatch.setattr(socket.socket, "connect", to_itself)
     with pytest.raises(ConnectFailed, match="nobody listens there"):
-        dial(LOOPBACK, Member(SECRET, "job", 1), 0, MEET, timeout_s=0.1)
+        connect_to(LOOPBACK, Identity(SECRET, "job", 1), 0, RENDEZVOUS, timeout_s=0.1)
 
 
 def test_nobody_comes(pair):
     with pytest.raises(ConnectFailed, match=r"did not connect within 0\.1 s") as caught:
-        pair[0].expect(1, MEET, 0.1)
+        pair[0].expect(1, RENDEZVOUS, 0.1)
     assert caught.value.missing == (1,)
 
 
 def test_a_rank_whose_address_is_not_known(pair):
     with pytest.raises(BadArgument, match="rank 7: its address is not known"):
-        pair[0].dial(7, MEET)
+        pair[0].connect(7, RENDEZVOUS)
 
 
 def test_one_who_takes_the_connection_and_says_nothing():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = Address(*mute.getsockname())
         with pytest.raises(ConnectFailed, match=r"not done in time|timed out"):
-            dial(address, Member(SECRET, "job", 1), 0, MEET, timeout_s=0.3)
+            connect_to(
+                address, Identity(SECRET, "job", 1), 0, RENDEZVOUS, timeout_s=0.3
+            )
 
 
 def test_the_port_is_taken(pair):
     with pytest.raises(ConnectFailed, match=r"rank 5 cannot listen .* choose another"):
-        Reception(pair[0].address, Member(SECRET, "job", 5))
+        Listener(pair[0].address, Identity(SECRET, "job", 5))
 
 
 def test_an_address_of_another_host():
     with pytest.raises(ConnectFailed, match="not an address of this host"):
-        Reception(Address("203.0.113.7", 0), Member(SECRET, "job", 0))
+        Listener(Address("203.0.113.7", 0), Identity(SECRET, "job", 0))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_no_secret_no_network(host):
     with pytest.raises(BadArgument, match="has no secret"):
-        Reception(Address(host, 0), Member(open_secret("job"), "job", 0))
-    me = Member(open_secret("job"), "job", 1)
+        Listener(Address(host, 0), Identity(open_secret("job"), "job", 0))
+    me = Identity(open_secret("job"), "job", 1)
     with pytest.raises(BadArgument, match="has no secret"):
-        dial(Address("203.0.113.7", 1), me, 0, MEET, timeout_s=0.1)
+        connect_to(Address("203.0.113.7", 1), me, 0, RENDEZVOUS, timeout_s=0.1)
 
 
 def test_no_secret_is_enough_on_loopback():
-    with closing(receptions(2, secret=open_secret("job"))) as pair:
+    with closing(listeners(2, secret=open_secret("job"))) as pair:
         talk(*pair)
 
 
 def test_waits_end_when_a_rank_is_lost(pair):
     pair[0].close()
-    for wait in (pair[1].dial, pair[1].expect):
-        timer = threading.Timer(0.1, pair[1].lose, (0, "its lifeline has ended"))
+    for wait in (pair[1].connect, pair[1].expect):
+        timer = threading.Timer(0.1, pair[1].mark_lost, (0, "its lifeline has ended"))
         timer.start()
         with pytest.raises(PeerLost, match="its lifeline has ended") as caught:
-            wait(0, MEET, GENEROUS_S)
+            wait(0, RENDEZVOUS, GENEROUS_S)
         assert caught.value.ranks == (0,)
         timer.join()
         pair[1]._lost.clear()
@@ -354,50 +376,52 @@ def test_waits_end_when_the_reception_closes(pair):
     timer = threading.Timer(0.1, pair[0].close)
     timer.start()
     with pytest.raises(ConnectFailed, match="has closed its reception"):
-        pair[0].expect(1, MEET, GENEROUS_S)
+        pair[0].expect(1, RENDEZVOUS, GENEROUS_S)
     timer.join()
 
 
 def test_another_secret(pair, hasty):
-    me = Member(make_secret(), "job", 1)
+    me = Identity(make_secret(), "job", 1)
     with pytest.raises(NotAuthentic, match="UNISONO_SECRET_FILE") as caught:
-        dial(pair[0].address, me, 0, MEET, timeout_s=GENEROUS_S)
+        connect_to(pair[0].address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
     assert str(pair[0].address) in str(caught.value)
     with pytest.raises(ConnectFailed, match=r"turned away, the last from 127\.0\.0\.1"):
-        pair[0].expect(1, MEET, 0.0)
+        pair[0].expect(1, RENDEZVOUS, 0.0)
 
 
 @pytest.mark.parametrize(
     ("me", "verdict"),
     [
-        (Member(SECRET, "other", 1), Verdict.OTHER_JOB),
-        (Member(SECRET, "job", 0), Verdict.OTHER_RANK),
+        (Identity(SECRET, "other", 1), HandshakeResult.OTHER_JOB),
+        (Identity(SECRET, "job", 0), HandshakeResult.OTHER_RANK),
     ],
 )
 def test_refusals(me, verdict, pair, hasty):
     with pytest.raises(Refused) as caught:
-        dial(pair[0].address, me, 0, MEET, timeout_s=GENEROUS_S)
-    assert caught.value.verdict == verdict
+        connect_to(pair[0].address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
+    assert caught.value.result == verdict
     assert not pair[0]._arrived
 
 
 def test_an_epoch_behind_is_not_waited_for():
-    with Reception(LOOPBACK, Member(SECRET, "job", 0, epoch=2)) as ahead:
-        me = Member(SECRET, "job", 1, epoch=1)
+    with Listener(LOOPBACK, Identity(SECRET, "job", 0, epoch=2)) as ahead:
+        me = Identity(SECRET, "job", 1, epoch=1)
         with pytest.raises(Refused, match="in epoch 2 of the job, rank 1 in 1"):
-            dial(ahead.address, me, 0, MEET, timeout_s=30)
+            connect_to(ahead.address, me, 0, RENDEZVOUS, timeout_s=30)
 
 
 def test_a_rank_that_is_an_epoch_behind_is_waited_for(hasty):
-    me = Member(SECRET, "job", 1, epoch=2)
-    behind = Reception(LOOPBACK, Member(SECRET, "job", 0, epoch=1))
+    me = Identity(SECRET, "job", 1, epoch=2)
+    behind = Listener(LOOPBACK, Identity(SECRET, "job", 0, epoch=1))
     with ThreadPoolExecutor(1) as pool:
-        dialed = pool.submit(dial, behind.address, me, 0, MEET, timeout_s=GENEROUS_S)
-        await_that(lambda: behind.turned_away > 3)
+        dialed = pool.submit(
+            connect_to, behind.address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S
+        )
+        await_that(lambda: behind.rejected > 3)
         time.sleep(2 * dialing.DOUBT_S)
         behind.close()
-        with Reception(behind.address, Member(SECRET, "job", 0, epoch=2)) as now:
-            here = now.expect(1, MEET, GENEROUS_S)
+        with Listener(behind.address, Identity(SECRET, "job", 0, epoch=2)) as now:
+            here = now.expect(1, RENDEZVOUS, GENEROUS_S)
             assert here.send_key == dialed.result().receive_key
             here.close()
             dialed.result().close()
@@ -411,19 +435,19 @@ def test_a_stranger_is_not_told_a_byte(says, pair):
     with strangers.connect(pair[0].address) as sock:
         says(sock)
         assert strangers.everything_said_to(sock) == b""
-    await_that(lambda: pair[0].turned_away == 1)
+    await_that(lambda: pair[0].rejected == 1)
     talk(*pair)
 
 
 def test_a_silent_stranger_is_not_told_a_byte_and_has_to_go():
-    me = Member(SECRET, "job", 0)
-    with Reception(LOOPBACK, me, handshake_s=0.2) as reception:
+    me = Identity(SECRET, "job", 0)
+    with Listener(LOOPBACK, me, handshake_s=0.2) as listener:
         for says in (strangers.silent, strangers.half_offer):
-            with strangers.connect(reception.address) as sock:
+            with strangers.connect(listener.address) as sock:
                 says(sock)
                 assert strangers.everything_said_to(sock) == b""
-        await_that(lambda: reception.turned_away == 2)
-        assert "took too long" in reception.complaint()
+        await_that(lambda: listener.rejected == 2)
+        assert "took too long" in listener.rejections()
 
 
 def test_200_at_once_hold_up_nobody(pair):
@@ -431,13 +455,13 @@ def test_200_at_once_hold_up_nobody(pair):
         for number in range(200):
             sock = stack.enter_context(strangers.connect(pair[0].address))
             strangers.ALL[number % len(strangers.ALL)](sock)
-            assert len(pair[0]._strangers) <= MOST_STRANGERS
+            assert len(pair[0]._pending) <= MOST_PENDING
         talk(*pair)
         for _ in range(200):
             stack.enter_context(strangers.connect(pair[0].address))
-        await_that(lambda: len(pair[0]._strangers) == MOST_STRANGERS)
+        await_that(lambda: len(pair[0]._pending) == MOST_PENDING)
         talk(*pair)
-    await_that(lambda: not pair[0]._strangers)
+    await_that(lambda: not pair[0]._pending)
     assert not pair[0]._arrived
 
 
@@ -449,39 +473,39 @@ def test_who_floods_drives_out_its_own(pair):
         stack.enter_context(slow)
         slow.bind(("127.0.0.2", 0))
         slow.connect((address.host, address.port))
-        await_that(lambda: len(pair[0]._strangers) == 1)
-        for _ in range(3 * MOST_STRANGERS):
+        await_that(lambda: len(pair[0]._pending) == 1)
+        for _ in range(3 * MOST_PENDING):
             stack.enter_context(strangers.connect(address))
-        await_that(lambda: pair[0].turned_away > MOST_STRANGERS)
+        await_that(lambda: pair[0].rejected > MOST_PENDING)
         slow.settimeout(GENEROUS_S)
-        rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+        rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
         slow.sendall(rules.opening)
         slow.sendall(rules.take(slow.recv(rules.wanted, socket.MSG_WAITALL)))
-        with closing([pair[0].expect(1, MEET, GENEROUS_S)]) as (here,):
-            assert here.send_key == rules.session.receive_key
+        with closing([pair[0].expect(1, RENDEZVOUS, GENEROUS_S)]) as (here,):
+            assert here.send_key == rules.authenticated.receive_key
 
 
 def test_a_recorded_handshake_is_worth_nothing(pair):
-    rules = Offering(Member(SECRET, "job", 1), 0, MEET)
+    rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
     with strangers.connect(pair[0].address) as sock:
         sock.sendall(rules.opening)
         confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
         sock.sendall(confirm)
-        pair[0].expect(1, MEET, GENEROUS_S).close()
+        pair[0].expect(1, RENDEZVOUS, GENEROUS_S).close()
     for _ in range(3):
         with strangers.connect(pair[0].address) as sock:
             sock.sendall(rules.opening + confirm)
             assert len(strangers.everything_said_to(sock)) <= rules.wanted
-    await_that(lambda: pair[0].turned_away == 3)
+    await_that(lambda: pair[0].rejected == 3)
     assert not pair[0]._arrived
 
 
 def test_a_mirror_in_the_place_of_a_rank(hasty):
     """It sends back whatever we say, to us who dial and to us who listen."""
-    me = Member(SECRET, "job", 1)
+    me = Identity(SECRET, "job", 1)
     with (
         socket.create_server(("127.0.0.1", 0)) as mirror,
-        Reception(LOOPBACK, me) as us,
+        Listener(LOOPBACK, me) as us,
     ):
         mirror.settimeout(0.1)
         heard = []
@@ -499,14 +523,14 @@ def test_a_mirror_in_the_place_of_a_rank(hasty):
         thread.start()
         address = Address(*mirror.getsockname())
         with pytest.raises(NotAuthentic, match="does not hold the secret"):
-            dial(address, me, 0, MEET, timeout_s=GENEROUS_S)
+            connect_to(address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
         stop.set()
         thread.join()
         with strangers.connect(us.address) as sock:
             sock.sendall(heard[0])
             reply = strangers.everything_said_to(sock)
             assert len(reply) == 96
-        await_that(lambda: us.turned_away == 1)
+        await_that(lambda: us.rejected == 1)
         assert not us._arrived
 
 
@@ -528,7 +552,7 @@ def test_the_log_is_not_flooded(pair, caplog):
 
 def without_descriptors(rank):
     """The reception outlives a time without descriptors."""
-    one, two = receptions(2)
+    one, two = listeners(2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     crowd = [socket.socket() for _ in range(3)]
@@ -543,7 +567,7 @@ def without_descriptors(rank):
     talk(one, two)
     one.close()
     two.close()
-    return one.turned_away
+    return one.rejected
 
 
 def test_no_descriptors_left(forks):
@@ -553,7 +577,7 @@ def test_no_descriptors_left(forks):
 
 def a_child_of_ones_own(rank):
     """What a forked child holds after its parent has left."""
-    (one,) = receptions(1)
+    (one,) = listeners(1)
     hear, tell = os.pipe()
     is_there, says_so = os.pipe()
     child = os.fork()
@@ -581,17 +605,17 @@ def test_a_forked_child_does_not_keep_the_port(forks):
 
 def another_user(rank, path, secret):
     """Rank 1 is another user's process, who knows all but the secret."""
-    me = Member(Secret(bytes.fromhex(secret)), "job", 0)
+    me = Identity(Secret(bytes.fromhex(secret)), "job", 0)
     if rank.number == 0:
-        with Reception(LOOPBACK, me) as reception:
+        with Listener(LOOPBACK, me) as listener:
             with open(path, "w") as file:
-                file.write(str(reception.address))
+                file.write(str(listener.address))
             os.chmod(path, 0o644)
             os.rename(path, path + ".ready")
-            await_that(lambda: reception.turned_away >= 20)
-            with Reception(LOOPBACK, Member(me.secret, "job", 1)) as peer:
-                peer.know({0: reception.address})
-                talk(reception, peer)
+            await_that(lambda: listener.rejected >= 20)
+            with Listener(LOOPBACK, Identity(me.secret, "job", 1)) as peer:
+                peer.add_addresses({0: listener.address})
+                talk(listener, peer)
         return None
     await_that(lambda: os.path.exists(path + ".ready"))
     with open(path + ".ready") as file:

@@ -19,7 +19,7 @@ from unisono.errors import ConnectFailed
 from unisono.runtime.observe import monitor as watch
 from unisono.transports import limits
 from unisono.transports import rendezvous_local as rendezvous
-from unisono.transports.rendezvous_local import Hello, Rendezvous
+from unisono.transports.rendezvous_local import Hello, LocalRendezvous
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from forked import Forks, attempt
@@ -112,7 +112,7 @@ def test_too_few_descriptors_are_told_in_numbers(forks):
 
 def hosting(timeout_s):
     hello = Hello("1", 0, 3, "host", "identity")
-    return Rendezvous(hello, "job", time.monotonic() + timeout_s, timeout_s)
+    return LocalRendezvous(hello, "job", time.monotonic() + timeout_s, timeout_s)
 
 
 def handed_over(monkeypatch, errors, timeout_s=20.0):

@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
+from unisono import _native
 from unisono.errors import Corrupted
 from unisono.transports import streams
-from unisono.transports.streams import End, Label, Streams
+from unisono.transports.streams import StreamEnd, StreamLabel, Streams
 
 KEY = bytes(16)
 
@@ -18,10 +19,10 @@ class Comm:
         self.taken = taken
         self.got = []
 
-    def attach(self, sends, rank, lane, lanes, fd, *_):
+    def attach(self, sends, rank, lane, lanes, wire, *_):
         if len(self.got) == self.taken:
             raise ValueError("attach: no such lane")
-        self.got.append((rank, lane, lanes, socket.socket(fileno=fd)))
+        self.got.append((rank, lane, lanes, wire))
 
 
 @pytest.fixture
@@ -46,6 +47,11 @@ def mine():
     made.close()
 
 
+def end(here):
+    """The end of a stream over this socket."""
+    return StreamEnd(_native.SocketWire(here.detach()), KEY)
+
+
 def is_closed(there):
     there.settimeout(20.0)
     return there.recv(1) == b""
@@ -68,7 +74,7 @@ def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
         mine.join(7, comm, [0, 1])
     here, there = sockets()
     with pytest.raises(Corrupted, match=f"rank 1 has opened lane {lane} of {lanes}"):
-        mine.arrived(1, Label(7, lane, lanes), End(here, KEY))
+        mine.arrived(1, StreamLabel(7, lane, lanes), end(here))
     assert is_closed(there)
     assert not comm.got
 
@@ -76,10 +82,10 @@ def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
 def test_a_rank_that_is_not_in_the_communicator(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
-    mine.arrived(5, Label(7), End(early[0], KEY))
+    mine.arrived(5, StreamLabel(7), end(early[0]))
     mine.join(7, comm, [0, 1])
     with pytest.raises(Corrupted, match=r"rank 5 .* not in"):
-        mine.arrived(5, Label(7), End(late[0], KEY))
+        mine.arrived(5, StreamLabel(7), end(late[0]))
     assert is_closed(early[1])
     assert is_closed(late[1])
     assert not comm.got
@@ -89,9 +95,9 @@ def test_a_lane_that_is_there_already(mine, sockets):
     comm = Comm(taken=1)
     one, two = sockets(), sockets()
     mine.join(7, comm, [0, 1])
-    mine.arrived(1, Label(7), End(one[0], KEY))
+    mine.arrived(1, StreamLabel(7), end(one[0]))
     with pytest.raises(Corrupted, match="lane 0 of 1"):
-        mine.arrived(1, Label(7), End(two[0], KEY))
+        mine.arrived(1, StreamLabel(7), end(two[0]))
     assert is_closed(two[1])
     assert is_open(one[1])
     comm.got[0][-1].close()
@@ -100,11 +106,11 @@ def test_a_lane_that_is_there_already(mine, sockets):
 def test_one_who_is_early_is_kept_and_one_for_what_is_gone_is_not(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
-    mine.arrived(1, Label(7), End(early[0], KEY))
+    mine.arrived(1, StreamLabel(7), end(early[0]))
     mine.join(7, comm, [0, 1])
     assert [found[:3] for found in comm.got] == [(1, 0, 1)]
     mine.leave(7)
-    mine.arrived(1, Label(7), End(late[0], KEY))
+    mine.arrived(1, StreamLabel(7), end(late[0]))
     assert is_closed(late[1])
     comm.got[0][-1].close()
 
@@ -114,22 +120,24 @@ def test_what_waits_is_bounded_and_what_has_ended_goes_first(
 ):
     monkeypatch.setattr(streams, "MOST_WAITING", 4)
     held = [sockets() for _ in range(4)]
-    for number, (here, _) in enumerate(held):
-        mine.arrived(1, Label(number), End(here, KEY))
+    ends = [end(here) for here, _ in held]
+    for number, kept in enumerate(ends):
+        mine.arrived(1, StreamLabel(number), kept)
     more = sockets()
     with pytest.raises(Corrupted, match="rank 1 has opened 4 streams"):
-        mine.arrived(1, Label(9), End(more[0], KEY))
+        mine.arrived(1, StreamLabel(9), end(more[0]))
     assert is_closed(more[1])
     other = sockets()
-    mine.arrived(2, Label(9), End(other[0], KEY))  # another has its own
+    mine.arrived(2, StreamLabel(9), end(other[0]))  # another has its own
     held[1][1].sendall(b"what it had to say")
     held[1][1].close()
     held[2][1].close()
     more = sockets()
-    mine.arrived(1, Label(9), End(more[0], KEY))
+    mine.arrived(1, StreamLabel(9), end(more[0]))
     assert all(is_open(there) for _, there in (held[0], held[3], more, other))
-    assert held[2][0].fileno() == -1, "it said nothing and left"
-    assert held[1][0].fileno() >= 0, "what it said may be wanted"
+    assert ends[1].wire.fileno() >= 0, "what it sent may be wanted"
+    with pytest.raises(ValueError, match="closed"):  # it sent nothing and left
+        ends[2].wire.fileno()
 
 
 def test_of_those_that_are_gone_the_last_are_remembered(mine, monkeypatch):

@@ -30,18 +30,18 @@ from unisono.errors import (
 from unisono.transports import connect as dialing
 from unisono.transports import tls
 from unisono.transports.addresses import Address
-from unisono.transports.control import Letters
+from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import (
-    MEET,
+    RENDEZVOUS,
     Answering,
-    Member,
+    HandshakeResult,
+    Identity,
     Offering,
     Refused,
-    Verdict,
 )
-from unisono.transports.handshake import data as data_label
-from unisono.transports.listener import Reception
-from unisono.transports.rank_table import Entry
+from unisono.transports.handshake import data_purpose as data_label
+from unisono.transports.listener import Listener
+from unisono.transports.rank_table import RankEntry
 from unisono.transports.secret import make_secret, open_secret
 
 pytestmark = pytest.mark.timeout(60)
@@ -333,21 +333,21 @@ def test_without_openssl_the_error_says_what_to_install(tmp_path):
 
 
 def met(one_wants, other_wants):
-    one = Member(SECRET, "job", 1, tls=one_wants)
-    other = Member(SECRET, "job", 2, tls=other_wants)
-    dialer, answerer = Offering(one, 2, MEET), Answering(other)
+    one = Identity(SECRET, "job", 1, tls=one_wants)
+    other = Identity(SECRET, "job", 2, tls=other_wants)
+    dialer, answerer = Offering(one, 2, RENDEZVOUS), Answering(other)
     return dialer, answerer, answerer.take(dialer.opening)
 
 
 def test_both_have_one_key_for_tls():
     dialer, answerer, answer = met(True, True)
     answerer.take(dialer.take(answer))
-    assert dialer.session.tls_key == answerer.session.tls_key
-    assert len(dialer.session.tls_key) == 32
-    assert dialer.session.tls_key.hex() not in repr(dialer.session)
+    assert dialer.authenticated.tls_key == answerer.authenticated.tls_key
+    assert len(dialer.authenticated.tls_key) == 32
+    assert dialer.authenticated.tls_key.hex() not in repr(dialer.authenticated)
     dialer, answerer, answer = met(False, False)
     answerer.take(dialer.take(answer))
-    assert dialer.session.tls_key == answerer.session.tls_key == b""
+    assert dialer.authenticated.tls_key == answerer.authenticated.tls_key == b""
 
 
 @pytest.mark.parametrize(
@@ -361,8 +361,8 @@ def test_who_differs_is_told(one, other, said):
     dialer, answerer, answer = met(one, other)
     assert answerer.refusal is None  # the offer might be a recorded one
     answerer.take(dialer.take(answer))
-    assert answerer.session is dialer.session is None
-    assert answerer.refusal.verdict == Verdict.OTHER_TLS
+    assert answerer.authenticated is dialer.authenticated is None
+    assert answerer.refusal.result == HandshakeResult.OTHER_TLS
     assert "rank 1" in str(answerer.refusal)
     assert "UNISONO_TLS=mutual" in str(answerer.refusal)
     assert said in str(dialer.refusal)
@@ -378,38 +378,43 @@ def test_who_differs_must_be_able_to_confirm_it():
 # --- at a reception
 
 
-def reception(rank, wants=True, **options):
-    member = Member(SECRET, "job", rank, tls=wants)
-    return Reception(Address("127.0.0.1", 0), member, **options)
+def listener(rank, wants=True, **options):
+    member = Identity(SECRET, "job", rank, tls=wants)
+    return Listener(Address("127.0.0.1", 0), member, **options)
 
 
 def test_who_has_another_secret_does_not_get_as_far(monkeypatch):
     monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
-    stranger = Member(make_secret(), "job", 1, tls=True)
-    with reception(0) as host, pytest.raises(NotAuthentic, match="without a word"):
-        dialing.dial(host.address, stranger, 0, MEET, timeout_s=GENEROUS_S)
+    stranger = Identity(make_secret(), "job", 1, tls=True)
+    with listener(0) as host, pytest.raises(NotAuthentic, match="without a word"):
+        dialing.connect_to(host.address, stranger, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
 
 
 @pytest.mark.parametrize("host_wants", [True, False])
 def test_who_differs_is_known_to_both(host_wants):
-    with reception(0, host_wants) as host, reception(1, not host_wants) as guest:
-        guest.know({0: host.address})
+    with listener(0, host_wants) as host, listener(1, not host_wants) as guest:
+        guest.add_addresses({0: host.address})
         with pytest.raises(Refused, match="give all ranks the same, tls='mutual'"):
-            guest.dial(0, MEET, GENEROUS_S)
+            guest.connect(0, RENDEZVOUS, GENEROUS_S)
         assert host.next_of("meet", timeout_s=GENEROUS_S) == []
-        assert "rank 1" in host.differs
+        assert "rank 1" in host.tls_mismatch
 
 
 def test_letters_travel_encrypted():
-    with reception(0) as host, reception(1) as guest, ThreadPoolExecutor() as pool:
-        guest.know({0: host.address})
-        expected = pool.submit(host.expect, 1, MEET, GENEROUS_S)
-        mine, theirs = guest.dial(0, MEET, GENEROUS_S), expected.result(GENEROUS_S)
+    with listener(0) as host, listener(1) as guest, ThreadPoolExecutor() as pool:
+        guest.add_addresses({0: host.address})
+        expected = pool.submit(host.expect, 1, RENDEZVOUS, GENEROUS_S)
+        mine, theirs = (
+            guest.connect(0, RENDEZVOUS, GENEROUS_S),
+            expected.result(GENEROUS_S),
+        )
         assert mine.tls is not None
         assert theirs.tls is not None
-        letter = Entry(1, 2, "host", "identity" * 9000, 4, "address")
-        sent = pool.submit(Letters(mine).send, letter, timeout_s=GENEROUS_S)
-        got = Letters(theirs).receive(Entry, longest=1 << 20, timeout_s=GENEROUS_S)
+        letter = RankEntry(1, 2, "host", "identity" * 9000, 4, "address")
+        sent = pool.submit(ControlMessages(mine).send, letter, timeout_s=GENEROUS_S)
+        got = ControlMessages(theirs).receive(
+            RankEntry, longest=1 << 20, timeout_s=GENEROUS_S
+        )
         sent.result(GENEROUS_S)
         assert got == letter
         with pytest.raises(TimeoutError):
@@ -423,9 +428,9 @@ def test_letters_travel_encrypted():
 
 @pytest.mark.parametrize("then", ["rubbish", "nothing"])
 def test_one_who_proves_itself_but_cannot_open_holds_up_nobody(then):
-    with reception(0, handshake_s=0.5) as host, reception(1) as guest:
-        guest.know({0: host.address})
-        rules = Offering(Member(SECRET, "job", 1, tls=True), 0, MEET)
+    with listener(0, handshake_s=0.5) as host, listener(1) as guest:
+        guest.add_addresses({0: host.address})
+        rules = Offering(Identity(SECRET, "job", 1, tls=True), 0, RENDEZVOUS)
         where = (host.address.host, host.address.port)
         with socket.create_connection(where, timeout=GENEROUS_S) as stranger:
             stranger.sendall(rules.opening)
@@ -433,13 +438,13 @@ def test_one_who_proves_itself_but_cannot_open_holds_up_nobody(then):
             stranger.sendall(rules.take(answer))
             if then == "rubbish":
                 stranger.sendall(bytes(500))
-            made = guest.dial(0, data_label(3), GENEROUS_S)  # meanwhile, another
+            made = guest.connect(0, data_label(3), GENEROUS_S)  # meanwhile, another
             host.expect(1, data_label(3), GENEROUS_S).close()
             made.close()
             with contextlib.suppress(ConnectionError):
                 while stranger.recv(100):
                     pass
-        until(lambda: host.turned_away == 1, "it is turned away")
+        until(lambda: host.rejected == 1, "it is turned away")
 
 
 def test_who_is_silent_after_the_handshake_is_not_waited_for():
@@ -448,7 +453,7 @@ def test_who_is_silent_after_the_handshake_is_not_waited_for():
         sock = socket.create_connection(server.getsockname())
         began = time.monotonic()
         with sock, pytest.raises(TimeoutError):
-            tls.dialed(sock, KEY, timeout_s=0.2)
+            tls.connected(sock, KEY, timeout_s=0.2)
         assert time.monotonic() - began < GENEROUS_S
 
 
@@ -479,10 +484,14 @@ class Encrypted(Star):
             thread.start()
         for rank in range(n):
             self.lines[rank] = _native.Lifeline(
-                *(rank, fds[rank], keys(rank, n)),
+                rank,
+                [
+                    None if end is None else _native.TlsWire(fd, end)
+                    for fd, end in zip(fds[rank], ends[rank], strict=True)
+                ],
+                keys(rank, n),
                 beat_ms=100,
                 limit_ms=20_000,
-                tls=ends[rank],
             )
 
     def shaken(self, hub, far, one, other, ends, leaf):

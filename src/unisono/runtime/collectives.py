@@ -11,7 +11,7 @@ from typing import Any, Protocol, Unpack
 
 from unisono.runtime.call.options import Options
 from unisono.runtime.core import Core
-from unisono.transports.base import Peer
+from unisono.transports.session import Peer
 
 
 class Collectives(Protocol):

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -42,7 +41,7 @@ from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
-from unisono.transports.base import Peer, refuse_too_many
+from unisono.transports.session import Peer, refuse_too_many
 
 _ALL_REDUCE = CODES["all_reduce"]
 _ALL_GATHER = CODES["all_gather"]
@@ -491,11 +490,6 @@ class Communicator:
         """For `with unisono.init() as comm:`."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()

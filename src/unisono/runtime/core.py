@@ -38,7 +38,7 @@ from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_
 from unisono.runtime.plan.codec_plans import coded_plan
 from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
 from unisono.runtime.plan.select import choose
-from unisono.transports.base import Known, Peer, Transport
+from unisono.transports.session import Known, Peer, Session
 
 LATE_S = 5.0
 
@@ -67,7 +67,7 @@ class Core:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Session,
         native: _native.Comm,
         ranks: Sequence[int],
         *,
@@ -116,7 +116,7 @@ class Core:
     @classmethod
     def joined(
         cls,
-        transport: Transport,
+        transport: Session,
         ranks: Sequence[int],
         segment: int,
         *,

@@ -21,7 +21,7 @@ from unisono.schedule.step import Step
 from unisono.simulate.candidates import schedule_for
 from unisono.simulate.conditions import SimulatedWorld
 from unisono.topology.topology import Topology
-from unisono.transports.base import memory_free
+from unisono.transports.session import memory_free
 from unisono.units import format_bytes
 
 BYTES_A_TRANSFER = 200

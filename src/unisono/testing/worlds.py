@@ -15,8 +15,8 @@ from typing import Any
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, whole_number
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.first import first_communicator
-from unisono.transports.base import WINDOW
-from unisono.transports.threads import threads
+from unisono.transports.session import WINDOW
+from unisono.transports.threads import sessions
 from unisono.transports.tls import wanted
 
 
@@ -40,9 +40,9 @@ class World:
             raise BadArgument(
                 f"hosts = {list(hosts)}: expected one for each of {n} ranks"
             )
-        transports = threads(n, window=window, hosts=hosts, encrypted=wanted(tls))
+        made = sessions(n, window=window, hosts=hosts, encrypted=wanted(tls))
         self.comms: list[Communicator] = [
-            first_communicator(t, timeout_s=timeout_s) for t in transports
+            first_communicator(s, timeout_s=timeout_s) for s in made
         ]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from unisono.runtime.observe import tracing
 from unisono.runtime.world.clocks import compare_clocks
 from unisono.runtime.world.first import open_transports
 from unisono.trace.document import Document, merge, write
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 
 def start() -> None:
@@ -31,7 +31,7 @@ def stop() -> None:
         tracing.stop(transport.logbook)
 
 
-def _here() -> list[Transport]:
+def _here() -> list[Session]:
     transports = [t for t in open_transports() if not t.engine.forked()]
     if not transports:
         raise BadArgument(

@@ -110,7 +110,7 @@ class Choice:
         """One line for people."""
         return f"{self.host} on {self.interface}: {self.why}"
 
-    def door(self) -> Address:
+    def listen_address(self) -> Address:
         """Where to listen: at any free port, unless UNISONO_PORT names one."""
         told = os.environ.get(PORT, "0")
         if not told.isdecimal() or int(told) > 65535:

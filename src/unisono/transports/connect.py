@@ -20,21 +20,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono import _native
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
 from unisono.transports import tls
 from unisono.transports.addresses import Address, SocketAddress, refuse_open
 from unisono.transports.handshake import (
     HANDSHAKE_S,
-    Label,
-    Member,
+    Authenticated,
+    HandshakeResult,
+    Identity,
+    Purpose,
     Refused,
-    Session,
-    Verdict,
     offer,
 )
 
 if TYPE_CHECKING:
-    from unisono._native import Tls
+    from unisono._native import Tls, Wire
 
 DOUBT_S = 5.0
 """How long one who turns us away is asked again."""
@@ -70,7 +71,7 @@ class Connection:
     """
 
     peer: int
-    label: Label
+    purpose: Purpose
     socket: socket.socket
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
@@ -100,39 +101,45 @@ class Connection:
         held = self.tls is not None and self.tls.has_pending()
         return held or bool(poll.poll(0))
 
+    def take_wire(self) -> Wire:
+        """Hand the socket over to native code, as a wire; nothing is left here."""
+        if self.tls is not None:
+            return _native.TlsWire(self.socket.detach(), self.tls)
+        return _native.SocketWire(self.socket.detach())
+
     def close(self) -> None:
         """End it; the other reads the end of it."""
         self.socket.close()
 
 
 def connection_over(
-    sock: socket.socket, session: Session, encrypted: Tls | None = None
+    sock: socket.socket, authenticated: Authenticated, encrypted: Tls | None = None
 ) -> Connection:
     """The connection that a handshake has left."""
     sock.settimeout(None)
     with contextlib.suppress(OSError):  # gone already: found out by whoever uses it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(
-        *(session.peer, session.label, sock),
-        *(session.send_key, session.receive_key, encrypted),
+        *(authenticated.peer, authenticated.purpose, sock),
+        *(authenticated.send_key, authenticated.receive_key, encrypted),
     )
 
 
-def dialed_over(
-    sock: socket.socket, session: Session, *, timeout_s: float
+def connected_over(
+    sock: socket.socket, authenticated: Authenticated, *, timeout_s: float
 ) -> Connection:
     """The same at the dialer's end: where TLS is wanted, it is opened first."""
-    if not session.tls_key:
-        return connection_over(sock, session)
-    opened = tls.dialed(sock, session.tls_key, timeout_s=timeout_s)
-    return connection_over(sock, session, opened)
+    if not authenticated.tls_key:
+        return connection_over(sock, authenticated)
+    opened = tls.connected(sock, authenticated.tls_key, timeout_s=timeout_s)
+    return connection_over(sock, authenticated, opened)
 
 
-def dial(
+def connect_to(
     address: Address,
-    me: Member,
+    me: Identity,
     peer: int,
-    label: Label,
+    purpose: Purpose,
     *,
     timeout_s: float,
     lost: Callable[[], str] = str,
@@ -142,27 +149,27 @@ def dial(
     `lost` says why the peer need not be tried any more, or nothing. Raises
     ConnectFailed, NotAuthentic or PeerLost with the peer, its address and the cause.
     """
-    return _Dialing(address, me, peer, label, timeout_s, lost).until_done()
+    return _Connecting(address, me, peer, purpose, timeout_s, lost).until_done()
 
 
-class _Dialing:
+class _Connecting:
     """One call, over its attempts."""
 
     def __init__(
         self,
         address: Address,
-        me: Member,
+        me: Identity,
         peer: int,
-        label: Label,
+        purpose: Purpose,
         timeout_s: float,
         lost: Callable[[], str],
     ) -> None:
-        self.address, self.me, self.peer, self.label = address, me, peer, label
+        self.address, self.me, self.peer, self.purpose = address, me, peer, purpose
         self.timeout_s, self.lost = timeout_s, lost
         self.deadline = self.doubt = time.monotonic() + timeout_s
         self.doubts = False
         self.refusal: TransportError | None = None
-        self.where = f"rank {me.rank} dials rank {peer} at {address}, for {label}"
+        self.where = f"rank {me.rank} dials rank {peer} at {address}, for {purpose}"
 
     def until_done(self) -> Connection:
         """Attempts with pauses between; then the last one's failure is raised.
@@ -197,10 +204,10 @@ class _Dialing:
         now = time.monotonic()
         behind = (
             isinstance(why, Refused)
-            and why.verdict == Verdict.OTHER_EPOCH
+            and why.result == HandshakeResult.OTHER_EPOCH
             and why.epoch < self.me.epoch
         )
-        if isinstance(why, Refused) and why.verdict == Verdict.OTHER_TLS:
+        if isinstance(why, Refused) and why.result == HandshakeResult.OTHER_TLS:
             self.doubts, self.doubt = True, now  # it knows, and will not wait for us
         if not behind and not self.doubts:
             self.doubts, self.doubt = True, min(self.deadline, now + DOUBT_S)
@@ -211,7 +218,7 @@ class _Dialing:
     def _told(self, why: TransportError) -> TransportError:
         told = f"{self.where}: {why}"
         if isinstance(why, Refused):
-            return Refused(told, verdict=why.verdict, epoch=why.epoch)
+            return Refused(told, result=why.result, epoch=why.epoch)
         return NotAuthentic(told)
 
     def _failed(self, why: Exception) -> ConnectFailed:
@@ -226,7 +233,7 @@ class _Dialing:
 
     def _attempt(self) -> Connection:
         return try_all(
-            self.address, self.me, self.peer, self.label, self._at_most, self._look
+            self.address, self.me, self.peer, self.purpose, self._at_most, self._look
         )
 
     def _at_most(self, seconds: float) -> float:
@@ -239,9 +246,9 @@ Limit = Callable[[float], float]
 
 def try_all(
     address: Address,
-    me: Member,
+    me: Identity,
     peer: int,
-    label: Label,
+    purpose: Purpose,
     limit: Limit,
     look: Callable[[], None] = lambda: None,
 ) -> Connection:
@@ -256,7 +263,7 @@ def try_all(
     tried: list[tuple[str, OSError | NotAuthentic | Refused]] = []
     for family, where in address.resolve():
         try:
-            return _connect(family, where, me, peer, label, limit, look)
+            return _connect(family, where, me, peer, purpose, limit, look)
         except (OSError, NotAuthentic, Refused) as why:
             tried.append((str(where[0]), why))
     raise _of_all(tried)
@@ -272,7 +279,7 @@ def _of_all(
     errors = [why for _, why in tried]
     for why in errors:
         if isinstance(why, Refused):
-            return Refused(told, verdict=why.verdict, epoch=why.epoch)
+            return Refused(told, result=why.result, epoch=why.epoch)
     systems = [why for why in errors if isinstance(why, OSError)]
     if not systems:
         return NotAuthentic(told)
@@ -289,9 +296,9 @@ def _cause(why: Exception) -> str:
 def _connect(
     family: int,
     where: SocketAddress,
-    me: Member,
+    me: Identity,
     peer: int,
-    label: Label,
+    purpose: Purpose,
     limit: Limit,
     look: Callable[[], None],
 ) -> Connection:
@@ -303,8 +310,10 @@ def _connect(
         # Where nobody listens, the kernel may give us the very port we dial.
         if sock.getsockname() == sock.getpeername():
             raise ConnectionRefusedError("nobody listens there")
-        session = offer(sock, me, peer, label, timeout_s=limit(HANDSHAKE_S), look=look)
-        return dialed_over(sock, session, timeout_s=limit(HANDSHAKE_S))
+        authenticated = offer(
+            sock, me, peer, purpose, timeout_s=limit(HANDSHAKE_S), look=look
+        )
+        return connected_over(sock, authenticated, timeout_s=limit(HANDSHAKE_S))
     except BaseException:
         sock.close()
         raise

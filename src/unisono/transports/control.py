@@ -26,7 +26,7 @@ _CHECK = 32
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class Letters:
+class ControlMessages:
     """Both directions of one connection, which is used for nothing else meanwhile."""
 
     def __init__(self, connection: Connection) -> None:
@@ -35,9 +35,9 @@ class Letters:
         self._sent = 0
         self._received = 0
 
-    def send(self, letter: msgspec.Struct, *, timeout_s: float) -> None:
+    def send(self, message: msgspec.Struct, *, timeout_s: float) -> None:
         """Send; OSError if it cannot be done in time."""
-        raw = msgspec.msgpack.encode(letter)
+        raw = msgspec.msgpack.encode(message)
         check = _check(self.connection.send_key, self._sent, raw)
         self._sent += 1
         whole = _LENGTH.pack(len(raw)) + raw + check

@@ -30,11 +30,11 @@ import msgspec
 
 from unisono.errors import ConnectFailed, Corrupted, NotAuthentic
 from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
 from unisono.transports.connect import Connection, try_all
-from unisono.transports.control import Letters
-from unisono.transports.handshake import Label, Member, Refused
-from unisono.transports.listener import Reception
+from unisono.transports.control import ControlMessages
+from unisono.transports.handshake import Identity, Purpose, Refused
+from unisono.transports.listener import Listener
+from unisono.transports.session import Session
 from unisono.transports.unix import (
     abstract,
     credentials,
@@ -43,13 +43,13 @@ from unisono.transports.unix import (
     seqpacket,
 )
 
-_AGREE = Label("agree")
+_AGREE = Purpose("agree")
 _LONGEST = 1 << 18
-_KNOCK_S = 2.0
+_CONNECT_S = 2.0
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class Link(ABC):
+class ControlLink(ABC):
     """A connection to another rank, for a few small words."""
 
     rank: int
@@ -81,13 +81,13 @@ class Link(ABC):
         self.socket.close()
 
 
-class NearLink(Link):
+class LocalLink(ControlLink):
     """Over a Unix socket, which keeps words apart."""
 
     def __init__(self, rank: int, end: socket.socket) -> None:
         """The other's rank is the kernel's word."""
         self.rank, self.socket = rank, end
-        end.settimeout(_KNOCK_S)
+        end.settimeout(_CONNECT_S)
 
     def send(self, word: msgspec.Struct) -> None:
         """Send, if the other is there."""
@@ -103,46 +103,46 @@ class NearLink(Link):
             return None
 
 
-class FarLink(Link):
+class RemoteLink(ControlLink):
     """Over an authenticated connection, in sealed letters."""
 
     def __init__(self, connection: Connection) -> None:
         """The other's rank was proven."""
         self.rank, self.socket = connection.peer, connection.socket
-        self._letters = Letters(connection)
+        self._messages = ControlMessages(connection)
 
     def send(self, word: msgspec.Struct) -> None:
         """Send, if the other is there."""
         with contextlib.suppress(OSError):
-            self._letters.send(word, timeout_s=_KNOCK_S)
+            self._messages.send(word, timeout_s=_CONNECT_S)
 
     def receive(self, kind: type[_T]) -> _T | None:
         """The next word, or None."""
         try:
-            return self._letters.receive(kind, longest=_LONGEST, timeout_s=_KNOCK_S)
+            return self._messages.receive(kind, longest=_LONGEST, timeout_s=_CONNECT_S)
         except (OSError, Corrupted):
             return None
 
 
-class Door(ABC):
+class ShrinkEndpoint(ABC):
     """One rank's place in an agreement. `is_near`: all are on this host."""
 
-    is_near: bool
-    reception: Reception | None = None
+    is_local: bool
+    listener: Listener | None = None
 
     @abstractmethod
     def fileno(self) -> int:
         """For select: readable when somebody has come."""
 
     @abstractmethod
-    def knock(self, rank: int) -> Link:
+    def connect(self, rank: int) -> ControlLink:
         """Go to another; ConnectionRefusedError if it has left, or is not there yet.
 
         Other errors mean that it cannot be reached now.
         """
 
     @abstractmethod
-    def arrivals(self) -> list[Link]:
+    def arrivals(self) -> list[ControlLink]:
         """Those who have come since."""
 
     @abstractmethod
@@ -154,10 +154,10 @@ class Door(ABC):
         """Leave for good."""
 
 
-def open_door(transport: Transport, job: str, epoch: int) -> Door:
+def open_shrink_endpoint(transport: Session, job: str, epoch: int) -> ShrinkEndpoint:
     """The door of this rank in the world of a transport."""
-    if transport.reception is not None:
-        return _FarDoor(transport.reception)
+    if transport.listener is not None:
+        return _RemoteEndpoint(transport.listener)
     if transport.apart:
         told = ", ".join(map(str, transport.apart))
         raise ConnectFailed(
@@ -165,11 +165,11 @@ def open_door(transport: Transport, job: str, epoch: int) -> Door:
             "cannot be known by its process id; let the ranks meet by UNISONO_ADDRESS"
         )
     pids = [peer.pid for peer in transport.peers]
-    return _NearDoor(f"{job}/{epoch}/agree", transport.rank, pids)
+    return _LocalEndpoint(f"{job}/{epoch}/agree", transport.rank, pids)
 
 
-class _NearDoor(Door):
-    is_near = True
+class _LocalEndpoint(ShrinkEndpoint):
+    is_local = True
 
     def __init__(self, job: str, rank: int, pids: Sequence[int]) -> None:
         self._names = [abstract(f"{job}/{r}/{pid}") for r, pid in enumerate(pids)]
@@ -191,10 +191,10 @@ class _NearDoor(Door):
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def knock(self, rank: int) -> Link:
+    def connect(self, rank: int) -> ControlLink:
         end = seqpacket()
         try:
-            end.settimeout(_KNOCK_S)
+            end.settimeout(_CONNECT_S)
             end.connect(self._names[rank])
             pid = credentials(end)[0]
             if self._ranks.get(pid) != rank or not is_ours(end):
@@ -202,10 +202,10 @@ class _NearDoor(Door):
         except BaseException:
             end.close()
             raise
-        return NearLink(rank, end)
+        return LocalLink(rank, end)
 
-    def arrivals(self) -> list[Link]:
-        found: list[Link] = []
+    def arrivals(self) -> list[ControlLink]:
+        found: list[ControlLink] = []
         while True:
             try:
                 end, _ = self._listener.accept()
@@ -217,7 +217,7 @@ class _NearDoor(Door):
             if rank is None or not is_ours(end):
                 end.close()
             else:
-                found.append(NearLink(rank, end))
+                found.append(LocalLink(rank, end))
 
     def answer(self, word: msgspec.Struct) -> None:
         def serve() -> None:
@@ -240,77 +240,83 @@ class _NearDoor(Door):
         self._listener.close()
 
 
-class _FarDoor(Door):
-    is_near = False
-    reception: Reception
+class _RemoteEndpoint(ShrinkEndpoint):
+    is_local = False
+    listener: Listener
 
-    def __init__(self, reception: Reception) -> None:
-        self.reception = reception
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
         self._arrived: deque[Connection] = deque()
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        reception.hand_on(_AGREE.purpose, self._arrive)
+        self._wake_reader, self._waker = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        listener.set_handler(_AGREE.kind, self._arrive)
 
     def _arrive(self, connection: Connection) -> None:
         self._arrived.append(connection)
         with contextlib.suppress(OSError):
-            self._bell.send(b"!", socket.MSG_DONTWAIT)
+            self._waker.send(b"!", socket.MSG_DONTWAIT)
 
     def fileno(self) -> int:
-        return self._ear.fileno()
+        return self._wake_reader.fileno()
 
-    def knock(self, rank: int) -> Link:
-        where = self.reception.whereabouts(rank)
+    def connect(self, rank: int) -> ControlLink:
+        where = self.listener.address_of(rank)
         try:
-            return knock_at(where, self.reception.me, rank, _AGREE)
+            return connect_once(where, self.listener.me, rank, _AGREE)
         except Refused as why:  # another has this port now
             raise ConnectionRefusedError(str(why)) from why
         except ConnectFailed as why:  # its name is not known just now
             raise OSError(str(why)) from why
 
-    def arrivals(self) -> list[Link]:
+    def arrivals(self) -> list[ControlLink]:
         with contextlib.suppress(OSError):
-            self._ear.recv(4096)
-        return [FarLink(self._arrived.popleft()) for _ in range(len(self._arrived))]
+            self._wake_reader.recv(4096)
+        return [RemoteLink(self._arrived.popleft()) for _ in range(len(self._arrived))]
 
     def answer(self, word: msgspec.Struct) -> None:
         def tell(connection: Connection) -> None:
-            link = FarLink(connection)
+            link = RemoteLink(connection)
             try:
                 link.send(word)
             finally:
                 link.close()
 
-        self.reception.hand_on(_AGREE.purpose, tell)
+        self.listener.set_handler(_AGREE.kind, tell)
         for connection in list(self._arrived):
             tell(connection)
         self._arrived.clear()
-        self._ear.close()
-        self._bell.close()
+        self._wake_reader.close()
+        self._waker.close()
 
     def close(self) -> None:
-        self.reception.close()
-        self._ear.close()
-        self._bell.close()
+        self.listener.close()
+        self._wake_reader.close()
+        self._waker.close()
         for connection in self._arrived:
             connection.close()
 
 
-def knock_at(address: Address, me: Member, peer: int, label: Label) -> Link:
+def connect_once(
+    address: Address, me: Identity, peer: int, purpose: Purpose
+) -> ControlLink:
     """Try once to reach a rank across hosts, at each address that its name stands for.
 
     ConnectionRefusedError if at none of them anybody listens, Refused if one of this
     secret says why it will not talk, another OSError if nothing can be told.
     """
     try:
-        connection = try_all(address, me, peer, label, lambda most: min(most, _KNOCK_S))
+        connection = try_all(
+            address, me, peer, purpose, lambda most: min(most, _CONNECT_S)
+        )
     except NotAuthentic as why:  # perhaps it is only crowded
         raise ConnectionAbortedError(str(why)) from why
-    return FarLink(connection)
+    return RemoteLink(connection)
 
 
-def pause_until(door: Door, links: Sequence[Link], until: float) -> list[Link]:
+def pause_until(
+    endpoint: ShrinkEndpoint, links: Sequence[ControlLink], until: float
+) -> list[ControlLink]:
     """Wait for somebody to come or to speak; those who speak."""
     left = max(0.0, until - time.monotonic())
-    ready = readable([door, *links], left)
+    ready = readable([endpoint, *links], left)
     return [one for one in links if one.fileno() in ready]

@@ -65,7 +65,7 @@ OFFER_SIZE = _OFFER.size + _CHECK
 ANSWER_SIZE = _ANSWER.size + _CHECK
 
 
-class Verdict(IntEnum):
+class HandshakeResult(IntEnum):
     """What the answerer says to one who holds the secret."""
 
     WELCOME = 0
@@ -82,25 +82,25 @@ class Refused(ConnectFailed):
     `epoch` is the answerer's own.
     """
 
-    def __init__(self, message: str, *, verdict: int, epoch: int) -> None:
+    def __init__(self, message: str, *, result: int, epoch: int) -> None:
         """Keep the verdict and what it rests on."""
         super().__init__(message)
-        self.verdict = verdict
+        self.result = result
         self.epoch = epoch
 
 
 @dataclass(frozen=True)
-class Label:
+class Purpose:
     """What a connection is for: one of a few purposes, a communicator, a stream."""
 
-    purpose: str
+    kind: str
     communicator: int = 0
     stream: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what does not fit its place in the offer."""
-        if not (self.purpose.isascii() and 0 < len(self.purpose) <= 8):
-            raise BadArgument(f"purpose = {self.purpose!r}: expected 1 to 8 letters")
+        if not (self.kind.isascii() and 0 < len(self.kind) <= 8):
+            raise BadArgument(f"purpose = {self.kind!r}: expected 1 to 8 letters")
         if not 0 <= self.communicator < 1 << 64 or not 0 <= self.stream < 1 << 32:
             raise BadArgument(
                 f"{self}: communicator and stream take 64 and 32 bits at most"
@@ -108,28 +108,26 @@ class Label:
 
     def __str__(self) -> str:
         """As in "data of communicator 3, stream 0"; plain "life" without a number."""
-        if self.purpose != "data" and not (self.communicator or self.stream):
-            return self.purpose
-        return (
-            f"{self.purpose} of communicator {self.communicator}, stream {self.stream}"
-        )
+        if self.kind != "data" and not (self.communicator or self.stream):
+            return self.kind
+        return f"{self.kind} of communicator {self.communicator}, stream {self.stream}"
 
 
-MEET = Label("meet")
+RENDEZVOUS = Purpose("meet")
 
 
-def life(token: int) -> Label:
+def lifeline_purpose(token: int) -> Purpose:
     """The label of a lifeline; the token is what its process said when it came."""
-    return Label("life", token)
+    return Purpose("life", token)
 
 
-def data(communicator: int, stream: int = 0) -> Label:
+def data_purpose(communicator: int, stream: int = 0) -> Purpose:
     """The label of one stream of a communicator's data."""
-    return Label("data", communicator, stream)
+    return Purpose("data", communicator, stream)
 
 
 @dataclass(frozen=True)
-class Member:
+class Identity:
     """Who speaks: a rank of a job, in one of its epochs, by the job's secret.
 
     `tls` is whether all that follows a handshake is to be encrypted.
@@ -153,14 +151,14 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Session:
+class Authenticated:
     """What both know after a handshake: who the other is, what for, and the keys.
 
     The key for TLS is empty if nothing is to be encrypted.
     """
 
     peer: int
-    label: Label
+    purpose: Purpose
     send_key: bytes = field(repr=False)
     receive_key: bytes = field(repr=False)
     tls_key: bytes = field(repr=False, default=b"")
@@ -174,17 +172,17 @@ class Offering:
 
     wanted = ANSWER_SIZE
 
-    def __init__(self, me: Member, peer: int, label: Label) -> None:
+    def __init__(self, me: Identity, peer: int, purpose: Purpose) -> None:
         """Make the offer."""
-        self._me, self._peer, self._label = me, peer, label
+        self._me, self._peer, self._purpose = me, peer, purpose
         body = _OFFER.pack(
             *(_NAME, VERSION, me.job_id, me.epoch, me.rank, peer),
-            *(label.purpose.encode(), label.communicator, label.stream),
+            *(purpose.kind.encode(), purpose.communicator, purpose.stream),
             *(me.tls, os.urandom(32)),
         )
         self.opening = body + _check(me.secret, b"offer", body)
         self.refusal: Refused | None = None
-        self.session: Session | None = None
+        self.authenticated: Authenticated | None = None
 
     def take(self, answer: bytes) -> bytes:
         """The confirmation to send; NotAuthentic or Refused if there is none."""
@@ -196,42 +194,42 @@ class Offering:
                 "secret of this job: see that all ranks were given the same, and that "
                 "the address is that of the job"
             )
-        _, version, verdict, rank, epoch, _ = _ANSWER.unpack(answer[:-_CHECK])
+        _, version, result, rank, epoch, _ = _ANSWER.unpack(answer[:-_CHECK])
         confirm = _check(secret, b"confirm", transcript)
-        if verdict or version != VERSION:
-            refusal = self._refused(verdict, version, rank, epoch)
-            if verdict != Verdict.OTHER_TLS:
+        if result or version != VERSION:
+            refusal = self._refused(result, version, rank, epoch)
+            if result != HandshakeResult.OTHER_TLS:
                 raise refusal
             self.refusal = refusal
             return confirm
         mine, theirs, tls = _keys(self._me, transcript + confirm)
-        self.session = Session(self._peer, self._label, mine, theirs, tls)
+        self.authenticated = Authenticated(self._peer, self._purpose, mine, theirs, tls)
         return confirm
 
-    def _refused(self, verdict: int, version: int, rank: int, epoch: int) -> Refused:
+    def _refused(self, result: int, version: int, rank: int, epoch: int) -> Refused:
         me, peer = self._me, self._peer
-        if verdict == Verdict.OTHER_VERSION or version != VERSION:
+        if result == HandshakeResult.OTHER_VERSION or version != VERSION:
             told = (
                 f"speaks version {version} of the handshake, rank {me.rank} version "
                 f"{VERSION}: install the same unisono for all"
             )
-        elif verdict == Verdict.OTHER_JOB:
+        elif result == HandshakeResult.OTHER_JOB:
             told = (
                 f"serves another job than {me.job!r}, with the same secret: is it left "
                 "over from an earlier run, or do two jobs share an address?"
             )
-        elif verdict == Verdict.OTHER_RANK:
+        elif result == HandshakeResult.OTHER_RANK:
             told = f"says that it is rank {rank}: have the addresses been mixed up?"
-        elif verdict == Verdict.OTHER_EPOCH:
+        elif result == HandshakeResult.OTHER_EPOCH:
             told = (
                 f"is in epoch {epoch} of the job, rank {me.rank} in {me.epoch}: one of "
                 "them has missed a change of members"
             )
-        elif verdict == Verdict.OTHER_TLS:
+        elif result == HandshakeResult.OTHER_TLS:
             told = _tls_differs(me)
         else:
-            told = f"refuses for a reason ({verdict}) that is not known here"
-        return Refused(f"rank {peer} {told}", verdict=verdict, epoch=epoch)
+            told = f"refuses for a reason ({result}) that is not known here"
+        return Refused(f"rank {peer} {told}", result=result, epoch=epoch)
 
 
 class Answering:
@@ -242,16 +240,16 @@ class Answering:
     `offered` is who it says it is, and what for.
     """
 
-    def __init__(self, me: Member) -> None:
+    def __init__(self, me: Identity) -> None:
         """Wait for an offer."""
         self.me = me
         self._transcript = b""
-        self.offered: Session | None = None
+        self.offered: Authenticated | None = None
         self._differs: Refused | None = None
         self.wanted = OFFER_SIZE
         self.vouched = False
         self.refusal: Refused | None = None
-        self.session: Session | None = None
+        self.authenticated: Authenticated | None = None
 
     def take(self, frame: bytes) -> bytes:
         """What to send in return, perhaps nothing; NotAuthentic: send nothing."""
@@ -268,39 +266,42 @@ class Answering:
             raise NotAuthentic("an offer without the secret of this job")
         self.vouched = True
         self.wanted = _CHECK
-        verdict, why = self._weigh(offer)
-        if verdict == Verdict.OTHER_TLS:
-            self._differs = Refused(why, verdict=verdict, epoch=me.epoch)
-        elif verdict:
-            self.refusal = Refused(why, verdict=verdict, epoch=me.epoch)
-        body = _ANSWER.pack(_NAME, VERSION, verdict, me.rank, me.epoch, os.urandom(32))
+        result, why = self._weigh(offer)
+        if result == HandshakeResult.OTHER_TLS:
+            self._differs = Refused(why, result=result, epoch=me.epoch)
+        elif result:
+            self.refusal = Refused(why, result=result, epoch=me.epoch)
+        body = _ANSWER.pack(_NAME, VERSION, result, me.rank, me.epoch, os.urandom(32))
         self._transcript = offer + body
         self._transcript += _check(me.secret, b"answer", self._transcript)
         return self._transcript[len(offer) :]
 
-    def _weigh(self, offer: bytes) -> tuple[Verdict, str]:
+    def _weigh(self, offer: bytes) -> tuple[HandshakeResult, str]:
         me = self.me
         name, version, job, epoch, src, dst, *what, _ = _OFFER.unpack(offer[:-_CHECK])
         if name != _NAME or version != VERSION:
             why = f"somebody speaks version {version} of the handshake"
-            return Verdict.OTHER_VERSION, why
+            return HandshakeResult.OTHER_VERSION, why
         if job != me.job_id:
-            return Verdict.OTHER_JOB, f"rank {src} of another job has the same secret"
+            return (
+                HandshakeResult.OTHER_JOB,
+                f"rank {src} of another job has the same secret",
+            )
         if dst != me.rank or src == me.rank:
-            return Verdict.OTHER_RANK, f"rank {src} looks for rank {dst}"
+            return HandshakeResult.OTHER_RANK, f"rank {src} looks for rank {dst}"
         if epoch != me.epoch:
             why = f"rank {src} is in epoch {epoch}, not in {me.epoch}"
-            return Verdict.OTHER_EPOCH, why
-        purpose, communicator, stream, tls = what
+            return HandshakeResult.OTHER_EPOCH, why
+        kind, communicator, stream, tls = what
         try:
-            name = purpose.rstrip(b"\0").decode("ascii")
-            label = Label(name, communicator, stream)
+            name = kind.rstrip(b"\0").decode("ascii")
+            purpose = Purpose(name, communicator, stream)
         except ValueError:
             raise NotAuthentic("an offer that no rank makes") from None
-        self.offered = Session(src, label, b"", b"")
+        self.offered = Authenticated(src, purpose, b"", b"")
         if tls != me.tls:
-            return Verdict.OTHER_TLS, f"rank {src} {_tls_differs(me)}"
-        return Verdict.WELCOME, ""
+            return HandshakeResult.OTHER_TLS, f"rank {src} {_tls_differs(me)}"
+        return HandshakeResult.WELCOME, ""
 
     def _confirmed(self, confirm: bytes) -> None:
         secret, transcript = self.me.secret, self._transcript + confirm
@@ -311,25 +312,27 @@ class Answering:
         if self.refusal is not None:
             return
         theirs, mine, tls = _keys(self.me, transcript)
-        self.session = Session(offered.peer, offered.label, mine, theirs, tls)
+        self.authenticated = Authenticated(
+            offered.peer, offered.purpose, mine, theirs, tls
+        )
 
 
 def offer(
     sock: socket.socket,
-    me: Member,
+    me: Identity,
     peer: int,
-    label: Label,
+    purpose: Purpose,
     *,
     timeout_s: float = HANDSHAKE_S,
     look: Callable[[], object] = lambda: None,
-) -> Session:
+) -> Authenticated:
     """Authenticate a connection that we have made; `look` is called while it waits.
 
     Raises NotAuthentic if the other is none of this job, Refused if it says why it will
     not talk, TimeoutError if it says nothing in time. The socket is the caller's to
     close; its timeout is as before.
     """
-    rules = Offering(me, peer, label)
+    rules = Offering(me, peer, purpose)
     with Until(sock, timeout_s, look) as wire:
         wire.send(rules.opening)
         answer = wire.receive(rules.wanted)
@@ -342,21 +345,21 @@ def offer(
         wire.send(rules.take(answer))
     if rules.refusal is not None:
         raise rules.refusal
-    assert rules.session is not None
-    return rules.session
+    assert rules.authenticated is not None
+    return rules.authenticated
 
 
 def answer(
-    sock: socket.socket, me: Member, *, timeout_s: float = HANDSHAKE_S
-) -> Session:
+    sock: socket.socket, me: Identity, *, timeout_s: float = HANDSHAKE_S
+) -> Authenticated:
     """Authenticate a connection that another has made; `offer` tells what is raised."""
     rules = Answering(me)
     with Until(sock, timeout_s) as wire:
-        while rules.session is None:
+        while rules.authenticated is None:
             wire.send(rules.take(wire.receive(rules.wanted)))
             if rules.refusal is not None:
                 raise rules.refusal
-    return rules.session
+    return rules.authenticated
 
 
 def _check(secret: Secret, kind: bytes, told: bytes) -> bytes:
@@ -369,7 +372,7 @@ def _holds(secret: Secret, kind: bytes, told: bytes) -> bool:
     return hmac.compare_digest(expected, told[-_CHECK:])
 
 
-def _keys(me: Member, transcript: bytes) -> tuple[bytes, bytes, bytes]:
+def _keys(me: Identity, transcript: bytes) -> tuple[bytes, bytes, bytes]:
     """The dialer's key for sending, the answerer's, and that for TLS, if wanted."""
     key = me.secret.key
     return (
@@ -379,7 +382,7 @@ def _keys(me: Member, transcript: bytes) -> tuple[bytes, bytes, bytes]:
     )
 
 
-def _tls_differs(me: Member) -> str:
+def _tls_differs(me: Identity) -> str:
     one, other = ("does not encrypt", "does") if me.tls else ("encrypts", "does not")
     return (
         f"{one}, rank {me.rank} {other}: give all ranks the same, tls='mutual' in init "

@@ -21,13 +21,18 @@ import msgspec
 from unisono.errors import ConnectFailed
 from unisono.transports.addresses import Address, stay
 from unisono.transports.connect import Connection
-from unisono.transports.endpoints import FarLink, Link, NearLink, knock_at
-from unisono.transports.handshake import Label, Member, Refused, Verdict
-from unisono.transports.listener import Reception
+from unisono.transports.endpoints import (
+    ControlLink,
+    LocalLink,
+    RemoteLink,
+    connect_once,
+)
+from unisono.transports.handshake import HandshakeResult, Identity, Purpose, Refused
+from unisono.transports.listener import Listener
 from unisono.transports.secret import Secret
 from unisono.transports.unix import abstract, is_ours, readable, seqpacket
 
-_JOIN = Label("join")
+_JOIN = Purpose("join")
 _NO_RANK = 1 << 31
 _AGAIN_S = 0.05
 _TICK_S = 0.05
@@ -56,7 +61,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     dead: tuple[int, ...] = ()
     before: int = 0
 
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether there can be such a place."""
         return (
             0 < self.before < self.world_size <= _MOST_RANKS
@@ -65,21 +70,21 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Gate:
+class JoinEndpoint:
     """Open from the beginning of a growth to its end."""
 
     def __init__(
-        self, listener: socket.socket | None, reception: Reception | None
+        self, unix_socket: socket.socket | None, listener: Listener | None
     ) -> None:
-        """One of the two; `open_near` and `open_far` make them."""
-        self._listener, self._reception = listener, reception
-        self._owned = False
+        """One of the two; `open_local` and `open_remote` make them."""
+        self._socket, self._listener = unix_socket, listener
+        self._owns_listener = False
         self._arrived: deque[Connection] = deque()
-        if reception is not None:
-            reception.hand_on(_JOIN.purpose, self._arrived.append)
+        if listener is not None:
+            listener.set_handler(_JOIN.kind, self._arrived.append)
 
     @classmethod
-    def open_near(cls, job: str) -> Gate:
+    def open_local(cls, job: str) -> JoinEndpoint:
         """On one host."""
         listener = seqpacket()
         try:
@@ -95,18 +100,18 @@ class Gate:
         return cls(listener, None)
 
     @classmethod
-    def open_far(
-        cls, address: str, me: Member, receptions: Sequence[Reception]
-    ) -> Gate:
+    def open_remote(
+        cls, address: str, me: Identity, listeners: Sequence[Listener]
+    ) -> JoinEndpoint:
         """Across hosts; one of these receptions may be at the address already."""
         told = Address.parse(address)
         choice = stay(told)
         place = Address(choice.bind or choice.host, told.port)
-        for one in receptions:
+        for one in listeners:
             if one.address == place:
                 return cls(None, one)
         try:
-            gate = cls(None, Reception(place, me, others=choice.others))
+            endpoint = cls(None, Listener(place, me, others=choice.others))
         except ConnectFailed as why:
             raise ConnectFailed(
                 f"grow: newcomers come to {address}, the address of the job, and there "
@@ -114,12 +119,12 @@ class Gate:
                 "grow(address=host:port) with an address of rank 0's host, and start "
                 "newcomers with the same as UNISONO_ADDRESS"
             ) from why
-        gate._owned = True
-        return gate
+        endpoint._owns_listener = True
+        return endpoint
 
-    def newcomers(self) -> list[tuple[Link, Joining]]:
+    def newcomers(self) -> list[tuple[ControlLink, Joining]]:
         """Those who have come since, after a moment."""
-        found: list[tuple[Link, Joining]] = []
+        found: list[tuple[ControlLink, Joining]] = []
         for link in self._arrivals():
             hello = link.receive(Joining)
             if hello is None:
@@ -128,34 +133,34 @@ class Gate:
                 found.append((link, hello))
         return found
 
-    def _arrivals(self) -> Iterator[Link]:
-        if self._listener is None:
+    def _arrivals(self) -> Iterator[ControlLink]:
+        if self._socket is None:
             time.sleep(_TICK_S)
             while self._arrived:
-                yield FarLink(self._arrived.popleft())
+                yield RemoteLink(self._arrived.popleft())
             return
-        readable([self._listener], _TICK_S)
+        readable([self._socket], _TICK_S)
         with contextlib.suppress(OSError):  # nobody more
             while True:
-                end, _ = self._listener.accept()
+                end, _ = self._socket.accept()
                 if is_ours(end):
-                    yield NearLink(-1, end)
+                    yield LocalLink(-1, end)
                 else:
                     end.close()  # another user's: not even an answer
 
     def close(self) -> None:
         """Whoever has come and was told nothing reads the end, and comes again."""
-        if self._listener is not None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._listener is not None and self._owns_listener:
             self._listener.close()
-        if self._reception is not None and self._owned:
-            self._reception.close()
-        elif self._reception is not None:
-            self._reception.hand_on(_JOIN.purpose, Connection.close)
+        elif self._listener is not None:
+            self._listener.set_handler(_JOIN.kind, Connection.close)
         for connection in self._arrived:
             connection.close()
 
 
-class Coming:
+class Joiner:
     """A process on its way into a job."""
 
     def __init__(
@@ -172,7 +177,7 @@ class Coming:
     def ask(self, hello: Joining, until: float) -> Welcome | None:
         """Come once, and wait to be told a place; None if there was nobody, or not."""
         try:
-            link = self._knock()
+            link = self._connect()
         except Refused:  # by one of this secret, for good
             raise
         except (OSError, ConnectFailed) as why:  # the latter if the name is unknown
@@ -190,9 +195,9 @@ class Coming:
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
         return told
 
-    def _knock(self) -> Link:
+    def _connect(self) -> ControlLink:
         if self._secret is not None:
-            return self._knock_far(self._secret)
+            return self._connect_remote(self._secret)
         end = seqpacket()
         try:
             end.connect(abstract(f"{self._job}/join"))
@@ -201,15 +206,15 @@ class Coming:
         except BaseException:
             end.close()
             raise
-        return NearLink(0, end)
+        return LocalLink(0, end)
 
-    def _knock_far(self, secret: Secret) -> Link:
-        me = Member(secret, self._job, self._rank, self._epoch, self._tls)
+    def _connect_remote(self, secret: Secret) -> ControlLink:
+        me = Identity(secret, self._job, self._rank, self._epoch, self._tls)
         try:
-            return knock_at(Address.parse(self._address), me, 0, _JOIN)
+            return connect_once(Address.parse(self._address), me, 0, _JOIN)
         except Refused as why:
-            if why.verdict == Verdict.OTHER_EPOCH:
+            if why.result == HandshakeResult.OTHER_EPOCH:
                 self._epoch = why.epoch
-            elif why.verdict != Verdict.OTHER_RANK:
+            elif why.result != HandshakeResult.OTHER_RANK:
                 raise
             raise ConnectionAbortedError(str(why)) from why

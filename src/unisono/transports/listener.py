@@ -32,27 +32,27 @@ from dataclasses import replace
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports.addresses import Address, listen
-from unisono.transports.connect import Connection, connection_over, dial
+from unisono.transports.connect import Connection, connect_to, connection_over
 from unisono.transports.handshake import (
     HANDSHAKE_S,
-    MEET,
+    RENDEZVOUS,
     Answering,
-    Label,
-    Member,
-    Verdict,
+    HandshakeResult,
+    Identity,
+    Purpose,
 )
-from unisono.transports.pending import Rejects, Stranger, first_to_go
+from unisono.transports.pending import PendingConnection, RejectionLog, first_to_reject
 
-MOST_STRANGERS = 64
+MOST_PENDING = 64
 TIMEOUT_S = 60.0
 Handler = Callable[[Connection], None]
 
 _ACCEPTS = 16  # in a row, before those who are here are heard again
-_A_WORD_S = 0.05  # what everybody has before it must make room for a newcomer
-_BREATHER_S = 0.1  # when the process has no descriptor left for a newcomer
+_GRACE_S = 0.05  # what everybody has before it must make room for a newcomer
+_PAUSE_S = 0.1  # when the process has no descriptor left for a newcomer
 
 
-class Reception:
+class Listener:
     """The port of one rank, and the connections made through it.
 
     `address` is where it is, `turned_away` how many came who did not belong, `differs`
@@ -62,7 +62,7 @@ class Reception:
     def __init__(
         self,
         address: Address,
-        me: Member,
+        me: Identity,
         *,
         others: Sequence[str] = (),
         handshake_s: float = HANDSHAKE_S,
@@ -75,10 +75,10 @@ class Reception:
         self._listeners = _listen_at(address, others, me)
         port = self._listeners[0].getsockname()[1]
         self.address = Address(address.host, port)
-        self.turned_away = 0
-        self.differs = ""
+        self.rejected = 0
+        self.tls_mismatch = ""
         self._handshake_s = handshake_s
-        self._rejects = Rejects(f"rank {me.rank} at {self.address}")
+        self._rejection_log = RejectionLog(f"rank {me.rank} at {self.address}")
         self._peers: dict[int, Address] = {}
         self._lost: dict[int, str] = {}
         self._gone: Callable[[int], str] = lambda peer: ""
@@ -86,15 +86,15 @@ class Reception:
         self._handlers: dict[str, Handler] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._strangers: list[Stranger] = []
+        self._pending: list[PendingConnection] = []
         self._pause_until = 0.0
         self._pause_for_room = False
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ)
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._wake_reader, self._waker = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(
             target=self._serve, name="unisono-reception", daemon=True
         )
@@ -106,7 +106,7 @@ class Reception:
         state = ", closed" if self._closed else ""
         return f"Reception(rank {self.me.rank} at {self.address}{state})"
 
-    def __enter__(self) -> Reception:
+    def __enter__(self) -> Listener:
         """The same."""
         return self
 
@@ -114,23 +114,23 @@ class Reception:
         """Close."""
         self.close()
 
-    def know(self, peers: Mapping[int, Address]) -> None:
+    def add_addresses(self, peers: Mapping[int, Address]) -> None:
         """Learn where other ranks are."""
         self._peers.update(peers)
 
-    def whereabouts(self, peer: int) -> Address:
+    def address_of(self, peer: int) -> Address:
         """Where another rank takes connections."""
         if peer not in self._peers:
             raise BadArgument(f"rank {peer}: its address is not known yet")
         return self._peers[peer]
 
-    def lose(self, peer: int, why: str) -> None:
+    def mark_lost(self, peer: int, why: str) -> None:
         """End every wait for this rank, now and later: it is known to be gone."""
         with self._changed:
             self._lost[peer] = why
             self._changed.notify_all()
 
-    def enter(self, epoch: int) -> None:
+    def enter_epoch(self, epoch: int) -> None:
         """Go on in another epoch of the job: who is in the one before is refused."""
         with self._changed:
             self.me = replace(self.me, epoch=epoch)
@@ -138,74 +138,75 @@ class Reception:
                 connection.close()
             self._arrived.clear()
 
-    def believe(self, gone: Callable[[int], str]) -> None:
+    def set_liveness(self, gone: Callable[[int], str]) -> None:
         """Ask `gone` why a rank need not be tried any more; nothing while it lives."""
         self._gone = gone
 
-    def dial(
+    def connect(
         self,
         peer: int,
-        label: Label,
+        purpose: Purpose,
         timeout_s: float = TIMEOUT_S,
         lost: Callable[[], str] = str,
     ) -> Connection:
         """Connect to a rank that expects it; `lost` says why it need not be tried."""
-        return dial(
-            self.whereabouts(peer),
+        return connect_to(
+            self.address_of(peer),
             self.me,
             peer,
-            label,
+            purpose,
             timeout_s=timeout_s,
             lost=lambda: self._lost.get(peer, "") or self._gone(peer) or lost(),
         )
 
     def expect(
-        self, peer: int, label: Label, timeout_s: float = TIMEOUT_S
+        self, peer: int, purpose: Purpose, timeout_s: float = TIMEOUT_S
     ) -> Connection:
         """Wait for the connection that a rank makes for this purpose."""
         where = (
-            f"rank {self.me.rank} expects rank {peer} at {self.address}, for {label}"
+            f"rank {self.me.rank} expects rank {peer} at {self.address}, for {purpose}"
         )
 
         def fits(one: Connection) -> bool:
-            return one.peer == peer and one.label == label
+            return one.peer == peer and one.purpose == purpose
 
         found = self._claim(fits, timeout_s, peer)
         if not found and peer in self._lost:
             raise PeerLost(f"{where}: {self._lost[peer]}", ranks=[peer])
         if not found:
             raise ConnectFailed(
-                f"{where}: it did not connect within {timeout_s:g} s{self.complaint()}",
+                f"{where}: it did not connect within {timeout_s:g} s"
+                f"{self.rejections()}",
                 missing=[peer],
             )
         for older in found[:-1]:  # attempts that the other has given up
             older.close()
         return found[-1]
 
-    def next_of(self, *purposes: str, timeout_s: float) -> list[Connection]:
+    def next_of(self, *kinds: str, timeout_s: float) -> list[Connection]:
         """Those of any ranks that have come for these purposes, in their order.
 
         None at the deadline, or when one has come who `differs`.
         """
-        return self._claim(lambda one: one.label.purpose in purposes, timeout_s)
+        return self._claim(lambda one: one.purpose.kind in kinds, timeout_s)
 
-    def hand_on(self, purpose: str, handler: Handler) -> None:
+    def set_handler(self, kind: str, handler: Handler) -> None:
         """From now on give connections for a purpose to `handler`, as they come.
 
         It is called on the thread that accepts, and must not wait.
         """
         with self._changed:
-            self._handlers[purpose] = handler
-            early = [one for one in self._arrived if one.label.purpose == purpose]
+            self._handlers[kind] = handler
+            early = [one for one in self._arrived if one.purpose.kind == kind]
             self._arrived = [one for one in self._arrived if one not in early]
         for one in early:
             self._hand(one, handler)
 
-    def complaint(self) -> str:
+    def rejections(self) -> str:
         """For errors: who was turned away, in brackets, or nothing."""
-        if not self.turned_away:
+        if not self.rejected:
             return ""
-        return f" ({self.turned_away} turned away, the last {self._rejects.last})"
+        return f" ({self.rejected} turned away, the last {self._rejection_log.last})"
 
     def close(self) -> None:
         """Stop listening, and close what nobody has asked for; ends every wait."""
@@ -215,7 +216,7 @@ class Reception:
             self._closed = True
             self._changed.notify_all()
         _OPEN.discard(self)
-        self._bell.send(b"!")
+        self._waker.send(b"!")
         self._thread.join()
         self._drop_everything()
 
@@ -233,7 +234,7 @@ class Reception:
                 left = deadline - time.monotonic()
                 if found or left <= 0 or peer in self._lost:
                     break
-                if peer is None and self.differs:
+                if peer is None and self.tls_mismatch:
                     break
                 if self._closed:
                     raise ConnectFailed(
@@ -250,7 +251,7 @@ class Reception:
         while not self._closed:
             ready = self._selector.select(self._until_next())
             for key, _ in ready:
-                if isinstance(key.data, Stranger):
+                if isinstance(key.data, PendingConnection):
                     self._attend(key.data)
             # After those who are here: newcomers may take their place.
             found = [key.fileobj for key, _ in ready]
@@ -259,24 +260,24 @@ class Reception:
                     self._accept(listener)
             self._expire()
 
-    def _attend(self, one: Stranger) -> None:
+    def _attend(self, one: PendingConnection) -> None:
         """Hear it; whatever happens this thread goes on, or nobody could come."""
         try:
-            self._hear(one)
+            self._handle(one)
         except Exception as why:
-            if one in self._strangers:
+            if one in self._pending:
                 self._reject(one, f"{type(why).__name__}: {why}")
 
     def _until_next(self) -> float | None:
         """Seconds until something is due by the clock."""
-        due = [one.came + self._handshake_s for one in self._strangers]
+        due = [one.came + self._handshake_s for one in self._pending]
         if self._pause_until:
             due.append(self._pause_until)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS):
-            if len(self._strangers) >= MOST_STRANGERS and not self._made_room():
+            if len(self._pending) >= MOST_PENDING and not self._make_room():
                 return
             try:
                 sock, where = listener.accept()
@@ -286,24 +287,26 @@ class Reception:
                 continue  # gone again already
             except OSError as why:
                 # Out of descriptors: the listener would be ready again at once.
-                self._turn_away("somebody", f"no room for it: {why.strerror}")
-                self._pause(time.monotonic() + _BREATHER_S, for_room=False)
+                self._count_rejection("somebody", f"no room for it: {why.strerror}")
+                self._pause(time.monotonic() + _PAUSE_S, for_room=False)
                 return
             sock.setblocking(False)
-            one = Stranger(sock, str(where[0]), Answering(self.me), time.monotonic())
+            one = PendingConnection(
+                sock, str(where[0]), Answering(self.me), time.monotonic()
+            )
             try:
                 self._selector.register(sock, selectors.EVENT_READ, one)
             except OSError as why:  # the kernel's limit of what may be waited for
                 sock.close()
-                self._turn_away(one.sender, f"no room for it: {why.strerror}")
+                self._count_rejection(one.sender, f"no room for it: {why.strerror}")
                 return
-            self._strangers.append(one)
+            self._pending.append(one)
 
-    def _made_room(self) -> bool:
+    def _make_room(self) -> bool:
         """Turn one away, or if even that one has just come, pause."""
-        goes = first_to_go(self._strangers)
-        if goes.came + _A_WORD_S > time.monotonic():
-            self._pause(goes.came + _A_WORD_S, for_room=True)
+        goes = first_to_reject(self._pending)
+        if goes.came + _GRACE_S > time.monotonic():
+            self._pause(goes.came + _GRACE_S, for_room=True)
             return False
         self._reject(goes, "too many at once")
         return True
@@ -319,9 +322,9 @@ class Reception:
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ)
 
-    def _hear(self, one: Stranger) -> None:
+    def _handle(self, one: PendingConnection) -> None:
         try:
-            awaited = one.hear()
+            awaited = one.read()
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, NotAuthentic) as why:
@@ -332,21 +335,23 @@ class Reception:
             self._selector.modify(one.socket, awaited, one)
         elif rules.refusal is not None:
             self._reject(one, str(rules.refusal))
-            meets = rules.offered is not None and rules.offered.label == MEET
-            if meets and rules.refusal.verdict == Verdict.OTHER_TLS:
+            meets = rules.offered is not None and rules.offered.purpose == RENDEZVOUS
+            if meets and rules.refusal.result == HandshakeResult.OTHER_TLS:
                 with self._changed:
-                    self.differs = str(rules.refusal)
+                    self.tls_mismatch = str(rules.refusal)
                     self._changed.notify_all()
-        elif rules.session is not None:
+        elif rules.authenticated is not None:
             self._forget(one)
-            self._let_in(connection_over(one.socket, rules.session, one.tls), rules.me)
+            self._admit(
+                connection_over(one.socket, rules.authenticated, one.tls), rules.me
+            )
 
-    def _let_in(self, connection: Connection, welcomed_by: Member) -> None:
+    def _admit(self, connection: Connection, welcomed_by: Identity) -> None:
         with self._changed:
             if welcomed_by is not self.me:  # the epoch has changed meanwhile
                 connection.close()
                 return
-            handler = self._handlers.get(connection.label.purpose)
+            handler = self._handlers.get(connection.purpose.kind)
             if handler is None:
                 self._arrived.append(connection)
                 self._changed.notify_all()
@@ -359,43 +364,43 @@ class Reception:
             handler(connection)
         except Exception as why:
             connection.close()
-            what = f"for {connection.label}: {type(why).__name__}: {why}"
-            self._turn_away(f"rank {connection.peer}", what)
+            what = f"for {connection.purpose}: {type(why).__name__}: {why}"
+            self._count_rejection(f"rank {connection.peer}", what)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for one in [o for o in self._strangers if o.came <= now - self._handshake_s]:
+        for one in [o for o in self._pending if o.came <= now - self._handshake_s]:
             self._reject(one, "it took too long")
-        room = self._pause_for_room and len(self._strangers) < MOST_STRANGERS
+        room = self._pause_for_room and len(self._pending) < MOST_PENDING
         if self._pause_until and (room or self._pause_until <= now):
             self._resume()
 
-    def _reject(self, one: Stranger, why: str) -> None:
+    def _reject(self, one: PendingConnection, why: str) -> None:
         self._forget(one)
-        self._turn_away(one.sender, why)
+        self._count_rejection(one.sender, why)
         one.socket.close()
 
-    def _turn_away(self, sender: str, why: str) -> None:
-        self.turned_away += 1
-        self._rejects.note(f"from {sender}: {why}")
+    def _count_rejection(self, sender: str, why: str) -> None:
+        self.rejected += 1
+        self._rejection_log.note(f"from {sender}: {why}")
 
-    def _forget(self, one: Stranger) -> None:
+    def _forget(self, one: PendingConnection) -> None:
         self._selector.unregister(one.socket)
-        self._strangers.remove(one)
+        self._pending.remove(one)
 
     def _drop_everything(self) -> None:
         """Close what is ours; no more than that, for a fork may have it too."""
         self._selector.close()
-        held = [one.socket for one in self._strangers]
+        held = [one.socket for one in self._pending]
         held += [one.socket for one in self._arrived]
-        for sock in [*self._listeners, self._ear, self._bell, *held]:
+        for sock in [*self._listeners, self._wake_reader, self._waker, *held]:
             sock.close()
-        self._strangers.clear()
+        self._pending.clear()
         self._arrived.clear()
 
 
 def _listen_at(
-    address: Address, others: Sequence[str], me: Member
+    address: Address, others: Sequence[str], me: Identity
 ) -> list[socket.socket]:
     """Sockets that listen at one port of several addresses."""
     who = f"rank {me.rank}"
@@ -411,7 +416,7 @@ def _listen_at(
     return made
 
 
-_OPEN: weakref.WeakSet[Reception] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -419,11 +424,11 @@ def _after_fork() -> None:
 
     Else nobody would notice the parent's end while the child lives.
     """
-    for reception in list(_OPEN):
-        reception._closed = True
-        reception._changed = threading.Condition()  # somebody may have held it
+    for listener in list(_OPEN):
+        listener._closed = True
+        listener._changed = threading.Condition()  # somebody may have held it
         with contextlib.suppress(OSError):
-            reception._drop_everything()
+            listener._drop_everything()
     _OPEN.clear()
 
 

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("unisono")
 
 
 @dataclass(eq=False)
-class Stranger:
+class PendingConnection:
     """One of them; `rules` tell who it is once it is known, or why it is refused."""
 
     socket: socket.socket
@@ -37,7 +37,7 @@ class Stranger:
     _frame: bytearray = field(default_factory=bytearray)
     _unsent: bytes = b""
 
-    def hear(self) -> int:
+    def read(self) -> int:
         """Take in what has come; what to wait for next, of a selector's events.
 
         0 when that was the last there is to prove, or when `rules` refuse. OSError
@@ -50,12 +50,12 @@ class Stranger:
         self._unsent = self._unsent[self._sent() :]
         if self._unsent:
             return selectors.EVENT_WRITE
-        session = self.rules.session
-        if session is None:
+        authenticated = self.rules.authenticated
+        if authenticated is None:
             return 0 if self.rules.refusal is not None else selectors.EVENT_READ
-        if not session.tls_key:
+        if not authenticated.tls_key:
             return 0
-        self.tls = tls.begin(self.socket, session.tls_key, dials=False)
+        self.tls = tls.begin(self.socket, authenticated.tls_key, is_client=False)
         return self._shaken()
 
     def _answer(self) -> None:
@@ -80,17 +80,17 @@ class Stranger:
         return reads | (selectors.EVENT_WRITE if awaited & select.POLLOUT else 0)
 
 
-def first_to_go(strangers: Sequence[Stranger]) -> Stranger:
+def first_to_reject(pending: Sequence[PendingConnection]) -> PendingConnection:
     """Who makes room: of the sender with most, the oldest that has shown nothing."""
-    senders = Counter(one.sender for one in strangers)
+    senders = Counter(one.sender for one in pending)
     most = max(senders.values())
     return min(
-        (one for one in strangers if senders[one.sender] == most),
+        (one for one in pending if senders[one.sender] == most),
         key=lambda one: (one.rules.vouched, one.came),
     )
 
 
-class Rejects:
+class RejectionLog:
     """What the log says of those turned away: a line a second, with how many."""
 
     def __init__(self, where: str) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import msgspec
 
 from unisono.transports import shm
-from unisono.transports.base import Peer
 from unisono.transports.connect import Connection
-from unisono.transports.listener import Reception
+from unisono.transports.listener import Listener
+from unisono.transports.session import Peer
 
 HOST_ID = "UNISONO_HOST_ID"
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class RankEntry(msgspec.Struct, frozen=True, array_like=True):
     """One rank in the roll; `address` is that of its reception."""
 
     rank: int
@@ -33,15 +33,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Roll:
+class RankTable:
     """All ranks of the job as this one knows them, and its own ends of connections.
 
     `why` tells where this rank listens and by what reason.
     """
 
     rank: int
-    entries: tuple[Entry, ...]
-    reception: Reception
+    entries: tuple[RankEntry, ...]
+    listener: Listener
     lifelines: dict[int, Connection]
     why: str
 
@@ -63,7 +63,7 @@ class Roll:
 
     def close(self) -> None:
         """Leave: close the reception and the lifelines."""
-        self.reception.close()
+        self.listener.close()
         for connection in self.lifelines.values():
             connection.close()
 

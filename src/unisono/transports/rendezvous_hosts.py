@@ -35,13 +35,13 @@ from unisono.errors import (
     TransportError,
 )
 from unisono.transports.addresses import Address, Choice, choose, stay
-from unisono.transports.base import cores_here, refuse_too_many
-from unisono.transports.connect import Connection, dial
-from unisono.transports.control import Letters
-from unisono.transports.handshake import MEET, Member, life
-from unisono.transports.listener import Reception
-from unisono.transports.rank_table import HOST_ID, Entry, Roll, host_identity
+from unisono.transports.connect import Connection, connect_to
+from unisono.transports.control import ControlMessages
+from unisono.transports.handshake import RENDEZVOUS, Identity, lifeline_purpose
+from unisono.transports.listener import Listener
+from unisono.transports.rank_table import HOST_ID, RankEntry, RankTable, host_identity
 from unisono.transports.secret import Secret, open_secret
+from unisono.transports.session import cores_here, refuse_too_many
 
 _HELLO_LONGEST = 4096
 _HELLO_S = 5.0  # a rank that has authenticated says hello at once
@@ -50,23 +50,23 @@ _GRACE_S = 5.0  # for rank 0 to tell who is missing
 
 
 class _Hello(msgspec.Struct):
-    """What a rank says of itself; `life` marks the lifeline that it dials next."""
+    """What a rank says of itself; `life` is the token of its lifeline, made next."""
 
     version: str
     world_size: int
     life: int
-    entry: Entry
+    entry: RankEntry
 
 
 class _Answer(msgspec.Struct):
     """What rank 0 says: who all are, or why it will not be."""
 
-    entries: list[Entry] = []
+    entries: list[RankEntry] = []
     wrong: str = ""
     missing: list[int] = []
 
 
-def meet_across(
+def rendezvous(
     rank: int,
     world_size: int,
     job: str,
@@ -81,7 +81,7 @@ def meet_across(
     tls: bool = False,
     announce: Callable[[Address], None] | None = None,
     lost: Callable[[], str] = str,
-) -> Roll:
+) -> RankTable:
     """Find the other ranks of `job`, wherever they are, or tell who is missing.
 
     `address` is where rank 0 listens, as host:port. If the port is 0, rank 0 takes a
@@ -97,45 +97,45 @@ def meet_across(
     if rank > 0 and place.port == 0:
         raise BadArgument(f"address = {address}: rank {rank} needs the real port")
     known = secret or open_secret(job, anywhere=insecure)
-    me = Member(known, job, rank, epoch, tls)
+    me = Identity(known, job, rank, epoch, tls)
     until = time.monotonic() + timeout_s
     if rank == 0:
         choice = choose(interface, place) if interface else stay(place)
         place = Address(choice.bind or choice.host, place.port)
     else:
         choice = choose(interface, place)
-    own = place if rank == 0 else choice.door()
-    reception = _open(own, me, until, choice.others if rank == 0 else ())
+    own = place if rank == 0 else choice.listen_address()
+    listener = _open(own, me, until, choice.others if rank == 0 else ())
     try:
-        public = choice.published(reception.address.port)
+        public = choice.published(listener.address.port)
         hello = _hello(rank, world_size, version, public)
         if rank == 0:
             if announce is not None:
                 announce(public)
-            host = _Hosting(reception, hello, until, timeout_s, str(choice), lost)
+            host = _Server(listener, hello, until, timeout_s, str(choice), lost)
             return host.gather()
-        guest = _Visit(reception, hello, until, timeout_s, choice, lost)
-        return guest.pay(place)
+        client = _Client(listener, hello, until, timeout_s, choice, lost)
+        return client.join(place)
     except BaseException:
-        reception.close()
+        listener.close()
         raise
 
 
 def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
     host = os.environ.get(HOST_ID) or socket.gethostname()
-    entry = Entry(
+    entry = RankEntry(
         *(rank, os.getpid(), host, host_identity(), cores_here()), str(public.sent())
     )
     return _Hello(version, world_size, secrets.randbits(64), entry)
 
 
 def _open(
-    address: Address, me: Member, until: float, others: Sequence[str]
-) -> Reception:
+    address: Address, me: Identity, until: float, others: Sequence[str]
+) -> Listener:
     """Listen; if the job before this one still has the port, as soon as it is free."""
     while True:
         try:
-            return Reception(address, me, others=others)
+            return Listener(address, me, others=others)
         except ConnectFailed as why:
             taken = getattr(why.__cause__, "errno", None) == errno.EADDRINUSE
             if not taken or time.monotonic() >= until:
@@ -143,22 +143,22 @@ def _open(
         time.sleep(0.02)
 
 
-class _Hosting:
+class _Server:
     """Rank 0's part."""
 
     def __init__(
         self,
-        reception: Reception,
+        listener: Listener,
         hello: _Hello,
         until: float,
         timeout_s: float,
         why: str,
         lost: Callable[[], str],
     ) -> None:
-        self.reception, self.me, self.why = reception, hello, why
+        self.listener, self.me, self.why = listener, hello, why
         self.lost = lost
         self.until, self.timeout_s = until, timeout_s
-        self.guests: dict[int, tuple[Letters, _Hello]] = {}
+        self.clients: dict[int, tuple[ControlMessages, _Hello]] = {}
         self.lives: dict[tuple[int, int], Connection] = {}
         self.queue: list[Connection] = []
 
@@ -167,24 +167,24 @@ class _Hosting:
         """Seconds until the deadline."""
         return self.until - time.monotonic()
 
-    def gather(self) -> Roll:
+    def gather(self) -> RankTable:
         """Wait for all others, and make them known to each other."""
         try:
             while self._absent():
-                if self.left <= 0 or self.reception.differs:
+                if self.left <= 0 or self.listener.tls_mismatch:
                     raise self._missing()
-                self._await_guests()
+                self._await_clients()
             return self._introduce()
         except ConnectFailed as why:
             answer = _Answer(wrong=str(why), missing=list(why.missing))
             self._tell(answer)
-            self.queue += self.reception.next_of("meet", timeout_s=0.0)
+            self.queue += self.listener.next_of("meet", timeout_s=0.0)
             for connection in self.queue:
-                self._send(Letters(connection), answer)
+                self._send(ControlMessages(connection), answer)
             raise
         finally:
-            guests = [letters.connection for letters, _ in self.guests.values()]
-            for connection in [*guests, *self.lives.values(), *self.queue]:
+            clients = [messages.connection for messages, _ in self.clients.values()]
+            for connection in [*clients, *self.lives.values(), *self.queue]:
                 connection.close()  # lifelines that are in the roll are not here
 
     def _absent(self) -> list[int]:
@@ -192,29 +192,29 @@ class _Hosting:
         absent = [r for r in range(1, self.me.world_size) if not self._is_here(r)]
         if absent and self.left > 0:
             return absent
-        for rank in [r for r, (one, _) in self.guests.items() if one.has_ended()]:
-            self.guests.pop(rank)[0].connection.close()  # it may come again
+        for rank in [r for r, (one, _) in self.clients.items() if one.has_ended()]:
+            self.clients.pop(rank)[0].connection.close()  # it may come again
         return [r for r in range(1, self.me.world_size) if not self._is_here(r)]
 
     def _is_here(self, rank: int) -> bool:
-        return rank in self.guests and (rank, self.guests[rank][1].life) in self.lives
+        return rank in self.clients and (rank, self.clients[rank][1].life) in self.lives
 
-    def _await_guests(self) -> None:
+    def _await_clients(self) -> None:
         wait = self.left if self.lost is str else min(self.left, _TICK_S)
-        self.queue += self.reception.next_of("meet", "life", timeout_s=wait)
+        self.queue += self.listener.next_of("meet", "life", timeout_s=wait)
         while self.queue:
             one = self.queue.pop(0)
-            if one.label == MEET:
-                self._greet(Letters(one))
+            if one.purpose == RENDEZVOUS:
+                self._greet(ControlMessages(one))
             else:
-                self.lives[one.peer, one.label.communicator] = one
+                self.lives[one.peer, one.purpose.communicator] = one
         if why := self.lost():
             raise ConnectFailed(why)
 
-    def _greet(self, letters: Letters) -> None:
-        connection = letters.connection
+    def _greet(self, messages: ControlMessages) -> None:
+        connection = messages.connection
         try:
-            hello = letters.receive(
+            hello = messages.receive(
                 _Hello,
                 longest=_HELLO_LONGEST,
                 timeout_s=max(0.1, min(self.left, _HELLO_S)),
@@ -225,17 +225,17 @@ class _Hosting:
             return
         except (Corrupted, BadArgument) as why:  # most likely of another version
             wrong = f"rank {connection.peer} says what is no hello: {why}"
-            self._send(letters, _Answer(wrong=wrong))
+            self._send(messages, _Answer(wrong=wrong))
             connection.close()
             raise ConnectFailed(wrong) from why
         wrong = self._objection(connection.peer, hello)
         if wrong:
-            self._send(letters, _Answer(wrong=wrong))
+            self._send(messages, _Answer(wrong=wrong))
             connection.close()
             raise ConnectFailed(wrong)
-        if connection.peer in self.guests:  # one that has ended
-            self.guests[connection.peer][0].connection.close()
-        self.guests[connection.peer] = letters, hello
+        if connection.peer in self.clients:  # one that has ended
+            self.clients[connection.peer][0].connection.close()
+        self.clients[connection.peer] = messages, hello
 
     def _objection(self, rank: int, hello: _Hello) -> str:
         mine = self.me
@@ -251,7 +251,7 @@ class _Hosting:
                 f"rank {rank} was told of {hello.world_size} ranks, rank 0 of "
                 f"{mine.world_size}: start all with one world size"
             )
-        first = self.guests.get(rank)
+        first = self.clients.get(rank)
         if first is not None and not first[0].has_ended():
             one, two = first[1].entry, hello.entry
             return (
@@ -261,58 +261,58 @@ class _Hosting:
         return ""
 
     def _missing(self) -> ConnectFailed:
-        if self.reception.differs:
-            return ConnectFailed(self.reception.differs)
+        if self.listener.tls_mismatch:
+            return ConnectFailed(self.listener.tls_mismatch)
         n = self.me.world_size
         missing = self._absent()
         told = ", ".join(map(str, missing))
         told = f"ranks {told}" if len(missing) > 1 else f"rank {told}"
         return ConnectFailed(
-            f"{told} did not appear at {self.reception.address} within "
+            f"{told} did not appear at {self.listener.address} within "
             f"{self.timeout_s:g} s; {n - len(missing)} of {n} did"
-            f"{self.reception.complaint()}: has every rank been started, with this "
+            f"{self.listener.rejections()}: has every rank been started, with this "
             f"address and the same secret? Rank 0 listens at {self.why}",
             missing=missing,
         )
 
-    def _introduce(self) -> Roll:
-        entries = [self.me.entry, *(h.entry for _, h in self.guests.values())]
+    def _introduce(self) -> RankTable:
+        entries = [self.me.entry, *(h.entry for _, h in self.clients.values())]
         entries.sort(key=lambda entry: entry.rank)
         self._tell(_Answer(entries))
         lifelines = {
             rank: self.lives.pop((rank, hello.life))
-            for rank, (_, hello) in self.guests.items()
+            for rank, (_, hello) in self.clients.items()
         }
-        self.reception.know(
+        self.listener.add_addresses(
             {e.rank: Address.parse(e.address) for e in entries if e.rank}
         )
-        return Roll(0, tuple(entries), self.reception, lifelines, self.why)
+        return RankTable(0, tuple(entries), self.listener, lifelines, self.why)
 
     def _tell(self, answer: _Answer) -> None:
-        for letters, _ in self.guests.values():
-            self._send(letters, answer)
+        for messages, _ in self.clients.values():
+            self._send(messages, answer)
 
-    def _send(self, letters: Letters, answer: _Answer) -> None:
+    def _send(self, messages: ControlMessages, answer: _Answer) -> None:
         """Send; one that has died is found out by its lifeline."""
         try:
-            letters.send(answer, timeout_s=_GRACE_S)
+            messages.send(answer, timeout_s=_GRACE_S)
         except OSError:
             return
 
 
-class _Visit:
+class _Client:
     """The part of every other rank."""
 
     def __init__(
         self,
-        reception: Reception,
+        listener: Listener,
         hello: _Hello,
         until: float,
         timeout_s: float,
         choice: Choice,
         lost: Callable[[], str],
     ) -> None:
-        self.reception, self.hello, self.choice = reception, hello, choice
+        self.listener, self.hello, self.choice = listener, hello, choice
         self.lost = lost
         self.until, self.timeout_s = until, timeout_s
 
@@ -321,16 +321,18 @@ class _Visit:
         """Seconds until the deadline."""
         return max(0.0, self.until - time.monotonic())
 
-    def pay(self, place: Address) -> Roll:
+    def join(self, place: Address) -> RankTable:
         """Go to rank 0, say hello, and hear who all are."""
-        me = self.reception.me
-        connection = dial(place, me, 0, MEET, timeout_s=self.left, lost=self.lost)
+        me = self.listener.me
+        connection = connect_to(
+            place, me, 0, RENDEZVOUS, timeout_s=self.left, lost=self.lost
+        )
         try:
-            letters = Letters(connection)
-            letters.send(self.hello, timeout_s=max(self.left, 0.1))
+            messages = ControlMessages(connection)
+            messages.send(self.hello, timeout_s=max(self.left, 0.1))
             lifeline = self._lifeline(place, connection)
             try:
-                return self._roll(place, self._answer(letters), lifeline)
+                return self._table(place, self._answer(messages), lifeline)
             except BaseException:
                 if lifeline is not None:
                     lifeline.close()
@@ -347,11 +349,11 @@ class _Visit:
             return "rank 0 has answered" if meeting.can_be_read() else ""
 
         try:
-            return dial(
+            return connect_to(
                 place,
-                self.reception.me,
+                self.listener.me,
                 0,
-                life(self.hello.life),
+                lifeline_purpose(self.hello.life),
                 timeout_s=max(self.left, 0.1),
                 lost=answered,
             )
@@ -362,10 +364,10 @@ class _Visit:
                 return None
             raise
 
-    def _answer(self, letters: Letters) -> _Answer:
+    def _answer(self, messages: ControlMessages) -> _Answer:
         n = self.hello.world_size
         try:
-            answer = letters.receive(
+            answer = messages.receive(
                 _Answer,
                 longest=_HELLO_LONGEST * (n + 1),
                 timeout_s=self.left + _GRACE_S,
@@ -378,21 +380,22 @@ class _Visit:
             raise ConnectFailed(answer.wrong, missing=answer.missing)
         return answer
 
-    def _roll(
+    def _table(
         self, place: Address, answer: _Answer, lifeline: Connection | None
-    ) -> Roll:
+    ) -> RankTable:
         if lifeline is None or len(answer.entries) != self.hello.world_size:
             raise _gone()
         entries = tuple(answer.entries)
         if [entry.rank for entry in entries] != list(range(len(entries))):
             raise ConnectFailed("rank 0 tells of ranks that cannot be", missing=[0])
         interface = self.choice.interface
-        self.reception.know(
+        self.listener.add_addresses(
             {e.rank: Address.parse(e.address).received(interface) for e in entries}
         )
-        self.reception.know({0: place})  # as it was reached, whatever it says itself
+        # Rank 0 as it was reached, whatever it says of itself.
+        self.listener.add_addresses({0: place})
         me = self.hello.entry.rank
-        return Roll(me, entries, self.reception, {0: lifeline}, str(self.choice))
+        return RankTable(me, entries, self.listener, {0: lifeline}, str(self.choice))
 
 
 def _gone() -> ConnectFailed:

@@ -65,7 +65,7 @@ class Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class _Guest:
+class _Client:
     """A rank that has come to rank 0; `seen` is its process id as the kernel tells it.
 
     That is 0, or a number of its own, if it is in another pid namespace.
@@ -80,7 +80,7 @@ class _Guest:
         return self.hello.namespace != namespace or self.hello.pid != self.seen
 
 
-class Rendezvous:
+class LocalRendezvous:
     """One rank's part in the meeting, until its deadline."""
 
     def __init__(
@@ -105,37 +105,37 @@ class Rendezvous:
 
     # --- rank 0
 
-    def host(self, offer: Answer) -> tuple[dict[int, socket.socket], Answer]:
+    def serve(self, offer: Answer) -> tuple[dict[int, socket.socket], Answer]:
         """Wait for all others, and make them known to each other."""
         n = self.me.world_size
-        guests: dict[int, _Guest] = {}
+        clients: dict[int, _Client] = {}
         with seqpacket() as listener:
             self._listen(listener)
             try:
-                for guest in self._guests(listener):
-                    wrong = self._objection(guest.hello, guests)
+                for client in self._clients(listener):
+                    wrong = self._objection(client.hello, clients)
                     if wrong:
-                        _try_send(guest.connection, Answer(wrong=wrong))
-                        guest.connection.close()
+                        _try_send(client.connection, Answer(wrong=wrong))
+                        client.connection.close()
                         raise ConnectFailed(wrong)
-                    guests[guest.hello.rank] = guest
-                    if len(guests) == n - 1:
+                    clients[client.hello.rank] = client
+                    if len(clients) == n - 1:
                         break
-                return self._introduce(guests, offer)
+                return self._introduce(clients, offer)
             except (ConnectFailed, OSError) as why:
-                self._call_off(guests, why)
+                self._call_off(clients, why)
                 raise
             finally:
-                for guest in guests.values():
-                    guest.connection.close()
+                for client in clients.values():
+                    client.connection.close()
 
-    def _call_off(self, guests: Mapping[int, _Guest], why: Exception) -> None:
+    def _call_off(self, clients: Mapping[int, _Client], why: Exception) -> None:
         said = str(why)
         if isinstance(why, OSError) and are_used_up(why):
             said = too_few_descriptors(0, self.me.world_size)
         told = Answer(wrong=said, missing=list(getattr(why, "missing", ())))
-        for guest in guests.values():
-            _try_send(guest.connection, told)
+        for client in clients.values():
+            _try_send(client.connection, told)
 
     def _listen(self, listener: socket.socket) -> None:
         while True:
@@ -153,7 +153,7 @@ class Rendezvous:
                     ) from why
                 time.sleep(0.01)
 
-    def _guests(self, listener: socket.socket) -> Iterator[_Guest]:
+    def _clients(self, listener: socket.socket) -> Iterator[_Client]:
         """Those who come, as they come; who says nothing at once is not heard."""
         n = self.me.world_size
         if n == 1:
@@ -174,9 +174,9 @@ class Rendezvous:
                 )
             for fd in ready:
                 if fd == listener.fileno():
-                    guest = self._let_in(listener)
-                    if guest is not None:
-                        here[guest.fileno()] = guest
+                    client = self._admit(listener)
+                    if client is not None:
+                        here[client.fileno()] = client
                 else:
                     one = here.pop(fd)
                     hello = _receive(one, Hello)
@@ -184,9 +184,9 @@ class Rendezvous:
                         one.close()
                     else:
                         known.add(hello.rank)
-                        yield _Guest(one, credentials(one)[0], hello)
+                        yield _Client(one, credentials(one)[0], hello)
 
-    def _let_in(self, listener: socket.socket) -> socket.socket | None:
+    def _admit(self, listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()
         if credentials(connection)[1] == os.getuid():
             return connection
@@ -196,7 +196,7 @@ class Rendezvous:
     def _wait(self) -> float:
         return max(0.0, min(self.left, 1.0 if self.lost is str else 0.05))
 
-    def _objection(self, hello: Hello, guests: Mapping[int, _Guest]) -> str:
+    def _objection(self, hello: Hello, clients: Mapping[int, _Client]) -> str:
         mine = self.me
         if hello.version != mine.version:
             return (
@@ -208,7 +208,7 @@ class Rendezvous:
                 f"rank {hello.rank} was told of {hello.world_size} ranks, rank 0 of "
                 f"{mine.world_size}: start all with one world size"
             )
-        if not 0 < hello.rank < mine.world_size or hello.rank in guests:
+        if not 0 < hello.rank < mine.world_size or hello.rank in clients:
             return f"two processes say that they are rank {hello.rank}"
         if hello.identity != mine.identity:
             return (
@@ -218,16 +218,16 @@ class Rendezvous:
         return ""
 
     def _introduce(
-        self, guests: Mapping[int, _Guest], offer: Answer
+        self, clients: Mapping[int, _Client], offer: Answer
     ) -> tuple[dict[int, socket.socket], Answer]:
         n = self.me.world_size
-        apart = [r for r, g in guests.items() if g.is_apart(self.me.namespace)]
-        pids = {0: os.getpid(), **{r: g.hello.pid for r, g in guests.items()}}
-        hosts = {0: self.me.host, **{r: g.hello.host for r, g in guests.items()}}
+        apart = [r for r, g in clients.items() if g.is_apart(self.me.namespace)]
+        pids = {0: os.getpid(), **{r: g.hello.pid for r, g in clients.items()}}
+        hosts = {0: self.me.host, **{r: g.hello.host for r, g in clients.items()}}
         peers = [(pids[r], hosts[r]) for r in range(n)]
         answer = msgspec.structs.replace(offer, peers=peers, apart=sorted(apart))
-        for guest in guests.values():
-            _try_send(guest.connection, answer)
+        for client in clients.values():
+            _try_send(client.connection, answer)
         mine: dict[int, socket.socket] = {}
         for one in range(n):
             for other in range(one + 1, n):
@@ -238,26 +238,26 @@ class Rendezvous:
                     if holder == 0:
                         mine[peer] = end
                     else:
-                        self._hand_over(guests[holder], peer, end)
+                        self._hand_over(clients[holder], peer, end)
         return mine, answer
 
-    def _hand_over(self, guest: _Guest, peer: int, end: socket.socket) -> None:
-        rank, to = guest.hello.rank, [peer.to_bytes(4, "little")]
+    def _hand_over(self, client: _Client, peer: int, end: socket.socket) -> None:
+        rank, to = client.hello.rank, [peer.to_bytes(4, "little")]
         with end:
             while True:
                 try:
-                    guest.connection.settimeout(max(self.left, 0.001))
-                    socket.send_fds(guest.connection, to, [end.fileno()])
+                    client.connection.settimeout(max(self.left, 0.001))
+                    socket.send_fds(client.connection, to, [end.fileno()])
                     return
                 except OSError as why:
                     late = self.left <= 0
                     if late or why.errno not in _FOR_A_WHILE:
-                        raise _not_handed_over(rank, guest.hello.pid, why) from why
+                        raise _not_handed_over(rank, client.hello.pid, why) from why
                 time.sleep(0.002)  # others take in what is on its way
 
     # --- the others
 
-    def visit(self) -> tuple[dict[int, socket.socket], Answer]:
+    def join(self) -> tuple[dict[int, socket.socket], Answer]:
         """Go to rank 0, and take from it one socket for every other rank."""
         with self._connected() as connection:
             connection.settimeout(max(self.left, 0.001) + 5.0)

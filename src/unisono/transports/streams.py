@@ -1,16 +1,15 @@
-"""Which sockets go to which communicator: streams between ranks of different hosts.
+"""Which wires go to which communicator: streams between ranks of different hosts.
 
-A stream has one direction. Whoever sends opens it, when a plan first needs it; at the
+A stream has one direction. The sender opens it, when a plan first needs it; at the
 other end it is attached to its communicator as it arrives, or kept until there is one
-of that number. So nobody ever waits to be called, and there are no connections but
-those that some schedule uses.
+of that number. So no rank waits for a connection that it has not asked for, and there
+are no connections but those that some schedule uses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections import OrderedDict
@@ -18,12 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unisono import _native
 from unisono.errors import Corrupted
 from unisono.transports import tls
 from unisono.transports.handshake import KEY_SIZE
 
 if TYPE_CHECKING:
-    from unisono._native import Comm, Tls
+    from unisono._native import Comm, Wire
 
 MOST_LANES = 64
 MOST_WAITING = 1024
@@ -32,8 +32,8 @@ _MOST_GONE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Label:
-    """What a stream is for: its communicator, and which of how many sockets it is."""
+class StreamLabel:
+    """What a stream is for: its communicator, and which of how many wires it is."""
 
     agreed: int
     lane: int = 0
@@ -43,27 +43,26 @@ class Label:
 
 
 @dataclass(frozen=True)
-class End:
-    """One end of a stream: its socket, the key of its frames, its encryption."""
+class StreamEnd:
+    """One end of a stream: the wire that carries it, and the key of its frames."""
 
-    socket: socket.socket
+    wire: Wire
     key: bytes = field(repr=False)
-    tls: Tls | None = None
 
 
-Dial = Callable[[int, Label, float, Callable[[], str]], End]
-"""Opens a connection to a rank of the world, within some seconds. The last says why it
-need not be tried any longer, or nothing."""
+OpenStream = Callable[[int, StreamLabel, float, Callable[[], str]], StreamEnd]
+"""Opens a stream to a rank of the world, within some seconds. The last argument returns
+why the rank need not be tried any longer, or ""."""
 
 
 @dataclass
-class _Member:
+class _Attached:
     native: Comm
     ranks: Sequence[int]
-    dialing: threading.Lock = field(default_factory=threading.Lock)
+    opening: threading.Lock = field(default_factory=threading.Lock)
 
     def lost(self, rank: int) -> Callable[[], str]:
-        """Why this rank is dialed in vain: others may have left because of a death."""
+        """Why a stream to this rank cannot be opened any more; "" while it can."""
 
         def why() -> str:
             states = self.native.states()
@@ -77,38 +76,37 @@ class _Member:
 
 
 class Streams:
-    """The streams of one rank, each opened by `dial`.
+    """The streams of one rank, each opened by `open_stream`.
 
-    Epochs are numbers of worlds: what belongs to an earlier one is not believed.
+    `epoch` numbers the worlds of a job: frames of another one are refused.
     """
 
     def __init__(
         self,
-        dial: Dial,
+        open_stream: OpenStream,
         *,
         lanes: int = 1,
         epoch: int = 0,
     ) -> None:
         """Nothing is opened yet."""
-        self._dial = dial
+        self._open = open_stream
         self._lanes = lanes
         self._epoch = epoch
         # The garbage collector may come here while it is held, by its holder's thread.
         self._lock = threading.RLock()
-        self._members: dict[int, _Member] = {}
-        self._waiting: dict[int, list[tuple[int, Label, End]]] = {}
+        self._members: dict[int, _Attached] = {}
+        self._waiting: dict[int, list[tuple[int, StreamLabel, StreamEnd]]] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()  # the last of them
 
     def join(self, agreed: int, native: Comm, ranks: Sequence[int]) -> None:
         """From now on streams with this number are for this communicator."""
         with self._lock:
-            self._members[agreed] = member = _Member(native, ranks)
+            self._members[agreed] = member = _Attached(native, ranks)
             self._gone.pop(agreed, None)
             waiting = self._waiting.pop(agreed, [])
         for rank, label, end in waiting:
-            with contextlib.suppress(
-                Corrupted
-            ):  # closed: the calls that need it say so
+            # It is closed if it is refused, and the calls that need it say so.
+            with contextlib.suppress(Corrupted):
                 self._take(member, rank, label, end)
 
     def leave(self, agreed: int) -> None:
@@ -133,9 +131,9 @@ class Streams:
             waiting = [each for some in self._waiting.values() for each in some]
             self._waiting.clear()
         for _, _, end in waiting:
-            end.socket.close()
+            end.wire.close()
 
-    def arrived(self, rank: int, label: Label, end: End) -> None:
+    def arrived(self, rank: int, label: StreamLabel, end: StreamEnd) -> None:
         """A rank of the world has opened a stream to this one.
 
         Corrupted, and it is closed, if no rank can mean what the label says, or if
@@ -149,14 +147,14 @@ class Streams:
                     self._keep(rank, label, end)
                     return
         except Corrupted:
-            end.socket.close()
+            end.wire.close()
             raise
         if member is None:
-            end.socket.close()
+            end.wire.close()
             return
         self._take(member, rank, label, end)
 
-    def _keep(self, rank: int, label: Label, end: End) -> None:
+    def _keep(self, rank: int, label: StreamLabel, end: StreamEnd) -> None:
         """Until its communicator comes; of one that never does, not for ever.
 
         Where there is no room, those go first that were closed at the other end: its
@@ -165,10 +163,10 @@ class Streams:
         held = [each for some in self._waiting.values() for each in some]
         of_rank = [each for each in held if each[0] == rank]
         if len(of_rank) >= MOST_WAITING:
-            ended = [each for each in of_rank if _has_ended(each[2].socket)]
+            ended = [each for each in of_rank if each[2].wire.peer_closed()]
             for each in ended:
                 self._waiting[each[1].agreed].remove(each)
-                each[2].socket.close()
+                each[2].wire.close()
             self._waiting = {a: some for a, some in self._waiting.items() if some}
             if not ended:
                 raise Corrupted(
@@ -177,9 +175,11 @@ class Streams:
                 )
         self._waiting.setdefault(label.agreed, []).append((rank, label, end))
 
-    def _take(self, member: _Member, rank: int, label: Label, end: End) -> None:
+    def _take(
+        self, member: _Attached, rank: int, label: StreamLabel, end: StreamEnd
+    ) -> None:
         if rank not in member.ranks:
-            end.socket.close()
+            end.wire.close()
             raise Corrupted(
                 f"rank {rank} has opened a stream of a communicator that it is not in"
             )
@@ -194,21 +194,21 @@ class Streams:
             return
         world_rank = member.ranks[rank]
         lanes = 1 if messages else self._lanes
-        with member.dialing:  # of several threads the first opens it for all
+        with member.opening:  # of several threads the first opens it for all
             if member.native.is_connected_to(rank, messages):
                 return
             for lane in range(lanes):
-                label = Label(agreed, lane, lanes, messages)
-                end = self._dial(world_rank, label, timeout_s, member.lost(rank))
+                label = StreamLabel(agreed, lane, lanes, messages)
+                end = self._open(world_rank, label, timeout_s, member.lost(rank))
                 self._attach(member, True, world_rank, label, end)
 
     def _attach(
         self,
-        member: _Member,
+        member: _Attached,
         sends: bool,
         world_rank: int,
-        label: Label,
-        end: End,
+        label: StreamLabel,
+        end: StreamEnd,
     ) -> None:
         rank = list(member.ranks).index(world_rank)
         try:
@@ -217,22 +217,20 @@ class Streams:
                 rank,
                 label.lane,
                 label.lanes,
-                end.socket.fileno(),
+                end.wire,
                 end.key,
                 self._epoch,
                 label.messages,
-                end.tls,
             )
         except ValueError:
-            end.socket.close()
+            end.wire.close()
             raise Corrupted(
                 f"a stream between this rank and rank {world_rank}: lane {label.lane} "
                 f"of {label.lanes} is not one that it misses"
             ) from None
-        end.socket.detach()  # it belongs to the stream now
 
 
-def _check(rank: int, label: Label) -> None:
+def _check(rank: int, label: StreamLabel) -> None:
     """Refuse numbers that no rank would send."""
     if not 0 <= label.lane < label.lanes <= MOST_LANES:
         raise Corrupted(
@@ -242,45 +240,45 @@ def _check(rank: int, label: Label) -> None:
         )
 
 
-def _has_ended(sock: socket.socket) -> bool:
-    """Whether the other end is closed, and nothing lies here that it has sent."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    if not poll.poll(0):
-        return False
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # reset
-        return True
+StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
+"""Makes the two connected ends of a stream between threads of one process."""
 
 
-def between_threads(ranks: Sequence[int], *, encrypted: bool = False) -> list[Streams]:
-    """The streams of ranks that are threads: pairs of sockets, as if across hosts."""
+def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
+    """The streams of n ranks that are threads, as if they were on several hosts."""
     made: list[Streams] = []
 
-    def dialer(rank: int) -> Dial:
-        def dial(to: int, label: Label, _: float, __: Callable[[], str]) -> End:
-            mine, theirs = pair(encrypted)
+    def opener(rank: int) -> OpenStream:
+        def open_stream(
+            to: int, label: StreamLabel, _: float, __: Callable[[], str]
+        ) -> StreamEnd:
+            mine, theirs = pair()
             made[to].arrived(rank, label, theirs)
             return mine
 
-        return dial
+        return open_stream
 
-    made += [Streams(dialer(rank)) for rank in ranks]
+    made += [Streams(opener(rank)) for rank in range(n)]
     return made
 
 
-def pair(encrypted: bool) -> tuple[End, End]:
-    """Two open ends: what each says in the opening, the other hears at once."""
-    socks = socket.socketpair()
-    key = os.urandom(KEY_SIZE)
-    if not encrypted:
-        return End(socks[0], key), End(socks[1], key)
-    shared = os.urandom(tls.KEY_BYTES)
-    mine = tls.begin(socks[0], shared, dials=True)
-    theirs = tls.begin(socks[1], shared, dials=False)
+def socket_pair() -> tuple[StreamEnd, StreamEnd]:
+    """Two ends over a pair of Unix sockets."""
+    return pair_of(*(_native.SocketWire(s.detach()) for s in socket.socketpair()))
+
+
+def encrypted_pair() -> tuple[StreamEnd, StreamEnd]:
+    """The same with TLS, whose handshake is complete."""
+    socks, key = socket.socketpair(), os.urandom(tls.KEY_BYTES)
+    mine = tls.begin(socks[0], key, is_client=True)
+    theirs = tls.begin(socks[1], key, is_client=False)
     while any([tls.shake(mine), tls.shake(theirs)]):
         pass
-    return End(socks[0], key, mine), End(socks[1], key, theirs)
+    one, other = (sock.detach() for sock in socks)
+    return pair_of(_native.TlsWire(one, mine), _native.TlsWire(other, theirs))
+
+
+def pair_of(one: Wire, other: Wire) -> tuple[StreamEnd, StreamEnd]:
+    """The ends of a stream over two connected wires, with a new key."""
+    key = os.urandom(KEY_SIZE)
+    return StreamEnd(one, key), StreamEnd(other, key)

@@ -1,13 +1,14 @@
 """Ranks on several hosts: shared memory within each, streams over TCP between them.
 
-    transport = meet(rank, n, job, "10.0.3.1:29500", secret=..., version=...)
+The ranks connect across hosts first (`rendezvous_hosts`), by which each learns who is
+on which host. Then the ranks of each host connect among themselves, as those of a
+single host do (`shm`), and share memory from there on. Streams are opened when a
+schedule first needs them (`streams`); each is a connection of its own, authenticated as
+every other (`listener`). Every rank but the first has a lifeline to the first, by which
+all ranks learn of every death.
 
-The ranks meet across hosts first (`meeting`), which tells everybody who is where. Then
-the ranks of each host meet once more among themselves, as those of a single host do
-(`shm`), and from there on have memory in common. Streams are opened when a schedule
-first needs them (`streams`); each is a connection of its own, authenticated as every
-other (`reception`). And every rank but the first has a lifeline to the first, by which
-everybody hears of every death.
+A transport that connects by TCP and moves data in another way derives from `Tcp` and
+makes the wires of its streams from the authenticated connections (`Tcp.wire`).
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from unisono import _native
+from unisono._native import Engine, Wire
 from unisono.errors import BadArgument
 from unisono.transports import shm
-from unisono.transports.addresses import Address
-from unisono.transports.base import WINDOW, Transport
 from unisono.transports.connect import Connection
-from unisono.transports.handshake import Label as Purpose
-from unisono.transports.rank_table import Roll
-from unisono.transports.rendezvous_hosts import meet_across
-from unisono.transports.secret import Secret
-from unisono.transports.streams import MOST_LANES, Dial, End, Label, Streams
+from unisono.transports.handshake import Purpose
+from unisono.transports.interface import Capabilities, ConnectOptions, Transport
+from unisono.transports.rank_table import RankTable
+from unisono.transports.rendezvous_hosts import rendezvous
+from unisono.transports.session import WINDOW, Session
+from unisono.transports.streams import MOST_LANES, StreamEnd, StreamLabel, Streams
 from unisono.transports.tls import check
 
 LANES = "UNISONO_TCP_LANES"
 """How many sockets carry one stream."""
 LIMIT = "UNISONO_SILENCE_S"
-"""After how many seconds of silence a rank of another host is taken for dead."""
+"""After so many seconds without a heartbeat a rank of another host counts as dead."""
 
 _INFO_BYTES = 72  # of tcp_info, which end with the round trip in microseconds
 _RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, in Linux since 6.15
@@ -43,73 +44,105 @@ _NEAR_BUFFER = 2 << 20
 """Within a millisecond this much in flight is plenty; and what waits in the kernel is
 still in a cache when it is copied on. The kernel by itself would let more pile up."""
 
-_DATA, _POST = "data", "post"
+_DATA, _MESSAGES = "data", "post"
 _WINDOW = 4 * WINDOW
 """Where buffers cannot be read in place, pieces that travel should not be tiny."""
 
 
-def meet(
-    rank: int,
-    world_size: int,
-    job: str,
-    address: str,
-    *,
-    secret: Secret | None,
-    version: str,
-    timeout_s: float = 60.0,
-    interface: str | None = None,
-    epoch: int = 0,
-    insecure: bool = False,
-    tls: bool = False,
-    announce: Callable[[Address], None] | None = None,
-    lost: Callable[[], str] = str,
-) -> Transport:
-    """Find the other ranks of `job`, on this host and on others."""
-    if tls:
-        check(secret)
-    lanes = _number(LANES, 1, most=MOST_LANES)
-    limit = _number(LIMIT, 10, most=3600)
-    roll = meet_across(
-        rank,
-        world_size,
-        job,
-        address,
-        secret=secret,
-        version=version,
-        timeout_s=timeout_s,
-        interface=interface,
-        epoch=epoch,
-        insecure=insecure,
-        tls=tls,
-        announce=announce,
-        lost=lost,
-    )
-    try:
-        return _transport(roll, job, version, timeout_s, epoch, lanes, limit, lost)
-    except BaseException:
-        roll.close()
-        raise
+class Tcp(Transport):
+    """Processes on one or several hosts, connected by TCP."""
+
+    name = "tcp"
+    capabilities = Capabilities(between_hosts=True, zero_copy=True, encryption=True)
+
+    def connect(self, options: ConnectOptions) -> Session:
+        """Find the other ranks of the job, on this host and on others."""
+        if options.tls:
+            check(options.secret)
+        lanes = _number(LANES, 1, most=MOST_LANES)
+        limit_s = _number(LIMIT, 10, most=3600)
+        table = rendezvous(
+            options.rank,
+            options.world_size,
+            options.job,
+            options.address,
+            secret=options.secret,
+            version=options.version,
+            timeout_s=options.timeout_s,
+            interface=options.interface,
+            epoch=options.epoch,
+            insecure=options.insecure,
+            tls=options.tls,
+            announce=lambda found: options.announce(str(found.sent())),
+            lost=options.lost,
+        )
+        try:
+            engine = _engine(table, options, limit_s)
+            return self._session(table, engine, options.epoch, lanes, limit_s)
+        except BaseException:
+            table.close()
+            raise
+
+    def wire(self, connection: Connection) -> Wire:
+        """The wire of a stream, made at both ends from its authenticated connection."""
+        return connection.take_wire()
+
+    def _session(
+        self,
+        table: RankTable,
+        engine: Engine,
+        epoch: int,
+        lanes: int,
+        limit_s: float,
+    ) -> Session:
+        listener = table.listener
+
+        def open_stream(
+            to: int, label: StreamLabel, timeout_s: float, lost: Callable[[], str]
+        ) -> StreamEnd:
+            made = listener.connect(to, _purpose(label), timeout_s, lost)
+            _tune_socket(made.socket, limit_s)
+            return StreamEnd(self.wire(made), made.send_key)
+
+        streams = Streams(open_stream, lanes=lanes, epoch=epoch)
+
+        def arrived(made: Connection) -> None:
+            _tune_socket(made.socket, limit_s)
+            end = StreamEnd(self.wire(made), made.receive_key)
+            streams.arrived(made.peer, _label(made.purpose), end)
+
+        for kind in (_DATA, _MESSAGES):
+            listener.set_handler(kind, arrived)
+
+        def leave() -> None:
+            streams.close()
+            listener.close()
+
+        return Session(
+            engine,
+            table.rank,
+            table.peers,
+            table.entries[table.rank].cores,
+            _WINDOW,
+            hosts=table.hosts,
+            streams=streams,
+            leave=leave,
+            why=table.why,
+            listener=listener,
+        )
 
 
-def _transport(
-    roll: Roll,
-    job: str,
-    version: str,
-    timeout_s: float,
-    epoch: int,
-    lanes: int,
-    limit_s: float,
-    lost: Callable[[], str],
-) -> Transport:
-    rank, n, here = roll.rank, len(roll.entries), roll.local()
-    first = roll.entries[here[0]]
-    found, pids = shm.meet_here(
+def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine:
+    """The engine of this rank: shared memory within its host, lifelines between."""
+    rank, n, here = table.rank, len(table.entries), table.local()
+    first = table.entries[here[0]]
+    found, pids = shm.connect_local(
         here.index(rank),
         len(here),
-        f"{job}/{first.identity}/{first.pid}/{epoch}",
-        version=version,
-        timeout_s=timeout_s,
-        lost=lost,
+        f"{options.job}/{first.identity}/{first.pid}/{options.epoch}",
+        version=options.version,
+        timeout_s=options.timeout_s,
+        lost=options.lost,
     )
     ends, known = [-1] * n, [-1] * n
     for place, world_rank in enumerate(here):
@@ -117,69 +150,30 @@ def _transport(
         if place in found:
             ends[world_rank] = found[place].detach()
     engine = _native.Engine.between_processes(rank, ends, known)
-    connections = [roll.lifelines.get(r) for r in range(n)]
+    connections = [table.lifelines.get(r) for r in range(n)]
     engine.connect_lifeline(
-        [-1 if c is None else c.socket.detach() for c in connections],
+        [None if c is None else c.take_wire() for c in connections],
         [b"" if c is None else c.send_key for c in connections],
         [b"" if c is None else c.receive_key for c in connections],
-        epoch,
+        options.epoch,
         int(limit_s * 1e8),
         int(limit_s * 1e9),
-        [None if c is None else c.tls for c in connections],
     )
-    roll.reception.believe(lambda peer: "it has died" if engine.dead(peer) else "")
-    streams = Streams(_dialer(roll, limit_s), lanes=lanes, epoch=epoch)
-
-    def arrived(connection: Connection) -> None:
-        label = _label(connection.label)
-        _suit(connection.socket, limit_s)
-        end = End(connection.socket, connection.receive_key, connection.tls)
-        streams.arrived(connection.peer, label, end)
-
-    for purpose in (_DATA, _POST):
-        roll.reception.hand_on(purpose, arrived)
-
-    def leave() -> None:
-        streams.close()
-        roll.reception.close()
-
-    return Transport(
-        engine,
-        rank,
-        roll.peers,
-        roll.entries[rank].cores,
-        _WINDOW,
-        hosts=roll.hosts,
-        streams=streams,
-        leave=leave,
-        why=roll.why,
-        reception=roll.reception,
-    )
+    table.listener.set_liveness(lambda peer: "it has died" if engine.dead(peer) else "")
+    return engine
 
 
-def _dialer(roll: Roll, limit_s: float) -> Dial:
-    def dial(to: int, label: Label, timeout_s: float, lost: Callable[[], str]) -> End:
-        purpose = _POST if label.messages else _DATA
-        stream = label.lanes << 16 | label.lane
-        made = roll.reception.dial(
-            to, Purpose(purpose, label.agreed, stream), timeout_s, lost
-        )
-        _suit(made.socket, limit_s)
-        return End(made.socket, made.send_key, made.tls)
+def _tune_socket(sock: socket.socket, limit_s: float) -> None:
+    """Set the buffers of a stream, and when the kernel ends it.
 
-    return dial
-
-
-def _suit(sock: socket.socket, limit_s: float) -> None:
-    """Choose how much may be on its way, by how far it is; far away the kernel does.
-
-    And when the kernel gives a connection up: not before the lifelines have had their
-    limit, and if only these two cannot reach each other, soon after. What was lost is
-    sent again every second at least, so that it goes on as soon as it can.
+    A near peer gets buffers of a fixed size; for a far one the kernel chooses. The
+    kernel ends a connection not before the lifelines have had their limit, and soon
+    after if only these two ranks cannot reach each other. What was lost is sent again
+    every second at least, so that a healed connection goes on at once.
     """
-    patience = 2 * limit_s + 1
+    give_up_s = 2 * limit_s + 1
     for option, value in (
-        (socket.TCP_USER_TIMEOUT, int(patience * 1e3)),
+        (socket.TCP_USER_TIMEOUT, int(give_up_s * 1e3)),
         (socket.TCP_KEEPIDLE, max(1, int(limit_s))),
         (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_KEEPCNT, max(1, int(limit_s) + 1)),
@@ -196,20 +190,26 @@ def _suit(sock: socket.socket, limit_s: float) -> None:
                 sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BUFFER)
 
 
-def _label(purpose: Purpose) -> Label:
-    """What the other end meant when it dialed."""
-    return Label(
+def _purpose(label: StreamLabel) -> Purpose:
+    """A stream's label as it travels in the handshake."""
+    kind = _MESSAGES if label.messages else _DATA
+    return Purpose(kind, label.agreed, label.lanes << 16 | label.lane)
+
+
+def _label(purpose: Purpose) -> StreamLabel:
+    """The label that the other end has sent."""
+    return StreamLabel(
         purpose.communicator,
         purpose.stream & 0xFFFF,
         max(1, purpose.stream >> 16),
-        purpose.purpose == _POST,
+        purpose.kind == _MESSAGES,
     )
 
 
 def _number(variable: str, usual: int, *, most: int) -> int:
-    told = os.environ.get(variable, "")
-    if not told:
+    value = os.environ.get(variable, "")
+    if not value:
         return usual
-    if not told.isdecimal() or not 1 <= int(told) <= most:
-        raise BadArgument(f"{variable}={told}: expected a number from 1 to {most}")
-    return int(told)
+    if not value.isdecimal() or not 1 <= int(value) <= most:
+        raise BadArgument(f"{variable}={value}: expected a number from 1 to {most}")
+    return int(value)

@@ -50,10 +50,10 @@ def check(secret: Secret | None) -> None:
         )
 
 
-def begin(sock: socket.socket, key: bytes, *, dials: bool) -> Tls:
+def begin(sock: socket.socket, key: bytes, *, is_client: bool) -> Tls:
     """One end, before the first word; it never waits. The socket must outlive it."""
     _require()
-    return _native.Tls(sock.fileno(), key, dials)
+    return _native.Tls(sock.fileno(), key, is_client)
 
 
 def _require() -> None:
@@ -78,10 +78,10 @@ def shake(tls: Tls) -> int:
         ) from None
 
 
-def dialed(sock: socket.socket, key: bytes, *, timeout_s: float) -> Tls:
+def connected(sock: socket.socket, key: bytes, *, timeout_s: float) -> Tls:
     """The dialer's end, open; TimeoutError if the other does not answer in time."""
     until = time.monotonic() + timeout_s
-    tls = begin(sock, key, dials=True)
+    tls = begin(sock, key, is_client=True)
     while awaited := shake(tls):
         _await(sock, awaited, until)
     return tls

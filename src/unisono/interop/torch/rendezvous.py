@@ -33,17 +33,17 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.core import Core, agreed_number
 from unisono.runtime.plan import tuned
 from unisono.runtime.world.first import first_communicator
-from unisono.transports import shm, tcp
-from unisono.transports import threads as memory
-from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
+from unisono.transports import registry
+from unisono.transports.interface import ConnectOptions
 from unisono.transports.rank_table import host_identity
 from unisono.transports.secret import find_secret
+from unisono.transports.session import Session
+from unisono.transports.threads import alone
 from unisono.transports.tls import TLS, wanted
 
 MEETING_S = 60.0
 _ANSWER_S = 5.0  # for rank 0 to name the missing ranks
-_world: Transport | None = None
+_world: Session | None = None
 
 
 class GroupRendezvous:
@@ -151,7 +151,7 @@ class GroupRendezvous:
     def _meet(self, *, is_world: bool) -> Communicator:
         global _world
         if self.size == 1:
-            transport = memory.alone()
+            transport = alone()
         else:
             if self.rank == 0:
                 self._store.set(self._key("job"), secrets.token_hex(16))
@@ -161,41 +161,36 @@ class GroupRendezvous:
             _world = transport
         return first_communicator(transport, timeout_s=self.timeout_s)
 
-    def _meet_all(self, job: str, limit_s: float) -> Transport:
+    def _meet_all(self, job: str, limit_s: float) -> Session:
         """Whether on one host or on several, which all ranks read from the store."""
         self._store.set(self._key(f"host/{self.rank}"), host_identity())
         hosts = self._read([f"host/{r}" for r in range(self.size)])
-        version = unisono.__version__
-        if len(set(hosts)) == 1:
-            return shm.meet(
-                self.rank,
-                self.size,
-                job,
-                version=version,
-                timeout_s=limit_s,
-                note=int(self.rank == 0 and tuned.is_there()),
-            )
+        several = len(set(hosts)) > 1
+        at, secret = "", None
+        if several:
+            # Where torch's own store is, ranks of other hosts can come.
+            at = f"{_bracketed(os.environ.get('MASTER_ADDR') or 'localhost')}:0"
+            if self.rank != 0:
+                (at,) = self._read(["address"])
+            secret = find_secret(os.environ)
 
-        def announce(address: Address) -> None:
-            self._store.set(self._key("address"), str(address))
+        def announce(address: str) -> None:
+            self._store.set(self._key("address"), address)
 
-        # Where torch's own store is, ranks of other hosts can come.
-        at = f"{_bracketed(os.environ.get('MASTER_ADDR') or 'localhost')}:0"
-        if self.rank != 0:
-            (at,) = self._read(["address"])
-        secret = find_secret(os.environ)
-        return tcp.meet(
+        options = ConnectOptions(
             self.rank,
             self.size,
             job,
-            at,
+            unisono.__version__,
+            limit_s,
+            address=at,
             secret=secret,
-            version=version,
-            timeout_s=limit_s,
             interface=os.environ.get("UNISONO_INTERFACE"),
-            tls=wanted(os.environ.get(TLS), TLS),
+            tls=several and wanted(os.environ.get(TLS), TLS),
             announce=announce,
+            tuned=tuned.is_there(),
         )
+        return registry.get("tcp" if several else "shm").connect(options)
 
     def _segment_entry(self) -> str:
         """The name in the store for this host's memory of the group."""
@@ -223,7 +218,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _world_of(ranks: Sequence[int]) -> Transport | None:
+def _world_of(ranks: Sequence[int]) -> Session | None:
     """The world that a group lies in, unless it is the world, or there is none."""
     if not ranks or _world is None or not _world.users or _world.engine.forked():
         return None

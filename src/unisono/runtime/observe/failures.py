@@ -19,7 +19,7 @@ from unisono.errors import (
 )
 from unisono.runtime.call.notes import Note, shape_text
 from unisono.runtime.plan.plans import CODES
-from unisono.transports.base import Peer
+from unisono.transports.session import Peer
 
 if TYPE_CHECKING:
     from unisono._native import Comm

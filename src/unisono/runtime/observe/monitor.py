@@ -33,7 +33,7 @@ from unisono.runtime.observe import recorder, tracing
 from unisono.runtime.observe.failures import FailureCode, describe
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.observe.traffic import TrafficCounter
-from unisono.transports.base import Logbook, Transport
+from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
 WATCH = "UNISONO_WATCH"
@@ -53,7 +53,7 @@ def name_of(pid: int, rank: int, number: int) -> str:
 class Monitor:
     """The monitor of one rank."""
 
-    def __init__(self, transport: Transport, folder: str) -> None:
+    def __init__(self, transport: Session, folder: str) -> None:
         """Start to listen."""
         self._transport = weakref.ref(transport)
         self._folder = folder
@@ -112,7 +112,7 @@ class Monitor:
             with contextlib.suppress(OSError):
                 recorder.write(logbook, self._folder, why, severity, {})
 
-    def _check_failures(self, transport: Transport) -> None:
+    def _check_failures(self, transport: Session) -> None:
         """Write a record if any rank has broken a communicator."""
         for core in _open(transport):
             code, failed_rank, reporter, _ = core.native.failure()
@@ -123,7 +123,7 @@ class Monitor:
                 )
                 self._write(transport.logbook, text, recorder.REMOTE_FAILURE)
 
-    def _answer(self, transport: Transport) -> None:
+    def _answer(self, transport: Session) -> None:
         connection, _ = self._listener.accept()
         with connection:
             connection.settimeout(_ANSWER_S)
@@ -132,7 +132,7 @@ class Monitor:
             request = connection.recv(_LONGEST).strip()
             connection.sendall(msgspec.json.encode(self._reply(transport, request)))
 
-    def _reply(self, transport: Transport, request: bytes) -> dict[str, Any]:
+    def _reply(self, transport: Session, request: bytes) -> dict[str, Any]:
         if request == b"state":
             return state(transport)
         if request == b"record":
@@ -145,7 +145,7 @@ class Monitor:
         return {"error": "expected state, record or links"}
 
 
-def _open(transport: Transport) -> list[Any]:
+def _open(transport: Session) -> list[Any]:
     """The open communicators, read from another thread than theirs."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # changed during iteration
@@ -153,7 +153,7 @@ def _open(transport: Transport) -> list[Any]:
     return []
 
 
-def state(transport: Transport) -> dict[str, Any]:
+def state(transport: Session) -> dict[str, Any]:
     """A rank's progress, and that of the others as it sees them."""
     me = transport.peers[transport.rank]
     return {
@@ -168,7 +168,7 @@ def state(transport: Transport) -> dict[str, Any]:
     }
 
 
-def _progresses(transport: Transport) -> list[dict[str, Any]]:
+def _progresses(transport: Session) -> list[dict[str, Any]]:
     last = {e["pg_id"]: e for e in recorder.records(transport.logbook)}
     return [_progress(core, last.get(core.native.id())) for core in _open(transport)]
 
@@ -196,7 +196,7 @@ def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]
     }
 
 
-def begin(transport: Transport) -> None:
+def begin(transport: Session) -> None:
     """Start the monitor of a rank, if the user asked for it."""
     folder = recorder.folder_for_records()
     if not folder and os.environ.get(WATCH, "0") in ("", "0"):

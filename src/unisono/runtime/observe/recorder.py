@@ -24,7 +24,7 @@ from unisono import _native
 from unisono.dtypes import DTYPES, OPS
 from unisono.runtime.call.notes import Note
 from unisono.runtime.plan.plans import CODES
-from unisono.transports.base import Logbook
+from unisono.transports.session import Logbook
 
 FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
 LEFT, REQUESTED, REMOTE_FAILURE, FAILED = range(4)

@@ -11,7 +11,7 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import CallKind
-from unisono.transports.base import Peer, Transport
+from unisono.transports.session import Peer, Session
 
 
 class ObservedCore(Protocol):
@@ -24,7 +24,7 @@ class ObservedCore(Protocol):
     hosts_if_several: tuple[int, ...]
     world_ranks: tuple[int, ...]
     native: _native.Comm
-    transport: Transport
+    transport: Session
     closed: bool
     exceeded_s: float
     """The timeout of the call that broke the communicator on this rank, if any."""

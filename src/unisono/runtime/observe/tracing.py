@@ -25,7 +25,7 @@ import numpy as np
 from unisono import _native
 from unisono.errors import BadArgument, Corrupted
 from unisono.runtime.call.notes import CallNames, named
-from unisono.transports.base import Logbook, Transport
+from unisono.transports.session import Logbook, Session
 
 TRACE = "UNISONO_TRACE"
 EVENTS = "UNISONO_TRACE_EVENTS"
@@ -212,7 +212,7 @@ def read_part(file: Path) -> TracePart:
     return part
 
 
-def attend(transport: Transport) -> None:
+def attend(transport: Session) -> None:
     """If UNISONO_TRACE is set, record from now on and write a part at the end."""
     folder, logbook = os.environ.get(TRACE, ""), transport.logbook
     if folder:

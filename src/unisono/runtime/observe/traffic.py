@@ -38,7 +38,7 @@ from unisono.runtime.plan.plans import CODES, CallKind, content, verified
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Ints
 from unisono.schedule.counts import sends_per_chunk
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 _SEND = CODES["send"]
 _STARTED, _COMPLETED = 1, 2
@@ -182,7 +182,7 @@ class TrafficCounter:
         self._upto = 0
         self._in_flight: set[int] = set()
 
-    def report(self, transport: Transport, comms: Sequence[Any]) -> dict[str, Any]:
+    def report(self, transport: Session, comms: Sequence[Any]) -> dict[str, Any]:
         """The counts, by world rank; for JSON."""
         # Read before the records: whatever is counted has a record, or had one.
         counted = {core.native.id(): core.native.sent_bytes() for core in comms}

@@ -33,7 +33,7 @@ from unisono.runtime.plan.select import (
     quickest,
 )
 from unisono.schedule.coding import Scope
-from unisono.transports.base import WINDOW
+from unisono.transports.session import WINDOW
 
 BOUND = 4.0
 """The default of `error_bound`, as a multiple of the error of encoding once."""

@@ -18,14 +18,14 @@ from unisono.runtime.observe import monitor, tracing
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 RENDEZVOUS_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 # Kept even without a communicator: a process that never closed its last one leaves the
 # world at exit, and must say so, or the others would take it for dead.
-_OPEN: set[Transport] = set()
+_OPEN: set[Session] = set()
 
 
 def next_epoch(job: str) -> int:
@@ -39,7 +39,7 @@ def count_epochs_from(job: str, epoch: int) -> None:
 
 
 def first_communicator(
-    transport: Transport, *, timeout_s: float, meeting_s: float = RENDEZVOUS_S
+    transport: Session, *, timeout_s: float, meeting_s: float = RENDEZVOUS_S
 ) -> Communicator:
     """The communicator of all ranks; on each host one rank makes its shared memory."""
     ranks = range(len(transport.peers))
@@ -98,7 +98,7 @@ def _agree_on_options(
     return bool(agreed[0]), int(not agreed[1]), bool(agreed[2])
 
 
-def open_transports() -> list[Transport]:
+def open_transports() -> list[Session]:
     """The transports of the worlds that this process is in."""
     return [transport for transport in list(_OPEN) if not transport.closed]
 

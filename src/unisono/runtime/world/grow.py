@@ -33,11 +33,11 @@ from unisono.runtime.world.membership import Membership, ResizeFunctions, member
 from unisono.runtime.world.shrink import ResizeLock, revoke
 from unisono.runtime.world.shrink_protocol import form_world
 from unisono.transports.addresses import Address
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Link
-from unisono.transports.handshake import Member
-from unisono.transports.join import Coming, Gate, Joining, Welcome
+from unisono.transports.endpoints import ControlLink
+from unisono.transports.handshake import Identity
+from unisono.transports.join import JoinEndpoint, Joiner, Joining, Welcome
 from unisono.transports.secret import Secret, find_secret, open_secret
+from unisono.transports.session import Session
 from unisono.transports.tls import check
 
 _MESSAGE_BYTES = 1024
@@ -87,14 +87,14 @@ class _GrowCoordinator:
         self.comm, self.member, self.world_size = comm, member, world_size
         self.timeout_s = timeout_s
         self.address = address or member.address
-        self.joining: list[Link] = []
+        self.joining: list[ControlLink] = []
 
     def grow(self) -> Communicator:
         """Wait for new processes, and form the next world with all."""
-        join_endpoint: Gate | None = None
+        endpoint: JoinEndpoint | None = None
         try:
-            join_endpoint = self._open_join_endpoint()
-            self._gather(join_endpoint)
+            endpoint = self._open_endpoint()
+            self._gather(endpoint)
             welcome = self._welcome(self._rendezvous_address())
             return _form_world(self.comm, self.member, welcome, self._announce)
         except (ConnectFailed, OSError) as why:
@@ -106,24 +106,24 @@ class _GrowCoordinator:
         finally:
             for link in self.joining:
                 link.close()
-            if join_endpoint is not None:
-                join_endpoint.close()
+            if endpoint is not None:
+                endpoint.close()
 
-    def _open_join_endpoint(self) -> Gate:
+    def _open_endpoint(self) -> JoinEndpoint:
         member = self.member
         if not member.across:
-            return Gate.open_near(member.job)
+            return JoinEndpoint.open_local(member.job)
         secret = _secret_or_open(member.secret, member.job, member.insecure)
-        endpoints = [endpoint.reception for endpoint in member.kept]
-        found = [self.comm.core.transport.reception, *endpoints]
-        me = Member(secret, member.job, 0, tls=member.tls)
-        return Gate.open_far(self.address, me, [one for one in found if one])
+        endpoints = [endpoint.listener for endpoint in member.kept]
+        found = [self.comm.core.transport.listener, *endpoints]
+        me = Identity(secret, member.job, 0, tls=member.tls)
+        return JoinEndpoint.open_remote(self.address, me, [one for one in found if one])
 
-    def _gather(self, join_endpoint: Gate) -> None:
+    def _gather(self, endpoint: JoinEndpoint) -> None:
         until = time.monotonic() + self.timeout_s
         needed = self.world_size - self.comm.world_size
         while len(self.joining) < needed:
-            for link, hello in join_endpoint.newcomers():
+            for link, hello in endpoint.newcomers():
                 self._admit(link, hello)
             gone = [link for link in self.joining if link.has_ended()]
             for link in gone:
@@ -141,7 +141,7 @@ class _GrowCoordinator:
     def _where(self) -> str:
         return f" to {self.address}" if self.member.across else ""
 
-    def _admit(self, link: Link, hello: Joining) -> None:
+    def _admit(self, link: ControlLink, hello: Joining) -> None:
         if hello.version != unisono.__version__:
             link.send(
                 Welcome(
@@ -168,8 +168,8 @@ class _GrowCoordinator:
     def _rendezvous_address(self) -> str:
         if not self.member.across:
             return os.urandom(8).hex()
-        reception = self.comm.core.transport.reception
-        here = Address.parse(self.address) if reception is None else reception.address
+        listener = self.comm.core.transport.listener
+        here = Address.parse(self.address) if listener is None else listener.address
         return str(Address(here.host, 0))
 
     def _welcome(self, place: str) -> Welcome:
@@ -207,7 +207,7 @@ def _broadcast_welcome(
         raise _lost(comm, welcome.dead)
     if welcome.wrong:
         raise ConnectFailed(welcome.wrong)
-    if not welcome.is_sound() or welcome.before != comm.world_size:
+    if not welcome.is_valid() or welcome.before != comm.world_size:
         raise ConnectFailed("grow: rank 0 sent an invalid world")
     return welcome
 
@@ -264,7 +264,7 @@ def _form_world(
     return _settled(found.comm, found.left_out)
 
 
-def _first(transport: Transport, member: Membership, timeout_s: float) -> Communicator:
+def _first(transport: Session, member: Membership, timeout_s: float) -> Communicator:
     try:
         made = first_communicator(
             transport, timeout_s=timeout_s, meeting_s=RENDEZVOUS_S
@@ -294,6 +294,7 @@ def join(
     meeting_s: float,
     insecure: bool,
     tls: bool = False,
+    fabric: str = "",
 ) -> Communicator:
     """Join a job that grows, as one of its ranks."""
     if not job:
@@ -315,9 +316,10 @@ def join(
         interface=interface,
         insecure=insecure,
         tls=tls,
+        fabric=fabric,
     )
     hello = Joining(unisono.__version__, os.getpid(), socket.gethostname())
-    coming = Coming(job, address, secret, tls)
+    coming = Joiner(job, address, secret, tls)
     until = time.monotonic() + meeting_s
     while time.monotonic() < until:
         welcome = coming.ask(hello, until)
@@ -325,7 +327,7 @@ def join(
             continue
         if welcome.wrong:
             raise ConnectFailed(f"join: {welcome.wrong}")
-        if not welcome.is_sound() or welcome.rank == 0:
+        if not welcome.is_valid() or welcome.rank == 0:
             raise ConnectFailed("join: rank 0 sent an invalid rank or world size")
         comm = _join_world(member.later(welcome.epoch), welcome, timeout_s)
         if comm is not None:

@@ -14,6 +14,7 @@ from unisono.runtime.world.environment import WorldEnvironment, find_world
 from unisono.runtime.world.first import RENDEZVOUS_S, first_communicator, next_epoch
 from unisono.runtime.world.membership import Membership, ResizeFunctions
 from unisono.transports.addresses import Address, is_loopback
+from unisono.transports.registry import FABRIC
 from unisono.transports.secret import find_secret
 from unisono.transports.tls import TLS, wanted
 
@@ -30,6 +31,7 @@ def init(
     meeting_s: float = RENDEZVOUS_S,
     insecure: bool = False,
     tls: str | None = None,
+    fabric: str | None = None,
     join: bool | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
@@ -39,19 +41,22 @@ def init(
     `timeout_s` is the timeout of every call, `meeting_s` how long to wait for the other
     ranks at the rendezvous. Across hosts a job has a secret, unless `insecure`; with
     tls="mutual", or UNISONO_TLS, the same on all ranks, everything between hosts is
-    encrypted.
+    encrypted. `fabric`, or UNISONO_FABRIC, the same on all ranks, names the transport;
+    by default ranks of one host share memory, and ranks of several connect by TCP.
 
     With `join`, or UNISONO_JOIN=1, this process joins a running job, whose ranks call
     `comm.grow`: rank and world size are then assigned by the job.
     """
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
-        return _join(rank, world_size, job, timeout_s, meeting_s, insecure, encrypted)
+        return _join(
+            rank, world_size, job, timeout_s, meeting_s, insecure, encrypted, fabric
+        )
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refuse a bad one before the rendezvous
     _arm_failpoints()
-    member = membership(world, insecure, encrypted)
+    member = membership(world, insecure, encrypted, fabric)
     address = member.address if member.across else ""
     transport = member.rendezvous(
         world.rank, world.world_size, address, timeout_s=meeting_s
@@ -69,6 +74,7 @@ def _join(
     meeting_s: float,
     insecure: bool,
     tls: bool,
+    fabric: str | None,
 ) -> Communicator:
     if rank is not None or world_size is not None:
         raise BadArgument(
@@ -85,11 +91,20 @@ def _join(
         meeting_s=meeting_s,
         insecure=insecure,
         tls=tls,
+        fabric=_fabric(fabric),
     )
 
 
+def _fabric(name: str | None) -> str:
+    """The name of the transport that is asked for; "" for the default."""
+    return name if name is not None else os.environ.get(FABRIC, "")
+
+
 def membership(
-    world: WorldEnvironment, insecure: bool = False, tls: bool = False
+    world: WorldEnvironment,
+    insecure: bool = False,
+    tls: bool = False,
+    fabric: str | None = None,
 ) -> Membership:
     """The membership of a process that starts with its job."""
     # A process may leave and join again: each time in an epoch of its own.
@@ -110,8 +125,9 @@ def membership(
             interface=interface,
             insecure=insecure,
             tls=tls,
+            fabric=_fabric(fabric),
         )
-    return Membership(world.job, _CHANGES, epoch)
+    return Membership(world.job, _CHANGES, epoch, fabric=_fabric(fabric))
 
 
 def _is_local(address: str) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import unisono
+from unisono.errors import BadArgument
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan import tuned
-from unisono.transports import shm, tcp
-from unisono.transports import threads as memory
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Door
+from unisono.transports import registry
+from unisono.transports.endpoints import ShrinkEndpoint
+from unisono.transports.interface import ConnectOptions, Transport
 from unisono.transports.secret import Secret
+from unisono.transports.session import Session
 
 
 class ResizeFunctions(NamedTuple):
@@ -31,9 +32,10 @@ class ResizeFunctions(NamedTuple):
 class Membership:
     """This process's membership in a job, in the world of one epoch.
 
-    `across`: the ranks meet over TCP; `address` is then the job's own, to which joining
-    ranks connect. `kept` are endpoints of earlier worlds to which ranks that were left
-    out may still connect.
+    `across`: the ranks connect by an address; `address` is then the job's own, to which
+    joining ranks connect. `fabric` names the transport; if it is "", that is TCP if
+    `across`, and else shared memory. `kept` are endpoints of earlier worlds to which
+    ranks that were left out may still connect.
     """
 
     job: str
@@ -45,9 +47,10 @@ class Membership:
     interface: str | None = None
     insecure: bool = False
     tls: bool = False
-    kept: tuple[Door, ...] = ()
+    fabric: str = ""
+    kept: tuple[ShrinkEndpoint, ...] = ()
 
-    def later(self, epoch: int, kept: tuple[Door, ...] = ()) -> Membership:
+    def later(self, epoch: int, kept: tuple[ShrinkEndpoint, ...] = ()) -> Membership:
         """The membership in a later world."""
         return replace(self, epoch=epoch, kept=self.kept + kept)
 
@@ -60,42 +63,45 @@ class Membership:
         timeout_s: float,
         announce: Callable[[str], None] = lambda place: None,
         lost: Callable[[], str] = str,
-    ) -> Transport:
+    ) -> Session:
         """Rendezvous with the others of this epoch.
 
         `place` is an address that all know, or on one host any name. Rank 0 may give
         port 0; `announce` is called with the address that it then has.
         """
-        if world_size == 1:
-            announce(place)
-            return memory.alone()
-        if self.across:
-            return tcp.meet(
-                rank,
-                world_size,
-                self.job,
-                place,
-                secret=self.secret,
-                version=unisono.__version__,
-                timeout_s=timeout_s,
-                interface=self.interface,
-                epoch=self.epoch,
-                insecure=self.insecure,
-                tls=self.tls,
-                announce=lambda found: announce(str(found.sent())),
-                lost=lost,
-            )
-        announce(place)
-        job = f"{self.job}/{self.epoch}"
-        return shm.meet(
+        options = ConnectOptions(
             rank,
             world_size,
-            f"{job}/{place}" if place else job,
-            version=unisono.__version__,
-            timeout_s=timeout_s,
-            lost=lost,
-            note=int(rank == 0 and tuned.is_there()),
+            self.job,
+            unisono.__version__,
+            timeout_s,
+            self.epoch,
+            place,
+            self.secret,
+            self.interface,
+            self.insecure,
+            self.tls,
+            announce,
+            lost,
+            rank == 0 and tuned.is_there(),
         )
+        return self._transport(world_size).connect(options)
+
+    def _transport(self, world_size: int) -> Transport:
+        if world_size == 1:
+            return registry.get("threads")
+        found = registry.get(self.fabric or ("tcp" if self.across else "shm"))
+        if self.across and not found.capabilities.between_hosts:
+            raise BadArgument(
+                f"the transport {found.name!r} connects ranks of one host only; it "
+                "takes no address (UNISONO_ADDRESS)"
+            )
+        if self.tls and not found.capabilities.encryption:
+            raise BadArgument(
+                f"tls: the transport {found.name!r} does not encrypt; choose another "
+                "one, such as tcp"
+            )
+        return found
 
     def shrink(
         self, comm: Communicator, timeout_s: float, dead: Sequence[int]

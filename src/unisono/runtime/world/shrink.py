@@ -17,7 +17,7 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.first import count_epochs_from, first_communicator
 from unisono.runtime.world.membership import Membership, membership_of
 from unisono.runtime.world.shrink_protocol import form_world
-from unisono.transports.base import Transport
+from unisono.transports.session import Session
 
 _CHANGING = threading.Lock()
 """Held while a rank shrinks or grows: a process does so in one thread at a time."""
@@ -55,7 +55,7 @@ def shrink(
         limit = comm.timeout_s
         revoke(transport)
 
-        def first(made: Transport, meeting_s: float) -> Communicator:
+        def first(made: Session, meeting_s: float) -> Communicator:
             return first_communicator(made, timeout_s=limit, meeting_s=meeting_s)
 
         found = form_world(transport, member, timeout_s, first, dead=known)
@@ -75,7 +75,7 @@ def _other_rank(comm: Communicator, rank: int) -> int:
     return found
 
 
-def revoke(transport: Transport) -> None:
+def revoke(transport: Session) -> None:
     """Close every communicator of a world, but not the world's transport.
 
     All at once: closing one waits for the thread that runs calls in flight on the

@@ -28,8 +28,13 @@ from unisono.runtime.world.agreement import (
     Proposal,
 )
 from unisono.runtime.world.membership import Membership, membership_of
-from unisono.transports.base import Transport
-from unisono.transports.endpoints import Door, Link, open_door, pause_until
+from unisono.transports.endpoints import (
+    ControlLink,
+    ShrinkEndpoint,
+    open_shrink_endpoint,
+    pause_until,
+)
+from unisono.transports.session import Session
 
 _RETRY_S = 0.02  # to an endpoint that is not open yet
 _UNREACHABLE_RETRY_S = 0.5  # to one that cannot be reached
@@ -38,7 +43,7 @@ _EXIT_S = 1.0
 _NO_WORLD = Proposal(0, (), ())
 """The answer in a world that was not formed: a rank that asks there is left out."""
 
-MakeCommunicator = Callable[[Transport, float], "Communicator"]
+MakeCommunicator = Callable[[Session, float], "Communicator"]
 PreparedWorld = tuple[Proposal, Callable[[], "Communicator"]]
 """A world that all ranks know of already, and how this rank joins it."""
 
@@ -52,7 +57,7 @@ class FormedWorld:
 
 
 def form_world(
-    transport: Transport,
+    transport: Session,
     member: Membership,
     timeout_s: float,
     first: MakeCommunicator,
@@ -112,9 +117,9 @@ def form_world(
     return FormedWorld(comm, tuple(sorted(r for r in left_out if r >= 0)))
 
 
-def _retire(transport: Transport, *, keeps_endpoint: bool) -> None:
+def _retire(transport: Session, *, keeps_endpoint: bool) -> None:
     """Close a world, but keep its endpoint if others may still connect."""
-    if not keeps_endpoint or transport.reception is None:
+    if not keeps_endpoint or transport.listener is None:
         transport.close()
         return
     transport.retire()
@@ -126,18 +131,18 @@ def _retire(transport: Transport, *, keeps_endpoint: bool) -> None:
 class _AgreementDriver:
     """Carries out one rank's agreement in one world."""
 
-    transport: Transport
+    transport: Session
     member: Membership
     timeout_s: float
     first: MakeCommunicator
     is_strict: bool = False
     voters: int = 0
-    endpoints: list[Door] = field(default_factory=list)
-    outgoing: dict[int, Link] = field(default_factory=dict)
+    endpoints: list[ShrinkEndpoint] = field(default_factory=list)
+    outgoing: dict[int, ControlLink] = field(default_factory=dict)
     """Connections that this rank has made."""
-    incoming: dict[int, Link] = field(default_factory=dict)
+    incoming: dict[int, ControlLink] = field(default_factory=dict)
     """Connections from ranks that have sent a request."""
-    unidentified: list[Link] = field(default_factory=list)
+    unidentified: list[ControlLink] = field(default_factory=list)
     """Connections that have sent nothing yet."""
     retry: dict[int, float] = field(default_factory=dict)
     exit_deadline: dict[int, float] = field(default_factory=dict)
@@ -147,14 +152,16 @@ class _AgreementDriver:
 
     def __post_init__(self) -> None:
         """Open the endpoint."""
-        self.endpoint = open_door(self.transport, self.member.job, self.member.epoch)
+        self.endpoint = open_shrink_endpoint(
+            self.transport, self.member.job, self.member.epoch
+        )
         self.endpoints.append(self.endpoint)
         self.rules = Agreement(
             self.transport.rank,
             len(self.transport.peers),
             self.member.epoch,
             self.timeout_s,
-            self.endpoint.is_near,
+            self.endpoint.is_local,
             self.is_strict,
             self.voters,
         )
@@ -220,7 +227,7 @@ class _AgreementDriver:
         A process that exits closes its connections first. So if others cannot reach a
         rank of this host, the kernel is given a moment to report its exit.
         """
-        if self.endpoint.is_near:  # the other's endpoint shows it, see `_refused`
+        if self.endpoint.is_local:  # the other's endpoint shows it, see `_refused`
             return
         engine, rules = self.transport.engine, self.rules
         for rank in self.transport.here(range(rules.n)):
@@ -241,7 +248,7 @@ class _AgreementDriver:
         is_dead = self.transport.engine.dead(rank)
         self.retry[rank] = time.monotonic() + _RETRY_S
         try:
-            link = self.endpoint.knock(rank)
+            link = self.endpoint.connect(rank)
         except ConnectionRefusedError:
             self._refused(rank, is_dead)
         except ConnectionError:
@@ -261,14 +268,14 @@ class _AgreementDriver:
         or has left its world, it will not. From another host a firewall may refuse, and
         the rank may be alive: it is unreachable, but not dead.
         """
-        if self.endpoint.is_near and not is_dead:
+        if self.endpoint.is_local and not is_dead:
             return
-        if self.endpoint.is_near:
+        if self.endpoint.is_local:
             self.rules.learn(dead=[rank])
         else:
             self.rules.learn(unreachable=[rank])
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: ControlLink) -> None:
         rank = link.rank
         if self.outgoing.get(rank) is link:
             reply = link.receive(AgreementReply)
@@ -295,7 +302,7 @@ class _AgreementDriver:
         is_other = 0 <= rank < self.rules.n and rank != self.rules.me
         return is_other and come.is_valid(self.rules.n)
 
-    def _replace(self, rank: int, link: Link) -> None:
+    def _replace(self, rank: int, link: ControlLink) -> None:
         """Replace the earlier connection of a rank that has connected again."""
         older = self.incoming.pop(rank, None)
         if older is not None:
@@ -382,9 +389,9 @@ class _AgreementDriver:
         return comm
 
     def _own_address(self) -> str:
-        if self.transport.reception is None:
+        if self.transport.listener is None:
             return secrets.token_hex(8)
-        here = self.transport.reception.address
+        here = self.transport.listener.address
         return str(type(here)(here.host, 0))
 
     def _failure_of(self, proposal: Proposal) -> Callable[[], str]:
@@ -418,7 +425,7 @@ class _AgreementDriver:
         comm.core.abandon()
         transport = comm.core.transport
         if len(transport.peers) > 1:
-            endpoint = open_door(transport, member.job, member.epoch)
+            endpoint = open_shrink_endpoint(transport, member.job, member.epoch)
             endpoint.answer(AgreementReply(settled=_NO_WORLD))
             self.endpoints.append(endpoint)
         _retire(transport, keeps_endpoint=True)

@@ -33,7 +33,7 @@ except ImportError as why:  # built without a compiler
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Engine
-    from unisono.transports.listener import Reception
+    from unisono.transports.listener import Listener
     from unisono.transports.streams import Streams
 
 WINDOW = 256 << 10
@@ -116,7 +116,7 @@ class Logbook:
 
 
 @dataclass(eq=False)
-class Transport:
+class Session:
     """The world as one rank reaches it.
 
     `cores` is how many the ranks of this host share. `hosts` are the numbers of the
@@ -139,7 +139,7 @@ class Transport:
     reaches: bool = False
     leave: Callable[[], None] | None = None
     why: str = ""
-    reception: Reception | None = None
+    listener: Listener | None = None
     note: int = 0
     tuned: Any = None
     apart: Sequence[int] = ()
