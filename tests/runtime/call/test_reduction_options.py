@@ -118,7 +118,7 @@ def test_a_factor_that_suits_passes(factor, name):
     ("op", "message"),
     [
         ("summ", "unknown reduction 'summ'; nearest: sum"),
-        ("avg", "nearest:"),
+        ("sums", "nearest:"),
         (3, "op: got a int, expected one of sum, prod"),
         (None, "premul_sum"),
         ("premul_sum", "a factor is needed"),
