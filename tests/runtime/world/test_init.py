@@ -48,7 +48,7 @@ def bare(monkeypatch):
 
 def receives(rank, count):
     """Have rank 0 tell when so many have come; its time begins only then."""
-    true_guests = rendezvous.Rendezvous._guests
+    true_guests = rendezvous.LocalRendezvous._clients
 
     def guests(self, listener):
         self.deadline = math.inf
@@ -58,7 +58,7 @@ def receives(rank, count):
                 self.deadline = time.monotonic() + self.timeout_s
                 rank.tell("they came")
 
-    rendezvous.Rendezvous._guests = guests
+    rendezvous.LocalRendezvous._clients = guests
 
 
 def comes(rank, absent):
@@ -136,7 +136,7 @@ def test_two_processes_with_rank_0(forks):
 
 
 def finds_its_place_taken(rank):
-    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
         return takes(rank, address)
     return tries(rank, address)
@@ -176,7 +176,7 @@ def test_a_name_that_is_taken(forks):
 
 def meets_another_user(rank):
     """Rank 2 is another user's process, in the place of rank 0."""
-    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if rank.number == 2:
         os.setuid(65534)
         return takes(rank, address)
@@ -197,7 +197,7 @@ def has_uninvited_guests(rank, kind):
     if rank.number < 2:
         time.sleep(0.1 * rank.number)
         return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=25)
-    address = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
     if kind == "another user":
         os.setuid(65534)
     until = time.monotonic() + 0.3
@@ -583,7 +583,7 @@ def listens(rank):
 
 
 def address_of(rank, epoch):
-    meeting = rendezvous.Rendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
+    meeting = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
     return meeting.address.replace("\0", "@")
 
 
