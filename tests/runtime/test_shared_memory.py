@@ -136,7 +136,7 @@ def takes_in_late(rank):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     os.symlink(str(os.getpid()), f"{rank.folder}/none")  # takes no descriptor
-    await_that(engine.starved, "a shortage")
+    await_that(engine.out_of_resources, "a shortage")
     error = attempt(comm.core.transport.await_segment, 0, 2, 20.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await_that(lambda: engine.has(0, 2), "the segment")

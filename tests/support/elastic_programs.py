@@ -13,8 +13,7 @@ from unisono.runtime.world import grow as growing
 from unisono.runtime.world import shrink_protocol as shrinking
 from unisono.runtime.world.agreement import ActionKind
 from unisono.runtime.world.first import open_transports
-from unisono.transports import endpoints as doors
-from unisono.transports import join as gate
+from unisono.transports import endpoints, join
 
 
 def tell(folder, word):
@@ -103,7 +102,7 @@ def fails_in_split(comm):
 def _dies_at(point):
     """Have this process killed at a point of shrinking."""
     if point == "first word":
-        doors.NearLink.send = doors.FarLink.send = lambda *_: die()
+        endpoints.LocalLink.send = endpoints.RemoteLink.send = lambda *_: die()
     elif point == "proposal":
         true_act = shrinking._AgreementDriver._act
 
@@ -315,13 +314,13 @@ def dies_while_others_wait_to_grow(comm, victim):
 def a_newcomer_dies(first, world_size):
     """It is welcome, and gone before all have met; the others are as many as before."""
     if "UNISONO_JOIN" in os.environ:
-        true_ask = gate.Coming.ask
+        true_ask = join.Joiner.ask
 
         def ask(self, *args):
             if true_ask(self, *args) is not None:
                 die()
 
-        gate.Coming.ask = ask
+        join.Joiner.ask = ask
         return joins()
     shrinking.RENDEZVOUS_S = growing.RENDEZVOUS_S = 2.0
     comm = begun(first)

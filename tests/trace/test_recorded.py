@@ -178,7 +178,7 @@ def test_overwritten_events_are_counted(monkeypatch):
 @pytest.mark.parametrize("events", ["0", "-1", "many", "1e6", str(1 << 40)])
 def test_invalid_number_of_events_is_refused(monkeypatch, events):
     monkeypatch.setenv(tracing.EVENTS, events)
-    with world(1) as alone, pytest.raises(BadArgument, match="expected how many"):
+    with world(1) as alone, pytest.raises(BadArgument, match="expected a number"):
         tracing.start(alone.comms[0].core.transport.logbook)
 
 
@@ -302,7 +302,7 @@ def test_truncated_part_is_refused(tmp_path, monkeypatch):
         alone.run(lambda comm: comm.all_reduce(np.ones(3)))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(Corrupted, match="expected a rank's part"):
+    with pytest.raises(Corrupted, match="not a rank's part"):
         read_parts(tmp_path)
 
 
