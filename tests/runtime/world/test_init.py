@@ -135,8 +135,16 @@ def test_two_processes_that_say_they_are_rank_0(forks):
     assert error["error"] == "ConnectFailed"
 
 
+def place_of(rank):
+    """The address at which rank 0 of its job listens."""
+    job = f"{rank.job}/0"
+    return rendezvous.LocalRendezvous(_hello(rank), job, 0.0, 0.0).address
+
+
 def finds_its_place_taken(rank):
-    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(
+        _hello(rank), f"{rank.job}/0", 0.0, 0.0
+    ).address
     if rank.number == 2:
         return takes(rank, address)
     return tries(rank, address)
@@ -176,7 +184,9 @@ def test_a_name_that_is_taken(forks):
 
 def meets_another_user(rank):
     """Rank 2 is another user's process, in the place of rank 0."""
-    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(
+        _hello(rank), f"{rank.job}/0", 0.0, 0.0
+    ).address
     if rank.number == 2:
         os.setuid(65534)
         return takes(rank, address)
@@ -197,7 +207,9 @@ def has_uninvited_guests(rank, kind):
     if rank.number < 2:
         time.sleep(0.1 * rank.number)
         return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=25)
-    address = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/0", 0.0, 0.0).address
+    address = rendezvous.LocalRendezvous(
+        _hello(rank), f"{rank.job}/0", 0.0, 0.0
+    ).address
     if kind == "another user":
         os.setuid(65534)
     until = time.monotonic() + 0.3
