@@ -189,12 +189,14 @@ def main() -> None:
                     f"noise {row['noise']:.2f}",
                     flush=True,
                 )
-    told = {"tuned": tuned, **summary(rows), "seconds": time.monotonic() - begun}
-    print(f"mean {told['mean']:.3f}, p95 {told['p95']:.3f}; asked for: 1.05, 1.20")
-    print(f"noise {told['noise']:.3f}, {told['seconds']:.0f} s, {told['by_ranks']}")
+    record = {"tuned": tuned, **summary(rows), "seconds": time.monotonic() - begun}
+    print(f"mean {record['mean']:.3f}, p95 {record['p95']:.3f}; asked for: 1.05, 1.20")
+    print(
+        f"noise {record['noise']:.3f}, {record['seconds']:.0f} s, {record['by_ranks']}"
+    )
     if not quick:
         file = RESULTS / ("choice_tuned.json" if tuned else "choice.json")
-        file.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+        file.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def room(count: int, dtype: str) -> Any:
     return torch.empty(nbytes, dtype=torch.uint8).numpy().view(numpy_dtype(dtype))
 
 
-def candidates(spec: str, source: str, way: str) -> tuple[Runs, int]:
+def candidates(spec: str, source: str, option: str) -> tuple[Runs, int]:
     """What is measured for one codec, ready to run, and the bytes that it moves."""
     codec = codecs.get(spec)
     wide = np.random.default_rng(0).standard_normal(COUNT).astype(np.float32)
@@ -86,20 +86,20 @@ def candidates(spec: str, source: str, way: str) -> tuple[Runs, int]:
     key = codecs.key(1, 1)
     runs: Runs = {
         "copy": partial(np.copyto, here, there),
-        "encode": partial(codec.encode, x, out=code, by=way),
-        "decode": partial(codec.decode, code, COUNT, out=out, by=way),
-        "add": partial(codec.add, out, code, by=way),
+        "encode": partial(codec.encode, x, out=code, by=option),
+        "decode": partial(codec.decode, code, COUNT, out=out, by=option),
+        "add": partial(codec.add, out, code, by=option),
     }
-    if source == "float32" and way == codecs.ways()[0]:
+    if source == "float32" and option == codecs.ways()[0]:
         runs |= by_others(spec, x)
         if codec.name != "onebit":
-            runs["by chance"] = partial(codec.encode, x, key, out=code, by=way)
+            runs["by chance"] = partial(codec.encode, x, key, out=code, by=option)
     return runs, moved
 
 
-def measure(spec: str, source: str, way: str) -> dict[str, Any]:
+def measure(spec: str, source: str, option: str) -> dict[str, Any]:
     """Speeds in GB/s, and encoding and decoding over a plain copy of as many bytes."""
-    runs, moved = candidates(spec, source, way)
+    runs, moved = candidates(spec, source, option)
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(ROUNDS):
         for who, run in runs.items():
@@ -108,7 +108,7 @@ def measure(spec: str, source: str, way: str) -> dict[str, Any]:
             began = time.perf_counter()
             run()
             best[who] = min(best[who], time.perf_counter() - began)
-    row: dict[str, Any] = {"codec": spec, "source": source, "by": way}
+    row: dict[str, Any] = {"codec": spec, "source": source, "by": option}
     row |= {who: round(moved / seconds / 1e9, 2) for who, seconds in best.items()}
     for who in ("encode", "decode", "add"):
         row[f"{who} / copy"] = round(best["copy"] / best[who], 2)
@@ -157,7 +157,9 @@ def main() -> None:
     first, *others = codecs.ways()[:-1]
     rows = [measure(name, "float32", first) for name in codecs.NAMES]
     rows += [measure(name, "bfloat16", first) for name in ("fp8", "int8")]
-    rows += [measure(n, "float32", way) for way in others for n in ("fp8", "int8")]
+    rows += [
+        measure(n, "float32", option) for option in others for n in ("fp8", "int8")
+    ]
     show(rows)
     machine = f"{platform.machine()}, {', '.join(codecs.ways()[:-1])}"
     found = {"machine": machine, "errors": lost, "speeds": rows}

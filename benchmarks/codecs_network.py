@@ -28,8 +28,8 @@ from unisono.dtypes import DTYPES
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.observe.explain_codecs import seconds
 from unisono.runtime.plan.codec_options import as_coding, choose_coded
-from unisono.runtime.plan.plans import Kind
-from unisono.runtime.plan.predict import MODEL, Model
+from unisono.runtime.plan.plans import CallKind
+from unisono.runtime.plan.predict import MODEL, CostModel
 from unisono.testing import Hosts, hosts_available, world_across
 from unisono.units import format_bytes, format_seconds
 
@@ -68,11 +68,11 @@ def timed(comm: Communicator, sizes: list[int], specs: list[str]) -> dict[str, A
     return {"seconds": best, "error": wrong}
 
 
-def modelled(nbytes: int, spec: str, hosts: tuple[int, ...], model: Model) -> Any:
+def modelled(nbytes: int, spec: str, hosts: tuple[int, ...], model: CostModel) -> Any:
     """Predicted seconds with the codec and without."""
     n, coding, dtype = len(hosts), as_coding(spec), DTYPES["float32"]
     choice = choose_coded("all_reduce", nbytes, n, coding, itemsize=4, hosts=hosts)
-    kind = Kind(
+    kind = CallKind(
         *("all_reduce", dtype, Reduction("sum"), 0, nbytes // 4),
         *(read(choice.algorithm), "", coding),
     )
@@ -96,31 +96,32 @@ def main(hosts: int = 2, per_host: int = 1, rate: str = "1gbit") -> None:
         sys.exit(f"benchmarks/codecs_network.py: {why}")
     with Hosts(hosts, rate=rate) as links:
         world = world_across([per_host] * hosts, on=links, timeout_s=300)
-        told = world.run(timed, SIZES, SPECS)[0]
+        result = world.run(timed, SIZES, SPECS)[0]
     placed = tuple(r // per_host for r in range(hosts * per_host))
     bits = float(rate.removesuffix("gbit")) * 1e9
     # One step, to one other host and back: what the smallest call takes but for bytes.
-    start = told["seconds"][""][str(SIZES[0])]
+    start = result["seconds"][""][str(SIZES[0])]
     model = replace(MODEL, byte=8 / (bits * PAYLOAD), start=start, message=0.0)
-    told["model"] = {}
+    result["model"] = {}
     print(f"all_reduce of float32 on {hosts} hosts of {per_host} at {rate}")
     for spec in SPECS[1:]:
         measured = {
-            s: (told["seconds"][spec][str(s)], told["seconds"][""][str(s)])
+            s: (result["seconds"][spec][str(s)], result["seconds"][""][str(s)])
             for s in SIZES
         }
-        foretold = {s: modelled(s, spec, placed, model)[:2] for s in SIZES}
-        told["model"][spec] = {str(s): foretold[s] for s in SIZES}
+        predicted = {s: modelled(s, spec, placed, model)[:2] for s in SIZES}
+        result["model"][spec] = {str(s): predicted[s] for s in SIZES}
         whole = measured[SIZES[-1]]
-        even = [break_even(measured), break_even(foretold)]
-        told.setdefault("break_even", {})[spec] = even
+        even = [break_even(measured), break_even(predicted)]
+        result.setdefault("break_even", {})[spec] = even
         print(
             f"{spec:6} {format_bytes(SIZES[-1])}: {format_seconds(whole[0])} against "
             f"{format_seconds(whole[1])}, {whole[1] / whole[0]:.2f} times quicker "
-            f"(model {foretold[SIZES[-1]][1] / foretold[SIZES[-1]][0]:.2f}); error "
-            f"{told['error'][spec]:.3%}; pays from {even[0]} bytes on, model {even[1]}"
+            f"(model {predicted[SIZES[-1]][1] / predicted[SIZES[-1]][0]:.2f}); error "
+            f"{result['error'][spec]:.3%}; pays from {even[0]} bytes on, "
+            f"model {even[1]}"
         )
-    kept = {"hosts": hosts, "per_host": per_host, "rate": rate, **told}
+    kept = {"hosts": hosts, "per_host": per_host, "rate": rate, **result}
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known[f"{hosts}x{per_host} at {rate}"] = kept
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")

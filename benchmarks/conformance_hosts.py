@@ -2,7 +2,7 @@
 
     python benchmarks/conformance_hosts.py [--loopback] [placement ...]
 
-Hosts are network namespaces, which needs root; with --loopback they are pretended ones,
+Hosts are network namespaces, which needs root; with --loopback they are simulated ones,
 whose ranks speak over TCP all the same. A placement is how many ranks each host has, as
 in 2,3,1. By default: two to four hosts with one to four ranks each, uneven ones
 included, and 13 ranks on three. On each, all algorithms of the library with several
@@ -41,7 +41,7 @@ def main() -> int:
     failures = 0
     for placement in asked:
         began = time.monotonic()
-        told = f"{len(cases(sum(placement)))} cases"
+        text = f"{len(cases(sum(placement)))} cases"
         try:
             if loopback:
                 run(placement, None)
@@ -50,8 +50,8 @@ def main() -> int:
                     run(placement, hosts)
         except AssertionError as wrong:
             failures += 1
-            told = f"WRONG: {wrong}"
-        print(f"{placement!s:15} {told}, {time.monotonic() - began:.0f} s", flush=True)
+            text = f"WRONG: {wrong}"
+        print(f"{placement!s:15} {text}, {time.monotonic() - began:.0f} s", flush=True)
     return int(bool(failures))
 
 

@@ -165,18 +165,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="RUN", help=", ".join(RUNS))
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--draw", action="store_true", help="only draw what is kept")
-    told = parser.parse_args()
-    if strangers := [name for name in told.names if name not in RUNS]:
+    args = parser.parse_args()
+    if strangers := [name for name in args.names if name not in RUNS]:
         parser.error(f"no run is called {strangers[0]!r}; there are {', '.join(RUNS)}")
     torch.set_num_threads(1)
     text, rest = parted()
-    head = {"ranks": RANKS, "steps": told.steps}
+    head = {"ranks": RANKS, "steps": args.steps}
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not told.draw:
+    if not args.draw:
         if {key: kept.get(key) for key in head} != head:
             kept = head | {"runs": {}}
-        for name in told.names or RUNS:
-            kept["runs"][name] = found = trained(name, text, rest, told.steps)
+        for name in args.names or RUNS:
+            kept["runs"][name] = found = trained(name, text, rest, args.steps)
             kept["runs"] = {n: kept["runs"][n] for n in RUNS if n in kept["runs"]}
             RESULTS.write_text(written(kept), encoding="utf-8")
             line = f"{name}: final {found['final']:.4f}, sent {found['sent_bytes']:,}"

@@ -53,27 +53,31 @@ def main() -> None:
     """Measure, print and keep."""
     encryption = import_module("encryption")  # as other processes know this file
 
-    ways = {"plain": "", "tls": "mutual"}
-    found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in ways}
+    result = {"plain": "", "tls": "mutual"}
+    found: dict[str, list[list[tuple[float, float]]]] = {
+        option: [] for option in result
+    }
     for _ in range(ROUNDS):
-        for way, tls in ways.items():
+        for option, tls in result.items():
             path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
             env = {"UNISONO_TLS": tls, "PYTHONPATH": path}
             pair = world_across([1, 1], env=env, timeout_s=300)
-            found[way].append(pair.run(encryption.measure, SIZES)[0])
+            found[option].append(pair.run(encryption.measure, SIZES)[0])
     kept: list[dict[str, object]] = []
     print(f"{'':>8}{'time, us':>24}{'processor, us':>28}")
     print(f"{'size':>8}" + f"{'plain':>10}{'tls':>10}{'ratio':>7}" * 2)
     for at, nbytes in enumerate(SIZES):
         line, row = f"{format_bytes(nbytes):>8}", {"nbytes": nbytes}
         for kind, name in enumerate(("time_us", "processor_us")):
-            plain, tls_ = (min(r[at][kind] for r in found[way]) for way in ways)
+            plain, tls_ = (min(r[at][kind] for r in found[option]) for option in result)
             line += f"{plain:10.0f}{tls_:10.0f}{tls_ / plain:7.2f}"
             row |= {f"plain_{name}": round(plain), f"tls_{name}": round(tls_)}
         kept.append(dict(row))
         print(line)
-    told = {"machine": platform.machine(), "cores": os.cpu_count(), "sizes": kept}
-    RESULTS.write_text(json.dumps(told | {"load": os.getloadavg()[0]}, indent=1) + "\n")
+    record = {"machine": platform.machine(), "cores": os.cpu_count(), "sizes": kept}
+    RESULTS.write_text(
+        json.dumps(record | {"load": os.getloadavg()[0]}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

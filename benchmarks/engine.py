@@ -70,18 +70,18 @@ def on_shared_buffers(n: int) -> BenchRow:
 
 
 def line(row: BenchRow) -> str:
-    """One row, as it is told while measuring."""
+    """One row, as it is printed while measuring."""
     case, ours = row.case, row.compared
     time_us = ours.seconds * 1e6 if ours else math.nan
     limit = target(case.collective, case.n, case.size)
-    told = [f"{case.collective:<15}{case.n:>2} {format_bytes(case.size):>8}"]
-    told.append(f"{row.algorithm:<20} {time_us:10.1f}")
-    told += [f"{name} {times.seconds * 1e6:.1f}" for name, times in row.peers.items()]
-    told.append(
+    parts = [f"{case.collective:<15}{case.n:>2} {format_bytes(case.size):>8}"]
+    parts.append(f"{row.algorithm:<20} {time_us:10.1f}")
+    parts += [f"{name} {times.seconds * 1e6:.1f}" for name, times in row.peers.items()]
+    parts.append(
         f"ratio {row.ratio:.2f} of {limit:g}{'' if row.ratio <= limit else ' !'}"
     )
-    told.append(f"wrong {row.wrong}" if row.wrong else "")
-    return "  ".join(told).rstrip()
+    parts.append(f"wrong {row.wrong}" if row.wrong else "")
+    return "  ".join(parts).rstrip()
 
 
 def table(rows: Sequence[BenchRow], collective: str) -> Iterator[str]:
@@ -129,21 +129,21 @@ def main() -> int:
     parser.add_argument("ranks", nargs="*", type=int, help="2, 4 and 8 if not given")
     parser.add_argument("--sizes", default="", help="only these, as 8,16K,64M")
     parser.add_argument("--peers", default=",".join(groups.PEERS))
-    told = parser.parse_args()
-    peers = [name for name in told.peers.split(",") if name]
+    args = parser.parse_args()
+    peers = [name for name in args.peers.split(",") if name]
     rows: list[BenchRow] = []
     try:
-        for n in told.ranks or WORLDS:
-            for row in world(n, told.sizes, peers):
+        for n in args.ranks or WORLDS:
+            for row in world(n, args.sizes, peers):
                 rows.append(row)
                 print(line(row), flush=True)
-        shared = [on_shared_buffers(n) for n in told.ranks or WORLDS]
+        shared = [on_shared_buffers(n) for n in args.ranks or WORLDS]
     except KeyboardInterrupt:
         shared = []
     for collective in dict.fromkeys(row.case.collective for row in rows):
         print("\n" + "\n".join(table(rows, collective)))
     print("\n" + "\n".join([*floors(rows, shared), gloo_line(rows)]))
-    if not (told.ranks or told.sizes):
+    if not (args.ranks or args.sizes):
         machine = f"{platform.machine()}, {platform.system()}"
         plain = [row.plain() for row in rows + shared]
         document = {"machine": machine, "rows": [_short(row) for row in plain]}

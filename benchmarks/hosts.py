@@ -57,17 +57,17 @@ def main(
     names, bad = ["", "direct", "ring"], "ring, the hosts in turn"
     with Hosts(hosts, rate=rate) as links:
         world = world_across([per_host] * hosts, on=links, timeout_s=300)
-        told = world.run(timed, names, nbytes, 5)[0]
-        told["best"][bad] = world.run(in_bad_order, nbytes, 3)[0]
+        result = world.run(timed, names, nbytes, 5)[0]
+        result["best"][bad] = world.run(in_bad_order, nbytes, 3)[0]
     bits = float(rate.removesuffix("gbit")) * 1e9
     limit = 2 * (hosts - 1) / hosts * nbytes * 8 / (bits * PAYLOAD)
     print(f"all_reduce of {format_bytes(nbytes)} on {hosts} hosts of {per_host} ranks")
     print(f"limit of the link ({rate}): {limit * 1e3:.1f} ms")
-    for name, seconds in sorted(told["best"].items(), key=lambda pair: pair[1]):
-        label = name or f"chosen: {told['chosen']}"
+    for name, seconds in sorted(result["best"].items(), key=lambda pair: pair[1]):
+        label = name or f"chosen: {result['chosen']}"
         print(f"{seconds * 1e3:9.1f} ms {seconds / limit:6.2f} of the limit  {label}")
     kept = {"hosts": hosts, "per_host": per_host, "rate": rate, "bytes": nbytes}
-    kept |= {"limit_s": limit, "seconds": told["best"], "chosen": told["chosen"]}
+    kept |= {"limit_s": limit, "seconds": result["best"], "chosen": result["chosen"]}
     kept |= {"placement": written([r // per_host for r in range(n)])}
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -77,7 +77,7 @@ def in_bad_order(comm: Communicator, nbytes: int, calls: int) -> float:
     hosts = len(set(comm.hosts))
     place = [r for r, h in enumerate(comm.hosts) if h == comm.hosts[comm.rank]]
     turned = comm.split(0, key=place.index(comm.rank) * hosts + comm.hosts[comm.rank])
-    assert turned is not None  # everybody has a color
+    assert turned is not None  # every rank has a color
     best = timed(turned, ["ring"], nbytes, calls)["best"]["ring"]
     return float(best)
 

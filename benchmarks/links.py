@@ -16,7 +16,7 @@ import sys
 import time
 
 from unisono.testing import Hosts, Proxy
-from unisono.testing.hosts import Host
+from unisono.testing.hosts import NetworkHost
 from unisono.units import parse_rate
 
 RECEIVE = """
@@ -42,7 +42,7 @@ FRAME = 1514
 SO_TIMESTAMPNS = 35
 
 
-def stream(src: Host, dst: Host) -> float:
+def stream(src: NetworkHost, dst: NetworkHost) -> float:
     """Bytes per second from host to host."""
     receive = [sys.executable, "-S", "-c", RECEIVE, dst.address]
     receiver = dst.run(receive, stdout=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ def stream(src: Host, dst: Host) -> float:
     return float(receiver.communicate()[0])
 
 
-def ahead(src: Host, dst: Host, rate: int) -> float:
+def ahead(src: NetworkHost, dst: NetworkHost, rate: int) -> float:
     """The most bytes by which a volley of 60 frames was ahead of its rate."""
     receiver = dst.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
     sender = src.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
@@ -107,8 +107,8 @@ def main(rates: list[str]) -> None:
         with Hosts(2, rate=rate) as hosts:
             speeds = sorted(stream(hosts[0], hosts[1]) * 8 / 1e6 for _ in range(3))
             most = ahead(hosts[0], hosts[1], parse_rate(rate))
-        told = " ".join(f"{speed:.1f}" for speed in speeds)
-        print(f"{rate:10} {told} Mbit/s, at most {most / 1024:.1f} KiB ahead")
+        text = " ".join(f"{speed:.1f}" for speed in speeds)
+        print(f"{rate:10} {text} Mbit/s, at most {most / 1024:.1f} KiB ahead")
     for used in (False, True):
         speed = through_proxy(used=used)
         print(f"{'proxy' if used else 'no proxy':10} {speed / 1e9:.2f} GB/s")

@@ -56,7 +56,7 @@ Row = dict[str, float]
 
 
 class Watched:
-    """A communicator that knows how long somebody waited for it in a step."""
+    """A communicator that counts how long its caller waited for it in a step."""
 
     def __init__(self, comm: unisono.Communicator | SlowLink) -> None:
         """In front of `comm`."""
@@ -165,8 +165,8 @@ def printed(found: dict[str, list[Row]]) -> None:
     for name, rows in found.items():
         middle = {key: median(row[key] for row in rows) for key in rows[0]}
         hidden = median(1 - row["waited_s"] / row["alone_s"] for row in rows)
-        told = "".join(f"{1e3 * value:9.1f}" for value in middle.values())
-        print(f"{name:<22}{told}{hidden:9.0%}", flush=True)
+        text = "".join(f"{1e3 * value:9.1f}" for value in middle.values())
+        print(f"{name:<22}{text}{hidden:9.0%}", flush=True)
 
 
 def main() -> None:
@@ -179,25 +179,25 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--injected", action="store_true")
     parser.add_argument("--quick", action="store_true", help="keep nothing")
-    told = parser.parse_args()
-    size, n = [told.width, told.layers], told.ranks
-    if told.injected:
-        args = (size, told.rounds, parse_rate(told.rate) / 8)
+    result = parser.parse_args()
+    size, n = [result.width, result.layers], result.ranks
+    if result.injected:
+        args = (size, result.rounds, parse_rate(result.rate) / 8)
         found = unisono.spawn(measured, n, args, timeout_s=120)[0]
     else:
         if why := hosts_available():
             sys.exit(f"benchmarks/overlap.py: {why}; or take --injected")
-        with Hosts(n, rate=told.rate) as links:
+        with Hosts(n, rate=result.rate) as links:
             world = world_across([1] * n, on=links, timeout_s=600)
-            found = world.run(measured, size, told.rounds, 0.0)[0]
-    how = "delays put in" if told.injected else "network namespaces"
-    print(f"{n} ranks, {told.rate} ({how}), GPT of {size[1]} layers, width {size[0]}")
+            found = world.run(measured, size, result.rounds, 0.0)[0]
+    how = "delays put in" if result.injected else "network namespaces"
+    print(f"{n} ranks, {result.rate} ({how}), GPT of {size[1]} layers, width {size[0]}")
     printed(found)
-    if not told.quick:
+    if not result.quick:
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept[how] = {
             "ranks": n,
-            "rate": told.rate,
+            "rate": result.rate,
             "size": size,
             "machine": f"{platform.machine()}, torch {torch.__version__}",
             "rounds": found,

@@ -169,11 +169,11 @@ def measured(size: list[int], rounds: int, comm: unisono.Communicator) -> Row:
 
 def held() -> tuple[int, int]:
     """Bytes of memory that this process uses: its share of it (Pss), and Rss."""
-    told = dict(
+    result = dict(
         line.split(":", 1)
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     )
-    pss, rss = (int(told[key].split()[0]) << 10 for key in ("Pss", "Rss"))
+    pss, rss = (int(result[key].split()[0]) << 10 for key in ("Pss", "Rss"))
     return pss, rss
 
 
@@ -235,11 +235,11 @@ def peaks(n: int, size: list[int], turns: int) -> Row:
     kinds = {"peak_bytes": 0, "peak_rss_bytes": 1}
     return {
         **{
-            told: {
+            result: {
                 name: median(turn[kind] for turn in every)
                 for name, every in found.items()
             }
-            for told, kind in kinds.items()
+            for result, kind in kinds.items()
         },
         "peaks_of_turns": found,
     }
@@ -249,16 +249,16 @@ def print_row(row: Row) -> None:
     """What n ranks have found."""
     n, memory, seconds = row["n"], row["peak_bytes"], row.get("seconds", {})
     for name in seconds or memory:
-        told = f"{n} ranks  {name:<12}"
-        told += f"{seconds[name] * 1e3:9.1f} ms a step" if seconds else ""
-        told += f"{memory[name] / 2**20:9.1f} MiB" if name in memory else ""
-        print(told)
+        text = f"{n} ranks  {name:<12}"
+        text += f"{seconds[name] * 1e3:9.1f} ms a step" if seconds else ""
+        text += f"{memory[name] / 2**20:9.1f} MiB" if name in memory else ""
+        print(text)
     for ours, theirs in PAIRS.items():
-        told = f"{n} ranks  {ours} against {theirs}: "
+        text = f"{n} ranks  {ours} against {theirs}: "
         if seconds:
-            told += f"{seconds[theirs] / seconds[ours]:.2f} times as fast, "
+            text += f"{seconds[theirs] / seconds[ours]:.2f} times as fast, "
         print(
-            f"{told}{memory[theirs] / memory[ours]:.2f} times less memory", flush=True
+            f"{text}{memory[theirs] / memory[ours]:.2f} times less memory", flush=True
         )
 
 
@@ -270,17 +270,17 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--turns", type=int, default=3)
-    told = parser.parse_args()
-    size, rounds = ([128, 2], 3) if told.quick else ([384, 6], told.rounds)
+    args = parser.parse_args()
+    size, rounds = ([128, 2], 3) if args.quick else ([384, 6], args.rounds)
     rows = []
-    for n in told.n or (2, 4):
+    for n in args.n or (2, 4):
         row: Row = {"n": n, "size": size}
-        row |= peaks(n, size, 1 if told.quick else told.turns)
-        if not told.memory:
+        row |= peaks(n, size, 1 if args.quick else args.turns)
+        if not args.memory:
             row["seconds"] = world(n, size, rounds)
         rows.append(row)
         print_row(row)
-    if not told.n and not told.quick and not told.memory:
+    if not args.n and not args.quick and not args.memory:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"written to {RESULTS}")
 

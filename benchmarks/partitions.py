@@ -1,4 +1,4 @@
-"""Part hosts from each other, many times over: what is short heals, the rest is told.
+"""Partition hosts, many times: short partitions heal, long ones raise errors.
 
     python benchmarks/partitions.py [partitions] [seed]
 
@@ -26,12 +26,12 @@ import numpy as np
 from unisono.errors import PeerLost
 from unisono.runtime.communicator import Communicator
 from unisono.testing import Hosts, hosts_available, world_across
-from unisono.testing.across import Running
+from unisono.testing.across import RunningWorld
 
 LIMIT_S = 2
 """Of silence, after which a rank of another host is taken for dead."""
 FEW_S = 5.0
-"""How much later than that everybody must have raised."""
+"""How much later than that every rank must have raised."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def part(hosts: Hosts, case: Case) -> None:
         hosts.partition(case.side, set(range(len(case.ranks))) - case.side)
 
 
-def judge_healed(running: Running) -> list[str]:
-    """All have gone on, as often."""
+def judge_healed(running: RunningWorld) -> list[str]:
+    """All ranks have continued, equally far."""
     wrong = [f"rank {e.rank}: {e.error or e.how}" for e in running.ends if e.status]
     turns = {end.result for end in running.ends}
     return wrong or [f"they went on {turns} times"] * (len(turns) != 1)
 
 
-def judge_parted(running: Running, case: Case) -> list[str]:
+def judge_parted(running: RunningWorld, case: Case) -> list[str]:
     """All name ranks of the other side."""
     place = [host for host, n in enumerate(case.ranks) for _ in range(n)]
     wrong = []
@@ -146,8 +146,8 @@ def judge_parted(running: Running, case: Case) -> list[str]:
     return wrong
 
 
-def await_turns(running: Running, n: int) -> None:
-    """Until all have gone on a little."""
+def await_turns(running: RunningWorld, n: int) -> None:
+    """Wait until all ranks have made progress."""
     begun = [len(running.stdout(rank)) for rank in range(n)]
     until = time.monotonic() + 60
     while any(len(running.stdout(rank)) < begun[rank] + 3 for rank in range(n)):
@@ -157,7 +157,7 @@ def await_turns(running: Running, n: int) -> None:
 
 
 def go_on(comm: Communicator, flag: str) -> int:
-    """Add up over and over until somebody sees the flag; how often."""
+    """Call all_reduce in a loop until a rank sees the flag; the number of calls."""
     n, turn = comm.world_size, 0
     while True:
         x = np.full(20_000, comm.rank + turn, np.float32)

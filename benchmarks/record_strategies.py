@@ -105,8 +105,8 @@ class Tape:
         at = self.now()
         if self.open:
             before, part, start = self.open
-            told = {"kind": "compute", "name": before, "what": part, "nbytes": 0}
-            self.happenings.append(told | {"start": start, "end": at})
+            found = {"kind": "compute", "name": before, "what": part, "nbytes": 0}
+            self.happenings.append(found | {"start": start, "end": at})
         self.memory.append({"at": at, "parts": self.measure()})
         self.open = (name, what, at) if name else None
 
@@ -119,12 +119,12 @@ class Tape:
             item = getattr(torch, record["input_dtypes"][0]).itemsize
             peer = record["peer"]
             name, label = record["profiling_name"], record["label"]
-            told = label or ("" if peer is None else f"with rank {peer}")
+            result = label or ("" if peer is None else f"with rank {peer}")
             self.happenings.append(
                 {
                     "kind": "comm",
                     "name": name,
-                    "what": told,
+                    "what": result,
                     "start": (record["time_created_ns"] - self.begun) / 1000,
                     "end": (ended - self.begun) / 1000,
                     "nbytes": record["input_sizes"][0][0] * item,
@@ -204,14 +204,14 @@ class Run:
             for value in state.values()
             if isinstance(value, Tensor)
         ]
-        told = {
+        found = {
             "parameters": params,
             "gathered": whole,
             "gradients": sum(g.nbytes for g in grads if g is not None),
             "optimizer": sum(value.nbytes for value in states),
             "activations": self.kept.nbytes,
         }
-        return {name: nbytes for name, nbytes in told.items() if nbytes}
+        return {name: nbytes for name, nbytes in found.items() if nbytes}
 
     def step(self, tokens: Tensor) -> Tape:
         """One step, with all that happens in it on tape."""
@@ -378,15 +378,15 @@ def record_all(comm: unisono.Communicator) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Record all strategies, and write the file."""
-    told = unisono.spawn(record_all, N)[0]
-    for strategy in told:
+    result = unisono.spawn(record_all, N)[0]
+    for strategy in result:
         print(f"{strategy['name']}: {len(strategy['happenings'])} events")
     about = (
         f"Recorded from real steps of a small transformer ({LAYERS} layers) on {N} "
         "ranks, as rank 0 saw them, and drawn in the order in which things began and "
         "ended; durations of so small a model would tell little."
     )
-    document = {"about": about, "n": N, "strategies": told}
+    document = {"about": about, "n": N, "strategies": result}
     text = json.dumps(_rounded(document), separators=(",", ":"))
     FILE.write_text(text + "\n", encoding="utf-8")
     print(f"wrote {FILE}: {len(text):,} bytes")

@@ -47,7 +47,8 @@ def candidates(name: str, num_sources: int) -> dict[str, Callable[[], object]]:
     count = NBYTES // numpy_dtype(name).itemsize
     arrays = [np.ones(count, numpy_dtype(name)) for _ in range(num_sources + 1)]
     found: dict[str, Callable[[], object]] = {
-        way: partial(reduce, arrays[0], arrays[1:], by=way) for way in ways()[:-1]
+        option: partial(reduce, arrays[0], arrays[1:], by=option)
+        for option in ways()[:-1]
     }
     if name in ("float32", "float64", "int32", "float16"):
         found["numpy"] = partial(by_numpy, arrays[0], arrays[1:])

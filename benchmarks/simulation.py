@@ -160,12 +160,12 @@ def published() -> list[dict[str, object]]:
     return [
         {
             "case": case,
-            "published": told,
+            "published": result,
             "simulated": found,
-            "error": found / told - 1,
+            "error": found / result - 1,
             "source": source,
         }
-        for case, told, found, source in cases
+        for case, result, found, source in cases
     ]
 
 
@@ -230,14 +230,14 @@ def events() -> list[dict[str, object]]:
 
 def main() -> None:
     """Everything, to the screen and to the file."""
-    told = {
+    record = {
         "machine": platform.processor() or platform.machine(),
         "published": published(),
         "speed": speed(),
         "events": events(),
     }
-    print(json.dumps(told, indent=1))
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {RESULTS}")
 
 

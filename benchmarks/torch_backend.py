@@ -165,12 +165,12 @@ def world(n: int, sizes: list[int]) -> list[Row]:
 def line(row: Row) -> str:
     """One row, for people."""
     size = format_bytes(row["bytes"]) if row["bytes"] else ""
-    told = f"{row['what']:<24}{row['n']:>2} {size:>8}"
-    told += f"  unisono {row['unisono'] * 1e6:10.1f} us"
+    text = f"{row['what']:<24}{row['n']:>2} {size:>8}"
+    text += f"  unisono {row['unisono'] * 1e6:10.1f} us"
     if "gloo" in row:
-        told += f"  gloo {row['gloo'] * 1e6:10.1f} us"
-        told += f"  {row['gloo'] / row['unisono']:6.1f} times faster"
-    return told
+        text += f"  gloo {row['gloo'] * 1e6:10.1f} us"
+        text += f"  {row['gloo'] / row['unisono']:6.1f} times faster"
+    return text
 
 
 def main() -> None:
@@ -178,14 +178,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("n", nargs="*", type=int, default=[])
     parser.add_argument("--quick", action="store_true")
-    told = parser.parse_args()
-    sizes = [parse_bytes(s) for s in ("8,1M" if told.quick else SIZES).split(",")]
+    args = parser.parse_args()
+    sizes = [parse_bytes(s) for s in ("8,1M" if args.quick else SIZES).split(",")]
     rows = []
-    for n in told.n or (2, 4):
+    for n in args.n or (2, 4):
         for row in world(n, sizes):
             print(line(row), flush=True)
             rows.append(row)
-    if not told.n and not told.quick:
+    if not args.n and not args.quick:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
         print(f"written to {RESULTS}")
 

@@ -92,8 +92,8 @@ def rank_main(
     """What one rank does."""
     rows = []
     for nbytes in sizes:
-        told = compare(comm, calls(comm, nbytes), rounds)
-        rows.append({"what": "all_reduce", "bytes": nbytes, **told})
+        result = compare(comm, calls(comm, nbytes), rounds)
+        rows.append({"what": "all_reduce", "bytes": nbytes, **result})
     rows.append({"what": "step", "bytes": 4 << 16, **compare(comm, step(comm), rounds)})
     return rows
 
@@ -105,17 +105,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--json", type=Path)
-    told = parser.parse_args()
-    rows, *_ = unisono.spawn(rank_main, told.n, args=(told.rounds, list(told.sizes)))
+    args = parser.parse_args()
+    rows, *_ = unisono.spawn(rank_main, args.n, args=(args.rounds, list(args.sizes)))
     for row in rows:
         sys.stdout.write(
             f"{row['what']:<11} {row['bytes']:>9} B   off {row['quick_off_us']:>9.2f} "
             f"µs   on {row['quick_on_us']:>9.2f} µs   {(row['ratio'] - 1) * 100:+6.2f} "
             f"%   medians {row['off_us']:.2f}, {row['on_us']:.2f} µs\n"
         )
-    if told.json:
-        about = {"ranks": told.n, "machine": platform.processor(), "rows": rows}
-        told.json.write_text(json.dumps(about, indent=1))
+    if args.json:
+        about = {"ranks": args.n, "machine": platform.processor(), "rows": rows}
+        args.json.write_text(json.dumps(about, indent=1))
 
 
 if __name__ == "__main__":

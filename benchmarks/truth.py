@@ -131,8 +131,8 @@ def measured(comm: Communicator) -> list[Row]:
     for nbytes in SIZES:
         seconds = timed(comm, {"": there_and_back(comm, nbytes)})[""] / 2
         rows.append(_row("message", "", n, nbytes, seconds))
-    for collective, told in JUDGED.items():
-        names = [*told.split(), *filter(None, [CALIBRATED.get(collective)])]
+    for collective, result in JUDGED.items():
+        names = [*result.split(), *filter(None, [CALIBRATED.get(collective)])]
         for nbytes in SIZES:
             count = elements(collective, nbytes, n, ITEM)
             calls = calls_of(comm, collective, count, "float32", names)
@@ -180,8 +180,8 @@ def topology(n: int, message: Fit, duplex: float) -> Topology:
 def predicted(row: Row, message: Fit, duplex: float) -> float:
     """Seconds, by events."""
     where = topology(row["n"], message, duplex)
-    told = {"collective": row["collective"]}
-    return simulate(row["algorithm"], where, row["nbytes"], "events", **told).time
+    record = {"collective": row["collective"]}
+    return simulate(row["algorithm"], where, row["nbytes"], "events", **record).time
 
 
 def calibrated(rows: list[Row]) -> tuple[Fit, float]:
@@ -254,24 +254,24 @@ def memory() -> None:
     rows = unisono.spawn(in_memory, 4, timeout_s=600)[0]
     errors = np.abs([row["error"] for row in rows])
     median, p90 = float(np.median(errors)), float(np.percentile(errors, 90))
-    told = {
+    record = {
         "cases": len(rows),
         "median": median,
         "p90": p90,
         "load": os.getloadavg()[0],
     }
     RESULTS.with_name("truth_memory.json").write_text(
-        json.dumps({**told, "rows": rows}, indent=1) + "\n"
+        json.dumps({**record, "rows": rows}, indent=1) + "\n"
     )
     print(f"{len(rows)} cases: median {median:.0%}, p90 {p90:.0%}")
 
 
-def draw(told: dict[str, Any]) -> None:
+def draw(result: dict[str, Any]) -> None:
     """Predicted over measured, a point for each case; on the line they are equal."""
     plot = pyplot("benchmarks/truth.py")
     plot.rcParams["svg.hashsalt"] = "unisono"
     figure, axes = plot.subplots(figsize=(6.4, 5.2))
-    held = [row for row in told["rows"] if "predicted" in row]
+    held = [row for row in result["rows"] if "predicted" in row]
     for n in WORLDS:
         mine = [row for row in held if row["n"] == n]
         x, y = ([row[key] * 1e3 for row in mine] for key in ("measured", "predicted"))
@@ -292,8 +292,8 @@ def draw(told: dict[str, Any]) -> None:
         yscale="log",
         xlabel="measured, ms",
         ylabel="predicted, ms",
-        title=f"{told['cases']} held-out cases: median error {told['median']:.1%}, "
-        f"90 % below {told['p90']:.1%}",
+        title=f"{result['cases']} held-out cases: median error {result['median']:.1%}, "
+        f"90 % below {result['p90']:.1%}",
     )
     save(figure, PICTURE)
 
@@ -308,20 +308,21 @@ def main() -> None:
     else:
         rows = measure()
         RESULTS.write_text(json.dumps({"rows": rows}))  # judged anew if that fails
-    told = judge(rows)
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
-    worst = [row for row in told["rows"] if "error" in row]
+    result = judge(rows)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    worst = [row for row in result["rows"] if "error" in row]
     for row in sorted(worst, key=lambda r: -abs(r["error"]))[:12]:
         print(
             f"{row['error']:+.0%} {row['collective']} by {row['algorithm']}, "
             f"n = {row['n']}, {row['nbytes'] >> 10} KiB"
         )
     print(
-        f"{told['bandwidth'] / 1e6:.2f} MB/s, duplex {told['duplex']:.2f}; "
-        f"{told['cases']} cases: median {told['median']:.1%}, p90 {told['p90']:.1%}; "
+        f"{result['bandwidth'] / 1e6:.2f} MB/s, duplex {result['duplex']:.2f}; "
+        f"{result['cases']} cases: median {result['median']:.1%}, "
+        f"p90 {result['p90']:.1%}; "
         "asked for: 10 %, 25 %"
     )
-    draw(told)
+    draw(result)
 
 
 if __name__ == "__main__":

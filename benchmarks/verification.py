@@ -86,12 +86,12 @@ def large_worlds() -> list[dict[str, object]]:
     """The ring at thousands of ranks, with its peak memory."""
     rows = []
     for n in (4096, 10_240):
-        told = _fresh(LARGE.format(n=n)).split()
+        result = _fresh(LARGE.format(n=n)).split()
         row: dict[str, object] = {
             "schedule": f"all_reduce by ring, n={n}",
-            "transfers": int(told[0]),
-            "verify_s": float(told[1]),
-            "peak_mib": float(told[2]),
+            "transfers": int(result[0]),
+            "verify_s": float(result[1]),
+            "peak_mib": float(result[2]),
         }
         rows.append(row)
         print_row(row)
@@ -113,12 +113,12 @@ def _fresh(code: str) -> str:
 
 def print_row(row: dict[str, object]) -> None:
     """One line: the schedule, then each figure with its name."""
-    told = [
+    parts = [
         f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value:,}"
         for key, value in row.items()
         if key != "schedule"
     ]
-    print(f"{row['schedule']:<36} {'   '.join(told)}", flush=True)
+    print(f"{row['schedule']:<36} {'   '.join(parts)}", flush=True)
 
 
 def main() -> None:

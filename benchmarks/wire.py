@@ -37,13 +37,13 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 def checksums(nbytes: int) -> dict[str, float]:
     """GB/s of every way that this machine has."""
     data = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8)
-    ways = _native.crc32c_ways()
-    best = dict.fromkeys(ways, float("inf"))
+    options = _native.crc32c_ways()
+    best = dict.fromkeys(options, float("inf"))
     for _ in range(ROUNDS):
-        for number, way in enumerate(ways):
+        for number, option in enumerate(options):
             run = partial(_native.crc32c, data, 0, number)
-            best[way] = min(best[way], seconds(run, max(1, (4 << 20) // nbytes)))
-    return {way: round(nbytes / taken / 1e9, 2) for way, taken in best.items()}
+            best[option] = min(best[option], seconds(run, max(1, (4 << 20) // nbytes)))
+    return {option: round(nbytes / taken / 1e9, 2) for option, taken in best.items()}
 
 
 def seals() -> dict[str, float]:
@@ -64,7 +64,7 @@ def main() -> None:
     found: dict[str, object] = {"machine": platform.machine(), "unit": "GB/s"}
     rates = {nbytes: checksums(nbytes) for nbytes in SIZES}
     print("CRC32C, GB/s in one thread, from Python")
-    print(f"{'size':>8}" + "".join(f"{way:>10}" for way in rates[SIZES[0]]))
+    print(f"{'size':>8}" + "".join(f"{option:>10}" for option in rates[SIZES[0]]))
     for nbytes, by in rates.items():
         cells = "".join(f"{rate:10.2f}" for rate in by.values())
         print(f"{format_bytes(nbytes):>8}{cells}")

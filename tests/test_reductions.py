@@ -50,9 +50,9 @@ def test_every_instruction_set_agrees_with_numpy_to_the_bit(name, op):
         for count in (0, 1, 7, 64, 1023, 1024, 1025, 3000):
             sources = [any_bits(rng, name, count) for _ in range(num_sources)]
             twin = reduce(np.empty_like(sources[0]), sources, op, by="numpy")
-            for way in ways()[:-1]:
-                out = reduce(np.empty_like(sources[0]), sources, op, by=way)
-                assert same(out, twin), (way, num_sources, count)
+            for option in ways()[:-1]:
+                out = reduce(np.empty_like(sources[0]), sources, op, by=option)
+                assert same(out, twin), (option, num_sources, count)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -131,13 +131,13 @@ def test_a_nan_wins_from_either_side(op, order):
 
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("name", ["float64", "float32", *SMALL])
-def test_of_0_and_minus_0_the_later_is_taken(op, name):
+def test_min_and_max_of_signed_zeros_take_the_later(op, name):
     """They are equal; which one machines take by themselves depends on the machine."""
     zeros = np.tile(np.array([0.0, -0.0]).astype(numpy_dtype(name)), 20)
-    for way in ways():
+    for option in ways():
         for first, second in ((zeros, -zeros), (-zeros, zeros)):
-            out = reduce(np.empty_like(first), [first, second], op, by=way)
-            assert (np.signbit(out) == np.signbit(second)).all(), way
+            out = reduce(np.empty_like(first), [first, second], op, by=option)
+            assert (np.signbit(out) == np.signbit(second)).all(), option
 
 
 def test_integers_wrap_and_their_mean_is_towards_zero():
@@ -148,7 +148,7 @@ def test_integers_wrap_and_their_mean_is_towards_zero():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: reduce(np.empty(2), []), "at least one"),
         (lambda: reduce(np.empty(2), [np.empty(3)]), "does not fit"),
@@ -166,8 +166,8 @@ def test_integers_wrap_and_their_mean_is_towards_zero():
         (lambda: reduce(np.broadcast_to(1.0, 1), [np.ones(1)]), "cannot be written"),
     ],
 )
-def test_misfits_are_refused(make, said):
-    with pytest.raises(BadArgument, match=said):
+def test_invalid_arguments_are_refused(make, message):
+    with pytest.raises(BadArgument, match=message):
         make()
 
 

@@ -68,7 +68,8 @@ void give_up(Handle &comm, std::size_t rank, bool late) {
                           : late             ? FailureKind::timeout
                                              : FailureKind::connection_lost;
   comm.abort(
-      {kind, culprit, std::uint32_t(comm.rank()), std::uint32_t(comm.seq + 1)});
+      {kind, culprit, std::uint32_t(comm.rank()),
+       std::uint32_t(comm.seq.load(std::memory_order_relaxed) + 1)});
 }
 
 // What each rank has published: the call it has arrived at, its notes, progress, whether it
@@ -113,7 +114,7 @@ void bind_comm(nb::module_ &m) {
       .def("failure", [](const Handle &c) { return failure_tuple(c.failure()); })
       .def("announce_connecting", &Comm::announce_connecting, nb::arg("rank"), nb::arg("lasts"))
       .def("abort_unreachable", &give_up, nb::arg("rank"), nb::arg("late"))
-      .def("seq", [](const Handle &c) { return c.seq; })
+      .def("seq", [](const Handle &c) { return c.seq.load(std::memory_order_relaxed); })
       .def("id", [](const Handle &c) { return c.id(); })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })

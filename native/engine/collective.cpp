@@ -108,7 +108,8 @@ Status Collective::run_phases() {
 
 void Collective::begin() {
   failpoint("call.begin");
-  seq = ++comm_.seq;
+  seq = comm_.seq.load(std::memory_order_relaxed) + 1;
+  comm_.seq.store(seq, std::memory_order_relaxed);
   first_generation_ = comm_.generation;
   piece_ = 0;
   action_ = arriving_ = wait_ = 0;

@@ -133,7 +133,7 @@ public:
   ZeroCopy &zero_copy() { return zero_copy_; }
 
   // The state of the collective in progress; accessed by whoever holds the claim.
-  std::uint64_t seq = 0;
+  std::atomic<std::uint64_t> seq = 0; // any thread reads it, for errors
   std::uint64_t generation = 1;
   std::vector<std::int32_t> window_readers[2]; // the readers of each half
   std::vector<std::uint64_t> seen; // the progress of each rank, as read last

@@ -21,7 +21,7 @@ namespace unisono {
 namespace {
 
 // The functions of OpenSSL 3 that are used. Their types and all constants come from its headers;
-// the functions themselves are looked up at run time (see docs/design.md).
+// the functions themselves are looked up at run time (see docs/architecture/network.md).
 #define UNISONO_OPENSSL(USE)                                                   \
   USE(OPENSSL_init_ssl) USE(TLS_method) USE(SSL_CTX_new) USE(SSL_CTX_ctrl)     \
   USE(SSL_CTX_set_ciphersuites) USE(SSL_CTX_set_num_tickets)                   \

@@ -64,16 +64,16 @@ def test_hierarchical_keeps_its_contract_for_any_placement(what, hosts, segments
 @law
 @given(placements)
 def test_equal_groups_get_the_shortest_name(hosts):
-    told = telling(hosts)
+    result = telling(hosts)
     sizes = list(Counter(hosts).values())
     contiguous = list(hosts) == sorted(hosts)
-    assert told.startswith("levels=" if contiguous else "hosts=")
+    assert result.startswith("levels=" if contiguous else "hosts=")
     if contiguous and len(set(sizes)) > 1:
-        assert told == "levels=" + "+".join(map(str, sizes))
+        assert result == "levels=" + "+".join(map(str, sizes))
 
 
 @pytest.mark.parametrize(
-    ("hosts", "told"),
+    ("hosts", "message"),
     [
         ((0, 0, 1, 1), "levels=2x2"),
         ((1, 1, 0, 0), "levels=2x2"),
@@ -82,8 +82,8 @@ def test_equal_groups_get_the_shortest_name(hosts):
         ((1, 0, 1, 0), "hosts=0-1x2"),
     ],
 )
-def test_hosts_may_have_any_numbers(hosts, told):
-    assert telling(hosts) == told
+def test_hosts_may_have_any_numbers(hosts, message):
+    assert telling(hosts) == message
 
 
 @every_placement
@@ -234,10 +234,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_a_wrong_placement_is_refused_with_what_is_right(told):
-    with pytest.raises(BadArgument, match=REFUSED[told]):
-        schedule("broadcast", f"hierarchical:{told}", 4)
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_wrong_placement_is_refused_with_what_is_right(message):
+    with pytest.raises(BadArgument, match=REFUSED[message]):
+        schedule("broadcast", f"hierarchical:{message}", 4)
 
 
 def test_a_placement_of_other_ranks_is_refused():

@@ -45,19 +45,19 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("told", NAMES)
-def test_a_schedule_bears_the_shortest_name_that_means_it(told):
-    made = schedule("all_reduce", told, 12)
-    assert made.name == NAMES[told]
+@pytest.mark.parametrize("message", NAMES)
+def test_a_schedule_bears_the_shortest_name_that_means_it(message):
+    made = schedule("all_reduce", message, 12)
+    assert made.name == NAMES[message]
     again = schedule("all_reduce", made.name, 12)
     assert [list(s) for s in again] == [list(s) for s in made]
 
 
 def test_parameters_in_the_name_and_by_keyword_mean_the_same():
-    told = schedule("all_reduce", "tree:radix=3", 9)
+    result = schedule("all_reduce", "tree:radix=3", 9)
     given = schedule("all_reduce", "tree", 9, radix=3)
-    assert told.name == given.name == "tree:radix=3"
-    assert told.cost().as_dict() == given.cost().as_dict()
+    assert result.name == given.name == "tree:radix=3"
+    assert result.cost().as_dict() == given.cost().as_dict()
 
 
 def test_spelled_leaves_out_what_is_the_default():
@@ -78,9 +78,9 @@ def test_an_algorithm_tells_its_name_collective_and_parameters():
 
 
 def test_find_gives_the_algorithm_and_the_parameters_given():
-    found, told = find(collective("all_reduce"), "hierarchical:levels=2x2,by=tree")
+    found, result = find(collective("all_reduce"), "hierarchical:levels=2x2,by=tree")
     assert found is library()["all_reduce", "hierarchical"]
-    assert told == {"levels": "2x2", "by": "tree"}
+    assert result == {"levels": "2x2", "by": "tree"}
 
 
 def test_a_pair_is_its_first_half_and_then_its_second():

@@ -63,8 +63,10 @@ PAIRS = {
 def _variants() -> list[tuple[str, str]]:
     found = list(library())
     for (what, name), algorithm in library().items():
-        told = PARAMETERS.get(name, [])
-        fitting = [text for text in told if text.partition("=")[0] in algorithm.params]
+        result = PARAMETERS.get(name, [])
+        fitting = [
+            text for text in result if text.partition("=")[0] in algorithm.params
+        ]
         found += [(what, f"{name}:{text}") for text in fitting]
     for what, names in INSIDE_AND_ACROSS.items():
         found += [(what, f"hierarchical:by={by}") for by in names]

@@ -24,7 +24,7 @@ from unisono.runtime.world.address import free_port
 from unisono.testing._namespaces import enter_network
 
 LIMIT_S = 90.0
-"""What a rank has for one part of a phase; whoever needs longer hangs."""
+"""The time limit of a rank for one part of a phase."""
 _MOST_RANKS = 64
 _PASSES_S = 0.4
 _SUBREAPER = 36
@@ -64,7 +64,7 @@ class Child:
         *lines, self.text = (self.text + data).split(b"\n")
         self.events += map(json.loads, lines)
 
-    def told(self, event, phase=None):
+    def event_of(self, event, phase=None):
         """The event of that name, of that phase if one is given; None before it."""
         for one in self.events:
             if one["event"] == event and phase in (None, one.get("phase")):
@@ -147,13 +147,13 @@ class Running:
             self._check_end(self.children[me])
 
     def fork(self, me, **how):
-        told, tell = os.pipe()
+        result, tell = os.pipe()
         hear, word = os.pipe()
         pid = os.fork()
         if pid == 0:
             for child in self.children:
                 child.close()
-            os.close(told)
+            os.close(result)
             os.close(word)
             self._settle(me)
             rank = self.make_rank(
@@ -162,7 +162,7 @@ class Running:
             be_rank(rank, self.stderr, **how)
         os.close(tell)
         os.close(hear)
-        self.children.append(Child(me, pid, told, word))
+        self.children.append(Child(me, pid, result, word))
 
     def make_rank(self, *args):
         return Rank(*args)
@@ -194,7 +194,7 @@ class Running:
         across = bool(self.trial.hosts)
         problems, times = judge_work(phase, seen, struck_at, across, pids)
         self.outcome.problems += problems
-        self.outcome.calls += sum(told.get("calls", 0) for told in seen.values())
+        self.outcome.calls += sum(result.get("calls", 0) for result in seen.values())
         self.outcome.done.append((phase.strike, times))
         if breaks:
             self.shrink(number, phase, expected, gone)
@@ -245,7 +245,7 @@ class Running:
 
     def _interrupt(self, victim, number):
         until = time.monotonic() + LIMIT_S
-        while victim.told("worked", number) is None and victim.poll() is None:
+        while victim.event_of("worked", number) is None and victim.poll() is None:
             victim.signal(signal.SIGINT)
             self.listen(0.05)
             if time.monotonic() > until:
@@ -265,11 +265,11 @@ class Running:
         too_few = may_be_too_few(phase, self.living, gone, bool(self.trial.hosts))
         self._let_go(phase, gone)
         seen = self.await_all(left, "shrunk", number, or_gone=True)
-        alone = [me for me, told in seen.items() if told["event"] == "gone"]
+        alone = [me for me, result in seen.items() if result["event"] == "gone"]
         if alone and not too_few:
             words = [f"rank {me}: {seen[me]['why']}" for me in alone]
             self.outcome.problems += words
-        went_on = {me: told for me, told in seen.items() if me not in alone}
+        went_on = {me: result for me, result in seen.items() if me not in alone}
         self.living = [me for me in left if me not in alone]
         if not alone:
             self.outcome.problems += judge_world(went_on, self.living)
@@ -304,7 +304,7 @@ class Running:
         self.living = seen[newcomers[0]]["ids"]
 
     def _check_end(self, child):
-        if left := child.told("ended")["left"]:
+        if left := child.event_of("ended")["left"]:
             self.outcome.problems.append(f"rank {child.me} keeps {', '.join(left)}")
 
     # --- listening
@@ -327,13 +327,13 @@ class Running:
         while True:
             for me in ids:
                 child = self.children[me]
-                told = child.told(event, phase)
-                if told is None and or_gone:
-                    told = child.told("gone")
-                if told is not None:
-                    found[me] = told
-                elif child.told("failed"):
-                    raise Stuck(f"rank {me} failed: {child.told('failed')['text']}")
+                result = child.event_of(event, phase)
+                if result is None and or_gone:
+                    result = child.event_of("gone")
+                if result is not None:
+                    found[me] = result
+                elif child.event_of("failed"):
+                    raise Stuck(f"rank {me} failed: {child.event_of('failed')['text']}")
                 elif child.poll() is not None and not self._reads(child):
                     raise Stuck(f"rank {me} ended by itself with {child.ended}")
             if len(found) == len(ids):
@@ -353,7 +353,7 @@ class Running:
 
     def await_any(self, number, event):
         until = time.monotonic() + LIMIT_S
-        while not any(c.told(event, number) for c in self.children):
+        while not any(c.event_of(event, number) for c in self.children):
             if time.monotonic() > until:
                 raise Stuck(f"hang: nobody comes to {event!r} {number}")
             self.listen(0.005)
@@ -387,7 +387,7 @@ class Running:
             self.outcome.stderr = file.read().decode(errors="replace")
 
     def _reap(self):
-        """Those whose parent was killed: forks that held on, and nobody else."""
+        """Orphans: forks of killed ranks that still run."""
         holds = sum(p.strike == "fork_hold" for p in self.trial.phases)
         for pid in _orphans():
             holds -= 1

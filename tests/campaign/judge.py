@@ -17,57 +17,57 @@ def judge_work(phase, seen, struck_at, across, pids):
     each error.
     """
     problems, times = [], []
-    for me, told in seen.items():
+    for me, result in seen.items():
         if phase.strike in HEALS:
-            if told["error"]:
-                problems.append(f"rank {me} was to go on, but: {_error(told)}")
+            if result["error"]:
+                problems.append(f"rank {me} was to go on, but: {_error(result)}")
             continue
-        times.append(max(0.0, told["at"] - struck_at))
-        problems += _misread(me, told, phase, seen, across)
-        problems += _contradicts_itself(me, told, pids)
+        times.append(max(0.0, result["at"] - struck_at))
+        problems += _misread(me, result, phase, seen, across)
+        problems += _contradicts_itself(me, result, pids)
         if times[-1] > _LATE_S:
             problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
     return problems, times
 
 
-def _misread(me, told, phase, seen, across):
+def _misread(me, result, phase, seen, across):
     strike = phase.strike
-    if strike in SHORTAGES and across and told["error"] == "CollectiveTimeout":
+    if strike in SHORTAGES and across and result["error"] == "CollectiveTimeout":
         # Who is short of something takes no connections: one who needs another's is
         # late for that reason, and so are those who wait for it in turn.
         return []
     if strike in SHORTAGES and me in phase.victims:
-        return [] if told["error"] in _EXHAUSTED else [f"rank {me}: {_error(told)}"]
+        return [] if result["error"] in _EXHAUSTED else [f"rank {me}: {_error(result)}"]
     if strike == "interrupt" and me in phase.victims:
         return []  # it may have been in a call or between two
     expected = _expected(phase)
-    if told["error"] not in expected:
-        return [f"rank {me} ended with {_error(told)}, expected {expected[0]}"]
-    if told["error"] == "TransportError":
+    if result["error"] not in expected:
+        return [f"rank {me} ended with {_error(result)}, expected {expected[0]}"]
+    if result["error"] == "TransportError":
         return []  # names a rank in its text alone
-    earlier = {other for other, one in seen.items() if one["at"] <= told["at"]}
+    earlier = {other for other, one in seen.items() if one["at"] <= result["at"]}
     right = set(phase.victims) | ((earlier - {me}) if phase.prompt else set())
     if strike == "stop":
-        right |= _held_up_elsewhere(told, seen)
+        right |= _held_up_elsewhere(result, seen)
     if strike == "partition":
-        return _other_side(me, told, phase)
-    if not told["named"] or not right.issuperset(told["named"]):
-        return [f"rank {me} names {told['named']}: {_error(told)}"]
+        return _other_side(me, result, phase)
+    if not result["named"] or not right.issuperset(result["named"]):
+        return [f"rank {me} names {result['named']}: {_error(result)}"]
     return []
 
 
-def _contradicts_itself(me, told, pids):
-    """Ranks of an error that are others than those its message tells of, by process."""
+def _contradicts_itself(me, result, pids):
+    """Ranks of an error that differ from those in its message, by process."""
     told_of = {
-        int(pid) for pid in re.findall(r"\(pid (\d+) on", told.get("message", ""))
+        int(pid) for pid in re.findall(r"\(pid (\d+) on", result.get("message", ""))
     }
-    named = told.get("named", ())
+    named = result.get("named", ())
     if told_of and not told_of.issuperset(pids[one] for one in named):
-        return [f"rank {me} names {named}, of pids {pids}, but says {_error(told)}"]
+        return [f"rank {me} names {named}, of pids {pids}, but says {_error(result)}"]
     return []
 
 
-def _held_up_elsewhere(told, seen):
+def _held_up_elsewhere(result, seen):
     """Ranks that are late because they still wait in another communicator.
 
     Whom they wait for there is known in that one alone. In a turn with groups some may
@@ -76,7 +76,7 @@ def _held_up_elsewhere(told, seen):
     return {
         other
         for other, one in seen.items()
-        if one.get("kind") in IN_GROUPS and one["calls"] <= told["calls"]
+        if one.get("kind") in IN_GROUPS and one["calls"] <= result["calls"]
     }
 
 
@@ -96,19 +96,19 @@ def _expected(phase):
     return _LOSES
 
 
-def _other_side(me, told, phase):
+def _other_side(me, result, phase):
     mine = me in phase.victims
-    if any((named in phase.victims) == mine for named in told["named"]):
-        return [f"rank {me} names its own side: {_error(told)}"]
+    if any((named in phase.victims) == mine for named in result["named"]):
+        return [f"rank {me} names its own side: {_error(result)}"]
     return []
 
 
-def _error(told):
-    return f"{told['error'] or 'nothing'}: {told.get('message', '')}"
+def _error(result):
+    return f"{result['error'] or 'nothing'}: {result.get('message', '')}"
 
 
 def may_be_too_few(phase, living, victims, across):
-    """Whether those who are left may be unable to go on without the others.
+    """Whether the survivors may be unable to continue without the others.
 
     `living` are in the order of their ranks.
     """
@@ -117,10 +117,10 @@ def may_be_too_few(phase, living, victims, across):
 
 
 def judge_world(seen, living):
-    """All who live have gone on together."""
+    """All live ranks have continued in one world."""
     wanted = sorted(living)
     return [
-        f"rank {me} went on with {told['ids']}, expected {wanted}"
-        for me, told in seen.items()
-        if sorted(told["ids"]) != wanted
+        f"rank {me} went on with {result['ids']}, expected {wanted}"
+        for me, result in seen.items()
+        if sorted(result["ids"]) != wanted
     ]

@@ -16,9 +16,9 @@ SHORTAGES = ("descriptors", "memory")
 BREAKS = (*LOSSES, "interrupt", *SHORTAGES)
 """Disturbances after which calls fail, so that the ranks shrink."""
 HEALS = ("quiet", "pause", "fork_exit", "fork_hold", "short_partition")
-"""Disturbances that nobody may notice."""
+"""Disturbances that no rank may notice."""
 SELF = ("close", "fork_exit", "fork_hold", *SHORTAGES)
-"""Disturbances that the victim is told of and brings about itself."""
+"""Disturbances that the victim causes itself, on request."""
 
 LONG_S = 60.0
 """What calls may take where nothing is to run out of time."""
@@ -197,7 +197,7 @@ def _phase(rng, kind, living, hosts, only):
 
 
 def _may_be_first(one, living, hosts):
-    """Whether this is rank 0: newcomers are after all others, in any order."""
+    """Whether this is rank 0: new ranks come after all others, in any order."""
     first = min(living)
     return one == first or first >= len(hosts)
 
@@ -228,7 +228,7 @@ def _parted(rng, phase, living, hosts):
 
 
 def outweighs(some, living):
-    """Whether so many may go on without the others: more than half, or with the first.
+    """Whether these may continue without the others: a majority, or half with rank 0.
 
     `living` are in the order of their ranks.
     """

@@ -1,4 +1,4 @@
-"""One rank of a trial, in a child of the driver: works, tells, shrinks, goes on, ends.
+"""One rank of a trial, in a child of the driver: works, reports, shrinks, continues.
 
 What it has to say goes to the driver as lines of JSON, each with the time on the
 monotonic clock. It waits for the driver's word only where a trial says so.
@@ -52,7 +52,7 @@ class Rank:
         os.write(self.tell_fd, line.encode() + b"\n")
 
     def hear(self):
-        """Wait until the driver says to go on."""
+        """Wait until the driver lets it continue."""
         if not os.read(self.hear_fd, 1):
             os._exit(1)  # it is gone
 
@@ -95,7 +95,7 @@ class Rank:
             key,
             large=self.trial.large,
             messages=phase.has_messages,
-            # Who receives from anybody waits as long as anybody lives.
+            # A receive from any rank waits as long as any rank lives.
             any_source=phase.strike not in BREAKS,
             sign=lambda: self.heartbeats(self.me),
         )
@@ -145,7 +145,7 @@ class Rank:
     def shrink(self, phase, comm, number):
         if not phase.prompt:
             self.hear()
-        self.desk.groups.clear()  # not before: whoever lets go of a group leaves it
+        self.desk.groups.clear()  # not before: dropping a group leaves it
         limit = 4.0 if phase.strike in ("stop", "partition") else SHRINK_S
         ids = None
         while ids is None:
@@ -181,7 +181,7 @@ class Rank:
     # --- what a victim does itself
 
     def close(self):
-        """Leave with a message in flight that nobody sends."""
+        """Leave with a receive in flight that no rank sends to."""
         comm = self.desk.comm
         x = comm.empty(1000) if self.me % 2 else np.ones(1000, np.float32)
         comm.recv(x, tag=-1, async_op=True)
@@ -221,7 +221,7 @@ class Rank:
         self.exhaust()
 
     def exhaust(self):
-        """Ask for buffers until there are no more; then the work goes on without."""
+        """Allocate buffers until there are no more; then continue without."""
         held = []
         self.limited = True
         try:

@@ -153,7 +153,7 @@ class _SoakingRank(Rank):
             if passed > next_sample:
                 next_sample += self.seconds / SAMPLES
                 self.sample(turn)
-            # All go on as long as rank 0 does.
+            # All continue as long as rank 0 does.
             more = bool(comm.broadcast_object(passed < self.seconds))
 
     def sample(self, turn):

@@ -1,4 +1,4 @@
-"""A slice of the campaign: `make campaign` runs for as long as it is told."""
+"""A short part of the campaign: `make campaign` runs for MINUTES."""
 
 import json
 import os
@@ -27,31 +27,33 @@ def run(*args, out):
     ],
     ids=["kills", "leaving", "healing"],
 )
-def test_random_trials_go_as_promised(seed, only, trials, tmp_path):
-    told = run("--seed", seed, "--trials", trials, "--only", *only, out=tmp_path / "f")
-    assert told["trials"] == trials
-    assert not told["failures"]
+def test_random_trials_keep_all_guarantees(seed, only, trials, tmp_path):
+    result = run(
+        "--seed", seed, "--trials", trials, "--only", *only, out=tmp_path / "f"
+    )
+    assert result["trials"] == trials
+    assert not result["failures"]
 
 
 @pytest.mark.sweep
-def test_random_trials_of_all_kinds_go_as_promised(tmp_path):
-    told = run("--seed", 1, "--trials", 40, out=tmp_path / "f")
-    assert told["trials"] == 40
-    assert not told["failures"]
+def test_random_trials_of_all_kinds_keep_all_guarantees(tmp_path):
+    result = run("--seed", 1, "--trials", 40, out=tmp_path / "f")
+    assert result["trials"] == 40
+    assert not result["failures"]
 
 
-def test_an_error_must_name_the_processes_that_its_message_tells_of():
+def test_error_pids_match_those_in_its_message():
     from campaign.judge import judge_work
     from campaign.plan import Phase
 
-    told = {"error": "PeerLost", "named": [1], "at": 0.0, "calls": 3, "kind": "split"}
-    told["message"] = "split: rank 1 (pid 12 on host0) died"
+    record = {"error": "PeerLost", "named": [1], "at": 0.0, "calls": 3, "kind": "split"}
+    record["message"] = "split: rank 1 (pid 12 on host0) died"
     phase = Phase("kill_two", victims=(1, 2))
-    assert not judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 12, 2: 11})[0]
-    assert judge_work(phase, {0: told}, 0.0, True, {0: 10, 1: 11, 2: 12})[0]
+    assert not judge_work(phase, {0: record}, 0.0, True, {0: 10, 1: 12, 2: 11})[0]
+    assert judge_work(phase, {0: record}, 0.0, True, {0: 10, 1: 11, 2: 12})[0]
 
 
-def test_half_of_a_world_goes_on_with_its_first_rank_whatever_its_id():
+def test_half_of_a_world_continues_only_with_its_first_rank():
     from campaign.judge import may_be_too_few
     from campaign.plan import Phase
 
@@ -60,14 +62,14 @@ def test_half_of_a_world_goes_on_with_its_first_rank_whatever_its_id():
     assert not may_be_too_few(phase, [5, 4], {4}, True)
 
 
-def test_a_trial_follows_from_its_seed_and_number():
+def test_trial_is_determined_by_seed_and_number():
     from campaign.plan import draw
 
     assert draw(5, 7) == draw(5, 7)
     assert draw(5, 7) != draw(5, 8)
 
 
-def test_a_wrong_result_is_told_with_the_trial_that_shows_it(tmp_path):
+def test_wrong_result_is_reported_with_its_trial(tmp_path):
     """A reference that is wrong on purpose: each call seems to return nonsense."""
     env = os.environ | {"CAMPAIGN_WRONG_REFERENCE": "1"}
     command = [sys.executable, str(HERE), "--seed", "1", "--trial", "2"]

@@ -18,13 +18,13 @@ LIMIT_S = 120.0
 
 
 class Raised(Exception):
-    """What a rank raises when it is told to."""
+    """What a rank raises on request."""
 
 
 def run_trial(trial, outcome_of):
     outcome = outcome_of(trial)
     began = time.monotonic()
-    told, tell = os.pipe()
+    result, tell = os.pipe()
     stderr = os.memfd_create("stderr")
     pid = os.fork()
     if pid == 0:
@@ -32,9 +32,9 @@ def run_trial(trial, outcome_of):
     os.close(tell)
     text = b""
     while time.monotonic() < began + LIMIT_S:
-        if not select.select([told], [], [], 1.0)[0]:
+        if not select.select([result], [], [], 1.0)[0]:
             continue
-        data = os.read(told, 1 << 16)
+        data = os.read(result, 1 << 16)
         if not data:
             break
         text += data
@@ -43,7 +43,7 @@ def run_trial(trial, outcome_of):
         os.kill(pid, signal.SIGUSR1)
         time.sleep(0.5)
         os.kill(pid, signal.SIGKILL)
-    os.close(told)
+    os.close(result)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if text:
         found = json.loads(text)
@@ -112,7 +112,7 @@ def _work(comm, trial, number, errors):
     phase = trial.phases[number]
     key = f"{trial.seed}/{trial.number}/{number}"
     raises = phase.strike == "raise"
-    # Who receives from anybody waits as long as anybody lives.
+    # A receive from any rank waits as long as any rank lives.
     desk = Desk(
         comm, range(comm.world_size), key, large=trial.large, any_source=not raises
     )

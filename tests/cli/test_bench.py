@@ -171,8 +171,8 @@ def test_rows_stand_under_their_heads(bench):
 def test_every_collective_is_measured_and_right(bench, n):
     code, out, _ = bench("all", "-n", str(n), "-b", "100", *BIG, *QUICK)
     assert code == 0
-    told = [line.partition(": ")[2] for line in out.splitlines() if "test" in line]
-    assert told
+    result = [line.partition(": ")[2] for line in out.splitlines() if "test" in line]
+    assert result
     assert len(rows_of(out)) == 2 * 9 + 1
 
 
@@ -196,8 +196,8 @@ def test_the_check_sees_one_wrong_element_of_each_collective(collective, spoiled
     group = ThreadGroup("unisono", 3, spoils=spoiled)
     for place in case.places:
         prepare = {"do": "prepare", "key": "k", "case": case.plain(), "place": place}
-        told = group.ask(prepare | {"algorithm": "", "shared": False, "check": True})
-        wrong = sum(answer["wrong"] for answer in told)
+        result = group.ask(prepare | {"algorithm": "", "shared": False, "check": True})
+        wrong = sum(answer["wrong"] for answer in result)
         with_result = sum(bool(inputs.pieces(case, rank)) for rank in range(3))
         assert wrong == (with_result if spoiled else 0)
 
@@ -297,17 +297,17 @@ def test_json_has_the_keys_of_nccl_tests(bench, tmp_path):
     file = tmp_path / "b.json"
     arguments = ["-n", "2", "-e", "16", *QUICK, "--json", "-J", str(file)]
     code, out, _ = bench("all_reduce", *arguments)
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert json.loads(file.read_text())["results"] == told["results"]
-    assert {"version", "start_time", "args", "env", "config", "results"} <= set(told)
-    assert told["out_of_bounds"] == {"count": 0, "okay": True}
-    assert set(told["average_bus_bandwidth"]) == {"bandwidth", "okay"}
-    assert told["config"]["minimum_bytes"] == 8
-    assert told["config"]["step_factor"] == 2
-    device = told["config"]["devices"][1]
+    assert json.loads(file.read_text())["results"] == result["results"]
+    assert {"version", "start_time", "args", "env", "config", "results"} <= set(result)
+    assert result["out_of_bounds"] == {"count": 0, "okay": True}
+    assert set(result["average_bus_bandwidth"]) == {"bandwidth", "okay"}
+    assert result["config"]["minimum_bytes"] == 8
+    assert result["config"]["step_factor"] == 2
+    device = result["config"]["devices"][1]
     assert (device["rank"], device["pid"]) == (1, 101)
-    for row in told["results"]:
+    for row in result["results"]:
         ours = [k for k in row if not k.endswith("_per_iter")]
         assert ours[:7] == KEYS
         for place in ("out_of_place", "in_place"):
@@ -360,10 +360,10 @@ def test_ratio_is_the_middle_of_ratios_within_rounds():
 
 
 def test_single_calls_are_as_slow_as_their_slowest_rank():
-    told = per_iteration([[1e-6, 5e-6], [2e-6, 3e-6]])
-    assert told["times_us"] == [2, 5]
-    assert (told["min_us"], told["max_us"]) == pytest.approx((2, 5))
-    assert told["p99_us"] == pytest.approx(5)
+    result = per_iteration([[1e-6, 5e-6], [2e-6, 3e-6]])
+    assert result["times_us"] == [2, 5]
+    assert (result["min_us"], result["max_us"]) == pytest.approx((2, 5))
+    assert result["p99_us"] == pytest.approx(5)
 
 
 def test_all_algorithms_are_rows(bench):
@@ -403,13 +403,13 @@ def test_ctrl_c_keeps_what_is_known(bench, tmp_path):
     assert [row[0] for row in rows_of(out)] == ["8", "16"]
     assert "# Out of bounds values : 0 OK" in out
     assert "# Collective test interrupted: all_reduce" in out
-    told = json.loads(file.read_text())
-    assert (told["interrupted"], len(told["results"])) == (True, 2)
+    result = json.loads(file.read_text())
+    assert (result["interrupted"], len(result["results"])) == (True, 2)
     assert bench.groups[0].closed == "at once"
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("all_redcue", "nearest: all_reduce"),
         ("all_reduce,sned_recv", "nearest: send_recv"),
@@ -436,10 +436,10 @@ def test_ctrl_c_keeps_what_is_known(bench, tmp_path):
         ("-J /no/such/place.json", "cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(bench, command, said):
+def test_bad_input_is_one_line_and_exit_code_2(bench, command, message):
     code, _, err = bench(*command.split())
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -517,20 +517,20 @@ LONG = ("-n", "2", "-b", "1K", "-e", "4K", "-i", "8", "--rounds", "3")
 def test_processes_measure_every_collective(capsys):
     many = ["-n", "3", "-b", "300", "-e", "300K", "-f", "1000", *QUICK]
     assert main(["bench", "all", *many, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["errors"] == []
-    assert told["out_of_bounds"]["count"] == 0
-    assert {row["collective"] for row in told["results"]} == set(cases.COLLECTIVES)
-    assert gone([device["pid"] for device in told["config"]["devices"]])
-    for row in told["results"]:
+    result = json.loads(capsys.readouterr().out)
+    assert result["errors"] == []
+    assert result["out_of_bounds"]["count"] == 0
+    assert {row["collective"] for row in result["results"]} == set(cases.COLLECTIVES)
+    assert gone([device["pid"] for device in result["config"]["devices"]])
+    for row in result["results"]:
         assert row["algorithm"] or row["collective"] == "send_recv"
 
 
 def test_processes_measure_shared_buffers_and_named_algorithms(capsys):
     some = ["-n", "2", "-e", "32K", "-f", "4096", "--shared", *QUICK]
     assert main(["bench", *some, "--algorithm", "ring,direct", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [r["algorithm"] for r in told["results"]] == ["ring", "direct"] * 2
+    result = json.loads(capsys.readouterr().out)
+    assert [r["algorithm"] for r in result["results"]] == ["ring", "direct"] * 2
 
 
 def test_ctrl_c_ends_the_processes_and_prints_the_rest(running, tmp_path):

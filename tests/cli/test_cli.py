@@ -93,11 +93,11 @@ def replay(told):
 def test_explain_json_passes_an_independent_verifier(run, key, n):
     collective, algorithm = key
     code, out, _ = run("explain", collective, algorithm, "-n", str(n), "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert told["verified"] is True
-    assert told["same_bits_on_all_ranks"] is True
-    state, chunks = replay(told), told["num_chunks"]
+    assert result["verified"] is True
+    assert result["same_bits_on_all_ranks"] is True
+    state, chunks = replay(result), result["num_chunks"]
     for c in range(chunks):
         owner = c * n // chunks
         target = c // (chunks // (n * n)) % n if collective == "all_to_all" else owner
@@ -114,11 +114,11 @@ def test_explain_json_passes_an_independent_verifier(run, key, n):
 
 def test_json_has_the_promised_keys(run):
     _, out, _ = run("explain", "broadcast", "tree", "-n", "6", "--root", "4", "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     keys = {"collective", "algorithm", "n", "root", "num_chunks", "steps", "cost"}
-    assert keys | {"verified", "same_bits_on_all_ranks"} <= set(told)
-    assert told["root"] == 4
-    assert all(len(t) == 4 for step in told["steps"] for t in step)
+    assert keys | {"verified", "same_bits_on_all_ranks"} <= set(result)
+    assert result["root"] == 4
+    assert all(len(t) == 4 for step in result["steps"] for t in step)
 
 
 def test_verify_gives_the_figures_of_the_proof(run, tmp_path):
@@ -148,19 +148,23 @@ def test_explain_of_a_wrong_file_shows_it_and_exits_with_1(run, tmp_path):
     assert "!abc!" in out
     assert "step 2" in err
     code, out, _ = run("explain", "all_reduce", str(file), "-n", "3", "--json")
-    told = json.loads(out)
-    assert (code, told["verified"], told["counter_example"]["step"]) == (1, False, 2)
+    result = json.loads(out)
+    assert (code, result["verified"], result["counter_example"]["step"]) == (
+        1,
+        False,
+        2,
+    )
 
 
 def test_what_explain_prints_as_json_can_be_verified(run, tmp_path):
     _, out, _ = run("explain", "all_reduce", "ring", "-n", "4", "--json")
     file = tmp_path / "ring.json"
     file.write_text(out)
-    code, said, _ = run("verify", str(file))
-    assert (code, said.startswith("verified: all_reduce by ring")) == (0, True)
-    told = json.loads(out)
-    told["steps"].pop()
-    file.write_text(json.dumps(told))
+    code, output, _ = run("verify", str(file))
+    assert (code, output.startswith("verified: all_reduce by ring")) == (0, True)
+    result = json.loads(out)
+    result["steps"].pop()
+    file.write_text(json.dumps(result))
     code, _, err = run("verify", str(file))
     assert code == 1
     assert "lacks" in err
@@ -176,11 +180,11 @@ def test_algorithms_lists_everything_with_its_cost(run):
 
 def test_algorithms_as_json_and_csv_agree(run):
     _, out, _ = run("algorithms", "all_reduce", "-n", "13", "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     _, out, _ = run("algorithms", "all_reduce", "-n", "13", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
-    assert [r["algorithm"] for r in rows] == [r["algorithm"] for r in told]
-    assert [int(r["rounds"]) for r in rows] == [r["rounds"] for r in told]
+    assert [r["algorithm"] for r in rows] == [r["algorithm"] for r in result]
+    assert [int(r["rounds"]) for r in rows] == [r["rounds"] for r in result]
 
 
 def test_verify_takes_whatever_explain_takes(run, tmp_path):
@@ -207,9 +211,9 @@ def test_verify_json_has_the_counter_example(run, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(WRONG)
     code, out, _ = run("verify", str(file), "--json")
-    told = json.loads(out)
-    assert (code, told["verified"]) == (1, False)
-    assert told["counter_example"]["doubled"] == [0]
+    result = json.loads(out)
+    assert (code, result["verified"]) == (1, False)
+    assert result["counter_example"]["doubled"] == [0]
 
 
 def test_nothing_verified_is_no_proof(run):
@@ -250,14 +254,14 @@ def test_internal_error_is_one_line(run, monkeypatch):
 
 def test_env_names_versions(run):
     code, out, _ = run("env", "--json")
-    told = json.loads(out)
-    assert (code, told["unisono"]) == (0, unisono.__version__)
+    result = json.loads(out)
+    assert (code, result["unisono"]) == (0, unisono.__version__)
     code, out, _ = run("env")
     assert "numpy" in out
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("explain all_redcue ring", "nearest: all_reduce"),
         ("explain all_reduce rnig", "nearest: ring"),
@@ -320,10 +324,10 @@ def test_env_names_versions(run):
         ("frobnicate", "frobnicate"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, command, said):
+def test_bad_input_is_one_line_and_exit_code_2(run, command, message):
     code, _, err = run(*command.split())
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
 
@@ -343,12 +347,12 @@ def test_every_verb_has_an_example_and_json(run):
 
 
 def test_options_are_frozen(run):
-    told = {}
+    result = {}
     for verb in VERBS:
         _, out, _ = run(verb, "--help")
         words = {w.strip("│ ,") for w in out.split()}
-        told[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
-    assert told == {
+        result[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
+    assert result == {
         "explain": [
             *("--beside", "--html", "--json", "--on", "--per-host", "--ranks"),
             *("--root", "--size", "--svg", "--topology", "-b", "-t"),

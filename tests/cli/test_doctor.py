@@ -42,8 +42,8 @@ def test_doctor_checks_this_host(capfd):
 @pytest.mark.sweep
 def test_json_has_the_matrices(capfd):
     main(["doctor", "--json", "-n", "3"])
-    told = json.loads(capfd.readouterr().out)
-    world = told["world"]
+    result = json.loads(capfd.readouterr().out)
+    world = result["world"]
     assert world["measured"] == [0, 1, 2]
     assert not any(world["wrong"].values())
     assert len(world["wrong"]) == 18
@@ -53,23 +53,23 @@ def test_json_has_the_matrices(capfd):
                 assert (value is None) == (i == j)
                 assert value == matrix[j][i]
                 assert value is None or value > 0
-    assert {"what", "ok", "told", "fix", "where"} <= told["findings"][0].keys()
+    assert {"what", "ok", "told", "fix", "where"} <= result["findings"][0].keys()
 
 
 def test_doctor_checks_each_host(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     code = main(["doctor", "--ssh", ssh, "--hosts", "a,down,bare", "--json"])
-    told = json.loads(capfd.readouterr().out)
+    result = json.loads(capfd.readouterr().out)
     assert code == 1
-    of = {name: [f for f in told["findings"] if f["where"] == name] for name in "a"}
+    of = {name: [f for f in result["findings"] if f["where"] == name] for name in "a"}
     assert {f["what"] for f in of["a"]} >= {"ssh", "cores", "ports", "own name"}
-    ssh_of = {f["where"]: f for f in told["findings"] if f["what"] == "ssh"}
+    ssh_of = {f["where"]: f for f in result["findings"] if f["what"] == "ssh"}
     assert ssh_of["a"]["ok"]
     assert "cannot be reached" in ssh_of["down"]["told"]
     assert "give the path of Python" in ssh_of["bare"]["told"]
     # One host is left, and its ranks are a world.
-    assert len(told["world"]["hosts"]) == 2
-    assert not told["world"]["failed"]
+    assert len(result["world"]["hosts"]) == 2
+    assert not result["world"]["failed"]
 
 
 def test_a_world_across_hosts(capfd, tmp_path):
@@ -174,13 +174,13 @@ def test_world_findings_become_lines():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["-n", "0"], "-n 0: a world has at least one rank"),
         (["--python", "x"], "this is for other hosts"),
         (["--hosts", "a b"], "is not a host"),
     ],
 )
-def test_doctor_refuses_invalid_options(capfd, options, said):
+def test_doctor_refuses_invalid_options(capfd, options, message):
     assert main(["doctor", *options]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err

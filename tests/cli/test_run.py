@@ -125,7 +125,7 @@ def test_programs_and_folders_can_be_run_too(run, script, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("-n 2 nowhere.py", "nowhere.py: no such file"),
         ("-n 2 no/where", "no/where: no such file"),
@@ -148,7 +148,7 @@ def test_programs_and_folders_can_be_run_too(run, script, tmp_path, monkeypatch)
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    run, tmp_path, monkeypatch, command, said
+    run, tmp_path, monkeypatch, command, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ok.py").touch()
@@ -158,7 +158,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     (tmp_path / "broken").chmod(0o755)
     code, out, err = run(*command.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
 def test_help_is_for_us_only_before_the_script(run):
@@ -176,8 +176,8 @@ def test_only_and_logs_select_what_is_printed_and_kept(run, script, tmp_path):
     assert code == 0
     assert sorted(out.splitlines()) == ["[0] out 0", "[2] out 2"]
     assert sorted(err.splitlines()) == ["[0] err 0", "[2] err 2"]
-    said = (tmp_path / "logs" / "rank1.log").read_text().splitlines()
-    assert sorted(said) == ["err 1", "out 1"]
+    output = (tmp_path / "logs" / "rank1.log").read_text().splitlines()
+    assert sorted(output) == ["err 1", "out 1"]
 
 
 def test_the_first_failure_is_printed_last_with_its_exit_code(run, script):
@@ -203,15 +203,15 @@ time.sleep(60)
 def test_json_tells_how_every_rank_ended(run, script):
     file = script("print('hello'); rank == 1 and sys.exit(3)")
     code, out, err = run("-n", "2", "--json", file)
-    told = json.loads(out)
-    assert code == told["exit_code"] == 3
+    result = json.loads(out)
+    assert code == result["exit_code"] == 3
     assert err.count("] hello") == 2
-    assert [end["exit_code"] for end in told["ranks"]] == [0, 3]
-    assert [end["rank"] for end in told["ranks"]] == [0, 1]
-    assert all(0 < end["seconds"] <= told["seconds"] for end in told["ranks"])
-    assert told["first_failure"]["rank"] == 1
-    assert told["first_failure"]["pid"] == told["ranks"][1]["pid"]
-    assert told["interrupted"] is None
+    assert [end["exit_code"] for end in result["ranks"]] == [0, 3]
+    assert [end["rank"] for end in result["ranks"]] == [0, 1]
+    assert all(0 < end["seconds"] <= result["seconds"] for end in result["ranks"])
+    assert result["first_failure"]["rank"] == 1
+    assert result["first_failure"]["pid"] == result["ranks"][1]["pid"]
+    assert result["interrupted"] is None
 
 
 def test_the_timeout_reaches_the_ranks(run, script):
@@ -308,8 +308,8 @@ if rank == 1:
 time.sleep(60)
 """)
     with started("-n", "2", "--grace", "50", file) as running:
-        said = [running.stdout.readline().split() for _ in range(2)]
-        (failed,) = [int(pid) for rank, pid in said if rank == "[1]"]
+        output = [running.stdout.readline().split() for _ in range(2)]
+        (failed,) = [int(pid) for rank, pid in output if rank == "[1]"]
         wait_for(lambda: not is_watched(running.pid, failed))
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=40)
@@ -368,12 +368,12 @@ def on_a_terminal(*arguments, **environment):
 
 
 def read_until(terminal, wanted, within=40.0):
-    told = b""
+    result = b""
     until = time.monotonic() + within
-    while wanted not in told:
-        assert select.select([terminal], [], [], until - time.monotonic())[0], told
-        told += os.read(terminal, 4096)
-    return told
+    while wanted not in result:
+        assert select.select([terminal], [], [], until - time.monotonic())[0], result
+        result += os.read(terminal, 4096)
+    return result
 
 
 def test_a_terminal_has_colours_input_and_ctrl_c(script, monkeypatch):
@@ -396,9 +396,9 @@ if rank == 0:
 def test_no_color_is_obeyed_and_ctrl_z_pauses_the_ranks(script):
     file = script("print(os.getpid())\nprint('ready')\ntime.sleep(60)")
     with on_a_terminal("-n", "1", file, NO_COLOR="1") as (running, terminal):
-        told = read_until(terminal, b"ready")
-        assert b"\x1b" not in told
-        rank = int(told.split()[1])
+        result = read_until(terminal, b"ready")
+        assert b"\x1b" not in result
+        rank = int(result.split()[1])
         os.write(terminal, b"\x1a")
         assert os.WIFSTOPPED(os.waitpid(running.pid, os.WUNTRACED)[1])
         wait_for(lambda: state_of(rank) == "T")

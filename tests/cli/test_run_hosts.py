@@ -114,9 +114,9 @@ def test_all_ranks_get_one_job_one_address_and_one_secret(run, script, ssh):
     names = "UNISONO_JOB", "UNISONO_ADDRESS", "UNISONO_SECRET"
     file = script(f"print(*[os.environ[name] for name in {names}])")
     _, out, _ = run("--hosts", "a,b", "-n", "2", file)
-    told = {line.partition(" ")[2] for line in out.splitlines()}
-    assert len(told) == 1
-    job, address, secret = told.pop().split()
+    result = {line.partition(" ")[2] for line in out.splitlines()}
+    assert len(result) == 1
+    job, address, secret = result.pop().split()
     assert re.fullmatch(r"a:[0-9]{5}", address)
     assert re.fullmatch(r"[0-9a-f]{64}", secret)
     _, again, _ = run("--hosts", "a,b", "-n", "1", "--address", "node:7777", file)
@@ -228,8 +228,8 @@ def test_hosts_output_is_shown_and_logged(run, script, tmp_path):
     code, out, err = run("--hosts", "a:1,b:1", *shown, file)
     assert (code, out, err) == (0, "[1] out 1\n", "[1] err 1\n")
     for rank in (0, 1):
-        told = (logs / f"rank{rank}.log").read_text()
-        assert sorted(told.splitlines()) == [f"err {rank}", f"out {rank}"]
+        result = (logs / f"rank{rank}.log").read_text()
+        assert sorted(result.splitlines()) == [f"err {rank}", f"out {rank}"]
 
 
 def test_lines_are_whole_though_they_come_in_pieces(run, script):
@@ -264,12 +264,12 @@ time.sleep(60)
 def test_a_rank_that_is_killed_gives_its_signal(run, script):
     file = script("if rank == 0: os.kill(os.getpid(), 9)\ntime.sleep(60)")
     code, out, _ = run("--json", "--hosts", "a:1,b:1", "--grace", "0", file)
-    told = json.loads(out)
-    assert code == told["exit_code"] == 137
-    assert told["first_failure"]["host"] == "a"
-    assert told["first_failure"]["signal"] == "SIGKILL"
-    assert [rank["host"] for rank in told["ranks"]] == ["a", "b"]
-    assert told["ranks"][1]["ended_by_launcher"]
+    result = json.loads(out)
+    assert code == result["exit_code"] == 137
+    assert result["first_failure"]["host"] == "a"
+    assert result["first_failure"]["signal"] == "SIGKILL"
+    assert [rank["host"] for rank in result["ranks"]] == ["a", "b"]
+    assert result["ranks"][1]["ended_by_launcher"]
 
 
 def test_ranks_that_ignore_sigterm_are_killed(run, script, tmp_path):
@@ -284,9 +284,9 @@ while not os.path.exists({str(mark)!r}):
 sys.exit(5)
 """)
     code, out, _ = run("--json", "--hosts", "a:1,b:1", "--grace", "0", file)
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 5
-    assert told["ranks"][1]["signal"] == "SIGKILL"
+    assert result["ranks"][1]["signal"] == "SIGKILL"
 
 
 @pytest.mark.parametrize(
@@ -362,22 +362,22 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
     """The agent is killed, as its host might be: the others are told and ended."""
     file = script("print(host, os.getpid(), flush=True); time.sleep(60)")
     process = started("--hosts", "a,b", "-n", "2", "--grace", "0.2", "--json", file)
-    told = [process.stderr.readline().split() for _ in range(4)]
-    of = {host: int(pid) for _, host, pid in told}
+    result = [process.stderr.readline().split() for _ in range(4)]
+    of = {host: int(pid) for _, host, pid in result}
     os.kill(parent(of["b"]), signal.SIGKILL)
     out, err = process.communicate(timeout=40)
     assert "rank 2 on host b" in err
     assert "the connection to host b closed" in err
     found = json.loads(out)
     assert (process.returncode, found["first_failure"]["host"]) == (255, "b")
-    wait_for(lambda: all(has_ended(int(pid)) for _, _, pid in told))
+    wait_for(lambda: all(has_ended(int(pid)) for _, _, pid in result))
 
 
 # What cannot be
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "message"),
     [
         ("a,down", r"host down: cannot be reached \(ssh: connect to host down port 22"),
         ("a,down", "must work without a password: .*ssh down true"),
@@ -390,15 +390,15 @@ def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
         ("-a", "--hosts -a: '-a' is not a host"),
     ],
 )
-def test_unusable_hosts_are_refused(run, script, hosts, said):
+def test_unusable_hosts_are_refused(run, script, hosts, message):
     code, out, err = run(f"--hosts={hosts}", "-n", "1", script("print('ran')"))
     assert (code, out) == (2, "")
-    assert re.search(said, err)
+    assert re.search(message, err)
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             ["--chdir", "/no/such"],
@@ -415,10 +415,10 @@ def test_unusable_hosts_are_refused(run, script, hosts, said):
         (["--hostfile", "/no/file"], "give one of them"),
     ],
 )
-def test_invalid_options_are_refused(run, script, options, said):
+def test_invalid_options_are_refused(run, script, options, message):
     code, out, err = run("--hosts", "a:1", *options, script("print('ran')"))
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize(

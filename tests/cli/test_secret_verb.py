@@ -10,12 +10,12 @@ from unisono.cli import main
 
 
 def test_secret_prints_a_new_secret_each_time(capsys):
-    told = set()
+    result = set()
     for _ in range(3):
         assert main(["secret"]) == 0
-        told.add(capsys.readouterr().out)
-    assert len(told) == 3
-    assert all(re.fullmatch(r"[0-9a-f]{64}\n", text) for text in told)
+        result.add(capsys.readouterr().out)
+    assert len(result) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{64}\n", text) for text in result)
     assert main(["secret", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["secret"]) == 64
 

@@ -21,12 +21,12 @@ def test_the_winner_for_each_size_and_the_crossovers(run):
 
 def test_all_algorithms_take_part_by_default(run):
     code, out, _ = run("simulate", "-t", "dgx-h100:2", "-b", "1M", "-e", "1M", "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    names = {row["algorithm"] for row in told["results"]}
+    names = {row["algorithm"] for row in result["results"]}
     assert {"ring", "hierarchical:levels=8x2", "tree:radix=4"} <= names
-    best = min(told["results"], key=lambda row: row["time"])
-    assert told["winners"] == [best["algorithm"]]
+    best = min(result["results"], key=lambda row: row["time"])
+    assert result["winners"] == [best["algorithm"]]
 
 
 def test_one_algorithm_and_size_in_detail(run, tmp_path):
@@ -105,7 +105,7 @@ def test_a_picture_needs_matplotlib(run, tmp_path):
         (("-t", "ring:4", "--algorithm", "rign"), "nearest"),
         (("all_reduec", "-t", "ring:4"), "nearest: all_reduce"),
         (("-t", "ring:4", "--compute", "1ms", "--share", "0"), "share 0"),
-        (("-t", "ring:4", "--share", "0.5"), "only with --compute"),
+        (("-t", "ring:4", "--share", "0.5"), "only used with --compute"),
         (("-t", "ring:4", "--reduce", "fast"), "fast"),
         (("-t", "ring:4", "--reduce", "0GB/s"), "above 0"),
     ],
@@ -149,14 +149,14 @@ def test_wrong_actions_say_what_is_right(run, arguments):
 
 
 def test_both_verbs_have_an_example_and_their_options_are_frozen(run):
-    told = {}
+    result = {}
     for verb in ("simulate", "topology"):
         code, out, _ = run(verb, "--help")
         assert code == 0
         assert f"Example: unisono {verb}" in out
         words = {w.strip("│ ,") for w in out.split()}
-        told[verb] = sorted(w for w in words if w.startswith("--"))
-    assert told == {
+        result[verb] = sorted(w for w in words if w.startswith("--"))
+    assert result == {
         "simulate": [
             *("--algorithm", "--codec", "--compute", "--delay", "--failed"),
             *("--fidelity", "--json", "--maxbytes", "--minbytes", "--picture"),

@@ -62,6 +62,6 @@ def test_everything_is_drawn_where_there_is_no_limit():
 
 
 def test_top_reports_unknown_destinations():
-    told = " ".join(shown(glance_at(2, 1), 300))
-    assert "The destinations of these ranks are not known: 0, 1" in told
-    assert "The destinations of 1 B are estimated from other calls" in told
+    result = " ".join(shown(glance_at(2, 1), 300))
+    assert "The destinations of these ranks are not known: 0, 1" in result
+    assert "The destinations of 1 B are estimated from other calls" in result

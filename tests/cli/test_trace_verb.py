@@ -93,11 +93,13 @@ def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
     assert faults(doc) == []
     calls = [e for e in doc["traceEvents"] if e.get("cat") == "collective"]
     assert len(calls) == 4 * 6
-    told = json.loads(out.splitlines()[-1])
-    assert (told["ranks"], told["calls"]) == (4, 6)
-    assert {row["collective"] for row in told["rows"]} == {"all_reduce", "all_gather"}
-    assert all(row["calls"] == 3 for row in told["rows"])
-    assert told["exposed"] == pytest.approx(told["busy"])  # nothing was asynchronous
+    result = json.loads(out.splitlines()[-1])
+    assert (result["ranks"], result["calls"]) == (4, 6)
+    assert {row["collective"] for row in result["rows"]} == {"all_reduce", "all_gather"}
+    assert all(row["calls"] == 3 for row in result["rows"])
+    assert result["exposed"] == pytest.approx(
+        result["busy"]
+    )  # nothing was asynchronous
     assert read(parts)["traceEvents"] == doc["traceEvents"]
     code, out, _ = run("summary", file)
     assert code == 0
@@ -132,7 +134,7 @@ def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "-o"), "expected a path"),
         (("run", "--keep", "FULL", "-n", "2", "x.py"), "nothing in it"),
@@ -140,27 +142,27 @@ def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
         (("diff", "nowhere.json", "x"), "cannot be read"),
         (("open", "nowhere.json"), "cannot be read"),
         (("why", "nowhere"), "expected a folder"),
-        ((), "say run, open, summary, diff or why"),
+        ((), "expected run, open, summary, diff or why"),
     ],
 )
-def test_invalid_trace_commands_are_one_line(run, tmp_path, words, said):
+def test_invalid_trace_commands_are_one_line(run, tmp_path, words, message):
     (tmp_path / "x").write_text("")
     words = [str(tmp_path) if word == "FULL" else word for word in words]
     code, _, err = run(*words)
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 def test_the_verbs_have_examples_and_their_options_are_frozen(run):
-    told = {}
+    result = {}
     for verb in ("run", "open", "summary", "diff", "why"):
         code, out, _ = run(verb, "--help")
         assert code == 0
         assert f"Example: unisono trace {verb}" in out
         words = {w.strip("│ ,():.") for w in out.split()}
-        told[verb] = sorted(w for w in words if w.startswith("--") and len(w) > 2)
-    assert told == {
+        result[verb] = sorted(w for w in words if w.startswith("--") and len(w) > 2)
+    assert result == {
         "run": ["--json", "--keep"],
         "open": ["--browser", "--json", "--once", "--per-rank", "--port"],
         "summary": ["--json"],
@@ -200,9 +202,9 @@ def all_wait(pid):
     where = sorted((c["arrived"][c["rank"]], c["inside"]) for c in groups)
     if where != [(1, False), (2, True), (2, True)]:
         return None
-    told = ask.records(pid)
-    stands = [f["name"] for s in told[2]["stacks"] if s["main"] for f in s["frames"]]
-    return told if "load" in stands else None
+    result = ask.records(pid)
+    stands = [f["name"] for s in result[2]["stacks"] if s["main"] for f in s["frames"]]
+    return result if "load" in stands else None
 
 
 def looked_at(capfd, pid):
@@ -266,8 +268,8 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
     plain = {**os.environ, "BROWSER": "true", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as job:
         try:
-            told = [next(job.stdout), next(job.stdout)]
-            here = told[1].split()[1]
+            result = [next(job.stdout), next(job.stdout)]
+            here = result[1].split()[1]
             with urllib.request.urlopen(here, timeout=30) as answer:
                 assert answer.read() == file.read_bytes()
                 allowed = answer.headers["Access-Control-Allow-Origin"]
@@ -280,7 +282,7 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("x",), "expected the number of a process"),
         (("--every", "0"), "expected seconds"),
@@ -288,9 +290,9 @@ def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
         (("1", "--once"), "no job of this user"),
     ],
 )
-def test_invalid_top_commands_are_refused(capfd, words, said):
+def test_invalid_top_commands_are_refused(capfd, words, message):
     assert main(["top", *words]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_the_options_of_top_are_frozen(capfd):

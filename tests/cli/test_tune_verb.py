@@ -31,13 +31,13 @@ def test_what_was_tuned_is_what_is_chosen(run, file):
         *("explain", "all_gather", "--on", "this", "-n", "3", "--per-host", "2"),
         *("-b", "32K", "--json"),
     )
-    (told,) = json.loads(out)
-    assert told["by"] == "table"
+    (result,) = json.loads(out)
+    assert result["by"] == "table"
     near = next(row for row in rows["all_gather"] if row.upto >= 32 << 10)
-    assert told["algorithm"] == near.algorithm
-    assert told["measured"] == near.measured
-    assert told["runner_up"] == near.runner_up
-    assert told["predicted"] == near.predicted
+    assert result["algorithm"] == near.algorithm
+    assert result["measured"] == near.measured
+    assert result["runner_up"] == near.runner_up
+    assert result["predicted"] == near.predicted
 
 
 def test_explain_on_this_without_a_table_says_so(run, file, monkeypatch):
@@ -54,7 +54,7 @@ def test_explain_on_this_without_a_table_says_so(run, file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("tune -n 1", "expected 2 to"),
         ("tune -n x", "expected one number"),
@@ -71,10 +71,10 @@ def test_explain_on_this_without_a_table_says_so(run, file, monkeypatch):
         ("simulate train --strategy fdsp", "nearest: fsdp"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, file, command, said):
+def test_bad_input_is_one_line_and_exit_code_2(run, file, command, message):
     code, _, err = run(*command.split())
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -97,10 +97,10 @@ def test_a_training_step_is_told_with_all_it_assumes(run):
     for word in ("step", "exposed", "efficiency", "assumed:", "989 Tflop/s"):
         assert word in out
     code, out, _ = run(*command.split(), "--json", "--no-recompute")
-    told = json.loads(out)
-    assert told["n"] == 512
-    assert told["setup"]["recompute"] is False
-    assert told["assumptions"]
+    result = json.loads(out)
+    assert result["n"] == 512
+    assert result["setup"]["recompute"] is False
+    assert result["assumptions"]
 
 
 def test_verbs_below_others_have_help(run):

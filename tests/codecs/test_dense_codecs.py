@@ -264,7 +264,7 @@ CODE = FP8.encode(ONES)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: codecs.get("fp9"), "unknown codec 'fp9'; nearest: fp8"),
         (lambda: codecs.get(""), "unknown codec"),
@@ -305,8 +305,8 @@ CODE = FP8.encode(ONES)
         (lambda: codecs.key(-1, 0), "expected 0 or more"),
     ],
 )
-def test_bad_input_errors_say_what_to_do(make, said):
-    with pytest.raises(BadArgument, match=said):
+def test_bad_input_errors_say_what_to_do(make, message):
+    with pytest.raises(BadArgument, match=message):
         make()
 
 

@@ -15,8 +15,8 @@ def forks(tmp_path_factory):
     tests of its own, and torch does some things for it before it is called.
     """
     where = tmp_path_factory.mktemp("stores")
-    told = {"UNISONO_TEST_STORES": str(where), "UNISONO_TORCH_ADAPTER": "python"}
-    with Forks(LIMIT_S, **told) as made:
+    result = {"UNISONO_TEST_STORES": str(where), "UNISONO_TORCH_ADAPTER": "python"}
+    with Forks(LIMIT_S, **result) as made:
         yield made
 
 

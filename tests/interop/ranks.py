@@ -73,10 +73,10 @@ def bits(tensor):
 
 def expect(found, wanted, what=""):
     """Compare two tensors, bit for bit."""
-    told = f"{what}: {found} where {wanted} was expected"
-    assert found.dtype == wanted.dtype, told
-    assert found.shape == wanted.shape, told
-    assert torch.equal(bits(found), bits(wanted)), told
+    result = f"{what}: {found} where {wanted} was expected"
+    assert found.dtype == wanted.dtype, result
+    assert found.shape == wanted.shape, result
+    assert torch.equal(bits(found), bits(wanted)), result
 
 
 def close(found, wanted, limit=1e-6):

@@ -66,10 +66,10 @@ def environment(tmp_path, adapter, n):
 
 def scripted(rank, code):
     """The code as a rank; what it prints."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(code, {"__name__": "__main__"})
-    return said.getvalue()
+    return output.getvalue()
 
 
 @pytest.fixture
@@ -103,11 +103,11 @@ def processes(tmp_path, adapter, code, n=2):
         )
         for r in range(n)
     ]
-    said = [process.communicate(timeout=200) for process in started]
+    output = [process.communicate(timeout=200) for process in started]
     for r, process in enumerate(started):
-        assert process.returncode == 0, said[r][1]
-        assert "leaked" not in said[r][1]
-    return [out for out, _ in said]
+        assert process.returncode == 0, output[r][1]
+        assert "leaked" not in output[r][1]
+    return [out for out, _ in output]
 
 
 CALLS = """
@@ -213,11 +213,11 @@ assert work.is_completed()
 
 
 def test_a_lost_rank_is_named_by_the_future_and_by_wait(ranks, adapter):
-    said = ranks(adapter, LOST, dies=[1])[0].splitlines()
-    assert said[0].startswith("future: ")
-    assert "PeerLost: " in said[0]
-    assert "rank 1" in said[0]
-    assert said[1] == "wait: (1,) True"
+    output = ranks(adapter, LOST, dies=[1])[0].splitlines()
+    assert output[0].startswith("future: ")
+    assert "PeerLost: " in output[0]
+    assert "rank 1" in output[0]
+    assert output[1] == "wait: (1,) True"
 
 
 DDP = """
@@ -277,10 +277,10 @@ end()
 @pytest.mark.sweep
 @pytest.mark.usefixtures("built")
 def test_compiled_adapter_supports_backend_only_calls(ranks):
-    for said in ranks("compiled", OPS):
-        assert "unisono:all_reduce [[4, 5]]" in said
-        assert "unisono:barrier" in said
-        assert "unisono:broadcast [[6]]" in said
+    for output in ranks("compiled", OPS):
+        assert "unisono:all_reduce [[4, 5]]" in output
+        assert "unisono:barrier" in output
+        assert "unisono:broadcast [[6]]" in output
 
 
 MIXED = """

@@ -81,13 +81,13 @@ def test_resources_say_where(ray, run):
 
 
 def test_the_environment_is_set_and_local_places_are_told(run):
-    def told(comm):
+    def result(comm):
         names = "MINE", "UNISONO_LOCAL_RANK", "UNISONO_LOCAL_WORLD_SIZE"
         secret = [name for name in os.environ if "SECRET" in name]
         return [os.environ[name] for name in names], secret
 
     options = {"environment": {"MINE": "x"}, "timeout_s": 30}
-    results = run(told, num_ranks=2, **options)
+    results = run(result, num_ranks=2, **options)
     # On one host they need neither port nor secret.
     assert results == [(["x", "0", "2"], []), (["x", "1", "2"], [])]
 
@@ -176,7 +176,7 @@ def test_resources_that_the_cluster_does_not_have(run):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"num_ranks": 0}, "num_ranks = 0: a world has at least one rank"),
         ({"num_ranks": 1.5}, "num_ranks = 1.5: expected a whole number"),
@@ -187,10 +187,10 @@ def test_resources_that_the_cluster_does_not_have(run):
         ({"num_ranks": 1, "resources": {}}, "takes something"),
     ],
 )
-def test_invalid_ray_options_are_refused(ray, options, said):
+def test_invalid_ray_options_are_refused(ray, options, message):
     from unisono.interop.ray import run
 
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         run(print, **options)
 
 
@@ -212,9 +212,9 @@ def test_ray_runs_the_example_unchanged(ray, cluster, tmp_path):
     show += f"__import__('os').getpid()), 'w')\nrunpy.run_path(r'{EXAMPLE}')\n"
     script.write_text(show + "sys.stdout.close()\n")
     run_script(script, "said-", num_ranks=2)
-    told = sorted(file.read_text() for file in tmp_path.glob("said-*"))
-    assert "rank 0 of 2: the sum is 3, True" in told[0]
-    assert "rank 1 of 2: the sum is 3, True" in told[1]
+    result = sorted(file.read_text() for file in tmp_path.glob("said-*"))
+    assert "rank 0 of 2: the sum is 3, True" in result[0]
+    assert "rank 1 of 2: the sum is 3, True" in result[1]
 
 
 def test_a_script_that_fails(cluster, tmp_path):

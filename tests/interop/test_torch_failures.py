@@ -56,8 +56,8 @@ def killed_in_backward(rank, hook):
         for step in range(3):
             armed[0] = rank.number == 1 and step == 2
             # who is slow hears of it while it is still in the step before
-            if told := attempt(lambda: ddp(torch.ones(4, 50)).sum().backward()):
-                return told
+            if result := attempt(lambda: ddp(torch.ones(4, 50)).sum().backward()):
+                return result
         return None
 
 
@@ -67,9 +67,9 @@ def test_a_rank_is_killed_in_backward(forks, hook):
     assert ends[1].status == -signal.SIGKILL
     for end in (ends[0], ends[2]):
         assert end.status == 0, end.stderr
-        told = end.value
-        assert "PeerLost" in told["message"] + told["error"], told
-        assert "rank 1" in told["message"]
+        result = end.value
+        assert "PeerLost" in result["message"] + result["error"], result
+        assert "rank 1" in result["message"]
 
 
 def killed_in(rank, what):
@@ -78,9 +78,9 @@ def killed_in(rank, what):
         if rank.number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         x = torch.ones(1000)
-        told = attempt(CALLS[what], x)
+        result = attempt(CALLS[what], x)
         later = attempt(dist.all_reduce, x)
-        return [told, later, *([early] if early else [])]
+        return [result, later, *([early] if early else [])]
 
 
 CALLS = {
@@ -98,9 +98,9 @@ def test_a_rank_is_killed(forks, what):
     ends = forks.run(3, killed_in, what)
     for end in (ends[0], ends[2]):
         assert end.status == 0, end.stderr
-        for told in end.value:
-            assert "PeerLost" in told["message"] + told["error"], told
-            assert "rank 1" in told["message"]
+        for result in end.value:
+            assert "PeerLost" in result["message"] + result["error"], result
+            assert "rank 1" in result["message"]
 
 
 def errors_have_both_types(rank):
@@ -108,10 +108,10 @@ def errors_have_both_types(rank):
         dist.barrier()
         if rank.number == 1:
             os._exit(0)
-        with pytest.raises(dist.DistBackendError) as told:
+        with pytest.raises(dist.DistBackendError) as result:
             dist.all_reduce(torch.ones(3))
-        assert isinstance(told.value, PeerLost)
-        assert told.value.ranks == (1,)
+        assert isinstance(result.value, PeerLost)
+        assert result.value.ranks == (1,)
         return True
 
 
@@ -139,9 +139,9 @@ def mismatched(rank, what):
 
 @pytest.mark.parametrize("what", ["size", "type", "operation", "root", "collective"])
 def test_ranks_that_call_different_things(ranks, what):
-    for told in ranks(3, mismatched, what):
-        assert told["error"] == "CollectiveMismatch"
-        assert "rank 1" in told["message"]
+    for result in ranks(3, mismatched, what):
+        assert result["error"] == "CollectiveMismatch"
+        assert "rank 1" in result["message"]
 
 
 def uneven_models(rank):
@@ -155,8 +155,8 @@ def uneven_models(rank):
 
 
 def test_a_mismatch_in_backward(ranks):
-    for told in ranks(2, uneven_models):
-        assert "CollectiveMismatch" in told["message"] + told["error"]
+    for result in ranks(2, uneven_models):
+        assert "CollectiveMismatch" in result["message"] + result["error"]
 
 
 def in_detail(rank):

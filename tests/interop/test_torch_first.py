@@ -31,5 +31,5 @@ def test_no_import_is_needed(n, tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("sum")]
-    assert told == [f"sum {n * (n + 1) / 2} unisono"] * n
+    result = [line for line in done.stdout.splitlines() if line.startswith("sum")]
+    assert result == [f"sum {n * (n + 1) / 2} unisono"] * n

@@ -155,35 +155,35 @@ def used_after(rank):
         made = dist.new_group([0, 1])
         summed(made, [0, 1])
         dist.destroy_process_group(made)
-        told = attempt(made.allreduce, [torch.ones(1)])
+        result = attempt(made.allreduce, [torch.ones(1)])
         summed(None, [0, 1])
-        return told
+        return result
 
 
 def test_a_group_that_was_destroyed(ranks):
-    for told in ranks(2, used_after):
-        assert "closed" in told["message"]
+    for result in ranks(2, used_after):
+        assert "closed" in result["message"]
 
 
 def shut_down(rank, how):
     with group(rank):
         made = dist.new_group([0, 1])
         summed(made, [0, 1])
-        told = None
+        result = None
         if rank.number == 0:
             time.sleep(0.2)  # the other waits by now, most likely
             getattr(made, how)()
         else:
-            told = attempt(made.allreduce([torch.ones(5)]).wait)
+            result = attempt(made.allreduce([torch.ones(5)]).wait)
         summed(None, [0, 1])  # the other groups go on
-        return told
+        return result
 
 
 @pytest.mark.parametrize("how", ["shutdown", "abort"])
 def test_destroyed_group_is_peer_lost_on_the_others(ranks, how):
-    told = ranks(2, shut_down, how)[1]
-    assert told["error"] == "PeerLost"
-    assert told["attributes"]["ranks"] == [0]
+    result = ranks(2, shut_down, how)[1]
+    assert result["error"] == "PeerLost"
+    assert result["attributes"]["ranks"] == [0]
 
 
 def aborted_in_flight(rank):
@@ -194,13 +194,13 @@ def aborted_in_flight(rank):
             work = made.allreduce([torch.ones(5)])
             future = work.get_future()
             threading.Timer(0.2, made.abort).start()
-            told = [attempt(work.wait), attempt(future.wait)]
+            result = [attempt(work.wait), attempt(future.wait)]
         else:
             time.sleep(0.5)
-            told = None
-        return told
+            result = None
+        return result
 
 
 def test_calls_in_flight_end_with_the_group(ranks):
-    told = ranks(2, aborted_in_flight)[0]
-    assert all(told)
+    result = ranks(2, aborted_in_flight)[0]
+    assert all(result)

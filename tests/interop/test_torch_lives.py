@@ -72,7 +72,7 @@ def late(rank, where):
     limit = timedelta(seconds=0.5)
     with group(rank):
         made = dist.new_group(timeout=limit if where == "group" else None)
-        x, told = torch.ones(3), None
+        x, result = torch.ones(3), None
         if where != "group":  # where a rank that is slow would be told so here
             dist.all_reduce(x, group=made)
         if where == "method":
@@ -82,44 +82,44 @@ def late(rank, where):
             if where == "call":
                 options = dist.AllreduceOptions()
                 options.timeout = limit
-                told = attempt(made.allreduce([x], options).wait)
+                result = attempt(made.allreduce([x], options).wait)
             elif where == "wait":
                 work = made.allreduce([x])
-                told = attempt(work.wait, limit)
+                result = attempt(work.wait, limit)
             elif where == "future":
                 made.set_timeout(limit)
-                told = attempt(made.allreduce([x]).get_future().wait)
+                result = attempt(made.allreduce([x]).get_future().wait)
             else:
-                told = attempt(dist.all_reduce, x, group=made)
+                result = attempt(dist.all_reduce, x, group=made)
         took = time.monotonic() - began
         dist.barrier()
-        return [told, took]
+        return [result, took]
 
 
 @pytest.mark.parametrize("where", ["group", "method", "call", "wait", "future"])
 def test_timeouts(ranks, where):
-    told, took = ranks(2, late, where)[0]
+    result, took = ranks(2, late, where)[0]
     if where != "future":  # whose errors are plain ones
-        assert told["error"] == "CollectiveTimeout"
-    assert " Timed out " in told["message"]
-    assert "rank 1" in told["message"].replace("ranks 1", "rank 1")
+        assert result["error"] == "CollectiveTimeout"
+    assert " Timed out " in result["message"]
+    assert "rank 1" in result["message"].replace("ranks 1", "rank 1")
     assert took > 0.4
 
 
 def waited_again(rank):
     """A wait that ran out has not ended the call."""
     with group(rank):
-        x, told = torch.ones(3), None
+        x, result = torch.ones(3), None
         if rank.number == 0:
             work = dist.all_reduce(x, async_op=True)
-            told = attempt(work.wait, timedelta(seconds=0.2))
+            result = attempt(work.wait, timedelta(seconds=0.2))
             store_says("go")
             work.wait()
         else:
             store_waits("go")
             dist.all_reduce(x)
         expect(x, torch.full((3,), 2.0))
-        return told
+        return result
 
 
 def store_says(key):
@@ -141,9 +141,9 @@ def nobody_comes(rank):
 
 
 def test_missing_rank_is_named(ranks):
-    told = ranks(2, nobody_comes)[0]
-    assert told["error"] == "ConnectFailed"
-    assert told["attributes"]["missing"] == [1]
+    result = ranks(2, nobody_comes)[0]
+    assert result["error"] == "ConnectFailed"
+    assert result["attributes"]["missing"] == [1]
 
 
 # One process imports torch and forks; its children end as interpreters do.

@@ -120,8 +120,8 @@ def test_batches(ranks, n):
 
 def to_itself(rank):
     with group(rank):
-        told = attempt(dist.send, torch.ones(1), rank.number)
-        assert told["error"] == "ValueError"
+        result = attempt(dist.send, torch.ones(1), rank.number)
+        assert result["error"] == "ValueError"
 
 
 def test_nobody_sends_to_itself(ranks):
@@ -137,8 +137,8 @@ def wrong_size(rank):
 
 
 def test_a_message_that_does_not_fit(ranks):
-    _, told = ranks(2, wrong_size)
-    assert "20 bytes" in told["message"]
+    _, result = ranks(2, wrong_size)
+    assert "20 bytes" in result["message"]
 
 
 def objects(rank):
@@ -196,20 +196,20 @@ def test_barriers(ranks, n):
 def without_some(rank, wait_all):
     """Ranks 1 and 2 do not come to the monitored barrier; rank 3 has, before rank 0."""
     with group(rank) as pg:
-        told, limit = None, timedelta(seconds=20)
+        result, limit = None, timedelta(seconds=20)
         if rank.number == 0:
             meeting = pg._calls.meeting
             until(lambda: meeting._has("barrier/1/3"))
             limit = timedelta(seconds=0.4)
         if rank.number in (0, 3):
-            told = attempt(pg.monitored_barrier, limit, wait_all_ranks=wait_all)
+            result = attempt(pg.monitored_barrier, limit, wait_all_ranks=wait_all)
         dist.barrier()
-        return told
+        return result
 
 
 @pytest.mark.parametrize("wait_all", [False, True])
 def test_monitored_barrier_names_who_is_missing(ranks, wait_all):
-    told = ranks(4, without_some, wait_all)
+    result = ranks(4, without_some, wait_all)
     who = "Ranks 1, 2" if wait_all else "Rank 1"
-    assert told[0]["message"].startswith(f"{who} failed to pass monitoredBarrier")
-    assert "Rank 3 successfully reached monitoredBarrier" in told[3]["message"]
+    assert result[0]["message"].startswith(f"{who} failed to pass monitoredBarrier")
+    assert "Rank 3 successfully reached monitoredBarrier" in result[3]["message"]

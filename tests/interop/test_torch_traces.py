@@ -65,8 +65,12 @@ def test_torchs_reader_of_profiles_takes_the_file(tmp_path):
     assert len(profile.events) == len(doc["traceEvents"])
     again = json.loads(file.read_text())
     assert {"schemaVersion", "deviceProperties", "distributedInfo"} <= again.keys()
-    told = again["distributedInfo"]
-    assert (told["backend"], told["world_size"], told["pg_count"]) == ("unisono", 2, 1)
+    result = again["distributedInfo"]
+    assert (result["backend"], result["world_size"], result["pg_count"]) == (
+        "unisono",
+        2,
+        1,
+    )
 
 
 def test_torchs_flight_analyser_takes_the_records(tmp_path, monkeypatch):

@@ -95,42 +95,42 @@ WRONG = {
 
 
 def wrong(rank):
-    told = {}
+    result = {}
     with group(rank):
         for name, (call, _) in WRONG.items():
-            told[name] = attempt(call)
+            result[name] = attempt(call)
             x = one()
             dist.all_reduce(x)
             expect(x, one() * n, f"the group after {name}")
-    return told
+    return result
 
 
 @pytest.fixture(scope="module")
-def told(forks):
+def raised(forks):
     ends = forks.run(n, wrong)
     assert [end.status for end in ends] == [0, 0], ends[0].stderr
     return ends[0].value
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_refused_with_the_reason(told, name):
-    assert told[name] is not None, "nothing was raised"
-    assert WRONG[name][1] in told[name]["message"]
+def test_wrong_arguments_are_refused_with_the_reason(raised, name):
+    assert raised[name] is not None, "nothing was raised"
+    assert WRONG[name][1] in raised[name]["message"]
 
 
 def a_root_short_of_tensors(rank):
     with group(rank):
         mine = [one()] if rank.number == 0 else None
-        told = attempt(dist.scatter, one(), mine, 0) if rank.number == 0 else None
+        result = attempt(dist.scatter, one(), mine, 0) if rank.number == 0 else None
         dist.barrier()
-        told = attempt(dist.gather, one(), [one()], 0) if rank.number == 0 else told
+        result = attempt(dist.gather, one(), [one()], 0) if rank.number == 0 else result
         dist.barrier()
-        return told
+        return result
 
 
 def test_a_root_short_of_tensors(ranks):
-    told = ranks(n, a_root_short_of_tensors)[0]
-    assert "a list of 2 tensors expected, got 1" in told["message"]
+    result = ranks(n, a_root_short_of_tensors)[0]
+    assert "a list of 2 tensors expected, got 1" in result["message"]
 
 
 def options(rank):
@@ -138,5 +138,5 @@ def options(rank):
 
 
 def test_pg_options_are_refused(ranks):
-    for told in ranks(n, options):
-        assert "no pg_options" in told["message"]
+    for result in ranks(n, options):
+        assert "no pg_options" in result["message"]

@@ -232,10 +232,10 @@ def main():
     parser.add_argument("--as-gpu", action="store_true", help="the GPU tests, too")
     parser.add_argument("--only", action="append", help="a regular expression")
     parser.add_argument("--json", help="where to write how each test ended")
-    told = parser.parse_args()
-    cases = suite(told.n, as_gpu=told.as_gpu)
+    result = parser.parse_args()
+    cases = suite(result.n, as_gpu=result.as_gpu)
     names = unittest.TestLoader().getTestCaseNames(cases)
-    wanted = re.compile("|".join(told.only or [""]))
+    wanted = re.compile("|".join(result.only or [""]))
     names = [x for x in names if wanted.search(x) and not HEAVY.search(x)]
     with tempfile.TemporaryFile("w+") as log:
         ends = run(cases, names, log)
@@ -246,10 +246,10 @@ def main():
     figures = ", ".join(
         f"{count[how]} {how}" for how in ("passed", "failed", "skipped")
     )
-    how = ", the CPU as GPU" if told.as_gpu else ""
-    sys.stdout.write(f"torch's suite on {told.n} ranks{how}: {figures}\n")
-    if told.json:
-        with open(told.json, "w") as file:
+    how = ", the CPU as GPU" if result.as_gpu else ""
+    sys.stdout.write(f"torch's suite on {result.n} ranks{how}: {figures}\n")
+    if result.json:
+        with open(result.json, "w") as file:
             json.dump(ends, file)
     return 1 if count["failed"] or not count["passed"] else 0
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
         ("[fe80::1]:3,[::1]", [("[fe80::1]", 3), ("[::1]", None)]),
     ],
 )
-def test_lists_of_hosts(text, hosts):
-    assert parse_hosts(text) == [Host(*host) for host in hosts]
+def test_host_list_is_parsed(text, hosts):
+    assert parse_hosts(text) == [HostSpec(*host) for host in hosts]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "'' is not a host"),
         ("a,,b", "'' is not a host"),
@@ -39,29 +39,29 @@ def test_lists_of_hosts(text, hosts):
         ("a,me@a", "me@a is named twice"),
     ],
 )
-def test_what_is_no_host(text, said):
+def test_invalid_host_is_refused(text, message):
     with pytest.raises(BadArgument) as error:
         parse_hosts(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_file_of_hosts(tmp_path):
+def test_hostfile_is_parsed(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(
         "# the cluster\n\nnode1 slots=4\nnode2  slots = 2 max_slots=8 # the old one\n"
         "node3\nnode4:3\nme@node5 max-slots=4\n"
     )
     assert read_hostfile(file) == [
-        Host("node1", 4),
-        Host("node2", 2),
-        Host("node3"),
-        Host("node4", 3),
-        Host("me@node5"),
+        HostSpec("node1", 4),
+        HostSpec("node2", 2),
+        HostSpec("node3"),
+        HostSpec("node4", 3),
+        HostSpec("me@node5"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "contains no host"),
         ("# none\n", "contains no host"),
@@ -72,16 +72,16 @@ def test_a_file_of_hosts(tmp_path):
         ("-x slots=2\n", "line 1"),
     ],
 )
-def test_a_wrong_file_of_hosts(tmp_path, text, said):
+def test_invalid_hostfile_is_refused(tmp_path, text, message):
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(BadArgument) as error:
         read_hostfile(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(file) in str(error.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
+def test_unreadable_hostfile_is_refused(tmp_path):
     for file in (tmp_path / "none", tmp_path):
         with pytest.raises(BadArgument, match="cannot be read"):
             read_hostfile(file)
@@ -90,20 +90,20 @@ def test_a_file_that_cannot_be_read(tmp_path):
         read_hostfile(tmp_path / "binary")
 
 
-def test_ranks_where_none_are_named():
-    assert with_ranks(parse_hosts("a,b:4"), 2) == [Host("a", 2), Host("b", 4)]
-    assert with_ranks(parse_hosts("a,b:4"), None) == [Host("a"), Host("b", 4)]
+def test_hosts_without_a_number_get_the_default():
+    assert with_ranks(parse_hosts("a,b:4"), 2) == [HostSpec("a", 2), HostSpec("b", 4)]
+    assert with_ranks(parse_hosts("a,b:4"), None) == [HostSpec("a"), HostSpec("b", 4)]
 
 
-def test_which_hosts_need_no_ssh():
-    assert Host("localhost").is_here
-    assert Host("127.0.0.1").is_here
-    assert Host(socket.gethostname()).is_here
-    assert not Host("me@localhost").is_here
-    assert not Host("elsewhere").is_here
-    assert Host("me@node").address == "node"
+def test_local_hosts_need_no_ssh():
+    assert HostSpec("localhost").is_here
+    assert HostSpec("127.0.0.1").is_here
+    assert HostSpec(socket.gethostname()).is_here
+    assert not HostSpec("me@localhost").is_here
+    assert not HostSpec("elsewhere").is_here
+    assert HostSpec("me@node").address == "node"
 
 
-def test_ssh_takes_addresses_without_brackets():
-    assert Host("me@[fe80::1]").login == "me@fe80::1"
-    assert Host("me@[fe80::1]").address == "[fe80::1]"
+def test_ssh_login_has_no_brackets():
+    assert HostSpec("me@[fe80::1]").login == "me@fe80::1"
+    assert HostSpec("me@[fe80::1]").address == "[fe80::1]"

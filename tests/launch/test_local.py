@@ -1,4 +1,4 @@
-"""The launcher, with real processes: what is heard, who failed first, what is left."""
+"""The local launcher, with real processes: output, first failure, no leftovers."""
 
 import io
 import os
@@ -63,21 +63,21 @@ def statuses(outcome):
     return [end.status for end in outcome.ranks]
 
 
-# What ranks are told
+# --- environment
 
 
-def test_every_rank_finds_its_place():
+def test_every_rank_gets_rank_and_world_size():
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB"]
     code = f"print(*(os.environ['UNISONO_' + name] for name in {names}))"
     outcome, out, err = start(code, 3)
-    told = sorted(line.split() for line in out.decode().splitlines())
-    job = told[0][-1]
+    result = sorted(line.split() for line in out.decode().splitlines())
+    job = result[0][-1]
     assert re.fullmatch("[0-9a-f]{32}", job)
-    assert told == [[f"[{r}]", str(r), "3", str(r), "3", job] for r in range(3)]
+    assert result == [[f"[{r}]", str(r), "3", str(r), "3", job] for r in range(3)]
     assert (outcome.exit_code, outcome.report(), err) == (0, "", b"")
 
 
-def test_the_names_of_other_launchers_are_left_alone(monkeypatch):
+def test_variables_of_other_launchers_are_unchanged(monkeypatch):
     monkeypatch.setenv("UNISONO_JOB", "of another")
     monkeypatch.setenv("UNISONO_RANK", "7")
     others = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
@@ -92,7 +92,7 @@ def test_the_names_of_other_launchers_are_left_alone(monkeypatch):
     assert b"of an" not in out
 
 
-def test_python_does_not_hold_lines_back_unless_it_is_told_to(monkeypatch):
+def test_python_output_is_unbuffered_by_default(monkeypatch):
     code = "print(os.environ['PYTHONUNBUFFERED'], os.environ.get('MINE'))"
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     assert start(code, 1, environment={"MINE": "x"})[1] == b"[0] 1 x\n"
@@ -100,7 +100,7 @@ def test_python_does_not_hold_lines_back_unless_it_is_told_to(monkeypatch):
     assert start(code, 1)[1] == b"[0]  None\n"
 
 
-def test_only_rank_0_has_an_input(tmp_path):
+def test_only_rank_0_has_standard_input(tmp_path):
     (tmp_path / "typed").write_text("one\ntwo\n")
     script = """
 import sys
@@ -111,18 +111,18 @@ output = RankOutput(sys.stdout.buffer, sys.stderr.buffer)
 launch([sys.executable, "-S", "-c", code], 3, output)
 """
     with (tmp_path / "typed").open() as typed:
-        told = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
-    assert sorted(told.splitlines()) == [
+        output = subprocess.check_output([sys.executable, "-c", script], stdin=typed)
+    assert sorted(output.splitlines()) == [
         b"[0] ['one', 'two']",
         b"[1] []",
         b"[2] []",
     ]
 
 
-# What is heard
+# --- output
 
 
-def test_lines_are_never_cut():
+def test_output_lines_are_never_split():
     code = """
 for i in range(200):
     for piece in (f"{i} ", "x" * 50, "y" * 50, "\\n"):
@@ -137,7 +137,7 @@ for i in range(200):
     assert len(lines) == 600
 
 
-def test_nothing_is_lost_of_100_000_lines():
+def test_all_of_100_000_lines_arrive():
     code = """
 sys.stdout.writelines(f"{i}\\n" for i in range(100_000))
 sys.stderr.writelines(f"{i}\\n" for i in range(1_000))
@@ -145,17 +145,17 @@ sys.stderr.writelines(f"{i}\\n" for i in range(1_000))
     _, out, err = start(code, 2, environment={"PYTHONUNBUFFERED": ""})
     for rank in range(2):
         prefix = f"[{rank}] "
-        for heard, count in ((out, 100_000), (err, 1_000)):
-            mine = [x for x in heard.decode().splitlines() if x.startswith(prefix)]
+        for received, count in ((out, 100_000), (err, 1_000)):
+            mine = [x for x in received.decode().splitlines() if x.startswith(prefix)]
             assert mine == [f"{prefix}{i}" for i in range(count)]
 
 
-def test_a_last_line_without_an_end_is_heard():
+def test_last_line_without_newline_is_written():
     _, out, err = start("sys.stdout.write('a\\nb'); sys.stderr.write('c')", 1)
     assert (out, err) == (b"[0] a\n[0] b\n", b"[0] c\n")
 
 
-def test_bytes_that_are_no_text_pass():
+def test_binary_output_passes_unchanged():
     code = "os.write(1, bytes(range(256)) * 3); os.write(2, b'\\xff\\xfe'); sys.exit(4)"
     outcome, out, err = start(code, 1)
     assert out.replace(b"[0] ", b"") == bytes(range(256)) * 3 + b"\n"
@@ -163,18 +163,18 @@ def test_bytes_that_are_no_text_pass():
     assert "exit code 4" in outcome.report()
 
 
-def test_a_line_without_end_takes_no_end_of_memory():
-    told = io.BytesIO()
-    stream = LineStream([(told, b"> ")])
+def test_endless_line_uses_bounded_memory():
+    result = io.BytesIO()
+    stream = LineStream([(result, b"> ")])
     for _ in range(40):
         stream.write(b"x" * (1 << 16))
-    assert told.tell() > 1 << 21
+    assert result.tell() > 1 << 21
     stream.finish()
-    lines = told.getvalue().splitlines()
+    lines = result.getvalue().splitlines()
     assert b"".join(line.removeprefix(b"> ") for line in lines) == b"x" * (40 << 16)
 
 
-def test_only_some_are_shown_and_all_are_logged(tmp_path):
+def test_only_selected_ranks_are_shown_and_all_are_logged(tmp_path):
     code = "print('out', rank); print('err', rank, file=sys.stderr)"
     folder = tmp_path / "new" / "logs"
     _, out, err = start(code, 3, only={0, 2}, log_dir=folder)
@@ -184,8 +184,8 @@ def test_only_some_are_shown_and_all_are_logged(tmp_path):
         f"rank{r}.log" for r in range(3)
     ]
     for rank in range(3):
-        said = (folder / f"rank{rank}.log").read_text().splitlines()
-        assert sorted(said) == [f"err {rank}", f"out {rank}"]
+        message = (folder / f"rank{rank}.log").read_text().splitlines()
+        assert sorted(message) == [f"err {rank}", f"out {rank}"]
 
 
 def test_logs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path):
@@ -200,7 +200,7 @@ def test_logs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path):
 # Failures
 
 
-def test_the_exit_code_and_the_traceback_of_a_failure_are_kept():
+def test_outcome_has_exit_code_and_traceback():
     code = """
 if rank == 1:
     try:
@@ -223,14 +223,14 @@ if rank == 1:
     assert b"[1] KeyError: 'earlier'" in err
 
 
-def test_without_a_traceback_the_last_lines_are_told():
+def test_outcome_without_traceback_has_last_lines():
     code = "sys.stderr.writelines(f'{i}\\n' for i in range(99)); os._exit(3)"
     outcome, _, _ = start(code, 1)
     assert outcome.exit_code == 3
     assert outcome.report().splitlines()[1:] == [str(i) for i in range(89, 99)]
 
 
-def test_a_signal_is_named():
+def test_outcome_names_the_signal():
     outcome, _, _ = start("rank == 2 and os.kill(os.getpid(), signal.SIGKILL)", 3)
     assert statuses(outcome) == [0, 0, -9]
     assert (outcome.exit_code, outcome.first_failure.signal) == (137, "SIGKILL")
@@ -238,7 +238,7 @@ def test_a_signal_is_named():
     assert outcome.as_dict()["ranks"][2]["exit_code"] is None
 
 
-def test_who_reports_a_lost_peer_does_not_fail_first():
+def test_rank_that_reports_peer_lost_is_not_first_failure():
     code = """
 meet()
 if rank == 1:
@@ -256,7 +256,7 @@ raise PeerLost("rank 1 is gone")
     assert outcome.report().endswith("ValueError: the cause")
 
 
-def test_a_killed_rank_comes_before_those_who_report_it():
+def test_killed_rank_is_first_failure_before_its_reporters():
     code = """
 meet()
 if rank == 2:
@@ -268,7 +268,7 @@ raise PeerLost("rank 2 is gone")
     assert (outcome.first_failure.rank, outcome.exit_code) == (2, 128 + 11)
 
 
-def test_of_equals_the_earliest_is_first():
+def test_earliest_of_equal_failures_is_first():
     code = "meet(); outlive(*range(rank + 1, n)); sys.exit(5 + rank)"
     outcome, _, _ = start(code, 3, grace_s=30)
     assert (outcome.first_failure.rank, outcome.exit_code) == (2, 7)
@@ -277,7 +277,7 @@ def test_of_equals_the_earliest_is_first():
     assert outcome.first_failure.rank == 0
 
 
-def test_others_have_time_to_report():
+def test_other_ranks_have_a_grace_period():
     code = """
 if rank == 0:
     sys.exit(3)
@@ -291,7 +291,7 @@ raise PeerLost("rank 0")
     assert outcome.seconds < 29
 
 
-def test_after_the_grace_they_are_ended():
+def test_other_ranks_are_ended_after_the_grace_period():
     code = """
 if rank == 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -308,7 +308,7 @@ time.sleep(60)
     assert "rank 1 ended by the launcher (SIGKILL)" in outcome.report()
 
 
-def test_a_rank_that_was_ended_is_not_to_blame():
+def test_rank_ended_by_launcher_is_not_first_failure():
     code = "rank == 0 and sys.exit('x'); time.sleep(60)"
     lost = "if rank == 0: raise PeerLost('no fault of mine')\ntime.sleep(60)"
     for case in (code, lost):
@@ -316,7 +316,7 @@ def test_a_rank_that_was_ended_is_not_to_blame():
         assert outcome.first_failure.rank == 0
 
 
-def test_an_outcome_is_told_in_few_words():
+def test_outcome_report_groups_ranks():
     stderr = "Traceback (most recent call last):\n  x\nunisono.errors.PeerLost: 5"
     ends = [RankEnd(r, 100 + r, 1, 2.0, stderr_tail=stderr) for r in range(9)]
     ends[5] = RankEnd(5, 105, -signal.SIGKILL, 1.0)
@@ -334,7 +334,7 @@ def test_an_outcome_is_told_in_few_words():
 # What is left
 
 
-def test_children_that_ranks_leave_running_are_ended():
+def test_children_of_ranks_are_ended():
     code = """
 for ignores in (False, True):
     trap = "trap '' TERM; echo ready; " if ignores else "echo ready; "
@@ -352,7 +352,7 @@ os._exit(0)
     assert outcome.seconds < 50
 
 
-def test_a_child_that_holds_the_output_open_does_not_hold_the_job():
+def test_child_that_holds_a_pipe_does_not_delay_the_job():
     code = """
 hear, tell = os.pipe()
 command = f"echo late; echo >&{tell}; exec sleep 60"
@@ -379,7 +379,7 @@ def test_no_file_is_left_open(tmp_path):
     assert count() == before
 
 
-def test_an_error_of_the_listener_ends_the_ranks():
+def test_error_in_the_loop_ends_the_ranks():
     class Full(io.BytesIO):
         def write(self, data):
             raise BrokenPipeError
@@ -393,18 +393,18 @@ def test_an_error_of_the_listener_ends_the_ranks():
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_it_works_in_a_thread_and_without_the_kernel_telling(monkeypatch):
+def test_launch_works_in_a_thread_and_without_pidfd(monkeypatch):
     def lacking(pid):
         raise OSError
 
     monkeypatch.setattr(os, "pidfd_open", lacking)
-    told = []
+    parts = []
     thread = threading.Thread(
-        target=lambda: told.append(start("print(rank); sys.exit(rank)", 2))
+        target=lambda: parts.append(start("print(rank); sys.exit(rank)", 2))
     )
     thread.start()
     thread.join()
-    outcome, out, _ = told[0]
+    outcome, out, _ = parts[0]
     assert statuses(outcome) == [0, 1]
     assert sorted(out.splitlines()) == [b"[0] 0", b"[1] 1"]
 
@@ -434,7 +434,7 @@ def bearing(mark):
 
 @pytest.mark.quick(moments=[[0.0, 1, 2, 3, 4, 5]])
 @pytest.mark.parametrize("moments", [[0.0, 1, 2, 3, 4, 5], [6, 8, 11, 15, 20, 30, 300]])
-def test_kill_9_of_the_launcher_at_any_moment_leaves_nothing(moments):
+def test_kill_9_of_the_launcher_leaves_no_process(moments):
     for moment in moments:
         mark = f"mark-{os.getpid()}-{moment}".encode()
         with subprocess.Popen(
@@ -450,7 +450,7 @@ def test_kill_9_of_the_launcher_at_any_moment_leaves_nothing(moments):
         while left := bearing(mark):
             assert time.monotonic() < until, left
             time.sleep(0.02)
-        time.sleep(0.05)  # nobody is born after all seem dead
+        time.sleep(0.05)  # no process may appear after all have ended
         assert not bearing(mark)
 
 
@@ -462,10 +462,10 @@ def test_stderr_tail_is_the_last_traceback():
     lines = [b"a", head, b"  one", b"E1", b"", head, b"  two", b"E2: x", b"bye"]
     assert stderr_tail(lines).splitlines() == [head.decode(), "  two", "E2: x", "bye"]
     deep = [head, *[b"  frame"] * 300, b"E3"]
-    told = stderr_tail(deep).splitlines()
-    assert (told[0], told[-1]) == (head.decode(), "E3")
-    assert "left out" in told[1]
-    assert len(told) == 81
+    output = stderr_tail(deep).splitlines()
+    assert (output[0], output[-1]) == (head.decode(), "E3")
+    assert "left out" in output[1]
+    assert len(output) == 81
     assert stderr_tail([]) == ""
 
 
@@ -480,7 +480,7 @@ def test_stderr_tail_is_the_last_traceback():
         ("  unisono.errors.PeerLost: in a frame", False),
     ],
 )
-def test_whether_a_peer_was_lost_is_read_from_the_traceback(last, expected):
+def test_peer_lost_is_recognised_in_the_traceback(last, expected):
     words = f'Traceback (most recent call last):\n  File "x"\n    line\n{last}\nmore'
     assert reports_a_lost_peer(words) is expected
     assert not reports_a_lost_peer(last)

@@ -25,7 +25,7 @@ MESSAGES = [
 
 
 @given(st.lists(st.sampled_from(MESSAGES), max_size=8), st.data())
-def test_messages_cut_anywhere_come_out_whole(messages, data):
+def test_messages_split_anywhere_are_decoded(messages, data):
     sent = b"".join(map(frame, messages))
     decoder, received = MessageDecoder(), []
     while sent:
@@ -44,6 +44,6 @@ def test_messages_cut_anywhere_come_out_whole(messages, data):
         frame(protocol.AllEnded()).replace(b"AllEnded", b"AllGonex"),
     ],
 )
-def test_bytes_that_are_no_message(data):
+def test_invalid_message_is_corrupted(data):
     with pytest.raises(Corrupted, match="agent and launcher"):
         list(MessageDecoder().feed(data))

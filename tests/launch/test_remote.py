@@ -13,7 +13,7 @@ import pytest
 
 from unisono.errors import ConnectFailed
 from unisono.launch import remote
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import RemoteOptions, launch_on_hosts
 from unisono.testing import Hosts, needs_hosts
@@ -61,7 +61,7 @@ def launched(network, *arguments):
     out, err = io.BytesIO(), io.BytesIO()
     outcome = launch_on_hosts(
         [sys.executable, "-c", WORLD, *arguments],
-        [Host(addresses[0], 2), Host(addresses[1], 1)],
+        [HostSpec(addresses[0], 2), HostSpec(addresses[1], 1)],
         RankOutput(out, err),
         RemoteOptions(sys.executable, "/", [ssh]),
         environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -90,7 +90,7 @@ def test_a_rank_killed_on_another_host_is_named_first(network):
     )
 
 
-def test_a_host_that_says_nothing(monkeypatch, tmp_path):
+def test_agent_that_does_not_answer_times_out(monkeypatch, tmp_path):
     ssh = tmp_path / "silent"
     ssh.write_text("#!/bin/sh\nexec sleep 60\n")
     ssh.chmod(0o755)
@@ -98,20 +98,20 @@ def test_a_host_that_says_nothing(monkeypatch, tmp_path):
     with pytest.raises(ConnectFailed, match="host a: no agent has answered within"):
         launch_on_hosts(
             ["true"],
-            [Host("a", 1)],
+            [HostSpec("a", 1)],
             RankOutput(io.BytesIO(), io.BytesIO()),
             RemoteOptions(sys.executable, "/", [str(ssh)]),
         )
 
 
-def test_a_login_that_prints_without_end(tmp_path):
+def test_login_that_prints_endlessly_is_an_error(tmp_path):
     ssh = tmp_path / "endless"
     ssh.write_text("#!/bin/sh\nexec yes\n")
     ssh.chmod(0o755)
     with pytest.raises(ConnectFailed, match="host a: the login prints more than 1 MiB"):
         launch_on_hosts(
             ["true"],
-            [Host("a", 1)],
+            [HostSpec("a", 1)],
             RankOutput(io.BytesIO(), io.BytesIO()),
             RemoteOptions(sys.executable, "/", [str(ssh)]),
         )

@@ -55,12 +55,12 @@ def write(file, text):
     new.rename(file)
 
 
-def test_results_come_by_rank(forked):
-    told = forked(lambda comm, *args: (comm.rank, comm.world_size, args), 3, (7, "x"))
-    assert told == [(r, 3, (7, "x")) for r in range(3)]
+def test_results_are_ordered_by_rank(forked):
+    result = forked(lambda comm, *args: (comm.rank, comm.world_size, args), 3, (7, "x"))
+    assert result == [(r, 3, (7, "x")) for r in range(3)]
 
 
-def test_all_are_of_one_new_job(forked):
+def test_all_ranks_share_one_new_job(forked):
     jobs = [
         forked(lambda comm: (comm.job, comm.timeout_s), 2, timeout_s=9)
         for _ in range(2)
@@ -70,8 +70,8 @@ def test_all_are_of_one_new_job(forked):
 
 
 def test_results_may_be_large(forked):
-    told = forked(lambda comm: np.full(2_000_000, comm.rank), 2)
-    assert [array.sum() for array in told] == [0, 2_000_000]
+    result = forked(lambda comm: np.full(2_000_000, comm.rank), 2)
+    assert [array.sum() for array in result] == [0, 2_000_000]
 
 
 def test_the_exception_of_a_rank_is_raised_with_its_traceback(forked):
@@ -87,7 +87,7 @@ def test_the_exception_of_a_rank_is_raised_with_its_traceback(forked):
     assert 'raise KeyError("missing", 3)' in note
 
 
-def test_exceptions_with_constructors_of_their_own_survive(forked):
+def test_exceptions_with_custom_constructors_are_carried(forked):
     def fail(comm):
         raise UnsupportedWorld("not for so many", n=comm.world_size)
 
@@ -96,7 +96,7 @@ def test_exceptions_with_constructors_of_their_own_survive(forked):
     assert caught.value.n == 2
 
 
-def test_what_cannot_be_sent_is_told(forked):
+def test_unpicklable_function_or_result_is_an_error(forked):
     class Local(Exception):
         pass
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_sent_is_told(forked):
         forked(lambda comm: lambda: None, 1)
 
 
-def test_who_reports_a_lost_peer_does_not_fail_first(forked):
+def test_rank_that_reports_peer_lost_is_not_first_failure(forked):
     def fail(comm):
         if comm.rank == 1:
             time.sleep(0.2)
@@ -140,14 +140,14 @@ def test_a_killed_rank_is_named_with_its_signal(forked):
     assert str(e.value.pids[0]) in str(e.value)
 
 
-def test_a_rank_that_exits_does_not_take_us_along(forked):
+def test_rank_that_exits_does_not_exit_the_parent(forked):
     with pytest.raises(PeerLost, match="ended by SystemExit: 3, without result"):
         forked(lambda comm: sys.exit(3), 2)
     with pytest.raises(PeerLost, match="exited with 4 before it returned"):
         forked(lambda comm: os._exit(4), 2)
 
 
-def test_the_others_are_ended_after_a_moment_and_their_children_too(forked, tmp_path):
+def test_others_and_their_children_are_ended_after_the_grace_period(forked, tmp_path):
     def hang(comm):
         child = subprocess.Popen(["sleep", "60"])
         if comm.rank == 0:
@@ -197,8 +197,8 @@ def test_no_file_is_left_open(forked):
 
 
 def test_bad_arguments_are_refused():
-    for n, said in ((0, "at least one rank"), (1.5, "whole number")):
-        with pytest.raises(BadArgument, match=said):
+    for n, message in ((0, "at least one rank"), (1.5, "whole number")):
+        with pytest.raises(BadArgument, match=message):
             spawn(print, n)
     with pytest.raises(BadArgument, match="nearest: fork"):
         spawn(print, 1, method="forks")
@@ -218,8 +218,8 @@ def add_up(comm, base):
 @pytest.mark.quick(method=["fork", "forkserver"])
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_a_real_all_reduce(method):
-    told = spawn(add_up, 3, (10,), method=method)
-    assert told == [(r, 3, [33.0] * 5) for r in range(3)]
+    result = spawn(add_up, 3, (10,), method=method)
+    assert result == [(r, 3, [33.0] * 5) for r in range(3)]
 
 
 def test_a_world_of_one():
@@ -240,7 +240,7 @@ def raise_in_between(comm):
     comm.all_reduce(np.ones(1000))
 
 
-def test_the_real_cause_is_raised_not_what_the_others_saw():
+def test_first_failure_is_raised_not_its_consequences():
     with pytest.raises(PeerLost, match=r"rank 1 \(pid \d+\) was ended by SIGKILL"):
         spawn(die_in_between, 3)
     with pytest.raises(LookupError, match="in rank 2"):
@@ -275,7 +275,7 @@ def test_kill_9_of_the_parent_leaves_no_rank(tmp_path, method):
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
+def test_script_without_main_guard_gets_advice(tmp_path):
     file = tmp_path / "unguarded.py"
     file.write_text(
         "from unisono.launch.spawn import spawn\ndef f(comm): pass\nspawn(f, 2)\n"

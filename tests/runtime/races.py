@@ -67,22 +67,22 @@ def messages(comm):
         ]
         beside = threading.Thread(target=ends, args=(works,))
         beside.start()
-        told = ends(works)
+        result = ends(works)
         beside.join()
-        assert told == [None, None, CollectiveTimeout]
+        assert result == [None, None, CollectiveTimeout]
     comm.barrier()
 
 
 def ends(works):
     """How each of them ends: with nothing, or with which error."""
-    told = []
+    parts = []
     for work in works:
         try:
             work.wait()
-            told.append(None)
+            parts.append(None)
         except UnisonoError as error:
-            told.append(type(error))
-    return told
+            parts.append(type(error))
+    return parts
 
 
 def two_threads(comm):

@@ -1,4 +1,4 @@
-"""Ranks on several hosts, pretended ones: what works on one host works there, and what
+"""Ranks on several hosts, simulated ones: what works on one host works there, and what
 goes wrong is told by name on every rank.
 
 Between the hosts there are streams over loopback, with handshakes, seals and checksums;
@@ -18,7 +18,7 @@ from test_failures import blocked, calls_by_name, check_mismatch, ones, until_br
 from forked import Forks, attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world_across
 
 pytestmark = pytest.mark.timeout(120)
@@ -71,7 +71,7 @@ def collectives(comm, count):
 
 
 def messages(comm):
-    """Round the ring with two tags, received the other way round; and from anybody."""
+    """Around the ring with two tags, received in reverse order; and from any rank."""
     n, me = comm.world_size, comm.rank
     right, left = (me + 1) % n, (me - 1) % n
     sizes = 5, 200_000
@@ -95,9 +95,9 @@ def messages(comm):
 
 def objects(comm):
     n, me = comm.world_size, comm.rank
-    told = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
+    result = comm.broadcast_object({"from": me, "text": "x" * 5000}, root=n - 1)
     every = comm.all_gather_objects([me] * me)
-    right = told["from"] == n - 1 and every == [[r] * r for r in range(n)]
+    right = result["from"] == n - 1 and every == [[r] * r for r in range(n)]
     return [] if right else ["objects"]
 
 
@@ -151,7 +151,7 @@ def in_new_processes(comm):
 
 
 @pytest.mark.sweep
-def test_processes_that_share_nothing_but_what_they_are_told():
+def test_processes_with_only_the_environment_in_common():
     assert world_across([2, 1]).run(in_new_processes) == [[]] * 3
 
 
@@ -177,7 +177,7 @@ def differ(rank, pairs):
     def once(call):
         with rank.init(timeout_s=100) as comm:
             calls_by_name(call)(comm)
-            comm.barrier()  # two roots may have sent and gone on, and hear of it here
+            comm.barrier()  # two roots may have sent and continued; they fail here
 
     return [
         attempt(once, odd if rank.number == number % rank.n else usual)
@@ -187,7 +187,7 @@ def differ(rank, pairs):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [*SMALL_SHAPES, (2, 2), (1, 1, 1, 1)], ids=str)
-def test_ranks_that_call_different_things_are_all_told(hosts, forks):
+def test_different_calls_raise_mismatch_on_all_ranks(hosts, forks):
     n = sum(hosts)
     ends = forks.run(n, differ, PAIRS, hosts=hosts)
     by_pair = zip(*[end.value for end in ends], strict=True)
@@ -199,8 +199,8 @@ def is_one_ahead(rank):
     with rank.init(timeout_s=100) as comm:
         # who is slow hears of the others' next call while it is still in the first
         calls = [5, 7 if rank.number == 1 else 6]
-        told = [attempt(comm.all_reduce, ones(count)) for count in calls]
-        return told[0] or told[1] or attempt(comm.barrier)
+        parts = [attempt(comm.all_reduce, ones(count)) for count in calls]
+        return parts[0] or parts[1] or attempt(comm.barrier)
 
 
 @pytest.mark.quick(hosts=[(2, 1)])
@@ -286,7 +286,7 @@ def test_a_rank_that_closes_is_named(hosts, call, forks):
 
 
 def leaves_a_group(rank, who):
-    """It leaves before anybody has ever sent it anything there."""
+    """It leaves before any rank has sent it anything there."""
     with rank.init(timeout_s=100) as comm:
         part = comm.split(0)
         if rank.number == who:
@@ -341,7 +341,7 @@ def has_done_its_part(rank, slow):
 
 @pytest.mark.quick(slow=[1])
 @pytest.mark.parametrize("slow", range(3))
-def test_who_has_done_its_part_may_leave(slow, forks):
+def test_rank_that_is_done_may_leave(slow, forks):
     ends = forks.run(3, has_done_its_part, slow, hosts=(1, 2))
     assert [end.value for end in ends] == [True] * 3, ends
 
@@ -379,7 +379,7 @@ def strike(comm):
         comm.all_reduce(ones(5000))
 
 
-def test_new_processes_name_who_was_killed():
+def test_processes_name_the_killed_rank():
     with world_across([1, 2], grace_s=30).start(strike) as running:
         while "begun" not in running.stdout(2):
             time.sleep(0.01)
@@ -413,7 +413,7 @@ def is_interrupted(rank, name):
         return error, time.monotonic() - began
     await_that(
         lambda: (
-            comm.core.native.failure()[0] != Trouble.NONE
+            comm.core.native.failure()[0] != FailureCode.NONE
             or any(comm.core.native.states()[0][4:6])
         ),
         "that it gives up, leaves or dies",
@@ -432,15 +432,15 @@ def test_ctrl_c_ends_a_call(name, forks):
     error, took = ends[0].value
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 60
-    told = ends[1].value
-    assert told is not None, ends[1]
-    if told["error"] == "CollectiveMismatch":  # what was sent before is another call
-        assert set(told["attributes"]["calls"]) == {"0", "1"}
-    elif name == "send" and told["error"] == "TransportError":  # it was cut half sent
-        assert "rank 0" in told["message"], told
+    result = ends[1].value
+    assert result is not None, ends[1]
+    if result["error"] == "CollectiveMismatch":  # what was sent before is another call
+        assert set(result["attributes"]["calls"]) == {"0", "1"}
+    elif name == "send" and result["error"] == "TransportError":  # it was cut half sent
+        assert "rank 0" in result["message"], result
     else:
-        assert told["error"] == "PeerLost", ends[1]
-        assert told["attributes"]["ranks"] == [0]
+        assert result["error"] == "PeerLost", ends[1]
+        assert result["attributes"]["ranks"] == [0]
 
 
 def forks_a_child(rank):
@@ -456,13 +456,13 @@ def forks_a_child(rank):
     return found, comm.all_reduce(ones())[0].item()
 
 
-def test_a_child_after_fork_is_no_rank_and_disturbs_none(forks):
+def test_forked_child_is_no_rank_and_affects_none(forks):
     for end in forks.run(3, forks_a_child, hosts=(2, 1)):
         assert end.value == ["UsageError", 3.0], end
 
 
 def lets_go(rank):
-    """Nobody closes, and nobody has the communicator when the process ends."""
+    """No rank closes or keeps the communicator until the process ends."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
@@ -472,7 +472,7 @@ def lets_go(rank):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
-def test_who_lets_go_of_a_communicator_has_left_not_died(hosts, forks):
+def test_dropped_communicator_counts_as_left_not_dead(hosts, forks):
     ends = forks.run(sum(hosts), lets_go, hosts=hosts)
     assert ends[0].value is True
     for end in ends[1:]:

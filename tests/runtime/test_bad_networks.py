@@ -1,6 +1,6 @@
 """Bad networks between hosts: the right result or a named error, never silence.
 
-A proxy stands in the way of ranks on pretended hosts, which needs no privileges: those
+A proxy stands in the way of ranks on simulated hosts, which needs no privileges: those
 who dial rank 1 dial it through one proxy, and rank 1 reaches rank 0 through another,
 its lifeline included. And hosts that are network namespaces are parted by their switch.
 """
@@ -27,7 +27,7 @@ CALM = {"UNISONO_SILENCE_S": "30", "UNISONO_TIMEOUT_S": "30"}
 
 
 def go_on(comm, flag):
-    """Add up over and over until somebody sees the flag; how often."""
+    """Call all_reduce in a loop until a rank sees the flag; the number of calls."""
     n = comm.world_size
     for turn in range(1 << 30):
         x = np.full(20_000, comm.rank + turn, np.float32)
@@ -62,13 +62,13 @@ def works(rank, flag):
 class Scene:
     """Ranks at work on hosts of one each, with a proxy before rank 0 and rank 1."""
 
-    def __init__(self, forks, flag, n=2, **told):
+    def __init__(self, forks, flag, n=2, **environ):
         self.ports = [free_port(), free_port()]
         self.to_0, self.to_1 = (Proxy(f"127.0.0.1:{port}") for port in self.ports)
         self.flag = flag
         real = f"127.0.0.1:{self.ports[0]}"
-        env = [told | {"UNISONO_ADDRESS": real} for _ in range(n)]
-        env[1] = told | {
+        env = [environ | {"UNISONO_ADDRESS": real} for _ in range(n)]
+        env[1] = environ | {
             "UNISONO_ADDRESS": self.to_0.address,
             "UNISONO_ADVERTISE": self.to_1.address,
             "UNISONO_PORT": str(self.ports[1]),
@@ -124,7 +124,7 @@ def all_raise(results, *errors):
 @pytest.mark.parametrize(
     "scene", [CALM | {"n": 2}, CALM | {"n": 3}], ids=["2", "3"], indirect=True
 )
-def test_a_corrupted_byte_is_found_and_all_are_told(scene):
+def test_corrupted_byte_raises_on_all_ranks(scene):
     scene.await_work()
     scene.to_1.corrupt(direction="forth")
     all_raise(scene.results(), "Corrupted")
@@ -137,7 +137,7 @@ def test_a_corrupted_byte_beside_the_lifeline(scene):
 
 
 @pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
-def test_a_late_and_slow_network_changes_no_result(scene):
+def test_slow_network_changes_no_result(scene):
     scene.await_work()
     scene.to_1.delay(30)
     scene.to_0.throttle(3_000_000)
@@ -146,7 +146,7 @@ def test_a_late_and_slow_network_changes_no_result(scene):
 
 
 @pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
-def test_a_network_that_stands_still_for_a_while(scene):
+def test_network_that_freezes_briefly(scene):
     scene.await_work()
     for proxy in (scene.to_0, scene.to_1):
         proxy.freeze()
@@ -157,7 +157,7 @@ def test_a_network_that_stands_still_for_a_while(scene):
     all_well(scene.end())
 
 
-def test_a_network_that_stands_still_for_good(scene):
+def test_network_that_freezes_for_ever(scene):
     scene.await_work()
     scene.to_0.freeze()
     scene.to_1.freeze()
@@ -170,7 +170,7 @@ LATE = CALM | {"UNISONO_TIMEOUT_S": "8"}
 
 
 @pytest.mark.parametrize("scene", [LATE], ids=["late"], indirect=True)
-def test_one_direction_that_stands_still(scene):
+def test_one_frozen_direction(scene):
     """Both live and say so; the call is late."""
     scene.await_work()
     scene.to_1.freeze("forth")
@@ -196,9 +196,9 @@ def test_a_stream_that_is_cut_off(scene):
     all_raise(scene.results(), "PeerLost")
 
 
-def test_a_port_and_an_address_that_are_none(forks):
-    for name, told in (("UNISONO_PORT", "many"), ("UNISONO_ADVERTISE", "nowhere")):
-        end = forks.run(2, refuses, hosts=(1, 1), env=[{}, {name: told}])[1]
+def test_invalid_address_is_refused(forks):
+    for name, result in (("UNISONO_PORT", "many"), ("UNISONO_ADVERTISE", "nowhere")):
+        end = forks.run(2, refuses, hosts=(1, 1), env=[{}, {name: result}])[1]
         assert end.value["error"] == "BadArgument", end
         assert name in end.value["message"]
 

@@ -28,7 +28,7 @@ class Asked(Exception):
     """What a handler raises."""
 
 
-def failed_before_handler_raises(rank, way):
+def failed_before_handler_raises(rank, call):
     """The handler runs in the call; by when it raises, the call has failed."""
     comm = rank.init()
     x = np.ones(COUNT, np.float32)
@@ -45,7 +45,7 @@ def failed_before_handler_raises(rank, way):
     signal.signal(signal.SIGUSR1, handler)
     interrupt_in_call(comm, signal.SIGUSR1)
     try:
-        CALLS[way](comm, x)
+        CALLS[call](comm, x)
     except BaseException as error:
         return type(error).__name__
     finally:
@@ -60,9 +60,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("way", CALLS)
-def test_handler_raises_after_the_call_has_failed(forks, way):
-    first, _ = forks.run(2, failed_before_handler_raises, way)
+@pytest.mark.parametrize("call", CALLS)
+def test_handler_raises_after_the_call_has_failed(forks, call):
+    first, _ = forks.run(2, failed_before_handler_raises, call)
     assert first.value == "Asked", first
 
 
@@ -147,7 +147,7 @@ def test_plan_is_owned_by_the_call_that_runs_it(forks):
 
 
 def test_engine_holds_no_python_object_of_a_plan(worlds):
-    """Its threads could not let go of one without the interpreter lock."""
+    """Its threads could not release one without the interpreter lock."""
     world = worlds(2)
     world.run(lambda comm: comm.all_reduce(np.ones(COUNT, np.float32)))
     comm = world.comms[0]

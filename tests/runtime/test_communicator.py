@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UsageError
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 # --- alone
@@ -36,13 +36,13 @@ def test_a_world_of_one_is_no_special_case():
         assert comm.all_reduce(x, async_op=True).wait() is x
 
 
-def test_what_a_communicator_says_of_itself(worlds):
-    def told(comm):
+def test_repr_of_a_communicator(worlds):
+    def describe(comm):
         peer = comm.peers[comm.rank]
         assert str(peer).startswith(f"rank {comm.rank} (pid ")
         return comm.rank, comm.world_size, comm.name, repr(comm), len(comm.peers)
 
-    assert worlds(2).run(told) == [
+    assert worlds(2).run(describe) == [
         (0, 2, "world", "<Communicator 'world': rank 0 of 2>", 2),
         (1, 2, "world", "<Communicator 'world': rank 1 of 2>", 2),
     ]
@@ -51,7 +51,7 @@ def test_what_a_communicator_says_of_itself(worlds):
 # --- the end
 
 
-def test_what_is_closed_cannot_be_used():
+def test_closed_communicator_cannot_be_used():
     comm = unisono.init(0, 1)
     with comm as same:
         assert same is comm
@@ -73,7 +73,7 @@ def test_what_is_closed_cannot_be_used():
             call()
 
 
-def test_plain_calls_made_before_know_that_it_is_closed():
+def test_cached_calls_notice_that_it_is_closed():
     comm = unisono.init(0, 1)
     x = np.ones(2)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_plain_calls_made_before_know_that_it_is_closed():
         comm.all_reduce(x)
 
 
-def test_others_learn_that_a_rank_has_closed():
+def test_other_ranks_notice_a_close():
     def closed(comm):
         comm.all_reduce(np.ones(1))
         if comm.rank == 1:
@@ -109,16 +109,16 @@ def test_the_world_ends_when_one_of_its_ranks_raises():
     assert caught.value.__notes__ == ["raised on rank 1 of 3"]
 
 
-def test_errors_cross_processes_whole():
-    with pytest.raises(CollectiveTimeout, match="gave up waiting for rank 1") as e:
+def test_errors_keep_their_attributes_across_processes():
+    with pytest.raises(CollectiveTimeout, match="timed out waiting for rank 1") as e:
         unisono.spawn(one_is_late, 2)
     assert e.value.ranks == (1,)
     assert e.value.collective == "all_reduce"
 
 
 def one_is_late(comm):
-    while comm.rank and comm.core.native.failure()[0] == Trouble.NONE:
-        time.sleep(0.01)  # until rank 0 has lost patience
+    while comm.rank and comm.core.native.failure()[0] == FailureCode.NONE:
+        time.sleep(0.01)  # until rank 0 has timed out
     comm.all_reduce(np.ones(1), timeout_s=0.2)
 
 
@@ -187,7 +187,7 @@ def test_a_duplicate_is_another_world(worlds):
     assert worlds(2).run(twice) == [2, 2]
 
 
-def test_a_broken_part_does_not_break_the_whole(worlds):
+def test_broken_group_does_not_break_its_parent(worlds):
     def broken(comm):
         part = comm.duplicate()
         if comm.rank == 1:
@@ -286,8 +286,8 @@ def test_nothing_is_pickled_unless_allowed(worlds):
     worlds(2).run(sent)
 
 
-def test_what_the_root_cannot_send_does_not_leave_others_waiting():
-    """The root is told what is wrong; the others, at the latest, that it is gone."""
+def test_unsendable_object_does_not_block_others():
+    """The root raises the cause; the others, at the latest, that it is gone."""
 
     def sent(comm):
         if comm.rank == 0:

@@ -59,7 +59,7 @@ def test_every_type_and_operation_on_any_hosts(hosts):
 @pytest.mark.quick(hosts=[(0, 0, 1, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
 def test_messages_of_many_frames(hosts):
-    """More than the sockets hold, so that everybody sends and receives at once."""
+    """More than the sockets buffer, so that all ranks send and receive at once."""
     n = len(hosts)
     by = [
         ("all_reduce", "ring"),
@@ -73,7 +73,7 @@ def test_messages_of_many_frames(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
-def test_only_what_a_schedule_needs_is_connected():
+def test_only_needed_peers_are_connected():
     """A ring has two neighbours, whatever its length."""
 
     def streams(comm):
@@ -85,7 +85,7 @@ def test_only_what_a_schedule_needs_is_connected():
         assert w.run(streams) == [[(r + 1) % 6] for r in range(6)]
 
 
-def test_one_communicator_does_not_wait_behind_another():
+def test_communicators_do_not_block_each_other():
     """One has more under way than sockets hold, and its reader has not come yet."""
 
     def both(comm):
@@ -104,7 +104,7 @@ def test_one_communicator_does_not_wait_behind_another():
         assert w.run(both) == [([2.0] * 50, 1.0, 1.0)] * 2
 
 
-def test_explain_tells_of_the_hosts():
+def test_explain_shows_hosts():
     with world(4, hosts=(0, 0, 1, 1)) as w:
-        said = w.run(lambda comm: comm.explain("all_reduce", np.ones(100_000)))[0]
-    assert "hosts      2; a rank sends to at most 1 on others" in said
+        text = w.run(lambda comm: comm.explain("all_reduce", np.ones(100_000)))[0]
+    assert "hosts      2; a rank sends to at most 1 on others" in text

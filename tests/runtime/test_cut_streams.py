@@ -85,14 +85,14 @@ def small_messages(comm):
 
 
 def small_objects(comm):
-    told = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
+    result = comm.broadcast_object({"from": comm.rank}, root=comm.world_size - 1)
     every = comm.all_gather_objects([comm.rank] * comm.rank)
     right = every == [[r] * r for r in range(comm.world_size)]
-    return [] if right and told == {"from": comm.world_size - 1} else ["objects"]
+    return [] if right and result == {"from": comm.world_size - 1} else ["objects"]
 
 
 def control(comm):
-    """What the lifelines tell: a verdict with both calls, whoever finds it.
+    """What the lifelines carry: a failure with both calls, whichever rank finds it.
 
     One whose barrier is still on its way to it may hear of it there.
     """
@@ -103,7 +103,7 @@ def control(comm):
         else:
             comm.all_reduce(np.ones(5))
     except CollectiveMismatch as error:
-        return [] if "something else" not in str(error) else [str(error)]
+        return [] if "another collective" not in str(error) else [str(error)]
     return ["no error"]
 
 
@@ -150,14 +150,14 @@ def test_what_is_in_flight():
 @pytest.mark.parametrize("tls", ENCRYPTED)
 @pytest.mark.parametrize("hosts", PLACES, ids=str)
 @pytest.mark.parametrize("how", [*FEW, *MANY])
-def test_everything_in_every_cut(how, hosts, tls):
+def test_everything_with_every_kind_of_cut(how, hosts, tls):
     run(how, hosts, tls, everything_small)
     run(how, hosts, tls, control)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(9, 21))
-def test_large_things_by_chance(seed):
+def test_large_calls_with_random_cuts(seed):
     for function in (messages, objects, groups, in_flight):
         run(f"cut={seed}", (0, 1, 1), None, function)
 
@@ -166,13 +166,13 @@ def test_large_things_by_chance(seed):
 
 
 def slowed(seed):
-    """Short sleeps by chance, everywhere."""
+    """Short random sleeps everywhere."""
     points = [f"{name}:*:jitter=2000" for name in _native.failpoint_names()]
     return ",".join([*points, f"stream.receive:*:cut={seed}"])
 
 
 def one_gives_up(comm, who):
-    """One loses patience while another is late; nobody waits for its own limit."""
+    """One times out while another is late; no rank waits for its own timeout."""
     begun = time.monotonic()
     try:
         comm.barrier()
@@ -187,22 +187,22 @@ def one_gives_up(comm, who):
     return ["no error"]
 
 
-def test_a_verdict_is_heard_by_a_host_that_has_no_stream_from_where_it_was_found():
+def test_failure_reaches_a_host_without_a_stream_to_its_reporter():
     """Rank 2 waits for rank 0, which finds the communicator broken by rank 1 and so
-    never opens a stream: threads on pretended hosts once had no other way to hear it.
+    never opens a stream: threads on simulated hosts once had no other way to hear it.
     """
     with world(3, hosts=(0, 0, 1), timeout_s=60.0) as made:
         assert made.run(one_gives_up, 1) == [[]] * 3
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sleeps_put_in_by_chance(seed):
+def test_random_sleeps(seed):
     sleepy_world(seed)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3, 60))
-def test_more_sleeps_put_in_by_chance(seed):
+def test_more_random_sleeps(seed):
     sleepy_world(seed)
 
 

@@ -104,7 +104,7 @@ class Tap:
     """Passes connections on to a port, and keeps all that went forth and back."""
 
     def __init__(self, port):
-        self.port, self.heard, self.ends = port, bytearray(), []
+        self.port, self.captured, self.ends = port, bytearray(), []
         self.server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -132,7 +132,7 @@ class Tap:
     def _pass(self, source, target):
         with contextlib.suppress(OSError):
             while raw := source.recv(1 << 16):
-                self.heard += raw
+                self.captured += raw
                 target.sendall(raw)
         for end in (source, target):
             with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class Tap:
 
 
 def across(env, through, port, **options):
-    """Two ranks on two hosts; the second reaches the first through somebody."""
+    """Two ranks on two hosts; the second reaches the first through a proxy."""
 
     def env_of(rank):
         where = through.address if rank else f"127.0.0.1:{port}"
@@ -151,26 +151,26 @@ def across(env, through, port, **options):
 
 def tell_patterns(comm, pattern):
     """Says a pattern in a collective and in a message; and whether all came."""
-    told = np.frombuffer(pattern * 3000, np.uint8)
-    parts = comm.all_gather(told)
+    result = np.frombuffer(pattern * 3000, np.uint8)
+    parts = comm.all_gather(result)
     if comm.rank == 1:
-        comm.send(told, 0)
+        comm.send(result, 0)
         return True
-    got = np.empty_like(told)
+    got = np.empty_like(result)
     comm.recv(got, 1)
-    return bool((got == told).all() and (parts.reshape(2, -1) == told).all())
+    return bool((got == result).all() and (parts.reshape(2, -1) == result).all())
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_what_a_tap_hears(encrypted):
+def test_wire_shows_no_plain_text(encrypted):
     """All of it without TLS, and nothing with it: not even the names of hosts."""
     port = free_port()
     with Tap(port) as tap:
         env = ENCRYPTED if encrypted else HERE
         assert all(across(env, tap, port).run(tell_patterns, PATTERN))
-        assert len(tap.heard) > 2 * len(PATTERN) * 3000
+        assert len(tap.captured) > 2 * len(PATTERN) * 3000
         secrets = [PATTERN, PATTERN[:8], b"host1-"]  # as rank 1 names its host
-        found = [secret in bytes(tap.heard) for secret in secrets]
+        found = [secret in bytes(tap.captured) for secret in secrets]
         assert found == [not encrypted] * 3
 
 
@@ -181,20 +181,20 @@ def conform(comm, *by):
 
 @pytest.mark.sweep
 def test_processes_that_encrypt_compute_the_same():
-    told = world_across([2, 1], env=ENCRYPTED).run(conform)
-    check(told[0][0], [results for _, results in told])
+    result = world_across([2, 1], env=ENCRYPTED).run(conform)
+    check(result[0][0], [results for _, results in result])
 
 
 @pytest.mark.sweep
 def test_several_lanes_are_all_encrypted():
     env = ENCRYPTED | {"UNISONO_TCP_LANES": "3"}
     by = [("all_reduce", "ring"), ("all_to_all", "direct"), ("broadcast", "chain")]
-    told = world_across([1, 1], env=env).run(conform, *by)
-    check(told[0][0], [results for _, results in told])
+    result = world_across([1, 1], env=env).run(conform, *by)
+    check(result[0][0], [results for _, results in result])
 
 
 def train(comm, elements, times):
-    """Sums that are all checked: what is wrong is told, not what has failed."""
+    """Sums that are all checked: returns wrong results, not failures."""
     for step in range(times):
         x = np.full(elements, comm.rank + step, np.float32)
         if not (comm.all_reduce(x) == 1 + 2 * step).all():
@@ -206,8 +206,8 @@ def train(comm, elements, times):
 @pytest.mark.parametrize(
     ("at", "way"), [(700, "forth"), (700, "back"), (2_000_003, "forth")]
 )
-def test_a_meddler_gets_an_error_that_has_a_name(at, way):
-    """In the meeting and in the data: never a wrong sum, nor a hang."""
+def test_tampering_raises_a_named_error(at, way):
+    """In the rendezvous and in the data: never a wrong sum, nor a hang."""
     port = free_port()
     with Proxy(f"127.0.0.1:{port}") as proxy:
         proxy.corrupt(at, direction=way)
@@ -235,7 +235,7 @@ def attempt(elements, times):
 
 
 def meet(meeting_s):
-    """Why a rank does not meet, with its name."""
+    """Why a rank does not connect, with the error's name."""
     try:
         unisono.init(meeting_s=meeting_s).close()
     except (TransportError, BadArgument) as why:
@@ -245,27 +245,27 @@ def meet(meeting_s):
 
 @pytest.mark.quick(encrypts=[1])
 @pytest.mark.parametrize("encrypts", [0, 1])
-def test_one_that_does_not_encrypt_is_told_so(encrypts):
+def test_rank_without_tls_is_refused_with_an_error(encrypts):
     def env_of(rank):
         return {"UNISONO_TLS": "mutual"} if rank == encrypts else {}
 
-    told = world_across([1, 1], env=HERE, env_of=env_of, meets=False).run(meet, 40.0)
+    result = world_across([1, 1], env=HERE, env_of=env_of, meets=False).run(meet, 40.0)
     names = ["encrypts, rank 1 does not", "does not encrypt, rank 1 does"]
-    assert told[1].startswith("Refused: ")
-    assert f"rank 0 {names[encrypts]}" in told[1]
-    assert told[0].startswith("ConnectFailed: rank 1")
-    for one in told:
+    assert result[1].startswith("Refused: ")
+    assert f"rank 0 {names[encrypts]}" in result[1]
+    assert result[0].startswith("ConnectFailed: rank 1")
+    for one in result:
         assert "give all ranks the same, tls='mutual' in init" in one
 
 
-def test_without_a_secret_nothing_is_encrypted_as_if():
+def test_tls_without_a_secret_is_refused():
     env = ENCRYPTED | {"UNISONO_SECRET": ""}
-    told = world_across([1, 1], env=env, meets=False).run(meet, 5.0)
-    for one in told:
+    result = world_across([1, 1], env=env, meets=False).run(meet, 5.0)
+    for one in result:
         assert one.startswith("BadArgument: tls='mutual': this job has no secret")
 
 
-def test_a_death_is_noticed_and_survivors_go_on_encrypted():
+def test_survivors_continue_encrypted():
     with world_across([1, 1, 1], env=ENCRYPTED, grace_s=40).start(survive) as running:
         ends = running.wait()
     assert [ends[rank].result for rank in (0, 2)] == [((1,), 2.0)] * 2, ends
@@ -285,36 +285,36 @@ def survive(comm):
 
 
 @pytest.mark.sweep
-def test_newcomers_must_encrypt_too():
+def test_joining_ranks_must_encrypt():
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank == 2 else {}
 
     plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
-    told = plan.run(elastic_programs.grows_or_joins, 2, 3)
-    assert sorted(one[0] for one in told) == [0, 1, 2]
+    result = plan.run(elastic_programs.grows_or_joins, 2, 3)
+    assert sorted(one[0] for one in result) == [0, 1, 2]
 
 
-def joins_without(told):
-    """What a newcomer is told that does not encrypt; the others wait for it so long."""
+def joins_without(result):
+    """The error of a joining rank without TLS; the others wait for it meanwhile."""
     if "UNISONO_JOIN" in os.environ:
         try:
             unisono.init(meeting_s=40)
         except TransportError as why:
             return f"{type(why).__name__}: {why}"
         finally:
-            Path(told).touch()
+            Path(result).touch()
     with elastic_programs.begun(2) as comm:
-        while comm.broadcast_object(not os.path.exists(told)):
+        while comm.broadcast_object(not os.path.exists(result)):
             with pytest.raises(ConnectFailed):
                 comm.grow(3, timeout_s=1)
     return None
 
 
 @pytest.mark.sweep
-def test_a_newcomer_that_does_not_is_told_so(tmp_path):
+def test_joining_rank_without_tls_is_refused(tmp_path):
     def env_of(rank):
         return {"UNISONO_JOIN": "1", "UNISONO_TLS": ""} if rank == 2 else {}
 
     plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
-    told = plan.run(joins_without, str(tmp_path / "told"))
-    assert told[2].startswith("Refused: rank 0 encrypts, rank ")
+    text = plan.run(joins_without, str(tmp_path / "told"))
+    assert text[2].startswith("Refused: rank 0 encrypts, rank ")

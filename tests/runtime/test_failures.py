@@ -1,4 +1,4 @@
-"""What goes wrong is told on every rank, by name, and soon: never a hang.
+"""Failures raise on every rank, with names, and soon: never a hang.
 
 Functions named like what a rank does run on threads or in forked processes.
 """
@@ -20,9 +20,9 @@ from forked import (
     Forks,
     attempt,
     await_that,
+    error_summary,
     interrupt_after,
     interrupt_in_call,
-    told,
 )
 from unisono import _native
 from unisono.errors import (
@@ -33,7 +33,7 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.runtime.core import Core
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -51,7 +51,7 @@ def ones(count=10, dtype="float32"):
 
 def until_broken(comm):
     """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm.core.native.failure()[0] != Trouble.NONE, "a verdict")
+    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a verdict")
 
 
 def until_called(comm, rank, seq):
@@ -113,11 +113,11 @@ def check_mismatch(ends, who):
         assert first != second
         for call in calls.values():
             assert call in end["message"]
-            assert "something else" not in call
+            assert "another collective" not in call
 
 
 @pytest.mark.parametrize("usual", CALLS)
-def test_threads_that_call_different_things_are_all_told(usual):
+def test_different_calls_of_threads_raise_mismatch_on_all(usual):
     for number, odd in enumerate(CALLS):
         if odd != usual:
             who = number % 3
@@ -133,7 +133,7 @@ def differ_as_processes(rank, pairs):
     return found
 
 
-def test_processes_that_call_different_things_are_all_told(forks):
+def test_different_calls_of_processes_raise_mismatch_on_all(forks):
     pairs = [(CALLS[i], CALLS[(i + s) % len(CALLS)]) for i in range(22) for s in (1, 5)]
     for n in (2, 3):
         ends = forks.run(n, differ_as_processes, pairs)
@@ -165,7 +165,7 @@ def test_a_rank_that_is_one_call_ahead():
             assert "× 7" in error["message"]
 
 
-def test_calls_after_a_mismatch_say_so_again():
+def test_calls_after_a_mismatch_raise_it_again():
     def go_on(comm):
         errors = [attempt(comm.all_reduce, ones(5 + comm.rank)) for _ in range(3)]
         return [error["error"] for error in errors]
@@ -173,7 +173,7 @@ def test_calls_after_a_mismatch_say_so_again():
     assert world(2).run(go_on) == [["CollectiveMismatch"] * 3] * 2
 
 
-def test_a_rank_that_comes_late_is_told_before_it_calls():
+def test_late_rank_gets_the_earlier_mismatch():
     def rank(comm):
         if comm.rank == 2:
             until_broken(comm)
@@ -199,7 +199,7 @@ def is_late(comm, passed):
     return attempt(comm.all_reduce, ones(), timeout_s=100 if comm.rank else 0.4)
 
 
-def test_a_deadline_names_who_is_late_and_where_it_was_seen():
+def test_timeout_names_late_ranks_and_their_last_call():
     with world(3) as w:
         errors = w.run(is_late, threading.Barrier(3))
     for error in errors:
@@ -223,7 +223,7 @@ def with_deadline_of_one_call(comm, passed):
     return error, time.monotonic() - began
 
 
-def test_a_deadline_of_one_call():
+def test_timeout_of_one_call():
     passed = threading.Barrier(2)
     error, took = world(2, timeout_s=100).run(with_deadline_of_one_call, passed)[0]
     assert error["error"] == "CollectiveTimeout"
@@ -249,7 +249,7 @@ def with_deadline_from(rank, where):
 
 
 @pytest.mark.parametrize("where", ["argument", "environment"])
-def test_a_deadline_of_all_calls(where, forks):
+def test_timeout_of_all_calls(where, forks):
     ends = forks.run(2, with_deadline_from, where)
     seconds, error = ends[0].value
     assert seconds == 0.3
@@ -258,7 +258,7 @@ def test_a_deadline_of_all_calls(where, forks):
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan"])
-def test_deadlines_that_are_none(seconds, monkeypatch):
+def test_invalid_timeout_variable_is_refused(seconds, monkeypatch):
     import unisono
 
     monkeypatch.setenv("UNISONO_TIMEOUT_S", seconds)
@@ -267,7 +267,7 @@ def test_deadlines_that_are_none(seconds, monkeypatch):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_deadlines_by_argument_that_are_none(seconds):
+def test_invalid_timeout_argument_is_refused(seconds):
     import unisono
 
     with pytest.raises(BadArgument, match="timeout_s"):
@@ -276,7 +276,7 @@ def test_deadlines_by_argument_that_are_none(seconds):
         w.comms[0].all_reduce(ones(), timeout_s=seconds)
 
 
-def test_a_deadline_that_never_comes():
+def test_infinite_timeout():
     import unisono
 
     with unisono.init(timeout_s=float("inf")) as comm:
@@ -294,7 +294,7 @@ def waits_for_work(comm, given_up):
     return first, done, work.wait(timeout_s=100).tolist(), work.done()
 
 
-def test_waiting_for_work_can_end_before_the_work():
+def test_wait_timeout_leaves_the_work_running():
     found = world(2).run(waits_for_work, threading.Event())
     first, done, value, done_then = found[0]
     assert first["error"] == "CollectiveTimeout"
@@ -312,10 +312,10 @@ def work_with_deadline(comm, passed):
         return None
     work = comm.all_reduce(ones(), async_op=True, timeout_s=0.2)
     error = attempt(work.wait)
-    return error, work.done(), told(work.exception())
+    return error, work.done(), error_summary(work.exception())
 
 
-def test_work_that_is_late_knows_for_whom():
+def test_late_work_names_awaited_ranks():
     error, done, exception = world(2).run(work_with_deadline, threading.Barrier(2))[0]
     assert done
     assert error == exception
@@ -336,7 +336,7 @@ def late_message(comm, direction):
 
 
 @pytest.mark.parametrize("direction", ["send", "recv"])
-def test_messages_have_deadlines(direction):
+def test_messages_have_timeouts(direction):
     with world(2) as w:
 
         def rank(comm):
@@ -352,7 +352,7 @@ def test_messages_have_deadlines(direction):
     assert error["attributes"]["collective"] == direction
 
 
-def test_a_message_given_up_halfway_does_not_spoil_the_next():
+def test_aborted_message_does_not_affect_the_next():
     """What is received is one of the messages that were sent, or an error."""
 
     def rank(comm):
@@ -387,7 +387,7 @@ def exchanges(rank, rounds, count):
 
 
 def test_many_messages_in_flight(forks):
-    """They are advanced by whoever waits and by the progress thread, at once."""
+    """They are advanced by the waiting thread and the progress thread, at once."""
     for end in forks.run(3, exchanges, 1500, 50_000):
         assert (end.status, end.error) == (0, ""), end
 
@@ -497,7 +497,7 @@ def tells_of_warnings(rank, count):
         rank.tell(f"{number} warnings")
 
 
-def test_who_is_late_is_warned_about(forks):
+def test_late_rank_is_warned_about(forks):
     ends = forks.run(3, warns)
     assert [end.error for end in ends] == [""] * 3
     lines = re.sub(r"waited \d+ s", "waited so long", ends[0].stderr).splitlines()
@@ -519,7 +519,7 @@ def test_who_is_late_is_warned_about(forks):
 
 
 def blocked(name):
-    """A call that rank 0 makes and nobody answers."""
+    """A call that only rank 0 makes."""
     return {
         "all_reduce": lambda c: c.all_reduce(ones()),
         "many": lambda c: c.all_reduce(ones(300_000)),
@@ -604,7 +604,7 @@ def is_interrupted_as_a_guest(rank):
     return attempt(is_interrupted_soon, rank.init)
 
 
-def test_ctrl_c_ends_init_of_a_guest(forks):
+def test_ctrl_c_ends_init_of_other_ranks(forks):
     ends = forks.run(2, is_interrupted_as_a_guest)
     assert ends[1].value["error"] == "KeyboardInterrupt"
 
@@ -629,7 +629,7 @@ def handles_signals(rank):
     return comm.all_reduce(ones())[0].item(), len(seen)
 
 
-def test_a_handler_that_returns_disturbs_no_call(forks):
+def test_signal_handler_that_returns_affects_no_call(forks):
     ends = forks.run(2, handles_signals)
     assert [end.value for end in ends] == [[2.0, 2], [2.0, 0]]
 
@@ -678,7 +678,7 @@ def is_terminated(rank):
     return attempt(comm.recv, ones(), 1 - rank.number)
 
 
-def test_sigterm_ends_a_rank_and_the_others_know(forks):
+def test_sigterm_ends_a_rank_and_others_raise(forks):
     ends = forks.run(2, is_terminated)
     assert ends[1].status == -signal.SIGTERM
     assert ends[0].value["error"] == "PeerLost"
@@ -771,7 +771,7 @@ def exit_as_python_does():
 @pytest.mark.parametrize(
     "what", ["call", "new call", "send", "split", "empty", "work", "close"]
 )
-def test_a_fork_is_no_rank_and_disturbs_none(what, forks):
+def test_fork_is_no_rank_and_affects_none(what, forks):
     for end in forks.run(2, forks_itself, what):
         assert not end.error, end.stderr
         error, status, total = end.value
@@ -798,7 +798,7 @@ def loses_its_fork(rank):
     return error
 
 
-def test_a_fork_that_lives_on_does_not_hide_a_death(forks):
+def test_living_fork_does_not_hide_a_death(forks):
     error = forks.run(2, loses_its_fork)[0].value
     assert error["error"] == "PeerLost", error
 
@@ -816,7 +816,7 @@ def closes_early(comm, call):
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
-def test_closing_ends_the_waiting_of_others(call):
+def test_close_ends_waiting_calls_of_others(call):
     with world(2, timeout_s=100) as w:
         lost, own = w.run(closes_early, call)
     assert lost["error"] == "PeerLost", lost
@@ -831,7 +831,7 @@ def closes_early_as_process(rank, call):
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "send", "recv", "recv any", "work"])
-def test_closing_ends_the_waiting_of_other_processes(call, forks):
+def test_close_ends_waiting_calls_of_other_processes(call, forks):
     lost, own = [end.value for end in forks.run(2, closes_early_as_process, call)]
     assert lost["error"] == "PeerLost"
     assert lost["attributes"]["ranks"] == [1]
@@ -839,7 +839,7 @@ def test_closing_ends_the_waiting_of_other_processes(call, forks):
 
 
 @pytest.mark.parametrize("call", ["recv", "all_reduce", "work"])
-def test_closing_ends_the_waiting_of_ones_own_threads(call):
+def test_close_ends_waiting_calls_of_own_threads(call):
     def rank(comm):
         comm.barrier()
         if comm.rank == 1:
@@ -862,7 +862,7 @@ def test_closing_ends_the_waiting_of_ones_own_threads(call):
 
 
 def needs_nobody(rank):
-    """Rank 2 leaves early; the others go on without it, as long as they can."""
+    """Rank 2 leaves early; the others continue without it, as long as they can."""
     comm = rank.init(timeout_s=100)
     pair = comm.split(0 if rank.number < 2 else 1)
     comm.barrier()
@@ -906,14 +906,14 @@ def outlives_the_world(rank, closing, then):
 
 
 @pytest.mark.parametrize("closing", [[0, 1], [0], [1]])
-def test_a_part_lives_or_is_refused_when_the_whole_is_closed(closing, forks):
+def test_group_survives_or_is_refused_when_its_parent_closes(closing, forks):
     errors = [end.value for end in forks.run(2, outlives_the_world, closing, "lives")]
     if errors != [None, None]:
         found = {errors[r]["error"] for r in closing}
         assert found == {"UsageError"}, errors
 
 
-def test_a_death_is_noticed_when_the_whole_is_closed(forks):
+def test_death_is_noticed_in_a_group_of_a_closed_parent(forks):
     ends = forks.run(2, outlives_the_world, [0, 1], "dies")
     assert ends[0].value["error"] in ("PeerLost", "UsageError")
 
@@ -930,7 +930,7 @@ def test_an_error_of_one_rank_ends_a_world_of_threads():
     assert caught.value.__notes__ == ["raised on rank 2 of 4"]
 
 
-def test_the_others_of_a_world_of_threads_lose_a_peer():
+def test_other_threads_raise_peer_lost():
     seen = []
 
     def rank(comm):
@@ -947,7 +947,7 @@ def test_the_others_of_a_world_of_threads_lose_a_peer():
     assert sorted(seen) == [(0, (1,), "barrier"), (2, (1,), "barrier")]
 
 
-def test_errors_are_of_one_tree():
+def test_errors_share_one_base_class():
     assert issubclass(CollectiveMismatch, UsageError)
     assert issubclass(CollectiveTimeout, TimeoutError)
 
@@ -1025,7 +1025,7 @@ def changes_its_limit(comm, passed):
     return comm.timeout_s, error
 
 
-def test_a_limit_that_is_set_holds_for_every_later_call():
+def test_timeout_setting_holds_for_later_calls():
     passed = threading.Barrier(2)
     found = world(2, timeout_s=300).run(changes_its_limit, passed)
     limit, error = found[0]
@@ -1035,7 +1035,7 @@ def test_a_limit_that_is_set_holds_for_every_later_call():
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, "soon", float("nan")])
-def test_a_limit_that_is_none_is_refused_and_changes_nothing(seconds):
+def test_invalid_timeout_setting_changes_nothing(seconds):
     with world(1, timeout_s=7.0) as w:
         comm = w.comms[0]
         with pytest.raises(BadArgument, match="timeout_s"):
@@ -1052,7 +1052,7 @@ def is_refused_after_a_timeout(comm, passed):
     return attempt(comm.barrier)
 
 
-def test_a_refused_call_tells_the_limit_that_ran_out():
+def test_refused_call_reports_the_exceeded_timeout():
     """Of the call that failed, not the communicator's; another rank's is not known."""
     passed = threading.Barrier(2)
     first, second = world(2, timeout_s=50).run(is_refused_after_a_timeout, passed)
@@ -1083,7 +1083,7 @@ def breaks_before_joining(rank):
     return error["error"]
 
 
-def test_split_ends_when_the_communicator_it_is_made_from_is_broken(forks):
+def test_split_ends_when_its_parent_is_broken(forks):
     ends = forks.run(3, breaks_before_joining)
     assert [end.value for end in ends] == [None, *["CollectiveTimeout"] * 2], ends
 
@@ -1108,6 +1108,6 @@ def dies_before_joining(rank):
     return error["error"], error["attributes"]["ranks"]
 
 
-def test_split_names_ranks_as_the_caller_knows_them(forks):
+def test_split_errors_use_parent_ranks(forks):
     ends = forks.run(3, dies_before_joining)
     assert [end.value for end in ends[:2]] == [["PeerLost", [2]]] * 2, ends

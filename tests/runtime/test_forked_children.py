@@ -76,7 +76,7 @@ def forks_with(rank, closed):
 
 @pytest.mark.parametrize("hosts", [(), (1, 1)], ids=str)
 @pytest.mark.parametrize("closed", [True, False])
-def test_children_of_a_rank_end_and_disturb_nobody(closed, hosts, forks):
+def test_forked_children_exit_without_effect(closed, hosts, forks):
     for end in forks.run(2, forks_with, closed, hosts=hosts):
         assert end.value == [[0, 0], 3.0], end
 
@@ -100,7 +100,7 @@ def test_garbage_of_the_parent_is_collected_in_the_child(forks):
     assert end.value == 0, end
 
 
-def test_the_end_of_a_parent_is_seen_while_its_child_lives():
+def test_exit_of_a_parent_is_noticed_while_its_child_lives():
     """By the sockets alone, as where process ids are not known."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hear, tell = os.pipe()

@@ -88,7 +88,7 @@ def to_self(comm):
     assert work.wait(100).sum() == LARGE
 
 
-def test_whoever_sends_first(worlds):
+def test_send_and_recv_in_any_order(worlds):
     def asked(comm):
         if comm.rank:
             comm.send(np.array([comm.rank]), 0, tag=7)
@@ -123,7 +123,7 @@ def test_strided_arrays_are_sent_and_received(worlds):
     ids=["too short", "too long", "another type", "the same bytes"],
 )
 @pytest.mark.parametrize("early", [True, False])
-def test_what_does_not_fit_is_refused_and_can_be_had_afterwards(worlds, wrong, early):
+def test_message_that_does_not_fit_can_be_received_later(worlds, wrong, early):
     def passed(comm):
         if comm.rank == 0:
             if early:
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused_and_can_be_had_afterwards(worlds, wrong, e
     assert worlds(2).run(passed)[1] == [0, 1, 2, 3]
 
 
-def test_nothing_to_receive_is_a_timeout_that_does_no_harm(worlds):
+def test_recv_timeout_breaks_nothing(worlds):
     def waited(comm):
         if comm.rank == 1:
             with pytest.raises(CollectiveTimeout, match=r"within 0\.05 s") as caught:
@@ -158,7 +158,7 @@ def test_nothing_to_receive_is_a_timeout_that_does_no_harm(worlds):
     assert worlds(2).run(waited) == [5.0, 5.0]
 
 
-def test_a_large_message_that_was_given_up_spoils_nothing():
+def test_aborted_large_message_breaks_nothing():
     """It was half sent: the rest must not be made of the next message."""
 
     def given_up(comm):
@@ -214,7 +214,7 @@ def lost(comm):
     return caught.value.ranks
 
 
-def test_a_lost_peer_is_named_when_its_messages_are_taken():
+def test_lost_peer_is_named_after_its_messages_are_received():
     with world(2) as w:
         assert w.run(lost)[1] == (0,)
     assert unisono.spawn(lost, 2)[1] == (0,)

@@ -13,7 +13,7 @@ from test_cut_streams import ENCRYPTED
 from forked import Forks, attempt
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ DATA, LEAVES = 1, 2  # the kind of a frame, and a flag of it
 
 
 @pytest.mark.parametrize("short_of", [1, 8, 23])
-def test_a_head_across_the_end_of_the_ring(short_of):
+def test_header_across_the_end_of_the_ring_buffer(short_of):
     """Frames end where the ring ends, so the head of the next message comes in two.
 
     The second part is held back; without the mend it is taken for there already.
@@ -54,7 +54,7 @@ def test_a_head_across_the_end_of_the_ring(short_of):
 
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
-def test_a_message_given_up_half_sent_is_cut_at_the_far_end(tls):
+def test_message_aborted_half_sent_is_cut_at_the_receiver(tls):
     """Its sender makes no more calls: the rest of a frame and the word leave anyway."""
     received = threading.Event()
 
@@ -65,12 +65,12 @@ def test_a_message_given_up_half_sent_is_cut_at_the_far_end(tls):
                 comm.send(np.ones(LARGE), 1, timeout_s=0.2)
             gave_up.set()
             assert received.wait(60.0)
-            with pytest.raises(TransportError, match="half sent"):
+            with pytest.raises(TransportError, match="sending part"):
                 comm.send(np.ones(1), 1)
             return
         assert gave_up.wait(60.0)
         for out, tag in ((np.empty(LARGE), 0), (np.empty(1), 7)):
-            with pytest.raises(TransportError, match=r"rank 0 .* half sent"):
+            with pytest.raises(TransportError, match=r"rank 0 .* sending part"):
                 comm.recv(out, 0, tag=tag)
         assert comm.recv(np.empty(3), 0, tag=2).tolist() == [0, 1, 2]
         received.set()
@@ -86,7 +86,7 @@ def flood(comm, counts):
         comm.send(np.full(500, counts[-1]), 1, timeout_s=0.2)
 
 
-def test_a_message_given_up_when_all_of_it_was_on_its_way_arrives():
+def test_message_aborted_after_sending_arrives():
     """Small ones until no buffer has room: the last is late, and spoils nothing."""
     gave_up = threading.Event()
     counts = []
@@ -107,7 +107,7 @@ def test_a_message_given_up_when_all_of_it_was_on_its_way_arrives():
         made.run(flooded)
 
 
-# --- what somebody sends who holds the key but is wrong
+# --- invalid data from an authenticated peer
 
 
 class Forger:
@@ -148,8 +148,8 @@ def test_a_message_larger_than_any_is_refused(victim, nbytes):
                 victim.recv(np.empty(10), 0, tag=tag)
 
 
-def test_no_memory_is_taken_for_what_was_announced_and_has_not_come(victim):
-    """A terabyte that nobody asked for: put aside as it comes, which it does not."""
+def test_announced_message_allocates_no_memory(victim):
+    """An unexpected message of a terabyte: only what arrives is buffered."""
     with Forger(victim, messages=True) as forger:
         forger.announce(1 << 40)
         with pytest.raises(CollectiveTimeout):
@@ -161,30 +161,30 @@ def word(trouble, culprit, reporter):
 
 
 WRONG = [
-    word(Trouble.TIMEOUT, 0xFFF, 0),
-    word(Trouble.MISMATCH, 2, 0),
-    word(Trouble.PEER_LOST, 0, 7),
+    word(FailureCode.TIMEOUT, 0xFFF, 0),
+    word(FailureCode.MISMATCH, 2, 0),
+    word(FailureCode.PEER_LOST, 0, 7),
     word(99, 0, 0),
 ]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_verdict_about_ranks_that_there_are_not(victim, wrong):
+def test_failure_of_unknown_ranks_is_refused(victim, wrong):
     with Forger(victim, messages=False) as forger:
         forger.send(flags=LEAVES, fingerprint=wrong)
-        with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+        with pytest.raises(Corrupted, match=r"data from rank 0 .* corrupted"):
             victim.broadcast(np.ones(4), root=0)
 
 
-def test_flags_that_nobody_knows(victim):
+def test_unknown_flags_are_refused(victim):
     with Forger(victim, messages=False) as forger:
         forger.send(flags=1 << 15)
-        with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+        with pytest.raises(Corrupted, match=r"data from rank 0 .* corrupted"):
             victim.broadcast(np.ones(4), root=0)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_verdict_that_a_lifeline_brings(victim, wrong):
+def test_failure_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
     wires = [_native.SocketWire(end.detach()) for end in ends]
     nothing = (b"", b"")
@@ -193,12 +193,12 @@ def test_a_verdict_that_a_lifeline_brings(victim, wrong):
     )
     hub = _native.Lifeline(0, [None, wires[0]], [nothing, (KEY, KEY)])
     assert hub.announce_failure(victim.core.agreed, wrong)
-    with pytest.raises(Corrupted, match=r"what rank 0 .* sent"):
+    with pytest.raises(Corrupted, match=r"data from rank 0 .* corrupted"):
         victim.broadcast(np.ones(4), root=0)
     hub.close()
 
 
-def test_a_note_with_numbers_that_nobody_knows(victim):
+def test_note_with_unknown_numbers(victim):
     """A call that differs, by who has an element type and an operation more."""
     with Forger(victim, messages=False) as forger:
         lengths = b"\xff" * 4
@@ -213,7 +213,7 @@ def test_a_note_with_numbers_that_nobody_knows(victim):
 @pytest.mark.parametrize(
     ("lane", "lanes"), [(0, 0), (1, 1), (0, 65), (0, 1 << 60), (5, 1 << 63)]
 )
-def test_lanes_that_cannot_be(victim, lane, lanes):
+def test_invalid_lanes_are_refused(victim, lane, lanes):
     ends = socket.socketpair()
     wire = _native.SocketWire(ends[0].detach())
     with pytest.raises(ValueError, match="lanes"):
@@ -233,7 +233,7 @@ def forks():
 
 
 def waits_without_hub(rank):
-    """Rank 0 is killed; then rank 2 leaves, which nobody tells rank 1."""
+    """Rank 0 is killed; then rank 2 leaves, and rank 1 gets no notice of that."""
     comm = rank.init(timeout_s=600)
     comm.barrier()
     if rank.number == 0:

@@ -77,7 +77,7 @@ def test_functions_are_folded_in_rank_order(worlds, n):
     worlds(n).run(by_function)
 
 
-def test_so_are_they_on_processes():
+def test_same_on_processes():
     unisono.spawn(by_function, 3)
 
 
@@ -118,7 +118,7 @@ def test_any_algorithm_of_the_collective_may_be_named(worlds, what, algorithm):
             assert (found == folded(3)).all()
 
 
-def test_what_a_function_raises_is_raised_to_the_caller(worlds):
+def test_exception_of_a_function_is_raised(worlds):
     def fails(a, b):
         raise ZeroDivisionError("no")
 
@@ -156,7 +156,7 @@ def test_scaled_sums_of_every_type(worlds, dtype, algorithm):
         assert same(found, wanted)
 
 
-def test_scaled_sums_go_to_roots_and_shares(worlds):
+def test_scaled_sums_in_reduce_and_reduce_scatter(worlds):
     def reduced(comm):
         x = np.full(6, comm.rank + 1.0)
         at_root = comm.reduce(x.copy(), op=unisono.premul_sum(2), root=1)
@@ -170,7 +170,7 @@ def test_scaled_sums_go_to_roots_and_shares(worlds):
     assert [f[2] for f in found] == [-6.0] * 3
 
 
-def test_every_reduction_has_been_thought_of():
+def test_every_reduction_is_tested():
     """The tables that conformance goes through hold what `reduce` can do."""
     for dtype, op in MEANINGFUL:
         x = given(0, 3, dtype)

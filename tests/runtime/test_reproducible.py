@@ -48,7 +48,7 @@ def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
 
 
 @pytest.mark.sweep
-def test_so_are_they_on_processes():
+def test_same_on_processes():
     for results in unisono.spawn(reduced, 3, ([5, 70_000], "bfloat16")):
         for found in results:
             wanted = in_rank_order(3, found.size, "bfloat16")
@@ -69,7 +69,7 @@ def test_reproducible_sums_do_not_depend_on_windows(n, window):
 
 
 @pytest.mark.sweep
-def test_nor_on_processes_and_lent_buffers():
+def test_reproducible_sums_do_not_depend_on_processes_and_zero_copy():
     for results in unisono.spawn(everywhere, 3):
         for found in results:
             assert (bits(found) == bits(in_rank_order(3, found.size))).all()
@@ -111,16 +111,16 @@ def test_a_part_reduced_alone_is_that_part_of_the_whole(worlds, n, count, data, 
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
 @pytest.mark.parametrize("what", ["all_reduce", "reduce", "reduce_scatter"])
 def test_every_reduction_can_be_reproducible(worlds, what, op):
-    told = {"reproducible": True}
+    record = {"reproducible": True}
     sizes = (4, 4000, 40_000)
-    cases = [Case(what, None, 4, size, op=op, more=told) for size in sizes]
+    cases = [Case(what, None, 4, size, op=op, more=record) for size in sizes]
     check(cases, worlds(4).run(perform, cases))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling", "swing"])
-def test_orders_of_their_own_are_refused(worlds, algorithm):
+def test_algorithms_with_other_orders_are_refused(worlds, algorithm):
     def refused(comm):
-        with pytest.raises(BadArgument, match="order of its own"):
+        with pytest.raises(BadArgument, match="reduces in another order"):
             comm.all_reduce(np.ones(9), algorithm=algorithm, reproducible=True)
         return comm.all_reduce(np.ones(1), algorithm=algorithm)[0]
 

@@ -1,4 +1,4 @@
-"""The memory that ranks of a host share: who is told of it, its cost, its end."""
+"""The shared memory of a host's ranks: announcements, cost, release."""
 
 import gc
 import os
@@ -39,7 +39,7 @@ def status_kib(name):
 
 
 def stop(rank):
-    """Stop this process, until another rank has it go on (`go_on`)."""
+    """Stop this process until another rank continues it (`go_on`)."""
     rank.tell("stops")
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -61,7 +61,7 @@ def makes_and_drops_beside_a_stopped_rank(rank):
         stop(rank)
         # The communicator's, and two that are left.
         await_that(lambda: segments() == 3, "the segments of rank 0")
-        comm.barrier()  # then rank 0 lets go of them
+        comm.barrier()  # then rank 0 releases them
         return None
     pid = await_stopped(rank, 1)
     before = descriptors()
@@ -199,7 +199,7 @@ def test_ranks_of_other_hosts_have_no_window(forks):
         assert needed <= size < needed + 4096, end
 
 
-# --- communicators that nobody closes
+# --- communicators that are not closed
 
 
 def drops_communicators(rank, count):
@@ -216,7 +216,7 @@ def drops_communicators(rank, count):
             made.recv(x.copy(), (made.rank - 1) % made.world_size)
             in_flight.wait()
             del in_flight
-        if i % 4 == 2:  # nobody waits for it
+        if i % 4 == 2:  # without waiting for it
             made.all_reduce(x.copy(), async_op=True)
         del made
         if i in (10, count - 1):

@@ -18,7 +18,7 @@ from conformance import check, every_algorithm, perform
 from forked import Forks, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import CollectiveTimeout
-from unisono.runtime.plan.plans import REACHES_FROM
+from unisono.runtime.plan.plans import SINGLE_COPY_FROM
 
 UNTRIED, REACHES, DENIED = range(3)
 PR_SET_DUMPABLE = 4
@@ -32,7 +32,7 @@ def forks():
 
 def large(n):
     """As many float32 as it takes, and some more that divide by nothing."""
-    return 2 * REACHES_FROM * n * (n - 1) // 4 + 7
+    return 2 * SINGLE_COPY_FROM * n * (n - 1) // 4 + 7
 
 
 def warm(comm):
@@ -63,7 +63,7 @@ def explained(comm):
     return before, comm.explain("all_reduce", x)
 
 
-def test_explain_tells():
+def test_explain_shows_single_copy():
     before, after = unisono.spawn(explained, 2)[0]
     assert "staged until the ranks have tried" in before
     assert "copied once" in after or "does not let" in after
@@ -76,7 +76,7 @@ def without(comm):
     return float(x.min()), float(x.max()), comm.core.native.cross_memory_access()
 
 
-def test_it_can_be_turned_off(monkeypatch):
+def test_single_copy_can_be_turned_off(monkeypatch):
     monkeypatch.setenv("UNISONO_SINGLE_COPY", "0")
     assert unisono.spawn(without, 2) == [(3.0, 3.0, UNTRIED)] * 2
 
@@ -85,14 +85,14 @@ def shut_off(rank):
     comm = rank.init()
     if rank.number == 1:
         if os.getuid() == 0:
-            os.setuid(65534)  # root may reach everybody, others not root
+            os.setuid(65534)  # root may access all processes, others not root's
         else:
             ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
     comm.barrier()
     return without(comm)
 
 
-def test_ranks_that_may_not_reach_others_are_staged(forks):
+def test_ranks_without_memory_access_use_windows(forks):
     for end in forks.run(2, shut_off):
         assert end.value == [3.0, 3.0, DENIED], end
 
@@ -136,14 +136,14 @@ def await_write(comm):
 
 
 def give_up_while_touched(comm, then):
-    """Have rank 0 lose patience while rank 1 writes."""
+    """Make rank 0 time out while rank 1 writes."""
     await_write(comm)
     comm.core.native.abort_unreachable(1, True)
     then(comm)
 
 
 def goes_on(comm):
-    """Let rank 1 go on, most often while rank 0 waits for its hands."""
+    """Let rank 1 continue, usually while rank 0 waits for it to stop writing."""
     time.sleep(0.2)
     os.kill(comm.peers[1].pid, signal.SIGCONT)
 
@@ -154,8 +154,8 @@ def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
     assert second.status == 0, second
 
 
-def stopped_in_write(rank, way):
-    """Rank 1 is stopped in the write itself, and goes on when rank 0 has let go of x.
+def stopped_in_write(rank, ending):
+    """Rank 1 is stopped during the write, and continues when rank 0 has released x.
 
     Whether rank 0's array lives on, and what it holds after rank 1 has written.
     """
@@ -166,7 +166,7 @@ def stopped_in_write(rank, way):
         with pytest.raises(unisono.UnisonoError):
             comm.all_reduce(np.ones(large(2), np.float32))
         return rank.tell("done")
-    lives = WAYS[way](comm)
+    lives = ENDINGS[ending](comm)
     gc.collect()
     os.kill(comm.peers[1].pid, signal.SIGCONT)
     rank.until("done", 1)
@@ -217,21 +217,21 @@ def by_later_call(comm):
     return weakref.ref(x)
 
 
-WAYS = {
+ENDINGS = {
     way.__name__: way
     for way in (by_timeout, by_signal, by_signal_anew, by_close, by_later_call)
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_buffer_that_may_still_be_written_is_kept(forks, way):
-    first, second = forks.run(2, stopped_in_write, way)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_buffer_that_may_still_be_written_is_kept(forks, ending):
+    first, second = forks.run(2, stopped_in_write, ending)
     assert first.value is True, first
     assert second.status == 0, second
 
 
 def interrupted_unwritten(rank):
-    """Nobody was writing when rank 0 was interrupted: its array is let go."""
+    """No rank was writing when rank 0 was interrupted: its array is released."""
     comm = rank.init()
     warm(comm)
     if rank.number == 1:
@@ -248,6 +248,6 @@ def interrupted_unwritten(rank):
     return lives() is not None
 
 
-def test_a_buffer_that_nobody_writes_is_let_go(forks):
+def test_buffer_without_writers_is_released(forks):
     first, _ = forks.run(2, interrupted_unwritten)
     assert first.value is False, first

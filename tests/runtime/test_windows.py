@@ -15,7 +15,7 @@ from unisono.testing import world
 
 
 def stumbles(seed, hits, among, longest_ms):
-    """Failpoints that let whoever passes them at certain times sleep a little."""
+    """Failpoints at which ranks sleep a little at certain passes."""
     chance = random.Random(seed)
     names = ["action.begin", "action.done", "generation.done", "arrive.seen"]
     spec = [
@@ -34,7 +34,7 @@ def failpoints():
 
 @pytest.mark.quick(seed=[0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_ranks_that_stumble_on_threads(failpoints, seed):
+def test_random_delays_on_threads(failpoints, seed):
     """Calls of many pieces by other algorithms each time, hence with other readers."""
     chance = random.Random(seed)
     n = chance.randint(3, 6)
@@ -65,7 +65,7 @@ def stumbling(comm, cases):
     return perform(comm, cases)
 
 
-def test_ranks_that_stumble_on_processes():
+def test_random_delays_on_processes():
     cases = every_algorithm(4, [40_000, 300_001], A_FEW)
     random.Random(4).shuffle(cases)
     check(cases, unisono.spawn(stumbling, 4, (cases,)))

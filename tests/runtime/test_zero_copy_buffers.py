@@ -8,7 +8,7 @@ import pytest
 
 import unisono
 from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
-from unisono.runtime.plan.plans import LENDS_FROM
+from unisono.runtime.plan.plans import ZERO_COPY_FROM
 
 NAMES = {
     "all_reduce": ["direct", "ring", "recursive_doubling", "rabenseifner", "tree"],
@@ -23,14 +23,14 @@ NAMES = {
 
 
 def lent_cases(n):
-    """Inputs and outputs lent by nobody, by some, and by everybody."""
+    """Inputs and outputs exposed by no rank, by some, and by all."""
     nobody, everybody = frozenset(), frozenset(range(n))
     some = frozenset({0, n - 1})
     lenders = [
         *((everybody, everybody), (everybody, nobody), (nobody, everybody)),
         *((some, everybody), (everybody, some), (some, some)),
     ]
-    count = 4 * 3 * 5 * LENDS_FROM // 4 // 16  # above the limit, even for one rank
+    count = 4 * 3 * 5 * ZERO_COPY_FROM // 4 // 16  # above the limit, even for one rank
     found = []
     for what, names in NAMES.items():
         for name in names:
@@ -44,19 +44,19 @@ def lent_cases(n):
 
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4, 5])
-def test_lent_buffers_on_processes(n):
+def test_exposed_buffers_on_processes(n):
     cases = [c for c in lent_cases(n) if c.counts % n == 0]
     assert len(cases) > 100
     check(cases, unisono.spawn(perform, n, (cases,)))
 
 
-def test_lent_buffers_on_threads(worlds):
-    """Threads lend everything anyway; buffers of their own must do no harm."""
+def test_exposed_buffers_on_threads(worlds):
+    """Threads expose everything anyway; shared buffers must change nothing."""
     cases = lent_cases(4)
     check(cases, worlds(4, 2048).run(perform, cases))
 
 
-def test_below_the_limit_nothing_is_lent():
+def test_small_buffers_are_not_exposed():
     everybody = frozenset(range(3)), frozenset(range(3))
     cases = [
         Case(c.what, c.algorithm, 3, c.counts, c.root, style=c.style, lenders=everybody)
@@ -101,7 +101,7 @@ def test_buffers_may_be_overwritten_as_soon_as_a_call_returns():
 
 
 def parts_and_ends(comm):
-    """Slices of a lent buffer are lent; what has ended is not."""
+    """Slices of an exposed buffer are exposed; a released one is not."""
     whole = comm.empty((5, 20_000))
     whole[...] = comm.rank + 1
     total = sum(range(1, comm.world_size + 1))

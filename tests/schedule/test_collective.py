@@ -106,9 +106,9 @@ def test_one_count_is_cut_as_evenly_as_whole_elements_allow(n, cut, count, what)
 def test_uneven_counts_are_kept_and_cut_the_larger_pieces_first(n, cut, data, what):
     made = contract(what, n, cut)
     shares = what.chunk_multiple(n)
-    told = data.draw(st.lists(counts, min_size=shares, max_size=shares))
-    cuts = made.chunk_sizes(told).reshape(shares, cut)
-    wanted = [0] * shares if what is BARRIER else told
+    result = data.draw(st.lists(counts, min_size=shares, max_size=shares))
+    cuts = made.chunk_sizes(result).reshape(shares, cut)
+    wanted = [0] * shares if what is BARRIER else result
     assert cuts.sum(axis=1).tolist() == wanted
     assert (np.diff(cuts, axis=1) <= 0).all()
     assert (cuts.max(axis=1) - cuts.min(axis=1) <= 1).all()
@@ -120,7 +120,7 @@ def test_a_table_of_counts_is_read_row_by_row():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         (ALL_GATHER, [1, 2]),
         (ALL_GATHER, [1, 2, 3, 4]),
@@ -132,12 +132,12 @@ def test_a_table_of_counts_is_read_row_by_row():
         (SCATTER, -4),
     ],
 )
-def test_counts_of_the_wrong_number_or_sign_are_refused(what, told):
+def test_counts_of_the_wrong_number_or_sign_are_refused(what, message):
     made = contract(what, 3)
     with pytest.raises(
         BadArgument, match=rf"{what.name}\(n=3\): expected|none negative"
     ):
-        made.chunk_sizes(told)
+        made.chunk_sizes(message)
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -94,7 +94,7 @@ def trees(schedule: Schedule) -> dict[Slot, Tree]:
     return run(schedule, lambda rank, _: (rank, 0), add)
 
 
-def told(schedule: Schedule) -> tuple[bool, int]:
+def reported(schedule: Schedule) -> tuple[bool, int]:
     found = schedule.consistency()
     return found.same_bits_on_all_ranks, found.depth
 
@@ -120,14 +120,14 @@ def test_consistency_reports_exactly_when_bits_differ(name):
 def test_trees_and_depths_match_the_reference_interpreter(name):
     for n in (1, *WORLDS):
         made = unisono.schedule("all_reduce", name, n)
-        assert told(made) == traced(made)
+        assert reported(made) == traced(made)
 
 
 def test_ranks_that_add_in_different_orders_are_detected():
     differing = {
         n
         for n in WORLDS
-        if not told(unisono.schedule("all_reduce", "dissemination:carry", n))[0]
+        if not reported(unisono.schedule("all_reduce", "dissemination:carry", n))[0]
     }
     assert differing == {n for n in WORLDS if n & (n - 1)}
 
@@ -149,7 +149,7 @@ def lawful(rows: list[Transfer]) -> Step:
 @given(st.lists(st.lists(transfers(4), min_size=1, max_size=9), max_size=4))
 def test_random_steps_match_the_reference_interpreter(rows):
     made = from_steps(ALL_REDUCE, 4, [lawful(step) for step in rows], num_chunks=2)
-    assert told(made) == traced(made)
+    assert reported(made) == traced(made)
 
 
 def test_a_copy_counts_as_coming_from_its_sender():
@@ -160,7 +160,7 @@ def test_a_copy_counts_as_coming_from_its_sender():
         copy_step(0, src=0, dst=[1, 2]),
     ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
-    assert told(made) == traced(made) == (True, 2)
+    assert reported(made) == traced(made) == (True, 2)
 
 
 def test_operands_of_a_sum_commute():
@@ -171,7 +171,7 @@ def test_operands_of_a_sum_commute():
         copy_step(0, src=[0, 2], dst=[1, 3]),
     ]
     made = from_steps(ALL_REDUCE, 4, steps, num_chunks=1)
-    assert told(made) == traced(made) == (True, 1)
+    assert reported(made) == traced(made) == (True, 1)
 
 
 @pytest.mark.parametrize("n", [1, *WORLDS])
@@ -196,11 +196,11 @@ def test_depths_are_known_in_closed_form(n):
 def test_doubling_is_as_deep_as_it_has_levels(levels):
     for name in ("recursive_doubling", "halving_doubling", "swing", "dissemination"):
         made = unisono.schedule("all_reduce", name, 1 << levels)
-        assert told(made) == (True, levels)
+        assert reported(made) == (True, levels)
 
 
 @pytest.mark.parametrize(
     ("what", "name"), [key for key in library() if "reduce" not in key[0]]
 )
 def test_collectives_that_only_copy_have_depth_zero(what, name):
-    assert told(unisono.schedule(what, name, 5)) == (True, 0)
+    assert reported(unisono.schedule(what, name, 5)) == (True, 0)

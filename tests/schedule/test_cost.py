@@ -87,9 +87,9 @@ def test_counts_are_those_found_transfer_by_transfer(case, n, count):
     made = scheduled(case, n)
     found, sizes = made.cost(count), made.contract.chunk_sizes(count)
     sizes = np.resize(sizes, made.num_slots)
-    told = [found.rounds, found.span, found.work]
+    result = [found.rounds, found.span, found.work]
     by_rank = [a.tolist() for a in (found.sent, found.received, found.reduced)]
-    assert [*told, *by_rank] == recounted(made, sizes)
+    assert [*result, *by_rank] == recounted(made, sizes)
 
 
 @law
@@ -115,9 +115,9 @@ def test_the_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
 def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data):
     made = scheduled(case, n)
     shares = made.collective.chunk_multiple(n)
-    told = data.draw(st.lists(counts, min_size=shares, max_size=shares))
-    cost = made.cost(told)
-    assert cost.sent.sum() == total(made, made.contract.chunk_sizes(told))
+    result = data.draw(st.lists(counts, min_size=shares, max_size=shares))
+    cost = made.cost(result)
+    assert cost.sent.sum() == total(made, made.contract.chunk_sizes(result))
     assert cost.span >= cost.bound.span - 1e-9
     assert cost.work >= cost.bound.work - 1e-9
 
@@ -125,13 +125,13 @@ def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data
 @law
 @given(worlds, st.data())
 def test_uneven_shares_go_everywhere_once(n, data):
-    told = data.draw(st.lists(counts, min_size=n, max_size=n))
+    result = data.draw(st.lists(counts, min_size=n, max_size=n))
     for what in ("all_gather", "reduce_scatter"):
-        cost = unisono.schedule(what, "ring", n).cost(told)
-        assert cost.sent.sum() == (n - 1) * sum(told)
+        cost = unisono.schedule(what, "ring", n).cost(result)
+        assert cost.sent.sum() == (n - 1) * sum(result)
     root = data.draw(st.integers(0, n - 1))
-    scatter = unisono.schedule("scatter", "direct", n, root=root).cost(np.array(told))
-    assert scatter.sent.sum() == scatter.sent[root] == sum(told) - told[root]
+    scatter = unisono.schedule("scatter", "direct", n, root=root).cost(np.array(result))
+    assert scatter.sent.sum() == scatter.sent[root] == sum(result) - result[root]
     assert scatter.span == scatter.bound.span
 
 

@@ -99,9 +99,9 @@ def test_every_edge_leads_to_a_later_step(case, n):
 @given(cases, st.integers(1, 6))
 def test_what_a_transfer_waits_for_are_the_edges_that_lead_to_it(case, n):
     made = scheduled(case, n).dependencies()
-    told = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
+    result = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
     pairs = zip(made.before.tolist(), made.after.tolist(), strict=True)
-    assert told == list(pairs)
+    assert result == list(pairs)
 
 
 def predecessors(schedule: Schedule, edges: Edges) -> dict[Event, set[Event]]:

@@ -259,7 +259,10 @@ def test_wrong_contents_are_found_on_loading(tmp_path, suffix):
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [([0, 3, 0, "copy"], "leaves the ranks"), ([0, 1, 0, "copy", 2], "temporaries")],
+    [
+        ([0, 3, 0, "copy"], "is outside the ranks"),
+        ([0, 1, 0, "copy", 2], "temporaries"),
+    ],
 )
 def test_broken_rules_are_found_on_loading(tmp_path, row, words):
     path = written(tmp_path / "wrong.json", with_row(row))

@@ -176,9 +176,9 @@ def test_chunks_that_may_mix_are_taken_together(monkeypatch):
 def test_results_without_the_native_core_are_the_same(monkeypatch):
     schedules = [unisono.schedule(what, name, 5) for what, name in CASES]
     schedules += wrong_ones()
-    told = [verdict(schedule) for schedule in schedules]
+    result = [verdict(schedule) for schedule in schedules]
     monkeypatch.setattr(sys.modules["unisono.schedule.domains"], "_native", None)
-    assert [verdict(schedule) for schedule in schedules] == told
+    assert [verdict(schedule) for schedule in schedules] == result
 
 
 def test_an_algorithm_that_is_wrong_only_sometimes_is_reported():

@@ -323,8 +323,8 @@ def test_missing_closed_form_is_reported(call, why):
         ({"delays": {9: 1.0}}, "ranks are 0..7"),
         ({"delays": {1: -1.0}}, "expected 0 or more"),
         ({"slow": {"0>switch": 0.0}}, "expected above 0"),
-        ({"slow": {"0>1": 0.5}}, "there is none"),
-        ({"failed": ["nothing"]}, "there is none"),
+        ({"slow": {"0>1": 0.5}}, "no such link"),
+        ({"failed": ["nothing"]}, "no such link"),
         ({"reduce": -1.0}, "expected 0 or more"),
         ({"segments": 0.5}, "whole number"),
         ({"segments": 0}, "1 or more"),
@@ -389,17 +389,17 @@ def test_results_have_text_and_json():
     found = simulate("ring", "dgx-h100:1", "256M")
     assert "256 MiB on dgx-h100:1 (steps)" in str(found)
     assert "of the optimum" in str(found)
-    told = json.loads(json.dumps(found.as_dict()))
-    assert told["critical_path"][0]["step"] == 1
-    assert told["busbw"] == pytest.approx(found.algbw * 2 * 7 / 8)
+    result = json.loads(json.dumps(found.as_dict()))
+    assert result["critical_path"][0]["step"] == 1
+    assert result["busbw"] == pytest.approx(found.algbw * 2 * 7 / 8)
 
 
 def test_a_trace_has_every_message_twice_and_an_arrow():
     found = simulate("ring", "switch:4", MB, "events")
-    told = json.loads(to_chrome(found))
-    slices = [e for e in told["traceEvents"] if e["ph"] == "X"]
+    result = json.loads(to_chrome(found))
+    slices = [e for e in result["traceEvents"] if e["ph"] == "X"]
     assert len(slices) == 2 * found.messages == 2 * 24
-    assert {e["ph"] for e in told["traceEvents"]} == {"M", "X", "s", "f", "C"}
+    assert {e["ph"] for e in result["traceEvents"]} == {"M", "X", "s", "f", "C"}
     last = max(e["ts"] + e["dur"] for e in slices)
     assert last == pytest.approx(found.time * 1e6, abs=1e-3)  # a nanosecond
     sends = [e for e in slices if e["name"].startswith("to ")]
@@ -414,8 +414,8 @@ def test_there_is_no_trace_of_a_closed_form():
 
 def test_crossovers_lie_between_the_sizes_where_the_winner_changes():
     where = parse("switch:16")
-    told = compare("all_reduce", ["recursive_doubling", "ring"], where, [8, 1 << 30])
-    (cross,) = told.crossovers()
+    result = compare("all_reduce", ["recursive_doubling", "ring"], where, [8, 1 << 30])
+    (cross,) = result.crossovers()
     assert (cross.loser, cross.winner) == ("recursive_doubling", "ring")
     latency = (30 - 4) * (ALPHA + OVERHEAD)
     slope = (4 - 2 * 15 / 16) * BETA
@@ -441,9 +441,9 @@ def test_hierarchy_beats_flat_ring_beats_naive_rabenseifner_with_one_card_a_host
 @pytest.mark.parametrize("topology", ["switch:64", "dgx-h100:8", "cloud:4x8"])
 def test_recursive_doubling_wins_at_one_kilobyte(topology):
     where = parse(topology)
-    told = compare("all_reduce", candidates("all_reduce", where), where, [1024])
-    best = told.ranking(0)[0].time
-    assert told.results["recursive_doubling"][0].time <= best * (1 + 1e-9)
+    result = compare("all_reduce", candidates("all_reduce", where), where, [1024])
+    best = result.ranking(0)[0].time
+    assert result.results["recursive_doubling"][0].time <= best * (1 + 1e-9)
 
 
 def test_circulant_beats_folded_rabenseifner_at_thirteen():

@@ -179,8 +179,8 @@ def test_events_that_do_not_fit_are_refused_as_they_come(monkeypatch):
 
 def test_ends_that_are_taken_together_change_next_to_nothing():
     """Of 9,120 flows at once, those that end within 1e-5 of each other end together."""
-    told = {"fidelity": "events", "collective": "all_gather"}
-    uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **told)
-    even = simulate("direct", "switch:96", 96 * 10_417, **told)
+    result = {"fidelity": "events", "collective": "all_gather"}
+    uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **result)
+    even = simulate("direct", "switch:96", 96 * 10_417, **result)
     assert uneven.time > even.time
     assert uneven.time == pytest.approx(even.time, rel=2e-4)

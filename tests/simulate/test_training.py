@@ -147,8 +147,8 @@ def test_70b_on_512_gpus_scales_with_batch_and_nics():
     assert worse.efficiency < found.efficiency
     assert "989 Tflop/s" in str(found)
     assert "assumed:" in str(found)
-    told = found.as_dict()
-    assert told["exposed"] == pytest.approx(told["time"] - told["compute"])
+    result = found.as_dict()
+    assert result["exposed"] == pytest.approx(result["time"] - result["compute"])
 
 
 tasks = st.lists(
@@ -174,20 +174,20 @@ def test_tasks_start_as_soon_as_stream_and_dependencies_allow(plan):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         (Task("a", "kitchen", 1.0), "unknown stream"),
         (Task("a", "compute", 1.0, (0,)), "earlier"),
         (Task("a", "compute", 1.0, (-1,)), "earlier"),
     ],
 )
-def test_tasks_with_unknown_stream_or_later_dependency_are_refused(task, said):
-    with pytest.raises(BadArgument, match=said):
+def test_tasks_with_unknown_stream_or_later_dependency_are_refused(task, message):
+    with pytest.raises(BadArgument, match=message):
         run([task])
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"tp": 3}, "does not divide"),
         ({"tp": 0}, "tp = 0"),
@@ -200,8 +200,8 @@ def test_tasks_with_unknown_stream_or_later_dependency_are_refused(task, said):
         ({"algorithm": "rong"}, "rong"),
     ],
 )
-def test_setups_out_of_range_are_refused(options, said):
-    with pytest.raises(BadArgument, match=said):
+def test_setups_out_of_range_are_refused(options, message):
+    with pytest.raises(BadArgument, match=message):
         train(TINY, "switch:4", **{"peak": 1e12} | options)
 
 

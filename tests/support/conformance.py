@@ -101,17 +101,17 @@ def perform(comm, cases):
 def _performed(comm, case):
     x, out = _buffers(comm, case)
     kept = x.copy() if _only_read(case, comm.rank, x, out) else None
-    told = dict(case.more)
+    found = dict(case.more)
     if case.algorithm is not None:
-        told["algorithm"] = case.algorithm
+        found["algorithm"] = case.algorithm
     if case.what in ROOTED:
-        told["root"] = case.root
+        found["root"] = case.root
     if case.what in REDUCING:
-        told["op"] = case.op
-    told |= _counts(case, comm.rank)
+        found["op"] = case.op
+    found |= _counts(case, comm.rank)
     if case.what == "barrier":
-        return comm.barrier(**told), True
-    result = getattr(comm, case.what)(x, out=out, **told)
+        return comm.barrier(**found), True
+    result = getattr(comm, case.what)(x, out=out, **found)
     return result, kept is None or bool((bits(kept) == bits(x)).all())
 
 
@@ -134,7 +134,7 @@ def _counts(case, rank):
 
 
 def _buffers(comm, case):
-    """Input and output of this rank, apart or not, lent or not."""
+    """Input and output of this rank, separate or not, exposed or not."""
     rank = comm.rank
     given = case.given(rank)
     make = [comm.empty if rank in some else np.empty for some in case.lenders]
@@ -219,13 +219,13 @@ def _schedule(case, hosts):
     if name is None:
         total = case.counts if isinstance(case.counts, int) else sum(case.counts)
         nbytes = total * DTYPES[case.dtype].itemsize
-        told = case.more.get("reproducible", False)
+        result = case.more.get("reproducible", False)
         name = choose(
             case.what,
             nbytes,
             case.n,
             named=None,
-            reproducible=told,
+            reproducible=result,
             hosts=hosts or None,
         ).algorithm
     return _found(case.what, name, case.n, case.root)

@@ -62,7 +62,7 @@ def works_until_it_dies(comm, victim):
     return until_lost(comm)
 
 
-def told(comm):
+def world_summary(comm):
     assert open_transports() == [comm.core.transport]  # the world before it has ended
     epoch = comm.core.membership.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
@@ -75,14 +75,14 @@ def loses(comm, victims):
         works_until_it_dies(comm, victim)
         comm = comm.shrink(timeout_s=100)
         assert old.core.closed
-    return told(comm)
+    return world_summary(comm)
 
 
 def loses_rank_0(comm, knows):
     """The other one shrinks; it may be told that rank 0 has ended."""
     works_until_it_dies(comm, 0)
     try:
-        return told(comm.shrink(timeout_s=20, dead=[0] if knows else []))
+        return world_summary(comm.shrink(timeout_s=20, dead=[0] if knows else []))
     except unisono.ConnectFailed as why:
         return why.missing, str(why)
 
@@ -97,7 +97,7 @@ def fails_in_split(comm):
     try:
         comm.split(0)
     except (OSError, unisono.PeerLost) as error:
-        return type(error).__name__, told(comm.shrink(timeout_s=30))
+        return type(error).__name__, world_summary(comm.shrink(timeout_s=30))
 
 
 def _dies_at(point):
@@ -105,7 +105,7 @@ def _dies_at(point):
     if point == "first word":
         doors.NearLink.send = doors.FarLink.send = lambda *_: die()
     elif point == "proposal":
-        true_act = shrinking._Survivor._act
+        true_act = shrinking._AgreementDriver._act
 
         def act(self):
             step = self.rules.step(time.monotonic())
@@ -113,10 +113,10 @@ def _dies_at(point):
                 die()
             return true_act(self)
 
-        shrinking._Survivor._act = act
+        shrinking._AgreementDriver._act = act
     elif point == "met":
-        shrinking.survive.__globals__["_Survivor"]._rendezvous = _after(
-            shrinking._Survivor._rendezvous
+        shrinking.form_world.__globals__["_AgreementDriver"]._rendezvous = _after(
+            shrinking._AgreementDriver._rendezvous
         )
     else:
         number = {"first barrier": 1, "second barrier": 2}[point]
@@ -150,11 +150,11 @@ def loses_another_meanwhile(comm, first, second, point):
     while comm.world_size > left:  # it died so late that this world was settled with it
         until_lost(comm)
         comm = comm.shrink(timeout_s=100)
-    return told(comm)
+    return world_summary(comm)
 
 
 def one_comes_late(comm, late, folder):
-    """It lives, but calls shrink long after the others; they go on."""
+    """It lives, but calls shrink long after the others, which continue."""
     works(comm)
     others = {*range(comm.world_size)} - {late}
     if comm.rank != late:
@@ -162,7 +162,7 @@ def one_comes_late(comm, late, folder):
         until_told(folder, *(f"{rank} worked" for rank in others))
         tell_after = f"{comm.rank} went on"
         comm = comm.shrink(timeout_s=2.0)
-        found = told(comm)
+        found = world_summary(comm)
         tell(folder, tell_after)
         until_told(folder, "it has asked")
         comm.close()
@@ -187,7 +187,7 @@ def nobody_died(comm, folder):
         assert lost.ranks
     first = comm.shrink(timeout_s=100)
     second = first.shrink(timeout_s=100)
-    return told(second)
+    return world_summary(second)
 
 
 def until_lost_in_barrier(comm):
@@ -212,14 +212,14 @@ def only_one_calls(comm, caller, folder):
 
 def misuses(comm, folder):
     """Every way not to call it; what each says."""
-    said = {}
+    record = {}
 
     def attempt(name, call):
         try:
             call()
-            said[name] = "nothing"
+            record[name] = "nothing"
         except unisono.UnisonoError as why:
-            said[name] = f"{type(why).__name__}: {why}"
+            record[name] = f"{type(why).__name__}: {why}"
 
     part = comm.split(0)
     attempt("split", part.shrink)
@@ -234,7 +234,7 @@ def misuses(comm, folder):
         except unisono.UsageError as why:
             os._exit(17 if "fork" in str(why) else 1)
         os._exit(2)
-    said["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    record["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     works(comm)
     tell(folder, f"{comm.rank} worked")
     until_told(folder, *(f"{rank} worked" for rank in range(comm.world_size)))
@@ -244,7 +244,7 @@ def misuses(comm, folder):
     second = threading.Thread(
         target=lambda: attempt("second thread", lambda: made.append(comm.shrink()))
     )
-    true_survive = shrinking._Survivor.agree
+    true_survive = shrinking._AgreementDriver.agree
 
     def agree(self, attempt=None):
         if not second.ident:
@@ -252,7 +252,7 @@ def misuses(comm, folder):
             second.join()
         return true_survive(self, attempt)
 
-    shrinking._Survivor.agree = agree
+    shrinking._AgreementDriver.agree = agree
     new = comm.shrink(timeout_s=100)
     assert not made
     attempt("in flight", work.wait)
@@ -261,16 +261,16 @@ def misuses(comm, folder):
     attempt("closed grows", lambda: comm.grow(9))
     same = new.grow(new.world_size)
     assert same is new
-    return said, told(new)
+    return record, world_summary(new)
 
 
 def grows(comm, world_size):
     """Ranks that began; those that join run `joins`."""
-    return told(comm.grow(world_size, timeout_s=100))
+    return world_summary(comm.grow(world_size, timeout_s=100))
 
 
 def joins():
-    return told(unisono.init(join=True, meeting_s=100))
+    return world_summary(unisono.init(join=True, meeting_s=100))
 
 
 def begun(n):
@@ -291,14 +291,14 @@ def grows_or_joins(first, world_size, shrinks=()):
 
 
 def nobody_joins(comm, address):
-    """Most often the others call later than newcomers are waited for."""
+    """Usually the others call later than rank 0 waits for joining processes."""
     works(comm)
     if comm.rank > 0 and address is None:
         time.sleep(1.2)
     try:
         comm.grow(comm.world_size + 1, timeout_s=0.5, address=address)
     except unisono.ConnectFailed as why:
-        return str(why), told(comm)
+        return str(why), world_summary(comm)
 
 
 def dies_while_others_wait_to_grow(comm, victim):
@@ -309,7 +309,7 @@ def dies_while_others_wait_to_grow(comm, victim):
             die()
         comm.grow(comm.world_size + 1, timeout_s=100)
     except unisono.PeerLost as lost:
-        return lost.ranks, told(comm.shrink(timeout_s=100))
+        return lost.ranks, world_summary(comm.shrink(timeout_s=100))
 
 
 def a_newcomer_dies(first, world_size):

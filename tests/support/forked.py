@@ -38,7 +38,7 @@ ATTRIBUTES = ("ranks", "pids", "host", "collective", "seq", "calls", "missing")
 
 @dataclass
 class Rank:
-    """What a function is given: who it is, and where to meet the others."""
+    """What a function gets: its rank, and how to join the world."""
 
     number: int
     n: int
@@ -93,7 +93,7 @@ class End:
             raise AttributeError(f"{name} of {self}") from None
 
 
-def told(error):
+def error_summary(error):
     """An error as it travels."""
     found = {a: getattr(error, a) for a in ATTRIBUTES if hasattr(error, a)}
     found = {a: list(v) if isinstance(v, tuple) else v for a, v in found.items()}
@@ -105,7 +105,7 @@ def attempt(call, *args, **options):
     try:
         call(*args, **options)
     except BaseException as error:
-        return told(error)
+        return error_summary(error)
     return None
 
 
@@ -152,7 +152,7 @@ class Forks:
     def run(self, n, function, *args, hosts=(), env=()):
         """Run function(rank, *args) as n processes; their ends by rank.
 
-        `hosts` are the numbers of ranks on each of several hosts, which are pretended;
+        `hosts` are the numbers of ranks on each of several hosts, which are simulated;
         `env` has for each rank what its environment has more than that.
         """
         code = function.__code__
@@ -197,7 +197,7 @@ def child(order, rank, job, tell, stderr):
         end = {"value": function(me, *order["args"])}
     except BaseException as error:
         traceback.print_exc()
-        end, status = told(error), 1
+        end, status = error_summary(error), 1
     os.write(tell, json.dumps(end).encode())
     os.close(tell)
     sys.stderr.flush()
@@ -206,7 +206,7 @@ def child(order, rank, job, tell, stderr):
 
 
 def meeting():
-    """What ranks of several hosts are told."""
+    """The environment of ranks of several hosts."""
     from unisono.runtime.world.address import free_port
 
     address = f"127.0.0.1:{free_port()}"

@@ -1,4 +1,4 @@
-"""Other processes, as the kernel tells of them; and waiting for what they do."""
+"""The state of other processes, from /proc, and waiting for it."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ def state_of(pid):
 
 
 def has_ended(pid):
-    """Whether there is no such process, or nobody has waited for its end."""
+    """Whether there is no such process, or it is a zombie."""
     return state_of(pid) in "ZX"
 
 

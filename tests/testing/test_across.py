@@ -1,4 +1,4 @@
-"""Worlds of processes on pretended hosts: what ranks are told, return and leave."""
+"""Worlds of processes on simulated hosts: environment, results, no leftovers."""
 
 import os
 import re
@@ -53,21 +53,21 @@ def child_that_stays():
     return os.getpid()
 
 
-def test_every_rank_is_told_its_place():
-    told = [
+def test_every_rank_has_its_environment():
+    output = [
         eval(end.stdout)
         for end in world_across([2, 3, 1]).run_command([sys.executable, "-c", TELL])
     ]
-    assert [t["UNISONO_RANK"] for t in told] == list("012345")
-    assert [t["UNISONO_LOCAL_RANK"] for t in told] == list("010120")
-    assert [t["UNISONO_LOCAL_WORLD_SIZE"] for t in told] == list("223331")
-    assert {t["UNISONO_WORLD_SIZE"] for t in told} == {"6"}
-    hosts = Counter(t["UNISONO_HOST_ID"] for t in told)
+    assert [t["UNISONO_RANK"] for t in output] == list("012345")
+    assert [t["UNISONO_LOCAL_RANK"] for t in output] == list("010120")
+    assert [t["UNISONO_LOCAL_WORLD_SIZE"] for t in output] == list("223331")
+    assert {t["UNISONO_WORLD_SIZE"] for t in output} == {"6"}
+    hosts = Counter(t["UNISONO_HOST_ID"] for t in output)
     assert list(hosts.values()) == [2, 3, 1]
     for same in ("UNISONO_JOB", "UNISONO_ADDRESS", "UNISONO_SECRET"):
-        assert len({t[same] for t in told}) == 1
-    assert len(bytes.fromhex(told[0]["UNISONO_SECRET"])) == 32
-    host, port = told[0]["UNISONO_ADDRESS"].split(":")
+        assert len({t[same] for t in output}) == 1
+    assert len(bytes.fromhex(output[0]["UNISONO_SECRET"])) == 32
+    host, port = output[0]["UNISONO_ADDRESS"].split(":")
     assert host == "127.0.0.1"
     assert 0 < int(port) < 1 << 16
 
@@ -147,7 +147,7 @@ def test_a_world_has_a_timeout_of_its_own():
         world_across([1], meets=False, timeout_s=0.1).run(dawdle)
 
 
-def test_after_a_failure_the_others_have_their_grace_and_no_more(tmp_path):
+def test_others_have_a_grace_period_after_a_failure(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, pathlib, sys, time\n"
@@ -180,7 +180,7 @@ def test_nothing_is_left_behind():
 
 
 def wait_for_no_group(group):
-    """Raises as soon as nobody is in it; killed orphans are reaped by init."""
+    """Raises as soon as it is empty; killed orphans are reaped by init."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         os.killpg(group, 0)
@@ -218,7 +218,7 @@ def test_what_cannot_be_sent_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "options", "said"),
+    ("hosts", "options", "message"),
     [
         ([], {}, "at least one"),
         ([2, 0], {}, "at least one"),
@@ -227,8 +227,8 @@ def test_what_cannot_be_sent_is_refused():
         ([1], {"grace_s": -1}, "seconds"),
     ],
 )
-def test_worlds_that_cannot_be(hosts, options, said):
-    with pytest.raises(BadArgument, match=said):
+def test_invalid_worlds_are_refused(hosts, options, message):
+    with pytest.raises(BadArgument, match=message):
         world_across(hosts, **options)
 
 
@@ -238,7 +238,7 @@ def test_a_command_is_a_list(command):
         world_across([1]).run_command(command)
 
 
-def test_a_program_that_is_not_there():
+def test_missing_program_is_an_error():
     with pytest.raises(BadArgument, match=r"rank 0 cannot be started.*no-such-thing"):
         world_across([1]).run_command(["/no-such-thing"])
 

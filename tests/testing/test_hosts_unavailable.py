@@ -1,4 +1,4 @@
-"""Where hosts cannot be made: the reason is told, and tests skip with it."""
+"""Where hosts cannot be created: the reason is reported, and tests skip with it."""
 
 import shutil
 import subprocess

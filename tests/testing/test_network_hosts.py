@@ -114,14 +114,14 @@ def test_a_process_lives_on_its_host(hosts):
         stdout=subprocess.PIPE,
         text=True,
     )
-    told, _ = process.communicate(timeout=20)
+    result, _ = process.communicate(timeout=20)
     assert process.returncode == 0
-    name, identity, extra, *links = told.split()
+    name, identity, extra, *links = result.split()
     assert (name, identity, extra) == ("host1", hosts[1].identity, "yes")
     assert sorted(links) == ["eth0", "lo"]
 
 
-def test_a_partition_parts_and_heals(healed):
+def test_partition_separates_hosts_and_heals(healed):
     healed.partition({0}, {1, 2})
     assert not reaches(healed, 0, 1, 0.3)
     assert not reaches(healed, 2, 0, 0.3)
@@ -147,7 +147,7 @@ def test_connections_survive_a_short_partition(healed):
             assert taken.recv(4) == b"late"
 
 
-def test_a_host_vanishes_without_a_word(healed):
+def test_vanished_host_sends_nothing(healed):
     with door(healed[1]) as server, dial(healed[0], server) as dialed:
         taken, _ = server.accept()
         with taken:
@@ -158,7 +158,7 @@ def test_a_host_vanishes_without_a_word(healed):
                 dialed.recv(1)
     assert reaches(healed, 0, 2)
     healed.partition({0, 1}, {2})
-    assert not reaches(healed, 0, 1, 0.3)  # it is in nobody's group
+    assert not reaches(healed, 0, 1, 0.3)  # it is in no group
     healed.heal()
     assert reaches(healed, 0, 1)
 
@@ -239,12 +239,12 @@ def test_worlds_live_on_hosts(hosts):
     )
     code += ", os.environ['UNISONO_ADDRESS'])"
     ends = world_across([1, 2], on=hosts).run_command([sys.executable, "-c", code])
-    told = [end.stdout.split() for end in ends]
-    assert [name for name, _, _ in told] == ["host0", "host1", "host1"]
-    assert [identity for _, identity, _ in told] == [
+    output = [end.stdout.split() for end in ends]
+    assert [name for name, _, _ in output] == ["host0", "host1", "host1"]
+    assert [identity for _, identity, _ in output] == [
         hosts[i].identity for i in (0, 1, 1)
     ]
-    assert {address.split(":")[0] for _, _, address in told} == {hosts[0].address}
+    assert {address.split(":")[0] for _, _, address in output} == {hosts[0].address}
     with pytest.raises(BadArgument, match="4 hosts are asked for, but on= has 3"):
         world_across([1] * 4, on=hosts)
 
@@ -306,23 +306,23 @@ def test_nothing_is_left_when_the_process_is_killed():
 
 
 @pytest.mark.parametrize("number", [0, -1, 201, 2.5, True])
-def test_so_many_hosts_cannot_be(number):
+def test_invalid_number_of_hosts_is_refused(number):
     with pytest.raises(BadArgument, match="hosts"):
         Hosts(number)
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "1", "1gb", "0mbit", "-1mbit"])
-def test_rates_that_are_none(rate):
+def test_invalid_rates_are_refused(rate):
     with pytest.raises(BadArgument, match=r"as in 20mbit or 1gbit"):
         Hosts(2, rate=rate)
 
 
-def test_latencies_that_are_none():
+def test_invalid_latencies_are_refused():
     with pytest.raises(BadArgument, match="as in 5ms"):
         Hosts(2, latency="5")
 
 
-def test_hosts_that_are_not_there(hosts):
+def test_unknown_hosts_are_refused(hosts):
     for wrong in (
         lambda: hosts.vanish(3),
         lambda: hosts.limit(-1, "1gbit"),
@@ -336,6 +336,6 @@ def test_hosts_that_are_not_there(hosts):
         hosts[0].run(["/no-such-thing"])
 
 
-def test_what_the_kernel_refuses_is_told(hosts):
+def test_kernel_error_is_reported(hosts):
     with pytest.raises(UnisonoError, match=r"ip: .*nowhere"):
         hosts[0].call(_tell, ["ip", "-batch", "-"], ["link set nowhere up"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, UsageError
 from unisono.testing import Proxy
-from unisono.testing._streams import Chance, Rules, Stream
+from unisono.testing._streams import FaultRules, FaultSelection, ProxyStream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -175,7 +175,7 @@ def test_half_close_ends_one_direction_only(proxy, ends):
     assert dialer.recv(100) == b"back it goes"
 
 
-def test_an_end_that_resets_is_told_to_the_other(proxy, ends):
+def test_reset_of_one_end_resets_the_other(proxy, ends):
     dialer, target = ends
     dialer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     dialer.close()
@@ -222,7 +222,7 @@ def flips_by_chance(seed, server):
     return found
 
 
-def test_chance_is_decided_by_the_seed(server):
+def test_random_faults_are_determined_by_the_seed(server):
     first = flips_by_chance(1, server)
     assert 50 < len(first) < 200
     assert flips_by_chance(1, server) == first
@@ -295,41 +295,43 @@ class Pieces:
         lambda **values: values,
         truncate_at=st.none() | st.integers(0, 600),
         corrupt=st.builds(
-            Chance, st.frozensets(st.integers(0, 600)), st.sampled_from([0, 0.1, 1.0])
+            FaultSelection,
+            st.frozensets(st.integers(0, 600)),
+            st.sampled_from([0, 0.1, 1.0]),
         ),
         frame_nbytes=st.sampled_from([0, 1, 7, 64]),
         first_frame=st.integers(0, 80),
         duplicate=st.builds(
-            Chance, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
+            FaultSelection, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
         ),
         reorder=st.builds(
-            Chance, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
+            FaultSelection, st.frozensets(st.integers(0, 99)), st.sampled_from([0, 0.2])
         ),
     ),
 )
-def test_what_happens_does_not_depend_on_the_pieces(cuts, rules):
+def test_faults_do_not_depend_on_read_sizes(cuts, rules):
     data = payload(500)
-    told = []
+    parts = []
     for places in ([], sorted({*cuts})):
         edges = [0, *places, len(data)]
         pieces = [data[a:b] for a, b in pairwise(edges)]
         source, sink, log = Pieces(pieces), Pieces(), []
-        stream = Stream(
+        stream = ProxyStream(
             source,
             sink,
-            Rules(**rules),
+            FaultRules(**rules),
             "seed",
             lambda *deed, log=log: log.append(deed),
         )
         while stream.wants_to_read:
             stream.take(memoryview(bytearray(500)))
         stream.leave(time.monotonic())
-        told.append((sink.got, sorted(log)))
-    assert told[0] == told[1]
-    assert told[0][0].endswith(b"END")
+        parts.append((sink.got, sorted(log)))
+    assert parts[0] == parts[1]
+    assert parts[0][0].endswith(b"END")
 
 
-def test_those_who_dial_before_there_is_a_target_wait(server):
+def test_clients_wait_until_there_is_a_target(server):
     with Proxy() as proxy, dial(proxy) as dialer:
         assert proxy.target is None
         dialer.sendall(b"early")
@@ -352,7 +354,7 @@ def test_ipv6_on_both_sides():
             assert carry(dialer, target, b"six") == b"six"
 
 
-def test_a_target_that_is_not_there_resets_the_dialer(server):
+def test_unreachable_target_resets_the_client(server):
     where = server.getsockname()
     server.close()
     with Proxy(where) as proxy:
@@ -378,7 +380,7 @@ def test_closing_leaves_nothing(server):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda p: p.delay(-1), "0 or more"),
         (lambda p: p.delay(float("nan")), "0 or more"),
@@ -397,6 +399,6 @@ def test_closing_leaves_nothing(server):
         (lambda p: setattr(p, "target", ("127.0.0.1", 0)), "1 to 65535"),
     ],
 )
-def test_wrong_rules_are_refused(proxy, wrong, said):
-    with pytest.raises(BadArgument, match=said):
+def test_wrong_rules_are_refused(proxy, wrong, message):
+    with pytest.raises(BadArgument, match=message):
         wrong(proxy)

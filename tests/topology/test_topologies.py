@@ -166,11 +166,11 @@ def test_topology_file_of_the_user_is_loaded(tmp_path):
     [
         (("ranks = 4", "ranks = 5"), "rank 4 is on none"),
         (("hosts = [[0, 1], [2, 3]]", ""), None),
-        (("[2, 3]]", "[2, 1]]"), "rank 1 is there twice"),
+        (("[2, 3]]", "[2, 1]]"), "rank 1 is listed twice"),
         (('to = ["left"]', 'to = ["lift"]'), "nearest: left"),
         (
             ('from = ["right"]\nto = ["left"]', 'from = ["2"]\nto = ["3"]'),
-            "no way from",
+            "no path from",
         ),
         (("25GB/s", "0GB/s"), "has bandwidth 0"),
         (("25GB/s", "fast"), "bandwidth 'fast'"),
@@ -180,7 +180,7 @@ def test_topology_file_of_the_user_is_loaded(tmp_path):
         (("ranks = 4", "ranks ="), "not a topology"),
         (("ranks = 4", "ranks = 4\ncolour = 1"), "colour"),
         (('kind = "wire"', 'kind = "string"'), "kind of link 'string'"),
-        (('["left", "right"]\nover', '["left", "1"]\nover'), "is there twice"),
+        (('["left", "right"]\nover', '["left", "1"]\nover'), "is listed twice"),
         (('from = ["left"]\n', ""), "either"),
     ],
 )

@@ -146,14 +146,16 @@ def meant(events):
         threads[where(e)].append(e)
     ends = {e["id"]: e for e in events["f"]}
     for leaves in events["s"]:
-        told = []
+        result = []
         for end in (leaves, ends[leaves["id"]]):
             at = ns(end)[0]
             around = [e for e in threads[where(end)] if ns(e)[0] <= at < sum(ns(e))]
             innermost = max(around, key=lambda e: e["ts"])
-            told += [innermost["pid"], innermost["name"], *ns(innermost)]
-        assert told[2] <= told[6]  # since its version 52 Perfetto turns others round
-        yield tuple(told)
+            result += [innermost["pid"], innermost["name"], *ns(innermost)]
+        assert (
+            result[2] <= result[6]
+        )  # since its version 52 Perfetto turns others round
+        yield tuple(result)
 
 
 def train(comm, file):
@@ -255,6 +257,6 @@ def test_slices_that_a_reader_might_confuse(opened, tmp_path):
         "from flow join slice sent on slice_out = sent.id "
         "join slice came on slice_in = came.id order by 1"
     )
-    assert [told for (told,) in ends] == [
+    assert [result for (result,) in ends] == [
         *("inner from", "inner of b", "outer late", "outer of b")
     ]

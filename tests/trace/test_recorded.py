@@ -226,7 +226,7 @@ def shifted(part, ns):
         moments[name] += ns
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
     fields |= {"calls": calls.tobytes(), "moments": moments.tobytes()}
-    return tracing.Part(**fields)
+    return tracing.TracePart(**fields)
 
 
 def test_hosts_compare_their_clocks_over_the_job_itself():

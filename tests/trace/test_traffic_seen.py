@@ -4,7 +4,7 @@ from unisono.trace.links import TrafficTable, links_of
 
 
 def answer(*groups, time_s=1.0, hosts=(0, 0, 1), names=("a", "a", "b")):
-    told = [
+    result = [
         {"name": name, "ranks": ranks, "sent_to": sent, "guessed": guessed}
         for name, ranks, sent, guessed in groups
     ]
@@ -12,7 +12,7 @@ def answer(*groups, time_s=1.0, hosts=(0, 0, 1), names=("a", "a", "b")):
         "time_ns": int(time_s * 1e9),
         "hosts": list(hosts),
         "names": list(names),
-        "groups": told,
+        "groups": result,
     }
 
 
@@ -32,8 +32,8 @@ def test_links_are_sorted_by_rate_on_each_ranks_clock():
     assert all(link.rate is None for link in before.links)
     assert [(link.src, link.dst) for link in before.links] == [(1, 0), (0, 1), (0, 2)]
     seen = links_of(then, before)
-    told = [(link.src, link.dst, link.near, link.rate) for link in seen.links]
-    assert told == [
+    result = [(link.src, link.dst, link.near, link.rate) for link in seen.links]
+    assert result == [
         (0, 2, False, 300.0),
         (1, 0, True, 100.0),
         (0, 1, True, 100.0),
@@ -61,8 +61,8 @@ def test_communicators_are_added_up_and_may_come_and_go():
 
 
 def test_hosts_of_one_name_are_told_apart():
-    told = {0: answer((*WORLD, [0, 1, 2], 0), names=("same", "same", "same"))}
-    assert [(p.src, p.dst) for p in links_of(told).hosts] == [
+    result = {0: answer((*WORLD, [0, 1, 2], 0), names=("same", "same", "same"))}
+    assert [(p.src, p.dst) for p in links_of(result).hosts] == [
         ("host 0", "host 1"),
         ("host 0", "host 0"),
     ]
@@ -70,7 +70,7 @@ def test_hosts_of_one_name_are_told_apart():
 
 def test_ranks_without_an_answer_are_listed():
     assert links_of({}) == TrafficTable()
-    told = {0: None, 1: {"error": "KeyError: 7"}, 2: answer((*WORLD, [5, 0, 0], 0))}
-    seen = links_of(told)
+    result = {0: None, 1: {"error": "KeyError: 7"}, 2: answer((*WORLD, [5, 0, 0], 0))}
+    seen = links_of(result)
     assert seen.missing == (0, 1)
     assert [(link.src, link.dst) for link in seen.links] == [(2, 0)]

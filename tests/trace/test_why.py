@@ -40,9 +40,9 @@ def judged(capsys):
 
     def judge(folder):
         assert main(["trace", "why", str(folder), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        result = json.loads(capsys.readouterr().out)
         assert main(["trace", "why", str(folder)]) == 0
-        return told, capsys.readouterr().out
+        return result, capsys.readouterr().out
 
     return judge
 
@@ -60,12 +60,12 @@ def test_a_rank_with_another_type_is_named_with_both_lines(folder, judged):
 
     with pytest.raises(CollectiveMismatch):
         world(4).run(rank)
-    told, text = judged(folder)
-    assert told["ranks"] == [2]
-    assert told["kind"] == "mismatch"
-    assert (told["group"], told["seq"]) == ("world", 1)
-    assert sides(told)[2] == (__file__, line_of("# the odd one"))
-    others = {place for rank, place in sides(told).items() if rank != 2} - {("", 0)}
+    result, text = judged(folder)
+    assert result["ranks"] == [2]
+    assert result["kind"] == "mismatch"
+    assert (result["group"], result["seq"]) == ("world", 1)
+    assert sides(result)[2] == (__file__, line_of("# the odd one"))
+    others = {place for rank, place in sides(result).items() if rank != 2} - {("", 0)}
     assert others == {(__file__, line_of("# the others"))}
     first = text.splitlines()[0]
     assert first.startswith("rank 2 called all_gather(float64 × 32) at test_why.py:")
@@ -79,8 +79,8 @@ def test_a_rank_with_another_shape_is_named_with_both(folder, judged):
 
     with pytest.raises(CollectiveMismatch):
         world(3).run(rank)
-    told, text = judged(folder)
-    assert (told["kind"], told["ranks"]) == ("mismatch", [1])
+    result, text = judged(folder)
+    assert (result["kind"], result["ranks"]) == ("mismatch", [1])
     first = text.splitlines()[0]
     assert first.startswith("rank 1 called all_reduce(float64[6, 2], sum) at test_why")
     assert "where ranks 0, 2 called all_reduce(float64[2, 6], sum)" in first
@@ -104,9 +104,9 @@ def test_ranks_with_other_steps_of_one_name_are_found(folder, tmp_path, judged):
 
     with pytest.raises(CollectiveMismatch):
         world(3).run(rank)
-    told, text = judged(folder)
+    result, text = judged(folder)
     # Who came when it had failed already was refused, and does not say which steps.
-    assert told["kind"] == "mismatch"
+    assert result["kind"] == "mismatch"
     assert text.splitlines()[0].count(f"by {file} (steps ") == 2
 
 
@@ -120,14 +120,14 @@ def test_a_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
 
     with pytest.raises(CollectiveMismatch):
         world(3).run(rank)
-    told, text = judged(folder)
-    assert told["kind"] == "skipped"
-    assert told["ranks"] == [1]
-    assert told["collective"].startswith("broadcast")
-    assert told["seq"] == 8
-    others = {place for rank, place in sides(told).items() if rank != 1}
+    result, text = judged(folder)
+    assert result["kind"] == "skipped"
+    assert result["ranks"] == [1]
+    assert result["collective"].startswith("broadcast")
+    assert result["seq"] == 8
+    others = {place for rank, place in sides(result).items() if rank != 1}
     assert others == {(__file__, line_of("# the one left out"))}
-    assert sides(told)[1] == (__file__, line_of("# the next"))
+    assert sides(result)[1] == (__file__, line_of("# the next"))
     assert text.startswith("rank 1 skipped broadcast(float64 × 6, root 0) at test_why")
     seen = flights.read(folder)
     there = [r for r in (0, 2) if 8 in {e.collective_seq_id for e in seen[r].entries}]
@@ -150,10 +150,10 @@ def test_one_that_skipped_a_call_like_the_next_is_found_by_its_lines(folder, jud
     # Nothing differs until the end: all make calls of the same kind, rank 2 one fewer.
     with pytest.raises((CollectiveMismatch, PeerLost)):
         world(3).run(rank)
-    told, _ = judged(folder)
-    assert told["kind"] == "skipped"
-    assert told["ranks"] == [2]
-    others = {place for rank, place in sides(told).items() if rank != 2}
+    result, _ = judged(folder)
+    assert result["kind"] == "skipped"
+    assert result["ranks"] == [2]
+    others = {place for rank, place in sides(result).items() if rank != 2}
     assert others == {(__file__, line_of("# skipped unseen"))}
 
 
@@ -175,10 +175,10 @@ def test_a_rank_that_is_slow_by_200_ms_is_named_with_the_line(folder, judged):
 
     with world(4) as four:
         four.run(rank)
-    told, text = judged(folder)
-    assert told["kind"] == "late"
-    assert told["ranks"] == [3]
-    assert sides(told)[3] == (__file__, line_of("# late here"))
+    result, text = judged(folder)
+    assert result["kind"] == "late"
+    assert result["ranks"] == [3]
+    assert sides(result)[3] == (__file__, line_of("# late here"))
     assert "came late to all_reduce" in text
     assert "it was slow after barrier()" in text
 
@@ -202,11 +202,11 @@ def test_absent_rank_is_named_with_its_current_line(folder, judged):
 
     three = world(3)
     three.run(rank)
-    told, _ = judged(folder)
+    result, _ = judged(folder)
     three.close()
-    assert told["kind"] == "missing"
-    assert told["ranks"] == [1]
-    assert sides(told)[0] == (__file__, line_of("# in vain"))
+    assert result["kind"] == "missing"
+    assert result["ranks"] == [1]
+    assert sides(result)[0] == (__file__, line_of("# in vain"))
     record = msgspec.json.decode(files[1].read_bytes(), type=FlightRecord)
     assert "timeout, rank 1" in record.reason
     assert any(
@@ -218,8 +218,8 @@ def test_correct_runs_give_no_diagnosis(folder, judged, monkeypatch):
     monkeypatch.setattr("unisono.trace.why.LATE_NS", 10**12)
     with world(2) as two:
         two.run(lambda comm: comm.all_reduce(np.ones(3)))
-    told, text = judged(folder)
-    assert told["kind"] == "nothing"
+    result, text = judged(folder)
+    assert result["kind"] == "nothing"
     assert text == "nothing is wrong in these records: no call failed\n"
 
 
@@ -228,25 +228,25 @@ def test_rank_without_a_record_is_reported(folder, judged, monkeypatch):
     with world(3) as three:
         three.run(lambda comm: comm.all_reduce(np.ones(3)))
     (folder / f"unisono-rank1-{os.getpid()}.json").unlink()
-    told, _ = judged(folder)
-    assert told["kind"] == "silent"
-    assert told["ranks"] == [1]
+    result, _ = judged(folder)
+    assert result["kind"] == "silent"
+    assert result["ranks"] == [1]
 
 
 def test_the_records_have_the_fields_that_pytorch_names(folder):
     with world(2) as two:
         two.run(lambda comm: comm.all_reduce(np.ones(3), label="grads"))
-    told = json.loads((folder / f"unisono-rank0-{os.getpid()}.json").read_text())
-    assert {"version", "pg_config", "pg_status", "entries", "rank"} <= told.keys()
-    (config,) = told["pg_config"].values()
+    result = json.loads((folder / f"unisono-rank0-{os.getpid()}.json").read_text())
+    assert {"version", "pg_config", "pg_status", "entries", "rank"} <= result.keys()
+    (config,) = result["pg_config"].values()
     assert config == {"name": "0", "desc": "world", "ranks": "[0, 1]"}
-    (status,) = told["pg_status"].values()
+    (status,) = result["pg_status"].values()
     assert status == {
         "last_enqueued_collective": 1,
         "last_started_collective": 1,
         "last_completed_collective": 1,
     }
-    (entry,) = told["entries"]
+    (entry,) = result["entries"]
     assert {
         *("frames", "record_id", "pg_id", "process_group", "collective_seq_id"),
         *("p2p_seq_id", "op_id", "profiling_name", "time_created_ns", "input_sizes"),
@@ -261,7 +261,12 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
 def test_most_severe_reason_is_kept(tmp_path):
     with world(1) as alone:
         logbook = alone.comms[0].core.transport.logbook
-        for grave in (recorder.LEFT, recorder.FAILED, recorder.HEARD, recorder.LEFT):
+        for grave in (
+            recorder.LEFT,
+            recorder.FAILED,
+            recorder.REMOTE_FAILURE,
+            recorder.LEFT,
+        ):
             why_ = f"reason {grave}"
             file = recorder.write(logbook, str(tmp_path), why_, grave, {})
     assert json.loads(file.read_text())["reason"] == f"reason {recorder.FAILED}"
@@ -301,17 +306,17 @@ def test_the_clocks_of_hosts_count():
             )
         )
 
-    told = world(2).run(rank)
+    result = world(2).run(rank)
     hour = 3600 * 10**9
-    for entry in told[1]["entries"]:
+    for entry in result[1]["entries"]:
         entry["time_created_ns"] += hour
 
     def verdict():
-        decoded = [msgspec.convert(t, FlightRecord) for t in told]
+        decoded = [msgspec.convert(t, FlightRecord) for t in result]
         return why({f.rank: f for f in decoded})
 
     assert verdict().ranks == (1,)
-    told[1]["clock_ns"] = -hour
+    result[1]["clock_ns"] = -hour
     late = verdict()
     assert late.kind == "nothing" or "1 of 1" in late.verdict
     assert "3600000 ms" not in late.verdict

@@ -52,8 +52,8 @@ def test_the_errors_hold_the_truth_about_as_often_as_they_say():
 
 def test_link_with_two_regimes_has_two_segments():
     slow, fast = SIZES[:6], SIZES[6:]
-    told = times(slow, 2e-6, 1e-9) + times(fast, 20e-6, 1e-10)
-    found = fit(SIZES * 3, np.tile(told, 3) * (1 + 0.001 * np.sin(np.arange(33))))
+    result = times(slow, 2e-6, 1e-9) + times(fast, 20e-6, 1e-10)
+    found = fit(SIZES * 3, np.tile(result, 3) * (1 + 0.001 * np.sin(np.arange(33))))
     assert len(found.pieces) == 2
     first, last = found.pieces
     assert first.upto == slow[-1]
@@ -71,16 +71,16 @@ def test_fitted_costs_are_not_negative():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "seconds", "said"),
+    ("sizes", "seconds", "message"),
     [
         ([8], [1e-6], "needs two"),
         ([8, 8], [1e-6, 2e-6], "needs two"),
-        ([8, 16], [1e-6], "expected as many"),
+        ([8, 16], [1e-6], "expected equal numbers"),
         ([8, 16], [1e-6, 0.0], "above 0"),
         ([8, 16], [1e-6, math.nan], "above 0"),
         ([-8, 16], [1e-6, 1e-6], "not below"),
     ],
 )
-def test_invalid_samples_are_refused(sizes, seconds, said):
-    with pytest.raises(BadArgument, match=said):
+def test_invalid_samples_are_refused(sizes, seconds, message):
+    with pytest.raises(BadArgument, match=message):
         fit(sizes, seconds)

@@ -4,7 +4,7 @@ import pytest
 
 import unisono
 from unisono.cli import main
-from unisono.runtime.plan.tuned import Link, TunedWorld, machine
+from unisono.runtime.plan.tuned import TunedLink, TunedWorld, machine
 from unisono.simulate import simulate
 from unisono.tune import save, this_machine, topology_named
 
@@ -16,8 +16,8 @@ def file(tmp_path, monkeypatch):
 
 
 def measured(n=2, placement="0x2", kind="inside"):
-    small = Link(kind, 8, 1024, 2e-6, 0.0, 1e-9, 0.0)
-    large = Link(kind, 4096, 1 << 20, 3e-6, 0.0, 4e-10, 0.0)
+    small = TunedLink(kind, 8, 1024, 2e-6, 0.0, 1e-9, 0.0)
+    large = TunedLink(kind, 4096, 1 << 20, 3e-6, 0.0, 4e-10, 0.0)
     return TunedWorld(n, placement, (machine(),), (), (small, large), 1e-10)
 
 

@@ -11,7 +11,7 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.select import choose
-from unisono.runtime.plan.tuned import Part, Row, Tuned, TunedWorld
+from unisono.runtime.plan.tuned import Tuned, TunedCollective, TunedRow, TunedWorld
 from unisono.runtime.world import tuned_agreement
 from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
@@ -101,25 +101,25 @@ def test_raced_are_those_near_the_best(told):
 
 
 def test_predictions_are_corrected_by_what_came_out():
-    told = {"a": 1.0, "b": 1.5, "c": 4.0, "d": 1.2}
-    assert nearest(told, {}) == ["a", "d"]
-    assert nearest(told, {}, refused={"a"}) == ["d", "b"]
+    result = {"a": 1.0, "b": 1.5, "c": 4.0, "d": 1.2}
+    assert nearest(result, {}) == ["a", "d"]
+    assert nearest(result, {}, refused={"a"}) == ["d", "b"]
     # Both took three times as long as was thought: then so would the others.
-    assert nearest(told, {"a": 3.0, "d": 3.6}) == []
+    assert nearest(result, {"a": 3.0, "d": 3.6}) == []
     # Those raced were worse than thought, some by far: another comes near.
-    assert nearest(told | {"e": 2.0}, {"a": 2.2, "d": 1.2, "e": 2.0}) == ["b"]
+    assert nearest(result | {"e": 2.0}, {"a": 2.2, "d": 1.2, "e": 2.0}) == ["b"]
 
 
 def test_the_quickest_wins_unless_the_usual_is_as_quick():
-    told = dict.fromkeys("abc", 1.0)
+    result = dict.fromkeys("abc", 1.0)
     clear = {"a": [2.0, 2.1, 2.2], "b": [1.0, 1.1, 1.2], "c": [3.0, 3.0, 3.0]}
-    found = winner(64, told, clear, "a")
+    found = winner(64, result, clear, "a")
     assert (found.algorithm, found.runner_up) == ("b", "a")
     assert (found.measured, found.runner_up_measured) == (1.1, 2.1)
     close = {"a": [1.11, 1.12, 1.13], "b": [1.0, 1.1, 1.2]}
-    assert winner(64, told, close, "a").algorithm == "a"
+    assert winner(64, result, close, "a").algorithm == "a"
     scattered = {"a": [1.5, 1.5, 1.5], "b": [1.0, 1.1, 9.0]}
-    assert winner(64, told, scattered, "a").algorithm == "a"
+    assert winner(64, result, scattered, "a").algorithm == "a"
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 0, 1)])
@@ -149,8 +149,10 @@ def test_ranks_on_hosts_of_their_own_have_links_across_only(tmp_path):
 
 
 def a_world(n):
-    row = Row(8, 8, "ring", 1e-6, 1e-6)
-    return TunedWorld(n, f"0x{n}", (tuned.machine(),), (Part("all_reduce", 4, (row,)),))
+    row = TunedRow(8, 8, "ring", 1e-6, 1e-6)
+    return TunedWorld(
+        n, f"0x{n}", (tuned.machine(),), (TunedCollective("all_reduce", 4, (row,)),)
+    )
 
 
 def test_a_table_is_for_its_owner_and_keeps_other_worlds(file):
@@ -198,7 +200,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_invalid_tuning_requests_are_refused():
-    with world(1) as ranks, pytest.raises(BadArgument, match="nobody to talk to"):
+    with (
+        world(1) as ranks,
+        pytest.raises(BadArgument, match="expected 2 ranks or more"),
+    ):
         ranks.run(Tuner)
     for wrong in (
         {"collectives": ("all_redcue",)},
@@ -220,15 +225,15 @@ def test_race_compares_rounds_not_means():
 
 
 def test_winner_must_win_a_second_race():
-    row = Row(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
-    told = {"ring": 1e-6, "direct": 2e-6}
-    kept = decided(row, "direct", told, {"ring": [1.0] * 4, "direct": [2.0] * 4})
+    row = TunedRow(64, 64, "ring", 1e-6, 1e-6, "direct", 2e-6, 2e-6)
+    result = {"ring": 1e-6, "direct": 2e-6}
+    kept = decided(row, "direct", result, {"ring": [1.0] * 4, "direct": [2.0] * 4})
     assert (kept.algorithm, kept.measured, kept.runner_up) == ("ring", 1.0, "direct")
-    lost = decided(row, "direct", told, {"ring": [2.0] * 4, "direct": [2.0] * 4})
+    lost = decided(row, "direct", result, {"ring": [2.0] * 4, "direct": [2.0] * 4})
     assert (lost.algorithm, lost.predicted, lost.runner_up) == ("direct", 2e-6, "ring")
 
 
 def test_promising_are_candidates_predicted_near_the_best():
-    told = {"a": 1.0, "b": 0.99 * WORTH_A_TRY, "c": 1.01 * WORTH_A_TRY}
-    assert promising(told) == ["a", "b"]
+    result = {"a": 1.0, "b": 0.99 * WORTH_A_TRY, "c": 1.01 * WORTH_A_TRY}
+    assert promising(result) == ["a", "b"]
     assert promising({}) == []

@@ -66,8 +66,8 @@ class Browser:
             self.call("Browser.getVersion")
         except (AssertionError, BrokenPipeError) as why:
             self.close()
-            told = f"{find()} ended with {self.process.returncode}: {why}"
-            raise DoesNotRun(told) from why
+            result = f"{find()} ended with {self.process.returncode}: {why}"
+            raise DoesNotRun(result) from why
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
@@ -82,11 +82,11 @@ class Browser:
             asked["sessionId"] = self.session
         os.write(self.out, json.dumps(asked).encode() + b"\0")
         while True:
-            told = self._hear()
-            if told.get("id") == self.number:
-                assert "error" not in told, f"{method}: {told['error']}"
-                return told["result"]
-            self._note(told)
+            outcome = self._hear()
+            if outcome.get("id") == self.number:
+                assert "error" not in outcome, f"{method}: {outcome['error']}"
+                return outcome["result"]
+            self._note(outcome)
 
     def _hear(self):
         deadline = time.monotonic() + PATIENCE
@@ -127,26 +127,26 @@ class Browser:
         """Load a page and wait until the expression `ready` holds."""
         self.run("window.stale = true")
         self.complaints.clear()
-        told = self.call("Page.navigate", url=address)
-        assert not told.get("errorText"), told
+        result = self.call("Page.navigate", url=address)
+        assert not result.get("errorText"), result
         self.wait(f"!window.stale && ({ready})")
 
     def run(self, code):
         """The value of an expression, which may be a promise."""
-        told = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def wait(self, code):
         """Until an expression holds."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            told = self.call(
+            answer = self.call(
                 "Runtime.evaluate", expression=f"!!({code})", returnByValue=True
             )
-            if told["result"].get("value") is True:
+            if answer["result"].get("value") is True:
                 return
             assert not self.complaints, self.complaints
             assert time.monotonic() < deadline, f"never true: {code}"
@@ -178,8 +178,8 @@ class Browser:
         """What is in the window, as PNG, half as large."""
         size = self.run("({width: innerWidth, height: innerHeight})")
         part = {"x": 0, "y": 0, "scale": 0.5, **size}
-        told = self.call("Page.captureScreenshot", format="png", clip=part)
-        return base64.b64decode(told["data"])
+        result = self.call("Page.captureScreenshot", format="png", clip=part)
+        return base64.b64decode(result["data"])
 
     def close(self):
         """End the browser, and what it wrote."""

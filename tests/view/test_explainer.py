@@ -97,8 +97,10 @@ def test_every_step_shows_who_holds_what(page, name, algorithm, n):
         assert [ringed for _, ringed, _ in shown] == fresh
         done = story.beats[frame.number - 1].done if frame.number else None
         assert done in (None, sum(tick for *_, tick in shown))
-        said = story.beats[frame.number - 1].caption if frame.number else story.opening
-        assert page.text(".sentence") == said
+        output = (
+            story.beats[frame.number - 1].caption if frame.number else story.opening
+        )
+        assert page.text(".sentence") == output
 
 
 def test_by_time_everything_has_arrived_in_the_end_and_in_order(page):
@@ -176,14 +178,14 @@ def test_everything_can_be_reached_by_tab_and_shows_it(page):
     reached = []
     for _ in range(30):
         page.browser.press("Tab")
-        told = page.run(
+        result = page.run(
             "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
             "return [e.getAttribute('aria-label') || e.textContent || e.value,"
             " e.matches(':focus-visible') ? s.outlineStyle : 'none'] })()"
         )
-        if told in reached:
+        if result in reached:
             break
-        reached.append(told)
+        reached.append(result)
     names = " ".join(name for name, _ in reached)
     for wanted in ("Grid", "Play (space)", "Position", "Speed", "Theme", "in words"):
         assert wanted in names
@@ -193,13 +195,13 @@ def test_everything_can_be_reached_by_tab_and_shows_it(page):
 def test_screen_readers_hear_a_name_for_every_control(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     tree = page.browser.call("Accessibility.getFullAXTree")["nodes"]
-    told = [
+    result = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in tree
         if not node["ignored"]
     ]
     controls = {"button", "tab", "slider", "radio", "combobox", "tabpanel", "image"}
-    named = [(role, name) for role, name in told if role in controls]
+    named = [(role, name) for role, name in result if role in controls]
     assert {role for role, _ in named} == controls
     assert all(name for _, name in named)
 
@@ -263,16 +265,16 @@ def test_two_under_one_clock(page):
 def test_text_has_enough_contrast(page, theme):
     page.show(unisono.schedule("all_reduce", "tree", n=16), theme=theme, width=1800)
     page.scrub(8)  # every colour is in use by now
-    told = page.run("probe.faint(4.5)")
-    assert told["seen"] == []
-    assert told["count"] > 100
+    result = page.run("probe.faint(4.5)")
+    assert result["seen"] == []
+    assert result["count"] > 100
     page.show(unisono.schedule("all_reduce", "ring", n=4), theme=theme)
     for view in VIEWS[1:4]:
         page.view(view)
         page.scrub(1.5)
-        told = page.run("probe.faint(4.5)")
-        assert told["seen"] == []
-        assert told["count"] > 20
+        result = page.run("probe.faint(4.5)")
+        assert result["seen"] == []
+        assert result["count"] > 20
 
 
 def test_the_theme_can_be_chosen(page):

@@ -71,21 +71,21 @@ def test_times_and_bytes_are_the_simulators():
 
 
 def test_captions_of_the_ring():
-    told = captions("all_reduce", "ring", 5)
-    assert told[0] == (
+    result = captions("all_reduce", "ring", 5)
+    assert result[0] == (
         "Every rank sends one chunk to the next rank, which adds it to its own: each "
         "sum just made holds 2 of 5 contributions."
     )
-    assert told[3].endswith("each sum just made is complete.")
-    assert told[4] == (
+    assert result[3].endswith("each sum just made is complete.")
+    assert result[4] == (
         "Every rank sends one finished chunk to the next rank, which keeps a copy: 10 "
         "of 25 results are in place."
     )
-    assert told[7].endswith("done, every rank ends with a+b+c+d+e.")
+    assert result[7].endswith("done, every rank ends with a+b+c+d+e.")
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm", "n", "said"),
+    ("name", "algorithm", "n", "message"),
     [
         ("broadcast", "tree", 8, "Rank 0 sends all it has to rank 4"),
         ("all_reduce", "naive", 3, "Every rank sends all it has to every other rank"),
@@ -100,8 +100,8 @@ def test_captions_of_the_ring():
         ("all_to_all", "direct", 4, "to every other rank; each keeps a copy: done"),
     ],
 )
-def test_patterns_are_recognised(name, algorithm, n, said):
-    assert said in captions(name, algorithm, n)[0]
+def test_patterns_are_recognised(name, algorithm, n, message):
+    assert message in captions(name, algorithm, n)[0]
 
 
 def test_every_caption_is_one_sentence():

@@ -14,28 +14,28 @@ RING = ("all_reduce", "ring")
 
 
 def test_explanation_is_a_string():
-    told = unisono.explain(unisono.schedule(*RING, n=3))
-    assert isinstance(told, str)
-    assert "every rank ends with a+b+c" in told
-    assert told.schedule.n == 3
+    result = unisono.explain(unisono.schedule(*RING, n=3))
+    assert isinstance(result, str)
+    assert "every rank ends with a+b+c" in result
+    assert result.schedule.n == 3
 
 
 def test_the_still_picture_has_a_sentence_for_each_step():
-    told = unisono.explain(unisono.schedule(*RING, n=3))._repr_html_()
-    assert "<svg" in told
-    assert "<script" not in told
-    assert told.count("<li>") == 5
+    result = unisono.explain(unisono.schedule(*RING, n=3))._repr_html_()
+    assert "<svg" in result
+    assert "<script" not in result
+    assert result.count("<li>") == 5
 
 
 def test_large_worlds_have_a_picture_too():
-    told = unisono.explain(unisono.schedule(*RING, n=32))
-    assert "<svg" in told._repr_html_()
-    assert set(told._repr_mimebundle_()) == {"text/plain", "text/html"}
+    result = unisono.explain(unisono.schedule(*RING, n=32))
+    assert "<svg" in result._repr_html_()
+    assert set(result._repr_mimebundle_()) == {"text/plain", "text/html"}
 
 
 def test_explanation_html_writes_the_page():
-    told = unisono.explain(unisono.schedule(*RING, n=3)).html(topology="switch:3")
-    assert "switch:3" in told
+    result = unisono.explain(unisono.schedule(*RING, n=3)).html(topology="switch:3")
+    assert "switch:3" in result
 
 
 def test_widget_without_the_extra_names_it(monkeypatch):

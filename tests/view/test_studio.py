@@ -14,7 +14,7 @@ import pytest
 import unisono
 from unisono.errors import BadArgument
 from unisono.simulate import simulate, to_chrome
-from unisono.view import desk
+from unisono.view import studio_answers
 from unisono.view.assets import text
 from unisono.view.studio import POLICY, Studio
 
@@ -85,7 +85,7 @@ def test_only_get_requests_are_answered(studio):
 
 
 @pytest.mark.parametrize(
-    ("path", "wishes", "said"),
+    ("path", "parameters", "message"),
     [
         ("stories", {"algorithm": "/tmp/mine.py"}, "not files"),
         ("stories", {"algorithm": "mine.py:radix=2"}, "not files"),
@@ -105,10 +105,10 @@ def test_only_get_requests_are_answered(studio):
         ("choices", {"collective": "x"}, "collective"),
     ],
 )
-def test_bad_parameters_are_refused_with_the_reason(studio, path, wishes, said):
-    answer, body = get(studio, f"/api/{path}?{urlencode(wishes)}")
+def test_bad_parameters_are_refused_with_the_reason(studio, path, parameters, message):
+    answer, body = get(studio, f"/api/{path}?{urlencode(parameters)}")
     assert answer.status == 400
-    assert said in json.loads(body)["error"]
+    assert message in json.loads(body)["error"]
 
 
 def test_repeated_and_malformed_parameters_are_refused(studio):
@@ -117,36 +117,38 @@ def test_repeated_and_malformed_parameters_are_refused(studio):
 
 
 def test_stories_are_those_of_the_page(studio):
-    wishes = {"algorithm": "ring", "beside": "tree", "n": "3", "size": "4K"}
-    answer, body = get(studio, f"/api/stories?{urlencode(wishes)}")
+    parameters = {"algorithm": "ring", "beside": "tree", "n": "3", "size": "4K"}
+    answer, body = get(studio, f"/api/stories?{urlencode(parameters)}")
     assert answer.status == 200
-    told = json.loads(body)
-    assert [story["algorithm"] for story in told] == ["ring", "tree"]
+    result = json.loads(body)
+    assert [story["algorithm"] for story in result] == ["ring", "tree"]
     made = unisono.schedule("all_reduce", "ring", n=3)
     right = simulate(made, "full:3", 4096).time * 1e6
-    assert told[0]["time"] == pytest.approx(right, rel=1e-3)
+    assert result[0]["time"] == pytest.approx(right, rel=1e-3)
 
 
 def test_every_topology_offered_has_so_many_ranks():
     for n in range(1, 17):
-        assert {desk._topology(name).n for name in desk.topologies(n)} == {n}
+        assert {
+            studio_answers._topology(name).n for name in studio_answers.topologies(n)
+        } == {n}
 
 
 def test_every_algorithm_offered_has_a_story():
-    told = desk.choices({"n": "4", "topology": "torus:2x2"})
-    for algorithm in told["algorithms"]:
-        wishes = {"n": "4", "topology": "torus:2x2", "algorithm": algorithm}
-        assert desk.stories(wishes)[0].n == 4
+    result = studio_answers.choices({"n": "4", "topology": "torus:2x2"})
+    for algorithm in result["algorithms"]:
+        parameters = {"n": "4", "topology": "torus:2x2", "algorithm": algorithm}
+        assert studio_answers.stories(parameters)[0].n == 4
 
 
 def test_curves_have_a_winner_for_each_size_and_codecs_save_time():
-    wishes = {"collective": "broadcast", "topology": "switch:4"}
-    told = desk.curves(wishes)
-    for at in range(len(told["sizes"])):
-        best = min(told["curves"], key=lambda curve: curve["times"][at])
-        winner = next(c for c in told["curves"] if c["name"] == told["winners"][at])
-        assert winner["times"][at] == best["times"][at] >= told["bound"][at] * 0.999
-    coded = desk.curves({**wishes, "codec": "fp8"})
+    parameters = {"collective": "broadcast", "topology": "switch:4"}
+    result = studio_answers.curves(parameters)
+    for at in range(len(result["sizes"])):
+        best = min(result["curves"], key=lambda curve: curve["times"][at])
+        winner = next(c for c in result["curves"] if c["name"] == result["winners"][at])
+        assert winner["times"][at] == best["times"][at] >= result["bound"][at] * 0.999
+    coded = studio_answers.curves({**parameters, "codec": "fp8"})
     assert min(c["times"][-1] for c in coded["curves"]) < best["times"][-1]
 
 
@@ -158,12 +160,12 @@ def test_unavailable_ports_are_refused(studio):
 
 
 def test_strategies_come_from_a_recording():
-    told = json.loads(text("strategies.json"))
-    names = [strategy["name"] for strategy in told["strategies"]]
+    result = json.loads(text("strategies.json"))
+    names = [strategy["name"] for strategy in result["strategies"]]
     assert names == [
         *("DDP", "ZeRO-2", "ZeRO-3", "FSDP", "Tensor parallel", "Context parallel")
     ]
-    by_name = {s["name"]: s for s in told["strategies"]}
+    by_name = {s["name"]: s for s in result["strategies"]}
     calls = {
         name: [e["name"] for e in s["happenings"] if e["kind"] == "comm"]
         for name, s in by_name.items()
@@ -172,7 +174,7 @@ def test_strategies_come_from_a_recording():
     assert set(calls["FSDP"]) == {"all_gather", "reduce_scatter"}
     assert {"send", "recv", "all_reduce"} <= set(calls["Context parallel"])
     assert by_name["FSDP"]["sent"] == pytest.approx(1.5 * by_name["DDP"]["sent"])
-    for strategy in told["strategies"]:
+    for strategy in result["strategies"]:
         assert all(e["start"] <= e["end"] for e in strategy["happenings"])
         starts = [e["start"] for e in strategy["happenings"]]
         assert starts == sorted(starts)
@@ -214,8 +216,8 @@ def desk_page(browser, studio):
     assert browser.complaints == []
 
 
-def choose(browser, **wishes):
-    for name, value in wishes.items():
+def choose(browser, **parameters):
+    for name, value in parameters.items():
         before = browser.run("document.querySelector('.place').dataset.number")
         browser.run(
             f"(() => {{ const f = document.querySelector('select[name={name}]');"
@@ -253,7 +255,7 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
     enter(desk_page, "Costs")
     choose(desk_page, n=8)
     lines = desk_page.run("document.querySelectorAll('path.curve').length")
-    assert lines == len(desk.curves({"topology": "full:8"})["curves"])
+    assert lines == len(studio_answers.curves({"topology": "full:8"})["curves"])
     assert "is faster than" in desk_page.run(
         "document.querySelector('.curves ul').innerText"
     )
@@ -262,15 +264,15 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
 def test_strategies_can_be_walked_through(desk_page):
     enter(desk_page, "Strategies")
     desk_page.run("document.querySelectorAll('.strategies [role=tab]')[3].click()")
-    said = set()
+    output = set()
     for at in range(12):
         desk_page.run(
             "(() => { const s = document.querySelector('.strategies .scrub');"
             f"s.value = {at}; s.dispatchEvent(new Event('input')); }})()"
         )
-        said.add(desk_page.run("document.querySelector('.sentence').textContent"))
-    assert any(s.startswith("all_gather of") for s in said)
-    assert any(s.startswith("Forward of layer 0") for s in said)
+        output.add(desk_page.run("document.querySelector('.sentence').textContent"))
+    assert any(s.startswith("all_gather of") for s in output)
+    assert any(s.startswith("Forward of layer 0") for s in output)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -291,15 +293,15 @@ def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [("{", "JSON"), ("{}", "no traceEvents"), ("[]", "nothing to draw")],
 )
-def test_file_that_is_no_trace_is_reported(desk_page, tmp_path, data, said):
+def test_file_that_is_no_trace_is_reported(desk_page, tmp_path, data, message):
     file = tmp_path / "odd.json"
     file.write_text(data)
     enter(desk_page, "Trace")
     put(desk_page, file)
-    assert said in desk_page.run(
+    assert message in desk_page.run(
         "document.querySelector('[role=alert]:not(:empty)').innerText"
     )
 

@@ -11,7 +11,7 @@ group. From the highest digit down, the blocks sent shrink by the factor each ti
   all_reduce      2 · sum of (f-1)   2(n-1)/n, the least possible
 
 over the factors f of n. `radix` joins prime factors into larger ones up to that size:
-fewer steps, with more partners in each. A prime n is one factor: then every rank talks
+fewer steps, with more partners in each. A prime n is one factor: then every rank sends
 to all.
 """
 

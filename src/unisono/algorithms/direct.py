@@ -1,6 +1,6 @@
 """Direct: every chunk goes straight to where it is wanted.
 
-Everyone talks to everyone, but only with the chunk that the other needs, so no byte is
+Every rank sends to every other, but only the chunk that the other needs, so no byte is
 sent in vain. One step (two for all_reduce) for those with many ports; with one port it
 is n-1 messages each. Sums are taken in rank order, so their bits do not depend on the
 size.
@@ -71,7 +71,7 @@ def gather(n: int, rotate: bool = False) -> Schedule:
 
 @algorithm
 def barrier(n: int, rotate: bool = False) -> Iterator[Step]:
-    """Every rank tells every other that it is here."""
+    """Every rank notifies every other."""
     r = np.arange(n)
     hops = (copy_step(r, src=r, dst=(r + h) % n) for h in range(1, n))
     yield from hops if rotate else [together(hops)]

@@ -1,15 +1,15 @@
 """Dissemination: what a rank knows doubles in every step, for any n.
 
-barrier: in step k every rank tells the one 2^k places on whom it has heard of. After
-⌈log2 n⌉ steps everyone has heard of everyone, n a power of two or not.
+barrier: in step k every rank notifies the rank 2^k places on of all it knows. After
+⌈log2 n⌉ steps every rank knows of all, n a power of two or not.
 
 all_reduce has to count each contribution once, so knowledge may not overlap. The ranks
 are halved again and again into groups that differ by at most one; going back up, each
-rank of one group hears from one rank of its sister group, so all members of the joint
-group hold the same sum, to the last bit. Where the sister is smaller by one, one of its
-ranks speaks twice. No rank sends or receives more than ⌈log2 n⌉ messages in all.
+rank of one group receives from one rank of its sister group, so all members of the
+joint group hold the same sum, to the last bit. Where the sister is smaller by one, one
+of its ranks sends twice. No rank sends or receives more than ⌈log2 n⌉ messages in all.
 
-With `carry` no rank ever speaks to two: windows of 2^k ranks are summed as in the
+With `carry` no rank ever sends to two: windows of 2^k ranks are summed as in the
 barrier, and the sums of the windows that make up n in binary are carried along in a
 temporary. This has the fewest rounds of all for n other than 2^l, but every rank adds
 in a different order, so ranks may differ in the last bit.
@@ -42,7 +42,7 @@ def carries(n: int, carry: bool) -> bool:
 
 @algorithm
 def barrier(n: int) -> Iterator[Step]:
-    """Everyone tells the rank 2^k places on whom it has heard of."""
+    """Every rank notifies the rank 2^k places on of all ranks it knows."""
     r = np.arange(n)[:, None]
     known = 1
     while known < n:
@@ -53,7 +53,7 @@ def barrier(n: int) -> Iterator[Step]:
 
 @algorithm(chunks=1, temporaries=lambda n, carry: int(carries(n, carry)))
 def all_reduce(n: int, carry: bool = False) -> Iterator[Step]:
-    """Groups join in pairs, or windows of ranks grow, until all have heard of all."""
+    """Groups join in pairs, or windows of ranks grow, until they hold all ranks."""
     yield from _windows(n) if carries(n, carry) else _groups(n)
 
 
@@ -68,7 +68,7 @@ def _groups(n: int) -> Iterator[Step]:
             if not other.size:
                 continue
             teller = other
-            if one.size > other.size:  # whoever has spoken least speaks twice
+            if one.size > other.size:  # the rank that has sent least sends twice
                 teller = np.append(other, other[np.argmin(spoken[other])])
             meetings.append(reduce_step(SUM, src=teller, dst=one))
             meetings.append(reduce_step(SUM, src=one[: other.size], dst=other))

@@ -4,7 +4,7 @@ In reduce_scatter partners at distance q/2, q/4, ... 1 each keep one half of wha
 still share and send the other half, which is added there. Backwards that is an
 all_gather. For n other than a power of two there are two ways:
 
-- fold: q = 2^⌊log2 n⌋ ranks play the parts, and the surplus ranks hand their data in
+- fold: q = 2^⌊log2 n⌋ ranks take part, and the surplus ranks hand their data in
   before and get the result after (n = 13: five ranks fold onto eight);
 - `blocks`: n is cut into blocks of powers of two (13 = 8 + 4 + 1). Each block halves
   for itself, each smaller block hands its sums to the next larger one; and back again.
@@ -16,7 +16,7 @@ With l = ⌊log2 n⌋:
   all_gather      l                  (n-1)/n      l + 2            about 2
   all_reduce      2l                 2(n-1)/n     2l + 2           4 - 2/q
 
-By blocks, all_reduce takes 2l + 2 steps too. A small block then speaks to several ranks
+By blocks, all_reduce takes 2l + 2 steps too. A small block then sends to several ranks
 of a larger one at once, which costs rounds (n = 13: 16) and, as a step lasts until its
 busiest rank is done, span (below 5); but work stays below 3/2, where folding has 2 -
 1/q.

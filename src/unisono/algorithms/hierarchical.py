@@ -1,19 +1,19 @@
 """Hierarchical: one algorithm inside the hosts, another between them, over any levels.
 
 Links inside a host are many times faster than those between. So first share out the
-work inside, then let every rank of a host talk across with its own share only, and last
+work inside, then let every rank of a host send across its own share only, and last
 collect inside again. With g ranks on each of N hosts and rings on both levels,
 
               rounds                    inside                  across, per rank
   all_reduce  2(g-1) + 2(N-1)           2(g-1)/g buffers        2(N-1)/(gN)
 
-where a flat ring would take 2(gN-1) rounds. `schedule/product.py` says how each
+where a flat ring would take 2(gN-1) rounds. `schedule/product.py` describes how each
 collective is put together.
 
-`levels` tells the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
+`levels` gives the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
 has a level below that; unequal groups are written out, 5+4+4. Without it, groups are
 about as many as each has ranks, uneven if need be. Where the ranks of a host do not
-follow each other, `hosts` tells the host of each rank instead: 0.1.0.1, or in short
+follow each other, `hosts` gives the host of each rank instead: 0.1.0.1, or in short
 0-1x2 (see `schedule/placement.py`). Where there is a root, its group leads on every
 level, so whatever crosses into another group crosses once.
 
@@ -142,7 +142,7 @@ def all_to_all(
     by: str = "",
     segments: int = 1,
 ) -> Schedule:
-    """Inside, to the rank that speaks to the target's place; then across."""
+    """Inside, to the rank that sends to the target's place; then across."""
     return stack("all_to_all", n, (levels, hosts), by, segments)
 
 
@@ -166,7 +166,7 @@ def stack(
     segments: int,
     root: int = 0,
 ) -> Schedule:
-    """The product of all levels, its parts played by the ranks where they live."""
+    """The product of all levels, relabelled for the placement of the ranks."""
     shape, ranks = placed(n, *layout)
     if COLLECTIVES[what].rooted:
         shape, order = led_by(n, shape, int(np.flatnonzero(ranks == root)[0]))
@@ -271,7 +271,7 @@ def _sizes(n: int, text: str) -> list[int]:
 
 
 def telling(hosts: Sequence[int]) -> str:
-    """The parameter that tells a placement, as short as can be."""
+    """The parameter for a placement, as short as possible."""
     hosts = numbered(hosts)
     if list(hosts) != sorted(hosts):
         return f"hosts={written(hosts)}"

@@ -215,7 +215,9 @@ def _run(
     It is compiled here: Python's own cache would take a file for unchanged that has
     been edited within a second.
     """
-    sys.path.insert(0, str(file.parent))  # as for a script: its helpers lie beside it
+    sys.path.insert(
+        0, str(file.parent)
+    )  # as for a script: its helpers are in its folder
     try:
         exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
     except SyntaxError as why:
@@ -225,7 +227,7 @@ def _run(
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException as why:  # whatever a file does, it is told as its error
+    except BaseException as why:  # any exception of a file is reported as its error
         where = line_in(str(file), why) or str(file)
         raise BadArgument(f"{where}: {type(why).__name__}: {why}") from why
     finally:
@@ -288,7 +290,7 @@ def _resolve(
 def find(
     what: Collective, spec: str, files: Mapping[str, str] | None = None
 ) -> tuple[Algorithm, dict[str, Param]]:
-    """The algorithm that a name means, and the parameters told in it.
+    """The algorithm that a name means, and the parameters given in it.
 
     `files` are those that have been read before: the module of each path.
     """

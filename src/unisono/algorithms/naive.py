@@ -1,4 +1,4 @@
-"""Naive: everyone talks to everyone concerned, at once, with whole buffers.
+"""Naive: every rank sends whole buffers to every rank concerned, at once.
 
 No cleverness, and the yardstick for all of it. One step, but the busiest rank has n-1
 messages to send or to receive.

@@ -57,7 +57,7 @@ def reduce(n: int) -> Iterator[Step]:
 
 
 def on_pairs(n: int, steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps of a power of two of ranks, acted out by those that stay in."""
+    """The steps of a power of two of ranks, run by those that stay in."""
     q = power_below(n)
     _, _, stays = fold_pairs(q, n)
     return embed(steps, np.arange(q), lambda _, rank: stays[rank])

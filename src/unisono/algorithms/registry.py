@@ -75,7 +75,7 @@ class Algorithm:
     params: Mapping[str, Param] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the parameters off the function's signature, or say what is amiss."""
+        """Read the parameters off the function's signature, or raise BadArgument."""
         if not inspect.isfunction(self.body) or (
             inspect.iscoroutinefunction(self.body)
             or inspect.isasyncgenfunction(self.body)
@@ -173,7 +173,7 @@ class Algorithm:
 
     @cached_property
     def takes_root(self) -> bool:
-        """Whether its function is told the root, instead of being turned to it."""
+        """Whether its function takes the root; otherwise its schedule is relabelled."""
         return "root" in inspect.signature(self.body).parameters
 
     def __call__(self, n: int, **params: Param) -> Schedule:
@@ -307,7 +307,7 @@ class _AlgorithmErrors:
             return
         where = line_in(file, error) or self.algorithm.where
         if type(error) is BadArgument and not ours:
-            if not str(error).startswith(file):  # told once is enough
+            if not str(error).startswith(file):  # once is enough
                 raise BadArgument(f"{where}: {error}") from error
         elif not isinstance(error, UnisonoError):
             raise BadArgument(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""Ring: every rank talks only to its neighbours.
+"""Ring: every rank communicates only with its neighbours.
 
-Follow the chunk, not the rank. Chunk c walks round the ring, and at hop h it moves from
-rank c+h to rank c+h+1 (mod n). All n chunks walk at once, one place apart, so every
+Follow the chunk, not the rank. Chunk c goes round the ring, and at hop h it moves from
+rank c+h to rank c+h+1 (mod n). All n chunks move at once, one place apart, so every
 link carries exactly one chunk in every step.
 
                   steps     sent by each rank
@@ -10,7 +10,7 @@ link carries exactly one chunk in every step.
   all_reduce      2(n-1)    2(n-1)/n, the least possible
   all_to_all      n-1       (n-1)/2, since a chunk for the far side passes many hands
 
-With `both`, chunks walk the shorter way round, left and right at once: about half the
+With `both`, chunks go the shorter way round, left and right at once: about half the
 steps, over twice the links, and the same bytes (in all_to_all, half as many).
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
@@ -51,7 +51,7 @@ def all_reduce(n: int, both: bool = False) -> Schedule:
 
 @algorithm
 def all_to_all(n: int, both: bool = False) -> Iterator[Step]:
-    """The chunk from i to j walks from neighbour to neighbour until it is there."""
+    """The chunk from i to j goes from neighbour to neighbour."""
     right = n // 2 if both else n - 1
     yield from at_once(carry(n, +1, right), carry(n, -1, n - 1 - right))
 

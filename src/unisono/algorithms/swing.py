@@ -1,8 +1,8 @@
 """Swing: recursive doubling that keeps close to home on a ring or torus.
 
-In step s rank r talks to r + ρ(s) if it is even and r - ρ(s) if it is odd, where ρ is
-1, -1, 3, -5, 11, ... = (1 - (-2)^(s+1)) / 3. That reaches everyone in log2 n steps as
-doubling does, but each distance is about two thirds of the power of two, so on rings
+In step s rank r exchanges with r + ρ(s) if it is even and r - ρ(s) if it is odd, where
+ρ is 1, -1, 3, -5, 11, ... = (1 - (-2)^(s+1)) / 3. That reaches everyone in log2 n steps
+as doubling does, but each distance is about two thirds of the power of two, so on rings
 and tori less traffic crosses each link. Other n than powers of two are folded.
 
                   rounds      span, in buffers
@@ -55,7 +55,7 @@ def swings(q: int) -> Iterator[Step]:
 
 
 def partners(r: Ints, s: int, n: int) -> Ints:
-    """Whom each rank talks to in step s."""
+    """The partner of each rank in step s."""
     hop = (1 - (-2) ** (s + 1)) // 3
     partner: Ints = (r + np.where(r % 2 == 0, hop, -hop)) % n
     return partner

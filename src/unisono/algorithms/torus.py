@@ -3,7 +3,7 @@
 Ranks are the points of a D-dimensional torus; rank r is its coordinates read as one
 number, the last changing fastest. The data is cut in 2D parts. Each part is gathered by
 rings along one dimension after the other; the parts begin with different dimensions,
-and half of them walk the other way, so in every step each of a rank's 2D links carries
+and half of them go the other way, so in every step each of a rank's 2D links carries
 one part.
 
                   steps              over each link, out of every rank
@@ -89,7 +89,7 @@ def _rank(point: Ints, lengths: list[int]) -> Ints:
 
 
 def sides(n: int, shape: str) -> list[int]:
-    """The sides of the torus of n ranks that `shape` tells."""
+    """The sides of the torus of n ranks, from `shape`."""
     if not shape:
         short = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
         return [short, n // short] if short > 1 else [n]

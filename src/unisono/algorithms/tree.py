@@ -1,6 +1,6 @@
 """Tree: what a rank knows it passes on, so that those who know double in every step.
 
-The k-nomial tree on rank 0: in the first step 0 speaks to the ranks k^(h-1), 2k^(h-1),
+The k-nomial tree on rank 0: in the first step 0 sends to the ranks k^(h-1), 2k^(h-1),
 ... below n, and then each of these heads its own block in the same way, with a smaller
 k-power. Blocks are consecutive ranks, so scatter sends each head what is for its whole
 block. With radix 2 this is the binomial tree.

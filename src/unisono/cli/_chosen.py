@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.cli.output import print_json
 from unisono.errors import BadArgument
 from unisono.runtime.observe.explain import chooser, runner_up, when_tuned
-from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.runtime.plan.tuned import Tuned, tuned_here
 from unisono.schedule.collective import collective as find_collective
 from unisono.units import format_bytes, format_seconds
@@ -46,12 +46,12 @@ def tell(
 
 def _choice(
     what: str, size: int, n: int, hosts: tuple[int, ...], table: Tuned | None
-) -> Choice:
+) -> AlgorithmChoice:
     common = {"named": None, "reproducible": False, "hosts": hosts}
     return choose(what, size, n, tuned=table, itemsize=_ITEMSIZE, **common)  # type: ignore[arg-type]
 
 
-def _plain(what: str, size: int, n: int, choice: Choice) -> dict[str, object]:
+def _plain(what: str, size: int, n: int, choice: AlgorithmChoice) -> dict[str, object]:
     row = choice.row
     return {
         "collective": what,

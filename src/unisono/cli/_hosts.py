@@ -1,4 +1,4 @@
-"""The options of verbs that start ranks on hosts by name, put into words of ours."""
+"""The options of commands that start ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import Host, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
 from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
@@ -21,7 +21,7 @@ _NOT_FORWARDED = re.compile(
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
-def places(hosts: str, hostfile: Path | None, n: int | None) -> list[Host]:
+def places(hosts: str, hostfile: Path | None, n: int | None) -> list[HostSpec]:
     """The hosts with their ranks; none if none are named."""
     if hosts and hostfile is not None:
         raise BadArgument("--hosts and --hostfile: give one of them")
@@ -32,8 +32,8 @@ def places(hosts: str, hostfile: Path | None, n: int | None) -> list[Host]:
     return []
 
 
-def world(hosts: Iterable[Host]) -> int | None:
-    """The number of ranks, if it does not hang on what the hosts say."""
+def world(hosts: Iterable[HostSpec]) -> int | None:
+    """The number of ranks, if it does not depend on the hosts' cores."""
     ranks = [host.ranks for host in hosts]
     return None if None in ranks else sum(number or 0 for number in ranks)
 
@@ -54,7 +54,7 @@ def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
 
 
 def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:
-    """These say nothing about ranks of this host."""
+    """These do not apply to ranks of this host."""
     given = {"--ssh": ssh, "--python": python, "--chdir": chdir, "--address": address}
     for option, value in given.items():
         if value:
@@ -76,7 +76,7 @@ def command(python: str, module: str, words: Sequence[str]) -> list[str]:
 
 
 def variables(given: Iterable[str]) -> dict[str, str]:
-    """What `--env` says: NAME=value, or NAME as it is here."""
+    """The variables of `--env`: NAME=value, or NAME with its value here."""
     given_variables = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -89,7 +89,7 @@ def variables(given: Iterable[str]) -> dict[str, str]:
 
 
 def forwarded() -> dict[str, str]:
-    """Variables of ours that ranks elsewhere get unasked."""
+    """Variables that ranks on other hosts get without `--env`."""
     return {
         name: value
         for name, value in os.environ.items()

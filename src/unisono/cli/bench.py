@@ -1,7 +1,7 @@
 """`unisono bench`: how fast collectives are here, and how fast others are.
 
 The words and columns are those of nccl-tests, but for `-n`, which means ranks. How it
-is measured is told in `_bench`.
+is measured is described in `_bench`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def bench(
         Peers to measure in the same run: gloo, openmpi, mpich (see make peers).
     per_host
         Let unisono's ranks behave as if so many were on each host: between hosts they
-        talk over TCP, on this machine's loopback.
+        communicate by TCP, on this machine's loopback.
     shared
         Measure on buffers from comm.empty, which live in shared memory.
     json
@@ -145,7 +145,7 @@ def bench(
 
 @dataclass
 class _Task:
-    """What is to be measured, of whom."""
+    """What is to be measured, of which systems."""
 
     n: int
     collectives: list[str]

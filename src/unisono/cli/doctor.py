@@ -26,7 +26,7 @@ from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world, show, show_matrices
 from unisono.cli.output import parse_world, print_json
 from unisono.errors import BadArgument, UnisonoError
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
 from unisono.launch.output import RankOutput
@@ -104,16 +104,16 @@ def _ranks(text: str) -> int | None:
 
 
 def _each(
-    hosts: Sequence[Host], way: RemoteOptions
-) -> tuple[list[Finding], list[Host]]:
-    """What every host says of itself, and those that said anything."""
+    hosts: Sequence[HostSpec], way: RemoteOptions
+) -> tuple[list[Finding], list[HostSpec]]:
+    """The findings of every host, and the hosts that answered."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(partial(_one, way), hosts))
     reached = [host for host, (ok, _) in zip(hosts, answers, strict=True) if ok]
     return [finding for _, findings in answers for finding in findings], reached
 
 
-def _one(way: RemoteOptions, host: Host) -> tuple[bool, list[Finding]]:
+def _one(way: RemoteOptions, host: HostSpec) -> tuple[bool, list[Finding]]:
     command = [way.python, "-m", "unisono.cli._doctor.host"]
     output = io.BytesIO()
     stage, alone = RankOutput(output, io.BytesIO()), replace(host, ranks=1)
@@ -144,7 +144,7 @@ def _world_here(ranks: int) -> WorldFindings:
 
 
 def _world_on(
-    hosts: Sequence[Host], way: RemoteOptions, ranks: int | None
+    hosts: Sequence[HostSpec], way: RemoteOptions, ranks: int | None
 ) -> WorldFindings:
     each = ranks or (1 if len(hosts) > 1 else 2)
     places = [replace(host, ranks=host.ranks or each) for host in hosts]

@@ -74,7 +74,7 @@ def _world() -> str:
 
 
 def _meeting() -> str:
-    """Where the ranks of that world would meet."""
+    """The rendezvous of that world."""
     try:
         world = find_world()
         if not world.hosts_several:

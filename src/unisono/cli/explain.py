@@ -1,6 +1,6 @@
 """`unisono explain`: the steps of an algorithm, its cost, and the proof.
 
-With `--html` it writes a page that plays it. With `--on this` it tells instead what
+With `--html` it writes a page that plays it. With `--on this` it prints instead what
 would be chosen on this machine, and why.
 """
 
@@ -67,7 +67,7 @@ def explain(
     root
         The root of broadcast, reduce, scatter and gather.
     size
-        Bytes of one rank's buffer, as 64M: the cost is told in bytes as well.
+        Bytes of one rank's buffer, as 64M: the cost is given in bytes as well.
     svg_file
         Write the picture to this file instead.
     html_file
@@ -77,7 +77,7 @@ def explain(
     beside
         A second algorithm in the page, under the same clock.
     on
-        "this": tell what this machine would choose, for -b or a few sizes.
+        "this": print what this machine would choose, for -b or a few sizes.
     per_host
         With --on this: so many ranks on each host; all on one if it is not given.
     json

@@ -84,7 +84,7 @@ def print_json(thing: object) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that the user named, or say why not."""
+    """Write a file that the user named; BadArgument if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as why:

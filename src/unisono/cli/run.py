@@ -129,7 +129,7 @@ def _run(
         Where rank 0 listens, as host:port, if not at the first host's name.
     env
         A variable for all ranks, NAME or NAME=value; may be given several times. The
-        hosts are told those that begin with UNISONO_, PYTHON or OMP_ anyway.
+        hosts get those that begin with UNISONO_, PYTHON or OMP_ anyway.
     records
         Have every rank leave its flight record in this folder (on each host), for
         unisono trace why.

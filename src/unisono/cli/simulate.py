@@ -193,7 +193,7 @@ def _options(
 
 
 def _beside(compute: str, share: float) -> dict[str, Any]:
-    """Computing beside the collective, if there is any."""
+    """Computation during the collective, if there is any."""
     if not compute:
         if share != 1.0:
             raise BadArgument(f"--share {share:g}: is only used with --compute")
@@ -202,7 +202,7 @@ def _beside(compute: str, share: float) -> dict[str, Any]:
 
 
 def _adding(reduce: str) -> dict[str, Any]:
-    """The seconds that a byte takes to be added, if that was told."""
+    """The seconds that a byte takes to be added, if given."""
     if not reduce:
         return {}
     rate = parse_bandwidth(reduce)

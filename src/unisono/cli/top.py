@@ -27,7 +27,7 @@ FRAME = 3
 def top(
     pid: str = "", /, *, every: str = "1", once: bool = False, json: bool = False
 ) -> int:
-    """Where the ranks of a job are: calls, who is behind, how much goes to whom.
+    """Where the ranks of a job are: calls, which are late, traffic by link.
 
     Only asks: nothing of the job is changed. A rank can be asked if unisono run has
     started it, or if UNISONO_WATCH=1 was set. It ends by Ctrl-C, or with the job.
@@ -39,7 +39,7 @@ def top(
     pid
         A process of the job, or its launcher, if several run.
     every
-        Seconds between two looks.
+        Seconds between two updates.
     once
         Look twice, for the rates, print that, and end.
     json

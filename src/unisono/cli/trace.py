@@ -72,7 +72,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         variable = f"{TRACE}={folder.absolute()}"
         code = run_verb.carry_out("--env", variable, *theirs)
         if code and not any(folder.iterdir()):
-            return code  # it has said why
+            return code  # it has printed why
         parts = read_parts(folder)
     finally:
         if keep is None:
@@ -205,7 +205,7 @@ def open_(
     per_rank: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Say how to look at a trace, and with --browser open it.
+    """Print how to view a trace, and with --browser open it.
 
     Perfetto's page fetches the file from this machine, from a server that listens on
     loopback only, for this file alone, until it was fetched or Ctrl-C.

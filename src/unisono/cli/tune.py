@@ -12,7 +12,7 @@ from unisono.cli._bench import groups
 from unisono.cli._bench.progress import Progress
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument
-from unisono.runtime.plan.tuned import Link, Part, TunedWorld, machine
+from unisono.runtime.plan.tuned import TunedCollective, TunedLink, TunedWorld, machine
 from unisono.tune import QUICK, Effort
 from unisono.tune.files import destination, save
 from unisono.units import format_bandwidth, format_bytes, format_seconds
@@ -43,8 +43,8 @@ def tune(
     n
         Number of ranks.
     per_host
-        Let the ranks behave as if so many were on each host: between hosts they talk
-        over TCP, on this machine's loopback.
+        Let the ranks behave as if so many were on each host: between hosts they
+        communicate over TCP, on this machine's loopback.
     quick
         Five collectives at six sizes, in seconds rather than minutes.
     collective
@@ -86,17 +86,17 @@ def _measured(ranks: int, per_host: int, effort: Effort, *, json: bool) -> Tuned
             progress.clear()
             return answer
 
-        links = msgspec.convert(ask("links")["links"], list[Link])
+        links = msgspec.convert(ask("links")["links"], list[TunedLink])
         if not json:
             _print_links(links)
         for name in effort.collectives:
-            part = msgspec.convert(ask(name)["part"], Part)
+            part = msgspec.convert(ask(name)["part"], TunedCollective)
             if not json:
                 print_part(part)
         return msgspec.convert(ask("world")["world"], TunedWorld)
 
 
-def _print_links(links: list[Link]) -> None:
+def _print_links(links: list[TunedLink]) -> None:
     for link in links:
         to = f"{format_bytes(link.from_bytes)} to {format_bytes(link.upto_bytes)}"
         sure = link.byte_error / link.byte if link.byte else 0.0
@@ -105,7 +105,7 @@ def _print_links(links: list[Link]) -> None:
         print(f"# {link.kind:<7} {to:<20} {late} ± {error}, {rate} ± {sure:.0%}")
 
 
-def print_part(part: Part) -> None:
+def print_part(part: TunedCollective) -> None:
     """The winners of one collective, by size."""
     what = f" of {part.itemsize}-byte elements" if part.itemsize else ""
     print(f"# {part.collective}{what}")

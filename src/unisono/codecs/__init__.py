@@ -9,7 +9,7 @@ options      schemes that choose what to send: topk, randomk, powersgd; `feedbac
     fp8.decode(code, x.size)             # nearly x: fp8.error is how nearly
     fp8.add(total, code)                 # decode and add up, in float32
 
-docs/codecs.md tells what each does to size and error, and to NaN and infinities.
+docs/codecs.md describes what each does to size and error, and to NaN and infinities.
 """
 
 from unisono.codecs.dense import NAMES, Codec, get, key, ways

@@ -105,7 +105,7 @@ def _block(spec: str, name: str, value: str) -> int:
 def key(step: int, slot: int) -> int:
     """The key of one rounding by chance: that of buffer `slot` in step `step`.
 
-    Another step or slot rounds otherwise; the same ones round alike, everywhere.
+    Another step or slot rounds differently; the same ones round equally, everywhere.
     """
     step, slot = whole_number("step", step), whole_number("slot", slot)
     if not (0 <= step < 1 << 64 and 0 <= slot < 1 << 64):

@@ -15,7 +15,7 @@ kept here, by each rank of its own gradients, and it is velocities that add up a
     velocity = momentum · velocity + gradient
     wanted   = velocity + residual         both are zero again where it was sent
 
-Whatever is not finite has been sent, so everybody knows of it; it is not kept, since it
+Values that are not finite have been sent to all; they are not kept, since it
 would spoil all steps to come.
 
 Seide et al., "1-bit stochastic gradient descent" (2014); Karimireddy et al., "Error

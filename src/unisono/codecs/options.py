@@ -1,4 +1,4 @@
-"""How a scheme is spelled: its name, and after a colon what it is told.
+"""How a scheme is written: its name, and after a colon its options.
 
     topk:0.01                   the first option may go without its name
     topk:k=1000,momentum=0.9    several are parted by commas
@@ -33,7 +33,7 @@ def is_scheme(spec: object) -> bool:
 
 
 def scheme(spec: str | Scheme) -> Scheme:
-    """The scheme that is spelled so; BadArgument says what can be told."""
+    """The scheme of this name; BadArgument lists the options."""
     if isinstance(spec, Scheme):
         return spec
     if not isinstance(spec, str):

@@ -1,7 +1,7 @@
-"""Random-k: elements drawn by lot, the same on every rank, so no places travel.
+"""Random-k: elements selected at random, the same on all ranks; no indices are sent.
 
 All ranks draw with one seed, and what they drew can be added up by any all_reduce, as a
-shorter tensor. The lot is drawn in strata: one element in each of k runs.
+shorter tensor. The selection is stratified: one element in each of k runs.
 
     x        |  .   .   .   | .   .   .  | .   .   .  |      k = 3
     drawn         1               2        0                 by hash(seed, run)
@@ -32,8 +32,8 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 class RandomK:
     """Send the share `density` of the elements, or `k` of them if that is given.
 
-    `seed` chooses which. Error feedback adds its own steps to it; whoever calls without
-    must tell another one in each call.
+    `seed` chooses which. Error feedback adds its own steps to it; callers without
+    must give another one in each call.
     """
 
     density: float = 0.01

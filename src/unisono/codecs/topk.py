@@ -8,7 +8,7 @@ What is left out is never more than (1 - k/count) of the squared norm, so with e
 feedback (`feedback`) nothing is lost for good. Every rank chooses for itself; the sum
 of their choices has up to n·k elements, and `runtime.sparse` says how it is made.
 
-NaN counts as larger than anything, so it is sent first and everybody sees it.
+NaN counts as larger than anything, so it is sent first.
 
 Lin et al., "Deep gradient compression" (2018): momentum correction and warm-up. Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory" (2018): the bound.
@@ -39,7 +39,7 @@ class TopK:
 
     `momentum`: what adds up here are velocities, not gradients (momentum correction);
     the optimizer then has none of its own. `warmup`: in so many steps the density goes
-    down from a quarter to what is told.
+    down from a quarter to the density given.
     """
 
     density: float = 0.01

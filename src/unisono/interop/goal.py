@@ -9,8 +9,8 @@
 
 Each message is a send and a receive with a tag of their own; what is added up is a
 `calc` of so many nanoseconds after the receive. What waits for what follows from the
-schedule's dependencies, each told on the rank where it can be: a send after the receive
-of what it sends, a receive after the send of what it overwrites.
+schedule's dependencies, each written on the rank where it can be: a send after the
+receive of what it sends, a receive after the send of what it overwrites.
 
 Hoefler, Siebert and Lumsdaine, "Group operation assembly language: a flexible way to
 express collective communication", ICPP 2009.

@@ -29,7 +29,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostSpec:
     """A host to start ranks on; `ranks` None means one for each core."""
 
     name: str
@@ -60,7 +60,7 @@ class Host:
         return self.name.replace("[", "").replace("]", "")
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[HostSpec]:
     """Parse "a,b:4,c"."""
     hosts = []
     for part in text.split(","):
@@ -74,7 +74,7 @@ def parse_hosts(text: str) -> list[Host]:
     return _distinct("--hosts", hosts)
 
 
-def read_hostfile(path: Path) -> list[Host]:
+def read_hostfile(path: Path) -> list[HostSpec]:
     """Read a hostfile: one host per line, as `name slots=4`."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -98,15 +98,15 @@ def read_hostfile(path: Path) -> list[Host]:
     return _distinct(str(path), hosts)
 
 
-def _host(where: str, name: str, ranks: str | None) -> Host:
+def _host(where: str, name: str, ranks: str | None) -> HostSpec:
     if ranks is None:
-        return Host(name)
+        return HostSpec(name)
     if not ranks.isascii() or not ranks.isdigit() or not 1 <= int(ranks) <= 1 << 20:
         raise BadArgument(f"{where}: {name} with {ranks} ranks: expected 1 or more")
-    return Host(name, int(ranks))
+    return HostSpec(name, int(ranks))
 
 
-def _distinct(where: str, hosts: Sequence[Host]) -> list[Host]:
+def _distinct(where: str, hosts: Sequence[HostSpec]) -> list[HostSpec]:
     addresses: set[str] = set()
     for host in hosts:
         if host.address in addresses:
@@ -118,6 +118,6 @@ def _distinct(where: str, hosts: Sequence[Host]) -> list[Host]:
     return list(hosts)
 
 
-def with_ranks(hosts: Iterable[Host], n: int | None) -> list[Host]:
+def with_ranks(hosts: Iterable[HostSpec], n: int | None) -> list[HostSpec]:
     """The same hosts, with `n` ranks where no number is given."""
-    return [host if host.ranks else Host(host.name, n) for host in hosts]
+    return [host if host.ranks else HostSpec(host.name, n) for host in hosts]

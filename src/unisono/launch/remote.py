@@ -25,7 +25,7 @@ from typing import IO
 
 from unisono.errors import BadArgument
 from unisono.launch import protocol
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.outcome import Outcome
 from unisono.launch.output import LineStream, RankOutput
 from unisono.launch.processes import read_input
@@ -50,7 +50,7 @@ class RemoteOptions:
 
 def launch_on_hosts(
     command: Sequence[str],
-    hosts: Sequence[Host],
+    hosts: Sequence[HostSpec],
     output: RankOutput,
     options: RemoteOptions,
     *,
@@ -76,7 +76,7 @@ class _RemoteJob(Supervisor):
     def __init__(
         self,
         command: Sequence[str],
-        hosts: Sequence[Host],
+        hosts: Sequence[HostSpec],
         output: RankOutput,
         options: RemoteOptions,
         environment: Mapping[str, str],
@@ -267,7 +267,7 @@ class _RemoteJob(Supervisor):
                 agent.send(protocol.SendSignal(number))
 
 
-def refuse_loopback(hosts: Sequence[Host], address: str) -> None:
+def refuse_loopback(hosts: Sequence[HostSpec], address: str) -> None:
     """Refuse a loopback name for rank 0's host if other hosts must reach it."""
     if address or not hosts[0].is_loopback or all(host.is_loopback for host in hosts):
         return

@@ -22,7 +22,7 @@ from typing import IO
 import unisono
 from unisono.errors import BadArgument, ConnectFailed, UnisonoError
 from unisono.launch import protocol
-from unisono.launch.hostfile import Host
+from unisono.launch.hostfile import HostSpec
 from unisono.launch.output import LineStream
 from unisono.launch.protocol import AgentReady
 
@@ -38,7 +38,7 @@ _MAX_PREAMBLE = 1 << 20  # bytes before the version line
 class AgentConnection:
     """The connection to the agent of one host."""
 
-    def __init__(self, host: Host, ssh: Sequence[str], python: str) -> None:
+    def __init__(self, host: HostSpec, ssh: Sequence[str], python: str) -> None:
         """Start it; the agent is running when `ready` is set."""
         self.host = host
         self.ready: AgentReady | None = None

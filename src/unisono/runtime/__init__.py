@@ -7,7 +7,7 @@ object_collectives  collectives of Python objects
 python_reductions   reductions by a user's function
 call/               one call: arguments, buffers, options, the handle of work in flight
 plan/               verified schedules made concrete; choice of algorithm
-observe/            errors in words, flight recorder, trace, monitor, explain
+observe/            error messages, flight recorder, trace, monitor, explain
 compress/           all_reduce by top-k, random-k, PowerSGD; error feedback
 world/              init, rendezvous, membership; shrink and grow
 

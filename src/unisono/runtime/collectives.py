@@ -1,7 +1,7 @@
-"""What is built from collectives sees of a communicator: these methods and its core.
+"""The methods of a communicator that other collectives are built from.
 
-Groups, objects and compressed sums stand below `Communicator`, which offers them, so
-they are written against this protocol.
+Groups, objects and compressed sums are below `Communicator`, which offers them, so they
+are written against this protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Collectives(Protocol):
     world_size: int
 
     def __init__(self, core: Core) -> None:
-        """Around a core, as `split` makes them."""
+        """A communicator of this core."""
 
     @property
     def name(self) -> str: ...  # noqa: D102

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -35,7 +34,8 @@ from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import readable, shape_and_dtype
-from unisono.runtime.call.options import How, Options
+from unisono.runtime.call.options import CallOptions as How
+from unisono.runtime.call.options import Options
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
@@ -490,11 +490,6 @@ class Communicator:
         """For `with unisono.init() as comm:`."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()

@@ -1,7 +1,7 @@
-"""What every call of a communicator goes through, whatever its collective.
+"""The common path of all calls of a communicator.
 
-A kind of call that has been made before finds its plan by a key and starts at once. The
-native core keeps the plans of plain calls itself, so that these hardly touch Python.
+A kind of call that was made before finds its plan by a key and starts at once. The
+native core caches the plans of plain calls itself, so that these need little Python.
 When a call fails, the native core's failure code becomes an error that names ranks.
 """
 
@@ -29,14 +29,14 @@ from unisono.errors import (
 from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
-from unisono.runtime.call.work import InFlight, Work
-from unisono.runtime.observe.failures import Trouble, in_words
+from unisono.runtime.call.work import CallsInFlight, Work
+from unisono.runtime.observe.failures import FailureCode, describe_call
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
-from unisono.runtime.plan.plans import CODES, Kind, lowered, make_plan
+from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
 from unisono.runtime.plan.select import choose
 from unisono.transports.session import Known, Peer, Session
 
@@ -76,7 +76,7 @@ class Core:
         name: str = "world",
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """`agreed` is a number by which all ranks know it, and no other."""
+        """`agreed` is a number that identifies this communicator on all its ranks."""
         self.transport = transport
         self.native = native
         self.world_ranks = tuple(ranks)
@@ -87,12 +87,16 @@ class Core:
         self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
         self.hosts_if_several = self.hosts if any(self.hosts) else ()
         self.plans: dict[object, _native.Plan] = {}
-        self.single_use: deque[object] = deque(maxlen=256)  # keys of plans not kept
+        self.single_use: deque[object] = deque(
+            maxlen=256
+        )  # keys of plans that are not cached
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
-        self.in_flight = InFlight(native)
+        self.in_flight = CallsInFlight(native)
         self._on_close = on_close
         self.closed = False
-        self.membership: ResizableWorld | None = None  # of the world alone
+        self.membership: ResizableWorld | None = (
+            None  # only of a world's first communicator
+        )
         self.rank = self.world_ranks.index(transport.rank)
         self.world_size = len(self.world_ranks)
         self.name = name
@@ -102,12 +106,12 @@ class Core:
         )
         self.timeout_s = timeout_s
         self.quick = _native.quick_of(native)
-        self.exceeded_s = -1.0  # the limit of the call by which this rank broke it
+        self.exceeded_s = -1.0  # the timeout of the call that broke it
         transport.admit(self, native.id(), Known(name, agreed, self.world_ranks))
         self._dropped = finalize(
             self, transport.give_back, native, agreed, on_close, self.in_flight
         )
-        self._dropped.atexit = False  # then all are closed
+        self._dropped.atexit = False  # at exit all are closed anyway
 
     @classmethod
     def joined(
@@ -122,9 +126,9 @@ class Core:
         name: str,
         in_vain: Callable[[], bool] = bool,
     ) -> Self:
-        """The communicator of these ranks, in memory that the first here made.
+        """The core of these ranks, in shared memory that the first rank here made.
 
-        `agreed` is a number by which all of them know it, and no other.
+        `agreed` is a number that identifies it on all its ranks.
         """
         native = transport.communicator(
             ranks, segment, agreed=agreed, timeout_s=meeting_s, in_vain=in_vain
@@ -146,17 +150,19 @@ class Core:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call may take that is given no limit of its own; can be set."""
+        """The timeout of calls without one of their own; can be set."""
         return self._timeout_s
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self.native.set_timeout(nanoseconds(seconds))  # of calls that skip Python
+        self.native.set_timeout(
+            nanoseconds(seconds)
+        )  # of calls that the native core runs alone
         self._timeout_s = seconds
 
     @property
     def peers(self) -> list[Peer]:
-        """Who the ranks are: process and host, by rank here."""
+        """Process and host of each rank of this communicator."""
         world = self.transport.peers
         return [
             Peer(r, world[w].pid, world[w].host) for r, w in enumerate(self.world_ranks)
@@ -166,11 +172,11 @@ class Core:
         self,
         call: Call,
         reduction: Reduction,
-        how: How,
+        how: CallOptions,
         quick: tuple[int, Any, Any, Any, int] | None = None,
     ) -> Any:
-        """Carry out a call, or begin it; `quick` is what to find it by next time."""
-        self.check_usable(call.collective, lambda: in_words(call, reduction.op))
+        """Run a call, or start it; `quick` is the key of the native core's cache."""
+        self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
         input_at = 0 if call.input is None else call.input.address
         output_at = 0 if call.output is None else call.output.address
@@ -198,9 +204,10 @@ class Core:
         timeout_s: float | None = None,
         keep: object = None,
     ) -> Work | None:
-        """A collective on bare addresses, for those who have checked their arrays.
+        """A collective on raw addresses, for callers that have checked their arrays.
 
-        `keep` is whatever must live until it is done. A blocking call returns None.
+        `keep` is an object that must live until it is done. A blocking call returns
+        None.
         """
         self.check_usable(collective)
         key = collective, dtype.code, counts, op, root
@@ -224,10 +231,9 @@ class Core:
             return None
         raise self.failure(timeout_s)
 
-    def _plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
+    def _plan(self, call: Call, reduction: Reduction, how: CallOptions) -> _native.Plan:
         dtype = call.dtype
-        # What a plan follows from, before an algorithm is chosen. Made anew only when
-        # one of them is.
+        # The key has everything that the plan depends on, except the algorithm.
         if how.timeout_s is not None or how.async_op:
             how = how._replace(timeout_s=None, async_op=False)
         sizes = call.counts, call.shape
@@ -243,12 +249,14 @@ class Core:
             self.plans.clear()
         self.plans[key] = plan
 
-    def new_plan(self, call: Call, reduction: Reduction, how: How) -> _native.Plan:
-        """A plan of this call, which is not kept."""
+    def new_plan(
+        self, call: Call, reduction: Reduction, how: CallOptions
+    ) -> _native.Plan:
+        """A plan of this call, not cached."""
         dtype = call.dtype
         reduction.check(dtype)
         if how.codec is not None:
-            plan, reached = coded_plan(
+            plan, destinations = coded_plan(
                 call,
                 reduction,
                 how,
@@ -257,13 +265,13 @@ class Core:
                 window=self.transport.window,
                 hosts=self.hosts_if_several,
             )
-            self.connect(reached, call.collective)
+            self.connect(destinations, call.collective)
             return plan
-        how.refuse_idle(call.collective)
+        how.refuse_codec_options(call.collective)
         kind = self.kind(call, reduction, how)
         if how.reproducible:
             self._refuse_other_orders(kind)
-        plan, reached = make_plan(
+        plan, destinations = make_plan(
             kind,
             self.world_size,
             self.rank,
@@ -271,10 +279,10 @@ class Core:
             hosts=self.hosts_if_several,
             reaches=self.transport.reaches,
         )
-        self.connect(reached, call.collective)
+        self.connect(destinations, call.collective)
         return plan
 
-    def kind(self, call: Call, reduction: Reduction, how: How) -> Kind:
+    def kind(self, call: Call, reduction: Reduction, how: CallOptions) -> CallKind:
         """What the ranks must agree on in a call without a codec."""
         choice = choose(
             call.collective,
@@ -288,18 +296,18 @@ class Core:
         )
         what = call.collective, call.dtype, reduction, call.root, call.counts
         spec = self.spec(choice.algorithm)
-        return Kind(*what, spec, how.label, shape=call.shape)
+        return CallKind(*what, spec, how.label, shape=call.shape)
 
     def spec(self, algorithm: str) -> Spec:
-        """An algorithm with what its files held when this communicator first used it.
+        """An algorithm, with its files as they were when it was first used here.
 
-        So an edited file does not change what a job that runs is doing, on one rank
-        before it does on another; who makes a new communicator gets the new one.
+        So editing a file does not change a running job, on one rank before another; a
+        new communicator uses the new file.
         """
         found = self._specs.get(algorithm)
         if found is None:
             found = read(algorithm)
-            if found.files:  # other names always mean the same
+            if found.files:  # built-in algorithms do not change
                 self._specs[algorithm] = found
         return found
 
@@ -310,11 +318,11 @@ class Core:
         streams = self.transport.streams
         for rank in ranks:
             if streams is None or self.native.is_connected_to(rank, messages):
-                continue  # it is on this host, or reached already
+                continue  # it is on this host, or connected already
             deadline = time.monotonic() + self.timeout_s
-            patience_s = min(LATE_S, self.timeout_s)
+            warn_after_s = min(LATE_S, self.timeout_s)
             try:
-                with connecting(self.native, self.rank, rank, patience_s):
+                with connecting(self.native, self.rank, rank, warn_after_s):
                     streams.reach(
                         self.agreed, rank, timeout_s=self.timeout_s, messages=messages
                     )
@@ -322,16 +330,16 @@ class Core:
                 late = time.monotonic() >= deadline - 0.1 * self.timeout_s
                 raise self._unreachable(rank, what, late=late) from why
 
-    def _refuse_other_orders(self, kind: Kind) -> None:
+    def _refuse_other_orders(self, kind: CallKind) -> None:
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
         if not made.canonical:
             raise BadArgument(
-                f"{kind.collective}: {kind.algorithm} adds in an order of its own; "
+                f"{kind.collective}: {kind.algorithm} reduces in another order; "
                 "reproducible=True needs one pass in rank order, as direct and naive do"
             )
 
     def work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
-        """The handle of a call in flight; what it uses lives until it is done."""
+        """The handle of a call in flight; its buffers are kept until it is done."""
         self.in_flight.add(native, (call.input, call.output))
         return Work(
             native,
@@ -347,7 +355,7 @@ class Core:
         buffer: Buffer,
         peer: int | None,
         tag: int,
-        how: How,
+        how: CallOptions,
         result: Any = None,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
@@ -362,7 +370,7 @@ class Core:
                 )
         tag = whole_number("tag", tag)
         if not -(1 << 31) <= tag < 1 << 31:
-            raise BadArgument(f"{name}: tag = {tag}: expected a number of 32 bits")
+            raise BadArgument(f"{name}: tag = {tag}: expected a 32-bit integer")
         if name == "send" and peer is not None and self.hosts_if_several:
             self.connect([peer], name, messages=True)
         native = self.native.transfer(
@@ -383,7 +391,7 @@ class Core:
         return work if how.async_op else work.wait()
 
     def limit_ns(self, timeout_s: float | None) -> int:
-        """A call's own limit, or the communicator's."""
+        """A call's own timeout, or the communicator's."""
         return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
 
     def failure(
@@ -393,23 +401,23 @@ class Core:
         return error_of_call(self, timeout_s, refused)
 
     def _unreachable(self, rank: int, what: str, *, late: bool) -> UnisonoError:
-        """A rank is gone or cannot be reached before a call: that breaks it for all.
+        """Break the communicator because a rank cannot be reached; the error.
 
-        `late` tells that it might yet have answered, had there been more time.
+        `late`: the timeout has passed; the rank might have answered later.
         """
         self.native.abort_unreachable(rank, late)
         limit_of(self, None, self.native.failure()[3])
         return self.failure(refused=what)
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
-        """Raise if nothing can be called any more; `words` are asked for then."""
+        """Raise if no call is possible any more; `words` then describes the call."""
         if self.transport.engine.forked():
             raise UsageError(
                 f"{what}: this process is a fork of rank {self.rank} and not itself a "
                 "rank; start ranks with unisono.spawn or unisono run"
             )
         self.check_open(what)
-        if self.native.failure()[0] != Trouble.NONE:
+        if self.native.failure()[0] != FailureCode.NONE:
             raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
@@ -418,27 +426,27 @@ class Core:
             raise UsageError(f"{what}: the communicator {self.name!r} is closed")
 
     def changeable(self, what: str) -> ResizableWorld:
-        """How the world came to be; UsageError if it is none that can change."""
+        """The world, to shrink or grow; UsageError if it cannot."""
         if self.transport.engine.forked():
             raise UsageError(
                 f"{what}: this process is a fork of rank {self.rank} and not itself a "
-                "rank; only the ranks themselves can change their world"
+                "rank; only the ranks themselves can resize their world"
             )
         if self.membership is None and self.agreed:
             raise UsageError(
-                f"{what}: {self.name!r} is a part of a world, made by split or "
+                f"{what}: {self.name!r} is a group of a world, made by split or "
                 f"duplicate; {what} the world, on all its ranks, and split that again"
             )
         if self.membership is None:
             raise UsageError(
-                f"{what}: the ranks of {self.name!r} were not brought together by "
-                "unisono.init, but are threads or belong to another library; only "
-                "worlds from unisono.init can change"
+                f"{what}: {self.name!r} was not made by unisono.init: its ranks are "
+                "threads or belong to another library; only worlds from unisono.init "
+                "can be resized"
             )
         return self.membership
 
     def close(self) -> None:
-        """Leave. Others that still wait for this rank raise PeerLost."""
+        """Close it. Ranks that still wait for this rank raise PeerLost."""
         if self.closed:
             return
         self._leave()
@@ -456,7 +464,7 @@ class Core:
         self.close()
 
     def abandon(self) -> None:
-        """Use it no more, but leave the world as it is: others may still be met."""
+        """Close it, but keep the transport: the ranks may form another world."""
         self._leave()
         self.transport.users.discard(self)
 
@@ -469,11 +477,11 @@ class Core:
         self.in_flight.end()
 
 
-_PLAIN = How()
+_PLAIN = CallOptions()
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
 
 
-def agreed_number(told: str) -> int:
-    """A number for what all ranks can tell alike."""
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
+def agreed_number(text: str) -> int:
+    """A 64-bit hash of a text that is the same on all ranks."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Smaller communicators: each on the memory that one of its ranks makes."""
+"""Communicators of some ranks: on each host one rank makes the shared memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from unisono.errors import (
 )
 from unisono.runtime.collectives import Collectives
 from unisono.runtime.core import Core, agreed_number
-from unisono.runtime.observe.failures import Trouble
+from unisono.runtime.observe.failures import FailureCode
 
 Group = TypeVar("Group", bound=Collectives)
 
 _NO_COLOR = -(1 << 62)
-_LEFT, _DEAD = 4, 5  # among what the native core tells of a rank
+_LEFT, _DEAD = 4, 5  # fields of the native core's state of a rank
 _LOOK_NS = 50_000_000
 _GRACE_NS = 2_000_000_000
-"""For the last words of a barrier that others have passed, and may have closed."""
+"""For the last messages of a barrier that others have passed and may have closed."""
 
 
 def split(comm: Group, color: int | None, key: int) -> Group | None:
-    """One communicator for each color: on each host its first makes the memory."""
+    """One communicator for each color."""
     mine = _NO_COLOR if color is None else whole_number("color", color)
-    told = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
-    order = sorted(range(comm.world_size), key=lambda r: (int(told[r, 1]), r))
-    members = [r for r in order if color is not None and told[r, 0] == mine]
+    pairs = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
+    order = sorted(range(comm.world_size), key=lambda r: (int(pairs[r, 1]), r))
+    members = [r for r in order if color is not None and pairs[r, 0] == mine]
     world = [comm.core.world_ranks[r] for r in members]
     segment = 0
     owner = comm.core.transport.owner(world) if members else -1
@@ -52,10 +52,10 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
             timeout_s=comm.timeout_s,
             meeting_s=comm.timeout_s,
             name=f"{comm.name}/{mine}",
-            in_vain=lambda: bool(_hindered(comm, members)),
+            in_vain=lambda: bool(_blockers(comm, members)),
         )
     except ConnectFailed as error:
-        if _hindered(comm, members):
+        if _blockers(comm, members):
             raise _broken(comm, members) from error
         raise
     made = type(comm)(joined)
@@ -64,31 +64,31 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
 
 
 def _await_all(comm: Collectives, made: Collectives, members: Sequence[int]) -> None:
-    """Wait until all have joined: nobody may close it before all found its memory.
+    """Wait until all have joined: no rank may close it before all have its memory.
 
-    A rank that fails before it has joined cannot say so in the new communicator, only
-    by leaving or breaking the one that it was made from: so that is looked at, too.
+    A rank that fails before it has joined cannot report that in the new communicator,
+    only by leaving or breaking the parent: so that is checked, too.
     """
     try:
         work = made.barrier(async_op=True)
         native = work.native
         while not native.wait(_LOOK_NS):
-            if _hindered(comm, members) and not native.wait(_GRACE_NS):
+            if _blockers(comm, members) and not native.wait(_GRACE_NS):
                 break
         else:
             work.wait()
             return
     except PeerLost as error:
         made.close()
-        if _is_broken(comm):  # then others left because of that
+        if _is_broken(comm):  # then others left because of it
             raise comm.core.failure(refused="split") from error
         raise _renamed(error, comm, members) from error
     except CollectiveTimeout as error:
         made.close()
         late = [members[r] for r in error.ranks]
-        told = ", ".join(str(comm.peers[r]) for r in late)
+        names = ", ".join(str(comm.peers[r]) for r in late)
         raise CollectiveTimeout(
-            f"split: {told} did not join the new communicator within "
+            f"split: {names} did not join the new communicator within "
             f"{comm.timeout_s:g} s",
             ranks=late,
             collective="split",
@@ -101,7 +101,7 @@ def _await_all(comm: Collectives, made: Collectives, members: Sequence[int]) -> 
 def _renamed(
     error: PeerLost, comm: Collectives, members: Sequence[int]
 ) -> UnisonoError:
-    """The same by the ranks that the caller knows."""
+    """The same error with the parent's ranks."""
     lost = [members[r] for r in error.ranks]
     return PeerLost(
         f"split: {comm.peers[lost[0]]} was lost before all had joined the new "
@@ -114,8 +114,8 @@ def _renamed(
     )
 
 
-def _hindered(comm: Collectives, members: Sequence[int]) -> list[int]:
-    """Who keeps some from joining: one who has left, or, breaking all, has died."""
+def _blockers(comm: Collectives, members: Sequence[int]) -> list[int]:
+    """The ranks that prevent the split: those that have left or died."""
     states = comm.core.native.states()
     gone = [r for r, state in enumerate(states) if state[_DEAD]]
     gone += [r for r in members if states[r][_LEFT]]
@@ -123,11 +123,11 @@ def _hindered(comm: Collectives, members: Sequence[int]) -> list[int]:
 
 
 def _broken(comm: Collectives, members: Sequence[int]) -> UnisonoError:
-    """Break the communicator for all, unless it is, and tell why it cannot be used."""
+    """Break the communicator for all, unless it is broken already; the error."""
     if not _is_broken(comm):
-        comm.core.native.abort_unreachable(_hindered(comm, members)[0], False)
+        comm.core.native.abort_unreachable(_blockers(comm, members)[0], False)
     return comm.core.failure(refused="split")
 
 
 def _is_broken(comm: Collectives) -> bool:
-    return comm.core.native.failure()[0] != Trouble.NONE
+    return comm.core.native.failure()[0] != FailureCode.NONE

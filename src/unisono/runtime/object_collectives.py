@@ -15,7 +15,7 @@ from unisono.runtime.collectives import Collectives
 from unisono.units import format_bytes
 
 _MOST_ROWS = 1 << 48
-"""More than any machine holds: who announces that many is mistaken."""
+"""More than any machine holds: a larger number is invalid."""
 
 
 def broadcast_object(
@@ -36,7 +36,7 @@ def broadcast_object(
 def gather_objects(
     comm: Collectives, thing: Any, root: int | None, allow_pickle: bool
 ) -> list[Any] | None:
-    """Everybody's object on the root, or on every rank if there is none."""
+    """Every rank's object on the root, or on every rank if root is None."""
     data = _encoded(thing, allow_pickle)
     sizes = comm.all_gather(np.array([data.size], np.int64)).tolist()
     _check_sizes(comm, "gathering objects", dict(enumerate(sizes)))
@@ -78,12 +78,12 @@ def scatter_objects(
 
 
 def _check_sizes(comm: Collectives, what: str, sizes: Mapping[int, int]) -> None:
-    """Before memory is taken: all ranks see the same sizes, and refuse together."""
+    """Check sizes before allocating: all ranks see the same, and raise together."""
     for rank, size in sizes.items():
         if not 0 < size <= MOST_BYTES:
             raise Corrupted(
-                f"{what}: {comm.peers[rank]} announces an object of {size} bytes; one "
-                f"has from 1 to {format_bytes(MOST_BYTES)}"
+                f"{what}: {comm.peers[rank]} announces an object of {size} bytes; "
+                f"expected 1 to {format_bytes(MOST_BYTES)}"
             )
 
 
@@ -97,27 +97,31 @@ def exchange_counts(
     send: Sequence[int] | None,
     recv: Sequence[int] | None,
 ) -> list[list[int]]:
-    """What every rank sends to every other, in rows, told by all to all."""
+    """The rows that every rank sends to every other, exchanged by all_gather."""
     n = comm.world_size
     if send is None:
         rows = readable(x, "all_to_all").rows
         send = [rows // n] * n if rows % n == 0 else []
     mine = [whole_number("send_counts", c) for c in send]
     wrong = len(mine) != n or min(mine, default=0) < 0
-    # A rank with a mistake still takes part, so that the others are not left waiting.
-    told = comm.all_gather(np.array([[-1] * n if wrong else mine], np.int64))
+    # A rank with an invalid argument still takes part, so that the others do not wait.
+    counts = comm.all_gather(np.array([[-1] * n if wrong else mine], np.int64))
     if wrong:
         raise BadArgument(
             f"all_to_all: send_counts = {list(send)}: expected {n} numbers, "
             "none negative"
         )
-    bad = [r for r in range(n) if not ((told[r] >= 0) & (told[r] <= _MOST_ROWS)).all()]
+    bad = [r for r in range(n) if not _are_valid(counts[r])]
     if bad:
-        raise BadArgument(f"all_to_all: rank {bad[0]} gave wrong send_counts")
-    arriving = told[:, comm.rank].tolist()
+        raise BadArgument(f"all_to_all: rank {bad[0]} gave invalid send_counts")
+    arriving = counts[:, comm.rank].tolist()
     if recv is not None and list(recv) != arriving:
         raise BadArgument(
             f"all_to_all: recv_counts = {list(recv)}, but the others send {arriving}"
         )
-    matrix: list[list[int]] = told.tolist()
+    matrix: list[list[int]] = counts.tolist()
     return matrix
+
+
+def _are_valid(counts: NDArray[np.int64]) -> bool:
+    return bool(((counts >= 0) & (counts <= _MOST_ROWS)).all())

@@ -1,7 +1,8 @@
-"""Reductions that run in Python: users' functions, and sums of scaled contributions.
+"""Reductions that run in Python: users' functions, and sums of scaled inputs.
 
-A function needs every contribution, so these are gathered first, by the same verified
-schedules, and then folded in rank order. All ranks fold the same way and get the same.
+A function needs every rank's input, so these are gathered first, by the same verified
+schedules, and then folded in rank order. All ranks fold in the same order and get the
+same result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import Buffer, as_numpy, new_like, readable
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, fold, scaled
 from unisono.runtime.collectives import Collectives
 from unisono.runtime.plan.plans import verified
@@ -23,7 +24,7 @@ _SUM = Reduction("sum")
 
 
 def all_reduce(
-    comm: Collectives, x: Any, out: Any, reduction: Reduction, how: How
+    comm: Collectives, x: Any, out: Any, reduction: Reduction, how: CallOptions
 ) -> Any:
     """Every rank gets the result, in place or in `out`."""
     call = arguments.all_reduce(comm.core.position, x, out)
@@ -31,7 +32,12 @@ def all_reduce(
 
 
 def reduce(
-    comm: Collectives, x: Any, out: Any, reduction: Reduction, root: int, how: How
+    comm: Collectives,
+    x: Any,
+    out: Any,
+    reduction: Reduction,
+    root: int,
+    how: CallOptions,
 ) -> Any:
     """The root gets the result."""
     call = arguments.reduce(comm.core.position, x, out, root)
@@ -44,7 +50,7 @@ def reduce_scatter(
     out: Any,
     reduction: Reduction,
     counts: Sequence[int] | None,
-    how: How,
+    how: CallOptions,
 ) -> Any:
     """Each rank gets its rows of the result."""
     call = arguments.reduce_scatter(comm.core.position, x, out, counts)
@@ -52,7 +58,7 @@ def reduce_scatter(
 
 
 def _reduced(
-    comm: Collectives, call: arguments.Call, reduction: Reduction, how: How
+    comm: Collectives, call: arguments.Call, reduction: Reduction, how: CallOptions
 ) -> Any:
     source = call.input
     assert source is not None
@@ -60,15 +66,15 @@ def _reduced(
     if reduction.function is None:
         return _scaled(comm, call, source, reduction, how)
     how.refuse_codec(
-        f"{call.collective} by {reduction.name}", "a function needs exact contributions"
+        f"{call.collective} by {reduction.name}", "a function needs exact inputs"
     )
     everything = new_like(source.array, (comm.world_size * source.count,))
     flat = replace(source, shape=(source.count,))
     target = readable(everything, call.collective)
     gathered = arguments.Call("all_gather", target.count, flat, target, call.result)
-    gathered.shape = call.shape  # of what is reduced: on that the ranks must agree
+    gathered.shape = call.shape  # the ranks must agree on the shape of the reduction
     gathered.finish = lambda result: _folded(comm, call, target, reduction, result)
-    if how.algorithm:  # it says how to add, not how to gather; but it must exist
+    if how.algorithm:  # it is for the reduction, not for the gather; but must exist
         spec = comm.core.spec(how.algorithm)
         verified(call.collective, spec, comm.world_size, call.root)
     return comm.core.run(
@@ -81,7 +87,7 @@ def _scaled(
     call: arguments.Call,
     source: Buffer,
     reduction: Reduction,
-    how: How,
+    how: CallOptions,
 ) -> Any:
     assert reduction.factor is not None
     product = scaled(as_numpy(source), reduction.factor)

@@ -1,7 +1,7 @@
 """Prefix reductions: rank r gets the reduction of the ranks up to r, or before it.
 
 Each rank reduces one share of the elements for all ranks: an all_to_all brings it
-everybody's share, another takes the prefixes back. So a rank sends twice its buffer,
+every rank's input, another returns the prefixes. So a rank sends twice its buffer,
 whatever the number of ranks, and contributions are added in the order of ranks.
 """
 
@@ -17,10 +17,10 @@ from unisono.reductions import reduce
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import as_numpy
 from unisono.runtime.call.notes import shape_text
-from unisono.runtime.call.options import How, Options
+from unisono.runtime.call.options import CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.stages import Staged, Stages
+from unisono.runtime.stages import StagedWork, Stages
 
 Array = NDArray[Any]
 
@@ -30,7 +30,7 @@ def scan(
     x: Any,
     out: Any,
     reduction: Reduction,
-    how: How,
+    how: CallOptions,
     *,
     inclusive: bool,
 ) -> Any:
@@ -43,7 +43,7 @@ def scan(
     # The shares are flat, so the ranks compare shape and operation by the label.
     shape = shape_text(call.shape)
     label = f"{name} {reduction.op} {call.dtype.name}{shape} {how.label}".rstrip()
-    work = Staged(
+    work = StagedWork(
         _stages(comm, call, reduction.op, inclusive, label, how.timeout_s),
         call.result,
         name,
@@ -100,13 +100,13 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
     return infinity[()]
 
 
-def _refuse_misfits(name: str, reduction: Reduction, how: How) -> None:
+def _refuse_misfits(name: str, reduction: Reduction, how: CallOptions) -> None:
     if reduction.in_python or reduction.op == "mean":
         raise BadArgument(
             f"{name}: op = {reduction.name}: expected sum, prod, min, max, band, bor "
             "or bxor"
         )
-    plain = How(async_op=how.async_op, label=how.label, timeout_s=how.timeout_s)
+    plain = CallOptions(async_op=how.async_op, label=how.label, timeout_s=how.timeout_s)
     odd = [key for key, value in how._asdict().items() if value != getattr(plain, key)]
     if odd:
         raise BadArgument(

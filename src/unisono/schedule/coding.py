@@ -4,7 +4,7 @@ A codec makes a value smaller for the way, and a little wrong. So what is encode
 how often, is settled here, before anything runs:
 
 - A sum is made of its rank's own value as it is and of others' values as their codes
-  say. It is encoded once, by the rank that made it, and only if others read it.
+  mean. It is encoded once, by the rank that made it, and only if others read it.
 - A copy of a code is that code: what is handed on is never encoded again.
 - Whoever made what others hold as a result keeps what the code says, and not what it
   had before. So all ranks hold the same bits.
@@ -50,7 +50,7 @@ def settle(
     BadArgument if ranks would end with different bits.
     """
     origin = _origins(made)
-    crossing = {origin[v] for v in made if v.afar}
+    crossing = {origin[v] for v in made if v.remote_readers}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
     everybody = schedule.collective.after is Holders.EVERYWHERE
@@ -66,7 +66,7 @@ def settle(
 
 
 def reads_code(v: Version, reader: Version) -> bool:
-    """Whether `reader` takes v as its code says."""
+    """Whether `reader` reads the code of v."""
     if (v.rank, v.slot) == (reader.rank, reader.slot):
         return v.own_as_code
     return v.coded
@@ -88,7 +88,7 @@ def _homes(
 ) -> None:
     for v in made:
         outputs = has_output(v.rank, v.slot)
-        read = bool(v.away or v.afar)
+        read = bool(v.local_readers or v.remote_readers)
         v.own_as_code = own_as_code and v.coded and v.at_home
         v.code = 0 if v.coded and (read or v.own_as_code) else None
         v.back = v.code is not None and v.final and origin[v] is v
@@ -110,7 +110,7 @@ class _Value:
     noise: Counter[int]
 
     def encoded(self, contributors: int) -> _Value:
-        """What its code says."""
+        """The value that its code gives."""
         noise = self.noise.copy()
         noise[contributors] += contributors
         return _Value(hash(("code", self.tree)), noise)

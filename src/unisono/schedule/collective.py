@@ -1,6 +1,6 @@
 """A collective is a contract: who holds which chunk before, and who must hold it after.
 
-Four places suffice to say it, and then every collective is one line of data:
+Four kinds of holders suffice, and every collective is one line of data:
 
     EVERYWHERE  all ranks          ROOT    the root
     OWNER       the rank the chunk belongs to (in all_to_all: the rank it comes from)
@@ -9,9 +9,9 @@ Four places suffice to say it, and then every collective is one line of data:
 Where several ranks hold a chunk before, each holds its own *contribution*, and the
 collective adds them up. Otherwise there is one original, and it is copied.
 
-The algebra of schedules reads off the same table: played backwards, a contract swaps
-its two places (all_gather becomes reduce_scatter, scatter becomes gather); one after
-the other, the inner places must meet and the outer ones remain (reduce_scatter and then
+The algebra of schedules follows from the same table: reversed, a contract swaps
+its two ends (all_gather becomes reduce_scatter, scatter becomes gather); one after
+the other, the inner ends must be equal and the outer ones remain (reduce_scatter, then
 all_gather is all_reduce, scatter and then all_gather is broadcast).
 
 Chunk c of `num_chunks` belongs to rank `c * n // num_chunks`. In all_to_all the chunk
@@ -57,7 +57,7 @@ class Collective:
 
     @property
     def rooted(self) -> bool:
-        """Whether one rank, the root, plays a part of its own."""
+        """Whether one rank is the root."""
         return Holders.ROOT in (self.before, self.after)
 
     @property
@@ -72,7 +72,7 @@ class Collective:
         return n if self.owned else 1
 
     def default_chunks(self, n: int) -> int:
-        """How many chunks an algorithm has that says nothing of it."""
+        """How many chunks an algorithm has unless it gives another number."""
         return n if self is ALL_REDUCE else self.chunk_multiple(n)
 
 
@@ -147,7 +147,7 @@ def collective(name: str) -> Collective:
 
 
 def between(before: Holders, after: Holders) -> Collective:
-    """The collective that leads from one place to another."""
+    """The collective with these holders before and after."""
     for known in COLLECTIVES.values():
         if (known.before, known.after) == (before, after):
             return known

@@ -54,8 +54,8 @@ class Bound:
 class Cost:
     """The counts of one schedule; `sent`, `received` and `reduced` are per rank.
 
-    `ports` is how many peers the busiest rank talks to in one step, at the most: with
-    so many ports, a step is one round.
+    `ports` is how many peers the busiest rank exchanges messages with in one step, at
+    the most: with so many ports, a step is one round.
     """
 
     schedule: ReadableSchedule

@@ -1,4 +1,4 @@
-"""How often each chunk is sent, and between whom, counted from the steps.
+"""How often each chunk is sent, and between which ranks, counted from the steps.
 
 Transfers within a rank do not count. A temporary counts as the chunk it stands in for.
 """

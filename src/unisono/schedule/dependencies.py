@@ -10,7 +10,7 @@ destination slot. It must wait for
 
 Every edge leads to a later step, so there is no cycle and no schedule can deadlock.
 Within a step all reads come first; where two transfers of one step exchange a slot, the
-executor must stage one of them, and no edge says otherwise.
+executor must stage one of them; no edge orders them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The two value domains of the verifier, and how a step runs in them.
 
-A *lot* is the state of some chunks on all ranks, one row of n slots per chunk. It runs
-steps in the native core where that was built, and otherwise in NumPy by the same rules:
-each function here has its twin in native/verify/step_runner.hpp, and the tests hold
-them equal.
+A `ChunkState` is the state of some chunks on all ranks, one row of n slots each. It
+runs steps in the native core where that was built, and otherwise in NumPy by the same
+rules: each function here has its twin in native/verify/step_runner.hpp, and the tests
+hold them equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChunkState(ABC):
     def __init__(
         self, schedule: ReadableSchedule, lo: int, hi: int, *, native: bool = True
     ) -> None:
-        """Set up the state as the contract says it is before."""
+        """Set up the state that the contract gives before the first step."""
         self.schedule, self.lo, self.hi = schedule, lo, hi
         contract = schedule.contract
         self.chunk = np.arange(lo, min(hi, schedule.num_chunks))
@@ -70,7 +70,7 @@ class ChunkState(ABC):
         """The sums of consecutive runs of values that begin at `starts`."""
 
     def first_wrong(self) -> tuple[int, int] | None:
-        """A (rank, chunk) whose slot is not what the contract says, if there is one."""
+        """A (rank, chunk) whose slot does not fulfil the contract, if there is one."""
         rows = self.rows[: self.chunk.size]
         if self.after is None:
             right = rows == self.expected[:, None]

@@ -38,7 +38,7 @@ _MALFORMED = (
 
 
 class _Head(msgspec.Struct, kw_only=True):
-    """What both kinds of file say besides the transfers."""
+    """What both kinds of file hold besides the transfers."""
 
     format: str
     collective: str

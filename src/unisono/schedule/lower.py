@@ -13,23 +13,23 @@ goes to its window, where others read it.
 
 Every value that a slot ever has is a *version* of it, with a home of its own. A version
 that others read lies in a place of its own in its rank's window, so it is never
-overwritten while somebody reads it, even where two ranks exchange a slot in one step.
+overwritten while a rank reads it, even where two ranks exchange a slot in one step.
 Where inputs or outputs are themselves in shared memory, a version can stay there, and
-nothing is copied; then whoever overwrites it waits for its readers first. There, too, a
-value of which others only want a copy can be *delivered*: whoever has it writes it to
-their outputs, and they need not come for it.
+nothing is copied; then the rank that overwrites it waits for its readers first. There,
+too, a value of which others only need a copy can be *delivered*: its rank writes it to
+their outputs, and they need not read it.
 
 Between hosts a transfer becomes a *message*: its rank sends the version from where it
 lies as soon as it is made, beside whatever else it does, and the source of the action
 that reads it is the stream it arrives on. The messages from one rank to another have
 one order, that in which their readers come. What was sent may be overwritten when it
 has left. That cannot lock up: a message is read in an earlier step than what waits for
-it to leave (otherwise it leaves from the window, which nobody overwrites), and it is
+it to leave (otherwise it leaves from the window, which no rank overwrites), and it is
 made in an earlier step than it is read, so whatever is first in the order of steps can
 always go on.
 
 With a codec, others read codes instead of values: each lies in a place of its own in
-its rank's window, and messages leave from there, too. Nothing is lent or delivered
+its rank's window, and messages leave from there, too. Nothing is exposed or delivered
 then. `coding.py` says what is encoded, and when.
 
 Programs do not depend on byte counts. An executor cuts the chunks into pieces and runs
@@ -67,7 +67,7 @@ def lower(
     """The programs of `schedule`, for buffers that others can read, or cannot.
 
     `hosts` are the numbers of the ranks' hosts; None if there is but one. `coded` tells
-    between whom values travel as codes, if they do; then no buffer is shared.
+    between which ranks values travel as codes; then no buffer is shared.
     """
     n = schedule.n
     hosts = hosts or [0] * n
@@ -126,24 +126,30 @@ def _settle(
         outputs = has_output(v.rank, v.slot)
         # Where a slot is read and overwritten in one step, its old value must be kept
         # elsewhere: there is no order of the two that would do.
-        exchanged = any(w.step == v.next_step for w in (*v.away, *v.afar))
+        exchanged = any(
+            w.step == v.next_step for w in (*v.local_readers, *v.remote_readers)
+        )
         shared = input_shared if v.given else output_shared and outputs
-        lent = bool(v.away) and shared and not exchanged
-        sent = bool(v.afar) and (v.given or outputs) and not exchanged
+        exposed = bool(v.local_readers) and shared and not exchanged
+        sent = bool(v.remote_readers) and (v.given or outputs) and not exchanged
         homeless = v.at_home and not outputs and not v.given
-        if homeless or (v.away and not lent) or (v.afar and not sent):
+        if (
+            homeless
+            or (v.local_readers and not exposed)
+            or (v.remote_readers and not sent)
+        ):
             v.window = 0  # numbered when all is settled
         if not v.given:
             kept = (v.at_home or sent) and v.window is None
-            v.output = outputs and (v.final or lent or kept)
+            v.output = outputs and (v.final or exposed or kept)
 
 
 def _deliver(
     versions: Sequence[Version], n: int, input_shared: bool, hosts: Sequence[int]
 ) -> None:
-    """Have copies brought by those who hold the original, where it spreads the work.
+    """Let the holders of an original write the copies, where that spreads the work.
 
-    Sums are brought even where it makes no difference, for they are in the cache.
+    Sums are delivered even where it makes no difference: they are in the cache.
     """
     slots: dict[tuple[int, int], list[Version]] = defaultdict(list)
     for v in versions:
@@ -153,17 +159,17 @@ def _deliver(
         deliverable = [v for v in deliverable if not v.sources[0].given]
     for v in _shared_out(deliverable, n):
         (made,) = v.sources
-        made.away.remove(v)
+        made.local_readers.remove(v)
         made.delivers.append(v)
         v.delivered, v.output = True, False
-        if not made.away and not made.at_home and not made.afar:
-            made.window = None  # nobody comes for it
+        if not made.local_readers and not made.at_home and not made.remote_readers:
+            made.window = None  # no rank reads it
 
 
 def _shared_out(copies: Sequence[Version], n: int) -> Sequence[Version]:
     """Which of the copies to bring, so that the busiest rank has least to do."""
     fetched = Counter(v.rank for v in copies)
-    brought = Counter(v.sources[0].rank for v in copies)
+    deliveries = Counter(v.sources[0].rank for v in copies)
     load = [0] * n
     some = []
     for v in copies:
@@ -174,7 +180,7 @@ def _shared_out(copies: Sequence[Version], n: int) -> Sequence[Version]:
     sums = all(len(v.sources[0].sources) > 1 for v in copies)
     ways: list[tuple[int, bool, Sequence[Version]]] = [
         (max(fetched.values(), default=0), sums, ()),
-        (max(brought.values(), default=0), not sums, copies),
+        (max(deliveries.values(), default=0), not sums, copies),
         (max(load), True, some),
     ]
     return min(ways, key=lambda way: way[:2])[2]
@@ -188,14 +194,18 @@ def _deliverable(v: Version, slot: Iterable[Version], hosts: Sequence[int]) -> b
     return (
         (made.rank != v.rank and made.slot == v.slot)
         and hosts[made.rank] == hosts[v.rank]
-        and not v.away
-        and not v.afar
+        and not v.local_readers
+        and not v.remote_readers
         and all(u is v or _read_by_nobody_but(made, u) for u in slot)
     )
 
 
 def _read_by_nobody_but(reader: Version, v: Version) -> bool:
-    return not v.at_home and not v.afar and all(w is reader for w in v.away)
+    return (
+        not v.at_home
+        and not v.remote_readers
+        and all(w is reader for w in v.local_readers)
+    )
 
 
 def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Version]:
@@ -208,7 +218,7 @@ def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Ver
     def turn(v: Version) -> tuple[int, bool, bool, int, int]:
         arrives = any(hosts[s.rank] != hosts[v.rank] for s in v.sources)
         brings = bool(v.delivers) and not arrives
-        peers = v.away if v.given else v.sources
+        peers = v.local_readers if v.given else v.sources
         return v.step, arrives, brings, _nearest(v, peers, n), v.slot
 
     acts = [v for v in mine if v.in_window or v.output or v.delivers]
@@ -225,7 +235,7 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
 
 def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
     """What a rank sends, and to which reader: in the order the readers come."""
-    sent = [(v, w) for v in mine for w in v.afar]
+    sent = [(v, w) for v in mine for w in v.remote_readers]
     sent.sort(key=lambda pair: _comes(pair[1], n))
     count: Counter[int] = Counter()
     for v, w in sent:
@@ -248,23 +258,23 @@ def _program(
     lead: tuple[int, ...],
     hosts: Sequence[int],
 ) -> Program:
-    lent: dict[int, list[Version]] = defaultdict(list)
+    exposed: dict[int, list[Version]] = defaultdict(list)
     for v in mine:
-        if (v.away or v.afar) and not v.in_window:
-            lent[v.slot].append(v)
+        if (v.local_readers or v.remote_readers) and not v.in_window:
+            exposed[v.slot].append(v)
     known: dict[int, int] = {}
     arrived: Counter[int] = Counter()
-    actions = [_action(v, n, lent[v.slot], known, arrived, hosts) for v in acts]
-    # What is given and already the result must only be brought to the output.
+    actions = [_action(v, n, exposed[v.slot], known, arrived, hosts) for v in acts]
+    # What is given and already the result must only be copied to the output.
     kept = [v for v in mine if v.given and v.final and v.action < 0]
     actions += [
         Action(v.chunk, (_source(v, v),), None, v.slot, (), completes=False)
         for v in kept
     ]
     windowed = [v for v in mine if v.in_window]
-    everything_lent = [v for some in lent.values() for v in some]
-    borrowed = [w for v in everything_lent for w in v.away]
-    brought = [v.sources[0] for v in mine if v.delivered]
+    all_exposed = [v for some in exposed.values() for v in some]
+    exposed_to = [w for v in all_exposed for w in v.local_readers]
+    delivered_from = [v.sources[0] for v in mine if v.delivered]
     messages = tuple(_message(v, w) for v, w in sent)
     left = Counter(m.to for m in messages)
     return Program(
@@ -273,9 +283,16 @@ def _program(
         tail=len(kept),
         lead=lead,
         readers=tuple(
-            sorted({w.rank for v in windowed for w in (*v.away, *v.afar)} - {rank})
+            sorted(
+                {
+                    w.rank
+                    for v in windowed
+                    for w in (*v.local_readers, *v.remote_readers)
+                }
+                - {rank}
+            )
         ),
-        exits=_merged(rank, borrowed + brought, {})
+        exits=_merged(rank, exposed_to + delivered_from, {})
         + tuple(Wait(*each) for each in sorted(left.items())),
         messages=messages,
     )
@@ -297,7 +314,7 @@ def _message(v: Version, reader: Version) -> StreamMessage:
 def _action(
     v: Version,
     n: int,
-    lent: Sequence[Version],
+    exposed: Sequence[Version],
     known: dict[int, int],
     arrived: Counter[int],
     hosts: Sequence[int],
@@ -310,9 +327,9 @@ def _action(
     awaited = [s for s in here if s.action >= 0]
     leaving: list[Version] = []
     if v.output:  # those who read what lies there now must have done so
-        earlier = [u for u in lent if u.step < v.step]
-        awaited += [w for u in earlier for w in u.away]
-        leaving = [u for u in earlier if u.afar]
+        earlier = [u for u in exposed if u.step < v.step]
+        awaited += [w for u in earlier for w in u.local_readers]
+        leaving = [u for u in earlier if u.remote_readers]
     sources = []
     for s in v.sources:
         if hosts[s.rank] == hosts[v.rank]:

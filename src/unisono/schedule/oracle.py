@@ -4,7 +4,7 @@ A slot holds contributions to one chunk, as a Python integer with one bit per ra
 Adding two slots that share a bit counts that contribution twice, and nothing can take
 it out again: the slot is *spoilt* until it is overwritten, and so is any sum that it
 enters. The same holds for slots that begin empty. This is slow and simple, which makes
-it the judge of the fast verifier in the tests, and the author of its counter-examples.
+it the reference for the fast verifier in the tests, and the source of its messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.schedule.step import Step, Transfer
 
 @dataclass(frozen=True)
 class Held:
-    """What a slot holds: whose contributions, to which chunk, and why spoilt."""
+    """What a slot holds: whose contributions, to which chunk; why it is wrong."""
 
     ranks: int = 0
     chunk: int = -1
@@ -37,7 +37,7 @@ class Ledger:
     """The slots of all ranks, for all chunks or for the one in `only`."""
 
     def __init__(self, schedule: ReadableSchedule, only: int | None = None) -> None:
-        """Fill in what the contract says is there before."""
+        """Fill in what the contract gives before the first step."""
         self.schedule = schedule
         self.only = only
         self.steps_done = 0
@@ -114,13 +114,13 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Raise ScheduleError for the first slot that is not what the contract says."""
+        """Raise ScheduleError for the first slot that does not fulfil the contract."""
         for chunk, ranks in self._places(before=False):
             for rank in ranks:
                 self.check_slot(rank, chunk)
 
     def check_slot(self, rank: int, chunk: int) -> None:
-        """Raise ScheduleError if this slot is not what the contract says."""
+        """Raise ScheduleError if this slot does not fulfil the contract."""
         contract = self.schedule.contract
         origin = contract.holder(contract.collective.before, np.array([chunk]))
         due = (1 << contract.n) - 1 if origin is None else 1 << int(origin[0])

@@ -31,7 +31,7 @@ def numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def parse_hosts(text: str, n: int) -> Ints:
-    """The host of each of n ranks that a text as "0x5.1x4" tells."""
+    """The host of each of n ranks, from a text such as "0x5.1x4"."""
     runs = []
     for term in map(_TERM.fullmatch, text.split(".")):
         if term is None:
@@ -61,7 +61,7 @@ def written(hosts: Sequence[int]) -> str:
     terms, at = [], 0
     while at < len(hosts):
         runs = (_repeated(hosts, at, length) for length in _ascending(hosts, at))
-        # Two hosts once are as well told one by one, and the second may be needed next.
+        # Two hosts once are written one by one: the second may belong to the next run.
         length, times = max(
             (run for run in runs if run != (2, 1)),
             key=lambda run: (run[0] * run[1], run[1]),

@@ -168,7 +168,7 @@ def _cast_all(first: Ints) -> Cast:
 def _inside_all(
     schedules: Sequence[Schedule], first: Ints, place_in: PlaceIn, pieces: int
 ) -> Iterator[Step]:
-    """Every group acts out its own schedule on all chunks.
+    """Every group runs its own schedule on all chunks.
 
     A group's local chunk is the place in it that carries the chunk; `pieces` is how
     many of our chunks make up one share.
@@ -269,7 +269,7 @@ def _all_reduce_by_first_ranks(
 
 
 def _first_ranks(groups: RankGroups, across: Schedule, chunks: int) -> Iterator[Step]:
-    """The groups' first ranks act out `across`, with all chunks."""
+    """The groups' first ranks run `across`, with all chunks."""
     whole = refine(across, chunks // across.num_chunks)
     return embed(whole, np.arange(chunks), lambda _, group: groups.first[group])
 
@@ -277,7 +277,7 @@ def _first_ranks(groups: RankGroups, across: Schedule, chunks: int) -> Iterator[
 def _each(
     groups: RankGroups, schedules: Sequence[Schedule], chunks: int
 ) -> Iterator[Step]:
-    """Every group acts out its own schedule, with all chunks."""
+    """Every group runs its own schedule, with all chunks."""
     runs = []
     for schedule, alike in _alike(schedules):
         whole = refine(schedule, chunks // schedule.num_chunks)

@@ -52,13 +52,13 @@ class Wait:
 class Action:
     """Reduce the sources, in their order, into the window, the output, or both.
 
-    `chunk` tells the size. `completes` marks the reduction after which the value holds
+    `chunk` gives the size. `completes` marks the reduction after which the value holds
     every rank's contribution, which is where a mean is divided. `delivers` are ranks to
     whose outputs, at the same chunk, the result is written as well.
 
     `code` is the place for the result's code, if others get it as one: made of the
     result, or taken over from the only source if that is a code. With `back`, what is
-    written elsewhere is what the code says, which is what the others will have.
+    written elsewhere is the decoded value, which is what the others will have.
     """
 
     chunk: int
@@ -84,9 +84,9 @@ class StreamMessage:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does. `tail` actions at the end are nobody else's business.
+    """What one rank does. No other rank waits for the `tail` actions at the end.
 
-    The first `lead[r]` actions of rank r only publish its input and wait for nobody.
+    The first `lead[r]` actions of rank r only publish its input and wait for no rank.
     `readers` are the ranks that read this rank's window. `exits` are waited for at the
     very end, so that the buffers may be used again. `messages` leave in
     their order for each rank they go to, beside the actions.

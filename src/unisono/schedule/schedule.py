@@ -1,9 +1,9 @@
-"""A schedule: a contract, and the steps said to fulfil it.
+"""A schedule: a contract, and the steps that should fulfil it.
 
 The steps are generated anew each time the schedule is iterated, so a ring of ten
 thousand ranks takes no more memory than one of its steps. Everything else one may ask
-of a schedule (is it right, what does it cost, do all ranks end with the same bits, how
-does it look) is another reader of the same steps.
+of a schedule (is it correct, what does it cost, do all ranks end with the same bits,
+how does it look) is another reader of the same steps.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from unisono.schedule.transform import mirror, relabel, split, then
 from unisono.schedule.verify import Proof, verify
 
 VIEWS: dict[str, Callable[[Schedule], str]] = {}
-"""How schedules are drawn, by kind. `unisono.view`, a layer above, fills this in when
-imported, so that a schedule shows in a notebook without this layer knowing how."""
+"""Functions that draw schedules, by format. `unisono.view`, a layer above, fills this
+in when imported, so that a schedule shows in a notebook without this layer knowing
+how."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
-    """Steps for `n` ranks that are said to fulfil `collective`.
+    """Steps for `n` ranks that should fulfil `collective`; `verify` proves it.
 
-    `name` tells the algorithm and its parameters, as one would type it; `about` and
-    `paper` say in words what it does and where it comes from. Chunks are numbered
+    `name` is the algorithm with its parameters, as one would type it; `about` and
+    `paper` describe what it does and where it comes from. Chunks are numbered
     0..num_chunks-1; temporaries, if any, after them.
     """
 
@@ -99,11 +100,11 @@ class Schedule:
         return self._drawn("text") or repr(self)
 
     def _repr_svg_(self) -> str | None:
-        """The picture a notebook shows, once `unisono.view` has been imported."""
+        """The picture that a notebook shows, once `unisono.view` has been imported."""
         return self._drawn("svg")
 
     def _drawn(self, kind: str) -> str | None:
-        """The view of that kind, if there is one and it can be had of this schedule."""
+        """The view of that kind, if there is one and it can draw this schedule."""
         try:
             return VIEWS[kind](self) if kind in VIEWS else None
         except UnisonoError:
@@ -139,7 +140,7 @@ class Schedule:
         return then(self, after)
 
     def mirror(self) -> Schedule:
-        """This schedule played backwards: see `transform.mirror`."""
+        """This schedule reversed: see `transform.mirror`."""
         return mirror(self)
 
     def split(self, segments: int) -> Schedule:
@@ -147,11 +148,11 @@ class Schedule:
         return split(self, segments)
 
     def relabel(self, ranks: Sequence[int] | Ints) -> Schedule:
-        """This schedule with rank r's part played by `ranks[r]`: see `transform`."""
+        """This schedule with rank r replaced by `ranks[r]`: see `transform.relabel`."""
         return relabel(self, ranks)
 
     def rooted_at(self, root: int) -> Schedule:
-        """The same schedule turned so that `root` plays the root's part."""
+        """The same schedule, relabelled so that `root` is the root."""
         root = whole_number("root", root)
         if not 0 <= root < self.n:
             raise BadArgument(f"root = {root}: ranks are 0..{self.n - 1}")
@@ -169,6 +170,6 @@ def from_steps(
     num_chunks: int,
     **more: object,
 ) -> Schedule:
-    """A schedule whose steps are given outright, as those read from a file are."""
+    """A schedule of given steps, for example those read from a file."""
     fixed = tuple(steps)
     return Schedule(collective, n, num_chunks, lambda: fixed, **more)  # type: ignore[arg-type]

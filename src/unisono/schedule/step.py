@@ -14,7 +14,7 @@ The rules of a step:
 - a slot (one chunk on one rank) takes at most one copy, and any number of reductions;
 - the operands of one slot (its own value, or the copy that replaces it, and all
   arriving reductions) are summed in the order of the ranks they come from. So a rank
-  that hears from several at once adds just as the others do, and has the same bits.
+  that receives from several at once adds as the others do, and has the same bits.
 
 A chunk keeps its name on the way, except that `into` may name another: a temporary, or
 a chunk filled from one. Temporaries are numbered after the chunks and begin empty.

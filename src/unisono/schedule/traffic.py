@@ -6,7 +6,7 @@ counts it for any schedule and any placement of its ranks, step by step.
 
 The least that must enter the busiest of H hosts is 2(H-1)/H of a buffer in an
 all_reduce, one whole buffer in a broadcast, and in an all_gather the shares of
-everybody elsewhere.
+all ranks elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Traffic:
 
     `leaves` and `enters` have a column per host. The others have one per rank: what it
     takes in, from its own host or another; how much of that it adds; and with how many
-    ranks of other hosts it speaks, the more of sending and receiving.
+    ranks of other hosts it exchanges messages, the larger of sends and receives.
 
     Whole numbers are the same on every machine, to the last bit; so ranks may decide by
     them, each for itself.

@@ -1,16 +1,15 @@
 """Schedules from schedules.
 
     then(a, b)        a and afterwards b          reduce_scatter, all_gather: all_reduce
-    mirror(a)         a played backwards          all_gather -> reduce_scatter
+    mirror(a)         a reversed                  all_gather -> reduce_scatter
     split(a, m)       a pipelined over m parts    one chunk -> m, each a step behind
-    relabel(a, ranks) other ranks play the parts  any root, any order
+    relabel(a, ranks) ranks renumbered            any root, any order
     refine(a, k)      every chunk cut in k        so that two have the same chunks
     fold(a, n)        more ranks than a has       the surplus hands in and gets back
     product(...)      levels of a hierarchy       in product.py
 
-Most of the others rest on one mechanism, `embed`: a small schedule is acted out
-inside a large one, given which local chunk each chunk plays and who plays each local
-rank.
+Most of the others rest on one mechanism, `embed`: a small schedule runs inside a large
+one, given the local chunk of each chunk and the rank for each local rank.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def refuse_temporaries(*parts: ReadableSchedule | Step) -> None:
 
 
 def embed(steps: Iterable[Step], local_chunk: Ints, cast: Cast) -> Iterator[Step]:
-    """Act out `steps` on other chunks and ranks.
+    """Run `steps` on other chunks and ranks.
 
     `local_chunk[c]` is the chunk of the small schedule that chunk c follows, or -1 for
-    none; several may follow one. `cast(chunk, local_rank)` says which rank plays
+    none; several may follow one. `cast(chunk, local_rank)` gives the rank that is
     `local_rank` for that chunk; its answer may have leading axes, for several groups
     that act at once.
     """
@@ -155,7 +154,7 @@ def then(first: S, second: S) -> S:
 
 
 def mirror(schedule: S) -> S:
-    """`schedule` backwards: what was received is sent, what was copied is reduced.
+    """`schedule` reversed: what was received is sent, what was copied is reduced.
 
     An all_gather gives a reduce_scatter, a broadcast a reduce, and the other way round;
     a scatter gives a gather, where copies remain copies. For sums this is right only if
@@ -186,7 +185,7 @@ _OPPOSITE |= {new: old for old, new in _OPPOSITE.items()}
 
 
 def _rephased(step: Step, old_phase: str) -> Step:
-    """The step under the name that its phase has when played backwards."""
+    """The step with the name of its phase reversed."""
     words = [_OPPOSITE.get(word, word) for word in old_phase.split(" ")]
     return step.named(" ".join(words))
 
@@ -233,7 +232,7 @@ def split(schedule: S, segments: int) -> S:
 
 
 def relabel(schedule: S, ranks: ArrayLike) -> S:
-    """The same schedule with rank r's part played by `ranks[r]`.
+    """The same schedule with rank r replaced by `ranks[r]`.
 
     Where chunks belong to ranks they change hands too, so that the contract stays kept.
     """

@@ -8,12 +8,12 @@ are 61 random bits and sums are taken modulo a random prime above 2^61, so that 
 is below 2^-60. (If no contribution is counted 2^61 times or more; for a schedule built
 to do that, it is below 2^-50.)
 
-Where each chunk has one original there is nothing to add, and a value would say no more
-than "the original" or "something else": one byte a slot, and the answer is exact.
+Where each chunk has one original there is nothing to add, and a value would mean no
+more than "the original" or "something else": one byte a slot, and the answer is exact.
 
 Chunks do not mix, so when the state outgrows its budget they are taken some at a time,
-and the steps generated anew for each lot. When something is wrong, the exact
-interpreter of `oracle.py` runs the chunk concerned and says what happened.
+and the steps generated anew for each batch. When something is wrong, the exact
+interpreter of `oracle.py` runs the chunk concerned and describes the fault.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from unisono.schedule.oracle import explain_end, explain_rule
 from unisono.schedule.protocol import ReadableSchedule
 
 STATE_BYTES = 512 << 20
-"""How large the state may be before chunks are verified in several lots."""
+"""How large the state may be before chunks are verified in several batches."""
 
 MOST_SLOTS = 1 << 26
-"""How many slots may be in one lot that cannot be divided."""
+"""How many slots may be in one batch that cannot be divided."""
 
 MOST_IN_ALL = 1 << 40
 """How many slots there may be: at one a nanosecond, a quarter of an hour."""
@@ -82,7 +82,7 @@ def verify(schedule: ReadableSchedule, *, seed: int | None = None) -> Proof:
 
 
 def _run(schedule: ReadableSchedule, lot: ChunkState) -> tuple[int, int]:
-    """Run all steps on one lot, and judge it; the number of steps and of transfers."""
+    """Run all steps on one batch and check it; the number of steps and of transfers."""
     steps = transfers = 0
     for step in schedule:
         steps += 1

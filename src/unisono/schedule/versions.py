@@ -31,14 +31,14 @@ class Version:
     contributors: int
     chunk: int
     at_home: bool = False  # read by its own rank, into the same slot
-    away: list[Version] = field(default_factory=list)  # all others who read it here
-    afar: list[Version] = field(default_factory=list)  # and those on other hosts
+    local_readers: list[Version] = field(default_factory=list)  # others on its host
+    remote_readers: list[Version] = field(default_factory=list)  # on other hosts
     next_step: int | None = None
     final: bool = False
     window: int | None = None
     code: int | None = None  # where others find it as a code
     coded: bool = False  # others read it as a code, if they read it
-    back: bool = False  # it holds what its code says
+    back: bool = False  # it holds the decoded value
     own_as_code: bool = False  # its own rank reads it so, too
     output: bool = False
     delivers: list[Version] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Version:
         if (reader.rank, reader.slot) == (self.rank, self.slot):
             self.at_home = True
         else:
-            (self.away if here else self.afar).append(reader)
+            (self.local_readers if here else self.remote_readers).append(reader)
 
 
 def has_output(schedule: Schedule) -> Callable[[int, int], bool]:

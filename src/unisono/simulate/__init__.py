@@ -6,14 +6,14 @@ closed      any number of ranks in microseconds, by laws that are derived
 steps       a clock for every rank, a load for every link, step by step
 events      flows that share links fairly, event by event (native)
 bound       what no schedule can beat on this topology
-overlap     a collective beside computing: what of it is exposed
+overlap     a collective during computation: how much of it is exposed
 limits      what would not fit, or take minutes, is refused first
 result      time, bandwidth, utilisation, critical path
 chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
 compare     who wins for which size, and where that changes
 groups      collectives of all groups of a mesh axis at once
-streams     tasks beside each other
+streams     tasks on concurrent streams
 training    a training step: what a strategy computes and sends
 """
 

@@ -1,4 +1,4 @@
-"""The one call: a schedule, a topology, so many bytes, and how closely to look."""
+"""`simulate`: a schedule, a topology, a number of bytes, and the fidelity."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ def simulate(
     `what` is a schedule, or the name of an algorithm for `collective`; `nbytes` the
     size of one rank's buffer. "closed" is for any number of ranks and costs
     microseconds once the law is known; "steps" has link loads and a clock per rank;
-    "events" has max-min fair flows. "auto" takes events where something is amiss
-    (delays, slow or failed links) or goes in streams, unless that would take minutes;
-    the closed form above 16,384 ranks, steps else. `compute` is what the ranks have to
-    compute meanwhile, in seconds; a `Compute` also says what that leaves.
+    "events" has max-min fair flows. "auto" takes events where delays, slow or failed
+    links are given (delays, slow or failed links) or goes in streams, unless that would
+    take minutes; the closed form above 16,384 ranks, steps else. `compute` is what the
+    ranks have to compute meanwhile, in seconds; a `Compute` also gives the share of
+    speed that is left.
     """
     where = parse(topology) if isinstance(topology, str) else topology
     size = parse_bytes(nbytes) if isinstance(nbytes, str) else nbytes

@@ -19,7 +19,7 @@ For one part of m among n ranks, of b bytes in a buffer:
     all_to_all    b m (n-m)/n        b m (n-m)/n
 
 The last column is what Patarasuk and Yuan count: each element takes k-1 crossings to be
-added up and k-1 to be handed out, whoever does it.
+added up and k-1 to be handed out, by any rank.
 """
 
 from __future__ import annotations

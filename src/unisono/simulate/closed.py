@@ -13,9 +13,9 @@ for bytes on links without latency.
 A and B as functions of the topology's size k are found as follows. The step simulation
 runs on small members of the same family (dgx-h100:3, :5, :6, ...), and the values are
 written as a sum of a few functions of k: 1, k, 1/k, the logarithm's steps. The law is
-accepted only if it also meets members that it was not fitted to, to nine digits. Powers
-of two have a law of their own, as many algorithms treat them apart. Where no law is
-found, none is used: the caller is told to simulate by steps.
+accepted only if it also holds for members that it was not fitted to, to nine digits.
+Powers of two have a law of their own, as many algorithms treat them apart. Where no law
+is found, none is used: an error names simulation by steps.
 
 A law is kept, so that all further questions, for any size up to millions of ranks,
 cost microseconds.
@@ -94,7 +94,7 @@ class ClosedForm:
         segments: int,
         given: Conditions,
     ) -> None:
-        """Nothing is worked out until somebody asks."""
+        """Nothing is computed before it is used."""
         self.what = collective, algorithm, segments
         self.member = member
         self.given = given
@@ -177,7 +177,7 @@ class ClosedForm:
 def _law(
     points: list[tuple[int, float]], *, power: bool, count: int | None = None
 ) -> Law | None:
-    """The law that meets all points, though fitted to some of them only."""
+    """The law that holds for all points, fitted to some of them only."""
     terms = np.array([_terms(k, power=power)[:count] for k, _ in points])
     value = np.array([v for _, v in points])
     used = len(points) - (2 if power else 6)

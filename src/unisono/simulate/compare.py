@@ -82,7 +82,7 @@ def compare(
                 if options
                 else sweep(name, topology, sizes, **common)
             )
-        except (NotOffered, UnsupportedWorld) as why:  # told, not hidden
+        except (NotOffered, UnsupportedWorld) as why:  # reported in `left_out`
             left_out[name] = str(why)
             continue
         results[name] = results_

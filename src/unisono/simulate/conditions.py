@@ -3,7 +3,7 @@
     Conditions(delays={3: 1e-3}, slow={"0>switch": 0.1}, failed=["4-5"])
 
 Links are named as `unisono topology show` names them: "a>b" is one direction, "a-b"
-both. A `CodecModel` says what travels instead of the bytes, and what that costs the
+both. A `CodecModel` gives the share of the bytes that is sent, and its cost on the
 ranks.
 """
 
@@ -39,7 +39,7 @@ class CodecModel:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is not as the topology says; the default is that all is well.
+    """What differs from the topology; by default nothing does.
 
     `delays` are seconds by which ranks begin late, `slow` the part of its bandwidth
     that a link still has, `reduce` seconds to add up a byte, instead of the topology's.
@@ -53,7 +53,7 @@ class Conditions:
 
     @property
     def usual(self) -> bool:
-        """Whether all ranks and links are as the topology says."""
+        """Whether nothing differs from the topology."""
         return not self.delays and not self.slow and not self.failed
 
 

@@ -2,8 +2,8 @@
 
 Training splits the world along axes. With 8-way tensor parallelism on 64 hosts there
 are 64 groups of 8 neighbours along one axis and 8 groups of 64 along the other, and all
-groups of an axis talk at the same time, over links that they may share. So they are
-simulated together, step by step, on the whole topology.
+groups of an axis communicate at the same time, over links that they may share. So they
+are simulated together, step by step, on the whole topology.
 """
 
 from __future__ import annotations

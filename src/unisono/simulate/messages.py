@@ -50,7 +50,7 @@ def chunk_bytes(schedule: Schedule, nbytes: int | None) -> Floats:
 
 
 def in_range(schedule: Schedule) -> Iterator[Step]:
-    """The steps, as `oracle.sound` gives them, but looked at as a whole.
+    """The steps, as `oracle.checked_steps` gives them, checked array by array.
 
     What a simulator uses as an index must be in range; which rule a transfer breaks is
     asked only when one does.

@@ -1,4 +1,4 @@
-"""A collective beside computing: how much of it is hidden, and what that costs.
+"""A collective during computation: how much of it is hidden, and what that costs.
 
 While ranks compute, a collective has less of them: memory, cores or multiprocessors
 serve both, and it keeps `share` of its speed. So its clock runs slower for as long as
@@ -46,7 +46,7 @@ class Compute:
 
 
 def beside(found: Result, compute: Compute) -> Result:
-    """What was found for the collective alone, as it goes beside computing."""
+    """The result of the collective alone, changed for computation at the same time."""
     if not compute.seconds:
         return found
     line, path = found.timeline, found.path

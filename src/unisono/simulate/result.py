@@ -58,7 +58,7 @@ class Result:
     bytes that went over each link; `path` the messages that decided, first to last;
     both are None where the fidelity does not know, or where there are too many messages
     to remember. `exact` is false where `time` is an upper bound only. `compute` are the
-    seconds that the ranks compute beside it.
+    seconds that the ranks compute meanwhile.
     """
 
     collective: Collective

@@ -135,7 +135,7 @@ class StepRecord:
 class Clocks:
     """The state of a simulation between steps: a row of clocks for every size.
 
-    Sizes are multiples (`times`) of what the messages say. Messages are remembered only
+    Sizes are multiples (`times`) of those of the messages. Messages are remembered only
     if there is one size.
     """
 
@@ -198,7 +198,7 @@ class Clocks:
         after[:, others] = np.maximum(after[:, others], arrived)
 
     def _keep(self, step: StepRecord, drained: Floats) -> None:
-        """Remember which message each clock waited for, while there is room."""
+        """Remember which message each clock waited for, up to a limit."""
         if self.kept is None:
             return
         pattern, after = step.pattern, step.decider  # so far, the clocks themselves

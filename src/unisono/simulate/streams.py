@@ -1,4 +1,4 @@
-"""Tasks on streams: a plan of what happens beside what, given a clock.
+"""Tasks on concurrent streams, with their start and end times.
 
 Tasks of one stream run one after the other, in the order in which they are listed, and
 may wait for tasks of other streams.

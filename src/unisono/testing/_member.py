@@ -1,8 +1,8 @@
-"""One rank of a world across hosts, seen from its parent: a process and four files.
+"""One rank of a world across hosts, in its parent: a process and four files.
 
-Files rather than pipes: nobody has to read while ranks run, none of them ever waits for
-a reader, and what a rank had written when it was killed is there to the last byte. They
-have no names, so nothing is left behind.
+Files rather than pipes: the parent need not read while ranks run, no rank waits for a
+reader, and all that a killed rank has written is there. They have no names, so nothing
+is left behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.launch.output import stderr_tail
 
 
 @dataclass(frozen=True)
-class Ended(RankEnd):
+class EndedRank(RankEnd):
     """How a rank ended, what it returned or raised, and all that it wrote.
 
     `ended_by_launcher` means that it was stuck; its stacks are then in `stderr`.
@@ -37,8 +37,8 @@ class Ended(RankEnd):
     stderr: str = field(default="", repr=False)
 
 
-class Member:
-    """One process, seen from its parent."""
+class RankProcess:
+    """The process of one rank, in its parent."""
 
     def __init__(self, number: int, host: int) -> None:
         self.number, self.host = number, host
@@ -50,12 +50,12 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Of the process, which must have been started."""
+        """The process id; it must have been started."""
         assert self.process is not None
         return self.process.pid
 
     def look(self, now: float) -> None:
-        """See whether it has ended, but leave it a zombie: its number stays its own."""
+        """Check whether it has exited, but leave it a zombie: its pid is not reused."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         seen = os.waitid(os.P_PID, self.pid, how)
         if seen is not None and self.ended_s is None:
@@ -64,19 +64,19 @@ class Member:
             self.ended_s = now
 
     def show_stacks(self) -> None:
-        """Have it write where all its threads are, and end."""
+        """Make it write the stacks of all its threads and exit."""
         self.stuck = True
-        # One byte: no core, neither to a file nor to a program that collects them.
+        # A limit of one byte: no core dump, neither to a file nor to a program.
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_CORE, (1, 1))
         for number in (signal.SIGABRT, signal.SIGCONT):
             os.kill(self.pid, number)
 
-    def end(self) -> Ended:
-        """All that is known, once it has ended."""
-        told = self._told()
+    def end(self) -> EndedRank:
+        """Its outcome, once it has exited."""
+        report = self._report()
         stderr = contents(self.err)
-        return Ended(
+        return EndedRank(
             rank=self.number,
             pid=self.pid,
             status=self.status,
@@ -84,14 +84,14 @@ class Member:
             ended_by_launcher=self.stuck,
             stderr_tail=stderr_tail(stderr.splitlines()) if self.status else "",
             host=self.host,
-            result=told.result,
-            error=told.error,
+            result=report.result,
+            error=report.error,
             stdout=contents(self.out).decode(errors="replace"),
             stderr=stderr.decode(errors="replace"),
         )
 
-    def _told(self) -> RankReport:
-        """Its report; an empty one if it died before."""
+    def _report(self) -> RankReport:
+        """Its report; an empty one if it died before writing it."""
         data = contents(self.report)
         if not data:
             return RankReport()
@@ -103,7 +103,7 @@ class Member:
         return found
 
     def close(self) -> None:
-        """Kill what is left of its group, and keep nothing."""
+        """Kill the rest of its process group, and close its files."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -117,5 +117,5 @@ def _file() -> IO[bytes]:
 
 
 def contents(file: IO[bytes]) -> bytes:
-    """All that is in the file, wherever its writer stands."""
+    """The whole content of the file, without moving its offset."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)

@@ -1,4 +1,4 @@
-"""Namespaces of the kernel without names: each lives as long as somebody uses it.
+"""Anonymous network namespaces: each exists as long as a process uses it.
 
 `ip netns add` writes a name into /run, and whoever is killed leaves it behind. Here a
 thread steps into a new namespace, opens a descriptor of it, and ends; the descriptor
@@ -31,7 +31,7 @@ _DETACH = 2
 
 
 def new_network() -> int:
-    """A descriptor of a network that nobody else is in, and that holds nothing."""
+    """A descriptor of a new, empty network namespace."""
     return _in_thread(_unshared_network)
 
 
@@ -45,19 +45,19 @@ def call_inside(network: int, name: str, function: Callable[[], T]) -> T:
 
 
 def enter_network(network: int, name: str) -> None:
-    """Move this process there for good; it must have no other thread."""
+    """Move this process into the namespace; it must have no other thread."""
     _settled(network, name, lambda: None)
 
 
 def processes_inside(network: int) -> Iterator[int]:
-    """Handles of all processes of this network, to be closed by the caller."""
+    """Pidfds of all processes in this namespace, to be closed by the caller."""
     wanted = os.fstat(network).st_ino
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it may end at any moment
+        with contextlib.suppress(OSError):  # it may exit at any moment
             if os.stat(f"/proc/{pid}/ns/net").st_ino != wanted:
                 continue
             handle = os.pidfd_open(int(pid))
-            # Its number might have become another's before we held it by the handle.
+            # The pid may have been reused before the pidfd was opened.
             if os.stat(f"/proc/{pid}/ns/net").st_ino == wanted:
                 yield handle
             else:
@@ -65,7 +65,7 @@ def processes_inside(network: int) -> Iterator[int]:
 
 
 def kill_inside(network: int) -> int:
-    """Kill every process of this network; how many were there."""
+    """Kill every process in this namespace; their number."""
     killed = 0
     for handle in processes_inside(network):
         with contextlib.suppress(ProcessLookupError):
@@ -76,7 +76,7 @@ def kill_inside(network: int) -> int:
 
 
 def _in_thread(function: Callable[[], T]) -> T:
-    """A thread of its own: what it does to itself ends with it."""
+    """Run in a new thread: its namespace ends with it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -97,7 +97,7 @@ def _settled(network: int, name: str, function: Callable[[], T]) -> T:
 
 
 def _call(name: str, *args: Any) -> None:
-    """A function of libc, of which Python has some only in newer versions."""
+    """Call a libc function; Python has some of them only in newer versions."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*args):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

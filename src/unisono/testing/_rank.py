@@ -18,7 +18,7 @@ from unisono.launch.exceptions import RankReport, pickled_error
 
 
 def main(order: int, report: int) -> None:
-    """Run what the descriptor `order` holds; write what came of it to `report`."""
+    """Run the function in the descriptor `order`; write its result to `report`."""
     try:
         with os.fdopen(order, "rb") as file:
             function, args, meets = pickle.loads(file.read())

@@ -1,4 +1,4 @@
-"""The proxy's thread: one loop over all connections, asleep while there is nothing.
+"""The proxy's thread: one event loop over all connections.
 
 Others ask for changes by `do`, which has the thread make them between two turns and
 returns when they are made. So nothing here needs a lock, and a rule that was set is in
@@ -23,19 +23,19 @@ from functools import partial
 from typing import TypeVar
 
 from unisono.errors import UsageError
-from unisono.testing._streams import Rules, Stream
+from unisono.testing._streams import FaultRules, ProxyStream
 
 T = TypeVar("T")
 
 _BUFFER = 1 << 18
-_RESET = struct.pack("ii", 1, 0)  # to linger for no time at all: closed by RST
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close sends RST
 _CALL_S = 30.0
 _LATER = (BlockingIOError, InterruptedError)
 
 
 @dataclass(frozen=True)
-class Deed:
-    """Something that was done: when, to which connection, and at which byte."""
+class ProxyEvent:
+    """A fault that was injected: when, into which connection, and at which byte."""
 
     at_s: float
     connection: int
@@ -45,25 +45,25 @@ class Deed:
 
 
 @dataclass
-class Link:
-    """A connection from a dialer, with the one to the target that belongs to it."""
+class ProxyConnection:
+    """A client's connection, and its connection to the target."""
 
     number: int
     dialer: socket.socket
     target: socket.socket
-    streams: dict[str, Stream]
+    streams: dict[str, ProxyStream]
 
 
 class Relay:
-    """Connections, the rules for both directions, and the thread that obeys them."""
+    """Connections, the fault rules of both directions, and the thread."""
 
     def __init__(self, target: tuple[str, int] | None, listen: str, seed: int) -> None:
         """Listen at once, on a free port."""
         self.target = target
         self.refuses = False
-        self.rules = {"forth": Rules(), "back": Rules()}
-        self.links: list[Link] = []
-        self.log: list[Deed] = []
+        self.rules = {"forth": FaultRules(), "back": FaultRules()}
+        self.open_connections: list[ProxyConnection] = []
+        self.log: list[ProxyEvent] = []
         self.connections = 0
         self._seed = seed
         self._closed = False
@@ -82,7 +82,7 @@ class Relay:
         self._thread.start()
 
     def do(self, what: Callable[[], T]) -> T:
-        """Have the thread do it, and wait until it is done."""
+        """Run a function in the thread, and wait for it."""
         told: Future[T] = Future()
 
         def answer() -> None:
@@ -99,45 +99,49 @@ class Relay:
         return told.result(_CALL_S)
 
     def close(self) -> None:
-        """Reset all connections, and listen no longer."""
+        """Reset all connections and stop listening."""
         if not self._closed:
             self.do(lambda: setattr(self, "_closed", True))
             self._thread.join()
             os.close(self._wake)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes that were passed on in each direction."""
+        """Bytes forwarded in each direction."""
         return {
-            way: before + sum(link.streams[way].sent for link in self.links)
-            for way, before in self._ended.items()
+            direction: before
+            + sum(
+                connection.streams[direction].sent
+                for connection in self.open_connections
+            )
+            for direction, before in self._ended.items()
         }
 
-    def finish(self, link: Link, why: str = "") -> None:
+    def finish(self, connection: ProxyConnection, why: str = "") -> None:
         """End a connection: by RST if there is a reason, or else as both ends did."""
-        self.links.remove(link)
-        for way, stream in link.streams.items():
-            self._ended[way] += stream.sent
+        self.open_connections.remove(connection)
+        for direction, stream in connection.streams.items():
+            self._ended[direction] += stream.sent
             if why:
-                self.note(link.number, way, why, stream.taken)
-        for end in (link.dialer, link.target):
+                self.note(connection.number, direction, why, stream.taken)
+        for end in (connection.dialer, connection.target):
             self._forget(end)
             if why:
                 _reset(end)
             end.close()
 
-    def note(self, number: int, way: str, what: str, offset: int) -> None:
-        """Take down what was done."""
-        self.log.append(Deed(time.monotonic(), number, way, what, offset))
+    def note(self, number: int, direction: str, what: str, offset: int) -> None:
+        """Add an event to the log."""
+        self.log.append(ProxyEvent(time.monotonic(), number, direction, what, offset))
 
-    # The thread
+    # --- the thread
 
     def _serve(self) -> None:
         try:
             while not self._closed:
                 self._turn()
         finally:
-            for link in list(self.links):
-                self.finish(link, "close")
+            for connection in list(self.open_connections):
+                self.finish(connection, "close")
             self._door.close()
             self._selector.close()
             os.close(self._awake)
@@ -149,35 +153,35 @@ class Relay:
             if key.fd == self._awake:
                 os.read(self._awake, 4096)
             elif key.fileobj is self._door:
-                self._welcome()
-            elif key.data in self.links:  # not ended by an earlier event
+                self._accept()
+            elif key.data in self.open_connections:  # not ended by an earlier event
                 with self._ending(key.data):
-                    self._attend(key.data, key.fileobj, events)
+                    self._handle(key.data, key.fileobj, events)
         while self._asked:
             self._asked.popleft()()
         now = time.monotonic()
-        for link in list(self.links):
-            self._send_on(link, now)
+        for connection in list(self.open_connections):
+            self._send_on(connection, now)
 
-    def _send_on(self, link: Link, now: float) -> None:
-        with self._ending(link):
-            for stream in link.streams.values():
+    def _send_on(self, connection: ProxyConnection, now: float) -> None:
+        with self._ending(connection):
+            for stream in connection.streams.values():
                 if stream.waits_until(now) <= now:
                     stream.leave(now)
-            if all(stream.finished for stream in link.streams.values()):
-                self.finish(link)
+            if all(stream.finished for stream in connection.streams.values()):
+                self.finish(connection)
 
     def _watch(self, now: float) -> None:
-        """Tell the kernel what we wait for."""
+        """Update the selector."""
         wanted: dict[socket.socket, int] = {}
-        owners: dict[socket.socket, Link] = {}
+        owners: dict[socket.socket, ProxyConnection] = {}
         if self.target is not None or self.refuses:
             wanted[self._door] = selectors.EVENT_READ
-        for link in self.links:
-            for stream in link.streams.values():
+        for connection in self.open_connections:
+            for stream in connection.streams.values():
                 for end, event in _wishes(stream, now):
                     wanted[end] = wanted.get(end, 0) | event
-                    owners[end] = link
+                    owners[end] = connection
         for end in self._watched.keys() - wanted.keys():
             self._forget(end)
         for end, events in wanted.items():
@@ -193,15 +197,19 @@ class Relay:
 
     def _longest_sleep(self, now: float) -> float | None:
         """Until the next delayed or throttled byte is due."""
-        streams = [s for link in self.links for s in link.streams.values()]
+        streams = [
+            s
+            for connection in self.open_connections
+            for s in connection.streams.values()
+        ]
         untils = [stream.waits_until(now) for stream in streams]
         return min((u - now for u in untils if now < u < math.inf), default=None)
 
-    def _welcome(self) -> None:
-        """Take a new connection, and begin another one to the target."""
+    def _accept(self) -> None:
+        """Accept a connection, and connect to the target."""
         try:
             dialer, _ = self._door.accept()
-        except OSError:  # who knocked is gone already
+        except OSError:  # the client is gone already
             return
         self.connections += 1
         number = self.connections
@@ -217,46 +225,48 @@ class Relay:
         forth = self._stream(number, "forth", dialer, target)
         back = self._stream(number, "back", target, dialer)
         forth.connected = False
-        link = Link(number, dialer, target, {"forth": forth, "back": back})
-        self.links.append(link)
-        with self._ending(link), contextlib.suppress(*_LATER):
+        connection = ProxyConnection(
+            number, dialer, target, {"forth": forth, "back": back}
+        )
+        self.open_connections.append(connection)
+        with self._ending(connection), contextlib.suppress(*_LATER):
             target.connect(self.target)
 
     def _stream(
-        self, number: int, way: str, source: socket.socket, sink: socket.socket
-    ) -> Stream:
-        seed = f"{self._seed} {number} {way}"
-        note = partial(self.note, number, way)
-        return Stream(source, sink, self.rules[way], seed, note)
+        self, number: int, direction: str, source: socket.socket, sink: socket.socket
+    ) -> ProxyStream:
+        seed = f"{self._seed} {number} {direction}"
+        note = partial(self.note, number, direction)
+        return ProxyStream(source, sink, self.rules[direction], seed, note)
 
-    def _attend(self, link: Link, end: object, events: int) -> None:
-        """Do what one end is ready for."""
-        forth, back = link.streams["forth"], link.streams["back"]
-        if end is link.target and not forth.connected:
-            number = link.target.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _handle(self, connection: ProxyConnection, end: object, events: int) -> None:
+        """Handle events of one end."""
+        forth, back = connection.streams["forth"], connection.streams["back"]
+        if end is connection.target and not forth.connected:
+            number = connection.target.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if number:
                 raise OSError(number, os.strerror(number))
             forth.connected = True
         elif events & selectors.EVENT_READ:
-            stream = forth if end is link.dialer else back
+            stream = forth if end is connection.dialer else back
             if stream.wants_to_read:
                 with contextlib.suppress(*_LATER):
                     stream.take(self._buffer)
 
     @contextlib.contextmanager
-    def _ending(self, link: Link) -> Iterator[None]:
-        """If one end is gone, tell the other in the same way."""
+    def _ending(self, connection: ProxyConnection) -> Iterator[None]:
+        """If one end fails, close the other in the same way."""
         try:
             yield
         except OSError:
-            self.finish(link, "lost")
+            self.finish(connection, "lost")
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _wishes(stream: Stream, now: float) -> Iterator[tuple[socket.socket, int]]:
+def _wishes(stream: ProxyStream, now: float) -> Iterator[tuple[socket.socket, int]]:
     if stream.wants_to_read:
         yield stream.source, selectors.EVENT_READ
     if not stream.connected or stream.waits_until(now) <= now:

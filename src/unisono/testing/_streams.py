@@ -20,46 +20,46 @@ from dataclasses import dataclass, field
 from random import Random
 
 _MOST_QUEUED = 16 << 20
-"""A stream takes no more in while so many bytes wait to leave it."""
+"""A stream stops reading while this many bytes are queued."""
 
 _SLICE_S = 0.005
-"""A throttled stream sends what it may send in so long, and then waits."""
+"""A throttled stream sends its allowance for this time, and then waits."""
 
 Note = Callable[[str, int], None]
-"""Takes down what was done, at which byte of the stream."""
+"""Logs a fault and its byte offset in the stream."""
 
 
 @dataclass
-class Chance:
-    """Where something is done: at these places, and by chance at others."""
+class FaultSelection:
+    """Where a fault is injected: at these offsets, and at random with a probability."""
 
     at: frozenset[int] = frozenset()
     probability: float = 0.0
 
     def __bool__(self) -> bool:
-        """Whether it is done anywhere."""
+        """Whether it selects anything."""
         return bool(self.at) or self.probability > 0
 
 
 @dataclass
-class Rules:
-    """What is done to all streams of one direction; changed while they run."""
+class FaultRules:
+    """The faults of all streams of one direction; changed while they run."""
 
     delay_s: float = 0.0
     nbytes_per_s: float = math.inf
     frozen: bool = False
     truncate_at: int | None = None
-    corrupt: Chance = field(default_factory=Chance)
+    corrupt: FaultSelection = field(default_factory=FaultSelection)
     corrupt_next: bool = False
     bit: int = 0
     frame_nbytes: int = 0
     first_frame: int = 0
-    duplicate: Chance = field(default_factory=Chance)
-    reorder: Chance = field(default_factory=Chance)
+    duplicate: FaultSelection = field(default_factory=FaultSelection)
+    reorder: FaultSelection = field(default_factory=FaultSelection)
 
     @property
     def change_bytes(self) -> bool:
-        """Whether any of them is about the bytes themselves."""
+        """Whether any of them changes bytes."""
         return bool(
             self.truncate_at is not None
             or self.corrupt
@@ -68,18 +68,18 @@ class Rules:
         )
 
 
-class Stream:
-    """Bytes from one socket to another."""
+class ProxyStream:
+    """Forwards bytes from one socket to another."""
 
     def __init__(
         self,
         source: socket.socket,
         sink: socket.socket,
-        rules: Rules,
+        rules: FaultRules,
         seed: str,
         note: Note,
     ) -> None:
-        """`seed` decides all that is left to chance."""
+        """`seed` is that of all random faults."""
         self.source, self.sink, self.rules = source, sink, rules
         self.connected = True  # whether the sink can take bytes
         self.taken = self.sent = 0
@@ -94,15 +94,15 @@ class Stream:
         self._copy, self._held = bytearray(), bytearray()
         self._fate = ""
 
-    # What the loop asks
+    # --- state for the event loop
 
     @property
     def wants_to_read(self) -> bool:
-        """Whether bytes may be taken in now."""
+        """Whether to read now."""
         return not (self.ended or self.rules.frozen or self._queued >= _MOST_QUEUED)
 
     def waits_until(self, now: float) -> float:
-        """When something can leave: now or earlier, at a later time, or never."""
+        """When something can be sent: now or earlier, at a later time, or never."""
         if self.rules.frozen or not self.connected or self.finished:
             return math.inf
         if not self._queue:
@@ -113,10 +113,10 @@ class Stream:
             due = max(due, now + short / self.rules.nbytes_per_s)
         return due
 
-    # Taking in
+    # --- reading
 
     def take(self, buffer: memoryview) -> None:
-        """Read once, and queue or pass on what came; OSError if there is no peer."""
+        """Read once, and queue or forward it; OSError if there is no peer."""
         count = self.source.recv_into(buffer)
         if not count:
             self.end()
@@ -129,12 +129,12 @@ class Stream:
             self._put(part, due)
 
     def end(self) -> None:
-        """Nothing more comes; what was held back goes out."""
+        """The source has ended; send what was held back."""
         self.ended = True
         self.release()
 
     def release(self) -> None:
-        """Let a frame go that waits for the next one."""
+        """Send a frame that waits for the next one."""
         if self._held:
             self._put(memoryview(bytes(self._held)), 0.0)
             self._held.clear()
@@ -144,11 +144,11 @@ class Stream:
         at_once = not (self._queue or due) and self.connected
         if at_once and self.rules.nbytes_per_s == math.inf:
             data = data[self._send(data) :]
-        if data:  # the buffer serves the next one, so this needs a place of its own
+        if data:  # the buffer is reused, so copy
             self._queue.append((due, memoryview(bytes(data))))
             self._queued += len(data)
 
-    # Leaving
+    # --- sending
 
     def leave(self, now: float) -> None:
         """Send what is due and allowed; OSError if the sink is gone."""
@@ -186,7 +186,7 @@ class Stream:
     def _slice(self) -> float:
         return max(self.rules.nbytes_per_s * _SLICE_S, 1.0)
 
-    # Changing
+    # --- faults
 
     def _changed(self, data: memoryview) -> list[memoryview]:
         at, last = self.taken, self.rules.truncate_at
@@ -218,14 +218,14 @@ class Stream:
             self._note("corrupt", at + place)
 
     def _gap(self) -> int:
-        """How many bytes pass unharmed before the next that does not."""
+        """The number of unchanged bytes before the next changed one."""
         p = self.rules.corrupt.probability
         if p >= 1.0:
             return 0
         return int(math.log(1.0 - self._flips.random()) / math.log(1.0 - p))
 
     def _framed(self, data: memoryview, at: int) -> list[memoryview]:
-        """With some frames doubled, and some behind the one that follows them."""
+        """The data with some frames duplicated, and some swapped with the next one."""
         parts = []
         while data:
             index, within = divmod(at - self.rules.first_frame, self.rules.frame_nbytes)
@@ -245,17 +245,17 @@ class Stream:
         return parts
 
     def _decided(self, index: int) -> str:
-        if self._held:  # this is the one that it waits for
+        if self._held:  # the held frame waits for this one
             return ""
         for fate in ("duplicate", "reorder"):
-            chance: Chance = getattr(self.rules, fate)
+            chance: FaultSelection = getattr(self.rules, fate)
             drawn = chance.probability and self._fates.random() < chance.probability
             if drawn or index in chance.at:
                 return fate
         return ""
 
     def _frame_done(self, at: int) -> list[memoryview]:
-        """What comes after the frame that began at `at`."""
+        """What to send at the end of the frame that began at `at`."""
         extra = []
         if self._fate == "duplicate":
             self._note("duplicate", at)

@@ -1,23 +1,23 @@
-"""Ranks as processes on several hosts, pretended ones or namespaces.
+"""Ranks as processes on several hosts, simulated ones or network namespaces.
 
     results = world_across([2, 3, 1]).run(work, 10)      # work(comm, 10) on six ranks
 
-The first two ranks are on one host, the next three on another. By default that is only
-what they are told (UNISONO_HOST_ID): all are processes of this machine on its loopback.
-With `on=hosts`, made by `testing.Hosts`, they live in network namespaces and speak over
-the links of those. The environment is what a launcher would set: the rank's place in
-the world and on its host, the job's name and secret, and where rank 0 is met.
+The first two ranks are on one host, the next three on another. By default the hosts are
+simulated (UNISONO_HOST_ID): all ranks are processes of this machine and use loopback.
+With `on=hosts`, made by `testing.Hosts`, they run in network namespaces and communicate
+over the links of those. The environment is that of a launcher: rank and local rank,
+world size, the job's name and secret, and rank 0's address.
 
 A function must be one that a new process can import; it is called with a communicator,
 and its result comes back by pickle, through a file that only parent and child hold. Any
-other program is run by `run_command`. To strike ranks at work, `start` them:
+other program is run by `run_command`. To kill ranks while they run, `start` them:
 
     with world_across([1, 1]).start(work) as running:
         running.signal(1, signal.SIGKILL)
         ends = running.wait()
         assert isinstance(ends[0].error, PeerLost)
 
-Nobody waits for ever. After `timeout_s`, or `grace_s` after the first failure, ranks
+No test waits for ever. After `timeout_s`, or `grace_s` after the first failure, ranks
 that still run write the stacks of all their threads to stderr (on SIGABRT, by
 faulthandler, which needs no interpreter lock) and are killed. However this process
 ends, its ranks end.
@@ -49,17 +49,17 @@ from unisono.errors import (
 from unisono.launch.outcome import Outcome
 from unisono.launch.processes import Reaper
 from unisono.runtime.world.address import free_port
-from unisono.testing._member import Ended, Member, contents
+from unisono.testing._member import EndedRank, RankProcess, contents
 from unisono.testing.hosts import Hosts
 
-__all__ = ["Ended", "Running", "WorldAcross", "world_across"]
+__all__ = ["EndedRank", "RunningWorld", "WorldAcross", "world_across"]
 
 _POLL_S = 0.005
 _STACKS_S = 10.0  # to write stacks, from SIGABRT to SIGKILL
 
 
 class WorldAcross:
-    """A plan for ranks on hosts, which can be run many times; each run is a new job."""
+    """Ranks on hosts, which can be run many times; each run is a new job."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class WorldAcross:
             running.raise_failure()
             return [end.result for end in running.ends]
 
-    def run_command(self, command: Sequence[str]) -> list[Ended]:
-        """A program on every rank, to its end; raises if one fails."""
+    def run_command(self, command: Sequence[str]) -> list[EndedRank]:
+        """Run a program on every rank until all have ended; raises if one fails."""
         with self.start_command(command) as running:
             running.wait()
             running.raise_failure()
             return running.ends
 
-    def start(self, function: Callable[..., Any], *args: Any) -> Running:
-        """Begin function(comm, *args) on every rank."""
+    def start(self, function: Callable[..., Any], *args: Any) -> RunningWorld:
+        """Start function(comm, *args) on every rank."""
         if getattr(function, "__module__", "") == "__main__":
             raise BadArgument(
                 f"world_across: {function.__qualname__} is defined in __main__, where "
@@ -128,19 +128,19 @@ class WorldAcross:
                 f"world_across: the function and its arguments cannot be sent: {why}; "
                 "define it at the top of a module"
             ) from why
-        return Running(self, None, order)
+        return RunningWorld(self, None, order)
 
-    def start_command(self, command: Sequence[str]) -> Running:
-        """Begin a program on every rank."""
+    def start_command(self, command: Sequence[str]) -> RunningWorld:
+        """Start a program on every rank."""
         if isinstance(command, str) or not command:
             raise BadArgument(
                 f"world_across: command = {command!r}: expected a list, as in "
                 "[sys.executable, 'train.py']"
             )
-        return Running(self, list(command), b"")
+        return RunningWorld(self, list(command), b"")
 
     def environments(self) -> list[dict[str, str]]:
-        """What each rank of a new job is told."""
+        """The environment of each rank of a new job."""
         job = secrets.token_hex(16)
         common = {
             "PYTHONUNBUFFERED": "1",
@@ -174,29 +174,29 @@ class WorldAcross:
         return f"{first.address}:{first.call(free_port)}"
 
 
-class Running:
+class RunningWorld:
     """The ranks of one run; leaving the context kills those that still run."""
 
     def __init__(
         self, plan: WorldAcross, command: list[str] | None, order: bytes
     ) -> None:
         """Start them."""
-        self.ends: list[Ended] = []
+        self.ends: list[EndedRank] = []
         self._plan = plan
         self._began = time.monotonic()
-        self._ranks: list[Member] = []
+        self._ranks: list[RankProcess] = []
         with contextlib.ExitStack() as undo:
             self._reaper = undo.enter_context(Reaper())
             undo.callback(self._close_ranks)
             hosts = [h for h, n in enumerate(plan.hosts) for _ in range(n)]
             told = plan.environments()
             for number, (host, env) in enumerate(zip(hosts, told, strict=True)):
-                self._start(Member(number, host), command, order, env)
+                self._start(RankProcess(number, host), command, order, env)
             self._open = undo.pop_all()
 
     @property
     def pids(self) -> list[int]:
-        """Of all ranks."""
+        """The process ids of all ranks."""
         return [rank.pid for rank in self._ranks]
 
     def signal(self, rank: int, number: int) -> None:
@@ -204,11 +204,11 @@ class Running:
         os.kill(self._ranks[rank].pid, number)
 
     def stdout(self, rank: int) -> str:
-        """What a rank has written so far."""
+        """A rank's standard output so far."""
         return contents(self._ranks[rank].out).decode(errors="replace")
 
-    def wait(self, timeout_s: float | None = None) -> list[Ended]:
-        """Until all have ended, or are stuck and have been ended; raises nothing.
+    def wait(self, timeout_s: float | None = None) -> list[EndedRank]:
+        """Wait until all have ended, or have been ended as stuck; raises nothing.
 
         `timeout_s` counts from now and takes the place of the world's, which counts
         from the start.
@@ -226,7 +226,7 @@ class Running:
         return self.ends
 
     def raise_failure(self) -> None:
-        """Raise what went wrong first, or nothing if all is well."""
+        """Raise the first failure, if there is one."""
         outcome = Outcome(self.ends, time.monotonic() - self._began)
         first = outcome.first_failure
         stuck = [end for end in self.ends if end.ended_by_launcher]
@@ -249,10 +249,10 @@ class Running:
         raise error
 
     def close(self) -> None:
-        """End all that still runs."""
+        """Kill all ranks that still run."""
         self._open.close()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> RunningWorld:
         """For `with ... as running:`."""
         return self
 
@@ -267,7 +267,7 @@ class Running:
 
     def _start(
         self,
-        rank: Member,
+        rank: RankProcess,
         command: list[str] | None,
         order: bytes,
         env: Mapping[str, str],
@@ -299,7 +299,7 @@ class Running:
         self, command: list[str], env: Mapping[str, str], options: dict[str, Any]
     ) -> subprocess.Popen[Any]:
         with warnings.catch_warnings():
-            # Of code between fork and exec beside threads: ours takes no locks.
+            # It warns of code between fork and exec with threads: ours takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 command,
@@ -309,13 +309,13 @@ class Running:
                 **options,
             )
 
-    def _look(self) -> list[Member]:
+    def _look(self) -> list[RankProcess]:
         now = time.monotonic() - self._began
         for rank in self._ranks:
             rank.look(now)
         return [rank for rank in self._ranks if rank.ended_s is None]
 
-    def _end_stuck(self, running: Sequence[Member]) -> None:
+    def _end_stuck(self, running: Sequence[RankProcess]) -> None:
         for rank in running:
             rank.show_stacks()
         until = time.monotonic() + _STACKS_S
@@ -331,11 +331,11 @@ class Running:
 
 
 def world_across(hosts: Sequence[int], **options: Any) -> WorldAcross:
-    """A world with so many ranks on each host; options are those of WorldAcross."""
+    """A world with these numbers of ranks per host; options as of WorldAcross."""
     return WorldAcross(hosts, **options)
 
 
-def _failure(end: Ended) -> BaseException:
+def _failure(end: EndedRank) -> BaseException:
     if end.error is not None and isinstance(end.error, Exception):
         return end.error
     said = f"world_across: rank {end.rank} (pid {end.pid}) ended by {end.how}"
@@ -345,7 +345,7 @@ def _failure(end: Ended) -> BaseException:
 
 
 def _bootstrap(order: int, report: int) -> str:
-    """The new interpreter finds modules where this one does."""
+    """Code that starts a rank with this interpreter's module path."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from unisono.testing._rank import main; main({order}, {report})"

@@ -28,7 +28,7 @@ This needs root. `hosts_available()` tells why it cannot be had, and tests begin
 
 Nothing is left behind. Namespaces have no names: the kernel removes them with the last
 process that uses them, even after kill -9. The processes of a host are killed when the
-context is left, and by a warden when this process is gone without leaving it.
+context is left, and by a reaper when this process is gone without leaving it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _SHORTEST_QUEUE = 256 << 10
 _PATIENCE_S = 30.0
 
 
-class Host:
-    """One host: where processes are started, and at what address they are found."""
+class NetworkHost:
+    """One host: its address, and the processes started on it."""
 
     def __init__(
         self, number: int, network: int, identity: str, reaper: Reaper
@@ -91,7 +91,7 @@ class Host:
 
         def start() -> subprocess.Popen[Any]:
             with warnings.catch_warnings():
-                # Of code between fork and exec beside threads: ours takes no locks.
+                # It warns of code between fork and exec with threads: ours has no lock.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return subprocess.Popen(
                     command,
@@ -106,7 +106,7 @@ class Host:
         return process
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """What function(*args) returns, called here by a thread of this host.
+        """The result of function(*args), called in a thread on this host.
 
         Sockets that it makes belong to this host for ever.
         """
@@ -131,7 +131,7 @@ class Host:
 
 
 class Hosts:
-    """So many hosts and the switch between them, for as long as the context is open."""
+    """Hosts and the switch between them, as long as the context is open."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Hosts:
         latency: str | None = None,
         queue: str | None = None,
     ) -> None:
-        """Check what is asked for.
+        """Check the arguments.
 
         `rate` limits both directions of every host's link ("1gbit", "20mbit").
         `latency` is added to every packet from host to host ("5ms"), for which the
@@ -156,13 +156,13 @@ class Hosts:
         self._queue = None if queue is None else parse_bytes(queue)
         if self._queue is not None and self._queue < _SHORTEST_QUEUE:
             raise BadArgument(f"Hosts: queue = {queue}: expected 256K or more")
-        self._hosts: list[Host] = []
+        self._hosts: list[NetworkHost] = []
         self._vanished: set[int] = set()
         self._num_bridges = 1
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Hosts:
-        """Make the hosts and join them; UsageError tells why that cannot be."""
+        """Create and connect the hosts; UsageError if that is not possible."""
         if why := hosts_available():
             raise UsageError(f"Hosts: {why}")
         if self._latency_s and (why := _netem_missing()):
@@ -173,7 +173,7 @@ class Hosts:
             job = secrets.token_hex(8)
             for number in range(self._num_hosts):
                 identity = f"host{number}-{job}"
-                self._hosts.append(Host(number, _kept(undo), identity, reaper))
+                self._hosts.append(NetworkHost(number, _kept(undo), identity, reaper))
             undo.callback(self._end)
             self._join()
             self._open = undo.pop_all()
@@ -185,23 +185,23 @@ class Hosts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all processes, and let the kernel remove the rest."""
+        """Kill all processes; the kernel removes the rest."""
         self._open.close()
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of hosts."""
         return len(self._hosts)
 
-    def __getitem__(self, number: int) -> Host:
+    def __getitem__(self, number: int) -> NetworkHost:
         """One of them."""
         return self._hosts[number]
 
-    def __iter__(self) -> Iterator[Host]:
+    def __iter__(self) -> Iterator[NetworkHost]:
         """All of them."""
         return iter(self._hosts)
 
     def partition(self, *groups: Iterable[int]) -> None:
-        """From now on only hosts of one group reach each other; others notice nothing.
+        """From now on only hosts of one group reach each other; packets are dropped.
 
         Packets between groups are lost without a word. Hosts that no group names are
         one group more. A new partition takes the place of an earlier one, and those
@@ -227,7 +227,7 @@ class Hosts:
         self._at_switch([f"link set port{h.number} master group0" for h in self])
 
     def vanish(self, number: int) -> None:
-        """This host is cut off, until `heal`: nobody hears of it, nor it of anybody.
+        """Disconnect this host until `heal`: all its packets are dropped.
 
         Its link stays up. A link that goes down is seen by the kernel at its other end,
         which is more than a host learns of another one that has lost its power.
@@ -241,7 +241,7 @@ class Hosts:
         host = self._hosts[self._number(number)]
         self._shape(host, None if rate is None else parse_rate(rate))
 
-    # Building
+    # --- construction
 
     def _join(self) -> None:
         lines = [*_bridge_lines("group0"), "link set lo up"]
@@ -264,7 +264,7 @@ class Hosts:
             host.call(_tell, ["ip", "-batch", "-"], lines)
             self._shape(host, self._rate)
 
-    def _shape(self, host: Host, rate: int | None) -> None:
+    def _shape(self, host: NetworkHost, rate: int | None) -> None:
         host.call(_tell, ["tc", "-batch", "-"], self._shaping("eth0", rate))
         host.call(_tell, ["ip", "-batch", "-"], _sizing("eth0", rate))
         port = f"port{host.number}"
@@ -272,7 +272,7 @@ class Hosts:
         self._in_switch(["ip", "-batch", "-"], _sizing(port, rate))
 
     def _shaping(self, device: str, rate: int | None) -> list[str]:
-        delay_s = self._latency_s / 2  # once on the way to the switch, once from it
+        delay_s = self._latency_s / 2  # once to the switch, once from it
         return _shaping(device, rate, delay_s, self._queue)
 
     def _at_switch(self, lines: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ class Hosts:
 
 @cache
 def hosts_available() -> str:
-    """Why no hosts can be made here, or "" if they can."""
+    """Why hosts cannot be created here, or "" if they can."""
     if sys.platform != "linux":
         return f"needs network namespaces, which {sys.platform} has not"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -313,7 +313,7 @@ def hosts_available() -> str:
 
 
 def needs_hosts() -> Any:
-    """A mark of pytest that skips tests where no hosts can be made, with the reason.
+    """A pytest mark that skips tests where hosts cannot be created, with the reason.
 
     For a test, or for a whole file: `pytestmark = needs_hosts()`.
     """
@@ -330,7 +330,7 @@ def _netem_missing() -> str:
 
 
 def _tried(discipline: str, what: str) -> str:
-    """Make a link and this queueing discipline for a moment; what the kernel lacks."""
+    """Try a link with this queueing discipline; what the kernel lacks."""
     network = new_network()
     links = [*_bridge_lines("group0"), "link add dev port0 type veth peer name eth0"]
     try:
@@ -363,7 +363,7 @@ def _bridge_lines(name: str) -> list[str]:
 def _shaping(
     device: str, rate: int | None, delay_s: float, queue: int | None
 ) -> list[str]:
-    """What leaves by this device: delayed first, then limited."""
+    """The queueing disciplines of a device: first delay, then rate limit."""
     lines = [f"qdisc replace dev {device} root handle 9: pfifo limit 1000"]
     at = "root handle 1:"
     if delay_s:
@@ -392,7 +392,7 @@ def _burst(rate: int) -> int:
 
 
 def _tell(command: Sequence[str], lines: Sequence[str]) -> None:
-    """Have ip or tc carry out these lines."""
+    """Run these lines with ip or tc."""
     done = subprocess.run(
         command, input="\n".join(lines) + "\n", capture_output=True, text=True
     )

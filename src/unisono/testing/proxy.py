@@ -1,4 +1,4 @@
-"""A bad network between two processes, without privileges: a proxy that does harm.
+"""A faulty network between two processes, without privileges: a fault-injecting proxy.
 
     with Proxy("127.0.0.1:4000") as proxy:
         ...                                   # others dial proxy.address
@@ -31,10 +31,10 @@ from types import TracebackType
 from typing import Literal
 
 from unisono.errors import BadArgument, unknown, whole_number
-from unisono.testing._relay import Deed, Relay
-from unisono.testing._streams import Chance, Rules
+from unisono.testing._relay import ProxyEvent, Relay
+from unisono.testing._streams import FaultRules, FaultSelection
 
-__all__ = ["Deed", "Direction", "Proxy"]
+__all__ = ["Direction", "Proxy", "ProxyEvent"]
 
 Direction = Literal["forth", "back", "both"]
 Address = str | tuple[str, int]
@@ -43,7 +43,7 @@ _WAYS = {"forth": ("forth",), "back": ("back",), "both": ("forth", "back")}
 
 
 class Proxy:
-    """Passes connections on to `target`, and does to them what it is told."""
+    """Forwards connections to `target`, and injects faults."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Proxy:
         self._relay = Relay(found, listen, whole_number("Proxy: seed", seed))
         host = f"[{listen}]" if ":" in listen else listen
         self.address = f"{host}:{self._relay.port}"
-        """Where to dial instead of the target."""
+        """The address to connect to instead of the target."""
 
     @property
     def target(self) -> tuple[str, int] | None:
-        """Where new connections are passed on to; if None, they wait."""
+        """Where new connections are forwarded to; if None, they wait."""
         return self._relay.target
 
     @target.setter
@@ -75,40 +75,40 @@ class Proxy:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes that have been passed on in each direction."""
+        """Bytes forwarded in each direction."""
         return self._relay.do(self._relay.nbytes)
 
     @property
     def connections(self) -> int:
-        """How many have come so far."""
+        """The number of connections so far."""
         return self._relay.connections
 
     @property
-    def log(self) -> list[Deed]:
-        """What was done so far, in order."""
+    def log(self) -> list[ProxyEvent]:
+        """The injected faults so far, in order."""
         return list(self._relay.log)
 
-    # Rules
+    # --- rules
 
     def delay(self, ms: float, direction: Direction = "both") -> None:
-        """Every byte comes so much later; 0 for no delay."""
+        """Delay every byte; 0 for no delay."""
         _refuse_negative("delay: ms", ms)
         self._rule(direction, delay_s=ms / 1e3)
 
     def throttle(
         self, nbytes_per_s: float | None, direction: Direction = "both"
     ) -> None:
-        """No connection is faster than this in a direction; None for no limit."""
+        """Limit the rate of each connection in a direction; None for no limit."""
         if nbytes_per_s is not None and not nbytes_per_s > 0:
             raise BadArgument(f"throttle: {nbytes_per_s} bytes/s: expected more than 0")
         self._rule(direction, nbytes_per_s=nbytes_per_s or math.inf)
 
     def freeze(self, direction: Direction = "both") -> None:
-        """Pass nothing on, and keep all connections: a partition."""
+        """Forward nothing, and keep all connections: a partition."""
         self._rule(direction, frozen=True)
 
     def thaw(self, direction: Direction = "both") -> None:
-        """Go on where `freeze` stopped; nothing was lost."""
+        """Continue where `freeze` stopped; nothing was lost."""
         self._rule(direction, frozen=False)
 
     def corrupt(
@@ -119,7 +119,7 @@ class Proxy:
         bit: int = 0,
         direction: Direction = "both",
     ) -> None:
-        """Flip a bit of every stream's byte number `at`, or of bytes by chance.
+        """Flip a bit of every stream's byte number `at`, or of random bytes.
 
         With neither of them, of the very next byte that passes.
         """
@@ -145,7 +145,7 @@ class Proxy:
         first: int = 0,
         direction: Direction = "both",
     ) -> None:
-        """Pass frame number `at` on twice, or frames by chance.
+        """Forward frame number `at` twice, or random frames.
 
         The stream is taken for frames of `frame_nbytes` that begin at byte `first`.
         """
@@ -160,54 +160,56 @@ class Proxy:
         first: int = 0,
         direction: Direction = "both",
     ) -> None:
-        """Pass frame number `at` on behind the next one, or frames by chance.
+        """Forward frame number `at` after the next one, or random frames.
 
         A frame that none follows is held until the stream ends, or `clear`.
         """
         self._frames("reorder", frame_nbytes, at, probability, first, direction)
 
     def refuse(self) -> None:
-        """Reset new connections, from now on; those that exist go on."""
+        """Reset new connections from now on; existing ones continue."""
         self._relay.do(lambda: setattr(self._relay, "refuses", True))
 
     def drop(self) -> None:
-        """Reset all connections that exist, at both ends; what was queued is lost."""
+        """Reset all existing connections, at both ends; queued bytes are lost."""
 
         def reset() -> None:
-            for link in list(self._relay.links):
-                self._relay.finish(link, "drop")
+            for connection in list(self._relay.open_connections):
+                self._relay.finish(connection, "drop")
 
         self._relay.do(reset)
 
     def half_close(self, direction: Direction = "forth") -> None:
-        """End this direction of all connections that exist; the other one goes on."""
-        ways = _ways(direction)
+        """Close this direction of all existing connections; the other continues."""
+        directions = _directions(direction)
 
         def end() -> None:
-            for link in self._relay.links:
-                for way in ways:
-                    stream = link.streams[way]
-                    self._relay.note(link.number, way, "half-close", stream.taken)
+            for connection in self._relay.open_connections:
+                for direction in directions:
+                    stream = connection.streams[direction]
+                    self._relay.note(
+                        connection.number, direction, "half-close", stream.taken
+                    )
                     stream.end()
 
         self._relay.do(end)
 
     def clear(self) -> None:
-        """Lift all rules."""
+        """Remove all rules."""
 
         def lift() -> None:
             self._relay.refuses = False
-            for way in self._relay.rules:
-                self._relay.rules[way] = Rules()
-            for link in self._relay.links:
-                for way, stream in link.streams.items():
-                    stream.rules = self._relay.rules[way]
+            for direction in self._relay.rules:
+                self._relay.rules[direction] = FaultRules()
+            for connection in self._relay.open_connections:
+                for direction, stream in connection.streams.items():
+                    stream.rules = self._relay.rules[direction]
                     stream.release()
 
         self._relay.do(lift)
 
     def close(self) -> None:
-        """Reset what is open, and listen no longer."""
+        """Reset all connections and stop listening."""
         self._relay.close()
 
     def __enter__(self) -> Proxy:
@@ -243,17 +245,17 @@ class Proxy:
         self._rule(direction, frame_nbytes=size, first_frame=first, **{what: chance})
 
     def _rule(self, direction: Direction, **values: object) -> None:
-        ways = _ways(direction)
+        directions = _directions(direction)
 
         def change() -> None:
-            for way in ways:
+            for direction in directions:
                 for name, value in values.items():
-                    setattr(self._relay.rules[way], name, value)
+                    setattr(self._relay.rules[direction], name, value)
 
         self._relay.do(change)
 
 
-def _ways(direction: str) -> tuple[str, ...]:
+def _directions(direction: str) -> tuple[str, ...]:
     if direction not in _WAYS:
         raise unknown("direction of a proxy", str(direction), _WAYS)
     return _WAYS[direction]
@@ -274,7 +276,9 @@ def _address(given: Address) -> tuple[str, int]:
     return host, number
 
 
-def _chance(what: str, at: int | Iterable[int] | None, probability: float) -> Chance:
+def _chance(
+    what: str, at: int | Iterable[int] | None, probability: float
+) -> FaultSelection:
     if not 0 <= probability <= 1:
         raise BadArgument(f"{what}: probability = {probability}: expected 0 to 1")
     if at is None:
@@ -286,7 +290,7 @@ def _chance(what: str, at: int | Iterable[int] | None, probability: float) -> Ch
     found = frozenset(whole_number(f"{what}: at", place) for place in places)
     for place in found:
         _refuse_negative(f"{what}: at", place)
-    return Chance(found, float(probability))
+    return FaultSelection(found, float(probability))
 
 
 def _refuse_negative(name: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""What a schedule makes of given inputs: the steps carried out one by one, in NumPy.
+"""A schedule applied to given inputs: its steps executed one by one, in NumPy.
 
 This is the definition that every executor is held to, bit for bit. It knows nothing of
 windows, pieces or waiting: a dictionary of slots, and the rules of a step.
@@ -46,7 +46,7 @@ def reference(
 
 
 class _State:
-    """What every slot holds, and how many ranks have contributed to it."""
+    """The value of every slot, and how many ranks have contributed to it."""
 
     def __init__(self, schedule: Schedule, op: str) -> None:
         self.schedule = schedule
@@ -55,7 +55,7 @@ class _State:
         self.contributors: dict[Slot, int] = {}
 
     def give(self, rank: int, given: Array | None, sizes: NDArray[np.int64]) -> None:
-        """Lay a rank's input out into its chunks."""
+        """Split a rank's input into its chunks."""
         mine = self._chunks(self.schedule.collective.before, rank)
         wanted = int(sizes[mine].sum())
         if (0 if given is None else given.size) != wanted:
@@ -72,7 +72,7 @@ class _State:
             self.contributors[rank, chunk] = 1
 
     def follow(self, step: Step) -> None:
-        """One step: everything is read before anything is written."""
+        """Execute one step: all reads before all writes."""
         arriving: dict[Slot, list[Transfer]] = defaultdict(list)
         for t in step:
             arriving[t.dst, t.into].append(t)
@@ -82,7 +82,7 @@ class _State:
             self.contributors[slot] = contributors
 
     def _made(self, slot: Slot, transfers: Sequence[Transfer]) -> tuple[Array, int]:
-        """What arrives at a slot, with its own value if all of it is to be added."""
+        """The new value of a slot, with its own value if all transfers reduce."""
         operands = [(t.src, t.chunk) for t in transfers]
         if slot in self.held and all(t.reduces for t in transfers):
             operands.append(slot)
@@ -100,14 +100,14 @@ class _State:
         return total, contributors
 
     def result(self, rank: int) -> Array | None:
-        """All that a rank holds after, in the order of its buffer."""
+        """A rank's output, in the order of its buffer."""
         mine = self._chunks(self.schedule.collective.after, rank)
         if not mine.size:
             return None
         return np.concatenate([self.held[rank, chunk] for chunk in mine.tolist()])
 
     def _chunks(self, place: Holders, rank: int) -> NDArray[np.int64]:
-        """What a rank holds in a place, in the order it lies in its buffer."""
+        """The chunks that a rank holds before or after, in the order of its buffer."""
         chunks = np.arange(self.schedule.num_chunks)
         holder = self.schedule.contract.holder(place, chunks)
         return chunks if holder is None else chunks[holder == rank]

@@ -21,7 +21,7 @@ from unisono.transports.tls import wanted
 
 
 class World:
-    """n communicators of one world, one for each thread to come."""
+    """n communicators of one world, one for each thread."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class World:
         hosts: Sequence[int] = (),
         tls: str | None = None,
     ) -> None:
-        """Make the ranks; they meet at once."""
+        """Create and connect the ranks."""
         n = whole_number("n", n)
         if n < 1:
             raise BadArgument(f"n = {n}: a world has at least one rank")
@@ -69,12 +69,12 @@ class World:
                 thread.start()
             for event in ended:
                 event.wait()
-        except BaseException:  # interrupted: then nobody waits for anybody any longer
+        except BaseException:  # interrupted: close all ranks, so that none waits
             self.close()
             raise
         finally:
             for thread in running:
-                if thread.is_alive():  # or never begun
+                if thread.is_alive():  # or never started
                     thread.join()
         if errors:
             about_others = (PeerLost, CollectiveTimeout)

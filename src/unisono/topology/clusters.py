@@ -6,7 +6,7 @@
     cloud:16x8            16 virtual machines of 8 ranks that share one card, over TCP
     wan:3                 3 sites with long thin links between each two (wan:3x8)
 
-Bandwidths are what programs reach, not what data sheets say; docs/simulation.md names
+Bandwidths are what programs reach, not those of data sheets; docs/simulation.md names
 the sources.
 """
 
@@ -117,7 +117,7 @@ def cloud(
     network: float = 12.5e9,
     latency: float = 25e-6,
 ) -> Topology:
-    """Virtual machines with 100 Gb/s: ranks share memory inside and a card to talk."""
+    """Virtual machines with 100 Gb/s: ranks share memory inside, and one card."""
     hosts, ranks = shape
     n = hosts * ranks
 

@@ -1,4 +1,4 @@
-"""This machine, read from what the kernel tells: cores, caches, NUMA, cards, GPUs.
+"""This machine, read from the kernel's files: cores, caches, NUMA, cards, GPUs.
 
 Nothing is measured here. Bandwidths of the topology that follows are rough defaults by
 kind of link (memory inside a NUMA node, memory across, what a card claims); `unisono
@@ -112,7 +112,7 @@ def _text(path: Path) -> str:
 
 
 def model(root: Path = Path("/")) -> str:
-    """The name of the processor, as the kernel tells it."""
+    """The name of the processor, as the kernel gives it."""
     match = re.search(r"(?m)^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"))
     return match[1] if match else "unknown processor"
 

@@ -86,7 +86,7 @@ def load(path: Path) -> Topology:
 
 
 def loads(text: str, where: str = "topology") -> Topology:
-    """The topology that the text of a file tells."""
+    """The topology that the text of a file describes."""
     try:
         file = msgspec.convert(tomllib.loads(text), type=_TopologyFile)
         return _topology(file, where)
@@ -180,7 +180,7 @@ def _hosts(file: _TopologyFile) -> Ints:
             host[rank] = i
     if file.hosts and (host < 0).any():
         raise BadTopology(f"hosts: rank {int(np.argmin(host))} is on none of them")
-    host[host < 0] = 0  # nothing was told: one host
+    host[host < 0] = 0  # no hosts given: one host
     return host
 
 

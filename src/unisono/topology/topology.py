@@ -5,7 +5,7 @@ a latency, a bandwidth and a kind ("nvlink", "network"); its two directions are 
 links. A route is the list of links that a message takes from one rank to another, and
 routing is a function of arrays, since a simulator asks for thousands at once.
 
-A `Topology` knows its name and its size and is wired up only when somebody looks, so
+A `Topology` knows its name and its size; links are made at their first use, so
 that one of a million ranks costs nothing until then.
 """
 
@@ -98,7 +98,7 @@ class Wiring:
 
     @property
     def host(self) -> Ints:
-        """The host of every rank; all on one if nothing is told."""
+        """The host of every rank; all on one if no hosts are given."""
         hosts = next((where for name, where in self.levels if name == "host"), None)
         return np.zeros(self.n, dtype=np.int64) if hosts is None else hosts[: self.n]
 

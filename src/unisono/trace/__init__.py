@@ -2,7 +2,7 @@
 
     unisono.trace.start(); ...; unisono.trace.stop()     switch this process's ranks
     with unisono.trace.recording(comm, "run.json"):      all ranks, and one file
-    with unisono.trace.span("forward"):                  a range of your own beside ours
+    with unisono.trace.span("forward"):                  a range of your own
 
     UNISONO_TRACE=folder python train.py                 each rank leaves its part there
     unisono trace run -n 4 train.py                      the same, put together

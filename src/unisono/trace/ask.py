@@ -1,8 +1,8 @@
 """The ranks of a job that runs, asked over their sockets; nothing there is changed.
 
 Every rank that is watched (unisono run sees to it; UNISONO_WATCH=1 elsewhere) listens
-at a Unix socket that has no file. The kernel lists them, tells both ends whose process
-the other is, and lets nobody in from another machine; a rank answers its own user only.
+at a Unix socket that has no file. The kernel lists them, gives both ends the process of
+the other, and accepts no other machine; a rank answers its own user only.
 """
 
 from __future__ import annotations

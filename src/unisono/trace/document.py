@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
-from unisono.runtime.observe.tracing import SUFFIX, Part, read_part
+from unisono.runtime.observe.tracing import SUFFIX, TracePart, read_part
 from unisono.trace.draw import draw
 
 Document = dict[str, Any]
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 Span = tuple[int, int]
 
 
-def merge(parts: Sequence[Part]) -> Document:
+def merge(parts: Sequence[TracePart]) -> Document:
     """What all ranks recorded, on rank 0's clock."""
     if not parts:
         raise BadArgument("merge: no parts of a trace, so there is nothing to show")
@@ -47,7 +47,7 @@ def merge(parts: Sequence[Part]) -> Document:
     )
 
 
-def _world(parts: Sequence[Part], first: Part) -> dict[str, object]:
+def _world(parts: Sequence[TracePart], first: TracePart) -> dict[str, object]:
     groups = {g.agreed: g for part in parts for g in part.groups.values()}
     return {
         "backend": "unisono",
@@ -68,7 +68,7 @@ def _world(parts: Sequence[Part], first: Part) -> dict[str, object]:
 
 
 def write(doc: Document, path: Path) -> None:
-    """Write the file, or say why not."""
+    """Write the file; BadArgument if that fails."""
     text = msgspec.json.encode(doc)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def per_rank(doc: Document) -> dict[int, Document]:
     return documents
 
 
-def read_parts(folder: Path) -> list[Part]:
+def read_parts(folder: Path) -> list[TracePart]:
     """The parts in a folder, by rank."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
@@ -166,7 +166,7 @@ def _loose_ends(
     events: Sequence[dict[str, Any]],
     threads: dict[tuple[int, int], list[Span]],
 ) -> Iterator[str]:
-    """Flows without a partner, or beside every slice of their thread."""
+    """Flows without a partner, or outside every slice of their thread."""
     flows: dict[object, list[str]] = defaultdict(list)
     begins = {where: sorted(spans) for where, spans in threads.items()}
     for event in events:

@@ -1,10 +1,10 @@
-"""The parts of all ranks, drawn on one sheet: lanes, slices, and who gave what to whom.
+"""The recordings of all ranks as one trace: lanes, slices, and arrows for transfers.
 
 Every rank is a process with these lanes (those of other communicators than the world
 are "calls of tp" and so on):
 
     calls      each collective, from its beginning to its end
-    arrival    from "I am here" until everybody was; named after the last to come
+    arrival    from this rank's arrival to the last one's; named after the last rank
     sends      values put where others find them, and messages to other hosts
     receives   copies and reductions of what others have, and what they bring
     encoding   how long a step encoded what it made; shown at its end
@@ -28,8 +28,14 @@ import numpy as np
 
 from unisono.chrome import Sheet, Slice
 from unisono.dtypes import DTYPES, OPS
-from unisono.runtime.call.notes import Names
-from unisono.runtime.observe.tracing import CALLED, KINDS, MOMENT, Group, Part
+from unisono.runtime.call.notes import CallNames
+from unisono.runtime.observe.tracing import (
+    CALLED,
+    KINDS,
+    MOMENT,
+    TracedCommunicator,
+    TracePart,
+)
 from unisono.runtime.plan.plans import CODES
 from unisono.schedule.program import Home
 
@@ -64,14 +70,14 @@ def _seq(row: Any) -> int:
     return int(row["seq"]) & 0xFFFFFFFF
 
 
-def _noted(row: Any) -> Names:
+def _noted(row: Any) -> CallNames:
     """The names in the note of a call, where they are not known in full."""
     ends = np.cumsum(row["lengths"], dtype=int).tolist()
     texts = (row["text"][a:b] for a, b in zip([0, *ends], ends, strict=False))
-    return Names(*(text.decode(errors="replace") for text in texts))
+    return CallNames(*(text.decode(errors="replace") for text in texts))
 
 
-def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
+def draw(parts: Sequence[TracePart]) -> tuple[Sheet, int]:
     """The sheet, and the time on rank 0's clock at which it begins, in nanoseconds."""
     base = min((_first(part) for part in parts), default=0)
     sheet, made = Sheet(), _Producers()
@@ -82,7 +88,7 @@ def draw(parts: Sequence[Part]) -> tuple[Sheet, int]:
     return sheet, base
 
 
-def _first(part: Part) -> int:
+def _first(part: TracePart) -> int:
     calls = np.frombuffer(part.calls, CALLED)
     moments = np.frombuffer(part.moments, MOMENT)
     times = [*calls["begun"][:1], *moments["begin"][:1], *(s.begin for s in part.spans)]
@@ -96,7 +102,9 @@ def _first(part: Part) -> int:
 class _RankTrack:
     """One rank's share of the sheet."""
 
-    def __init__(self, sheet: Sheet, made: _Producers, part: Part, shift: int) -> None:
+    def __init__(
+        self, sheet: Sheet, made: _Producers, part: TracePart, shift: int
+    ) -> None:
         self.sheet, self.made, self.part, self.shift = sheet, made, part, shift
 
     def draw(self) -> None:
@@ -130,10 +138,10 @@ class _RankTrack:
     def _times(self, begin: int, end: int) -> tuple[float, float]:
         return (int(begin) + self.shift) / 1e3, (int(end) + self.shift) / 1e3
 
-    def _lane(self, lane: str, group: Group) -> str:
+    def _lane(self, lane: str, group: TracedCommunicator) -> str:
         return lane if group.agreed == 0 else f"{lane} of {group.name}"
 
-    def _call(self, row: Any, group: Group) -> None:
+    def _call(self, row: Any, group: TracedCommunicator) -> None:
         name = _NAMES[row["collective"]]
         begin, end = self._times(row["begun"], row["ended"])
         args = self._about(row, group, name)
@@ -147,7 +155,9 @@ class _RankTrack:
         )
         self.made.calls[group.agreed, _seq(row), self.part.rank] = made
 
-    def _about(self, row: Any, group: Group, name: str) -> dict[str, object]:
+    def _about(
+        self, row: Any, group: TracedCommunicator, name: str
+    ) -> dict[str, object]:
         count, dtype = int(row["count"]), _DTYPES[row["dtype"]]
         names = self.part.names.get(int(row["fingerprint"])) or _noted(row)
         line = self.part.sites.get(int(row["site"]), [])
@@ -179,7 +189,7 @@ class _RankTrack:
     def _message(
         self,
         row: Any,
-        group: Group,
+        group: TracedCommunicator,
         name: str,
         times: tuple[float, float],
         args: dict[str, object],
@@ -228,7 +238,7 @@ class _RankTrack:
     def _put(
         self,
         lane: str,
-        group: Group,
+        group: TracedCommunicator,
         name: str,
         begin: float,
         end: float,
@@ -298,7 +308,7 @@ def _join(sheet: Sheet, made: _Producers) -> None:
             sheet.arrow(sent, _brought(sheet, sent, call), int(row["bytes"]))
     for key, sends in made.sends.items():
         recvs = made.recvs.get(key, [])
-        # Messages keep their order; if some are missing nobody knows which.
+        # Messages keep their order; if some are missing it is unknown which.
         if len(recvs) == len(sends):
             for sent, came in zip(sends, recvs, strict=True):
                 nbytes = sent.args["bytes"]
@@ -329,6 +339,6 @@ def _source(
         return made.codes.get((*place, index))
     if row["home"] == Home.OUTPUT:
         before = [s for s in made.outputs.get((*place, index), []) if s.end <= came.end]
-        if before:  # the latest, since whoever overwrites it waits for its readers
+        if before:  # the latest, since a rank that overwrites it waits for its readers
             return max(before, key=lambda s: s.end)
     return made.arrivals.get((*call, src))

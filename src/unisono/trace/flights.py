@@ -74,7 +74,7 @@ class RecordedCall(msgspec.Struct):
 
     @property
     def what(self) -> str:
-        """The call in words, as errors tell it."""
+        """The call in words, as in errors."""
         count = self.input_sizes[0][0]
         words = []
         if self.profiling_name != "barrier":
@@ -108,7 +108,7 @@ class ThreadStack(msgspec.Struct):
 
 
 class ReportedError(msgspec.Struct):
-    """What the error of a rank said."""
+    """The error that a rank raised."""
 
     type: str = ""
     communicator: str = ""
@@ -172,7 +172,7 @@ class GroupInfo:
 
 
 def groups(flights: Iterable[FlightRecord]) -> dict[str, GroupInfo]:
-    """The communicators that the records tell of, by the number that all have."""
+    """The communicators of the records, by the number that all ranks have."""
     groups_: dict[str, GroupInfo] = {}
     for flight in flights:
         for status in flight.pg_config.values():
@@ -232,8 +232,8 @@ def to_pickle(folder: Path, into: Path) -> list[Path]:
 def _as_torch(entry: dict[str, Any], members: Sequence[int], rank: int) -> None:
     """Change a record to what torchfrtrace expects.
 
-    It knows a few libraries by name, of which we borrow one; each rank's own sizes; the
-    ends of a message as part of its name; and no calls that have failed.
+    It knows a few libraries by name, of which one is used here; each rank's own sizes;
+    the ends of a message as part of its name; and no calls that have failed.
     """
     name, (count,) = entry["profiling_name"], entry["input_sizes"][0]
     share = [[count // max(1, len(members))]]

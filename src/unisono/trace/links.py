@@ -1,6 +1,7 @@
-"""How much goes from rank to rank, and from host to host, between two looks at a job.
+"""How much goes from rank to rank, and from host to host, between two snapshots of a
+job.
 
-Every rank that can be asked here tells how much it has sent to each of the others; that
+Every rank that answers on this host reports how much it has sent to each other; that
 makes the links that begin on this host. A link is near if both ranks are on one host:
 what goes over it is read from memory, but counted as a message would be.
 """
@@ -19,7 +20,7 @@ _Sent = dict[tuple[int, str, tuple[int, ...]], _Group]
 
 @dataclass(frozen=True)
 class LinkTraffic:
-    """From one rank to another: bytes so far, and per second since the last look."""
+    """From one rank to another: bytes so far, and bytes per second."""
 
     src: int
     dst: int
@@ -43,8 +44,9 @@ class HostPair:
 class TrafficTable:
     """All links at one time, the busiest first.
 
-    `guessed` is how many bytes since the last look were shared out by the calls that
-    were seen, since too many had been made; `missing` are ranks that did not tell.
+    `guessed` is how many bytes since the last snapshot were assigned in proportion to
+    calls that were seen, since there were too many; `missing` are ranks that did not
+    answer.
     """
 
     links: tuple[LinkTraffic, ...] = ()
@@ -55,7 +57,7 @@ class TrafficTable:
 
 
 def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTable:
-    """Put together what the ranks tell; rates are by each rank's own clock."""
+    """Combine the answers of the ranks; rates are by each rank's own clock."""
     good = {r: t for r, t in answers.items() if t is not None and "groups" in t}
     now: _Sent = {
         (rank, group["name"], tuple(group["ranks"])): {**group, "at": answer["time_ns"]}
@@ -90,7 +92,7 @@ def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTab
 
 
 def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
-    """Bytes per second to one rank since the last look; None if there was none.
+    """Bytes per second to one rank since the last snapshot; None without one.
 
     Where less was sent than before, a communicator of that name was made anew.
     """
@@ -102,7 +104,7 @@ def _rate(now: _Group, before: _Group | None, at: int) -> float | None:
 
 
 def _names(hosts: Sequence[int], named: Sequence[str]) -> dict[int, str]:
-    """What to call the hosts: as they call themselves, if that tells them apart."""
+    """The names of the hosts: their own names, if these are distinct."""
     first = dict(zip(hosts, named, strict=True))
     if len(set(first.values())) == len(first):
         return first

@@ -1,8 +1,8 @@
-"""A job that runs, at a glance: who is where, who is behind, how much goes to whom.
+"""A snapshot of a running job: where each rank is, which are late, traffic by link.
 
     before = look(sockets); ...; print(look(sockets, before))
 
-Everything is asked of the ranks (`ask`); rates are what changed between two looks.
+The ranks answer queries (`ask`); rates are differences between two snapshots.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def look(
 def _traffic(
     states: dict[ask.MonitorSocket, dict[str, Any] | None], before: Snapshot | None
 ) -> TrafficTable:
-    """Ask those who answer to whom they have sent."""
+    """Ask the ranks that answer for their traffic."""
     answers = {
         socket.rank: None if state is None else ask.ask(socket, "links")
         for socket, state in states.items()

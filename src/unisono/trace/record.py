@@ -20,7 +20,7 @@ from unisono.transports.session import Session
 
 
 def start() -> None:
-    """Record from now on what the ranks of this process do; it can be said any time."""
+    """Record from now on what the ranks of this process do."""
     for transport in _here():
         tracing.start(transport.logbook)
 
@@ -42,7 +42,7 @@ def _here() -> list[Session]:
 
 @contextmanager
 def span(name: str, category: str = "user_annotation") -> Iterator[None]:
-    """A range of your own, shown beside the calls. It is kept while a trace is on."""
+    """A range of your own, shown next to the calls. It is kept while a trace is on."""
     begin = time.monotonic_ns()
     try:
         yield
@@ -61,7 +61,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
     parts = comm.gather_objects(part, root=root)
     if parts is None:
         return None
-    return merge([msgspec.msgpack.decode(p, type=tracing.Part) for p in parts])
+    return merge([msgspec.msgpack.decode(p, type=tracing.TracePart) for p in parts])
 
 
 @contextmanager

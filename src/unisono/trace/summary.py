@@ -4,11 +4,11 @@ Everything is counted from the slices of the file, so a trace that was measured 
 ago, or on another machine, can be summed up as well.
 
     time       of a call, from the arrival of its last rank to the end of its last
-    late       of a rank: how long everybody else waited for it, and for it alone
+    late       of a rank: how long all others waited for it alone
     exposed    while the caller could do nothing else: blocking calls, and waits for
                others; the rest of the time of calls is overlapped
     floor      the time for which the busiest rank of a call copied and added; with
-               nobody waiting for anybody, it would have taken that long
+               no waiting, it would have taken that long
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class CallStats:
 
     @property
     def share(self) -> float:
-        """Which part of its time a call would take if nobody waited."""
+        """The share of its time that a call would take without waiting."""
         return self.floor / self.time if self.time else 0.0
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """How often a rank came last, and what that cost everybody else, in seconds."""
+    """How often a rank came last, and how long the others waited, in seconds."""
 
     rank: int
     last: int
@@ -150,7 +150,7 @@ class _CollectiveCall:
         return max(self.worked.values(), default=0.0) / 1e6
 
     def last(self) -> tuple[int, float] | None:
-        """Who came last, and how long after everybody else."""
+        """The rank that came last, and how long after all others."""
         came = sorted((at, rank) for rank, at in self.came.items())
         if len(came) < 2 or len(came) < len(self.ends):
             return None

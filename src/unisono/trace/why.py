@@ -1,8 +1,8 @@
-"""What went wrong with a job, from the flight records of its ranks: the verdict first.
+"""What went wrong with a job, from the flight records of its ranks.
 
 What is looked at, in this order: ranks that called different things; ranks that others
 wait for, or waited for in vain; and if nothing failed, a rank that always came late. A
-rank that skipped a call shows as one of the first two. It is told from them by the
+rank that skipped a call shows as one of the first two. It is distinguished by the
 lines of its calls: they are those of the others, with one left out.
 """
 
@@ -72,7 +72,7 @@ class _GroupRecords:
     flights: Mapping[int, FlightRecord]
     calls: Mapping[int, Mapping[int, RecordedCall]]  # by rank in the world, and seq
 
-    def verdict(
+    def diagnosis(
         self,
         kind: str,
         text: str,
@@ -80,7 +80,7 @@ class _GroupRecords:
         call: RecordedCall,
         sides: list[RankEvidence],
     ) -> Diagnosis:
-        """A verdict on this communicator, about this call."""
+        """A diagnosis for this communicator and call."""
         return Diagnosis(
             kind,
             text,
@@ -94,14 +94,14 @@ class _GroupRecords:
 
 
 def why(flights: Mapping[int, FlightRecord]) -> Diagnosis:
-    """The verdict on a job."""
-    scenes = list(_scenes(flights))
+    """The diagnosis of a job."""
+    per_group = list(_group_records(flights))
     for look in (_differs, _missing):
-        for scene in scenes:
-            diagnosis = look(scene)
+        for records in per_group:
+            diagnosis = look(records)
             if diagnosis is not None:
                 return diagnosis
-    late = [slow for scene in scenes if (slow := _late(scene)) is not None]
+    late = [slow for records in per_group if (slow := _late(records)) is not None]
     if late:
         return max(late, key=lambda pair: pair[0])[1]
     lacking = sorted(set(range(_world(flights))) - flights.keys())
@@ -119,7 +119,7 @@ def _silent(ranks: Sequence[int]) -> Diagnosis:
     return Diagnosis("silent", text, tuple(ranks))
 
 
-def _scenes(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
+def _group_records(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
     """Where something failed first, then by the number of ranks."""
     broken = {f.error.communicator for f in flights.values()} - {""}
     named = groups(flights.values()).items()
@@ -146,11 +146,11 @@ def _side(rank: int, entry: RecordedCall) -> RankEvidence:
     return RankEvidence(rank, entry.what, entry.at, *place)
 
 
-def _differs(scene: _GroupRecords) -> Diagnosis | None:
+def _differs(records: _GroupRecords) -> Diagnosis | None:
     """The first call in which ranks called different things."""
-    every = sorted({seq for calls in scene.calls.values() for seq in calls})
+    every = sorted({seq for calls in records.calls.values() for seq in calls})
     for seq in every:
-        entries = {r: c[seq] for r, c in scene.calls.items() if seq in c}
+        entries = {r: c[seq] for r, c in records.calls.items() if seq in c}
         alike: dict[str, list[int]] = {}
         for rank, entry in entries.items():
             alike.setdefault(entry.what, []).append(rank)
@@ -161,12 +161,12 @@ def _differs(scene: _GroupRecords) -> Diagnosis | None:
             alike = {}
             for rank, entry in entries.items():
                 alike.setdefault(f"{entry.what} by {ways[rank]}", []).append(rank)
-        return _disagreement(scene, seq, entries, alike)
+        return _disagreement(records, seq, entries, alike)
     return None
 
 
 def _disagreement(
-    scene: _GroupRecords,
+    records: _GroupRecords,
     seq: int,
     entries: Mapping[int, RecordedCall],
     alike: dict[str, list[int]],
@@ -179,8 +179,8 @@ def _disagreement(
     """
     refused = {
         rank: flight.error.call
-        for rank, flight in scene.flights.items()
-        if rank in scene.calls and rank not in entries
+        for rank, flight in records.flights.items()
+        if rank in records.calls and rank not in entries
     }
     votes = Counter(refused.values())
 
@@ -197,7 +197,7 @@ def _disagreement(
         if weight(description)[0] == weight(usual)[0]
     ]
     for description in sorted(as_many, key=weight, reverse=True):
-        skipped = _skipped(scene, against(description)[0], alike[description][0], seq)
+        skipped = _skipped(records, against(description)[0], alike[description][0], seq)
         if skipped is not None:
             return skipped
     most, odd = alike[usual], against(usual)
@@ -207,17 +207,17 @@ def _disagreement(
         hows = ways[odd[0]], ways[most[0]]
     by = [f" by {how}" if how else "" for how in hows]
     most = sorted([*most, *(rank for rank in refused if refused[rank] == usual)])
-    description = (
+    text = (
         f"{_who(odd)} called {one.what}{by[0]} at {one.at}, "
         f"where {_who(most)} called {other.what}{by[1]} at {other.at}"
     )
     sides = [_side(rank, entry) for rank, entry in sorted(entries.items())]
     sides += [
-        RankEvidence(rank, f"{call}, refused", scene.flights[rank].failed_at)
+        RankEvidence(rank, f"{call}, refused", records.flights[rank].failed_at)
         for rank, call in sorted(refused.items())
         if call
     ]
-    return scene.verdict("mismatch", description, odd, other, sides)
+    return records.diagnosis("mismatch", text, odd, other, sides)
 
 
 def _ways(entries: Mapping[int, RecordedCall]) -> dict[int, str]:
@@ -239,9 +239,11 @@ def _key(entry: RecordedCall, *, lines: bool) -> tuple[object, ...]:
     return (entry.what, *where)
 
 
-def _skipped(scene: _GroupRecords, rank: int, other: int, seq: int) -> Diagnosis | None:
-    """Whether a rank left out a call of another, whose calls are else the same."""
-    left_out = _left_out(scene, rank, other, seq)
+def _skipped(
+    records: _GroupRecords, rank: int, other: int, seq: int
+) -> Diagnosis | None:
+    """Whether a rank skipped one call of another, all other calls being the same."""
+    left_out = _left_out(records, rank, other, seq)
     if left_out is None:
         return None
     missed, went_on = left_out
@@ -254,17 +256,17 @@ def _skipped(scene: _GroupRecords, rank: int, other: int, seq: int) -> Diagnosis
     number = missed.collective_seq_id
     sides = [
         _side(r, calls[number])
-        for r, calls in sorted(scene.calls.items())
+        for r, calls in sorted(records.calls.items())
         if number in calls
     ]
-    return scene.verdict("skipped", text, [rank], missed, sides)
+    return records.diagnosis("skipped", text, [rank], missed, sides)
 
 
 def _left_out(
-    scene: _GroupRecords, rank: int, other: int, until: int
+    records: _GroupRecords, rank: int, other: int, until: int
 ) -> tuple[RecordedCall, RecordedCall | None] | None:
     """The call that a rank left out, and what it called in its place."""
-    theirs, mine = scene.calls[other], scene.calls[rank]
+    theirs, mine = records.calls[other], records.calls[rank]
     first = max(min(theirs, default=0), min(mine, default=0))
     a = [theirs[s] for s in sorted(theirs) if s >= first]
     b = [mine[s] for s in sorted(mine) if s >= first]
@@ -298,11 +300,11 @@ def _is_further(missed: RecordedCall, went_on: RecordedCall) -> bool:
     return same and other.line > one.line
 
 
-def _missing(scene: _GroupRecords) -> Diagnosis | None:
+def _missing(records: _GroupRecords) -> Diagnosis | None:
     """A call that some have made and do not end, and others have not made."""
     open_ = {
         rank: entry
-        for rank, calls in scene.calls.items()
+        for rank, calls in records.calls.items()
         for entry in list(calls.values())[-1:]
         if entry.state != "completed"
     }
@@ -312,35 +314,35 @@ def _missing(scene: _GroupRecords) -> Diagnosis | None:
     waiting = [r for r, e in open_.items() if e.collective_seq_id == seq]
     absent = [
         rank
-        for rank in scene.group.ranks
-        if rank not in scene.calls or max(scene.calls[rank], default=0) < seq
+        for rank in records.group.ranks
+        if rank not in records.calls or max(records.calls[rank], default=0) < seq
     ]
     if not absent:
         return None
     for rank in absent:
-        if rank in scene.calls:
-            skipped = _skipped(scene, rank, waiting[0], seq)
+        if rank in records.calls:
+            skipped = _skipped(records, rank, waiting[0], seq)
             if skipped is not None:
                 return skipped
     entry = open_[waiting[0]]
-    sides = [_absentee(scene, rank) for rank in absent]
+    sides = [_absentee(records, rank) for rank in absent]
     stands = "; ".join(f"rank {s.rank}: {s.what}, {s.line}" for s in sides)
     text = (
         f"{_who(absent)} did not call {entry.what} at {entry.at}, where "
         f"{_who(waiting)} waited; {stands}"
     )
     sides += [_side(rank, open_[rank]) for rank in waiting]
-    return scene.verdict("missing", text, absent, entry, sides)
+    return records.diagnosis("missing", text, absent, entry, sides)
 
 
-def _absentee(scene: _GroupRecords, rank: int) -> RankEvidence:
+def _absentee(records: _GroupRecords, rank: int) -> RankEvidence:
     """Where a rank that others wait for stood."""
-    flight = scene.flights.get(rank)
+    flight = records.flights.get(rank)
     if flight is None:
         return RankEvidence(
             rank, "it left no record", "so it was killed, or cannot be reached"
         )
-    calls = scene.calls[rank]
+    calls = records.calls[rank]
     last = calls[max(calls)] if calls else None
     before = f", after call {last.collective_seq_id}" if last else ", before any call"
     if flight.reason == "it left":
@@ -362,15 +364,15 @@ def _at(entry: RecordedCall | None) -> tuple[str, int]:
     return (line.filename, line.line) if line else ("", 0)
 
 
-def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
+def _late(records: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
     """The rank that has cost the others most by coming late to one line.
 
     Once is chance: who is late again and again goes before who was late for long.
     """
     behind: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for seq, rank, ns in _last_ones(scene):
+    for seq, rank, ns in _last_ones(records):
         if ns >= LATE_NS:
-            key = rank, scene.calls[rank][seq].at
+            key = rank, records.calls[rank][seq].at
             behind.setdefault(key, []).append((ns, seq))
     if not behind:
         return None
@@ -381,7 +383,7 @@ def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
 
     (rank, at), times = max(behind.items(), key=lambda item: weight(item[1]))
     seq = max(times)[1]
-    calls = scene.calls[rank]
+    calls = records.calls[rank]
     text = (
         f"no call failed, but rank {rank} came late to {calls[seq].what} at {at}: last "
         f"in {len(times)} of {sum(e.at == at for e in calls.values())} calls there, "
@@ -389,18 +391,18 @@ def _late(scene: _GroupRecords) -> tuple[tuple[int, int], Diagnosis] | None:
     )
     if seq - 1 in calls:
         text += f"; it was slow after {calls[seq - 1].what} at {calls[seq - 1].at}"
-    sides = [_side(r, made[seq]) for r, made in sorted(scene.calls.items())]
-    return weight(times), scene.verdict("late", text, [rank], calls[seq], sides)
+    sides = [_side(r, made[seq]) for r, made in sorted(records.calls.items())]
+    return weight(times), records.diagnosis("late", text, [rank], calls[seq], sides)
 
 
-def _last_ones(scene: _GroupRecords) -> Iterator[tuple[int, int, int]]:
+def _last_ones(records: _GroupRecords) -> Iterator[tuple[int, int, int]]:
     """Of each call that all have made: who came last, and how long after the rest."""
-    if len(scene.calls) < 2:
+    if len(records.calls) < 2:
         return
-    for seq in sorted(set.intersection(*map(set, scene.calls.values()))):
+    for seq in sorted(set.intersection(*map(set, records.calls.values()))):
         came = sorted(
-            (calls[seq].time_created_ns + scene.flights[rank].clock_ns, rank)
-            for rank, calls in scene.calls.items()
+            (calls[seq].time_created_ns + records.flights[rank].clock_ns, rank)
+            for rank, calls in records.calls.items()
         )
         (before, _), (last, rank) = came[-2:]
         yield seq, rank, last - before

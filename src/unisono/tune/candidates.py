@@ -70,7 +70,7 @@ def _stacked(collective: str, hosts: tuple[int, ...]) -> Iterator[str]:
 
 def _levels(hosts: tuple[int, ...]) -> list[str]:
     n, count = len(hosts), len(set(hosts))
-    if count == n and n > 1:  # nobody shares a host with anybody
+    if count == n and n > 1:  # no two ranks share a host
         return []
     if count > 1:
         return [telling(hosts)]

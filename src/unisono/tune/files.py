@@ -11,7 +11,7 @@ import msgspec
 import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan.tuned import (
-    Table,
+    TunedTable,
     TunedWorld,
     default_path,
     machine,
@@ -35,14 +35,14 @@ def destination() -> Path:
 def save(world: TunedWorld, where: Path | None = None) -> Path:
     """Put a world into this machine's table, in the place of what was known of it.
 
-    A table of another version or machine is replaced: nobody would use it.
+    A table of another version or machine is replaced: it would not be used.
     """
     file = where or destination()
     others: list[TunedWorld] = []
     if file.exists():
         others = _others(file, world)
     worlds = sorted([*others, world], key=lambda w: (w.n, w.placement))
-    table = Table(unisono.__version__, machine(), tuple(worlds))
+    table = TunedTable(unisono.__version__, machine(), tuple(worlds))
     text = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
     try:
         _write(file, text)
@@ -57,7 +57,7 @@ def _others(file: Path, world: TunedWorld) -> list[TunedWorld]:
     except BadArgument:
         if file != default_path():
             raise
-        return []  # ours, and spoilt: nobody could use it either
+        return []  # our own file, damaged: it could not be used either
     if (known.unisono, known.machine) != (unisono.__version__, machine()):
         return []
     this = world.n, world.placement

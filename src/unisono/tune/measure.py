@@ -3,7 +3,7 @@
 A time is that of the slowest rank, as the mean of a batch of calls after a barrier; how
 many calls make a batch is found out once and agreed. Contenders take turns, round after
 round, each round beginning with another, so that a machine which slows down slows all.
-What has to be told goes through the communicator itself, so any launcher will do.
+Ranks exchange settings by the communicator itself, so any launcher will do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stopwatch:
     most: int = 1000
 
     def slowest(self, seconds: float) -> float:
-        """The largest of what the ranks say."""
+        """The largest value of all ranks."""
         return float(self.comm.all_reduce(np.array([seconds]), op="max")[0])
 
     def race(self, calls: Mapping[str, Call]) -> dict[str, list[float]]:
@@ -131,5 +131,5 @@ def calls_of(
 
 
 def itemsize_of(collective: str, dtype: str) -> int:
-    """What tables tell calls apart by: nothing, where no elements are added up."""
+    """The element size in a table's key: 0 where nothing is added up."""
     return DTYPES[dtype].itemsize if COLLECTIVES[collective].reduces else 0

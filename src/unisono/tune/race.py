@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
-from unisono.runtime.plan.tuned import Row
+from unisono.runtime.plan.tuned import TunedRow
 
 NEAR = 1.25
 """Who is raced: all whose predicted time is at most so many times the best."""
@@ -28,7 +28,8 @@ def nearest(
     """Who is to be raced next: within 1.25 of the best, and not raced yet.
 
     `expected` are predictions, or times of one try, `times` what was measured. What was
-    measured of some says how far off those are; the others are taken to be as far off.
+    measured of some gives the error of the prediction; the others are assumed to have
+    the same.
     """
     if times:
         off = median(times[a] / expected[a] for a in times if expected[a] > 0)
@@ -48,7 +49,7 @@ def winner(
     expected: Mapping[str, float],
     rounds: Mapping[str, Sequence[float]],
     usual: str,
-) -> Row:
+) -> TunedRow:
     """The quickest of those raced, by the median of its rounds.
 
     The usual one stays unless it is beaten clearly: by its median, and by most rounds.
@@ -60,7 +61,7 @@ def winner(
     if usual in times and times[usual] <= max(SAME * times[first], late):
         first = usual
     second = next((name for name in ranked if name != first), "")
-    return Row(
+    return TunedRow(
         nbytes,
         nbytes,
         first,
@@ -73,15 +74,15 @@ def winner(
 
 
 def decided(
-    row: Row,
+    row: TunedRow,
     usual: str,
     expected: Mapping[str, float],
     again: Mapping[str, Sequence[float]],
-) -> Row:
+) -> TunedRow:
     """The row after its winner and the usual choice have met alone."""
     names = [row.algorithm, usual]
     first, second = names if beats(again[names[0]], again[usual]) else names[::-1]
-    return Row(
+    return TunedRow(
         row.nbytes,
         row.nbytes,
         first,

@@ -1,6 +1,6 @@
 """This machine as a topology, with what was measured on it where something was.
 
-`topology.detect` reads what the kernel tells, and that is no bandwidth. If `unisono
+`topology.detect` reads the kernel's files, which have no bandwidths. If `unisono
 tune` has left a table of this machine, the links inside a host have the latency and
 bandwidth that were fitted there, and adding up costs what it cost. Which of the two it
 is stands in what the topology says about itself.

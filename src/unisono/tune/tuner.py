@@ -5,7 +5,7 @@
     tuner.part("all_reduce")        the candidates near the best, raced
     tuner.world()                   what goes into the table
 
-Rank 0 decides what is measured next and tells the others, so all do the same whatever
+Rank 0 decides what is measured next and broadcasts it, so all do the same whatever
 their processors make of the last bit. For every size the candidates are predicted, all
 that are not hopeless are tried for a moment, and those within 1.25 of the best are
 raced, always together with what would be chosen without a table. Whoever would take the
@@ -31,9 +31,9 @@ from unisono.errors import BadArgument, unknown
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan.select import choose
 from unisono.runtime.plan.tuned import (
-    Link,
-    Part,
-    Row,
+    TunedCollective,
+    TunedLink,
+    TunedRow,
     TunedWorld,
     machine,
     placement_of,
@@ -97,7 +97,7 @@ class Tuner:
 
     comm: Communicator
     effort: Effort = field(default_factory=Effort)
-    found: list[Part] = field(default_factory=list)
+    found: list[TunedCollective] = field(default_factory=list)
     fits: dict[str, Fit] = field(default_factory=dict)
     costs: LinkCosts = field(init=False, default_factory=lambda: LinkCosts(None, None))
     added_error: float = field(init=False, default=0.0)
@@ -111,7 +111,7 @@ class Tuner:
 
     @classmethod
     def from_plain(cls, comm: Communicator, effort: Mapping[str, Any]) -> Tuner:
-        """For ranks that are told as plain data what to do."""
+        """A tuner from settings as plain data, as another process sends them."""
         return cls(comm, msgspec.convert(dict(effort), Effort))
 
     def do(self, what: str) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Tuner:
         calls = calls_of(self.comm, collective, count, dtype, names)
         return (watch or self.watch).race(calls)
 
-    def part(self, collective: str) -> Part:
+    def part(self, collective: str) -> TunedCollective:
         """Find the winner of a collective at every size."""
         if "inside" not in self.fits and "across" not in self.fits:
             self.links()
@@ -201,12 +201,12 @@ class Tuner:
         ]
         rows = [self._row(collective, s, names) for s in sorted(set(sizes))]
         made = _upto(rows)
-        part = Part(collective, itemsize_of(collective, dtype), made)
+        part = TunedCollective(collective, itemsize_of(collective, dtype), made)
         self.found = [p for p in self.found if p.collective != collective] + [part]
         return part
 
-    def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> Row:
-        """Race those near the best, until nobody is near who was not raced."""
+    def _row(self, collective: str, nbytes: int, names: Sequence[str]) -> TunedRow:
+        """Race candidates near the best, until all that are near have been raced."""
         leads, n = self.comm.rank == 0, self.comm.world_size
         usual = choose(
             collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
@@ -241,16 +241,16 @@ class Tuner:
     def _tried(
         self, collective: str, nbytes: int, names: Sequence[str]
     ) -> dict[str, float]:
-        """A short look at everybody who may be good, whatever the model thinks best."""
+        """A short measurement of every promising candidate."""
         wanted = self.comm.broadcast_object(list(dict.fromkeys(names)))
         watch = replace(self.watch, batch_s=self.watch.batch_s / 10, rounds=2)
         raced = self._raced(collective, nbytes, wanted, watch)
         return {name: min(times) for name, times in raced.items()}
 
-    def _agreed(self, row: Row | None) -> Row:
+    def _agreed(self, row: TunedRow | None) -> TunedRow:
         """Rank 0's, on all ranks."""
         plain = self.comm.broadcast_object(msgspec.to_builtins(row))
-        return msgspec.convert(plain, Row)
+        return msgspec.convert(plain, TunedRow)
 
     def world(self) -> TunedWorld:
         """Everything that was found, as it goes into a table."""
@@ -268,7 +268,7 @@ class Tuner:
         )
 
 
-def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _upto(rows: Sequence[TunedRow]) -> tuple[TunedRow, ...]:
     """The rows, each for the sizes that are nearest to its own, in powers."""
     ends = [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(rows)]
     return tuple(
@@ -277,10 +277,10 @@ def _upto(rows: Sequence[Row]) -> tuple[Row, ...]:
     )
 
 
-def _links(kind: str, found: Fit) -> Iterator[Link]:
+def _links(kind: str, found: Fit) -> Iterator[TunedLink]:
     for p in found.pieces:
         errors = p.latency_error, p.byte_error
-        yield Link(kind, p.lower, p.upto, p.latency, errors[0], p.byte, errors[1])
+        yield TunedLink(kind, p.lower, p.upto, p.latency, errors[0], p.byte, errors[1])
 
 
 def tune(

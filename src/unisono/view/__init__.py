@@ -1,6 +1,6 @@
 """Schedules on screen: as text, as SVG, and as a page that moves.
 
-facts       what is said under every picture
+facts       the sentences under every picture
 frames      after each step, who holds what
 text, svg   pictures that stand still
 captions    what a step does, in one sentence
@@ -10,9 +10,9 @@ assets      the page's code, from the modules in web/
 html        the page, in one file
 explanation what `explain` returns: text, and more in a notebook
 widget      the page as a widget (an extra)
-studio      the page with choices, on loopback; `desk` answers what it asks
+studio      the page with choices, on loopback; `studio_answers` answers what it asks
 
-Importing this room teaches schedules to draw themselves, in `print` and in notebooks.
+Importing this package lets schedules draw themselves, in `print` and in notebooks.
 """
 
 from unisono.schedule.schedule import VIEWS

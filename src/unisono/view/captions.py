@@ -3,8 +3,8 @@
     Every rank sends one chunk to the next rank, which adds it to its own: each sum just
     made holds 2 of 5 contributions.
 
-Who sends to whom is looked at as a pattern (a rotation, pairs that exchange, one to
-many), since that is how people think of it; only what fits none of them is listed.
+Which ranks send to which is matched with patterns (a rotation, pairs that exchange, one
+to many), since that is how people think of it; only what fits none of them is listed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _who(pairs: list[Pair], n: int, what: str, effect: str) -> str:
 
 
 def _singular(pairs: Sequence[Pair]) -> bool:
-    """Whether the sentence speaks of one receiver, as "the next rank"."""
+    """Whether the sentence names one receiver, as "the next rank"."""
     return max(Counter(src for src, _ in pairs).values(), default=0) == 1
 
 

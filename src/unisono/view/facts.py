@@ -1,4 +1,4 @@
-"""What is said under every picture: the cost, the proof, what becomes of the bits."""
+"""The sentences under every picture: the cost, the proof, whether bits are equal."""
 
 from __future__ import annotations
 

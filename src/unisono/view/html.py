@@ -2,7 +2,7 @@
 
 Everything is in the one file (under 500 KiB up to 16 ranks), nothing is loaded, and a
 content security policy with the digests of its own script and style lets nothing else
-run. What it shows is told by `story`; how, by the modules in `web/`.
+run. `story` makes its data; the modules in `web/` draw it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_html(
 
 
 def page(stories: Sequence[Story]) -> str:
-    """The HTML text of stories that were told."""
+    """The HTML text of a page with these stories."""
     style, code = text("style.css"), script("start")
     title = " beside ".join(story.title for story in stories)
     policy = (

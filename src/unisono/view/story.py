@@ -1,4 +1,4 @@
-"""A schedule told for a page that moves: plain data, all of it derived.
+"""A schedule as plain data for an animated page, all of it derived.
 
 The page computes nothing of its own. Which contributions travel with a transfer, what
 a step does in words, when a message leaves and arrives on a topology and over which

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from unisono.errors import BadArgument, UnisonoError
-from unisono.view import desk
+from unisono.view import studio_answers
 from unisono.view.assets import script, text
 
 POLICY = (
@@ -42,9 +42,9 @@ _FILES: dict[str, tuple[str, Callable[[], str]]] = {
     "/api/strategies": ("application/json", lambda: text("strategies.json")),
 }
 _ANSWERS: dict[str, Callable[..., object]] = {
-    "/api/choices": desk.choices,
-    "/api/stories": desk.stories,
-    "/api/curves": desk.curves,
+    "/api/choices": studio_answers.choices,
+    "/api/stories": studio_answers.stories,
+    "/api/curves": studio_answers.curves,
 }
 
 
@@ -109,9 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, make: Callable[..., object], query: str) -> None:
         try:
-            wishes = _wishes(query)
+            parameters = _parameters(query)
             with self.server.one_at_a_time:
-                body = msgspec.json.encode(make(wishes))
+                body = msgspec.json.encode(make(parameters))
         except UnisonoError as wrong:
             self._refuse(HTTPStatus.BAD_REQUEST, str(wrong))
             return
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: the terminal is for what the user should know."""
 
 
-def _wishes(query: str) -> Mapping[str, str]:
+def _parameters(query: str) -> Mapping[str, str]:
     """What is asked for, each word once."""
     try:
         parsed = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))

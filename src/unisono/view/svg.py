@@ -2,7 +2,7 @@
 
 The grammar is that of the text. Rank is a column, chunk a row; a cell has one segment
 for each contributor, filled with that rank's colour (and its letter, where there is
-room) once its share is in. A ring round a cell says that it has just changed. Arrows
+room) once its share is in. A ring round a cell marks one that has just changed. Arrows
 are transfers: a full head adds, a hollow head copies. Above sixteen ranks each phase
 becomes a table of who sends how much to whom.
 

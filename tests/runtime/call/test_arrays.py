@@ -1,4 +1,4 @@
-"""Arrays as people have them: strided, of torch, read-only, overlapping, lent."""
+"""Arrays of users: strided, torch tensors, read-only, overlapping, in shared memory."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_view_is_reduced_in_place(worlds, view):
+def test_strided_views_are_reduced_in_place(worlds, view):
     def reduced(comm):
         whole = mine(comm)
         part = VIEWS[view](whole)
@@ -50,7 +50,7 @@ def test_any_view_is_reduced_in_place(worlds, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_view_is_read_and_written(worlds, view):
+def test_strided_views_are_inputs_and_outputs(worlds, view):
     def copied(comm):
         x, out = VIEWS[view](mine(comm)), VIEWS[view](np.zeros((4, 6), np.float32))
         assert comm.all_reduce(x, out=out) is out
@@ -89,7 +89,7 @@ def test_rows_of_views_are_gathered_and_scattered(worlds):
     worlds(N).run(moved)
 
 
-def test_memory_that_is_not_aligned(worlds):
+def test_unaligned_arrays_work(worlds):
     def reduced(comm):
         raw = np.zeros(4 * 50_000 + 1, np.uint8)
         x = raw[1:].view(np.float32)
@@ -211,16 +211,16 @@ def knows_torch(comm):
     return "torch" in sys.modules
 
 
-def test_tensors_that_are_not_dense_on_the_cpu(worlds):
+def test_sparse_and_device_tensors_are_refused(worlds):
     torch = pytest.importorskip("torch")
     sparse = torch.ones(3, 3).to_sparse()
     elsewhere = torch.ones(3, device="meta")
 
     def refused(comm):
-        for x, said in ((sparse, "dense"), (elsewhere, "only the CPU")):
-            with pytest.raises(BadArgument, match=said):
+        for x, message in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_reduce(x)
-            with pytest.raises(BadArgument, match=said):
+            with pytest.raises(BadArgument, match=message):
                 comm.all_gather(x)
 
     worlds(1).run(refused)
@@ -312,7 +312,7 @@ REFUSED = {
     "no factor": (lambda c: c.all_reduce(X, op=unisono.premul_sum), "factor"),
     "half a factor": (
         lambda c: c.all_reduce(np.zeros(2, int), op=unisono.premul_sum(0.5)),
-        "whole number",
+        "needs an integer",
     ),
     "unknown algorithm": (
         lambda c: c.all_reduce(X, algorithm="rong"),
@@ -337,7 +337,7 @@ REFUSED = {
     ),
     "rank too large": (lambda c: c.send(X, N), r"ranks are 0\.\.2"),
     "rank negative": (lambda c: c.recv(X, -1), r"ranks are 0\.\.2"),
-    "tag too large": (lambda c: c.send(X, 0, tag=1 << 40), "32 bits"),
+    "tag too large": (lambda c: c.send(X, 0, tag=1 << 40), "32-bit"),
     "tag not whole": (lambda c: c.send(X, 0, tag="a"), "whole number"),
     "a buffer of objects": (lambda c: c.empty(3, object), "unknown element type"),
     "a buffer of half": (lambda c: c.empty(2.5), "whole number"),
@@ -346,24 +346,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_and_does_no_harm(worlds, what):
-    make, said = REFUSED[what]
+def test_invalid_arguments_are_refused_and_break_nothing(worlds, what):
+    make, message = REFUSED[what]
 
     def mistaken(comm):
-        with pytest.raises(BadArgument, match=said):
+        with pytest.raises(BadArgument, match=message):
             make(comm)
         return comm.all_reduce(np.ones(1))[0]
 
     assert worlds(N).run(mistaken) == [N] * N
 
 
-def test_options_that_there_are_not():
+def test_unknown_options_are_refused():
     comm = unisono.init(0, 1)
     with comm, pytest.raises(TypeError, match="compression"):
         comm.all_reduce(X, compression="fp8")
 
 
-def test_an_algorithm_of_another_collective_is_not_offered(worlds):
+def test_algorithm_of_another_collective_is_refused(worlds):
     def refused(comm):
         with pytest.raises(NotOffered):
             comm.barrier(algorithm="bruck")
@@ -371,11 +371,11 @@ def test_an_algorithm_of_another_collective_is_not_offered(worlds):
     worlds(2).run(refused)
 
 
-def test_scatter_needs_a_place_for_the_rows(worlds):
+def test_scatter_needs_out_on_other_ranks(worlds):
     def scattered(comm):
         x = np.arange(6.0) if comm.rank == 0 else None
         if comm.rank:
-            with pytest.raises(UsageError, match="out= is needed"):
+            with pytest.raises(UsageError, match="out= is required"):
                 comm.scatter(x)
         out = np.empty(2)
         return comm.scatter(x, out=out).tolist()

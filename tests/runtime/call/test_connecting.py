@@ -51,7 +51,7 @@ def until_stopped(pid):
     await_that(stopped, "a stop")
 
 
-def test_who_connects_to_a_stopped_rank_is_not_blamed():
+def test_rank_that_connects_to_a_stopped_one_is_not_named():
     """Neither by rank 3, which shares a host with it, nor by rank 0, which does not."""
     with Forks(UNISONO_SILENCE_S="60") as forks:
         ends = forks.run(4, connects, hosts=(2, 2))

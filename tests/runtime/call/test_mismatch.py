@@ -1,4 +1,4 @@
-"""What ranks must agree on in a call, and what is told of it."""
+"""What ranks must agree on in a call, and the errors if they do not."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from unisono import _native, algorithms
 from unisono.dtypes import DTYPES
 from unisono.errors import BadArgument, CollectiveMismatch, UnsupportedWorld
 from unisono.runtime.call import notes
-from unisono.runtime.call.notes import Names
+from unisono.runtime.call.notes import CallNames
 from unisono.runtime.observe import tracing
 from unisono.runtime.plan import plans
 from unisono.testing import world
@@ -45,7 +45,7 @@ def mine(tmp_path):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 1)])
-def test_files_of_one_name_and_other_steps_are_a_mismatch(mine, hosts):
+def test_algorithm_files_with_other_steps_are_a_mismatch(mine, hosts):
     def call(comm):
         x = np.ones(100)
         if comm.rank == 0:
@@ -59,14 +59,14 @@ def test_files_of_one_name_and_other_steps_are_a_mismatch(mine, hosts):
         return str(raised.value)
 
     with world(2, hosts=hosts) as w:
-        for told in w.run(call):
-            assert "rank 0" in told
-            assert "rank 1" in told
-            assert f"The steps of {mine} are not the same there" in told
-            assert "same file" in told
+        for result in w.run(call):
+            assert "rank 0" in result
+            assert "rank 1" in result
+            assert f"The steps of {mine} are not the same there" in result
+            assert "same file" in result
 
 
-def test_files_that_differ_in_comments_alone_agree(mine):
+def test_algorithm_files_that_differ_in_comments_agree(mine):
     def call(comm):
         x = np.ones(100)
         if comm.rank == 0:
@@ -81,7 +81,7 @@ def test_files_that_differ_in_comments_alone_agree(mine):
         assert w.run(call) == [200, 200]
 
 
-def test_a_communicator_keeps_to_the_file_that_it_has_read(mine):
+def test_communicator_keeps_the_file_as_first_read(mine):
     def call(comm, before, after):
         comm.all_reduce(np.ones(5), algorithm=str(mine))
         assert comm.records()[-1]["content"] == content_of(before)
@@ -100,7 +100,7 @@ def test_a_communicator_keeps_to_the_file_that_it_has_read(mine):
             w.run(call, before, after)
 
 
-def test_an_edit_within_a_second_is_seen(mine):
+def test_edit_within_a_second_is_noticed(mine):
     """Python's cache of compiled files compares whole seconds and sizes."""
     ring, other = source_of("ring"), source_of("dissemination")
     size = max(len(ring.encode()), len(other.encode())) + 1
@@ -140,7 +140,7 @@ def test_an_algorithm_may_use_its_arrays_again(mine):
         assert w.run(call) == [[0.0] * 3] * 4
 
 
-def test_a_file_that_does_not_load_can_be_mended(mine):
+def test_algorithm_file_can_be_fixed_after_an_error(mine):
     mine.write_text("def all_reduce(:\n")
     for _ in range(2):
         with pytest.raises(BadArgument, match=r"mine\.py:1"):
@@ -200,12 +200,12 @@ def test_shapes_of_equal_size_are_a_mismatch(name):
         return str(raised.value)
 
     with world(2) as w:
-        for told in w.run(run):
-            assert "6]" in told
-            assert "2]" in told
+        for result in w.run(run):
+            assert "6]" in result
+            assert "2]" in result
 
 
-def test_the_error_tells_both_shapes():
+def test_mismatch_error_has_both_shapes():
     def run(comm):
         with pytest.raises(CollectiveMismatch) as raised:
             comm.all_reduce(np.ones([(2, 6), (6, 2)][comm.rank], np.float32))
@@ -218,7 +218,7 @@ def test_the_error_tells_both_shapes():
                 assert calls[1].startswith("all_reduce(float32[6, 2], sum) by ")
 
 
-def test_empty_rows_count():
+def test_shapes_with_empty_rows_are_compared():
     """all_gather of (2, 0) and (3, 0) would give results of other lengths."""
 
     def run(comm):
@@ -230,7 +230,7 @@ def test_empty_rows_count():
         w.run(run)
 
 
-def test_a_number_has_the_shape_of_an_array_of_one():
+def test_scalar_has_the_shape_of_an_array_of_one():
     def run(comm):
         x = np.array(2.0) if comm.rank == 0 else np.full(1, 3.0)
         gathered = comm.all_gather(x)
@@ -240,7 +240,7 @@ def test_a_number_has_the_shape_of_an_array_of_one():
         assert w.run(run) == [(5.0, (2,))] * 2
 
 
-def test_uneven_rows_agree_by_their_rest():
+def test_uneven_rows_agree_by_their_other_axes():
     def run(comm):
         counts = [1, 3]
         x = np.full((counts[comm.rank], 2), float(comm.rank))
@@ -254,8 +254,8 @@ def test_uneven_rows_agree_by_their_rest():
             assert whole == [[0.0] * 2] + [[1.0] * 2] * 3
 
 
-def test_bare_addresses_have_no_shape():
-    """Torch's backends let tensors of other shapes and one size meet."""
+def test_raw_addresses_have_no_shape():
+    """Torch's backends accept tensors of different shapes and one size."""
 
     def run(comm):
         x = np.ones([(2, 6), (6, 2)][comm.rank])
@@ -287,7 +287,7 @@ def test_arrays_of_many_axes_are_compared():
 # ---- Names
 
 
-def test_names_are_told_in_full(tmp_path):
+def test_errors_have_full_names(tmp_path):
     folder = tmp_path / ODD
     folder.mkdir()
     file = folder / "mine.py"
@@ -306,10 +306,10 @@ def test_names_are_told_in_full(tmp_path):
         assert (coded["algorithm"], coded["codec"], coded["label"]) == (
             *(str(file), "fp16", label),
         )
-        told = comm.explain("all_reduce", x, algorithm=str(file))
-        assert "the median of 2 calls" in told
-        told = comm.explain("all_reduce", x, algorithm=str(file), codec="fp16")
-        assert "the median of 2 calls" in told
+        text = comm.explain("all_reduce", x, algorithm=str(file))
+        assert "the median of 2 calls" in text
+        text = comm.explain("all_reduce", x, algorithm=str(file), codec="fp16")
+        assert "the median of 2 calls" in text
         comm.barrier()
         with pytest.raises(CollectiveMismatch) as raised:
             comm.all_reduce(x, algorithm=str(file), label=f"{ODD} {comm.rank}")
@@ -322,7 +322,7 @@ def test_names_are_told_in_full(tmp_path):
                 assert other.endswith(" 1")
 
 
-def test_a_trace_tells_names_in_full(tmp_path):
+def test_trace_has_full_names(tmp_path):
     label = f"step 7 in {ODD}"
 
     def run(comm):
@@ -351,9 +351,9 @@ def test_a_trace_tells_names_in_full(tmp_path):
         assert (args["algorithm"], args["shape"]) == ("naive", "[3, 4]")
 
 
-def test_old_plans_are_told_as_their_notes_have_them(monkeypatch):
-    monkeypatch.setattr(notes, "REMEMBERED", 1)
-    monkeypatch.setattr(notes, "_REMEMBERED", OrderedDict())
+def test_old_plans_have_short_names(monkeypatch):
+    monkeypatch.setattr(notes, "MAX_FULL_NAMES", 1)
+    monkeypatch.setattr(notes, "_FULL_NAMES", OrderedDict())
 
     def run(comm):
         comm.all_reduce(np.ones(3), label=ODD)
@@ -370,14 +370,14 @@ def test_old_plans_are_told_as_their_notes_have_them(monkeypatch):
 @pytest.mark.parametrize(
     "names",
     [
-        Names(),
-        Names("ring", "step 3", "fp8@hosts", "[2, 6]"),
-        Names("/tmp/" + "x" * 500 + "/ring.py:radix=4"),
-        Names("ä" * 500, "ö" * 500, "ü" * 500, "[1" + ", 1" * 60 + "]"),
-        Names("\udcff.py", "\udcff", "\0"),
+        CallNames(),
+        CallNames("ring", "step 3", "fp8@hosts", "[2, 6]"),
+        CallNames("/tmp/" + "x" * 500 + "/ring.py:radix=4"),
+        CallNames("ä" * 500, "ö" * 500, "ü" * 500, "[1" + ", 1" * 60 + "]"),
+        CallNames("\udcff.py", "\udcff", "\0"),
     ],
 )
-def test_what_a_note_holds_fits(names):
+def test_note_texts_fit_their_size(names):
     texts = notes.in_short(names)
     sizes = [len(text.encode()) for text in texts]
     assert sum(sizes) <= _native.NOTE_BYTES
@@ -397,7 +397,7 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
     plans._lowered.cache_clear()
 
     def run(comm):
-        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 can"):
+        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 are"):
             comm.all_reduce(np.ones(8), algorithm="ring")
         return comm.all_reduce(np.ones(2), algorithm="naive").sum()
 
@@ -423,19 +423,19 @@ def test_the_core_refuses_programs_that_it_cannot_count():
 
 def test_worlds_that_are_too_large_are_refused(monkeypatch):
     most = _native.MOST_RANKS
-    told = f"{most + 1} ranks: at most {most}"
-    with pytest.raises(UnsupportedWorld, match=told):
+    text = f"{most + 1} ranks: at most {most}"
+    with pytest.raises(UnsupportedWorld, match=text):
         world(most + 1)
-    with pytest.raises(UnsupportedWorld, match=told):
+    with pytest.raises(UnsupportedWorld, match=text):
         unisono.init(rank=0, world_size=most + 1, job="too many")
     monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(UnsupportedWorld, match=told):
+    with pytest.raises(UnsupportedWorld, match=text):
         unisono.init(rank=0, world_size=most + 1, job="too many")
-    with world(1) as w, pytest.raises(UnsupportedWorld, match=told):
+    with world(1) as w, pytest.raises(UnsupportedWorld, match=text):
         w.comms[0].grow(most + 1)
 
 
-# ---- When it is told
+# ---- When it is recorded
 
 
 class Hooks(ctypes.Structure):

@@ -107,7 +107,7 @@ def test_rows_of_any_shape(worlds, n, shape):
         assert (mine == n * rank).all()
 
 
-def test_all_to_all_tells_what_arrives_if_only_sends_are_given(worlds):
+def test_all_to_all_exchanges_counts_if_only_sends_are_given(worlds):
     def exchanged(comm):
         send = [comm.rank + 1] * comm.world_size
         x = np.full(sum(send), comm.rank, np.int64)
@@ -135,8 +135,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_counts_are_refused_and_do_no_harm(worlds, wrong):
-    """All ranks make the same mistake, are told, and go on."""
+def test_wrong_counts_are_refused_and_break_nothing(worlds, wrong):
+    """All ranks make the same mistake, get the error, and continue."""
 
     def mistaken(comm):
         with pytest.raises(BadArgument):
@@ -146,7 +146,7 @@ def test_wrong_counts_are_refused_and_do_no_harm(worlds, wrong):
     assert worlds(3).run(mistaken) == [3, 3, 3]
 
 
-def test_one_rank_with_wrong_sends_is_told_to_all(worlds):
+def test_wrong_send_counts_of_one_rank_raise_on_all(worlds):
     def mistaken(comm):
         send = [1, 1] if comm.rank else [-1, 3]
         with pytest.raises(BadArgument, match="send_counts"):

@@ -68,7 +68,7 @@ def test_plain_calls_queue_behind_those_in_flight(worlds):
     assert worlds(3).run(mixed) == [(True, 3.0, 3.0)] * 3
 
 
-def test_waiting_has_a_limit_of_its_own(worlds):
+def test_wait_has_its_own_timeout(worlds):
     given_up = threading.Event()
 
     def waited(comm):
@@ -84,7 +84,7 @@ def test_waiting_has_a_limit_of_its_own(worlds):
             assert e.value.ranks == (1,)
             assert e.value.collective == "all_reduce"
             assert isinstance(e.value, TimeoutError)
-            assert work.exception() is None  # the call itself goes on
+            assert work.exception() is None  # the call itself continues
         found = work.wait(100)
         assert "done" in repr(work)
         return found.tolist()
@@ -92,7 +92,7 @@ def test_waiting_has_a_limit_of_its_own(worlds):
     assert worlds(2).run(waited) == [[2.0] * 3] * 2
 
 
-def test_the_limit_of_the_call_ends_it_for_all():
+def test_call_timeout_ends_it_on_all_ranks():
     ended = threading.Barrier(3)
 
     def late(comm):
@@ -108,7 +108,7 @@ def test_the_limit_of_the_call_ends_it_for_all():
         assert w.run(late) == [(True, 1)] * 3
 
 
-def test_what_went_wrong_is_kept(worlds):
+def test_work_keeps_its_exception(worlds):
     def failed(comm):
         x = np.ones(3 + comm.rank)
         work = comm.all_reduce(x, async_op=True)
@@ -124,7 +124,7 @@ def test_what_went_wrong_is_kept(worlds):
         assert w.run(failed) == [[0, 1]] * 2
 
 
-def test_those_in_flight_end_when_a_peer_leaves():
+def test_calls_in_flight_end_when_a_peer_leaves():
     begun = threading.Event()
 
     def left(comm):
@@ -144,7 +144,7 @@ def test_those_in_flight_end_when_a_peer_leaves():
         assert w.run(left)[0] == [(1,)] * 3
 
 
-def test_dropped_calls_are_carried_out_and_their_arrays_live(worlds):
+def test_dropped_work_completes_and_keeps_its_arrays(worlds):
     def dropped(comm):
         kept = np.full(40_000, 1.0)
         comm.all_reduce(kept, async_op=True)

@@ -13,7 +13,7 @@ from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
 from unisono.runtime.compress.sums import shares
-from unisono.runtime.stages import Staged
+from unisono.runtime.stages import StagedWork
 from unisono.testing import world
 
 NS = [1, 2, 3, 5]
@@ -26,8 +26,8 @@ def gradient(rank, step=0, count=COUNT):
     return source.standard_t(2, count).astype(np.float32)
 
 
-def done(way, x, **options):
-    Staged(way.reduce(x, **options), None, "sum").wait()
+def done(compressed, x, **options):
+    StagedWork(compressed.reduce(x, **options), None, "sum").wait()
     return x
 
 
@@ -35,12 +35,14 @@ def ended(worlds, n, make, steps=1, whole=True, count=COUNT):
     """Each rank's sums, what it remembers, and the bytes it sent in each step."""
 
     def run(comm):
-        way, found, sent = make(comm), [], []
+        compressed, found, sent = make(comm), [], []
         for step in range(steps):
             before = comm.sent_bytes
-            found.append(done(way, gradient(comm.rank, step, count), whole=whole))
+            found.append(
+                done(compressed, gradient(comm.rank, step, count), whole=whole)
+            )
             sent.append(comm.sent_bytes - before)
-        return found, way.memory, sent, way.bounds
+        return found, compressed.memory, sent, compressed.bounds
 
     return worlds(n).run(run)
 
@@ -67,7 +69,7 @@ def same_on_all(ranks):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("k", [1, 20, 499, 500, 1000])
-def test_the_sum_of_what_each_found_largest(worlds, n, k):
+def test_topk_sums_each_ranks_largest_elements(worlds, n, k):
     ranks = ended(worlds, n, lambda c: TopKSum(c, TopK(k=k), COUNT, feedback=False))
     same_on_all(ranks)
     right = np.zeros(COUNT, np.float32)
@@ -94,7 +96,7 @@ def pairs_bytes(n, x_of, k, again):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("again", [False, True])
-def test_pairs_to_the_byte(worlds, n, again):
+def test_topk_sends_exactly_the_predicted_bytes(worlds, n, again):
     k = 20
     make = lambda c: TopKSum(c, TopK(k=k), COUNT, feedback=again)  # noqa: E731
     ranks = ended(worlds, n, make)
@@ -105,7 +107,7 @@ def test_pairs_to_the_byte(worlds, n, again):
         assert sent <= most
 
 
-def test_owners_have_about_as_much_to_do(worlds):
+def test_topk_regions_are_balanced(worlds):
     """Everything large lies in the first tenth; regions of equal size would not do."""
     n, k, count = 4, 200, 10_000
 
@@ -121,7 +123,7 @@ def test_owners_have_about_as_much_to_do(worlds):
 
 
 @pytest.mark.parametrize("k", [490, 600])
-def test_dense_where_that_is_less(worlds, k):
+def test_topk_sends_dense_values_where_smaller(worlds, k):
     """Known before if 2k is everything; else when the owners see how much it is."""
     n = 4
     ranks = ended(worlds, n, lambda c: TopKSum(c, TopK(k=k), COUNT, feedback=False))
@@ -145,7 +147,7 @@ def _plain(comm, count):
 
 @pytest.mark.parametrize("make", ["topk", "randomk"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_not_sent_waits(worlds, make, whole):
+def test_unsent_elements_are_kept_for_the_next_call(worlds, make, whole):
     """After any number of steps: all that came is in the sums, or still waits."""
     n, steps = 3, 4
     how = {"topk": (TopKSum, TopK(0.05)), "randomk": (RandomKSum, RandomK(0.05))}
@@ -165,7 +167,7 @@ def test_what_is_not_sent_waits(worlds, make, whole):
     assert (summed == 0).any()
 
 
-def test_dense_shares_too(worlds):
+def test_dense_values_in_reduce_scatter(worlds):
     make = lambda c: TopKSum(c, TopK(0.9), COUNT)  # noqa: E731
     ranks = ended(worlds, 3, make, whole=False)
     right = sum(only(x, largest(x, 900)) for x in of_all(3))
@@ -174,14 +176,14 @@ def test_dense_shares_too(worlds):
         np.testing.assert_allclose(found[0][mine], right[mine], rtol=1e-5)
 
 
-def test_not_a_number_reaches_everybody(worlds):
+def test_nan_reaches_all_ranks(worlds):
     def run(comm):
         x = gradient(comm.rank)
         if comm.rank == 1:
             x[7], x[8] = np.nan, -np.inf
-        way = TopKSum(comm, TopK(0.01), COUNT)
-        done(way, x)
-        return x, way.memory["residual"]
+        compressed = TopKSum(comm, TopK(0.01), COUNT)
+        done(compressed, x)
+        return x, compressed.memory["residual"]
 
     for x, waits in worlds(3).run(run):
         assert np.isnan(x[7])
@@ -189,12 +191,12 @@ def test_not_a_number_reaches_everybody(worlds):
         assert np.isfinite(waits).all()
 
 
-def test_nothing_at_all(worlds):
+def test_empty_tensor_is_summed(worlds):
     ranks = ended(worlds, 3, lambda c: TopKSum(c, TopK(), 0), count=0)
     assert [found[0].size for found, *_ in ranks] == [0] * 3
 
 
-def test_too_many_for_a_place(worlds):
+def test_tensor_beyond_32_bit_indices_is_refused(worlds):
     with pytest.raises(BadArgument, match=r"less than 2\^32"):
         TopKSum(worlds(1).comms[0], TopK(), sparse.MOST)
     with pytest.raises(BadArgument, match="k = 9, but there are 8"):
@@ -206,7 +208,7 @@ def test_too_many_for_a_place(worlds):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_elements_that_all_have_drawn(worlds, n):
+def test_randomk_sums_the_same_indices_on_all_ranks(worlds, n):
     k = 50
     make = lambda c: RandomKSum(c, RandomK(k=k, seed=3), COUNT)  # noqa: E731
     ranks = ended(worlds, n, make, steps=2)
@@ -226,7 +228,7 @@ ELEMENTS = 600 + 50 + 200 + 9 + 1
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
-def test_two_plain_all_reduces(worlds, n):
+def test_powersgd_makes_two_all_reduces(worlds, n):
     ranks = ended(
         worlds, n, lambda c: LowRankSum(c, PowerSGD(2), SHAPES), count=ELEMENTS, steps=2
     )
@@ -245,13 +247,13 @@ def test_two_plain_all_reduces(worlds, n):
     np.testing.assert_allclose(summed + waits, came, rtol=1e-3, atol=1e-3)
 
 
-def test_each_step_comes_nearer(worlds):
+def test_powersgd_converges_over_steps(worlds):
     """The same matrix again and again: what is found begins where it ended."""
 
     def run(comm):
-        way = LowRankSum(comm, PowerSGD(2), [(30, 20)], feedback=False)
+        compressed = LowRankSum(comm, PowerSGD(2), [(30, 20)], feedback=False)
         m = gradient(7, count=600)
-        return [np.linalg.norm(done(way, m.copy()) / 3 - m) for _ in range(6)]
+        return [np.linalg.norm(done(compressed, m.copy()) / 3 - m) for _ in range(6)]
 
     lost = worlds(3).run(run)[0]
     assert lost[-1] < lost[0]
@@ -259,20 +261,20 @@ def test_each_step_comes_nearer(worlds):
     assert lost[-1] == pytest.approx(np.linalg.norm(values[2:]), rel=0.05)
 
 
-def test_low_rank_survives_infinity_and_says_so(worlds):
+def test_powersgd_recovers_from_infinity(worlds):
     def run(comm):
-        way, found = LowRankSum(comm, PowerSGD(2), [(30, 20)]), []
+        compressed, found = LowRankSum(comm, PowerSGD(2), [(30, 20)]), []
         for step in range(3):
             x = gradient(comm.rank, step, 600)
             if step == 1 and comm.rank == 0:
                 x[3] = np.inf
-            found.append(bool(np.isfinite(done(way, x)).all()))
+            found.append(bool(np.isfinite(done(compressed, x)).all()))
         return found
 
     assert worlds(2).run(run) == [[True, False, True]] * 2
 
 
-def test_whole_at_first(worlds):
+def test_powersgd_warmup_sends_whole_tensors(worlds):
     make = lambda c: LowRankSum(c, PowerSGD(1, warmup=1), [(30, 20)])  # noqa: E731
     found = ended(worlds, 2, make, steps=2, count=600)[0][0]
     np.testing.assert_allclose(found[0], sum(of_all(2, count=600)), rtol=1e-6)
@@ -285,7 +287,7 @@ def test_whole_at_first(worlds):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("spec", ["onebit", "int4", "int8:stochastic"])
-def test_codes_that_are_remembered(worlds, n, spec):
+def test_error_feedback_keeps_residuals(worlds, n, spec):
     codec, steps = codecs.get(spec), 3
     ranks = ended(worlds, n, lambda c: CodedSum(c, codec, COUNT), steps)
     same_on_all(ranks)
@@ -299,7 +301,7 @@ def test_codes_that_are_remembered(worlds, n, spec):
     np.testing.assert_allclose(summed + waits + owners, came, rtol=1e-3, atol=1e-3)
 
 
-def test_codes_of_a_share_are_coded_once(worlds):
+def test_reduce_scatter_encodes_once(worlds):
     codec = codecs.get("int8")
     make = lambda c: CodedSum(c, codec, COUNT)  # noqa: E731
     ranks = ended(worlds, 3, make, whole=False)
@@ -317,7 +319,7 @@ def test_codes_of_a_share_are_coded_once(worlds):
 
 
 @pytest.mark.parametrize("spec", ["topk:0.05", "randomk:0.05", "powersgd:2"])
-def test_the_same_between_hosts(worlds, spec):
+def test_compressed_sums_between_hosts(worlds, spec):
     """Three times, so that sizes differ from call to call."""
 
     def run(comm):
@@ -331,7 +333,7 @@ def test_the_same_between_hosts(worlds, spec):
         between = apart.run(run)
     within = worlds(3).run(run)
     assert between[0] == between[1] == between[2]
-    if spec.startswith("topk"):  # sums in rank order, whoever shares a host with whom
+    if spec.startswith("topk"):  # sums in rank order, whatever the placement
         assert between == within
     for one, other in zip(between[0], within[0], strict=True):
         one, other = (np.frombuffer(x, np.float32) for x in (one, other))
@@ -341,27 +343,27 @@ def test_the_same_between_hosts(worlds, spec):
 # --- calls in stages
 
 
-def test_a_call_in_stages(worlds):
+def test_staged_call_runs_in_order(worlds):
     def run(comm):
-        way = TopKSum(comm, TopK(0.05), COUNT)
+        compressed = TopKSum(comm, TopK(0.05), COUNT)
         x = gradient(comm.rank)
-        work = Staged(way.reduce(x, label="mine"), x, "sum")
-        told = repr(work), work.done()
+        work = StagedWork(compressed.reduce(x, label="mine"), x, "sum")
+        result = repr(work), work.done()
         assert work.wait() is x
         assert work.done()
         assert work.exception() is None
-        return told
+        return result
 
-    for told, at_once in worlds(2).run(run):
-        assert told == "<Work: sum, in flight>"
+    for result, at_once in worlds(2).run(run):
+        assert result == "<Work: sum, in flight>"
         assert not at_once
 
 
-def test_ranks_that_choose_differently_are_told(worlds):
+def test_different_schemes_are_a_mismatch(worlds):
     def run(comm):
-        way = RandomKSum(comm, RandomK(k=5 + comm.rank), COUNT)
+        compressed = RandomKSum(comm, RandomK(k=5 + comm.rank), COUNT)
         with pytest.raises(CollectiveMismatch):
-            done(way, gradient(comm.rank))
+            done(compressed, gradient(comm.rank))
         comm.close()
 
     worlds(2).run(run)
@@ -384,7 +386,7 @@ def test_all_reduce_with_a_scheme(worlds, spec):
     assert len(set(worlds(3).run(run))) == 1
 
 
-def test_a_sparse_tensor_arrives_as_it_is(worlds):
+def test_topk_is_exact_for_sparse_tensors(worlds):
     def run(comm):
         x = np.zeros(100, np.float16)
         x[[comm.rank, 50]] = 1 + comm.rank
@@ -401,45 +403,45 @@ def test_a_sparse_tensor_arrives_as_it_is(worlds):
     [
         ({"x": np.zeros(9, np.int32)}, "float16, got int32; leave codec= out"),
         ({"x": np.zeros(9)}, "got float64"),
-        ({"op": "max"}, "goes with op='sum' or 'mean', got max"),
-        ({"op": np.add}, "goes with op='sum' or 'mean'"),
-        ({"algorithm": "ring"}, "algorithm= has no meaning"),
-        ({"reproducible": True}, "reproducible= has no meaning"),
-        ({"timeout_s": 1.0}, "timeout_s= has no meaning"),
-        ({"error_bound": 0.1}, "error_bound= has no meaning"),
+        ({"op": "max"}, "supports op='sum' and 'mean', got max"),
+        ({"op": np.add}, "supports op='sum' and 'mean'"),
+        ({"algorithm": "ring"}, "algorithm= is not supported"),
+        ({"reproducible": True}, "reproducible= is not supported"),
+        ({"timeout_s": 1.0}, "timeout_s= is not supported"),
+        ({"error_bound": 0.1}, "error_bound= is not supported"),
         ({"codec": "topk:k=10"}, "k = 10, but there are 9"),
         ({"codec": "topk:2"}, "density = 2.0"),
     ],
 )
-def test_schemes_in_calls_that_cannot_be(worlds, options, message):
+def test_unsupported_options_with_a_scheme_are_refused(worlds, options, message):
     x = np.zeros(9, np.float32)
     with pytest.raises(BadArgument, match=message):
         worlds(1).comms[0].all_reduce(**{"x": x, "codec": "topk:0.5", **options})
 
 
-def test_schemes_elsewhere(worlds):
-    with pytest.raises(BadArgument, match="only all_reduce can do that"):
+def test_schemes_in_other_collectives_are_refused(worlds):
+    with pytest.raises(BadArgument, match="only all_reduce supports"):
         worlds(1).comms[0].broadcast(np.zeros(9, np.float32), codec="topk:0.5")
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("topk:0.1", "60 of 600 elements from each rank, with their places"),
-        ("topk:0.6", "plain numbers: 360 with their places would be more"),
-        ("randomk:0.1", "60 of 600 elements, drawn by lot"),
+        ("topk:0.1", "60 of 600 elements from each rank, with their indices"),
+        ("topk:0.6", "all values: 360 with their indices would be larger"),
+        ("randomk:0.1", "60 of 600 elements, drawn at random"),
         ("powersgd:2", "a matrix of 30 by 20 as two of rank 2"),
-        ("powersgd:20", "everything, since thin factors would be more"),
+        ("powersgd:20", "everything, since the factors would be larger"),
     ],
 )
-def test_what_a_scheme_would_send(worlds, spec, words):
+def test_explain_shows_what_a_scheme_sends(worlds, spec, words):
     def run(comm):
         x = gradient(comm.rank, count=600).reshape(30, 20)
         before = comm.sent_bytes
-        told = comm.explain("all_reduce", x, codec=spec)
+        result = comm.explain("all_reduce", x, codec=spec)
         assert comm.sent_bytes == before
-        return told
+        return result
 
-    told = worlds(3).run(run)[0]
-    assert words in told
-    assert "from each rank, 3.12 KiB without" in told
+    result = worlds(3).run(run)[0]
+    assert words in result
+    assert "from each rank, 3.12 KiB without" in result

@@ -1,4 +1,4 @@
-"""What a communicator tells of its calls: `explain` before them, records after."""
+"""Descriptions of calls: `explain` before them, flight records after."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from unisono.schedule.collective import COLLECTIVES
 from unisono.testing import world
 
 
-def test_explain_says_what_would_run(worlds):
+def test_explain_shows_what_would_run(worlds):
     def explained(comm):
         x = np.zeros(1 << 18, np.float32)
         return [
@@ -22,21 +22,21 @@ def test_explain_says_what_would_run(worlds):
             comm.explain("barrier"),
         ]
 
-    told = worlds(3).run(explained)
-    large, small, named, gathered, cast, barrier = told[0]
+    text = worlds(3).run(explained)
+    large, small, named, gathered, cast, barrier = text[0]
     assert large.startswith("all_reduce of 1 MiB on 3 ranks by direct")
     assert "by naive" in small
     assert "runner-up  ring" in large
     assert "one pass in rank order" in large
     assert "the caller named it" in named
-    assert "as the schedule adds" in named
+    assert "in the schedule's order" in named
     assert gathered.startswith("all_gather of 3 MiB")
     assert "root's data" in cast
     assert barrier.startswith("barrier of 0 B")
 
 
 @pytest.mark.parametrize("what", COLLECTIVES)
-def test_what_is_chosen_and_what_comes_next_exist(what):
+def test_choice_and_runner_up_exist(what):
     for n in (1, 2, 3, 5):
         for nbytes in (0, 8, 1 << 12, 1 << 20):
             found = choose(what, nbytes, n, named=None, reproducible=False)
@@ -44,7 +44,7 @@ def test_what_is_chosen_and_what_comes_next_exist(what):
             unisono.schedule(what, found.runner_up, n)
 
 
-def test_explain_measures_what_has_run(worlds):
+def test_explain_shows_measured_times(worlds):
     def measured(comm):
         x = np.zeros(3333, np.float32)
         before = comm.explain("all_reduce", x)
@@ -57,7 +57,7 @@ def test_explain_measures_what_has_run(worlds):
     assert "the median of 3 calls" in after
 
 
-def test_explain_refuses_what_cannot_be(worlds):
+def test_explain_refuses_invalid_calls(worlds):
     def refused(comm):
         for wrong in (
             lambda: comm.explain("all_reduse", np.ones(2)),
@@ -154,7 +154,7 @@ def test_the_last_2000_calls_are_kept():
     assert records[-1]["collective_seq_id"] == 2100
 
 
-def test_calls_that_fail_are_recorded_so():
+def test_failed_calls_are_recorded_as_failed():
     def failed(comm):
         if comm.rank == 0:
             with pytest.raises(CollectiveTimeout):
@@ -178,6 +178,6 @@ def test_labels_are_recorded_and_compared(worlds):
             comm.all_reduce(x, label=f"layer {comm.rank}", async_op=True).wait()
         return raised.value.calls
 
-    told = worlds(2).run(labelled)
-    assert told[0] == told[1]
-    assert told[0][1] == "all_reduce(float64 × 5, sum) by naive for layer 1"
+    result = worlds(2).run(labelled)
+    assert result[0] == result[1]
+    assert result[0][1] == "all_reduce(float64 × 5, sum) by naive for layer 1"

@@ -19,7 +19,7 @@ def sent(comm, call):
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "naive", "tree", "swing"])
 @pytest.mark.parametrize("count", [0, 1, 7, 1000])
-def test_counts_are_those_of_the_schedule(n, algorithm, count):
+def test_sent_bytes_are_those_of_the_schedule(n, algorithm, count):
     cost = unisono.schedule("all_reduce", algorithm, n).cost(count)
 
     def work(comm):
@@ -51,7 +51,7 @@ def test_uneven_shares(n):
         assert broadcast == (2 * (n - 1) * total if r == n - 1 else 0)
 
 
-def test_the_quick_way_and_calls_in_flight_are_counted_too():
+def test_cached_calls_and_calls_in_flight_are_counted():
     def work(comm):
         x = np.ones(100)  # one that the native core keeps the plan of
         three = sent(comm, lambda: [comm.all_reduce(x) for _ in range(3)])
@@ -85,7 +85,7 @@ def test_messages_barriers_and_groups():
         assert w.run(work) == [40, 0]
 
 
-def test_what_failed_is_not_counted():
+def test_failed_calls_are_not_counted():
     def work(comm):
         with pytest.raises(unisono.CollectiveMismatch):
             comm.all_reduce(np.ones(10 + comm.rank))

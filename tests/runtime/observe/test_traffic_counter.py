@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.runtime.observe.traffic import Destinations
+from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.testing import world
 
 N = 3
@@ -16,16 +16,18 @@ class Looks:
     """One rank's answers, as its watch would give them."""
 
     def __init__(self, comm):
-        self.comm, self.asked = comm, Destinations()
+        self.comm, self.asked = comm, TrafficCounter()
 
     def __call__(self, *more):
         comms = [self.comm, *more]
-        told = self.asked.told(self.comm.core.transport, [comm.core for comm in comms])
-        assert told["rank"] == self.comm.rank
-        for group, comm in zip(told["groups"], comms, strict=True):
+        result = self.asked.report(
+            self.comm.core.transport, [comm.core for comm in comms]
+        )
+        assert result["rank"] == self.comm.rank
+        for group, comm in zip(result["groups"], comms, strict=True):
             assert sum(group["sent_to"]) == group["sent_bytes"] == comm.sent_bytes
             assert group["sent_to"][comm.rank] == 0
-        return told["groups"]
+        return result["groups"]
 
 
 def matrix(n, work, hosts=()):
@@ -38,7 +40,7 @@ def matrix(n, work, hosts=()):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "tree", "swing"])
 @pytest.mark.parametrize("count", [1, 1000])
-def test_each_link_has_what_the_schedule_sends_over_it(n, algorithm, count):
+def test_each_peer_gets_the_bytes_of_the_schedule(n, algorithm, count):
     right = np.zeros((n, n), np.int64)
     made = unisono.schedule("all_reduce", algorithm, n)
     sizes = made.contract.chunk_sizes(count)
@@ -59,7 +61,7 @@ def test_each_link_has_what_the_schedule_sends_over_it(n, algorithm, count):
     assert matrix(n, work) == right.tolist()
 
 
-def test_every_way_to_call_is_seen():
+def test_every_kind_of_call_is_counted():
     """Quick calls, calls in flight, bare addresses, messages, objects, labels."""
 
     def work(comm):
@@ -91,7 +93,7 @@ def test_every_way_to_call_is_seen():
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1)])
 @pytest.mark.parametrize("codec", ["fp8", "int8", "topk:0.1"])
-def test_codes_count_as_codes(hosts, codec):
+def test_encoded_calls_count_encoded_bytes(hosts, codec):
     """Fewer bytes than the values have, on every link; on hosts and between them."""
 
     def work(comm):
@@ -107,7 +109,7 @@ def test_codes_count_as_codes(hosts, codec):
         assert 0 < sum(coded) < sum(twice)
 
 
-def test_codes_between_hosts_alone():
+def test_codec_between_hosts_only():
     def work(comm):
         look, x = Looks(comm), np.ones(3 * 1024, np.float32)
         comm.all_reduce(x, codec="fp8@hosts", algorithm="direct")
@@ -129,18 +131,18 @@ def test_uneven_shares():
             mine = np.roll([1, 2, 6], turn + comm.rank).tolist()
             comm.all_to_all(np.ones(9, np.int32), send_counts=mine)
             right += [0 if r == comm.rank else 4 * c for r, c in enumerate(mine)]
-        told = look()[0]
+        result = look()[0]
         counts = 3 * N * 8  # by which they tell each other, in all_gathers
         right += [0 if r == comm.rank else counts for r in range(N)]
-        assert told["guessed"] == 0
-        return told["sent_to"], right.tolist()
+        assert result["guessed"] == 0
+        return result["sent_to"], right.tolist()
 
     for found, right in matrix(N, work):
         assert found == right
 
 
-def test_uneven_shares_that_come_again():
-    """Calls of one size in all are told apart by their fingerprints."""
+def test_repeated_uneven_counts():
+    """Calls of the same total size are distinguished by their fingerprints."""
 
     def work(comm):
         look, right = Looks(comm), np.zeros(N, np.int64)
@@ -157,24 +159,24 @@ def test_uneven_shares_that_come_again():
         assert found == right
 
 
-def test_calls_that_no_record_tells_of_any_more():
+def test_calls_without_records_are_guessed():
     """The sum is still what was counted; how it is shared out is a guess, and told."""
 
     def work(comm):
         look, x = Looks(comm), np.ones(9)
         for _ in range(2500):
             comm.all_reduce(x, algorithm="direct")
-        told = look()[0]
+        result = look()[0]
         each = 2500 * 48
-        assert told["guessed"] >= 500 * 48 * (N - 1)
+        assert result["guessed"] >= 500 * 48 * (N - 1)
         share = [0 if r == comm.rank else each for r in range(N)]
-        return told["sent_to"], share
+        return result["sent_to"], share
 
     for found, share in matrix(N, work):
         assert found == share
 
 
-def test_two_communicators_and_one_that_is_closed():
+def test_closed_communicator_is_not_counted():
     def work(comm):
         look = Looks(comm)
         part = comm.split(comm.rank % 2)
@@ -188,7 +190,7 @@ def test_two_communicators_and_one_that_is_closed():
     assert matrix(4, work) == [400] * 4
 
 
-def test_looks_while_calls_are_made():
+def test_counting_during_calls():
     """Whatever a look finds half done is right in the end."""
 
     def work(comm):
@@ -196,7 +198,7 @@ def test_looks_while_calls_are_made():
 
         def watch():
             while not done.wait(0.005):
-                look.asked.told(comm.core.transport, [comm.core])
+                look.asked.report(comm.core.transport, [comm.core])
 
         beside = threading.Thread(target=watch)
         beside.start()
@@ -208,8 +210,8 @@ def test_looks_while_calls_are_made():
         finally:
             done.set()
             beside.join()
-        told = look()[0]
-        return told["sent_to"], told["guessed"]
+        result = look()[0]
+        return result["sent_to"], result["guessed"]
 
     each = 100 * 48
     for rank, (found, guessed) in enumerate(matrix(N, work)):

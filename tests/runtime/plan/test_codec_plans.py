@@ -108,7 +108,7 @@ def check(what, name, spec, xs, comms, **more):
 
 
 @pytest.mark.parametrize(("what", "name"), EVERY)
-def test_bits_are_those_of_the_program_with_codes(what, name):
+def test_bits_are_those_of_the_played_program(what, name):
     """The engine does what the programs say, whatever the pieces, to the last bit."""
     for n, window in ((4, 1 << 14), (3, 1 << 18)):
         with world(n, window=window) as w:
@@ -117,7 +117,7 @@ def test_bits_are_those_of_the_program_with_codes(what, name):
 
 
 @pytest.mark.parametrize("spec", codecs.NAMES)
-def test_every_codec_leaves_the_same_bits_everywhere(spec):
+def test_every_codec_gives_the_same_bits_on_all_ranks(spec):
     xs = heavy(4, 3001, seed=3)
     with world(4, window=1 << 14) as w:
         for name in ("direct", "halving_doubling", "ring", "naive"):
@@ -214,7 +214,7 @@ def test_means_out_of_place_and_in_flight():
         np.testing.assert_array_equal(mine, right)
 
 
-def test_shares_of_other_sizes_and_in_their_places():
+def test_uneven_counts_and_in_place_buffers():
     counts = [300, 0, 77]
     xs = gaussian(3, sum(counts))
     begins = np.cumsum([0, *counts])
@@ -246,7 +246,7 @@ def test_shares_of_other_sizes_and_in_their_places():
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("spec", ["fp8", "mxfp8", "int4", "fp16", "int8:block=64"])
 @pytest.mark.parametrize("count", [0, 1, 127, 128 * 15, 10_001])
-def test_bytes_are_those_of_the_formula(n, spec, count):
+def test_sent_bytes_follow_the_formula(n, spec, count):
     """All ranks together send 2(n-1) times the code of the whole, to the byte."""
 
     def work(comm):
@@ -261,7 +261,7 @@ def test_bytes_are_those_of_the_formula(n, spec, count):
         assert set(sent) == {int(2 * (n - 1) / n * count * 1.03125)}
 
 
-def test_only_what_crosses_hosts_is_smaller():
+def test_only_bytes_between_hosts_are_encoded():
     hosts = (0, 0, 1, 1)
 
     def work(comm):
@@ -303,7 +303,7 @@ def test_records_count_what_was_encoded_and_decoded():
 @pytest.mark.parametrize("n", [8, 64])
 @pytest.mark.parametrize("name", ["direct", "halving_doubling"])
 @pytest.mark.parametrize("draw", [gaussian, heavy])
-def test_errors_follow_their_law(n, name, draw):
+def test_errors_match_the_prediction(n, name, draw):
     """Within 5 %, of the error of encoding once what is encoded there."""
     xs = draw(n, 128 * n * (8 if n == 8 else 2), seed=5)
     codec = codecs.get("fp8")
@@ -339,7 +339,7 @@ def test_nan_and_infinity_are_never_made_finite():
             assert not np.isfinite(x[[5, 500]]).any()
 
 
-def test_above_the_bound_it_is_refused_and_told_what_to_use():
+def test_error_above_the_bound_is_refused_with_advice():
     def work(comm):
         x = np.ones(100, np.float32)
         with pytest.raises(
@@ -382,7 +382,7 @@ X = np.ones(10, np.float32)
         (lambda c: c.all_reduce(X.copy(), codec="fp9"), "did you mean|fp8"),
         (lambda c: c.all_reduce(X.copy(), codec=8), "expected a name"),
         (lambda c: c.all_reduce(X.copy(), op="max", codec="fp8"), "op='sum', 'mean'"),
-        (lambda c: c.all_reduce(X.copy(), op=np.add, codec="fp8"), "not for this call"),
+        (lambda c: c.all_reduce(X.copy(), op=np.add, codec="fp8"), "takes no codec"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8@rack"), "scope"),
         (
             lambda c: c.all_reduce(X.copy(), codec="fp8@all", coded="hosts"),
@@ -393,11 +393,11 @@ X = np.ones(10, np.float32)
         (lambda c: c.all_reduce(X.copy(), codec="fp8", error_bound=-1), "error_bound"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8:block=30"), "multiple of 32"),
         (lambda c: c.all_reduce(X.copy(), codec="fp8", reproducible=True), "blocks"),
-        (lambda c: c.barrier(codec="fp8"), "moves no values"),
+        (lambda c: c.barrier(codec="fp8"), "sends no values"),
         (lambda c: c.send(X, 1 - c.rank, codec="fp8"), "encode the message yourself"),
     ],
 )
-def test_bad_input_says_what_to_do(call, match):
+def test_invalid_codec_options_are_refused_with_advice(call, match):
     wrong(call, match)
 
 
@@ -415,7 +415,7 @@ def test_blocks_too_large_for_the_window_are_refused():
 @pytest.mark.parametrize(
     "specs", [("fp8", "int8"), ("fp8", None), ("fp8", "fp8@hosts")]
 )
-def test_ranks_that_encode_differently_are_told_so(hosts, specs):
+def test_different_codecs_are_a_mismatch(hosts, specs):
     def work(comm):
         with pytest.raises(CollectiveMismatch, match="in fp8"):
             comm.all_reduce(np.ones(10, np.float32), codec=specs[comm.rank])
@@ -424,7 +424,7 @@ def test_ranks_that_encode_differently_are_told_so(hosts, specs):
         w.run(work)
 
 
-def test_the_variable_chooses_here_too(monkeypatch):
+def test_algorithm_variable_applies_with_a_codec(monkeypatch):
     monkeypatch.setenv("UNISONO_ALGORITHM", "all_reduce=ring")
 
     def work(comm):
@@ -435,12 +435,12 @@ def test_the_variable_chooses_here_too(monkeypatch):
         assert w.run(work) == ["ring", "ring"]
 
 
-def test_rounding_by_chance_differs_from_call_to_call():
+def test_stochastic_rounding_differs_between_calls():
     xs = gaussian(2, 4000)
 
     def work(comm):
         calls = [called(comm, "all_reduce", xs, codec="int8:stochastic") for _ in "ab"]
-        with pytest.raises(BadArgument, match="each for itself"):
+        with pytest.raises(BadArgument, match="compute the same sums"):
             called(comm, "all_reduce", xs, codec="int8:stochastic", algorithm="naive")
         return calls
 
@@ -451,7 +451,7 @@ def test_rounding_by_chance_differs_from_call_to_call():
     assert relative(one, xs.sum(0)) < 0.03
 
 
-def test_many_ranks_go_over_two_levels():
+def test_many_ranks_use_two_levels():
     def work(comm):
         comm.all_reduce(np.ones(100, np.float32), codec="fp8")
         return comm.records()[-1]["algorithm"]
@@ -460,7 +460,7 @@ def test_many_ranks_go_over_two_levels():
         assert set(w.run(work)) == {"hierarchical:by=direct/direct"}
 
 
-def test_explain_tells_bytes_error_and_time_with_and_without():
+def test_explain_shows_bytes_error_and_times():
     def work(comm):
         x = np.ones(1 << 16, np.float32)
         comm.all_reduce(x, codec="fp8")
@@ -473,12 +473,12 @@ def test_explain_tells_bytes_error_and_time_with_and_without():
         return comm.explain("all_reduce", x, codec="fp8")
 
     with world(4) as w:
-        told = w.run(work)[0].splitlines()
-    assert told[0] == "all_reduce of 256 KiB on 4 ranks by direct in fp8"
-    lines = {line.split()[0]: line for line in told[1:]}
+        result = w.run(work)[0].splitlines()
+    assert result[0] == "all_reduce of 256 KiB on 4 ranks by direct in fp8"
+    lines = {line.split()[0]: line for line in result[1:]}
     assert "1.03125 bytes for each float32, 3.88 times less" in lines["codec"]
     assert "sends 99 KiB, as values it would be 384 KiB" in lines["costs"]
     assert "3.41% of the result, 1.32 times" in lines["error"]
     assert "without a codec" in lines["predicted"]
-    assert "does not pay here" in lines["predicted"]  # it is memory
+    assert "not faster here" in lines["predicted"]  # it is memory
     assert "the median of 1 calls" in lines["measured"]

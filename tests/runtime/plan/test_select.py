@@ -9,7 +9,7 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import predict
 from unisono.runtime.plan.plans import lowered
-from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, Choice, choose
+from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, AlgorithmChoice, choose
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.traffic import traffic
 from unisono.testing import world
@@ -23,7 +23,7 @@ placements = st.lists(st.integers(0, 3), min_size=1, max_size=13)
 
 def chosen(
     what: str, nbytes: int, hosts: tuple[int, ...] | range, **more: bool
-) -> Choice:
+) -> AlgorithmChoice:
     given_ = {"named": None, "reproducible": False, **more}
     return choose(what, nbytes, len(hosts), hosts=tuple(hosts), **given_)
 
@@ -31,7 +31,7 @@ def chosen(
 @pytest.mark.parametrize("what", COLLECTIVES)
 @settings(max_examples=40)
 @given(hosts=placements, nbytes=st.sampled_from(SIZES))
-def test_what_is_chosen_and_what_comes_next_are_right(what, hosts, nbytes):
+def test_choice_and_runner_up_are_right(what, hosts, nbytes):
     found = chosen(what, nbytes, tuple(hosts))
     for name in (found.algorithm, found.runner_up):
         made = unisono.schedule(what, name, len(hosts))
@@ -43,7 +43,7 @@ def test_what_is_chosen_and_what_comes_next_are_right(what, hosts, nbytes):
 
 @pytest.mark.parametrize("what", COLLECTIVES)
 @pytest.mark.parametrize("n", [1, 2, 4, 9])
-def test_on_one_host_nothing_depends_on_the_hosts_name(what, n):
+def test_one_host_choice_ignores_host_numbers(what, n):
     for nbytes in SIZES:
         alone = choose(what, nbytes, n, named=None, reproducible=False)
         assert alone == chosen(what, nbytes, (7,) * n)
@@ -51,7 +51,7 @@ def test_on_one_host_nothing_depends_on_the_hosts_name(what, n):
 
 @pytest.mark.parametrize("what", ["all_reduce", "reduce", "reduce_scatter"])
 @pytest.mark.parametrize("hosts", [TWO_BY_FOUR, IN_TURN, THIRTEEN, range(5)])
-def test_reproducible_calls_add_in_rank_order_wherever_the_ranks_live(what, hosts):
+def test_reproducible_choice_ignores_placement(what, hosts):
     for nbytes in SIZES:
         found = chosen(what, nbytes, hosts, reproducible=True)
         assert lowered(what, found.algorithm, len(hosts), 0).canonical
@@ -59,14 +59,14 @@ def test_reproducible_calls_add_in_rank_order_wherever_the_ranks_live(what, host
 
 
 @pytest.mark.parametrize("what", COLLECTIVES)
-def test_hosts_count_by_who_shares_them_not_by_their_numbers(what):
+def test_choice_depends_on_shared_hosts_not_numbers(what):
     for nbytes in SIZES:
         plain = chosen(what, nbytes, (0, 0, 1, 1))
         assert chosen(what, nbytes, (1 << 40, 1 << 40, 2, 2)) == plain
 
 
 @pytest.mark.parametrize("what", COLLECTIVES)
-def test_ranks_of_their_own_hosts_get_no_hierarchy(what):
+def test_one_rank_per_host_is_not_hierarchical(what):
     for n in (2, 5, 8, 16):
         for nbytes in SIZES:
             assert chosen(what, nbytes, range(n)).algorithm in FLAT[what]
@@ -125,7 +125,7 @@ def test_a_network_of_single_ranks_trades_bytes_for_steps():
     assert chosen("broadcast", 64 << 20, range(8)).algorithm == "direct+direct"
 
 
-def test_the_reason_is_told_in_words():
+def test_choice_has_a_reason():
     assert chosen("all_reduce", 16 << 20, TWO_BY_FOUR).why.startswith(
         "2 hosts of 4 ranks, 16 MiB: share out inside, direct across, collect inside"
     )
@@ -137,7 +137,7 @@ def test_the_reason_is_told_in_words():
     assert "inside, then naive across" in chosen("reduce", 8, IN_TURN).why
 
 
-def test_what_the_caller_or_the_environment_names_stands(monkeypatch):
+def test_named_algorithm_is_chosen(monkeypatch):
     found = choose("all_reduce", 8, 8, named="ring", reproducible=False, hosts=IN_TURN)
     assert found.algorithm == "ring"
     monkeypatch.setenv("UNISONO_ALGORITHM", "swing")
@@ -147,14 +147,14 @@ def test_what_the_caller_or_the_environment_names_stands(monkeypatch):
     assert chosen("all_reduce", 8, IN_TURN).algorithm == "hierarchical:levels=2x4"
 
 
-def test_hosts_of_another_number_of_ranks_are_refused():
+def test_wrong_number_of_hosts_is_refused():
     with pytest.raises(BadArgument, match="each of 3 ranks"):
         choose("all_reduce", 8, 3, named=None, reproducible=False, hosts=(0, 1))
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("hosts", [(0, 1, 0, 1, 1), (0, 0, 0, 0, 1), (0, 1, 2, 0, 1)])
-def test_what_is_chosen_runs(hosts):
+def test_chosen_algorithm_runs(hosts):
     """On one host too, where it is only slower: the engine does not ask."""
     n, count = len(hosts), 40_000
     names = {

@@ -15,7 +15,13 @@ import unisono
 from unisono.errors import BadArgument
 from unisono.runtime.plan import tuned
 from unisono.runtime.plan.select import choose
-from unisono.runtime.plan.tuned import Part, Row, Table, Tuned, TunedWorld
+from unisono.runtime.plan.tuned import (
+    Tuned,
+    TunedCollective,
+    TunedRow,
+    TunedTable,
+    TunedWorld,
+)
 from unisono.runtime.world import tuned_agreement
 from unisono.testing import world
 
@@ -23,12 +29,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def row(nbytes, upto, algorithm, **more):
-    return Row(nbytes, upto, algorithm, 1e-5, 2e-5, "direct", 3e-5, 4e-5, **more)
+    return TunedRow(nbytes, upto, algorithm, 1e-5, 2e-5, "direct", 3e-5, 4e-5, **more)
 
 
 PARTS = (
-    Part("all_reduce", 4, (row(8, 90, "recursive_doubling"), row(1024, 1024, "ring"))),
-    Part("all_gather", 0, (row(8, 8, "ring"),)),
+    TunedCollective(
+        "all_reduce", 4, (row(8, 90, "recursive_doubling"), row(1024, 1024, "ring"))
+    ),
+    TunedCollective("all_gather", 0, (row(8, 8, "ring"),)),
 )
 
 
@@ -37,7 +45,7 @@ def a_world(n=2, placement="0x2", machines=None, parts=PARTS):
 
 
 def write(path, *worlds, version=unisono.__version__, machine=None):
-    table = Table(version, machine or tuned.machine(), worlds or (a_world(),))
+    table = TunedTable(version, machine or tuned.machine(), worlds or (a_world(),))
     path.write_bytes(msgspec.json.encode(table))
     path.chmod(0o600)
     return path
@@ -71,7 +79,7 @@ def test_the_nearest_size_that_was_measured_decides(nbytes, algorithm):
     assert found.runner_up == "direct"
 
 
-def test_what_the_table_does_not_know_is_chosen_as_ever():
+def test_calls_not_in_the_table_are_chosen_by_rules():
     table = Tuned([a_world()])
     for same in (
         {"collective": "broadcast"},
@@ -84,13 +92,13 @@ def test_what_the_table_does_not_know_is_chosen_as_ever():
         assert chosen(table, **same).by != "table"
 
 
-def test_where_nothing_is_added_the_element_does_not_matter():
+def test_itemsize_is_ignored_without_reduction():
     for itemsize in (1, 2, 8):
         found = chosen(Tuned([a_world()]), 8, itemsize, collective="all_gather")
         assert found.by == "table"
 
 
-def test_who_names_an_algorithm_gets_it(monkeypatch):
+def test_named_algorithm_overrides_the_table(monkeypatch):
     table = Tuned([a_world()])
     assert chosen(table, named="tree").by == "caller"
     monkeypatch.setenv("UNISONO_ALGORITHM", "tree")
@@ -104,12 +112,12 @@ def test_who_names_an_algorithm_gets_it(monkeypatch):
     hosts=st.lists(st.integers(0, 2), min_size=2, max_size=4),
     names=st.permutations([5, 6, 7]),
 )
-def test_the_choice_follows_from_what_all_ranks_know(nbytes, itemsize, hosts, names):
+def test_choice_depends_only_on_what_all_ranks_know(nbytes, itemsize, hosts, names):
     """Copies of the table, and other names of the hosts, make no difference."""
     place = tuned.placement_of(len(hosts), hosts)
     first = Tuned([a_world(len(hosts), place)])
-    told = msgspec.msgpack.encode(first.worlds)
-    other = Tuned(msgspec.msgpack.decode(told, type=tuple[TunedWorld, ...]))
+    result = msgspec.msgpack.encode(first.worlds)
+    other = Tuned(msgspec.msgpack.decode(result, type=tuple[TunedWorld, ...]))
     options = {"n": len(hosts)}
     one = chosen(first, nbytes, itemsize, hosts=tuple(hosts), **options)
     two = chosen(
@@ -118,14 +126,14 @@ def test_the_choice_follows_from_what_all_ranks_know(nbytes, itemsize, hosts, na
     assert one == two
 
 
-def test_a_table_comes_back_as_it_was_written(file):
+def test_table_round_trip(file):
     write(file)
     assert tuned.load(file).worlds == (a_world(),)
     assert tuned.tuned_here().worlds == (a_world(),)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "not a tuned table"),
         ("[]", "not a tuned table"),
@@ -133,19 +141,23 @@ def test_a_table_comes_back_as_it_was_written(file):
         ('{"unisono":"1","machine":"m","worlds":[],"more":1}', "not a tuned table"),
     ],
 )
-def test_files_that_are_no_tables(file, text, said):
+def test_invalid_files_are_refused(file, text, message):
     file.write_text(text)
     file.chmod(0o600)
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         tuned.read(file)
 
 
 def parts(algorithm="ring", collective="all_reduce", ends=(8,), **more):
-    return (Part(collective, 4, tuple(row(8, e, algorithm, **more) for e in ends)),)
+    return (
+        TunedCollective(
+            collective, 4, tuple(row(8, e, algorithm, **more) for e in ends)
+        ),
+    )
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (a_world(parts=parts("rong")), "nearest"),
         (a_world(parts=parts("evil.py")), "installed"),
@@ -159,9 +171,9 @@ def parts(algorithm="ring", collective="all_reduce", ends=(8,), **more):
         (a_world(2, "home"), "expected the host"),
     ],
 )
-def test_tables_that_say_what_cannot_be(file, made, said):
+def test_invalid_tables_are_refused(file, made, message):
     write(file, made)
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         tuned.read(file)
 
 
@@ -175,7 +187,7 @@ def test_a_table_that_others_can_write_is_not_read(file):
         tuned.read(file)
 
 
-def test_tables_of_others_are_refused_by_name(file):
+def test_tables_of_other_machines_or_versions_are_refused(file):
     write(file, version="0.0.1")
     with pytest.raises(BadArgument, match=r"made by unisono 0\.0\.1"):
         tuned.load(file)
@@ -191,7 +203,7 @@ def test_zero_means_none(monkeypatch):
     assert tuned.tuned_here() is None
 
 
-def test_without_a_folder_nothing_is_looked_for(tmp_path, monkeypatch):
+def test_without_a_folder_no_file_is_read(tmp_path, monkeypatch):
     monkeypatch.delenv("UNISONO_TUNED", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert not tuned.is_there()
@@ -212,26 +224,26 @@ def test_all_ranks_hold_the_table_of_rank_0(file):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 1)])
-def test_a_refused_table_is_refused_by_all_and_said_once(file, hosts, caplog):
+def test_refused_table_is_unused_on_all_with_one_warning(file, hosts, caplog):
     write(file, version="0.0.1")
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2, hosts) == [None, None]
         assert agreed(2, hosts) == [None, None]
-    said = [r.getMessage() for r in caplog.records if "tuned" in r.getMessage()]
-    assert len(said) == 1
-    assert "made by unisono 0.0.1" in said[0]
-    assert "unisono tune" in said[0]
+    messages = [r.getMessage() for r in caplog.records if "tuned" in r.getMessage()]
+    assert len(messages) == 1
+    assert "made by unisono 0.0.1" in messages[0]
+    assert "unisono tune" in messages[0]
 
 
-def test_a_machine_that_the_table_does_not_know_stops_all(file, monkeypatch, caplog):
+def test_unknown_machine_disables_the_table(file, monkeypatch, caplog):
     write(file, a_world(2, "0x2", ("another machine",)))
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2) == [None, None]
     assert "rank 0" in caplog.text
-    assert "does not know" in caplog.text
+    assert "is not in the table" in caplog.text
 
 
-def test_of_different_machines_only_what_knows_all_counts(file, monkeypatch):
+def test_only_worlds_of_all_machines_count(file, monkeypatch):
     here = tuned.machine()
     both = a_world(2, "0x2", (here, "a loom"))
     write(file, both, a_world(3, "0x3", (here,)))
@@ -249,13 +261,13 @@ def test_of_different_machines_only_what_knows_all_counts(file, monkeypatch):
     assert [t.worlds for t in found] == [(both,)] * 3
 
 
-def test_a_file_that_is_gone_means_no_table_for_anybody(file, caplog):
+def test_missing_file_means_no_table_on_any_rank(file, caplog):
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert agreed(2) == [None, None]
     assert "cannot be read" in caplog.text
 
 
-def test_what_is_told_has_an_end(file, monkeypatch):
+def test_broadcast_table_has_a_size_limit(file, monkeypatch):
     write(file, a_world(3, "0x3"), a_world(2, "0x2"))
     alone = len(
         msgspec.msgpack.encode(tuned_agreement._Agreed((a_world(3, "0x3"),), str(file)))
@@ -265,7 +277,7 @@ def test_what_is_told_has_an_end(file, monkeypatch):
 
 
 def ran(comm):
-    """In a process of its own: what ran, and what is told of it."""
+    """In a process of its own: what ran, and what explain says."""
     x = np.zeros(5, np.float32)
     comm.all_reduce(x)
     half = comm.split(0)
@@ -274,23 +286,23 @@ def ran(comm):
     return names, comm.explain("all_reduce", x)
 
 
-def test_processes_run_what_the_table_says_and_groups_too(file, monkeypatch):
+def test_processes_and_groups_use_the_table(file, monkeypatch):
     write(file)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=100):
+    for names, result in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["recursive_doubling"] * 2
-        assert f"chosen by  the table {file}" in told
-        assert "predicted  10 µs" in told
-        assert "tuned      20 µs, measured at 8 B" in told
-        assert "runner-up  direct, predicted 30 µs, measured 40 µs" in told
+        assert f"chosen by  the table {file}" in result
+        assert "predicted  10 µs" in result
+        assert "tuned      20 µs, measured at 8 B" in result
+        assert "runner-up  direct, predicted 30 µs, measured 40 µs" in result
 
 
-def test_processes_without_a_table_choose_as_ever(file, monkeypatch):
+def test_processes_without_a_table_choose_by_rules(file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for names, told in unisono.spawn(ran, 2, timeout_s=100):
+    for names, result in unisono.spawn(ran, 2, timeout_s=100):
         assert names == ["naive"] * 2
-        assert "there is no table" in told
+        assert "there is no table" in result
 
 
 @pytest.mark.sweep

@@ -1,4 +1,4 @@
-"""Where ranks of several hosts meet, by what each launcher says."""
+"""The rendezvous address of several hosts, by the variables of each launcher."""
 
 import pytest
 
@@ -82,14 +82,14 @@ def place(environ):
         (MPICH | {"UNISONO_ADDRESS": "a:29400"}, "a:29400", "UNISONO_ADDRESS"),
     ],
 )
-def test_each_launcher_s_own_means(environ, address, why):
+def test_address_by_launcher(environ, address, why):
     found = place(environ)
     assert found.address == address
     assert why in found.why
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         (OPENMPI, "mpirun -x UNISONO_ADDRESS=<host of rank 0>:29400 -x UNISONO_SECRET"),
         (MPICH, "mpiexec -genv UNISONO_ADDRESS <host of rank 0>:29400"),
@@ -107,17 +107,17 @@ def test_each_launcher_s_own_means(environ, address, why):
         (SLURM | {"SLURM_STEP_NODELIST": "n[1"}, "expected hosts, as in node"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(environ, said):
-    with pytest.raises(BadArgument, match=said):
+def test_missing_or_invalid_variable_is_named(environ, message):
+    with pytest.raises(BadArgument, match=message):
         place(environ)
 
 
 def test_a_step_without_a_list_of_nodes():
-    told = {name: value for name, value in SLURM.items() if "NODELIST" not in name}
+    result = {name: value for name, value in SLURM.items() if "NODELIST" not in name}
     with pytest.raises(
         BadArgument, match="SLURM_STEP_NODELIST is not set; set UNISONO"
     ):
-        place(told)
+        place(result)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_a_step_without_a_list_of_nodes():
         ("gpu[001]-ib", ["gpu001-ib"]),
     ],
 )
-def test_slurm_s_lists_of_nodes(text, hosts):
+def test_slurm_node_lists_are_expanded(text, hosts):
     assert list(nodes(text)) == hosts
 
 
 @pytest.mark.parametrize(
     "text", ["", "n[", "n]", "n[1-]", "n[3-1]", "n[a]", "n[[1]]", "a,,b", "a b", "n[]"]
 )
-def test_what_is_no_list_of_nodes(text):
+def test_invalid_node_list_is_refused(text):
     with pytest.raises(BadArgument, match="expected hosts"):
         list(nodes(text))
 
@@ -147,29 +147,29 @@ def test_what_is_no_list_of_nodes(text):
     ("environ", "how"),
     [
         (TORCHRUN, "the same on every host"),
-        (SLURM, "srun hands it on"),
+        (SLURM, "srun passes it"),
         (OPENMPI, "mpirun -x UNISONO_SECRET"),
         (MPICH, "mpiexec -genvlist UNISONO_SECRET"),
         (OURS, "unisono run --hosts does this by itself"),
     ],
 )
-def test_how_to_make_a_secret(environ, how):
-    told = str(no_secret(find_world(environ)))
-    assert "export UNISONO_SECRET=$(unisono secret)" in told
-    assert how in told
+def test_missing_secret_error_has_advice(environ, how):
+    text = str(no_secret(find_world(environ)))
+    assert "export UNISONO_SECRET=$(unisono secret)" in text
+    assert how in text
 
 
-def test_a_nameless_job_on_several_hosts_is_named_by_its_address():
-    told = MPICH | {"UNISONO_ADDRESS": "a:29400"}
-    assert find_world(told).job == "pmi-a:29400"
-    one_host = told | {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+def test_job_without_a_name_is_named_by_its_address():
+    result = MPICH | {"UNISONO_ADDRESS": "a:29400"}
+    assert find_world(result).job == "pmi-a:29400"
+    one_host = result | {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
     assert "a:29400" not in find_world(one_host).job
     nameless = {k: v for k, v in OPENMPI.items() if k != "PMIX_NAMESPACE"}
     assert find_world(nameless | {"UNISONO_ADDRESS": "a:1"}).job == "openmpi-a:1"
 
 
-def test_init_says_what_is_missing(monkeypatch):
-    """Before anybody is met; the address is one that no host has."""
+def test_init_reports_what_is_missing(monkeypatch):
+    """Before the rendezvous; the address is one that no host has."""
     monkeypatch.setattr("unisono.transports.secret._KEPT", [])
     for name in ("UNISONO_SECRET", "UNISONO_SECRET_FILE", "UNISONO_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Who is left: the rules, one by one and in many thousand simulated schedules."""
+"""The rules of agreement, one by one and in thousands of simulated schedules."""
 
 import os
 import random
@@ -28,7 +28,7 @@ def rules(me, n=4, **how):
     return Agreement(me, n, 0, 10.0, **how)
 
 
-def test_the_lowest_rank_that_is_not_gone_presides():
+def test_lowest_rank_that_is_not_gone_coordinates():
     one = rules(2)
     assert one.step(0.0).ranks == (0,)
     one.learn(dead=[0])
@@ -38,7 +38,7 @@ def test_the_lowest_rank_that_is_not_gone_presides():
     assert one.step(0.0).ranks == (3,)
 
 
-def test_a_president_waits_for_all_and_proposes_those_who_came():
+def test_coordinator_waits_for_all_and_proposes_followers():
     one = rules(0)
     one.receive_request(1, NOTHING)
     one.receive_request(3, AgreementRequest(False, 6, (2,), ()))
@@ -47,7 +47,7 @@ def test_a_president_waits_for_all_and_proposes_those_who_came():
     assert step.proposal == Proposal(7, (0, 1, 3), ())
 
 
-def test_who_does_not_come_in_time_is_left_out_and_told():
+def test_late_rank_is_excluded_and_gets_a_reply():
     one = rules(0)
     one.receive_request(1, NOTHING)
     one.receive_request(2, NOTHING)
@@ -61,7 +61,7 @@ def test_who_does_not_come_in_time_is_left_out_and_told():
     assert (3, AgreementReply(is_excluded=True)) in one.outbox
 
 
-def test_guests_are_asked_to_wait_once():
+def test_followers_get_one_wait_reply():
     one = rules(0)
     one.receive_request(1, NOTHING)
     one.step(1.0)
@@ -69,7 +69,7 @@ def test_guests_are_asked_to_wait_once():
     assert [rank for rank, message in one.outbox if message.wait_s] == [1]
 
 
-def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
+def test_minority_continues_on_one_host_only():
     one = rules(3)
     one.learn(unreachable=[0, 1, 2])
     assert one.step(0.0).kind is ActionKind.NO_MAJORITY
@@ -78,8 +78,8 @@ def test_a_minority_does_not_go_on_across_hosts_and_does_on_one():
     assert near.step(0.0).kind is ActionKind.HOST
 
 
-def test_who_has_met_a_world_does_not_go_on_where_others_may_have_settled_it():
-    """0 and 1 may have gone on from there, two of three, whatever 2 has heard."""
+def test_rank_is_bound_to_a_world_others_may_have_settled():
+    """0 and 1, two of three, may have continued there, whatever 2 has received."""
     one = rules(2, 5)
     one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
     one.learn(unreachable=[0, 1])
@@ -91,7 +91,7 @@ def test_who_has_met_a_world_does_not_go_on_where_others_may_have_settled_it():
 
 
 @pytest.mark.parametrize("gone", [{"dead": [0, 1]}, {"unreachable": [0]}], ids=str)
-def test_it_goes_on_where_nobody_can_have_gone_on_from_what_it_met(gone):
+def test_rank_is_free_if_no_majority_is_left_of_a_met_world(gone):
     one = rules(2, 5)
     one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
     one.learn(**gone)
@@ -103,13 +103,13 @@ def test_it_goes_on_where_nobody_can_have_gone_on_from_what_it_met(gone):
     )
     other = rules(1, 5)
     other.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
-    other.learn(unreachable=[0])  # one of three cannot have gone on
+    other.learn(unreachable=[0])  # one of three cannot have continued
     for rank in (2, 3, 4):
         other.receive_request(rank, NOTHING)
     assert other.step(0.0).kind is ActionKind.HOST
 
 
-def test_a_guest_that_is_bound_is_told_and_not_counted():
+def test_bound_follower_is_not_counted():
     one = rules(0, 5)
     for rank in (1, 2):
         one.receive_request(rank, NOTHING)
@@ -123,7 +123,7 @@ def test_a_guest_that_is_bound_is_told_and_not_counted():
     assert (3, AgreementReply(missing=(4,))) in one.outbox
 
 
-def test_in_a_world_that_not_all_are_known_to_share_the_dead_may_be_elsewhere():
+def test_strict_world_counts_the_dead_as_absent():
     one = rules(0, 3, is_strict=True)
     one.learn(dead=[1, 2])
     assert one.step(0.0).kind is ActionKind.NO_MAJORITY
@@ -133,7 +133,7 @@ def test_in_a_world_that_not_all_are_known_to_share_the_dead_may_be_elsewhere():
     assert two.step(0.0).kind is ActionKind.HOST
 
 
-def test_newcomers_are_no_part_of_a_majority_until_all_know():
+def test_new_ranks_do_not_vote_until_all_know():
     one = rules(2, 5, voters=2)
     one.learn(unreachable=[0, 1])
     for rank in (3, 4):
@@ -158,7 +158,7 @@ def test_newcomers_are_no_part_of_a_majority_until_all_know():
     ],
     ids=str,
 )
-def test_what_no_rank_can_say_is_passed_over(message):
+def test_invalid_requests_are_ignored(message):
     one = rules(0)
     one.receive_request(1, message)
     assert not one.followers
@@ -167,7 +167,7 @@ def test_what_no_rank_can_say_is_passed_over(message):
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 4, 1 << 31])
-def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
+def test_requests_of_unknown_ranks_are_ignored(rank):
     one = rules(0)
     one.receive_request(rank, NOTHING)
     assert not one.followers
@@ -188,7 +188,7 @@ def test_who_is_no_other_rank_of_the_world_takes_no_part(rank):
     ],
     ids=str,
 )
-def test_an_answer_that_nobody_can_give_changes_nothing(message):
+def test_invalid_replies_are_ignored(message):
     one = rules(2)
     assert one.step(0.0).until == 10.0
     one.receive_reply(0, message, 0.0)
@@ -196,21 +196,21 @@ def test_an_answer_that_nobody_can_give_changes_nothing(message):
     assert (step.kind, step.ranks, step.until) == (ActionKind.ASK, (0,), 10.0)
 
 
-def test_one_alone_goes_on_if_all_others_are_certainly_dead():
+def test_single_rank_continues_if_all_others_are_dead():
     one = rules(3)
     one.learn(dead=[0, 1, 2])
     assert one.step(0.0).proposal == Proposal(1, (3,), ())
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_no_two_groups_that_share_nobody_both_outweigh(n):
+def test_two_disjoint_groups_are_never_both_majorities(n):
     everybody = set(range(n))
     for bits in range(1, 1 << n):
         group = {r for r in everybody if bits >> r & 1}
         assert not (is_majority(group, n) and is_majority(everybody - group, n))
 
 
-def test_a_follower_gives_up_a_president_that_is_silent():
+def test_follower_excludes_an_unreachable_coordinator():
     one = rules(1, 3)
     assert one.step(0.0).ranks == (0,)
     assert one.step(9.0).ranks == (0,)
@@ -222,7 +222,7 @@ def test_a_follower_gives_up_a_president_that_is_silent():
     assert other.coordinator == 1
 
 
-def test_a_president_that_asked_to_wait_is_waited_for():
+def test_coordinator_wait_reply_extends_the_deadline():
     one = rules(1, 3)
     one.step(0.0)
     one.receive_reply(0, AgreementReply(wait_s=9.0), 5.0)
@@ -230,7 +230,7 @@ def test_a_president_that_asked_to_wait_is_waited_for():
     assert one.step(24.1).ranks == (2,)
 
 
-def test_what_another_has_settled_is_settled_if_it_was_met():
+def test_met_world_is_settled_if_another_settled_it():
     world = Proposal(1, (0, 1, 2), (), "here")
     one = rules(1, 3)
     one.step(0.0)
@@ -243,7 +243,7 @@ def test_what_another_has_settled_is_settled_if_it_was_met():
     assert other.step(1.0).kind is ActionKind.LEFT_OUT
 
 
-def test_a_proposal_of_one_who_does_not_preside_is_not_taken():
+def test_proposal_of_a_non_coordinator_is_ignored():
     one = rules(2)
     one.step(0.0)
     one.receive_reply(1, AgreementReply(proposal=Proposal(1, (1, 2), (0,))), 0.0)
@@ -256,7 +256,7 @@ def test_a_proposal_of_one_who_does_not_preside_is_not_taken():
     assert one.step(0.0).kind is ActionKind.JOIN
 
 
-def test_who_was_taken_for_dead_is_told_and_takes_no_part():
+def test_rank_taken_for_dead_is_excluded():
     one = rules(0, 3)
     one.learn(dead=[1])
     one.receive_request(1, NOTHING)
@@ -267,7 +267,7 @@ def test_who_was_taken_for_dead_is_told_and_takes_no_part():
 
 
 def torn(seed):
-    """Three of five meet without the late ones, and are parted just then."""
+    """Three of five meet without the late ones, and are partitioned just then."""
     rng = random.Random(seed)
     ranks = range(5)
     cut = frozenset((a, b) for a in ranks for b in ranks if (a < 2) != (b < 2))
@@ -296,19 +296,19 @@ def play(seeds: range) -> list[str]:
 @pytest.mark.quick(count=[2_000])
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [2_000, 100_000])
-def test_so_many_schedules_end_in_one_world(count):
+def test_random_schedules_end_in_one_world(count):
     parts = [range(count)[at : at + PER_PART] for at in range(0, count, PER_PART)]
     with ProcessPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
         wrong = [one for part in pool.map(play, parts) for one in part]
     assert not wrong, wrong[:3]
 
 
-def test_three_that_are_parted_when_they_have_met_end_in_one_world():
+def test_partition_after_rendezvous_ends_in_one_world():
     simulate_many(300, torn)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, torn], ids=lambda kind: kind.__name__)
-def test_the_simulation_is_the_same_each_time(kind):
+def test_simulation_is_deterministic(kind):
     for seed in range(50):
         schedule = kind(seed)
         assert simulate(schedule) == simulate(schedule)
@@ -369,14 +369,14 @@ TRUE_RECEIVE_REQUEST = Agreement.receive_request
     ],
     ids=lambda what: getattr(what, "__name__", str(what)),
 )
-def test_the_simulation_finds_mistakes(monkeypatch, where, name, mistake, kind):
+def test_simulation_detects_planted_faults(monkeypatch, where, name, mistake, kind):
     monkeypatch.setattr(where, name, mistake)
     with pytest.raises(AssertionError):
         simulate_many(20_000, kind)
 
 
-def test_a_world_that_closes_too_early_is_found(monkeypatch):
-    """Old doors may close only when all know: the reason for the second barrier."""
+def test_simulation_detects_a_world_closed_too_early(monkeypatch):
+    """Old endpoints may close only when all know: the reason for the second barrier."""
     true_settle = shrink_simulation.Simulation.settle
 
     def settle(self, participant, proposal):

@@ -82,7 +82,7 @@ PLACES = ("rank", "world_size", "local_rank", "local_world_size", "hosts_several
         ({}, "alone", (0, 1, 0, 1, False), None),
     ],
 )
-def test_each_launcher_is_understood(environ, launcher, place, job):
+def test_every_launcher_is_recognised(environ, launcher, place, job):
     world = find_world(environ)
     assert world.launcher == launcher
     assert tuple(getattr(world, name) for name in PLACES) == place
@@ -95,14 +95,14 @@ def test_each_launcher_is_understood(environ, launcher, place, job):
         world.rank = 0
 
 
-def test_the_order_of_trust():
-    told = SLURM | MPICH | OPENMPI | TORCHRUN | OURS
+def test_launchers_have_a_fixed_order():
+    result = SLURM | MPICH | OPENMPI | TORCHRUN | OURS
     order = []
     for launcher in (OURS, TORCHRUN, OPENMPI, MPICH, SLURM):
-        order.append(find_world(told).launcher)
-        told = {k: v for k, v in told.items() if k not in launcher}
+        order.append(find_world(result).launcher)
+        result = {k: v for k, v in result.items() if k not in launcher}
     assert order == ["unisono run", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm"]
-    assert find_world(told).launcher == "alone"
+    assert find_world(result).launcher == "alone"
     by_hand = find_world(OURS | TORCHRUN, rank=0, world_size=2, job="mine")
     assert (by_hand.launcher, by_hand.rank, by_hand.job) == ("arguments", 0, "mine")
 
@@ -140,17 +140,17 @@ def test_a_shell_in_a_slurm_allocation_is_alone(step):
     [("4(x2),3", "2", 3), ("3(x2)", "0", 3), ("7", "0", 7), ("2,5", "1", 5)],
 )
 def test_slurm_tells_the_tasks_of_each_node(tasks, node, local):
-    told = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}
-    assert find_world(SLURM | told).local_world_size == local
+    record = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}
+    assert find_world(SLURM | record).local_world_size == local
 
 
 def test_slurm_that_does_not_tell_tasks_per_node():
-    told = {k: v for k, v in SLURM.items() if "TASKS_PER_NODE" not in k}
-    assert find_world(told).hosts_several
-    assert not find_world(told | {"SLURM_STEP_NUM_NODES": "1"}).hosts_several
+    result = {k: v for k, v in SLURM.items() if "TASKS_PER_NODE" not in k}
+    assert find_world(result).hosts_several
+    assert not find_world(result | {"SLURM_STEP_NUM_NODES": "1"}).hosts_several
 
 
-def test_worlds_of_one_are_strangers():
+def test_worlds_of_one_have_different_jobs():
     assert find_world({}).job != find_world({}).job
     assert find_world({}, rank=0, world_size=1).job != find_world({}).job
     lonely = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -171,16 +171,16 @@ def test_a_given_job_wins(environ):
     assert both.job == "argument"
 
 
-def test_local_places_have_defaults():
-    told = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
-    world = find_world(told)
+def test_local_rank_has_defaults():
+    result = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
+    world = find_world(result)
     assert (world.local_rank, world.local_world_size) == (5, 8)
     assert not world.hosts_several
-    world = find_world(told | {"LOCAL_WORLD_SIZE": "4"})
+    world = find_world(result | {"LOCAL_WORLD_SIZE": "4"})
     assert (world.local_rank, world.local_world_size) == (1, 4)
 
 
-def test_arguments_that_agree_with_the_launcher_keep_its_job_and_places():
+def test_arguments_that_match_the_launcher_keep_its_job():
     world = find_world(TORCHRUN, rank=3, world_size=8)
     assert (world.launcher, world.rank, world.job) == (
         "arguments",
@@ -201,7 +201,7 @@ def test_arguments_for_another_world_need_a_job():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"rank": 1}, "one without the other"),
         ({"world_size": 1}, "one without the other"),
@@ -214,13 +214,13 @@ def test_arguments_for_another_world_need_a_job():
         ({"job": 7}, "job = 7"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, said):
-    with pytest.raises(BadArgument, match=said):
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(BadArgument, match=message):
         find_world({}, **arguments)
 
 
 @pytest.mark.parametrize(
-    ("base", "wrong", "said"),
+    ("base", "wrong", "message"),
     [
         (TORCHRUN, {"RANK": "x"}, "RANK='x': expected a whole number"),
         (TORCHRUN, {"RANK": "-1"}, "RANK='-1'"),
@@ -248,9 +248,9 @@ def test_wrong_arguments_are_named(arguments, said):
         (SLURM, {"SLURM_STEP_NUM_NODES": "-"}, "SLURM_STEP_NUM_NODES='-'"),
     ],
 )
-def test_malformed_variables_are_named_with_their_value(base, wrong, said):
+def test_malformed_variables_are_named_with_their_value(base, wrong, message):
     environ = {k: v for k, v in (base | wrong).items() if v is not None}
-    with pytest.raises(BadArgument, match=said):
+    with pytest.raises(BadArgument, match=message):
         find_world(environ)
 
 
@@ -285,10 +285,10 @@ def mpirun(folder, marker):
     """The launcher of that kind: the one in the folder made by `make bench`, or any."""
     for found in (ROOT / folder / "bin/mpirun", shutil.which("mpirun")):
         if found and Path(found).exists():
-            told = subprocess.run(
+            output = subprocess.run(
                 [found, "--version"], capture_output=True, text=True, timeout=60
             )
-            if marker in told.stdout:
+            if marker in output.stdout:
                 return str(found)
     return None
 
@@ -320,14 +320,14 @@ def test_real_launchers(clean, folder, marker, flags, launcher, wrapped):
         rank = ["sh", "-c", '"$@"; true', "sh", *rank]
     jobs = set()
     for _ in range(2):
-        told = subprocess.run(
+        output = subprocess.run(
             [command, *flags, "-n", "2", *rank],
             capture_output=True,
             text=True,
             timeout=120,
             env=os.environ,
         )
-        lines = re.findall(r"\[.*?\]", told.stdout)  # newlines may come late
+        lines = re.findall(r"\[.*?\]", output.stdout)  # newlines may come late
         worlds = sorted(json.loads(line) for line in lines)
         assert [w[:4] for w in worlds] == [[r, 2, launcher, False] for r in (0, 1)]
         assert worlds[0][4] == worlds[1][4]

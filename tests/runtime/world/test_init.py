@@ -1,4 +1,4 @@
-"""How ranks meet, what they are told if not, and that nothing is left behind."""
+"""Rendezvous of ranks, errors if it fails, and that nothing is left behind."""
 
 import contextlib
 import gc
@@ -43,7 +43,7 @@ def bare(monkeypatch):
     return monkeypatch
 
 
-# --- those who do not meet
+# --- failed rendezvous
 
 
 def receives(rank, count):
@@ -73,7 +73,7 @@ def comes(rank, absent):
 
 
 @pytest.mark.parametrize("absent", [[2], [1, 2], [0], [0, 3]])
-def test_who_is_missing_is_named(absent, forks):
+def test_missing_rank_is_named(absent, forks):
     ends = forks.run(4, comes, absent)
     for end in ends:
         if end.rank in absent:
@@ -112,7 +112,7 @@ def says_otherwise(rank, what):
         ("host", "rank 1 is on another host"),
     ],
 )
-def test_who_does_not_fit_is_told_to_all(what, says, forks):
+def test_rank_that_does_not_fit_raises_on_all(what, says, forks):
     ends = forks.run(3, says_otherwise, what)
     for end in ends:
         assert end.value is not None, f"rank {end.rank} has met somebody"
@@ -128,7 +128,7 @@ def is_rank_0_too(rank):
     return attempt(unisono.init, 0, 2, job=rank.job, meeting_s=2)
 
 
-def test_two_processes_that_say_they_are_rank_0(forks):
+def test_two_processes_with_rank_0(forks):
     values = [end.value for end in forks.run(3, is_rank_0_too)]
     assert values.count(None) == 2  # one of them met rank 1
     (error,) = [v for v in values if v]
@@ -166,7 +166,7 @@ def tries(rank, address):
 
 
 def await_name(address):
-    """Wait until somebody listens there."""
+    """Wait until a process listens there."""
     name = address.replace("\0", "@")
     await_that(lambda: name in Path("/proc/net/unix").read_text(), name)
 
@@ -194,7 +194,7 @@ def meets_another_user(rank):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_users_process_in_the_place_of_rank_0(forks):
+def test_another_users_process_instead_of_rank_0(forks):
     host, guest, stranger = forks.run(3, meets_another_user)
     assert host.value["error"] == "ConnectFailed"
     assert guest.value["error"] == "NotAuthentic"
@@ -226,7 +226,7 @@ def has_uninvited_guests(rank, kind):
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "half", "silence", "another user"])
-def test_uninvited_guests_are_not_heard(kind, forks):
+def test_strangers_are_ignored(kind, forks):
     if kind == "another user" and os.getuid() != 0:
         pytest.skip("only root can become another user")
     ends = forks.run(3, has_uninvited_guests, kind)
@@ -252,7 +252,7 @@ def dies_when_they_came(rank):
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_dies_while_they_meet_is_named(who, forks):
+def test_rank_that_dies_during_rendezvous_is_named(who, forks):
     ends = forks.run(3, dies_while_they_meet, who)
     for end in ends:
         if end.rank == who:
@@ -286,12 +286,12 @@ def leaves_at_once(rank):
     return attempt(rank.init, meeting_s=25)
 
 
-def test_a_rank_that_leaves_at_once_has_been_met(forks):
+def test_rank_that_leaves_at_once_was_connected(forks):
     for _ in range(8):
         assert [end.value for end in forks.run(3, leaves_at_once)] == [None] * 3
 
 
-def test_half_an_environment_is_an_error(bare):
+def test_incomplete_environment_is_an_error(bare):
     bare.setenv("RANK", "1")
     with pytest.raises(BadArgument, match="WORLD_SIZE"):
         unisono.init()
@@ -311,8 +311,10 @@ def test_a_stale_environment(forks):
 
 
 def test_a_job_on_several_hosts_needs_a_secret(bare):
-    told = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    for name, value in (told | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}).items():
+    record = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (
+        record | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}
+    ).items():
         bare.setenv(name, str(value))
     with pytest.raises(BadArgument, match=r"several hosts: .* no secret.*"):
         unisono.init()
@@ -339,7 +341,7 @@ def meets_again(rank, times):
     return totals
 
 
-def test_the_same_ranks_may_meet_again(forks):
+def test_same_ranks_can_init_again(forks):
     for end in forks.run(3, meets_again, 5):
         assert end.value == [3.0, 6.0, 9.0, 12.0, 15.0]
 
@@ -452,7 +454,7 @@ def until_steady(look):
 
 
 def leaked(before):
-    """What there is more of; what others let go of arrives a little later."""
+    """What has grown; what others release goes a little later."""
     until = time.monotonic() + 60
     while True:
         found = holdings()
@@ -515,7 +517,7 @@ def opens_and_closes(rank, cycles):
     return leaked(before)
 
 
-def test_meeting_and_leaving_leaks_nothing(forks):
+def test_init_and_close_leak_nothing(forks):
     for end in forks.run(2, opens_and_closes, 40):
         assert end.value == {}, end
 
@@ -531,7 +533,7 @@ def fails_to_meet(rank, cycles):
     return leaked(before)
 
 
-def test_failing_to_meet_leaks_nothing(forks):
+def test_failed_init_leaks_nothing(forks):
     for end in forks.run(2, fails_to_meet, 10):
         assert end.value == {}, end
 
@@ -692,7 +694,7 @@ def test_a_buffer_larger_than_memory(count, forks):
 
 
 def receives_too_much(rank, in_flight):
-    """A message that nobody has asked for yet is put aside, if there is room."""
+    """An unexpected message is buffered, if there is memory."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
@@ -705,14 +707,14 @@ def receives_too_much(rank, in_flight):
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_a_message_too_large_to_put_aside(in_flight, forks):
+def test_message_too_large_to_buffer(in_flight, forks):
     ends = forks.run(2, receives_too_much, in_flight)
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[1].value["error"] in ("MemoryError", "TransportError")
 
 
 def is_lent_too_much(rank):
-    """What another lends cannot be mapped here."""
+    """A buffer that another rank exposes cannot be mapped here."""
     comm = rank.init(timeout_s=100)
     out = comm.empty(16 << 20, "uint8")
     comm.barrier()
@@ -723,7 +725,7 @@ def is_lent_too_much(rank):
     return attempt(comm.scatter, x, root=0, out=out)
 
 
-def test_a_lent_buffer_that_cannot_be_mapped(forks):
+def test_exposed_buffer_that_cannot_be_mapped(forks):
     ends = forks.run(2, is_lent_too_much)
     assert [end.status for end in ends] == [0, 0], ends
     for end in ends:

@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: real processes, on one host and on pretended ones."""
+"""Worlds that shrink and grow: real processes, on one host and on simulated ones."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def check(living, size, epoch=None, order=None, may_live=()):
 
 @pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(4, 1), ([2, 2], 0), ([1, 1, 1], 2)])
-def test_survivors_go_on_in_order(hosts, victim):
+def test_survivors_keep_their_order(hosts, victim):
     with ranks_on(hosts).start(elastic_programs.loses, [victim]) as running:
         living = survivors_of(running)
     size = (hosts if isinstance(hosts, int) else sum(hosts)) - 1
@@ -67,7 +67,7 @@ def test_survivors_go_on_in_order(hosts, victim):
     [(4, [0, 1, 0]), ([1, 2, 1], [0, 1, 1]), ([2, 2], [2, 2, 0])],
     ids=str,
 )
-def test_down_to_the_last(hosts, victims):
+def test_shrink_down_to_one_rank(hosts, victims):
     """Across hosts most are left each time, or half with rank 0, or it is sure."""
     with ranks_on(hosts).start(elastic_programs.loses, victims) as running:
         living = survivors_of(running)
@@ -75,7 +75,7 @@ def test_down_to_the_last(hosts, victims):
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_one_of_two_hosts_goes_on_without_rank_0_only_if_told(knows):
+def test_one_of_two_hosts_continues_without_rank_0_only_with_dead(knows):
     """A refused connection is no proof of death, but the caller's word is taken."""
     with ranks_on([1, 1]).start(elastic_programs.loses_rank_0, knows) as running:
         (end,) = survivors_of(running)
@@ -87,7 +87,7 @@ def test_one_of_two_hosts_goes_on_without_rank_0_only_if_told(knows):
 
 
 @pytest.mark.parametrize("dead", [[5], [-1], [1.5], "caller"], ids=str)
-def test_whom_the_caller_cannot_know_to_be_dead(dead):
+def test_invalid_dead_ranks_are_refused(dead):
     comm = unisono.init(0, 1)
     with comm, pytest.raises(unisono.BadArgument, match="dead"):
         comm.shrink(dead=[0] if dead == "caller" else dead)
@@ -101,7 +101,7 @@ POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
     ("hosts", "point"),
     [*((4, point) for point in POINTS), *(([2, 3], point) for point in POINTS[1::2])],
 )
-def test_another_may_die_meanwhile_even_who_presides(hosts, point):
+def test_another_rank_dies_during_shrink(hosts, point):
     args = (1, 0, point) if POINTS.index(point) % 2 else (0, 1, point)
     with ranks_on(hosts).start(
         elastic_programs.loses_another_meanwhile, *args
@@ -112,21 +112,21 @@ def test_another_may_die_meanwhile_even_who_presides(hosts, point):
 
 @pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
-def test_who_does_not_come_is_left_out_and_told_so(hosts, tmp_path):
+def test_late_rank_is_left_out_with_an_error(hosts, tmp_path):
     run = elastic_programs.one_comes_late
     with ranks_on(hosts).start(run, 0, str(tmp_path)) as running:
         late, *others = [end.result for end in survivors_of(running)]
     assert [r[0] for r in others] == [0, 1]
     assert all(r[4] == (0,) for r in others)
-    kind, said = late
+    kind, message = late
     assert kind is unisono.PeerLost
-    assert "rank 0 was left out" in said
-    assert "join" in said
+    assert "rank 0 was left out" in message
+    assert "join" in message
 
 
 @pytest.mark.quick(hosts=[[1, 2]])
 @pytest.mark.parametrize("hosts", [3, [1, 2]], ids=str)
-def test_who_fails_before_it_has_joined_a_group_keeps_nobody_waiting(hosts):
+def test_failure_before_joining_a_group_blocks_no_rank(hosts):
     with ranks_on(hosts).start(elastic_programs.fails_in_split) as running:
         ends = survivors_of(running)
     assert [end.result[0] for end in ends] == ["OSError", "PeerLost", "PeerLost"]
@@ -134,41 +134,41 @@ def test_who_fails_before_it_has_joined_a_group_keeps_nobody_waiting(hosts):
 
 
 @pytest.mark.sweep
-def test_too_few_do_not_go_on_across_hosts(tmp_path):
+def test_minority_does_not_continue_across_hosts(tmp_path):
     run = elastic_programs.only_one_calls
     with ranks_on([1, 1, 1]).start(run, 2, str(tmp_path)) as running:
-        missing, said = survivors_of(running)[2].result
+        missing, message = survivors_of(running)[2].result
     assert missing == (0, 1)
-    assert "too few" in said
-    assert "rank 0 (pid" in said
+    assert "too few" in message
+    assert "rank 0 (pid" in message
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
-def test_it_needs_no_death_and_can_be_done_again(hosts, tmp_path):
+def test_shrink_without_a_death_and_twice(hosts, tmp_path):
     with ranks_on(hosts).start(elastic_programs.nobody_died, str(tmp_path)) as running:
         check(survivors_of(running), 3, epoch=2)
 
 
 @pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize("hosts", [2, [1, 1]], ids=str)
-def test_how_not_to_call_it(hosts, tmp_path):
+def test_shrink_and_grow_refuse_misuse(hosts, tmp_path):
     with ranks_on(hosts).start(elastic_programs.misuses, str(tmp_path)) as running:
         living = survivors_of(running)
     for end in living:
-        said, environ = end.result
-        assert "split" in said["split"]
-        assert "grow the world" in said["split grows"]
-        assert said["timeout"].startswith("BadArgument: timeout_s = 0")
-        assert "2 ranks are here" in said["smaller"]
-        assert "whole number" in said["no number"]
-        assert said["fork"] == 17
-        assert "another thread" in said["second thread"]
-        assert said["in flight"].startswith("PeerLost: recv")
-        assert "is closed" in said["closed"]
-        assert "is closed" in said["part of the old world"]
-        assert "is closed" in said["closed grows"]
-        assert environ[:3] == (end.rank, 2, 1)
+        message, world = end.result
+        assert "split" in message["split"]
+        assert "grow the world" in message["split grows"]
+        assert message["timeout"].startswith("BadArgument: timeout_s = 0")
+        assert "2 ranks are here" in message["smaller"]
+        assert "whole number" in message["no number"]
+        assert message["fork"] == 17
+        assert "another thread" in message["second thread"]
+        assert message["in flight"].startswith("PeerLost: recv")
+        assert "is closed" in message["closed"]
+        assert "is closed" in message["part of the old world"]
+        assert "is closed" in message["closed grows"]
+        assert world[:3] == (end.rank, 2, 1)
 
 
 def test_a_world_of_one_shrinks_to_itself():
@@ -182,7 +182,7 @@ def test_a_world_of_one_shrinks_to_itself():
         new.shrink()
 
 
-def test_ranks_that_are_threads_cannot():
+def test_threads_cannot_shrink():
     def attempt(comm):
         with pytest.raises(unisono.UsageError, match="threads"):
             comm.shrink()
@@ -193,7 +193,7 @@ def test_ranks_that_are_threads_cannot():
 
 
 def first_then_joining(first, hosts):
-    """The environment of ranks: the last ones are told to join."""
+    """The environment of ranks: the last ones join."""
 
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank >= first else {}
@@ -203,7 +203,7 @@ def first_then_joining(first, hosts):
 
 @pytest.mark.quick(hosts=[[1, 1, 2]])
 @pytest.mark.parametrize("hosts", [4, [1, 1, 2]], ids=str)
-def test_newcomers_follow_those_who_were_there(hosts):
+def test_new_ranks_come_after_old_ones(hosts):
     plan = first_then_joining(2, hosts)
     with plan.start(elastic_programs.grows_or_joins, 2, 4) as running:
         living = survivors_of(running)
@@ -219,12 +219,12 @@ def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
     with plan.start(elastic_programs.grows_or_joins, 3, 3, [0]) as running:
         living = survivors_of(running)
-    check(living, 3, epoch=2)  # nobody was left out of the grown one
+    check(living, 3, epoch=2)  # no rank was left out of the grown world
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
-def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
+def test_joining_process_that_dies_breaks_nothing(hosts):
     plan = first_then_joining(2, hosts)
     with plan.start(elastic_programs.a_newcomer_dies, 2, 3) as running:
         living = survivors_of(running)
@@ -240,18 +240,18 @@ def test_a_newcomer_that_dies_on_the_way_hurts_nobody(hosts):
         ([1, 1], "192.0.2.1:29400", "grow(address=host:port)"),
     ],
 )
-def test_if_nobody_joins_all_is_as_before(hosts, address, why):
+def test_grow_without_joining_processes_changes_nothing(hosts, address, why):
     with ranks_on(hosts).start(elastic_programs.nobody_joins, address) as running:
         living = survivors_of(running)
     for end in living:
-        said, environ = end.result
-        assert why in said
-        assert environ[:3] == (end.rank, 2, 0)
+        message, world = end.result
+        assert why in message
+        assert world[:3] == (end.rank, 2, 0)
 
 
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize(("hosts", "victim"), [(3, 0), ([2, 1], 2)])
-def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
+def test_death_ends_the_wait_for_joining_processes(hosts, victim):
     run = elastic_programs.dies_while_others_wait_to_grow
     with ranks_on(hosts).start(run, victim) as running:
         living = survivors_of(running)
@@ -260,7 +260,7 @@ def test_a_death_ends_the_wait_for_newcomers(hosts, victim):
         assert end.result[1][:3] == (place, 2, 1)
 
 
-def test_who_joins_must_know_the_job_and_not_its_rank(monkeypatch):
+def test_join_needs_a_job_and_no_rank(monkeypatch):
     monkeypatch.delenv("UNISONO_JOB", raising=False)
     with pytest.raises(unisono.BadArgument, match="which job"):
         unisono.init(join=True)

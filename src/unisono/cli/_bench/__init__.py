@@ -3,11 +3,11 @@
 cases      what is measured: amounts, bandwidth factors, the memory floor
 inputs     values whose reduction is exact in any order, and the count of wrong ones
 systems    the calls of unisono, gloo and MPI, as one rank makes them
-worker     the process of one rank: told what to do, it measures and answers
+worker     the process of one rank: it measures on command and answers
 groups     starting the processes of a system, and talking to them
 driver     turns: every system measures the same size within the same second
 figures    from times to rows: medians, percentiles, bandwidths, ratios
 report     the table, JSON and CSV
-progress   the line that tells what is going on
+progress   the line that shows what is being measured
 plot       the picture
 """

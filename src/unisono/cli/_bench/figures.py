@@ -1,7 +1,7 @@
 """From times to rows.
 
 The time of a round is that of its slowest rank: a collective is done when the last rank
-is. What is told is the median over the rounds. Single calls are timed in a batch of
+is. The median over the rounds is reported. Single calls are timed in a batch of
 their own, again as the slowest rank's; with fewer than a hundred of them the 99th
 percentile is the slowest call.
 

@@ -68,7 +68,7 @@ class WorkerGroup:
     """A group of processes."""
 
     def __init__(self, name: str, n: int, per_host: int = 0) -> None:
-        """Start all ranks; `join` waits for them. `per_host` makes them look apart."""
+        """Start all ranks; `join` waits for them. `per_host` acts as several hosts."""
         self.name = name
         self.n = n
         self.pids = [0] * n
@@ -136,7 +136,7 @@ class WorkerGroup:
             raise self._failed(f"no answer ({why})") from why
 
     def _answers(self) -> list[Answer]:
-        """As they come, so that one that failed is heard while others wait for it."""
+        """In the order of arrival, so that a failure is noticed at once."""
         answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
             for rank, connection in enumerate(self._connections):
@@ -166,7 +166,7 @@ class WorkerGroup:
                 raise self._failed(f"ended with code {process.returncode} at its start")
 
     def _failed(self, what: str) -> UnisonoError:
-        """The error, with the last that the processes had to say."""
+        """The error, with the last output of the processes."""
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - 2000))
         lines = self._output.read().decode(errors="replace").strip().splitlines()
@@ -252,7 +252,7 @@ def environment(name: str, programs: Path) -> dict[str, str]:
 
 
 def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
-    """What makes ranks of unisono believe that they are on several hosts."""
+    """Variables by which ranks of unisono behave as if on several hosts."""
     if name != "unisono" or not per_host:
         return [{} for _ in range(n)]
     common = {

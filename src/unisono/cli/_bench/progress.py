@@ -1,4 +1,4 @@
-"""One line that tells a person what is going on, if it goes on for long."""
+"""One line on a terminal that shows what is being measured, after two seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Make room for a row; the next line may come in two seconds again."""
+        """Clear the line before a row is printed."""
         self._began = time.monotonic()
         if self._shown:
             self._shown = False

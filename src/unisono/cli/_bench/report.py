@@ -41,7 +41,7 @@ _UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2
 
 
 class BenchReport:
-    """All that is known so far, and how it is told."""
+    """All results so far, and their tables."""
 
     def __init__(
         self, arguments: dict[str, Any], plan: BenchSettings, peers: Sequence[str]
@@ -120,7 +120,7 @@ class BenchReport:
         yield "#"
 
     def device_lines(self) -> Iterator[str]:
-        """Where the ranks are, as nccl-tests says it."""
+        """Where the ranks are, in the format of nccl-tests."""
         yield "# Using devices"
         for d in self.devices:
             yield (
@@ -300,7 +300,7 @@ def _now() -> str:
 
 
 def _processor() -> str:
-    """The name of the processor, as the system tells it."""
+    """The name of the processor, as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -57,7 +57,7 @@ class System(Protocol):
         """What is to be timed."""
 
     def ran(self) -> str:
-        """The algorithm of the last call, or "" if the system does not tell."""
+        """The algorithm of the last call, or "" if the system does not report it."""
 
     def close(self) -> None:
         """Leave the world."""
@@ -73,7 +73,7 @@ class _Peer:
         return np.empty(count, numpy_dtype(dtype))
 
     def ran(self) -> str:
-        """The peers do not tell."""
+        """The peers do not report it."""
         return ""
 
 
@@ -83,7 +83,7 @@ class Unisono:
     refusals: tuple[type[Exception], ...] = (UsageError, MissingExtra)
 
     def __init__(self, rank: int, n: int, meeting: str) -> None:
-        """Join the world that bears the meeting's name."""
+        """Join the world of this rendezvous."""
         init: Any = import_module("unisono").init
         self.comm = init(rank=rank, world_size=n, job=meeting)
         self.rank = rank
@@ -214,7 +214,7 @@ class Mpi(_Peer):
     """Open MPI or MPICH through mpi4py, whichever the environment has."""
 
     def __init__(self, rank: int, n: int, meeting: str) -> None:
-        """The launcher has told the rank; MPI knows it."""
+        """MPI has the rank from its launcher."""
         self.mpi = import_module("mpi4py.MPI")
         self.world = self.mpi.COMM_WORLD
         self.rank = int(self.world.rank)

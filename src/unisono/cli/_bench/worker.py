@@ -1,4 +1,4 @@
-"""The process of one rank of one system: it is told what to measure, and answers.
+"""The process of one rank of one system: it measures on command, and answers.
 
 Commands come as lines of JSON over a Unix socket, one answer each. Between them the
 process waits in a read and uses no CPU, so that the other systems are measured as if
@@ -43,7 +43,7 @@ class Worker:
         self.tuner: Any = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Do what a command says: a method of that name, with its other values."""
+        """Run a command: the method of that name, with its other values."""
         todo = dict(command)
         method = getattr(self, "do_" + todo.pop("do"))
         answer: dict[str, Any] = method(**todo)
@@ -126,7 +126,7 @@ class Worker:
     def do_tune(self, what: str, effort: dict[str, Any]) -> dict[str, Any]:
         """A part of `unisono tune`, on our own communicator."""
         if self.tuner is None:
-            comm = self.system.comm  # type: ignore[attr-defined]  # only ours is asked
+            comm = self.system.comm  # type: ignore[attr-defined]  # only unisono is tuned
             self.tuner = import_module("unisono.tune").Tuner.from_plain(comm, effort)
         answer: dict[str, Any] = self.tuner.do(what)
         return answer
@@ -147,7 +147,7 @@ class Worker:
 
 
 def main() -> None:
-    """Join the system, tell the driver, and obey until the connection ends."""
+    """Join the system, then run the driver's commands until it disconnects."""
     name, address, rank, n, meeting = sys.argv[1:6]
     system = SYSTEMS[name](int(rank), int(n), meeting)
     worker = Worker(system, int(n))

@@ -109,7 +109,7 @@ def _memory() -> Finding:
 
 
 def _shm() -> Finding:
-    """Not for us; but torch's data loaders die without, and that looks like us."""
+    """unisono does not use it; torch's data loaders do, and fail if it is small."""
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
@@ -211,7 +211,7 @@ def _port() -> Finding:
 
 
 def _own_name() -> Finding:
-    """A host that takes its own name for loopback tells others a useless address."""
+    """A host that resolves its own name to loopback gives others a useless address."""
     name = socket.gethostname()
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}

@@ -75,7 +75,7 @@ def _examine(comm: Communicator) -> WorldFindings:
 
 
 def _wrong(comm: Communicator) -> dict[str, int]:
-    """Elements that are not what NumPy says, summed over all ranks."""
+    """Elements that differ from NumPy's, summed over all ranks."""
     mine = {name: int(test()) for name, test in _tests(comm)}
     everyone = comm.all_gather_objects(mine)
     return {name: sum(wrong[name] for wrong in everyone) for name in mine}
@@ -118,7 +118,7 @@ def _all_gather(comm: Communicator, values: list[Any]) -> int:
 def _offsets(
     comm: Communicator, ranks: list[int], hosts: list[str]
 ) -> dict[str, float]:
-    """How far each host's clock is ahead of rank 0's: the quickest round tells."""
+    """How far each host's clock is ahead of rank 0's, from the quickest round."""
     offsets = {}
     for rank in ranks:
         if rank and comm.rank in (0, rank):

@@ -1,6 +1,6 @@
 """Reading MSCCL XML: which step feeds which, and in what order all of them happen.
 
-A step comes after the one before it in its block, after the step it says it waits for,
+A step comes after the one before it in its block, after the step it waits for,
 and, if it receives, after the send it is matched with. Its level is the longest such
 chain. What is received at one level makes one step of ours. Where a slot is overwritten
 between a send and its reception, the send is a copy into a temporary, as it is into the
@@ -271,7 +271,7 @@ class _XmlProgram:
         return step.src if step.kind == "s" else step.dst
 
     def _aside(self, count: int) -> list[int]:
-        """Temporaries that nobody else uses."""
+        """Temporaries that nothing else uses."""
         first = self.slots.contract.num_chunks + self.temporaries
         self.temporaries += count
         return list(range(first, first + count))
@@ -292,7 +292,7 @@ def _wait(
     step: _XmlStep,
     blocks: Mapping[int, list[tuple[ET.Element, _XmlStep]]],
 ) -> None:
-    """Note what a step says it waits for."""
+    """Note what a step waits for."""
     number, place = _number(element, "depid"), _number(element, "deps")
     if number < 0:
         return

@@ -62,7 +62,7 @@ class RayOptions(TypedDict, total=False):
 def run(fn: Callable[..., Any], *args: Any, **options: Unpack[RayOptions]) -> list[Any]:
     """Run `fn(comm, *args)` on `num_ranks` actors and return the results by rank.
 
-    `resources` are what each rank takes, {"CPU": 1} if not said; `strategy` is the
+    `resources` are what each rank takes, {"CPU": 1} by default; `strategy` is the
     placement group's, PACK or SPREAD. After a failure all is started again, up to
     `restarts` times: with as many ranks as before, or, if `min_ranks` allows it, with
     those that are left when some have died. `timeout_s` is the deadline of every

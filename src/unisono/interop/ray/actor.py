@@ -66,7 +66,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def places(hosts: list[str]) -> list[dict[str, str]]:
-    """What each rank is told of its place, given the host of every rank."""
+    """The variables of each rank, given the host of every rank."""
     seen: dict[str, int] = {}
     variables = []
     for rank, host in enumerate(hosts):
@@ -83,7 +83,7 @@ class RankActor:
     """The actor."""
 
     def where(self) -> ActorAddress:
-        """Its whereabouts; rank 0's port is the one at which all meet."""
+        """Its address; rank 0's port is that of the rendezvous."""
         return whereabouts()
 
     def play(

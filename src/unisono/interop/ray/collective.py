@@ -95,7 +95,7 @@ class _Store:
 
 
 def _lead(store: _Store, n: int) -> _GroupTable:
-    """Rank 0: collect the others' words and say what all are told."""
+    """Rank 0: collect the others' answers and publish the table of the group."""
     here, offer = whereabouts(), secrets.token_hex(16)
     words, hosts = {0: offer}, {0: here.host}
     store.put("offer", offer)
@@ -199,7 +199,7 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         tensor_list: list[Any],
         reducescatter_options: Any = None,
     ) -> None:
-        """The sum of everybody's tensor for this rank; the list stays as it is."""
+        """The sum of all ranks' tensors for this rank; the list is not changed."""
         shares, mine = list(_one(tensor_list)), _one(tensor)
         joined = _empty(mine, (self._world_size, *shares[0].shape))
         for row, share in zip(joined, shares, strict=True):

@@ -1,4 +1,4 @@
-"""The driver of a world of actors: place them, start them, hear how they end.
+"""The driver of a world of actors: it places and starts them, and collects results.
 
 Ranks are numbered so that those of one host stand together, whatever bundles they were
 given: hierarchies follow from the order of ranks. One wait hears of results and deaths
@@ -90,7 +90,7 @@ class _Attempt:
 
     @property
     def dead(self) -> set[int]:
-        """Ranks whose actor died, or of which others say so and nothing was heard.
+        """Ranks whose actor died, or whose death others report and that did not answer.
 
         Who leaves because another died may be named by a third; but it has reported.
         """
@@ -99,7 +99,7 @@ class _Attempt:
         return died | (self._named & silent)
 
     def run(self) -> list[Any]:
-        """Place, meet, listen, end."""
+        """Place the actors, start the ranks, wait for results, end."""
         group = placement_group(
             [self._plan.resources] * self._n, strategy=self._plan.strategy
         )
@@ -236,7 +236,7 @@ def _failure(rank: _ActorState) -> BaseException:
     error = report.error
     if error is None:
         error = UnisonoError(f"run: {rank} raised {report.summary}")
-    elif not isinstance(error, Exception):  # its exit is not ours
+    elif not isinstance(error, Exception):  # its exit is not the driver's
         error = PeerLost(
             f"run: {rank} left by {report.summary}, without a result",
             ranks=[rank.number],

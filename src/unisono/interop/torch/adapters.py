@@ -23,7 +23,7 @@ _LOG = logging.getLogger("unisono")
 
 
 def wanted() -> str:
-    """What the environment says."""
+    """The adapter that the environment names."""
     name = os.environ.get(VARIABLE, "") or ADAPTERS[0]
     if name not in ADAPTERS:
         raise BadArgument(f"{VARIABLE}={name}: expected one of {', '.join(ADAPTERS)}")
@@ -94,7 +94,7 @@ def adapter_of(group: Any = None) -> str:
 
 
 def _compiled_one(meeting: Any, options: Any, devices: Mapping[str, str] | None) -> Any:
-    """A whole group if it is ours alone, as only then it can have our name."""
+    """A whole group if unisono is its only backend, so that it has this name."""
     import torch._C._distributed_c10d as c10d
 
     from unisono.interop.torch import compiled

@@ -1,7 +1,7 @@
 // The adapter in C++: a `c10d::Backend` around the same Python object as the other one.
 //
 // Each call takes Python's lock and says what torch wants to `Collectives`. What comes back
-// is a `Pending`; the work around it has a future that needs no Python to be completed.
+// is a `PendingCall`; the work around it has a future that needs no Python to be completed.
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -158,7 +158,7 @@ private:
     return work;
   }
 
-  Kept calls_;
+  PyReference calls_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::uint64_t> sequence_ = 0;
 };
@@ -197,5 +197,6 @@ PYBIND11_MODULE(_unisono_torch, m) {
   m.def("make_backend", &unisono::make_backend);
   m.def("make_group", &unisono::make_group);
   // Before the interpreter ends; afterwards no thread of ours asks for its lock.
-  m.def("end", [] { unisono::Pool::get().end(); }, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "end", [] { unisono::CallbackPool::get().end(); }, py::call_guard<py::gil_scoped_release>());
 }

@@ -124,7 +124,7 @@ class CallBuilder:
     def all_to_all(
         self, y: Tensor, x: Tensor, gives: list[int], gets: list[int], *, same: bool
     ) -> None:
-        """One all_to_all; unless all shares are the same, ranks tell each other."""
+        """One all_to_all; unless all shares are the same, ranks exchange them first."""
         if y.dtype != x.dtype:
             raise BadArgument(f"all_to_all: {x.dtype} into {y.dtype}")
         if overlap(y, x, sum(gives)):

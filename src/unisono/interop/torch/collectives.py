@@ -1,4 +1,4 @@
-"""What torch calls, said to the engine. Both adapters stand on this.
+"""torch's calls as calls of the engine. Both adapters use this.
 
 Every method takes the tensors and options of torch's method of that name and returns
 the work. A blocking call runs on the caller's thread; the others are queued for the
@@ -289,7 +289,7 @@ class TorchCollectives:
         return self.made(kind(tensors, [part], finish, self.completer), 0)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """A barrier at which rank 0 says who did not come; by way of the store."""
+        """A barrier at which rank 0 names the missing ranks, through the store."""
         self.meeting.monitored_barrier(timeout, wait_all_ranks)
 
     def start_together(self) -> None:
@@ -382,7 +382,7 @@ class TorchCollectives:
         return CompletedWork(tensors)
 
     def made(self, work: PendingCall, elements: int) -> PendingCall:
-        """Remember it as long as somebody may ask for it."""
+        """Remember it as long as torch may ask for it."""
         if self._together is not None:
             self._together.append(work)
         if elements <= _SMALL:

@@ -53,7 +53,7 @@ def path() -> Path:
 
 
 def is_built() -> bool:
-    """Whether it is there, for this torch, and nobody else has touched it."""
+    """Whether it exists for this torch, and no other user could have changed it."""
     try:
         target = path()
         if not target.exists():
@@ -69,7 +69,7 @@ def is_built() -> bool:
 
 
 def compiler() -> str | None:
-    """The C++ compiler: what CXX says, or the first of the usual names."""
+    """The C++ compiler: $CXX, or the first of the usual names."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
     return next((program for name in names if (program := shutil.which(name))), None)
 
@@ -82,7 +82,7 @@ def build() -> Path:
         if _is_ours(target):
             return target
         with _alone(target.parent):
-            if not _is_ours(target):  # nobody was faster
+            if not _is_ours(target):  # no other process was faster
                 _compile(target)
     except OSError as error:
         raise UsageError(
@@ -132,7 +132,7 @@ def _cache() -> Path:
     return Path(base) / "unisono" / "torch"
 
 
-# --- whose it is
+# --- who owns the files
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -147,7 +147,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _refuse_folders(folder: Path) -> None:
-    """Raise if somebody else could put a file into one of the folders."""
+    """Raise if another user could put a file into one of the folders."""
     for one in _folders(folder):
         descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

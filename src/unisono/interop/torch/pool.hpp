@@ -19,12 +19,12 @@
 namespace unisono {
 
 // A new thread whenever none is idle: a job may wait for another that comes after it.
-class Pool {
+class CallbackPool {
 public:
   using Job = std::function<void()>;
 
   // The process's own. It is never destroyed, as its threads may outlive `main`.
-  static Pool &get() { return *slot(); }
+  static CallbackPool &get() { return *slot(); }
 
   void run(Job job) {
     std::lock_guard lock(mutex_);
@@ -48,11 +48,11 @@ public:
   bool ended() const { return ended_; }
 
 private:
-  static Pool *&slot() {
-    static Pool *pool = [] {
+  static CallbackPool *&slot() {
+    static CallbackPool *pool = [] {
       // A fork has none of the threads, and perhaps a lock that nobody will open.
-      ::pthread_atfork(nullptr, nullptr, [] { slot() = new Pool; });
-      return new Pool;
+      ::pthread_atfork(nullptr, nullptr, [] { slot() = new CallbackPool; });
+      return new CallbackPool;
     }();
     return pool;
   }
@@ -99,22 +99,22 @@ private:
   std::atomic<bool> ended_ = false;
 };
 
-// A Python object that may be let go on any thread, with or without Python's lock.
-class Kept {
+// A Python object that may be released on any thread, with or without the GIL.
+class PyReference {
 public:
-  Kept() = default;
-  explicit Kept(py::object object) : object_(object.release().ptr()) {}
-  Kept(Kept &&other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Kept &operator=(Kept &&other) noexcept {
+  PyReference() = default;
+  explicit PyReference(py::object object) : object_(object.release().ptr()) {}
+  PyReference(PyReference &&other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  PyReference &operator=(PyReference &&other) noexcept {
     std::swap(object_, other.object_);
     return *this;
   }
-  ~Kept() {
+  ~PyReference() {
     if (object_ == nullptr)
       return;
     if (PyGILState_Check()) {
       Py_DECREF(object_);
-    } else if (!Pool::get().ended()) {
+    } else if (!CallbackPool::get().ended()) {
       py::gil_scoped_acquire locked;
       Py_DECREF(object_);
     }

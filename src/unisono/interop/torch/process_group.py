@@ -1,4 +1,4 @@
-"""The adapter in Python: a torch `ProcessGroup` whose methods are ours.
+"""The Python adapter: a torch `ProcessGroup` whose methods call unisono.
 
 torch reaches a process group by two sets of names: Python's, and those by which its C++
 half calls back into Python. Methods that were renamed have both spellings.
@@ -24,7 +24,7 @@ _NO_TIMEOUT = timedelta(milliseconds=-1)
 
 
 class UnisonoProcessGroup(dist.ProcessGroup):
-    """One rank's end of a group. `adapter` tells which of the two it is."""
+    """One rank's end of a group. `adapter` names which of the two it is."""
 
     adapter = "python"
 
@@ -64,7 +64,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What its maker said it is for."""
+        """The description given when the group was made."""
         return self._description
 
     def _set_group_desc(self, text: str) -> None:
@@ -91,7 +91,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     supports_time_estimate = supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """There is no allocator of ours."""
+        """unisono has no allocator of tensors."""
         return False
 
     def get_group_store(self) -> Any:
@@ -255,7 +255,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta = _NO_TIMEOUT, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until all have come; rank 0 says who has not."""
+        """Wait until all have arrived; rank 0 names the missing ranks."""
         self._calls.monitored_barrier(timeout, wait_all_ranks)
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> PendingCall:
@@ -267,7 +267,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         return self._calls.recv(_several(tensors), src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> PendingCall:
-        """One message from whoever sends first."""
+        """One message from any rank."""
         return self._calls.recv(_several(tensors), None, tag)
 
     _allgather_base = all_gather_single

@@ -1,4 +1,4 @@
-"""torch's profiler beside ours: its ranges and operators on the same clock.
+"""torch's profiler with unisono's trace: its ranges and operators on the same clock.
 
     from unisono.interop.torch.profiler import profiled
 

@@ -13,7 +13,7 @@ import torch
 
 
 def begun(collective: str) -> Any:
-    """The record of a call that begins now; None where nobody profiles."""
+    """The record of a call that begins now; None without a profiler."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     enter = torch.ops.profiler._record_function_enter_new
@@ -21,7 +21,7 @@ def begun(collective: str) -> Any:
 
 
 def end_of(record: Any, *, elsewhere: bool) -> Callable[[], None]:
-    """What to do when the call has ended, before anybody is told.
+    """What to do when the call has ended, before its waiters are woken.
 
     The profiler calls asynchronous what ends on another thread than it began on.
     """

@@ -7,7 +7,7 @@ follows from the job's secret alone.
 
 Every other group lies in memory of that world: on each host its first rank makes it at
 once, and says where in the store; whoever needs it looks there when it makes its first
-call. So making a group waits for nobody, and ranks that never use it never do.
+call. So making a group waits for no rank, and ranks that never use it never connect.
 
 Under torchrun a store outlives a group, and the next one finds the old entries. Each
 rank counts how many groups of this name it has made, and reads only entries of its own
@@ -42,7 +42,7 @@ from unisono.transports.threads import alone
 from unisono.transports.tls import TLS, wanted
 
 MEETING_S = 60.0
-_ANSWER_S = 5.0  # for rank 0 to say who is missing
+_ANSWER_S = 5.0  # for rank 0 to name the missing ranks
 _world: Session | None = None
 
 
@@ -50,7 +50,7 @@ class GroupRendezvous:
     """One rank's way to the communicator of one group."""
 
     def __init__(self, options: Any) -> None:
-        """Put into the store what others need; the world meets at once."""
+        """Put into the store what others need; the world connects at once."""
         self.rank: int = options.group_rank
         self.size: int = options.group_size
         self.timeout_s: float = options.timeout.total_seconds()
@@ -86,7 +86,7 @@ class GroupRendezvous:
             self._transport.engine.drop(self._segment)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """Rank 0 waits for each of the others, and tells them how it went."""
+        """Rank 0 waits for each of the others, and publishes the result."""
         limit = timeout.total_seconds()
         limit = self.timeout_s if limit < 0 else limit
         self._barriers += 1
@@ -162,7 +162,7 @@ class GroupRendezvous:
         return first_communicator(transport, timeout_s=self.timeout_s)
 
     def _meet_all(self, job: str, limit_s: float) -> Session:
-        """On one host or on several, as all ranks see alike from the store."""
+        """Whether on one host or on several, which all ranks read from the store."""
         self._store.set(self._key(f"host/{self.rank}"), host_identity())
         hosts = self._read([f"host/{r}" for r in range(self.size)])
         several = len(set(hosts)) > 1

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: everybody's entries, gathered and added."""
+"""all_reduce of sparse tensors: all ranks' entries, gathered and added."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def moved_as(tensor: Tensor) -> tuple[DType, int]:
 
 
 def known(tensor: Tensor) -> Tensor:
-    """The tensor, or its bytes if its type is not ours."""
+    """The tensor, or its bytes if unisono does not have its type."""
     if tensor.dtype in _KNOWN:
         return tensor
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

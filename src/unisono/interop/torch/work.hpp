@@ -1,4 +1,4 @@
-// Work in flight as torch's C++ sees it, around a `Pending` of Python's.
+// Work in flight as torch's C++ sees it, around a `PendingCall` of Python's.
 
 #pragma once
 
@@ -20,26 +20,26 @@ struct WorkHooks {
 };
 inline const WorkHooks *hooks = nullptr;
 
-// Calls `then` on a thread of the pool when all parts of a `Pending` have ended, and says
-// whether all ended well. Nothing of this takes Python's lock later on.
-class Watch {
+// Calls `then` on a thread of the pool when all parts of a `PendingCall` have ended, and passes
+// whether all ended well. It does not take the GIL later.
+class CompletionWatch {
 public:
   using Then = std::function<void(bool)>;
 
   static void begin(py::handle pending, Then then) {
     const py::list parts = pending.attr("native_parts")();
-    auto *watch = new Watch(std::move(then), int(parts.size()) + 1);
+    auto *watch = new CompletionWatch(std::move(then), int(parts.size()) + 1);
     for (py::handle part : parts)
-      if (hooks->when_done(part.ptr(), &Watch::ended, watch) != 0)
+      if (hooks->when_done(part.ptr(), &CompletionWatch::ended, watch) != 0)
         throw py::error_already_set(); // it is never called, then
     watch->release();
   }
 
 private:
-  Watch(Then then, int left) : left_(left), then_(std::move(then)) {}
+  CompletionWatch(Then then, int left) : left_(left), then_(std::move(then)) {}
 
   static void ended(void *arg, int state) {
-    auto *watch = static_cast<Watch *>(arg);
+    auto *watch = static_cast<CompletionWatch *>(arg);
     if (state != 1)
       watch->failed_ = true;
     watch->release();
@@ -47,7 +47,8 @@ private:
 
   void release() {
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      Pool::get().run([watch = std::shared_ptr<Watch>(this)] { watch->then_(!watch->failed_); });
+      CallbackPool::get().run(
+          [watch = std::shared_ptr<CompletionWatch>(this)] { watch->then_(!watch->failed_); });
   }
 
   std::atomic<int> left_; // one for each part, and one while they are gone through
@@ -65,15 +66,15 @@ public:
 
   // The call goes on without its handle: its tensors must stay, and its result come home.
   ~UnisonoWork() override {
-    if (over_ || !pending_ || Pool::get().ended())
+    if (over_ || !pending_ || CallbackPool::get().ended())
       return;
     py::gil_scoped_acquire locked;
     try {
       const py::handle pending = *pending_;
       if (py::bool_(pending.attr("is_completed")()) && plain(pending))
         return;
-      auto kept = std::make_shared<Kept>(std::move(pending_));
-      Watch::begin(pending, [kept](bool) {
+      auto kept = std::make_shared<PyReference>(std::move(pending_));
+      CompletionWatch::begin(pending, [kept](bool) {
         py::gil_scoped_acquire locked_too;
         (**kept).attr("settle")();
       });
@@ -85,11 +86,11 @@ public:
   // With Python's lock: what the call has returned.
   void begin(py::object pending) {
     const bool done = py::len(pending.attr("native_parts")()) == 0;
-    pending_ = Kept(std::move(pending));
+    pending_ = PyReference(std::move(pending));
     if (done)
       end();
     else if (recordFunctionEndCallback_)
-      Watch::begin(*pending_, [self = self()](bool) { self->finish(); });
+      CompletionWatch::begin(*pending_, [self = self()](bool) { self->finish(); });
   }
   // What was profiled has ended.
   void stop() { finish(); }
@@ -137,7 +138,7 @@ public:
     if (isCompleted()) // and nobody waits for the future yet
       complete(!over_);
     else
-      Watch::begin(*pending_, [self = self(), asks = !plain(*pending_)](bool well) {
+      CompletionWatch::begin(*pending_, [self = self(), asks = !plain(*pending_)](bool well) {
         self->complete(asks || !well);
       });
     return future_;
@@ -190,7 +191,7 @@ private:
   }
 
   Tensors outputs_;
-  Kept pending_;
+  PyReference pending_;
   std::atomic<bool> over_ = false; // it has ended well
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

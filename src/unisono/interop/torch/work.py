@@ -325,7 +325,8 @@ class _Callbacks:
     def _end(self) -> None:
         """A thread that is within torch when the interpreter ends would crash.
 
-        Groups are closed after this, and what was in flight ends then: nobody is told.
+        Groups are closed after this, and what was in flight ends then: no callback
+        runs.
         """
         with self._lock:
             self._ended = True

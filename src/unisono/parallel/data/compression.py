@@ -38,8 +38,8 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.sums import Summing
-from unisono.runtime.stages import Staged, Stages
+from unisono.runtime.compress.sums import CompressedSum
+from unisono.runtime.stages import StagedWork, Stages
 
 CodecChoice = str | codecs.Codec | Scheme | None
 BucketCodec = CodecChoice | Callable[[Bucket], CodecChoice]
@@ -56,7 +56,7 @@ class Compression:
         """Choose a codec for every bucket; the same on all ranks."""
         self.comm, self._codec = comm, codec
         self._dense: dict[int, str | None] = {}
-        self._sums: dict[int, Summing] = {}
+        self._sums: dict[int, CompressedSum] = {}
         self.choose(buckets)
 
     def choose(self, buckets: Sequence[Bucket]) -> None:
@@ -86,7 +86,7 @@ class Compression:
         op = "mean" if mean else "sum"
         if bucket.number in self._sums:
             stages = self._stages(bucket, mean, True, label)
-            return Staged(stages, bucket.data, f"all_reduce({label})")
+            return StagedWork(stages, bucket.data, f"all_reduce({label})")
         work: Work = self.comm.all_reduce(
             bucket.data,
             op=op,
@@ -106,7 +106,7 @@ class Compression:
         assert bucket.data is not None
         if bucket.number in self._sums:
             stages = self._stages(bucket, True, False, label)
-            done = Staged(stages, bucket.data, f"reduce_scatter({label})")
+            done = StagedWork(stages, bucket.data, f"reduce_scatter({label})")
             done.wait()
             return done
         lower, upper = shard_bounds(bucket.count, self.comm)
@@ -149,7 +149,7 @@ class Compression:
 
 
 def feedback_state(
-    comm: Communicator, sums: Mapping[int, Summing]
+    comm: Communicator, sums: Mapping[int, CompressedSum]
 ) -> dict[str, Tensor]:
     """The error feedback of these sums, as copies by name, and its rank."""
     state = {"place": torch.tensor([comm.rank, comm.world_size])}
@@ -161,7 +161,7 @@ def feedback_state(
 
 
 def load_feedback_state(
-    comm: Communicator, sums: Mapping[int, Summing], state: Mapping[str, Tensor]
+    comm: Communicator, sums: Mapping[int, CompressedSum], state: Mapping[str, Tensor]
 ) -> None:
     """Load it; BadArgument if the state is of other buckets or of another rank."""
     if "place" in state and (place := state["place"].tolist()) != [
@@ -208,7 +208,7 @@ def _has_feedback(spec: str) -> bool:
 
 def compressed_sum(
     comm: Communicator, spec: str | Scheme, shapes: Sequence[tuple[int, ...]]
-) -> Summing:
+) -> CompressedSum:
     """A sum with error feedback, for a flat tensor of tensors of these shapes."""
     count = sum(torch.Size(shape).numel() for shape in shapes)
     if isinstance(spec, str) and not is_scheme(spec):

@@ -44,7 +44,7 @@ from unisono.parallel.data.compression import (
     load_feedback_state,
 )
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.stages import Staged
+from unisono.runtime.stages import StagedWork
 
 
 class OneBitAdam(Optimizer):
@@ -127,7 +127,7 @@ class OneBitAdam(Optimizer):
     def _average(self, root: Tensor) -> None:
         """Average the momentum over the ranks, with the codec."""
         x = self.momentum.numpy()
-        Staged(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
+        StagedWork(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
         self.momentum /= self.comm.world_size
         self.momentum.masked_fill_(root == 0, 0.0)
 

@@ -1,7 +1,7 @@
-"""From what the user wrote to what the engine is told: one function per collective.
+"""Arguments of collectives, checked and brought into one form: one function for each.
 
-Each says which array is the input, which is the output, and how many elements every
-share has. Shares are runs of rows: of whole slices along the first axis.
+Each finds the input array, the output array, and each rank's number of elements. What a
+rank contributes or gets are consecutive rows: whole slices along the first axis.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.runtime.call.buffers import (
 
 @dataclass(frozen=True)
 class Position:
-    """Who calls: this rank, of so many."""
+    """The rank that calls, and the number of ranks."""
 
     rank: int
     n: int
@@ -33,11 +33,11 @@ class Position:
 
 @dataclass(slots=True)
 class Call:
-    """One call: what is read, what is written, what the caller gets.
+    """One call: input, output, and the caller's result.
 
-    `shape` is what all ranks must agree on: the array's where all have one and the
-    same, or that of all ranks' rows together. A single number has the shape of an array
-    of one. None if the caller tells of elements alone.
+    `shape` must be the same on all ranks: the array's shape where all have the same, or
+    that of all ranks' rows together. A scalar has the shape of an array of one element.
+    None if the caller gives only a number of elements.
     """
 
     collective: str
@@ -79,7 +79,7 @@ def reduce(at: Position, x: Any, out: Any, root: int) -> Call:
 
 
 def broadcast(at: Position, x: Any, out: Any, root: int) -> Call:
-    """The root's x, into everybody's x or out."""
+    """The root's x, into every rank's x or out."""
     root = _root("broadcast", at, root)
     if at.rank == root:
         source, target, result, finish = _same_shape("broadcast", x, out)
@@ -90,28 +90,28 @@ def broadcast(at: Position, x: Any, out: Any, root: int) -> Call:
 
 
 def all_gather(at: Position, x: Any, out: Any, counts: Sequence[int] | None) -> Call:
-    """Everybody's rows, one after the other, on every rank."""
-    source, rows = _share("all_gather", at, x, counts)
+    """All ranks' rows, concatenated, on every rank."""
+    source, rows = _own_rows("all_gather", at, x, counts)
     return _gathering("all_gather", at, source, rows, out, counts)
 
 
 def gather(
     at: Position, x: Any, out: Any, root: int, counts: Sequence[int] | None
 ) -> Call:
-    """Everybody's rows, one after the other, on the root."""
+    """All ranks' rows, concatenated, on the root."""
     root = _root("gather", at, root)
-    source, rows = _share("gather", at, x, counts)
+    source, rows = _own_rows("gather", at, x, counts)
     if at.rank == root:
         return _gathering("gather", at, source, rows, out, counts, root)
-    told = _elements(rows, source.row, even=counts is None)
+    elements = _elements(rows, source.row, even=counts is None)
     shape = _rows_of_all(rows, source)
-    return Call("gather", told, source, None, None, None, root, shape)
+    return Call("gather", elements, source, None, None, None, root, shape)
 
 
 def reduce_scatter(
     at: Position, x: Any, out: Any, counts: Sequence[int] | None
 ) -> Call:
-    """Everybody's x, reduced; each rank keeps its rows."""
+    """Every rank's x, reduced; each rank keeps its rows."""
     source = readable(x, "reduce_scatter")
     return _scattering("reduce_scatter", at, source, out, counts)
 
@@ -126,8 +126,8 @@ def scatter(
         return _scattering("scatter", at, source, out, counts, root)
     if out is None:
         raise BadArgument(
-            f"scatter on rank {at.rank}: out= is needed where x is not: "
-            "an array for this rank's rows"
+            f"scatter on rank {at.rank}: out= is required on ranks that are not "
+            "the root: an array for this rank's rows"
         )
     target, finish = target_of(out, "scatter")
     rows = _rows("scatter", at, counts, target.rows * at.n)
@@ -135,9 +135,9 @@ def scatter(
         raise BadArgument(
             f"scatter: out has {target.rows} rows, counts say {rows[at.rank]}"
         )
-    told = _elements(rows, target.row, even=counts is None)
+    elements = _elements(rows, target.row, even=counts is None)
     shape = _rows_of_all(rows, target)
-    return Call("scatter", told, None, target, out, finish, root, shape)
+    return Call("scatter", elements, None, target, out, finish, root, shape)
 
 
 def all_to_all(
@@ -159,13 +159,13 @@ def all_to_all(
     result = new_like(x, shape) if out is None else out
     target, finish = target_of(result, "all_to_all")
     _fits("all_to_all", target, shape, source)
-    if overlap(source, target) is not None:  # its rows change places: read a copy
-        held = new_like(x, source.shape)
-        copy_back(held, source.array)
-        source = buffer_of(held, "all_to_all")
+    if overlap(source, target) is not None:  # rows change places: send from a copy
+        copy = new_like(x, source.shape)
+        copy_back(copy, source.array)
+        source = buffer_of(copy, "all_to_all")
     flat = [mine] * at.n if matrix is None else matrix
-    told = tuple(count * source.row for row in flat for count in row)
-    counts = told[0] * at.n if matrix is None else told
+    elements = tuple(count * source.row for row in flat for count in row)
+    counts = elements[0] * at.n if matrix is None else elements
     whole = _rows_of_all([c for row in flat for c in row], source)
     return Call("all_to_all", counts, source, target, result, finish, 0, whole)
 
@@ -185,7 +185,7 @@ def _alike(
 
 
 def _rows_of_all(rows: Sequence[int], some: Buffer) -> tuple[int, ...]:
-    """The shape of all ranks' rows together, if they are as those of `some`."""
+    """The shape of all ranks' rows together, given one rank's buffer."""
     return (sum(rows), *some.shape[1:])
 
 
@@ -197,9 +197,9 @@ def _root(name: str, at: Position, root: int) -> int:
 
 
 def target_of(array: Any, where: str) -> tuple[Buffer, Callable[[Any], Any] | None]:
-    """Where a result is written, and how it gets from there to `array`."""
-    target, stands_in = writable(array, where)
-    if not stands_in:
+    """The buffer that a result is written to, and how it gets to `array`."""
+    target, is_copy = writable(array, where)
+    if not is_copy:
         return target, None
 
     def finish(result: Any) -> Any:
@@ -220,7 +220,10 @@ def _same_shape(
     target, finish = target_of(out, where)
     _fits(where, target, source.shape, source)
     if overlap(source, target):
-        raise BadArgument(f"{where}: x and out overlap in part; give one, or two apart")
+        raise BadArgument(
+            f"{where}: x and out overlap partly; give the same array twice, "
+            "or two that do not overlap"
+        )
     return source, target, out, finish
 
 
@@ -239,22 +242,22 @@ def _rows(
         if rows % at.n:
             raise BadArgument(
                 f"{where}: {rows} rows cannot be divided evenly among {at.n} ranks; "
-                "say with counts= how many each gets"
+                "give each rank's number with counts="
             )
         return [rows // at.n] * at.n
-    told = [whole_number("counts", c) for c in counts]
-    if len(told) != at.n or min(told, default=0) < 0:
+    numbers = [whole_number("counts", c) for c in counts]
+    if len(numbers) != at.n or min(numbers, default=0) < 0:
         raise BadArgument(
             f"{where}: counts = {list(counts)}: expected {at.n} numbers, none negative"
         )
-    return told
+    return numbers
 
 
 def _elements(rows: Sequence[int], row: int, *, even: bool) -> int | tuple[int, ...]:
     return sum(rows) * row if even else tuple(r * row for r in rows)
 
 
-def _share(
+def _own_rows(
     where: str, at: Position, x: Any, counts: Sequence[int] | None
 ) -> tuple[Buffer, list[int]]:
     source = readable(x, where)
@@ -283,12 +286,11 @@ def _gathering(
     before = sum(rows[: at.rank]) * source.row * source.dtype.itemsize
     if overlap(target, source) not in (None, before):
         raise BadArgument(
-            f"{where}: x overlaps out, but not as its own rows there, "
-            "which is the one way that it may"
+            f"{where}: x overlaps out; it may only be this rank's own rows of out"
         )
-    told = _elements(rows, source.row, even=counts is None)
+    elements = _elements(rows, source.row, even=counts is None)
     whole = _rows_of_all(rows, source)
-    return Call(where, told, source, target, result, finish, root, whole)
+    return Call(where, elements, source, target, result, finish, root, whole)
 
 
 def _scattering(
@@ -311,9 +313,8 @@ def _scattering(
     before = sum(rows[: at.rank]) * source.row * source.dtype.itemsize
     if overlap(source, target) not in (None, before):
         raise BadArgument(
-            f"{where}: out overlaps x, but not as its own rows there, "
-            "which is the one way that it may"
+            f"{where}: out overlaps x; it may only be this rank's own rows of x"
         )
-    told = _elements(rows, source.row, even=counts is None)
+    elements = _elements(rows, source.row, even=counts is None)
     whole = _rows_of_all(rows, source)
-    return Call(where, told, source, target, result, finish, root, whole)
+    return Call(where, elements, source, target, result, finish, root, whole)

@@ -1,7 +1,7 @@
 """Arrays as the engine sees them: an address, a shape and an element type.
 
-NumPy arrays and torch tensors alike, and torch is never imported for it. What is not
-contiguous is copied into a contiguous array and, if it is to be written, back again.
+NumPy arrays and torch tensors, without importing torch. A non-contiguous array is
+copied into a contiguous one and, if it is an output, back again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.errors import BadArgument, unknown, whole_number
 
 @dataclass(slots=True)
 class Buffer:
-    """One array: `array` is the user's, or a contiguous stand-in for it."""
+    """One array: `array` is the user's, or a contiguous copy of it."""
 
     array: Any
     address: int
@@ -52,12 +52,12 @@ class Buffer:
 
 
 def address_of(x: NDArray[Any]) -> int:
-    """Where an array's elements begin; the native core reads it off the quickest."""
+    """The address of an array's elements; the native core finds it fastest."""
     return _native.array_address(x) or x.ctypes.data
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether x is a torch tensor, told without importing torch."""
+    """Whether x is a torch tensor, without importing torch."""
     return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
 
 
@@ -69,7 +69,7 @@ def buffer_of(x: Any, where: str) -> Buffer:
 
 
 def readable(x: Any, where: str) -> Buffer:
-    """The buffer of what is only read: a copy if x is not contiguous."""
+    """The buffer of an input: a copy if x is not contiguous."""
     _refuse_others(x, where)
     if is_tensor(x):
         plain = x.detach()
@@ -81,17 +81,17 @@ def readable(x: Any, where: str) -> Buffer:
 
 
 def writable(x: Any, where: str) -> tuple[Buffer, bool]:
-    """The buffer of what is written, and whether it is a stand-in to copy back from."""
+    """The buffer of an output, and whether it is a copy to be copied back."""
     _refuse_others(x, where)
     if not is_tensor(x) and not x.flags.writeable:
-        raise BadArgument(f"{where}: the array is read-only, and a result goes there")
+        raise BadArgument(f"{where}: the array is read-only, but is written to")
     if is_contiguous(x):
         return buffer_of(x, where), False
     return readable(x, where), True
 
 
 def is_contiguous(x: Any) -> bool:
-    """Whether its elements lie one after the other, in C order."""
+    """Whether its elements are contiguous, in C order."""
     if is_tensor(x):
         return bool(x.is_contiguous()) and _resolved(x) is x
     return bool(x.flags.c_contiguous)
@@ -143,7 +143,7 @@ def _resolved(tensor: Any) -> Any:
 def _dtype(x: NDArray[Any], where: str) -> DType:
     if not x.dtype.isnative:
         raise BadArgument(
-            f"{where}: the array has the other byte order ({x.dtype.str}); "
+            f"{where}: the array has a foreign byte order ({x.dtype.str}); "
             "convert it, as in x.astype(x.dtype.newbyteorder('='))"
         )
     return dtype_of(x)
@@ -153,24 +153,24 @@ def _refuse_others(x: Any, where: str) -> None:
     if is_tensor(x):
         if x.device.type != "cpu":
             raise BadArgument(
-                f"{where}: the tensor is on {x.device}; only the CPU's are supported"
+                f"{where}: the tensor is on {x.device}; only CPU tensors are supported"
             )
         if str(x.layout) != "torch.strided":
             raise BadArgument(
                 f"{where}: the tensor is {x.layout}, expected a dense one"
             )
-    elif not isinstance(x, np.ndarray) or _more_than_an_array(x):
+    elif not isinstance(x, np.ndarray) or _is_special_array(x):
         raise BadArgument(
             f"{where}: expected a NumPy array or a torch tensor, "
             f"got a {type(x).__name__}"
         )
 
 
-def _more_than_an_array(x: NDArray[Any]) -> bool:
-    """Whether it is masked, or a matrix, whose values are not just its elements."""
+def _is_special_array(x: NDArray[Any]) -> bool:
+    """Whether it is a masked array or a matrix."""
     if type(x) is np.ndarray:
         return False
-    masked = sys.modules.get("numpy.ma")  # to import it takes longer than all the rest
+    masked = sys.modules.get("numpy.ma")  # not imported here: that is slow
     return isinstance(x, np.matrix) or (
         masked is not None and isinstance(x, masked.MaskedArray)
     )

@@ -1,4 +1,4 @@
-"""What `codec=` and `coded=` of a call mean together."""
+"""The options `codec=` and `coded=` of a call, together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.schedule.coding import Scope
 
 @dataclass(frozen=True)
 class Coding:
-    """A codec, and between whom values travel as its codes."""
+    """A codec, and the ranks between which values are sent encoded."""
 
     codec: Codec
     scope: Scope = Scope.ALL

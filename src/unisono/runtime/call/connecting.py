@@ -1,8 +1,8 @@
-"""Whoever connects to a rank that does not answer waits, as one does in a call.
+"""A rank that waits for a connection reports which rank it waits for.
 
-Others that wait meanwhile must not take it for the one that is late. So it says whom it
-waits for: where the ranks of its host see it, again and again so that they see it live,
-and to other hosts when it lasts.
+Others that wait for it meanwhile must not take it for the late one. So it announces the
+rank that it waits for: in shared memory for ranks of its host, repeatedly so that they
+see it alive, and to other hosts if the wait is long.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unisono._native import Comm
 
-_LASTS = 4
-"""Other hosts are told after this part of somebody's patience, as in a call."""
-_LOOKS = 16
-"""And a rank is seen to live so often in it."""
+_REMOTE_PART = 4
+"""Other hosts are told after this part of the warning time, as in a call."""
+_BEATS = 16
+"""How often it is announced within the warning time."""
 
 
 @contextlib.contextmanager
-def connecting(comm: Comm, me: int, rank: int, patience_s: float) -> Iterator[None]:
-    """While its context is open, rank `me` waits for another to take a connection."""
+def connecting(comm: Comm, me: int, rank: int, warn_after_s: float) -> Iterator[None]:
+    """A context in which rank `me` waits for `rank` to accept a connection."""
     done = threading.Event()
-    looks = 0
+    beats = 0
 
-    def tell() -> None:
-        nonlocal looks
-        while not done.wait(patience_s / _LOOKS):
-            looks += 1
-            comm.announce_connecting(rank, looks == _LOOKS // _LASTS)
+    def announce() -> None:
+        nonlocal beats
+        while not done.wait(warn_after_s / _BEATS):
+            beats += 1
+            comm.announce_connecting(rank, beats == _BEATS // _REMOTE_PART)
 
     comm.announce_connecting(rank, False)
-    telling = threading.Thread(target=tell, name="unisono-connecting", daemon=True)
-    telling.start()
+    announcer = threading.Thread(
+        target=announce, name="unisono-connecting", daemon=True
+    )
+    announcer.start()
     try:
         yield
     finally:
         done.set()
-        telling.join()
-        comm.announce_connecting(me, looks >= _LOOKS // _LASTS)
+        announcer.join()
+        comm.announce_connecting(me, beats >= _BEATS // _REMOTE_PART)

@@ -1,9 +1,9 @@
-"""What is told of a call: to other ranks in a note, to its own rank in full.
+"""Descriptions of calls: short notes for other ranks, full names for the own rank.
 
 A note is written at the beginning of every call, for the error message if ranks differ,
-and kept by the flight recorder. It has a fixed size, so long names are shortened in it.
-What a name is in full is remembered here, by the call's fingerprint: records, traces
-and `explain` of a rank tell of its own calls alone, and so they have it.
+and kept by the flight recorder. It has a fixed size, so long names are cut in it. Full
+names are kept here, by the call's fingerprint: records, traces and `explain` describe a
+rank's own calls, so they find them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from unisono._native import NOTE_BYTES
 LABEL_BYTES = 40
 CODEC_BYTES = 24
 SHAPE_BYTES = 40
-"""The most that these take of a note; the algorithm has the rest."""
+"""The most bytes that these take of a note; the algorithm has the rest."""
 
-REMEMBERED = 1 << 14
-"""Of so many plans the names are known in full; of older ones as in their notes."""
+MAX_FULL_NAMES = 1 << 14
+"""Full names are kept for this many plans; older ones are as in their notes."""
 
 _CUT = ".."
-_ALL_FITS = min(LABEL_BYTES, CODEC_BYTES, SHAPE_BYTES)
+_SHORT = min(LABEL_BYTES, CODEC_BYTES, SHAPE_BYTES)
 
 
-class Names(NamedTuple):
-    """What a call is named by, each as text; empty where there is none."""
+class CallNames(NamedTuple):
+    """The names of a call's options as text; empty where there is none."""
 
     algorithm: str = ""
     label: str = ""
@@ -36,7 +36,7 @@ class Names(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A note as the native core tells it."""
+    """A note as the native core returns it."""
 
     seq: int
     collective: int
@@ -52,53 +52,53 @@ class Note(NamedTuple):
     shape: str
 
     @property
-    def names(self) -> Names:
-        """The names in it, in full if this process made the call's plan."""
-        found = _REMEMBERED.get(self.fingerprint)
-        return found or Names(self.algorithm, self.label, self.codec, self.shape)
+    def names(self) -> CallNames:
+        """The names, in full if this process made the call's plan."""
+        found = _FULL_NAMES.get(self.fingerprint)
+        return found or CallNames(self.algorithm, self.label, self.codec, self.shape)
 
 
-_REMEMBERED: OrderedDict[int, Names] = OrderedDict()
+_FULL_NAMES: OrderedDict[int, CallNames] = OrderedDict()
 _LOCK = Lock()
 
 
-def remember(fingerprint: int, names: Names) -> None:
-    """Know the names of calls with this fingerprint in full."""
+def remember(fingerprint: int, names: CallNames) -> None:
+    """Keep the full names of calls with this fingerprint."""
     with _LOCK:  # ranks may be threads
-        _REMEMBERED[fingerprint] = names
-        _REMEMBERED.move_to_end(fingerprint)
-        if len(_REMEMBERED) > REMEMBERED:
-            _REMEMBERED.popitem(last=False)
+        _FULL_NAMES[fingerprint] = names
+        _FULL_NAMES.move_to_end(fingerprint)
+        if len(_FULL_NAMES) > MAX_FULL_NAMES:
+            _FULL_NAMES.popitem(last=False)
 
 
-def named(fingerprint: int) -> Names | None:
-    """The names of a call in full, if they are remembered."""
-    return _REMEMBERED.get(fingerprint)
+def named(fingerprint: int) -> CallNames | None:
+    """The full names of a call, if they are kept."""
+    return _FULL_NAMES.get(fingerprint)
 
 
-def in_short(names: Names) -> list[str]:
-    """The texts of a note. What is too long is cut, where it says least.
+def in_short(names: CallNames) -> list[str]:
+    """The texts of a note; long ones are cut.
 
-    Labels count at their end ("step 12, bucket 3"); an algorithm begins with what it
-    is and ends with its parameters, or with the name of its file.
+    A label keeps its end ("step 12, bucket 3"); an algorithm keeps its name at the
+    beginning and its parameters or file name at the end.
     """
     whole = "".join(names)
-    if whole.isascii() and len(whole) <= _ALL_FITS:
+    if whole.isascii() and len(whole) <= _SHORT:
         return list(names)
-    label = _end(_sound(names.label), LABEL_BYTES)
-    codec = _beginning(_sound(names.codec), CODEC_BYTES)
+    label = _end(_encodable(names.label), LABEL_BYTES)
+    codec = _beginning(_encodable(names.codec), CODEC_BYTES)
     shape = _beginning(names.shape, SHAPE_BYTES)
     room = NOTE_BYTES - sum(_size(text) for text in (label, codec, shape))
-    return [_both_ends(_sound(names.algorithm), room), label, codec, shape]
+    return [_both_ends(_encodable(names.algorithm), room), label, codec, shape]
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
-    """As in "[2, 6]"; empty if the caller told none."""
+    """As in "[2, 6]"; empty without a shape."""
     return "" if shape is None else str(list(shape))
 
 
-def _sound(text: str) -> str:
-    """The same without what has no UTF-8, as names of files may have."""
+def _encodable(text: str) -> str:
+    """The text without characters that have no UTF-8, which file names may contain."""
     return text.encode(errors="replace").decode()
 
 

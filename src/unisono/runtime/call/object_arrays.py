@@ -1,9 +1,9 @@
-"""Arrays taken apart for sending: a name of the element type, a shape, raw bytes.
+"""Arrays as element type name, shape and raw bytes, to be sent.
 
 Names are the same on every machine: NumPy's with the byte order in front ("<f4"), those
 of ml_dtypes ("bfloat16"), and torch's ("float32"). Types without such a name cannot be
-sent: objects, records, and the long double, which differs from machine to machine.
-Two types of one name become one: NumPy's longlong arrives as its int64.
+sent: objects, records, and long double, which differs between machines. Two types with
+one name become one: NumPy's longlong arrives as int64.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TORCH_NAME = re.compile(
 )
 
 
-class Parts(NamedTuple):
-    """An array, a NumPy scalar or a tensor, as `kind` says, in parts."""
+class ArrayParts(NamedTuple):
+    """Type name, shape and bytes of an array, a NumPy scalar or a tensor (`kind`)."""
 
     kind: bytes
     name: str
@@ -41,21 +41,21 @@ class Parts(NamedTuple):
     raw: Bytes
 
 
-def parts_of(obj: Any) -> Parts | None:
-    """The parts of what is an array, a scalar or a tensor; None of anything else."""
+def parts_of(obj: Any) -> ArrayParts | None:
+    """The parts of an array, a NumPy scalar or a tensor; None for anything else."""
     if type(obj) is np.ndarray:
         return _numpy_parts(ARRAY, obj)
     if isinstance(obj, np.generic):
         exact = type(obj) is obj.dtype.type
         return _numpy_parts(SCALAR, np.asarray(obj)) if exact else None
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    torch = sys.modules.get("torch")  # imported if obj is a tensor
     if torch is not None and type(obj) is torch.Tensor:
         return _torch_parts(torch, obj)
     return None
 
 
 def described(obj: Any) -> str:
-    """What kind of thing this is, in a few words."""
+    """A short description of an object's type."""
     what = f"a {type(obj).__name__}"
     torch = sys.modules.get("torch")
     if isinstance(obj, np.ndarray | np.generic):
@@ -66,7 +66,7 @@ def described(obj: Any) -> str:
 
 
 def find_dtype(kind: bytes, name: str) -> Any:
-    """The element type of that name, of NumPy or torch; ValueError if there is none."""
+    """NumPy's or torch's element type of this name; ValueError if there is none."""
     if kind == TENSOR:
         return _foreign(_TORCH_NAME, name, "torch", "torch")
     if _NUMPY_NAME.fullmatch(name):
@@ -74,16 +74,16 @@ def find_dtype(kind: bytes, name: str) -> Any:
     return np.dtype(_foreign(_SMALL_NAME, name, "ml_dtypes", "lowp"))
 
 
-def restored(parts: Parts) -> Any:
-    """What `parts_of` took apart; it takes over the raw bytes."""
+def restored(parts: ArrayParts) -> Any:
+    """The inverse of `parts_of`; the result owns the raw bytes."""
     dtype = find_dtype(parts.kind, parts.name)
     if parts.kind == TENSOR:
         if parts.name == "bool":
-            _refuse_nonsense("b", parts.raw)
+            _refuse_invalid("b", parts.raw)
         torch = sys.modules["torch"]
         flat = _flat(torch.from_numpy(parts.raw)).view(dtype)
         return flat.reshape(parts.shape)
-    _refuse_nonsense(dtype.kind, parts.raw, dtype.str[0])
+    _refuse_invalid(dtype.kind, parts.raw, dtype.str[0])
     array = parts.raw.view(dtype).reshape(parts.shape)
     if parts.kind == SCALAR:
         if parts.shape:
@@ -92,7 +92,7 @@ def restored(parts: Parts) -> Any:
     return array
 
 
-def _numpy_parts(kind: bytes, array: NDArray[Any]) -> Parts | None:
+def _numpy_parts(kind: bytes, array: NDArray[Any]) -> ArrayParts | None:
     dtype = array.dtype
     name = dtype.str
     if dtype.type.__module__ == "ml_dtypes" and dtype == np.dtype(dtype.type):
@@ -100,29 +100,29 @@ def _numpy_parts(kind: bytes, array: NDArray[Any]) -> Parts | None:
     if not (_NUMPY_NAME.fullmatch(name) or _SMALL_NAME.fullmatch(name)):
         return None
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Parts(kind, name, array.shape, raw)
+    return ArrayParts(kind, name, array.shape, raw)
 
 
-def _torch_parts(torch: Any, tensor: Any) -> Parts | None:
+def _torch_parts(torch: Any, tensor: Any) -> ArrayParts | None:
     name = str(tensor.dtype).removeprefix("torch.")
     plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not (plain and _TORCH_NAME.fullmatch(name)):
         return None
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     raw = _flat(tensor).view(torch.uint8).numpy()
-    return Parts(TENSOR, name, tuple(tensor.shape), raw)
+    return ArrayParts(TENSOR, name, tuple(tensor.shape), raw)
 
 
 def _flat(tensor: Any) -> Any:
-    """A contiguous tensor as one axis with a stride of 1, also if it is (almost) empty.
+    """A contiguous tensor with one axis and stride 1, also if it is (almost) empty.
 
-    Torch leaves any stride standing that is never walked, and then refuses the view.
+    Torch keeps any stride of an axis of length 0 or 1, and then refuses the view.
     """
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _foreign(names: re.Pattern[str], name: str, module: str, extra: str) -> Any:
-    """An element type of a module that is imported only now."""
+    """An element type of another module, which is imported here."""
     if not names.fullmatch(name):
         raise ValueError(f"no element type is called {name!r}")
     try:
@@ -134,9 +134,9 @@ def _foreign(names: re.Pattern[str], name: str, module: str, extra: str) -> Any:
     return found
 
 
-def _refuse_nonsense(kind: str, raw: Bytes, order: str = "=") -> None:
-    """Truth values and letters are not just any bits."""
+def _refuse_invalid(kind: str, raw: Bytes, order: str = "=") -> None:
+    """Refuse bytes that are not valid booleans or characters."""
     if kind == "b" and raw.size and raw.max() > 1:
-        raise ValueError("a truth value that is neither true nor false")
+        raise ValueError("a boolean that is neither 0 nor 1")
     if kind == "U" and raw.size and raw.view(f"{order}u4").max() > sys.maxunicode:
-        raise ValueError("a letter that Unicode does not have")
+        raise ValueError("a character that Unicode does not have")

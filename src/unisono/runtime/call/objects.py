@@ -1,18 +1,18 @@
 """Python objects as bytes and back: plain data, without pickle.
 
-To unpickle is to run a program that the sender chose. Here bytes only ever become data:
+Unpickling runs code that the sender chose. Here bytes only become data:
 
     None  bool  int  float  complex  str  bytes  bytearray
     list  tuple  dict  set  frozenset                          nested up to 100 deep
     NumPy arrays and scalars, those of ml_dtypes too; torch tensors on the CPU
 
 Types come back exactly, a tuple as a tuple; arrays come back contiguous and writable,
-tensors without their gradients. Whatever else is met is refused by its path in the
-object, or embedded as a pickle where both sides allow it.
+tensors without their gradients. Anything else is refused with its path in the object,
+or embedded as a pickle where both sides allow it.
 
-The first byte is a version. Then each value is a byte for its kind, and what the kind
-needs: sizes, and raw bytes. No size is believed before it is compared with the number
-of bytes that are left, so that nobody can ask for more memory than they send.
+The first byte is a version. Then each value is a byte for its type, and what the type
+needs: sizes, and raw bytes. Every size is compared with the number of bytes left before
+it is used, so that a sender cannot cause larger allocations than it sends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from unisono.runtime.call.object_arrays import (
     ARRAY,
     SCALAR,
     TENSOR,
+    ArrayParts,
     Bytes,
-    Parts,
     Shape,
     described,
     find_dtype,
@@ -49,23 +49,23 @@ MOST_LETTERS = 64
 
 
 Leaf = tuple[bytes, bytes]
-"""A value without others in it: its head, and what follows if that may be large."""
+"""A value that contains no others: its head, and its bytes if they may be large."""
 
 _FLOAT, _COMPLEX = struct.Struct("<d"), struct.Struct("<dd")
 
 
 def encode(obj: object, *, allow_pickle: bool = False) -> bytes:
-    """`obj` as bytes; BadArgument names the place of what cannot be sent."""
+    """`obj` as bytes; BadArgument has the path of what cannot be sent."""
     writer = _Writer(allow_pickle)
     try:
         writer.put(obj, 0)
-    except _Refused as refused:
+    except _UnsupportedValue as refused:
         raise BadArgument(f"{refused.where()}: {refused.why}") from refused.__cause__
     return b"".join(writer.parts)
 
 
 def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) -> Any:
-    """The object that `encode` made these bytes of; Corrupted if it cannot have."""
+    """The inverse of `encode`; Corrupted if the bytes are invalid."""
     view = memoryview(data)
     if view.format != "B" or view.ndim != 1 or not view.c_contiguous:
         view = memoryview(view.tobytes())
@@ -82,8 +82,8 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) 
     return value
 
 
-class _Refused(Exception):
-    """What cannot be sent; the path grows on the way up to `encode`."""
+class _UnsupportedValue(Exception):
+    """A value cannot be sent; callers add its path."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -98,7 +98,7 @@ class _Refused(Exception):
 
 
 class _Writer:
-    """Collects the pieces; large ones are not copied before they are joined."""
+    """Collects encoded pieces; large ones are copied only when they are joined."""
 
     def __init__(self, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
@@ -108,13 +108,15 @@ class _Writer:
     def add(self, head: bytes, raw: bytes | Bytes) -> None:
         self.nbytes += len(head) + len(raw)
         if self.nbytes > MOST_BYTES:
-            raise _Refused(f"more than {format_bytes(MOST_BYTES)} in one object")
+            raise _UnsupportedValue(
+                f"more than {format_bytes(MOST_BYTES)} in one object"
+            )
         self.parts.append(head)
         if len(raw):
             self.parts.append(raw)
 
     def put(self, obj: Any, depth: int) -> None:
-        """One value, by its exact type: a subclass is something else."""
+        """Add one value, by its exact type: subclasses are not plain data."""
         kind = type(obj)
         leaf = _LEAVES.get(kind)
         if leaf is not None:
@@ -130,7 +132,9 @@ class _Writer:
 
     def open(self, tag: bytes, count: int, depth: int) -> None:
         if depth >= MOST_DEPTH:
-            raise _Refused(f"nested deeper than {MOST_DEPTH}, or contains itself")
+            raise _UnsupportedValue(
+                f"nested deeper than {MOST_DEPTH}, or contains itself"
+            )
         self.add(tag + _size(count), b"")
 
     def items(self, items: Iterable[Any], depth: int) -> None:
@@ -138,7 +142,7 @@ class _Writer:
         try:
             for index, item in enumerate(items):  # noqa: B007
                 self.put(item, depth)
-        except _Refused as refused:
+        except _UnsupportedValue as refused:
             is_set = isinstance(items, set | frozenset)
             refused.path.append("<member>" if is_set else f"[{index}]")
             raise
@@ -151,12 +155,12 @@ class _Writer:
                 self.put(key, depth)
                 step = ""
                 self.put(value, depth)
-        except _Refused as refused:
+        except _UnsupportedValue as refused:
             refused.path.append(step or f"[{reprlib.repr(key)}]")
             raise
 
     def foreign(self, obj: Any) -> None:
-        """NumPy, torch, and what only pickle can send."""
+        """Add an array, a tensor, or a pickle of anything else."""
         found = parts_of(obj)
         if found is not None:
             sizes = [_size(k) for k in found.shape]
@@ -166,7 +170,7 @@ class _Writer:
         elif self.allow_pickle:
             self.embed(obj)
         else:
-            raise _Refused(
+            raise _UnsupportedValue(
                 f"{described(obj)} cannot be sent without pickle; pass "
                 "allow_pickle=True if all ranks are trusted"
             )
@@ -174,15 +178,15 @@ class _Writer:
     def embed(self, obj: Any) -> None:
         try:
             raw = pickle.dumps(obj, protocol=5)
-        except Exception as error:  # whatever the object's own code raises
-            raise _Refused(
+        except Exception as error:  # pickling runs the object's own code
+            raise _UnsupportedValue(
                 f"a {type(obj).__name__} cannot be pickled either: {error}"
             ) from error
         self.add(b"p" + _size(len(raw)), raw)
 
 
 class _Reader:
-    """Walks over the bytes; nothing is taken that is not there."""
+    """Reads values from bytes, with bounds checks."""
 
     def __init__(self, view: memoryview, allow_pickle: bool) -> None:
         self.view = view
@@ -197,14 +201,14 @@ class _Reader:
 
     def take(self, count: int) -> memoryview:
         if count > self.left():
-            raise self.corrupted(f"more is announced than the {self.left()} bytes left")
+            raise self.corrupted(f"{count} bytes are announced, {self.left()} are left")
         taken = self.view[self.at : self.at + count]
         self.at += count
         return taken
 
     def byte(self) -> int:
         if self.at >= len(self.view):
-            raise self.corrupted("it ends too early")
+            raise self.corrupted("truncated")
         self.at += 1
         return self.view[self.at - 1]
 
@@ -230,7 +234,7 @@ class _Reader:
     def container(self, tag: int, depth: int) -> Any:
         make = _MAKERS.get(tag)
         if make is None:
-            raise self.corrupted(f"no value begins with {tag}")
+            raise self.corrupted(f"unknown type byte {tag}")
         count = self.size()
         if depth >= MOST_DEPTH:
             raise self.corrupted(f"nested deeper than {MOST_DEPTH}")
@@ -251,7 +255,7 @@ class _Reader:
     def header(self) -> tuple[str, Shape]:
         letters, axes = self.sized(), self.size()
         if len(letters) > MOST_LETTERS or axes > MOST_AXES:
-            raise self.corrupted(f"a type of {len(letters)} letters, {axes} axes")
+            raise self.corrupted(f"a type name of {len(letters)} letters, {axes} axes")
         name = str(letters, "ascii")
         return name, tuple([self.size() for _ in range(axes)])
 
@@ -259,7 +263,9 @@ class _Reader:
         name, shape = self.header()
         dtype = find_dtype(kind, name)
         raw = self.take(dtype.itemsize * prod(shape))
-        return restored(Parts(kind, name, shape, np.frombuffer(raw, np.uint8).copy()))
+        return restored(
+            ArrayParts(kind, name, shape, np.frombuffer(raw, np.uint8).copy())
+        )
 
     def pickled(self) -> Any:
         raw = self.sized()
@@ -270,7 +276,7 @@ class _Reader:
             )
         try:
             return pickle.loads(raw)
-        except Exception as error:  # unpickling runs code of any kind
+        except Exception as error:  # unpickling runs arbitrary code
             raise self.corrupted(f"a pickle cannot be read: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What any collective can be told beside its arguments."""
+"""The options that every collective has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unisono.errors import BadArgument
 
 
 class Options(TypedDict, total=False):
-    """What any collective can be told beside its arguments."""
+    """The options that every collective has, for type checkers."""
 
     algorithm: str | None
     async_op: bool
@@ -20,8 +20,8 @@ class Options(TypedDict, total=False):
     error_bound: float | None
 
 
-class How(NamedTuple):
-    """The same with its defaults."""
+class CallOptions(NamedTuple):
+    """The same options with their defaults."""
 
     algorithm: str | None = None
     async_op: bool = False
@@ -32,14 +32,14 @@ class How(NamedTuple):
     coded: str | None = None
     error_bound: float | None = None
 
-    def refuse_idle(self, where: str) -> None:
-        """Raise BadArgument if something is told about a codec, but no codec."""
+    def refuse_codec_options(self, where: str) -> None:
+        """Raise BadArgument if there are codec options without a codec."""
         if self.coded is not None or self.error_bound is not None:
             raise BadArgument(
                 f"{where}: coded= and error_bound= need a codec, as in codec='fp8'"
             )
 
     def refuse_codec(self, where: str, instead: str) -> None:
-        """Raise BadArgument if a codec is given where there can be none."""
+        """Raise BadArgument if a codec is given where none is possible."""
         if self.codec is not None:
-            raise BadArgument(f"{where}: codec= is not for this call; {instead}")
+            raise BadArgument(f"{where}: this call takes no codec; {instead}")

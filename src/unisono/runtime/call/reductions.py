@@ -1,13 +1,13 @@
-"""Reductions as users name them, brought into one form.
+"""The reductions that users can give, brought into one form.
 
     op="sum"               a name: sum prod min max band bor bxor mean (or avg)
     op=ReduceOp.SUM        the same as a constant
-    op=premul_sum(0.5)     a sum of contributions that are first multiplied by a factor
-    op=combine             a function of two arrays, called in the order of ranks
+    op=premul_sum(0.5)     a sum of inputs that are first multiplied by a factor
+    op=combine             a function of two arrays, applied in the order of ranks
 
-The named ones run in the native core; premul_sum is a multiplication followed by its
-sum. A function runs in Python on whole arrays, and may return anything of the same
-shape and type: it need not commute, for contributions are folded from the left.
+The named ones run in the native core; premul_sum is a multiplication and a sum. A
+function runs in Python on whole arrays, and returns one of the same shape and type: it
+need not commute, for inputs are folded from the left.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class Reduction:
 
     @property
     def name(self) -> str:
-        """How it is shown: "sum", "premul_sum(0.5)", "function combine"."""
+        """As text: "sum", "premul_sum(0.5)", "function combine"."""
         if self.function is not None:
             return f"function {_name_of(self.function)}"
         return self.op if self.factor is None else f"{self.op}({self.factor!r})"
 
     @property
     def in_python(self) -> bool:
-        """Whether Python has a part in it, beyond saying what to do."""
+        """Whether part of it runs in Python."""
         return self.function is not None or self.factor is not None
 
     @property
     def native(self) -> tuple[int, bool]:
-        """The native core's code, and whether the result is divided by the ranks."""
+        """The native core's code, and whether the result is divided by world size."""
         if self.function is not None:
             raise BadArgument(f"{self.name} runs in Python, not in the native core")
         name = "sum" if self.op in ("mean", "premul_sum") else self.op
         return REDUCTIONS[name], self.op == "mean"
 
     def check(self, dtype: DType) -> None:
-        """Raise BadArgument if it has no meaning for elements of this type."""
+        """Raise BadArgument if it is not defined for this element type."""
         if self.factor is not None:
             _check_factor(dtype, self.factor)
         elif self.function is None:
@@ -66,16 +66,16 @@ class Reduction:
 
 
 def premul_sum(factor: Any) -> Reduction:
-    """The sum of contributions that each rank first multiplies by its `factor`.
+    """The sum of inputs that each rank first multiplies by its `factor`.
 
-    A number, or an array or tensor of one element; whole for integer types.
+    A number, or an array or tensor of one element; an integer for integer types.
     """
     if isinstance(factor, str | bytes | bool):
         raise BadArgument(f"premul_sum({factor!r}): expected a number")
     try:
         value = factor if isinstance(factor, int | float | complex) else factor.item()
     except (AttributeError, ValueError, RuntimeError):
-        value = None  # no array, or one of several elements
+        value = None  # not an array, or one of several elements
     if isinstance(value, bool) or not isinstance(value, int | float | complex):
         raise BadArgument(
             f"premul_sum(a {type(factor).__name__}): expected a number, or an array of "
@@ -101,7 +101,7 @@ _NAMED = {name: Reduction(name) for name in OPS} | {"avg": Reduction("mean")}
 
 
 def as_reduction(op: Any) -> Reduction:
-    """The reduction that a user means by `op`."""
+    """The reduction that `op` stands for."""
     if isinstance(op, Reduction):
         return op
     if isinstance(op, str) and op in _NAMED:
@@ -124,8 +124,8 @@ def as_reduction(op: Any) -> Reduction:
 def fold(function: Function, parts: Sequence[Array]) -> Array:
     """`parts`, in their order, folded from the left by a user's function.
 
-    It gets copies and is believed only what it returns, so that it may work in place,
-    keep what it was given, or return one of its arguments.
+    It gets copies, and only its return value counts, so it may work in place, keep its
+    arguments, or return one of them.
     """
     if not parts:
         raise BadArgument("fold: at least one part is needed")
@@ -138,7 +138,7 @@ def fold(function: Function, parts: Sequence[Array]) -> Array:
 
 
 def scaled(x: Array, factor: Number) -> Array:
-    """`x * factor` in the type of x, as premul_sum has it.
+    """`x * factor` in the type of x, as in premul_sum.
 
     Floats of 16 and 8 bits are multiplied in float32 and rounded once; integers wrap.
     """
@@ -170,21 +170,21 @@ def _scaled_complex(x: Array, factor: Number) -> Array:
 def _check_factor(dtype: DType, factor: Number) -> None:
     where = f"premul_sum({factor!r})"
     if dtype.kind == "b":
-        raise BadArgument(f"{where}: has no meaning for {dtype.name}")
+        raise BadArgument(f"{where}: not defined for {dtype.name}")
     if isinstance(factor, complex) and dtype.kind != "c":
         raise BadArgument(f"{where}: a complex factor needs complex elements")
     if dtype.kind in "iu":
         if isinstance(factor, float) and not factor.is_integer():
-            raise BadArgument(f"{where}: {dtype.name} needs a whole number")
+            raise BadArgument(f"{where}: {dtype.name} needs an integer")
         return
     try:
         complex(factor)
     except OverflowError:
-        raise BadArgument(f"premul_sum: more than any {dtype.name} can be") from None
+        raise BadArgument(f"premul_sum: the factor overflows {dtype.name}") from None
 
 
 def _plain(value: Number) -> Number:
-    """A plain Python number: NumPy's float64 is a float, but not a plain one."""
+    """A plain Python number: NumPy's float64 is only a subclass of float."""
     for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -192,7 +192,7 @@ def _plain(value: Number) -> Number:
 
 
 def _refuse_change(function: Function, result: Any, like: Array) -> None:
-    """A user's function must keep shape and type; a scalar is an array without axes."""
+    """Refuse a result of another shape or type; a scalar is an array without axes."""
     expected = f"{like.dtype}{list(like.shape)}"
     if not isinstance(result, np.ndarray | np.generic):
         got = "None" if result is None else f"a {type(result).__name__}"

@@ -1,4 +1,4 @@
-"""How long a call may take, as users say it and as the native core counts it."""
+"""Timeouts of calls, in seconds for users and nanoseconds for the native core."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ TIMEOUT_S = 300.0
 
 
 def nanoseconds(timeout_s: float) -> int:
-    """A deadline as the native core counts it; more than 30 years is for ever."""
+    """A timeout in nanoseconds, at most 30 years."""
     if not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise BadArgument(f"timeout_s = {timeout_s!r}: expected a positive number")
     return int(min(timeout_s, 1e9) * 1e9)
 
 
 def default_timeout_s() -> float:
-    """From UNISONO_TIMEOUT_S, or five minutes."""
-    told = os.environ.get("UNISONO_TIMEOUT_S", "")
+    """The timeout from UNISONO_TIMEOUT_S, or five minutes."""
+    text = os.environ.get("UNISONO_TIMEOUT_S", "")
     try:
-        seconds = float(told) if told else TIMEOUT_S
+        seconds = float(text) if text else TIMEOUT_S
     except ValueError:
         seconds = -1.0
     if not seconds > 0:
-        raise BadArgument(f"UNISONO_TIMEOUT_S={told}: expected a positive number")
+        raise BadArgument(f"UNISONO_TIMEOUT_S={text}: expected a positive number")
     return seconds

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """A call that was begun with `async_op=True`.
+    """A call that was started with `async_op=True`.
 
-    Its arrays must not be touched until it is done; they are kept alive that long.
+    Its arrays must not be used until it is done; they are kept alive that long.
     Dropping a Work does not cancel the call.
     """
 
@@ -30,7 +30,7 @@ class Work:
         finish: Callable[[Any], Any] | None = None,
         call: str = "",
     ) -> None:
-        """`finish` turns what lies in the buffers into the result, once."""
+        """`finish` makes the result from the buffers, once."""
         self._native = native
         self._result = result
         self._explain = explain
@@ -40,10 +40,10 @@ class Work:
         self.call = call
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until it is done; the result. Raises what went wrong.
+        """Wait until it is done and return the result, or raise its error.
 
-        CollectiveTimeout after `timeout_s`, if that is given; the call itself then goes
-        on, and one may wait again.
+        CollectiveTimeout after `timeout_s`, if given; the call itself then continues,
+        and one may wait again.
         """
         if self._process != os.getpid():
             raise UsageError(
@@ -65,19 +65,19 @@ class Work:
             self._settle(state)
         if self._error is not None:
             raise self._error
-        self._explain = None  # it refers to the communicator, which refers to this
+        self._explain = None  # breaks the cycle with the communicator
         if self._finish is not None:
             finish, self._finish = self._finish, None
             self._result = finish(self._result)
         return self._result
 
     def rest(self) -> None:
-        """Sleep until it has ended, well or not; others see to it that it does."""
+        """Sleep until it has ended, with or without an error, without driving it."""
         if self._native is not None:
             self._native.wait(-1, False)
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, with or without an error."""
         return self._native is None or self._native.state() != 0
 
     def is_completed(self) -> bool:
@@ -85,14 +85,14 @@ class Work:
         return self.done()
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if it has ended and anything did."""
+        """The error, if it has ended with one."""
         if self._native is not None and self.done():
             self._settle(self._native.state())
         return self._error
 
     @property
     def native(self) -> _native.Work | None:
-        """What the engine has of it; None if it never got there."""
+        """The engine's handle; None if the call never reached the engine."""
         return self._native
 
     @property
@@ -107,54 +107,54 @@ class Work:
             self._error = self._explain(self._native)
 
     def __repr__(self) -> str:
-        """One line: the call and how it stands."""
+        """One line: the call and its state."""
         if not self.done():
-            how = "in flight"
+            state = "in flight"
         else:
-            how = "done" if self.exception() is None else "failed"
-        return f"<Work: {self.call}, {how}>"
+            state = "done" if self.exception() is None else "failed"
+        return f"<Work: {self.call}, {state}>"
 
 
-class InFlight:
-    """The arrays of a communicator's calls in flight, kept until these have ended.
+class CallsInFlight:
+    """Keeps the arrays of a communicator's calls in flight until these have ended.
 
-    If a call failed while another rank was writing to its arrays, that one may have
-    been stopped in the middle of it and write on at any time: they are kept for good.
+    If a call failed while another rank was writing to its arrays, that rank may be
+    stopped and continue to write at any time: then they are kept for ever.
     """
 
     def __init__(self, comm: _native.Comm) -> None:
-        """None is in flight yet."""
+        """No call is in flight yet."""
         self._comm = comm
         self._calls: deque[tuple[_native.Work, object]] = deque()
         self._lock = threading.Lock()
 
     def add(self, work: _native.Work, arrays: object) -> None:
-        """A call has begun; those that have ended meanwhile are let go."""
+        """Add a call; release the arrays of those that have ended."""
         with self._lock:
             while self._calls and self._calls[0][0].state() != _PENDING:
-                self._let_go(*self._calls.popleft())
+                self._release(*self._calls.popleft())
             if work.state() != _SUCCEEDED:
                 self._calls.append((work, arrays))
 
     def pending(self) -> bool:
-        """Whether any has not ended."""
+        """Whether any call has not ended."""
         with self._lock:
             return any(work.state() == _PENDING for work, _ in self._calls)
 
     def rest(self, within_s: float) -> None:
-        """Sleep until one more has ended, well or not, or for a while."""
+        """Sleep until one more has ended, at most `within_s`."""
         with self._lock:
             waiting = [w for w, _ in self._calls if w.state() == _PENDING]
         if waiting:
             waiting[0].wait(int(within_s * 1e9), False)
 
     def end(self) -> None:
-        """The communicator is closed: none is in flight any longer."""
+        """The communicator is closed: release all arrays."""
         with self._lock:
             while self._calls:
-                self._let_go(*self._calls.popleft())
+                self._release(*self._calls.popleft())
 
-    def _let_go(self, work: _native.Work, arrays: object) -> None:
+    def _release(self, work: _native.Work, arrays: object) -> None:
         if work.state() != _SUCCEEDED and self._comm.has_writers():
             _KEPT.append(arrays)
 

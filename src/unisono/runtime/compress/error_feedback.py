@@ -1,16 +1,16 @@
-"""Sums by codes, where both ends remember what coding took away.
+"""Sums of encoded tensors, with error feedback at both ends.
 
-    worker   codes its gradient and what it has kept, share by share; a share goes to
+    worker   encodes its gradient plus its residual, part by part; each part goes to
              its owner (all_to_all)
-    owner    adds all shares in rank order, in float32, and what *it* has kept; codes
-             the sum once, and all get that (all_gather)
+    owner    adds all parts in rank order, in float32, plus *its* residual; encodes the
+             sum once, and all get that (all_gather)
     all      decode the same codes, the owner too: the same bits everywhere
 
-Each element is coded twice, whatever the number of ranks. With signs for codes this is
-how 1-bit Adam communicates: a thirtieth of the bytes, and errors that come back in the
-next step instead of adding up.
+Each element is encoded twice, whatever the number of ranks. With a 1-bit sign codec
+this is the communication of 1-bit Adam: a thirtieth of the bytes, and errors that are
+corrected in the next step instead of accumulating.
 
-    sent per rank   codes of what others own, and (n-1) times the code of its own share
+    sent per rank   codes of others' parts, and (n-1) times the code of its own part
 
 Seide et al., "1-bit stochastic gradient descent" (2014); Tang et al., "1-bit Adam"
 (2021).
@@ -24,20 +24,20 @@ from unisono import codecs
 from unisono.codecs.feedback import Feedback
 from unisono.codecs.topk import Floats
 from unisono.runtime.call import arguments
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.sums import Summing
+from unisono.runtime.compress.sums import CompressedSum
 from unisono.runtime.stages import Stages
 
 _COPIES = Reduction("sum")
 
 
-class CodedSum(Summing):
-    """The sum of coded tensors, with feedback at the workers and at the owners."""
+class CodedSum(CompressedSum):
+    """The sum of encoded tensors, with error feedback at workers and owners."""
 
     def __init__(self, comm: Collectives, codec: codecs.Codec, count: int) -> None:
-        """What the owner keeps is of its share alone."""
+        """The owner's residual is only of its own part."""
         super().__init__(comm, count)
         self._codec = codec
         self._worker = Feedback(self.memory, count)
@@ -48,9 +48,9 @@ class CodedSum(Summing):
         self._nbytes = [codec.nbytes(s.stop - s.start) for s in self._spans]
 
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
-        """x becomes the sum, as the codes have it."""
+        """Turn x into the sum, as decoded."""
         comm, codec, rank = self.comm, self._codec, self.comm.rank
-        # Every rank rounds by a chance of its own, if by chance.
+        # With stochastic rounding, every rank has random numbers of its own.
         key = codecs.key(self.steps, rank) if codec.stochastic else 0
         self.steps += 1
         wanted = self._worker.wanted(x)
@@ -66,17 +66,17 @@ class CodedSum(Summing):
             self._nbytes,
             [self._nbytes] * comm.world_size,
         )
-        yield comm.core.run(call, _COPIES, How(async_op=True, label=label))
+        yield comm.core.run(call, _COPIES, CallOptions(async_op=True, label=label))
         total = np.zeros(self.mine.stop - self.mine.start, np.float32)
         for code in arrived:
             codec.add(total, code)
         if not whole:
             x[self.mine] = total
             return
-        yield from self._hand_out(total, x, key, label)
+        yield from self._share_result(total, x, key, label)
 
-    def _hand_out(self, total: Floats, x: Floats, key: int, label: str) -> Stages:
-        """Code this rank's share once more, and give it to all."""
+    def _share_result(self, total: Floats, x: Floats, key: int, label: str) -> Stages:
+        """Encode this rank's part once more, and send it to all."""
         comm, codec, kept = self.comm, self._codec, self.memory["owner"]
         with np.errstate(invalid="ignore"):
             total += kept

@@ -1,8 +1,8 @@
-"""PowerSGD: matrices as products of thin ones, by two plain all_reduces.
+"""PowerSGD: matrices as products of low-rank factors, by two plain all_reduces.
 
-A tensor here is many: the gradients of a bucket, one after the other. Those that are
-matrices and gain by it go thin; the others travel whole, beside the first factors, so
-that there are two all_reduces whatever the bucket holds.
+A tensor here is a bucket of gradients, concatenated. Matrices whose factors are smaller
+are sent as factors; the others are sent whole, together with the first factors, so that
+there are always two all_reduces.
 
     sent   4 r(a+b) bytes for each matrix, 4 for every other element; twice (n-1)/n of
            that per rank, as an all_reduce does
@@ -20,14 +20,14 @@ from unisono.codecs.feedback import Feedback
 from unisono.codecs.powersgd import PowerSGD, first_guess, orthogonal, product
 from unisono.codecs.topk import Floats
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.sums import Summing
+from unisono.runtime.compress.sums import CompressedSum
 from unisono.runtime.stages import Stages
 
 Shape = tuple[int, ...]
 
 
-class LowRankSum(Summing):
-    """The sum of tensors of these shapes, of low rank where that is less to send."""
+class LowRankSum(CompressedSum):
+    """The sum of tensors of these shapes, as low-rank factors where that is smaller."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LowRankSum(Summing):
         *,
         feedback: bool = True,
     ) -> None:
-        """Every matrix has its Q, to begin with in each call."""
+        """Every matrix has its Q, the starting point of each call."""
         ends = list(accumulate((prod(shape) for shape in shapes), initial=0))
         super().__init__(comm, ends[-1])
         self._how = how
@@ -58,7 +58,7 @@ class LowRankSum(Summing):
         self.memory[f"q{i}"] = first_guess(b, r, i)
 
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
-        """x becomes the sum; matrices, as far as the rank goes."""
+        """Turn x into the sum, of matrices its low-rank approximation."""
         n = self.comm.world_size
         warming = self.steps < self._how.warmup
         self.steps += 1
@@ -85,7 +85,7 @@ class LowRankSum(Summing):
                 self._keep(x, n)
 
     def _added(self, factors: list[Floats], rest: list[Floats], label: str) -> Stages:
-        """The sums of factors and other tensors, in one message."""
+        """The sums of factors and other tensors, in one all_reduce."""
         every = [*factors, *rest]
         flat = np.concatenate([np.zeros(0, np.float32), *(f.ravel() for f in every)])
         yield self.comm.all_reduce(flat, async_op=True, label=label)
@@ -97,7 +97,7 @@ class LowRankSum(Summing):
         return parts[: len(factors)], parts[len(factors) :]
 
     def _keep(self, x: Floats, n: int) -> None:
-        """What of this rank's matrices the mean of all does not have."""
+        """Keep the difference between this rank's matrices and the mean."""
         assert self._feedback is not None
         copy = self._feedback.residual.copy()
         for at, _ in self._thin:

@@ -1,25 +1,25 @@
 """Sums of a few elements of each rank: top-k, and random-k.
 
-Random-k is simple: all ranks have drawn the same places, so what they drew is summed as
-a short tensor by a plain all_reduce. With top-k every rank has other places, and how
-many meet is known only when they do. So a sum is made in four steps:
+Random-k is simple: all ranks draw the same indices, so the selected elements are summed
+as a short tensor by a plain all_reduce. With top-k every rank has other indices, and
+their overlap is not known in advance. So a sum takes four steps:
 
     balance   where to cut the tensor into n regions, so that about as many elements
               fall into each: the mean over the ranks of where each would cut
-    split     every rank sends (place, value) to the region's owner: all_to_all
+    split     every rank sends (index, value) to the region's owner: all_to_all
     sum       the owner adds in rank order, in float32; with `again` it keeps only the
               k/n largest of its region
-    gather    all get the owners' elements, as pairs, or as plain numbers where more
-              than half of the elements are there (a pair is two numbers)
+    gather    all get the owners' elements, as pairs, or as plain values where more
+              than half of the elements are nonzero (a pair has twice the size)
 
     sent per rank, in pairs     split  k(n-1)/n    gather  U(n-1)/n
 
-where U, the elements that any rank chose, is between k and nk, and at most k if it is
-chosen `again`: 4k(n-1)/n numbers in all. Where 2k is the whole tensor or more, it is
-sent whole from the beginning. Besides, 16n(n-1) bytes say how many come from whom.
+where U, the number of elements that any rank selected, is between k and nk, and at most
+k with `again`: 4k(n-1)/n values in all. Where 2k is the whole tensor or more, it is
+sent whole. Besides, 16n(n-1) bytes are sent for the counts.
 
-What was chosen by a rank but not again by the owner has not been sent: places come back
-with the result, and whoever keeps a residual keeps those.
+An element that a rank selected, but not the owner again, has not been sent: the indices
+come back with the result, and the residual keeps such elements.
 
 Li and Hoefler, "Near-optimal sparse allreduce" (Ok-Topk, 2022); Renggli et al.,
 "SparCML" (2019), for the switch to dense.
@@ -39,20 +39,20 @@ from unisono.codecs.topk import Floats, Places, TopK, largest, packed, unpacked
 from unisono.errors import BadArgument
 from unisono.runtime.call import arguments
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.sums import Summing, shares
+from unisono.runtime.compress.sums import CompressedSum, shares
 from unisono.runtime.stages import Stages, once
 
 MOST = 1 << 32
-"""A place has 32 bits."""
+"""An index has 32 bits."""
 
 
-class TopKSum(Summing):
-    """The sum of what each rank found largest, with or without feedback."""
+class TopKSum(CompressedSum):
+    """The sum of each rank's largest elements, with or without error feedback."""
 
     def __init__(
         self, comm: Collectives, how: TopK, count: int, *, feedback: bool = True
     ) -> None:
-        """With feedback, what is left waits here for the next call."""
+        """With feedback, unsent elements are kept for the next call."""
         super().__init__(comm, count)
         if count >= MOST:
             raise BadArgument(
@@ -64,14 +64,14 @@ class TopKSum(Summing):
         self._feedback = made
 
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
-        """x becomes the sum; elsewhere than where anybody chose, it is zero."""
+        """Turn x into the sum; it is zero where no rank selected an element."""
         k = self._how.count(self.count, self.steps)
         self.steps += 1
         wanted = x if self._feedback is None else self._feedback.wanted(x)
         mine = largest(wanted, k)
         values = wanted[mine]
         if not whole:
-            yield from summed_in_shares(
+            yield from summed_in_parts(
                 self.comm, mine, values, x, self.bounds, label=label
             )
             taken = None
@@ -81,25 +81,25 @@ class TopKSum(Summing):
                 self.comm, mine, values, x, again=again, label=label
             )
         if self._feedback is not None:
-            if taken is not None:  # of what was chosen here, what arrived everywhere
+            if taken is not None:  # of our selection, what was sent to all
                 mine = np.intersect1d(mine, taken, assume_unique=True)
             self._feedback.sent(mine)
 
 
-class RandomKSum(Summing):
-    """The sum of elements that all ranks have drawn, with or without feedback."""
+class RandomKSum(CompressedSum):
+    """The sum of elements at random indices, with or without error feedback."""
 
     def __init__(
         self, comm: Collectives, how: RandomK, count: int, *, feedback: bool = True
     ) -> None:
-        """With feedback, what is left waits here for the next call."""
+        """With feedback, unsent elements are kept for the next call."""
         super().__init__(comm, count)
         how.count(count)
         self._how = how
         self._feedback = Feedback(self.memory, count) if feedback else None
 
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
-        """x becomes the sum; elsewhere than where it was drawn, it is zero."""
+        """Turn x into the sum; it is zero at all other indices."""
         k = self._how.count(self.count)
         places = drawn(self.count, k, self._how.seed + self.steps)
         self.steps += 1
@@ -131,10 +131,10 @@ def summed(
     again: int | None = None,
     label: str = "",
 ) -> Stages:
-    """The sum of every rank's few elements, whole on every rank, in `into`.
+    """The sum of every rank's selected elements, on every rank, in `into`.
 
-    Returns the places that were taken, or None if that is all that anybody chose. All
-    ranks choose equally many; `again` is how many to keep of all.
+    Returns the indices that were sent, or None if all selected elements were. All ranks
+    select the same number; `again` is how many elements of the sum to keep.
     """
     count = into.size
     if 2 * places.size >= count:
@@ -152,7 +152,7 @@ def summed(
     return (yield from _gathered(comm, found, sums, into, bounds, label))
 
 
-def summed_in_shares(
+def summed_in_parts(
     comm: Collectives,
     places: Places,
     values: Floats,
@@ -161,7 +161,7 @@ def summed_in_shares(
     *,
     label: str = "",
 ) -> Stages:
-    """The same, but every rank gets only its own share of `into`, and all of that."""
+    """The same, but every rank gets only its own part of `into`."""
     if 2 * places.size >= into.size:
         into[:] = 0
         into[places] = values
@@ -176,7 +176,7 @@ def summed_in_shares(
 
 
 def _balanced(comm: Collectives, places: Places, count: int, label: str) -> Stages:
-    """Where to cut, so that owners have about as much to do: agreed by all."""
+    """Where to cut so that owners have about the same work; the same on all ranks."""
     n = comm.world_size
     inner = np.arange(1, n) * places.size // n
     cuts = places[inner].astype(np.int64)
@@ -191,25 +191,25 @@ def _split(
     bounds: Sequence[int],
     label: str,
 ) -> Stages:
-    """Send to each owner what falls into its region; the sum of what came here."""
+    """Send each owner the elements of its region; the sum of this rank's region."""
     n, rank = comm.world_size, comm.rank
     counts = np.diff(np.searchsorted(places, bounds)).astype(np.int64)
-    told = np.empty((n, n), np.int64)
-    yield comm.all_gather(counts[None], out=told, async_op=True, label=label)
-    arrived = np.empty(int(told[:, rank].sum()), np.uint64)
+    counts_of_all = np.empty((n, n), np.int64)
+    yield comm.all_gather(counts[None], out=counts_of_all, async_op=True, label=label)
+    arrived = np.empty(int(counts_of_all[:, rank].sum()), np.uint64)
     pairs = packed(places, values)
     call = arguments.all_to_all(
-        comm.core.position, pairs, arrived, counts.tolist(), told.tolist()
+        comm.core.position, pairs, arrived, counts.tolist(), counts_of_all.tolist()
     )
     yield once(comm, call, label)
     first, last = bounds[rank], bounds[rank + 1]
-    return _added(arrived, told[:, rank].tolist(), first, last)
+    return _added(arrived, counts_of_all[:, rank].tolist(), first, last)
 
 
 def _added(
     arrived: NDArray[np.uint64], counts: list[int], first: int, last: int
 ) -> tuple[Places, Floats]:
-    """Every rank's elements of a region, added in rank order: places and sums."""
+    """Every rank's elements of a region, added in rank order: indices and sums."""
     total = np.zeros(last - first, np.float32)
     there = np.zeros(last - first, np.bool_)
     for end, count in zip(accumulate(counts), counts, strict=True):
@@ -228,7 +228,7 @@ def _gathered(
     bounds: Sequence[int],
     label: str,
 ) -> Stages:
-    """Give all ranks what the owners have; the places of it."""
+    """Gather the owners' elements on all ranks; their indices."""
     n = comm.world_size
     sizes = np.empty(n, np.int64)
     mine = np.array([found.size], np.int64)

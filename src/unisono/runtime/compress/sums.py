@@ -1,8 +1,8 @@
-"""Sums over the ranks for which less is sent than there is.
+"""The base class of compressed sums over the ranks.
 
-A `Summing` is made for one tensor, of which it may remember something from call to call
-(`memory`, plain arrays by name: to save them and to load them is to go on as before).
-All ranks make the same ones and call them in the same order.
+A `CompressedSum` is made for one tensor and may keep state between calls (`memory`,
+plain arrays by name, which can be saved and loaded). All ranks make the same ones and
+call them in the same order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unisono.runtime.collectives import Collectives
 from unisono.runtime.stages import Stages
 
 
-class Summing:
-    """The base: where it runs, how long the tensor is, what it remembers."""
+class CompressedSum:
+    """A compressed sum of one tensor over the ranks of a communicator."""
 
     def __init__(self, comm: Collectives, count: int) -> None:
-        """`steps` are the calls that were made."""
+        """`steps` is the number of calls so far."""
         self.comm, self.count = comm, count
         self.memory: Memory = {}
         self.steps = 0
@@ -29,17 +29,17 @@ class Summing:
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
         """Turn x (flat float32) into the sum, in place.
 
-        With `whole` false only this rank's share of it has to be right: the elements
+        With `whole` false only this rank's part of it has to be right: the elements
         from bounds[rank] to bounds[rank + 1].
         """
         raise NotImplementedError
 
     @property
     def mine(self) -> slice:
-        """This rank's share."""
+        """This rank's part."""
         return slice(self.bounds[self.comm.rank], self.bounds[self.comm.rank + 1])
 
 
 def shares(count: int, n: int) -> list[int]:
-    """How many elements each of n ranks has of `count`: the first ones one more."""
+    """The elements of each of n ranks out of `count`: the first have one more."""
     return [count // n + (rank < count % n) for rank in range(n)]

@@ -8,20 +8,20 @@ from typing import Any
 
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.observe import recorder
-from unisono.runtime.observe.explain_codecs import Coded, explained
-from unisono.runtime.observe.subject import Subject
+from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
+from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.plan.plans import lowered, verified
-from unisono.runtime.plan.select import Choice, choose
-from unisono.runtime.plan.tuned import Row, Tuned
+from unisono.runtime.plan.select import AlgorithmChoice, choose
+from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import collective as find_collective
 from unisono.schedule.program import Program
 from unisono.units import format_bytes, format_seconds
 
 
 def explain(
-    core: Subject,
+    core: ObservedCore,
     collective: str,
     x: Any = None,
     *,
@@ -32,17 +32,19 @@ def explain(
     coded: str | None = None,
     error_bound: float | None = None,
 ) -> str:
-    """A few lines for people; nothing is run."""
+    """A few readable lines; nothing is run."""
     what = find_collective(collective)
     n = core.world_size
     if x is None and collective != "barrier":
         raise BadArgument(
-            f"explain({collective!r}, x): an array is needed for its size"
+            f"explain({collective!r}, x): an array is required, for its size"
         )
     nbytes = 0 if x is None else _size(x)
     if collective in ("all_gather", "gather"):
         nbytes *= n
-    how = How(algorithm, False, None, reproducible, "", codec, coded, error_bound)
+    how = CallOptions(
+        algorithm, False, None, reproducible, "", codec, coded, error_bound
+    )
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(
@@ -50,7 +52,7 @@ def explain(
         )
         lines = [f"  measured   {_measured(core, collective, x, found)}"]
         return "\n".join([*found.lines, *lines])
-    how.refuse_idle(collective)
+    how.refuse_codec_options(collective)
     choice = choose(
         collective,
         nbytes,
@@ -90,9 +92,9 @@ def explain(
     return "\n".join(lines)
 
 
-def chooser(choice: Choice, tuned: Tuned | None) -> str:
-    """Who chose, in words."""
-    words = {
+def chooser(choice: AlgorithmChoice, tuned: Tuned | None) -> str:
+    """What chose the algorithm, as text."""
+    text = {
         "caller": "the caller",
         "variable": "the environment",
         "rule": "the rules for ranks that share memory",
@@ -100,23 +102,23 @@ def chooser(choice: Choice, tuned: Tuned | None) -> str:
         "table": f"the table {tuned.origin}".rstrip() if tuned else "the table",
     }[choice.by]
     if choice.by in ("rule", "model"):
-        lacks = "the table has no such call" if tuned else "there is no table"
-        return f"{words}; {lacks} (unisono tune)"
-    return words
+        missing = "the table has no such call" if tuned else "there is no table"
+        return f"{text}; {missing} (unisono tune)"
+    return text
 
 
-def runner_up(choice: Choice) -> str:
-    """The one that would be next, with its times as far as they are known."""
-    told = [choice.runner_up]
+def runner_up(choice: AlgorithmChoice) -> str:
+    """The second best algorithm, with its times if they are known."""
+    parts = [choice.runner_up]
     if choice.runner_up_predicted:
-        told.append(f"predicted {format_seconds(choice.runner_up_predicted)}")
+        parts.append(f"predicted {format_seconds(choice.runner_up_predicted)}")
     if choice.row is not None and choice.row.runner_up_measured:
-        told.append(f"measured {format_seconds(choice.row.runner_up_measured)}")
-    return ", ".join(told)
+        parts.append(f"measured {format_seconds(choice.row.runner_up_measured)}")
+    return ", ".join(parts)
 
 
-def when_tuned(row: Row) -> str:
-    """What the race of `unisono tune` had."""
+def when_tuned(row: TunedRow) -> str:
+    """The time that `unisono tune` measured."""
     return f"{format_seconds(row.measured)}, measured at {format_bytes(row.nbytes)}"
 
 
@@ -125,30 +127,35 @@ def _size(x: Any) -> int:
     return int(count) * dtype_of(x).itemsize
 
 
-def _crossing(core: Subject, programs: Sequence[Program]) -> str:
-    """How many hosts, how many streams a rank opens for this, and on which network."""
+def _crossing(core: ObservedCore, programs: Sequence[Program]) -> str:
+    """The number of hosts, of streams per rank for this call, and the network."""
     most = max(len({m.to for m in p.messages}) for p in programs)
     where = f"; this rank is at {core.transport.why}" if core.transport.why else ""
     return f"{len(set(core.hosts))}; a rank sends to at most {most} on others{where}"
 
 
-def _reaching(core: Subject) -> str:
+def _reaching(core: ObservedCore) -> str:
     return (
-        "large ones are staged until the ranks have tried to reach each other's memory",
+        "large ones are staged until the ranks have tried to read each other's memory",
         "large ones are copied once, from process to process",
-        "staged: the system does not let the ranks reach each other's memory",
+        "staged: the system does not let the ranks read each other's memory",
     )[core.native.cross_memory_access()]
 
 
 def _order(canonical: bool) -> str:
     if canonical:
         return "one pass in rank order: the same bits for every size"
-    return "as the schedule adds: the same bits on all ranks"
+    return "in the schedule's order: the same bits on all ranks"
 
 
-def _measured(core: Subject, collective: str, x: Any, found: Choice | Coded) -> str:
-    """The median of the calls like this one that the recorder remembers."""
-    codec = found.codec if isinstance(found, Coded) else ""
+def _measured(
+    core: ObservedCore,
+    collective: str,
+    x: Any,
+    found: AlgorithmChoice | CodecExplanation,
+) -> str:
+    """The median time of calls like this one in the flight recorder."""
+    codec = found.codec if isinstance(found, CodecExplanation) else ""
     count = 0 if x is None else _size(x) // dtype_of(x).itemsize
     if collective in ("all_gather", "gather"):
         count *= core.world_size

@@ -1,4 +1,4 @@
-"""`comm.explain` of a call with a codec: its bytes, its error, and whether it pays."""
+"""`comm.explain` of a call with a codec: its bytes, its error, its predicted time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from unisono.dtypes import DTYPES, DType
 from unisono.runtime.call.coding import Coding
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
-from unisono.runtime.observe.subject import Subject
+from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.plan.codec_options import (
     BOUND,
     as_coding,
     choose_coded,
     predicted_error,
-    refuse_misfits,
-    refuse_too_wrong,
+    refuse_large_error,
+    refuse_unsupported,
 )
 from unisono.runtime.plan.codec_plans import chunk_sizes, sent_bytes
-from unisono.runtime.plan.plans import Kind, lowered, verified
-from unisono.runtime.plan.predict import MODEL, Model, lines, predicted_coded
-from unisono.runtime.plan.select import Choice, choose
+from unisono.runtime.plan.plans import CallKind, lowered, verified
+from unisono.runtime.plan.predict import MODEL, CostModel, predicted_coded, step_costs
+from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Action, Home, Lowered
@@ -33,8 +33,8 @@ _SUM = Reduction("sum")
 
 
 @dataclass(frozen=True)
-class Coded:
-    """What would run, and the lines that tell of it."""
+class CodecExplanation:
+    """The algorithm and codec that would run, and the explanation."""
 
     algorithm: str
     codec: str
@@ -42,17 +42,17 @@ class Coded:
 
 
 def explained(
-    core: Subject,
+    core: ObservedCore,
     collective: str,
     nbytes: int,
     dtype: DType | None,
     root: int,
-    how: How,
-) -> Coded:
-    """A few lines for people; nothing is run, but what would be refused is."""
+    how: CallOptions,
+) -> CodecExplanation:
+    """A few readable lines; nothing is run, but a refused call raises here, too."""
     coding = as_coding(how.codec, how.coded)
     dtype = dtype or DTYPES["float32"]
-    refuse_misfits(collective, coding, dtype, _SUM)
+    refuse_unsupported(collective, coding, dtype, _SUM)
     n, hosts = core.world_size, core.hosts_if_several
     choice = choose_coded(
         *(collective, nbytes, n, coding),
@@ -62,11 +62,11 @@ def explained(
     )
     spec = core.spec(choice.algorithm)
     key = collective, spec, n, root
-    refuse_too_wrong(*key, coding, hosts, how.error_bound)
+    refuse_large_error(*key, coding, hosts, how.error_bound)
     count = nbytes // dtype.itemsize
-    kind = Kind(collective, dtype, _SUM, root, count, spec, coding=coding)
+    kind = CallKind(collective, dtype, _SUM, root, count, spec, coding=coding)
     steps = verified(*key).num_steps
-    told = [
+    lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm} "
         f"in {coding}",
         f"  why        {choice.why}",
@@ -76,7 +76,7 @@ def explained(
         f"  bits       {_bits(kind, n, hosts)}",
         f"  predicted  {_times(kind, n, hosts, nbytes, choice)}",
     ]
-    return Coded(choice.algorithm, str(coding), told)
+    return CodecExplanation(choice.algorithm, str(coding), lines)
 
 
 def _codec(coding: Coding, dtype: DType, count: int) -> str:
@@ -90,7 +90,7 @@ def _codec(coding: Coding, dtype: DType, count: int) -> str:
     )
 
 
-def _wire(kind: Kind, n: int, hosts: tuple[int, ...], nbytes: int) -> str:
+def _wire(kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int) -> str:
     busiest = int(sent_bytes(kind, n, hosts).max(initial=0))
     plain = int(
         verified(kind.collective, kind.algorithm, n, kind.root).cost(nbytes).sent.max()
@@ -101,7 +101,7 @@ def _wire(kind: Kind, n: int, hosts: tuple[int, ...], nbytes: int) -> str:
     )
 
 
-def _error(kind: Kind, n: int, hosts: tuple[int, ...], bound: float | None) -> str:
+def _error(kind: CallKind, n: int, hosts: tuple[int, ...], bound: float | None) -> str:
     assert kind.coding is not None
     key = kind.collective, kind.algorithm, n, kind.root
     found = predicted_error(*key, kind.coding, hosts)
@@ -115,45 +115,45 @@ def _error(kind: Kind, n: int, hosts: tuple[int, ...], bound: float | None) -> s
     )
 
 
-def _bits(kind: Kind, n: int, hosts: tuple[int, ...]) -> str:
+def _bits(kind: CallKind, n: int, hosts: tuple[int, ...]) -> str:
     assert kind.coding is not None
     key = kind.collective, kind.algorithm, n, kind.root
     made = lowered(*key, 0, hosts, kind.coding.scope)
     if verified(*key).collective.after is not Holders.EVERYWHERE:
-        return "what only travels is encoded once, where it begins"
+        return "values that are only copied are encoded once, by their source"
     return (
         "the same on all ranks; ranks read their own values as codes, too"
         if made.replicated
-        else "the same on all ranks: who made a sum keeps what its code says"
+        else "the same on all ranks: the owner of a sum uses its decoded value, too"
     )
 
 
 def _times(
-    kind: Kind, n: int, hosts: tuple[int, ...], nbytes: int, choice: Choice
+    kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int, choice: AlgorithmChoice
 ) -> str:
     coded, plain, by = seconds(kind, n, hosts, nbytes)
-    verdict = "it pays" if coded < plain else "it does not pay here"
+    result = "faster" if coded < plain else "not faster here"
     return (
         f"{format_seconds(coded)}; without a codec {format_seconds(plain)} by {by}: "
-        f"{verdict}, by the model"
+        f"{result}, by the model"
     )
 
 
 def seconds(
-    kind: Kind,
+    kind: CallKind,
     n: int,
     hosts: tuple[int, ...],
     nbytes: int,
-    model: Model = MODEL,
+    model: CostModel = MODEL,
 ) -> tuple[float, float, str]:
-    """Predicted with the codec and without, and by which algorithm that would be."""
+    """Predicted times with the codec and without, and the algorithm without."""
     coding = kind.coding
     assert coding is not None
     placed = hosts or (0,) * n
     key = kind.collective, kind.algorithm, n, kind.root
     sizes = chunk_sizes(verified(*key).contract, kind.counts, coding.codec.block)
     coded = predicted_coded(
-        lines(kind.collective, kind.algorithm, 1, placed, model),
+        step_costs(kind.collective, kind.algorithm, 1, placed, model),
         nbytes,
         coding.codec.nbytes(nbytes // kind.dtype.itemsize),
         _work(lowered(*key, 0, hosts, coding.scope), sizes, model),
@@ -165,15 +165,15 @@ def seconds(
         reproducible=False,
         hosts=hosts or None,
     )
-    told = lines(kind.collective, plain.algorithm, 1, placed, model)
+    costs = step_costs(kind.collective, plain.algorithm, 1, placed, model)
     return (
         coded,
-        predicted_coded(told, nbytes, nbytes, 0.0, inside=True),
-        (plain.algorithm),
+        predicted_coded(costs, nbytes, nbytes, 0.0, inside=True),
+        plain.algorithm,
     )
 
 
-def _work(made: Lowered, sizes: Ints, model: Model) -> float:
+def _work(made: Lowered, sizes: Ints, model: CostModel) -> float:
     """The seconds that the busiest rank encodes and decodes."""
     busiest = 0.0
     for program in made.programs:
@@ -189,7 +189,7 @@ def _work(made: Lowered, sizes: Ints, model: Model) -> float:
 def _codings(action: Action) -> tuple[int, int]:
     """How many times an action encodes its chunk, and decodes it."""
     codes = sum(s.home in (Home.CODE, Home.STREAM) for s in action.sources)
-    handed_on = codes == len(action.sources) == 1
+    forwarded = codes == len(action.sources) == 1
     kept = action.output is not None or action.window is not None
-    encodes = action.code is not None and not handed_on
-    return int(encodes), (int(kept) if handed_on else codes) + int(action.back)
+    encodes = action.code is not None and not forwarded
+    return int(encodes), (int(kept) if forwarded else codes) + int(action.back)

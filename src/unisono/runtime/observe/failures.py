@@ -1,4 +1,4 @@
-"""What went wrong, in words: the engine's verdicts made into errors that name ranks."""
+"""Errors that name ranks, made from the native core's failure codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from unisono._native import Note as NativeNote
     from unisono.runtime.call.arguments import Call
 
-Verdict = tuple[int, int, int, int]
+Failure = tuple[int, int, int, int]
+"""A failure code, the rank that failed, the rank that reports it, and a seq."""
 
 _DYING_S = 1.0
 _NAMES = list(CODES)
@@ -36,8 +37,8 @@ _REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 _ROOTED = ("broadcast", "scatter", "gather", "reduce")
 
 
-class Trouble(enum.IntEnum):
-    """Why a call failed; the native core counts likewise."""
+class FailureCode(enum.IntEnum):
+    """Why a call failed; the same numbers as in the native core."""
 
     NONE = 0
     PEER_LOST = 1
@@ -53,9 +54,9 @@ class Trouble(enum.IntEnum):
     SEVERED = 11
 
 
-def describe(told: NativeNote) -> str:
+def describe(native_note: NativeNote) -> str:
     """A call as in "all_reduce(float32 x 1024, sum) by ring"; or float32[32, 32]."""
-    note = Note(*told)
+    note = Note(*native_note)
     name, names = _nth(_NAMES, note.collective), note.names
     about = [] if name == "barrier" else [_elements(note, names.shape)]
     if name in _REDUCING:
@@ -74,21 +75,21 @@ def _elements(note: Note, shape: str) -> str:
 
 
 def _nth(words: Sequence[str], number: int) -> str:
-    """A word by its number, which may have come from another host."""
+    """A name by its number, which may come from another host and be invalid."""
     return words[number] if number < len(words) else "?"
 
 
-def in_words(call: Call, op: str) -> str:
-    """The same of a call that was not made, before an algorithm was chosen."""
-    number, place = CODES[call.collective], OPS.index(op)
-    what = 0, number, call.dtype.code, place, call.root, call.total
+def describe_call(call: Call, op: str) -> str:
+    """The description of a call that was refused before an algorithm was chosen."""
+    number, op_number = CODES[call.collective], OPS.index(op)
+    what = 0, number, call.dtype.code, op_number, call.root, call.total
     return describe((*what, 0, 0, "", "", "", shape_text(call.shape)))
 
 
-def failure(
+def error_for(
     comm: Comm,
     peers: Sequence[Peer],
-    verdict: Verdict,
+    failure: Failure,
     *,
     call: str,
     seq: int,
@@ -96,42 +97,42 @@ def failure(
     awaited: Sequence[int] = (),
     rank: int = -1,
 ) -> UnisonoError:
-    """The error for a verdict; `call` is what this rank, `rank`, was doing."""
-    kind, culprit, reporter, seq_there = verdict
-    trouble = Trouble(kind)
-    who = peers[culprit]
+    """The error for a failure; `call` is this rank's call."""
+    number, failed_rank, reporter, seq_there = failure
+    code = FailureCode(number)
+    who = peers[failed_rank]
     where = f"{call} (seq {seq})"
-    if trouble is Trouble.MISMATCH:
-        return _mismatch(comm, peers, culprit, reporter, seq_there)
-    if trouble is Trouble.TIMEOUT:
+    if code is FailureCode.MISMATCH:
+        return _mismatch(comm, peers, failed_rank, reporter, seq_there)
+    if code is FailureCode.TIMEOUT:
         return _timeout(
-            comm, peers, culprit, reporter, where, call, seq, timeout_s, awaited
+            comm, peers, failed_rank, reporter, where, call, seq, timeout_s, awaited
         )
-    if trouble is Trouble.MISFIT:
+    if code is FailureCode.MISFIT:
         return BadArgument(f"{where}: the message of {who} does not fit the buffer")
-    if trouble is Trouble.CUT:
+    if code is FailureCode.CUT:
         return TransportError(
-            f"{where}: {who} gave up a message when it was half sent, and can send "
-            "nothing more this way; use another communicator"
+            f"{where}: {who} aborted a message after sending part of it, and "
+            "cannot send on this communicator any more; use another one"
         )
-    if trouble is Trouble.STARVED:
+    if code is FailureCode.STARVED:
         return TransportError(
             f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
         )
-    if trouble is Trouble.CORRUPTED:
+    if code is FailureCode.CORRUPTED:
         return Corrupted(
-            f"{where}: what {who} sent did not arrive at {peers[reporter]} as it was "
-            "sent: its checksum or its seal is wrong; look at the network between them"
+            f"{where}: data from {who} arrived corrupted at {peers[reporter]}: its "
+            "checksum or authentication tag is wrong; check the network between them"
         )
-    if trouble is Trouble.UNREACHABLE and not _is_dying(comm, culprit):
+    if code is FailureCode.UNREACHABLE and not _is_dying(comm, failed_rank):
         return TransportError(
-            f"{where}: the system refuses {peers[reporter]} the memory of {who}; "
-            "UNISONO_SINGLE_COPY=0 goes without it"
+            f"{where}: the system denies {peers[reporter]} access to the memory of "
+            f"{who}; UNISONO_SINGLE_COPY=0 avoids this access"
         )
-    how = _how_lost(trouble, culprit, reporter, rank, peers)
+    how = _how_lost(code, failed_rank, reporter, rank, peers)
     return PeerLost(
         f"{where}: {who} {how}; the communicator can no longer be used",
-        ranks=[culprit],
+        ranks=[failed_rank],
         pids=[who.pid],
         host=who.host,
         collective=call.partition("(")[0],
@@ -140,26 +141,29 @@ def failure(
 
 
 def _how_lost(
-    trouble: Trouble, culprit: int, reporter: int, rank: int, peers: Sequence[Peer]
+    code: FailureCode, failed_rank: int, reporter: int, rank: int, peers: Sequence[Peer]
 ) -> str:
     """What became of a rank, as the end of a sentence about it."""
-    if trouble is Trouble.SEVERED and culprit == reporter:
+    if code is FailureCode.SEVERED and failed_rank == reporter:
         return "aborted the communicator"
-    if trouble is Trouble.PEER_LOST and culprit == rank:
-        return "is this rank: the others heard nothing of it for long, and gave it up"
+    if code is FailureCode.PEER_LOST and failed_rank == rank:
+        return (
+            "is this rank: the others received no heartbeat from it for too long "
+            "(UNISONO_SILENCE_S) and marked it dead"
+        )
     return {
-        Trouble.PEER_LOST: "died",
-        Trouble.UNREACHABLE: "died",
-        Trouble.LEFT: "closed its communicator",
-        Trouble.INTERRUPTED: "was interrupted",
-        Trouble.SEVERED: f"cannot be reached any more by {peers[reporter]}",
-    }.get(trouble, "failed")
+        FailureCode.PEER_LOST: "died",
+        FailureCode.UNREACHABLE: "died",
+        FailureCode.LEFT: "closed its communicator",
+        FailureCode.INTERRUPTED: "was interrupted",
+        FailureCode.SEVERED: f"cannot be reached any more by {peers[reporter]}",
+    }.get(code, "failed")
 
 
 def _is_dying(comm: Comm, rank: int) -> bool:
-    """Whether a rank whose memory is refused is about to be known as dead.
+    """Whether a rank whose memory is denied turns out to be dead.
 
-    The memory of a process that is killed goes a little before the process itself.
+    The memory of a killed process is freed a little before the process has exited.
     """
     until = time.monotonic() + _DYING_S
     while not comm.states()[rank][-1]:
@@ -170,24 +174,24 @@ def _is_dying(comm: Comm, rank: int) -> bool:
 
 
 def _mismatch(
-    comm: Comm, peers: Sequence[Peer], culprit: int, reporter: int, seq: int
+    comm: Comm, peers: Sequence[Peer], failed_rank: int, reporter: int, seq: int
 ) -> CollectiveMismatch:
     calls: dict[int, str] = {}
     notes = []
-    for rank in sorted({culprit, reporter}):
+    for rank in sorted({failed_rank, reporter}):
         note = _note_of(comm, rank, seq)
-        calls[rank] = describe(note) if note else "something else"
+        calls[rank] = describe(note) if note else "another collective"
         notes += [Note(*note)] if note else []
-    told = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
+    text = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
     return CollectiveMismatch(
-        f"call {seq} differs between ranks: {told}. {_advice(notes, calls)}",
+        f"call {seq} differs between ranks: {text}. {_advice(notes, calls)}",
         calls=calls,
         seq=seq,
     )
 
 
 def _advice(notes: Sequence[Note], calls: dict[int, str]) -> str:
-    """What to do about it; also where the two calls look the same."""
+    """What to do about a mismatch; also where the two descriptions are equal."""
     if len(notes) == 2 and len(set(calls.values())) == 1:
         one, other = notes
         if one.content != other.content:
@@ -196,14 +200,14 @@ def _advice(notes: Sequence[Note], calls: dict[int, str]) -> str:
                 "ranks the same file, or the same version of the package it is from"
             )
         return (
-            "What differs is too long to be told here: how many elements each rank "
-            "has, or the middle of a name"
+            "The difference is too long to be shown: the ranks' numbers of elements, "
+            "or the middle of a name"
         )
     return "All ranks of a communicator must make the same calls in the same order"
 
 
 def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
-    """What a rank called; one of another host may still have to tell."""
+    """A rank's call; that of another host may still have to arrive."""
     until = time.monotonic() + _MOMENT_S
     while True:
         state = comm.states()[rank]
@@ -218,7 +222,7 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
 def _timeout(
     comm: Comm,
     peers: Sequence[Peer],
-    culprit: int,
+    failed_rank: int,
     reporter: int,
     where: str,
     call: str,
@@ -226,20 +230,20 @@ def _timeout(
     timeout_s: float,
     awaited: Sequence[int],
 ) -> CollectiveTimeout:
-    late = list(awaited) or [culprit]
+    late = list(awaited) or [failed_rank]
     states = comm.states()
-    told = []
+    seen = []
     for rank in late:
         arrived, one, other, *_ = states[rank]
         last = one if one[0] == arrived else other
         doing = f"last seen at seq {arrived}" if arrived else "never seen"
-        told.append(
+        seen.append(
             f"{peers[rank]}, {doing}" + (f" in {describe(last)}" * bool(arrived))
         )
-    gave_up = "" if timeout_s < 0 else f" within {timeout_s:g} s"
+    limit = "" if timeout_s < 0 else f" within {timeout_s:g} s"
     return CollectiveTimeout(
-        f"{where}: not completed{gave_up}; {peers[reporter]} gave up waiting for "
-        + "; ".join(told),
+        f"{where}: not completed{limit}; {peers[reporter]} timed out waiting for "
+        + "; ".join(seen),
         ranks=late,
         collective=call.partition("(")[0],
         seq=seq,

@@ -1,11 +1,10 @@
 """The flight recorder: the last 2,000 calls of a rank, always on, written on error.
 
 The native core writes the records; here they become dictionaries with the field names
-that PyTorch's tools know. UNISONO_FLIGHT_DIR names a folder, and only then a rank
-writes a *flight record* there: its calls with the lines that made them, and where its
-threads stand. It does so when a call fails, when another rank's has failed, when it is
-asked (SIGUSR2), and when it leaves; the gravest reason stays. `unisono trace why` reads
-them.
+of PyTorch's tools. Only if UNISONO_FLIGHT_DIR names a folder, a rank writes a *flight
+record* there: its calls with the lines that made them, and the stacks of its threads.
+It does so when a call fails, when another rank's has failed, on request (SIGUSR2), and
+when it leaves; the most severe reason stays. `unisono trace why` reads them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from unisono.runtime.plan.plans import CODES
 from unisono.transports.session import Logbook
 
 FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
-LEFT, ASKED, HEARD, FAILED = range(4)
-"""Why a flight record is written, the gravest last."""
+LEFT, REQUESTED, REMOTE_FAILURE, FAILED = range(4)
+"""Why a flight record is written, by severity."""
 
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
@@ -40,7 +39,7 @@ _WRITING = threading.Lock()
 
 
 def records(logbook: Logbook) -> list[dict[str, Any]]:
-    """The records of this rank, the oldest first."""
+    """The records of this rank, oldest first."""
     found = []
     for record in logbook.engine.records():
         number, group, noted, created, begun, ended, state, *more = record
@@ -91,14 +90,14 @@ def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """Where the threads of this process stand, the innermost frame first.
+    """The stacks of this process's threads, innermost frame first.
 
-    The current one is who writes this: of a call that failed, its caller.
+    The current thread is the one that writes this: of a failed call, its caller.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    told = []
+    found = []
     for ident, frame in sys._current_frames().items():
-        told.append(
+        found.append(
             {
                 "thread": names.get(ident, "?"),
                 "main": ident == threading.main_thread().ident,
@@ -106,7 +105,7 @@ def stacks() -> list[dict[str, Any]]:
                 "frames": _walk(frame),
             }
         )
-    return sorted(told, key=lambda stack: not stack["main"])
+    return sorted(found, key=lambda stack: not stack["main"])
 
 
 def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
@@ -119,9 +118,9 @@ def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
 
 
 def flight(logbook: Logbook, why: str, about: dict[str, Any]) -> dict[str, Any]:
-    """All that a rank knows of itself; `about` is what its error says, if it has one.
+    """A rank's flight record; `about` describes its error, if it has one.
 
-    Times are of this host's clock; `clock_ns` is what to add to have rank 0's.
+    Times are of this host's clock; adding `clock_ns` gives rank 0's.
     """
     me = logbook.peers[logbook.rank]
     entries = records(logbook)
@@ -152,7 +151,7 @@ def flight(logbook: Logbook, why: str, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _status(entries: list[dict[str, Any]], group: int) -> dict[str, int]:
-    """How far a communicator's collectives have got here."""
+    """The progress of a communicator's collectives on this rank."""
     mine = [e for e in entries if e["pg_id"] == group and not e["is_p2p"]]
 
     def last(*states: str) -> int:
@@ -168,30 +167,30 @@ def _status(entries: list[dict[str, Any]], group: int) -> dict[str, int]:
 
 
 def folder_for_records() -> str:
-    """Where the user wants flight records, or nothing."""
+    """The folder for flight records, or an empty string."""
     return os.environ.get(FLIGHT_DIR, "")
 
 
 def write(
-    logbook: Logbook, folder: str, why: str, grave: int, about: dict[str, Any]
+    logbook: Logbook, folder: str, why: str, severity: int, about: dict[str, Any]
 ) -> Path:
-    """Write the flight record of this rank, unless a graver one is there already."""
+    """Write the flight record of this rank, unless there is a more severe one."""
     file = Path(folder) / f"unisono-rank{logbook.rank}-{os.getpid()}.json"
     with _WRITING:
-        if grave < logbook.written or grave == logbook.written == FAILED:
+        if severity < logbook.written or severity == logbook.written == FAILED:
             return file
         Path(folder).mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{threading.get_ident()}")
         scratch.write_bytes(msgspec.json.encode(flight(logbook, why, about)))
         scratch.replace(file)
-        logbook.written = grave
+        logbook.written = severity
     return file
 
 
 def dump_on_error(logbook: Logbook, name: str, error: Exception, call: str) -> None:
-    """Write the records where the user asked for them; say so in the error.
+    """Write the flight record, if the user asked for it, and note it in the error.
 
-    `call` is the one that failed, in words, also if it was refused and has no record.
+    `call` describes the failed call, also if it was refused and has no record.
     """
     folder = folder_for_records()
     if not folder:

@@ -1,4 +1,4 @@
-"""What observers read of a communicator: the part of its core they need."""
+"""The part of a communicator's core that observers read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 from unisono import _native
 from unisono.algorithms import Spec
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
-from unisono.runtime.plan.plans import Kind
+from unisono.runtime.plan.plans import CallKind
 from unisono.transports.session import Peer, Session
 
 
-class Subject(Protocol):
-    """A communicator's core, as `explain`, the monitor and the traffic count see it."""
+class ObservedCore(Protocol):
+    """A communicator's core, for `explain`, the monitor and the traffic counter."""
 
     rank: int
     world_size: int
@@ -27,26 +27,26 @@ class Subject(Protocol):
     transport: Session
     closed: bool
     exceeded_s: float
-    """The limit of the call by which this rank broke the communicator, if it did."""
+    """The timeout of the call that broke the communicator on this rank, if any."""
 
     @property
     def peers(self) -> list[Peer]:
-        """Who the ranks are."""
+        """Process and host of each rank."""
 
     @property
     def timeout_s(self) -> float:
-        """The limit of a call that is given none of its own."""
+        """The timeout of calls without one of their own."""
 
     @property
     def plans(self) -> Mapping[object, _native.Plan]:
-        """Those that are kept, by what they follow from."""
+        """The cached plans, by their keys."""
 
     @property
     def single_use(self) -> Iterable[object]:
-        """Keys of plans that were not kept."""
+        """Keys of plans that are not cached."""
 
     def spec(self, algorithm: str) -> Spec:
-        """An algorithm, with what its files held when it was first used here."""
+        """An algorithm, with its files as they were when it was first used here."""
 
-    def kind(self, call: Call, reduction: Reduction, how: How) -> Kind:
+    def kind(self, call: Call, reduction: Reduction, how: CallOptions) -> CallKind:
         """What the ranks must agree on in a call."""

@@ -1,14 +1,14 @@
-"""Recording a trace: the native core's rings, switched on and read.
+"""Recording a trace: the native core's ring buffers, started and read.
 
     start(logbook); ...; stop(logbook); part = harvest(logbook)
 
-While it is on, a rank notes every call and what the call is made of: when it arrived
-and who was last, each copy and each reduction with whose chunk it read, each message to
-another host, each wait. The rings keep the latest; what was overwritten is counted. A
-`Part` is one rank's share as plain data. `unisono.trace` puts the parts together.
+While it runs, a rank records every call and its events: when it arrived and which rank
+was last, each copy and each reduction with the chunk it read, each message to another
+host, each wait. The ring buffers keep the latest; overwritten events are counted. A
+`TracePart` is one rank's part as plain data. `unisono.trace` merges the parts.
 
-UNISONO_TRACE names a folder: then every rank records from the beginning and leaves its
-part there when it leaves.
+With a folder in UNISONO_TRACE every rank records from the beginning and writes its part
+there when it leaves.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy as np
 
 from unisono import _native
 from unisono.errors import BadArgument, Corrupted
-from unisono.runtime.call.notes import Names, named
+from unisono.runtime.call.notes import CallNames, named
 from unisono.transports.session import Logbook, Session
 
 TRACE = "UNISONO_TRACE"
 EVENTS = "UNISONO_TRACE_EVENTS"
-MOMENTS = 1 << 17
-"""How many moments a rank's ring holds, of 64 bytes each; calls: an eighth."""
+NUM_EVENTS = 1 << 17
+"""The number of events in a rank's ring buffer, of 64 bytes; calls: an eighth."""
 SUFFIX = ".trace"
 VERSION = 2
-"""Of what lies in a part; one of another version is not believed."""
+"""The version of a part's format; others are refused."""
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 KINDS = (
@@ -63,8 +63,8 @@ Frame = tuple[str, str, int]
 """A function, its file, a line."""
 
 
-class Group(msgspec.Struct):
-    """A communicator: its name, the number all know it by, its ranks in the world."""
+class TracedCommunicator(msgspec.Struct):
+    """A communicator: its name, its number on all ranks, its ranks in the world."""
 
     name: str
     agreed: int
@@ -72,7 +72,7 @@ class Group(msgspec.Struct):
 
 
 class Span(msgspec.Struct):
-    """What the user named on this rank: a range of time on one of its threads."""
+    """A named range of time on one thread of this rank."""
 
     name: str
     begin: int
@@ -81,12 +81,12 @@ class Span(msgspec.Struct):
     category: str = "user_annotation"
 
 
-class Part(msgspec.Struct):
+class TracePart(msgspec.Struct):
     """What one rank recorded. Times are of its own clock, in nanoseconds.
 
-    `clock` is what to add to have rank 0's clock, and how sure that is; `wall` what to
-    add to have the time of day. `lost` are the calls and moments that were overwritten.
-    `names` are the names of the calls in full, by their fingerprints.
+    `clock` is the offset of rank 0's clock, and its uncertainty; `wall` the offset of
+    the time of day. `lost` are the numbers of overwritten calls and events. `names` are
+    the full names of calls, by their fingerprints.
     """
 
     rank: int
@@ -96,13 +96,13 @@ class Part(msgspec.Struct):
     hosts: list[int]
     clock: tuple[int, int]
     wall: int
-    groups: dict[int, Group]
+    groups: dict[int, TracedCommunicator]
     calls: bytes
     moments: bytes
     lost: tuple[int, int]
     sites: dict[int, list[Frame]]
     spans: list[Span]
-    names: dict[int, Names] = {}
+    names: dict[int, CallNames] = {}
     version: int = VERSION
 
 
@@ -111,41 +111,41 @@ _MOST_SPANS = 1 << 17
 
 
 def enable_call_sites() -> None:
-    """From now on calls remember where in Python they were made."""
+    """From now on record the Python line of each call."""
     _native.enable_call_sites(_OURS)
 
 
 def start(logbook: Logbook) -> None:
-    """Begin to record, or go on."""
+    """Start or continue recording."""
     enable_call_sites()
     moments = _size()
     logbook.engine.start_trace(moments, max(1, moments // 8))
 
 
 def stop(logbook: Logbook) -> None:
-    """Record no more; what there is stays."""
+    """Stop recording; the events stay."""
     logbook.engine.stop_trace()
 
 
 def _size() -> int:
-    told = os.environ.get(EVENTS, "")
-    if not told:
-        return MOMENTS
-    if not (told.isascii() and told.isdigit() and 0 < int(told) <= 1 << 28):
-        raise BadArgument(f"{EVENTS}={told}: expected how many, from 1 to 2^28")
-    return int(told)
+    text = os.environ.get(EVENTS, "")
+    if not text:
+        return NUM_EVENTS
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1 << 28):
+        raise BadArgument(f"{EVENTS}={text}: expected a number from 1 to 2^28")
+    return int(text)
 
 
 def add_span(span: Span) -> None:
-    """Keep a range that the user named; the first so many."""
+    """Add a named range, up to a limit."""
     if len(_SPANS) < _MOST_SPANS:
         _SPANS.append(span)
 
 
 def time_of_day() -> int:
-    """What to add to the clock of records to have the time of day, in nanoseconds.
+    """The offset from the monotonic clock to the time of day, in nanoseconds.
 
-    Somebody may come between two looks at two clocks: the closest of some are believed.
+    The thread may be preempted between two readings: the closest of several count.
     """
     tries = []
     for _ in range(8):
@@ -154,14 +154,14 @@ def time_of_day() -> int:
     return min(tries)[1]
 
 
-def harvest(logbook: Logbook) -> Part:
-    """What this rank has recorded so far."""
+def harvest(logbook: Logbook) -> TracePart:
+    """This rank's events so far."""
     (calls, num_calls), (moments, num_moments) = logbook.engine.trace_entries()
     me = logbook.peers[logbook.rank]
     called = np.frombuffer(calls, CALLED)
     sites = np.unique(called["site"]).tolist()
     names = {p: named(p) for p in np.unique(called["fingerprint"]).tolist()}
-    return Part(
+    return TracePart(
         rank=logbook.rank,
         world_size=len(logbook.peers),
         pid=me.pid,
@@ -170,7 +170,7 @@ def harvest(logbook: Logbook) -> Part:
         clock=logbook.clock,
         wall=time_of_day(),
         groups={
-            number: Group(known.name, known.agreed, list(known.ranks))
+            number: TracedCommunicator(known.name, known.agreed, list(known.ranks))
             for number, known in logbook.known.items()
         },
         calls=calls,
@@ -186,7 +186,7 @@ def harvest(logbook: Logbook) -> Part:
 
 
 def write_part(logbook: Logbook, folder: Path) -> Path:
-    """Leave this rank's part in a folder."""
+    """Write this rank's part to a folder."""
     part = harvest(logbook)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"rank{part.rank}-{part.pid}{SUFFIX}"
@@ -196,24 +196,24 @@ def write_part(logbook: Logbook, folder: Path) -> Path:
     return file
 
 
-def read_part(file: Path) -> Part:
-    """A part that a rank has left; Corrupted if it is none."""
+def read_part(file: Path) -> TracePart:
+    """Read a part that a rank has written; Corrupted if it is not one."""
     try:
-        part = msgspec.msgpack.decode(file.read_bytes(), type=Part)
+        part = msgspec.msgpack.decode(file.read_bytes(), type=TracePart)
     except msgspec.DecodeError as why:
-        raise Corrupted(f"{file}: expected a rank's part of a trace: {why}") from why
+        raise Corrupted(f"{file}: not a rank's part of a trace: {why}") from why
     if part.version != VERSION:
         raise Corrupted(
             f"{file}: a part of version {part.version}, expected {VERSION}: it was "
             "recorded by another unisono; record it again"
         )
     if len(part.calls) % CALLED.itemsize or len(part.moments) % MOMENT.itemsize:
-        raise Corrupted(f"{file}: a rank's part of a trace, cut short")
+        raise Corrupted(f"{file}: a truncated part of a trace")
     return part
 
 
 def attend(transport: Session) -> None:
-    """Record from the beginning, and leave a part at the end, if the user asks so."""
+    """If UNISONO_TRACE is set, record from now on and write a part at the end."""
     folder, logbook = os.environ.get(TRACE, ""), transport.logbook
     if folder:
         start(logbook)
@@ -226,6 +226,6 @@ def _leave_part(logbook: Logbook, folder: Path) -> None:
         return
     try:
         write_part(logbook, folder)
-    except OSError as why:  # the job is over, and this is not what it was for
+    except OSError as why:  # the job itself has succeeded
         lost = f"unisono: the trace of rank {logbook.rank} is lost: {why}\n"
         sys.stderr.write(lost)

@@ -1,11 +1,11 @@
-"""Calls with a codec: what they may be, and how wrong they may get.
+"""Codec options of calls, the choice of algorithm with a codec, and error bounds.
 
     comm.all_reduce(x, codec="fp8")                    between all ranks
     comm.all_reduce(x, codec="int8:block=64@hosts")    only between hosts
     comm.all_reduce(x, codec="fp8@hosts", error_bound=0.05)
 
-The codec is part of what is lowered, so the error of the result follows from the
-programs, before anything runs. Each encoding adds its own; an algorithm that encodes at
+The codec is part of the lowered programs, so the error of the result is predicted from
+them, before anything runs. Each encoding adds an error; an algorithm that encodes at
 every hop, as a ring does, adds many, and is refused above `error_bound`, by default
 four times the error of encoding once.
 """
@@ -27,7 +27,7 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import lowered
 from unisono.runtime.plan.select import (
     SHARED_OUT_FROM,
-    Choice,
+    AlgorithmChoice,
     by_variable,
     choose,
     quickest,
@@ -36,15 +36,15 @@ from unisono.schedule.coding import Scope
 from unisono.transports.session import WINDOW
 
 BOUND = 4.0
-"""Without `error_bound`: how many times the error of encoding once is accepted."""
+"""The default of `error_bound`, as a multiple of the error of encoding once."""
 
 DTYPES = "float32", "bfloat16", "float16"
 REDUCING = "all_reduce", "reduce_scatter", "reduce"
 FLAT_UP_TO = 32
-"""Above so many ranks a direct algorithm has too many messages."""
+"""Above this many ranks a direct algorithm has too many messages."""
 LEAST_MESSAGE = 16 << 10
-"""Between hosts calls that need their windows more than once are cut into segments of
-so many bytes, so that some are encoded and added up while others are on their way."""
+"""Between hosts, calls larger than a window are cut into segments of this many bytes,
+so that some are encoded and reduced while others are sent."""
 _TWO_LEVELS = {
     "all_reduce": ("direct/direct",),
     "reduce_scatter": ("direct/direct",),
@@ -54,41 +54,41 @@ _BETTER = "direct", "naive", "direct+direct"
 
 
 def as_coding(codec: Any, coded: str | None = None) -> Coding:
-    """What is meant by `codec=`, and by `coded=`, which is the old way to say where."""
-    told = None
+    """The coding that `codec=` gives, and `coded=`, the old name of its scope."""
+    suffix = None
     if isinstance(codec, str):
-        codec, at, told = codec.partition("@")
-        told = told if at else None
-    if told is not None and coded is not None and told != coded:
+        codec, at, suffix = codec.partition("@")
+        suffix = suffix if at else None
+    if suffix is not None and coded is not None and suffix != coded:
         raise BadArgument(
-            f"codec={codec}@{told}, coded={coded!r}: they contradict each other; "
+            f"codec={codec}@{suffix}, coded={coded!r}: they contradict each other; "
             "give one of them"
         )
     if coded is not None:
         warn_renamed(f"coded={coded!r}", f'codec="{codec}@{coded}"', level=6)
     if is_scheme(codec):
         raise BadArgument(
-            f"codec {codec}: it chooses what to send, and only all_reduce can do that; "
+            f"codec {codec}: a sparsifying codec, which only all_reduce supports; "
             "expected a dense codec here, such as fp8"
         )
     found = get(codec)
-    scope = told if told is not None else coded if coded is not None else Scope.ALL
+    scope = suffix if suffix is not None else coded if coded is not None else Scope.ALL
     if scope not in list(Scope):
         raise unknown("scope of a codec", str(scope), list(Scope))
     return Coding(found, Scope(scope))
 
 
-def refuse_misfits(
+def refuse_unsupported(
     where: str, coding: Coding, dtype: DType, reduction: Reduction
 ) -> None:
-    """Raise BadArgument unless such elements and such a reduction can be encoded."""
+    """Raise BadArgument unless this type and reduction can be encoded."""
     if where == "barrier":
-        raise BadArgument("barrier: it moves no values, so codec= has no meaning")
+        raise BadArgument("barrier: it sends no values, so it takes no codec")
     if dtype.name not in DTYPES:
         advice = (
             "convert to float32, or leave codec= out"
             if dtype.kind == "f"
-            else "leave codec= out: these travel as they are"
+            else "leave codec= out: these are not encoded"
         )
         raise BadArgument(
             f"{where}: codec {coding} encodes {', '.join(DTYPES[:-1])} and "
@@ -96,7 +96,7 @@ def refuse_misfits(
         )
     if reduction.op not in ("sum", "mean"):
         raise BadArgument(
-            f"{where}: codec {coding} goes with op='sum', 'mean' or premul_sum, got "
+            f"{where}: codec {coding} supports op='sum', 'mean' and premul_sum, got "
             f"{reduction.name}; leave codec= out for others"
         )
 
@@ -110,12 +110,12 @@ def choose_coded(
     itemsize: int,
     named: str | None = None,
     hosts: tuple[int, ...] = (),
-) -> Choice:
-    """The algorithm for a call of `nbytes` values, if its caller does not say.
+) -> AlgorithmChoice:
+    """The algorithm for a call of `nbytes` values, unless its caller named one.
 
-    What only copies is chosen as without a codec, for the bytes of the codes. What adds
-    goes straight to the rank that adds it up, and so is encoded but twice; and over two
-    levels between hosts, or where there are many ranks.
+    Copies are chosen as without a codec, for the size of the codes. Values to reduce
+    are sent directly to the rank that reduces them, so each is encoded only twice; on
+    two levels between hosts, or with many ranks.
     """
     small = coding.codec.nbytes(nbytes // itemsize)
     if named or collective not in REDUCING:
@@ -132,16 +132,18 @@ def choose_coded(
     segments = WINDOW // (n * LEAST_MESSAGE)
     if hosts and small > WINDOW and segments > 1 and collective != "reduce":
         by = f"hierarchical:{telling(hosts)},by=direct/direct,segments={segments}"
-        why = "each value is encoded once, and each sum once, while others are sent"
-        return Choice(by, why, "direct")
+        why = "each value is encoded once, and each sum once, overlapped with sending"
+        return AlgorithmChoice(by, why, "direct")
     if n > FLAT_UP_TO and collective != "reduce":
         why = f"{n} ranks, above {FLAT_UP_TO}: two levels need fewer messages"
-        return Choice("hierarchical:by=direct/direct", why, "direct")
+        return AlgorithmChoice("hierarchical:by=direct/direct", why, "direct")
     if collective == "reduce" and small < SHARED_OUT_FROM:
-        return Choice("naive", "each value is encoded once", "direct+direct")
+        return AlgorithmChoice("naive", "each value is encoded once", "direct+direct")
     best = "direct+direct" if collective == "reduce" else "direct"
     runner_up = "naive" if collective == "reduce" else "halving_doubling"
-    return Choice(best, "each value is encoded once, and each sum once", runner_up)
+    return AlgorithmChoice(
+        best, "each value is encoded once, and each sum once", runner_up
+    )
 
 
 def predicted_error(
@@ -152,13 +154,13 @@ def predicted_error(
     coding: Coding,
     hosts: tuple[int, ...] = (),
 ) -> float:
-    """The relative error of the result, of inputs that are alike but independent."""
+    """The relative error of the result, for independent inputs of one distribution."""
     made = lowered(collective, algorithm, n, root, 0, hosts, coding.scope)
     assert made.noise is not None
     return made.noise.factor * coding.codec.error
 
 
-def refuse_too_wrong(
+def refuse_large_error(
     collective: str,
     algorithm: str | Spec,
     n: int,
@@ -167,9 +169,9 @@ def refuse_too_wrong(
     hosts: tuple[int, ...] = (),
     bound: float | None = None,
 ) -> None:
-    """Raise BadArgument if the result would be further off than the caller accepts.
+    """Raise BadArgument if the predicted error is above the caller's bound.
 
-    Also if a rule of the algorithm itself does not allow codes.
+    Also if stochastic rounding would make ranks differ.
     """
     once = coding.codec.error
     if bound is None:
@@ -180,10 +182,10 @@ def refuse_too_wrong(
         )
     key = collective, algorithm, n, root, coding, hosts
     found = predicted_error(*key)
-    if _by_chance_in_many_places(key):
+    if _rounds_differently(key):
         raise BadArgument(
-            f"{collective} by {algorithm}: ranks make the same sums each for itself, "
-            f"and {coding.codec.name}:stochastic would round them differently; use "
+            f"{collective} by {algorithm}: several ranks compute the same sums, and "
+            f"{coding.codec.name}:stochastic would round them differently; use "
             f"{coding.codec.name}, or algorithm='direct'"
         )
     if found > bound:
@@ -194,7 +196,7 @@ def refuse_too_wrong(
         )
 
 
-def _by_chance_in_many_places(key: Any) -> bool:
+def _rounds_differently(key: Any) -> bool:
     collective, algorithm, n, root, coding, hosts = key
     made = lowered(collective, algorithm, n, root, 0, hosts, coding.scope)
     return coding.codec.stochastic and made.replicated
@@ -209,7 +211,7 @@ def _better(
     hosts: tuple[int, ...],
     bound: float,
 ) -> str:
-    """What would do, in words."""
+    """Advice: an algorithm or option with a smaller error."""
     for algorithm in _BETTER:
         try:
             found = predicted_error(collective, algorithm, n, root, coding, hosts)
@@ -218,7 +220,7 @@ def _better(
         if found <= bound:
             return f"use algorithm={algorithm!r}, which has {found:.2%}"
         return (
-            f"even {algorithm} has {found:.2%}: use a codec that is more exact, "
+            f"even {algorithm} has {found:.2%}: use a more accurate codec, "
             "or give a larger error_bound"
         )
-    return "use a codec that is more exact, or give a larger error_bound"
+    return "use a more accurate codec, or give a larger error_bound"

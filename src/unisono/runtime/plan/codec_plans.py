@@ -1,7 +1,8 @@
-"""Plans of calls with a codec: where codes lie, and how many bytes they take.
+"""Plans of calls with a codec: the layout of codes in windows, and bytes sent.
 
-Chunks and pieces end where blocks end, so that the codes of all of them together have
-as many bytes as the code of the whole; a block is short only where a share itself ends.
+Chunks and pieces end at multiples of the codec's block, so that their codes together
+have as many bytes as the code of the whole; only the last block of a rank's part may be
+short.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from unisono.codecs import Codec
 from unisono.errors import BadArgument
 from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.coding import Coding
-from unisono.runtime.call.options import How
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.codec_options import (
     as_coding,
     choose_coded,
-    refuse_misfits,
-    refuse_too_wrong,
+    refuse_large_error,
+    refuse_unsupported,
 )
 from unisono.runtime.plan.plans import (
-    LENT_PIECE,
     LINE,
     ONE_AT_A_TIME,
-    Kind,
+    ZERO_COPY_PIECE,
+    CallKind,
+    common_fields,
     lowered,
     native_program,
     verified,
-    what_is_called,
 )
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Contract, Ints
@@ -42,35 +43,35 @@ from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.program import Lowered
 
 CHANCE_BLOCK = 32
-"""Pieces end at multiples of so many elements, even where there are no blocks."""
+"""Pieces end at multiples of this many elements, even for codecs without blocks."""
 
 ROOM = 4 << 20
-"""Bytes for the codes of a piece where they need not lie in a window."""
+"""Bytes for the codes of a piece where they need no window."""
 
 
 def coded_plan(
     call: Call,
     reduction: Reduction,
-    how: How,
+    how: CallOptions,
     at: Position,
     spec: Callable[[str], Spec],
     *,
     window: int,
     hosts: tuple[int, ...] = (),
 ) -> tuple[_native.Plan, list[int]]:
-    """The plan of one rank for a call with a codec, and which ranks it sends to.
+    """The plan of one rank for a call with a codec, and the ranks that it sends to.
 
-    `spec` tells what an algorithm's name means. BadArgument if the plan cannot be had,
-    or not with so small an error.
+    `spec` reads an algorithm's name. BadArgument if the codec does not support the
+    call, or the error would be too large.
     """
     coding = as_coding(how.codec, how.coded)
-    refuse_misfits(call.collective, coding, call.dtype, reduction)
+    refuse_unsupported(call.collective, coding, call.dtype, reduction)
     if how.reproducible:
         raise BadArgument(
-            f"{call.collective}: reproducible=True promises bits that depend on "
-            "nothing but the inputs, those of codes depend on blocks; leave out one"
+            f"{call.collective}: reproducible=True guarantees bits that depend only on "
+            "the inputs, but with a codec they depend on its blocks; leave out one"
         )
-    with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+    with ONE_AT_A_TIME:  # of ranks that are threads only one verifies a schedule
         kind = coded_kind(call, reduction, how, coding, at.n, hosts, spec)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
 
@@ -78,13 +79,13 @@ def coded_plan(
 def coded_kind(
     call: Call,
     reduction: Reduction,
-    how: How,
+    how: CallOptions,
     coding: Coding,
     n: int,
     hosts: tuple[int, ...],
     spec: Callable[[str], Spec] = read,
-) -> Kind:
-    """What the ranks must agree on, the algorithm chosen and found good enough."""
+) -> CallKind:
+    """What the ranks must agree on, with an algorithm whose error is small enough."""
     choice = choose_coded(
         *(call.collective, call.total * call.dtype.itemsize, n, coding),
         itemsize=call.dtype.itemsize,
@@ -92,15 +93,17 @@ def coded_kind(
         hosts=hosts,
     )
     by = spec(choice.algorithm)
-    refuse_too_wrong(call.collective, by, n, call.root, coding, hosts, how.error_bound)
+    refuse_large_error(
+        call.collective, by, n, call.root, coding, hosts, how.error_bound
+    )
     what = call.collective, call.dtype, reduction, call.root, call.counts
-    return Kind(*what, by, how.label, coding, call.shape)
+    return CallKind(*what, by, how.label, coding, call.shape)
 
 
 def make_coded_plan(
-    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...] = ()
+    kind: CallKind, n: int, rank: int, window: int, hosts: tuple[int, ...] = ()
 ) -> tuple[_native.Plan, list[int]]:
-    """The plan of one rank for one kind of call, and which ranks it sends to."""
+    """The plan of one rank for one kind of call, and the ranks that it sends to."""
     coding = kind.coding
     assert coding is not None
     codec = coding.codec
@@ -109,7 +112,7 @@ def make_coded_plan(
     itemsize = kind.dtype.itemsize
     made = lowered(*key, 0, hosts, coding.scope)
     largest = int(sizes.max(initial=0))
-    # Where all readers are on other hosts, codes need not lie in a window.
+    # If all readers are on other hosts, codes need no window.
     apart = bool(hosts) and len(set(hosts)) == n and not made.places
     space = max(window, ROOM) if apart else window
     piece, at, stride = _layout(made, codec, space, itemsize, largest)
@@ -125,17 +128,17 @@ def make_coded_plan(
         always_exposed=0 if hosts else -1,
         streams=False,
         coding=(codec.name, codec.block, at, stride, codec.stochastic, room),
-        **what_is_called(kind, n, rank, sizes),
+        **common_fields(kind, n, rank, sizes),
     )
     return plan, sorted({m.to for m in made.programs[rank].messages})
 
 
 def chunk_sizes(contract: Contract, counts: int | Sequence[int], block: int) -> Ints:
-    """The size of every chunk; shares are cut into them at multiples of the block."""
+    """The size of every chunk; each rank's part is cut at multiples of the block."""
     whole = contract.chunk_sizes(counts)
-    shares = contract.collective.chunk_multiple(contract.n)
-    count = whole.reshape(shares, -1).sum(axis=1, keepdims=True)
-    pieces = whole.size // shares
+    num_parts = contract.collective.chunk_multiple(contract.n)
+    count = whole.reshape(num_parts, -1).sum(axis=1, keepdims=True)
+    pieces = whole.size // num_parts
     blocks = -(-count // block)
     even = blocks // pieces + (np.arange(pieces) < blocks % pieces)
     ends = np.minimum(np.cumsum(even * block, axis=1), count)
@@ -145,13 +148,13 @@ def chunk_sizes(contract: Contract, counts: int | Sequence[int], block: int) -> 
 def _layout(
     made: Lowered, codec: Codec, window: int, itemsize: int, largest: int
 ) -> tuple[int, int, int]:
-    """How many elements of a chunk go through a window at a time, and where codes lie.
+    """Elements of a chunk that use a window at a time, and the layout of its codes.
 
-    These are the bytes from its beginning to the first, and from each to the next.
+    The layout is the offset of the first code and the distance between codes, in bytes.
     """
     grain = max(codec.block, CHANCE_BLOCK)
     if not made.places + made.codes:
-        return max(grain, LENT_PIECE // itemsize // grain * grain), 0, 0
+        return max(grain, ZERO_COPY_PIECE // itemsize // grain * grain), 0, 0
 
     def needed(piece: int) -> tuple[int, int, int]:
         at = _lines(made.places * piece * itemsize)
@@ -166,7 +169,7 @@ def _layout(
             f"flight, too many for blocks of {codec.block} in a window of {window} "
             "bytes: choose another algorithm, or a smaller block"
         )
-    # Equal pieces: a short last one would be all waiting and no work.
+    # Equal pieces: a short last one would mostly wait.
     pieces = max(1, -(-largest // piece))
     piece = min(piece, max(grain, -(-largest // pieces // grain) * grain))
     total, at, stride = needed(piece)
@@ -178,8 +181,8 @@ def _lines(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
 
 
-def sent_bytes(kind: Kind, n: int, hosts: tuple[int, ...]) -> NDArray[np.int64]:
-    """What every rank sends to others: codes, and values where only hosts get codes."""
+def sent_bytes(kind: CallKind, n: int, hosts: tuple[int, ...]) -> NDArray[np.int64]:
+    """Bytes that every rank sends: codes, and values where only hosts use codes."""
     coding = kind.coding
     assert coding is not None
     key = kind.collective, kind.algorithm, n, kind.root

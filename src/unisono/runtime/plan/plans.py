@@ -1,9 +1,9 @@
 """Plans: a verified schedule made concrete for one call's sizes, type and reduction.
 
-What takes thought (finding the schedule, proving it, lowering it, laying out its
-chunks) is done once for each kind of call, and kept. All of it follows from arguments
-on which the ranks agree, so that every rank makes the same plan; the fingerprint says
-in one word what those arguments were.
+The expensive part (finding the schedule, verifying it, lowering it, laying out its
+chunks) is done once for each kind of call, and cached. All of it follows from arguments
+on which the ranks agree, so that every rank makes the same plan; the fingerprint is a
+64-bit hash of those arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.algorithms import schedule as make_schedule
 from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
 from unisono.runtime.call.coding import Coding
-from unisono.runtime.call.notes import Names, in_short, remember, shape_text
+from unisono.runtime.call.notes import CallNames, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
@@ -36,35 +36,35 @@ from unisono.schedule.program import Lowered, Program
 CODES: dict[str, int] = {
     name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
 }
-"""Numbers of the calls, as the native core's notes and warnings have them."""
+"""The numbers of collectives in the native core's notes and warnings."""
 
 HEADER_BYTES = 40
 LINE = 64
 PAGE = 4096
-LENDS_FROM = 32 << 10
-"""Below this many bytes copying is as good as reading others' buffers in place."""
-REACHES_FROM = 16 << 10
-"""The same for buffers that only the kernel can reach, for each pair of ranks."""
+ZERO_COPY_FROM = 32 << 10
+"""Below this many bytes copying is as fast as reading others' buffers directly."""
+SINGLE_COPY_FROM = 16 << 10
+"""The same for buffers that only the kernel can access, for each pair of ranks."""
 SINGLE_COPY = "UNISONO_SINGLE_COPY"
-"""0: never ask the kernel to copy between processes."""
-LENT_PIECE = 1 << 20
-"""How many bytes of a chunk are done at a time where nothing goes through windows."""
+"""0: never use the kernel's copies between processes."""
+ZERO_COPY_PIECE = 1 << 20
+"""Bytes of a chunk that are processed at a time where no window is used."""
 STREAMS_FROM = 4 << 20
-"""From this many bytes of output on, it is written past the caches."""
+"""From this many bytes on, outputs are written with non-temporal stores."""
 MOST_ACTIONS = _native.MOST_ACTIONS
-"""So many actions of a program can be counted while it runs."""
+"""The native core can count this many actions of a program."""
 
 
 ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of call: all that the ranks must agree on.
+class CallKind:
+    """All arguments of a call on which the ranks must agree.
 
-    `counts` is the number of elements, or one number per share (per pair of ranks in
-    all_to_all) if they are uneven. `shape` is that of all ranks' rows together, or None
-    if the caller has told of elements alone.
+    `counts` is the number of elements, or one number per rank (per pair of ranks in
+    all_to_all) if they differ. `shape` is that of all ranks' rows together, or None if
+    the caller gave only a number of elements.
     """
 
     collective: str
@@ -78,8 +78,8 @@ class Kind:
     shape: tuple[int, ...] | None = None
 
     def fingerprint(self, content: int) -> int:
-        """These, in 64 bits; `content` stands for the steps of the algorithm."""
-        told = repr(
+        """A 64-bit hash of these; `content` is that of the algorithm's steps."""
+        text = repr(
             (
                 self.collective,
                 self.dtype.name,
@@ -93,13 +93,13 @@ class Kind:
                 str(self.coding),
             )
         )
-        return _digest(told.encode())
+        return _digest(text.encode())
 
-    def names(self) -> Names:
-        """What it is called, in words."""
+    def names(self) -> CallNames:
+        """Its names, as text."""
         coding = str(self.coding) if self.coding is not None else ""
         shape = shape_text(self.shape)
-        return Names(self.algorithm.name, self.label, coding, shape)
+        return CallNames(self.algorithm.name, self.label, coding, shape)
 
 
 def _digest(*parts: bytes) -> int:
@@ -110,20 +110,20 @@ def _digest(*parts: bytes) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Verified:
-    """A schedule that was proven, its steps as they were then, and a digest of them."""
+class VerifiedContent:
+    """A verified schedule, with its steps as they were verified, and their hash."""
 
     schedule: Schedule
     content: int
 
 
 def verified(collective: str, algorithm: str | Spec, n: int, root: int) -> Schedule:
-    """The schedule by that name, proven: nothing else is ever run."""
+    """The verified schedule by that name: no other is ever run."""
     return _verified(collective, _as_spec(algorithm), n, root).schedule
 
 
 def content(collective: str, algorithm: str | Spec, n: int, root: int) -> int:
-    """What its steps are, in 64 bits: the same on two ranks if they would run alike."""
+    """A 64-bit hash of its steps: equal on two ranks if they run the same."""
     return _verified(collective, _as_spec(algorithm), n, root).content
 
 
@@ -132,18 +132,18 @@ def _as_spec(algorithm: str | Spec) -> Spec:
 
 
 @lru_cache(maxsize=256)
-def _verified(collective: str, algorithm: Spec, n: int, root: int) -> Verified:
+def _verified(collective: str, algorithm: Spec, n: int, root: int) -> VerifiedContent:
     made = make_schedule(collective, algorithm, n, root=root)
-    # Kept, so that what is proven is what ranks compare and what is run, whatever the
-    # algorithm would yield the next time, or does with its arrays after it has yielded.
+    # Copied, so that what is verified is what ranks compare and run, whatever the
+    # algorithm yields the next time, or does with its arrays after it has yielded.
     steps = [step.copy() for step in made]
     made = made.but(make=lambda: steps)
     made.verify()
-    return Verified(made, content_of(made))
+    return VerifiedContent(made, content_of(made))
 
 
 def content_of(schedule: Schedule) -> int:
-    """A digest of what a schedule does, without its name."""
+    """A hash of a schedule's steps, without its name."""
     about = schedule.n, schedule.num_chunks, schedule.num_temporaries, schedule.root
     parts = [repr((schedule.collective.name, *about)).encode()]
     for step in schedule:
@@ -157,16 +157,16 @@ def lowered(
     algorithm: str | Spec,
     n: int,
     root: int,
-    lent: int = 0,
+    exposed: int = 0,
     hosts: tuple[int, ...] = (),
     coded: Scope | None = None,
 ) -> Lowered:
-    """Its programs; `lent` has bit 0 for shared inputs, bit 1 for shared outputs.
+    """Its programs; `exposed` has bit 0 for shared inputs, bit 1 for shared outputs.
 
-    `coded` tells between whom values travel as codes, if they do.
+    `coded` says between which ranks values are sent encoded, if any.
     """
     spec = _as_spec(algorithm)
-    return _lowered(collective, spec, n, root, lent, hosts, coded)
+    return _lowered(collective, spec, n, root, exposed, hosts, coded)
 
 
 @lru_cache(maxsize=512)
@@ -175,14 +175,14 @@ def _lowered(
     algorithm: Spec,
     n: int,
     root: int,
-    lent: int,
+    exposed: int,
     hosts: tuple[int, ...],
     coded: Scope | None,
 ) -> Lowered:
     made = lower(
         verified(collective, algorithm, n, root),
-        input_shared=bool(lent & 1),
-        output_shared=bool(lent & 2),
+        input_shared=bool(exposed & 1),
+        output_shared=bool(exposed & 2),
         hosts=hosts,
         coded=coded,
     )
@@ -190,7 +190,7 @@ def _lowered(
     if longest > MOST_ACTIONS:
         raise BadArgument(
             f"{collective} by {algorithm}: a rank would have {longest} actions, at "
-            f"most {MOST_ACTIONS} can be run; choose another algorithm, or fewer "
+            f"most {MOST_ACTIONS} are supported; choose another algorithm, or fewer "
             "segments"
         )
     return made
@@ -198,7 +198,7 @@ def _lowered(
 
 @lru_cache(maxsize=2048)
 def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
-    """How many times a rank sends each chunk to another, counted from the steps."""
+    """How many times a rank sends each chunk, counted from the steps."""
     schedule = verified(collective, algorithm, n, root)
     by_rank = sends_per_chunk(schedule, 1, lambda src, _: np.where(src == rank, 0, -1))
     return np.asarray(by_rank[0])
@@ -210,23 +210,23 @@ def native_program(
     algorithm: Spec,
     n: int,
     root: int,
-    lent: int,
+    exposed: int,
     hosts: tuple[int, ...],
     coded: Scope | None,
     rank: int,
 ) -> _native.Program:
-    """The program of one rank, as the core reads it."""
-    made = lowered(collective, algorithm, n, root, lent, hosts, coded)
+    """The program of one rank, in the native core's form."""
+    made = lowered(collective, algorithm, n, root, exposed, hosts, coded)
     return tables(made.programs[rank])
 
 
-def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]:
-    """What any plan tells of a call: its buffers, and what ranks compare and note."""
-    proven = _verified(kind.collective, kind.algorithm, n, kind.root)
-    contract = proven.schedule.contract
+def common_fields(kind: CallKind, n: int, rank: int, sizes: Ints) -> dict[str, Any]:
+    """The fields of any plan: its buffers, and what ranks compare and note."""
+    found = _verified(kind.collective, kind.algorithm, n, kind.root)
+    contract = found.schedule.contract
     input_at, output_at = offsets(contract, sizes)
     input_count, output_count = held(contract, sizes, rank)
-    fingerprint, names = kind.fingerprint(proven.content), kind.names()
+    fingerprint, names = kind.fingerprint(found.content), kind.names()
     remember(fingerprint, names)
     return {
         "input_at": input_at,
@@ -241,13 +241,13 @@ def what_is_called(kind: Kind, n: int, rank: int, sizes: Ints) -> dict[str, Any]
         "op": OPS.index(kind.reduction.op),
         "root": kind.root,
         "count": int(sizes.sum()),
-        "content": proven.content,
+        "content": found.content,
         "texts": in_short(names),
     }
 
 
 def make_plan(
-    kind: Kind,
+    kind: CallKind,
     n: int,
     rank: int,
     *,
@@ -255,21 +255,26 @@ def make_plan(
     hosts: tuple[int, ...] = (),
     reaches: bool = False,
 ) -> tuple[_native.Plan, list[int]]:
-    """The plan of one rank for one kind of call, and which ranks it sends to.
+    """The plan of one rank for one kind of call, and the ranks that it sends to.
 
-    `hosts` are the ranks' hosts, if there are several. `reaches` tells whether ranks of
-    a host can read each other's private memory, on all of them.
+    `hosts` are the ranks' hosts, if there are several. `reaches`: on every host the
+    ranks can read each other's private memory.
     """
-    with ONE_AT_A_TIME:  # ranks that are threads need not all prove the same
+    with ONE_AT_A_TIME:  # of ranks that are threads only one verifies a schedule
         return _make_plan(kind, n, rank, window, hosts, reaches)
 
 
 def _make_plan(
-    kind: Kind, n: int, rank: int, window: int, hosts: tuple[int, ...], reaches: bool
+    kind: CallKind,
+    n: int,
+    rank: int,
+    window: int,
+    hosts: tuple[int, ...],
+    reaches: bool,
 ) -> tuple[_native.Plan, list[int]]:
     key = kind.collective, kind.algorithm, n, kind.root
     sizes = verified(*key).contract.chunk_sizes(kind.counts)
-    called = what_is_called(kind, n, rank, sizes)
+    fields = common_fields(kind, n, rank, sizes)
     itemsize = kind.dtype.itemsize
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
@@ -279,23 +284,23 @@ def _make_plan(
         and staged.depth <= 1
         and staged.places * largest * itemsize <= HEADER_BYTES
     )
-    lends = not header and total >= LENDS_FROM
-    modes = list(range(4)) if lends else [0]
+    zero_copy = not header and total >= ZERO_COPY_FROM
+    modes = list(range(4)) if zero_copy else [0]
     if hosts:
-        # What is lent must not depend on what turns up on one host alone: everything
-        # is cut as on the others.
+        # Whether buffers are exposed must not depend on one host alone: all hosts cut
+        # chunks into the same pieces.
         alone = len(set(hosts)) == n
-        modes = [3] if alone or (lends and reaches) else [0]
+        modes = [3] if alone or (zero_copy and reaches) else [0]
     piece = [largest] * len(modes)
     if not header:
-        # Whoever does not lend its input may have published it before it knows whether
-        # outputs are lent: so those pieces are the same.
+        # A rank that does not expose its input may publish it before it knows whether
+        # outputs are exposed: so those pieces are the same.
         places = [
             lowered(*key, mode if mode & 1 else 0, hosts).places for mode in modes
         ]
         piece = [_piece(window, p, itemsize, largest) for p in places]
     programs = lowered(*key, modes[0], hosts).programs
-    reached = sorted({m.to for m in programs[rank].messages})
+    destinations = sorted({m.to for m in programs[rank].messages})
     pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
     plan = _native.Plan(
         programs=[native_program(*key, mode, hosts, None, rank) for mode in modes],
@@ -304,39 +309,39 @@ def _make_plan(
         sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
         in_header=header,
         may_expose=modes[-1] == 3,
-        may_cross_memory=lends and _reaches(kind.collective, total, n),
+        may_cross_memory=zero_copy and _uses_single_copy(kind.collective, total, n),
         always_exposed=modes[0] if hosts else -1,
-        streams=called["output_bytes"] >= STREAMS_FROM,
+        streams=fields["output_bytes"] >= STREAMS_FROM,
         coding=None,
-        **called,
+        **fields,
     )
-    return plan, reached
+    return plan, destinations
 
 
-def _reaches(collective: str, total: int, n: int) -> bool:
-    """Whether having the kernel copy once beats copying twice, through a window.
+def _uses_single_copy(collective: str, total: int, n: int) -> bool:
+    """Whether one copy by the kernel is faster than two through a window.
 
-    What is written to a window once and read by three and more is as well off there.
+    A window that is written once and read by three or more ranks is as fast.
     """
     if os.environ.get(SINGLE_COPY, "1") == "0":
         return False
     if n > 3 and collective in ("all_gather", "broadcast"):
         return False
-    return total >= REACHES_FROM * n * (n - 1)
+    return total >= SINGLE_COPY_FROM * n * (n - 1)
 
 
 def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
-    """How many elements of a chunk go through the window at a time."""
-    room = window // places if places else LENT_PIECE
+    """The number of elements of a chunk that use the window at a time."""
+    room = window // places if places else ZERO_COPY_PIECE
     if room < itemsize:
         raise BadArgument(
             f"this schedule keeps {places} values in flight, too many for a window of "
             f"{window} bytes: choose another algorithm"
         )
-    # Whole pages where there are many, so that all pieces lie alike in their pages.
+    # Whole pages where there are many, so that all pieces have the same alignment.
     grain = PAGE if room >= 4 * PAGE else LINE
     room -= room % grain if room >= grain else room % itemsize
-    # Equal pieces: a short last one would be all waiting and no work.
+    # Equal pieces: a short last one would mostly wait.
     pieces = max(1, -(-largest * itemsize // room))
     even = -(-largest // pieces)
     grain = PAGE if even * itemsize >= 4 * PAGE else LINE
@@ -345,7 +350,7 @@ def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
 
 
 def offsets(contract: Contract, sizes: Ints) -> tuple[Ints, Ints]:
-    """Where each chunk begins, in elements, in its holder's input and output."""
+    """The offset of each chunk, in elements, in its holder's input and output."""
     places = contract.collective.before, contract.collective.after
     if contract.collective is BARRIER:
         nowhere = np.zeros_like(sizes)
@@ -372,7 +377,7 @@ def _begins(contract: Contract, place: Holders, sizes: Ints) -> Ints:
 
 
 def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
-    """How many elements a rank has before, and after."""
+    """The number of elements of a rank's input and output."""
     chunks = np.arange(contract.num_chunks)
 
     def count(place: Holders) -> int:
@@ -395,9 +400,9 @@ def tables(program: Program) -> _native.Program:
         window = -1 if a.window is None else a.window
         output = -1 if a.output is None else a.output
         ends = len(sources), len(waits)
-        brought = len(deliveries), len(deliveries) + len(a.delivers)
+        delivered = len(deliveries), len(deliveries) + len(a.delivers)
         deliveries += a.delivers
-        runs = starts[0], ends[0], starts[1], ends[1], *brought
+        runs = starts[0], ends[0], starts[1], ends[1], *delivered
         coded = -1 if a.code is None else a.code, int(a.back)
         actions.append((a.chunk, window, output, int(a.completes), *runs, *coded))
     return _native.Program(

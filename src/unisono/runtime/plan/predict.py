@@ -1,14 +1,14 @@
-"""How long a schedule would take on hosts joined by a network, by a simple model.
+"""The predicted time of a schedule between hosts, by a simple cost model.
 
-A step lasts as long as the slower of two things that go on at once. The network: a
-start, something for every message that the busiest rank has under way, and the bytes of
-the busiest host. The ranks: a start, and the bytes that the busiest one takes in. Then
-there are the bytes that the busiest rank adds up. Steps follow each other. Encoding and
-decoding is work of the ranks, beside the network.
+A step takes as long as the slower of two concurrent parts. The network: a start-up
+time, a time for every message that the busiest rank has in flight, and the bytes of the
+busiest host. The ranks: a start-up time, and the bytes that the busiest rank reads. To
+both are added the bytes that the busiest rank reduces. Steps follow each other.
+Encoding and decoding is work of the ranks, concurrent with the network.
 
-The numbers are those of ordinary machines on a good network, not of yours: they only
-have to put algorithms in the right order. All ranks must come to the same, so whole
-chunks are counted, and what is computed from them is computed one operation at a time.
+The parameters are those of ordinary machines on a good network, not measured: they only
+have to rank algorithms. All ranks must get the same result, so whole chunks are
+counted, and the order of floating-point operations is fixed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from unisono.schedule.traffic import Traffic, traffic
 
 
 @dataclass(frozen=True)
-class Model:
-    """Seconds, and seconds for each byte.
+class CostModel:
+    """Times in seconds, and seconds per byte.
 
-    A rank can listen to so many `ports` at once at no loss. Beyond, senders crowd the
-    link, and each further one makes every byte slower by `crowding`. `encoded` and
-    `decoded` are seconds for each element.
+    A rank can receive from `ports` others at once without loss. Each further sender
+    makes every byte slower by `crowding`. `encoded` and `decoded` are seconds per
+    element.
     """
 
     start: float = 25e-6
@@ -45,12 +45,12 @@ class Model:
     decoded: float = 3e-10
 
 
-MODEL = Model()
+MODEL = CostModel()
 
 
 @dataclass(frozen=True)
-class Line:
-    """The time of one step: the greater of two straight lines over the bytes."""
+class StepCost:
+    """The time of one step: the larger of two linear functions of the bytes."""
 
     across: float
     across_byte: float
@@ -58,7 +58,7 @@ class Line:
     inside_byte: float
 
     def at(self, nbytes: int) -> float:
-        """Seconds, for buffers of so many bytes."""
+        """Seconds for buffers of `nbytes`."""
         return max(
             self.across + self.across_byte * nbytes,
             self.inside + self.inside_byte * nbytes,
@@ -68,45 +68,45 @@ class Line:
 def predicted(
     collective: str, algorithm: str, segments: int, hosts: tuple[int, ...], nbytes: int
 ) -> float:
-    """Seconds that a call takes, the schedule split into so many segments."""
-    told = lines(collective, algorithm, segments, hosts)
+    """The predicted seconds of a call whose schedule is split into segments."""
+    costs = step_costs(collective, algorithm, segments, hosts)
     # Not sum, whose rounding differs between versions of Python.
-    return math.fsum(line.at(nbytes) for line in told)
+    return math.fsum(cost.at(nbytes) for cost in costs)
 
 
 def predicted_coded(
-    told: Sequence[Line], nbytes: int, small: int, coding: float, *, inside: bool
+    costs: Sequence[StepCost], nbytes: int, small: int, coding: float, *, inside: bool
 ) -> float:
-    """Seconds of a call whose codes have `small` bytes instead of `nbytes`.
+    """The predicted seconds of a call whose codes have `small` bytes, not `nbytes`.
 
-    `coding` are the seconds that the busiest rank encodes and decodes. `inside` tells
-    whether ranks of one host read codes of each other as well.
+    `coding` are the seconds that the busiest rank encodes and decodes. `inside`: ranks
+    of one host exchange codes, too.
     """
-    taken = math.fsum(line.inside_byte for line in told) or 1.0
+    taken = math.fsum(cost.inside_byte for cost in costs) or 1.0
     within = small if inside else nbytes
     steps = (
         max(
-            line.across + line.across_byte * small,
-            line.inside
-            + line.inside_byte * within
-            + coding * (line.inside_byte / taken),
+            cost.across + cost.across_byte * small,
+            cost.inside
+            + cost.inside_byte * within
+            + coding * (cost.inside_byte / taken),
         )
-        for line in told
+        for cost in costs
     )
     return math.fsum(steps)
 
 
 @lru_cache(maxsize=1024)
-def lines(
+def step_costs(
     collective: str,
     algorithm: str | Spec,
     segments: int,
     hosts: tuple[int, ...],
-    model: Model = MODEL,
-) -> tuple[Line, ...]:
-    """The time of every step, for any size."""
+    model: CostModel = MODEL,
+) -> tuple[StepCost, ...]:
+    """The cost of every step, for any size."""
     whole = _traffic(collective, algorithm, hosts)
-    return _priced(whole.split(segments), model)
+    return _costs(whole.split(segments), model)
 
 
 @lru_cache(maxsize=256)
@@ -114,7 +114,7 @@ def _traffic(collective: str, algorithm: str | Spec, hosts: tuple[int, ...]) -> 
     return traffic(schedule(collective, algorithm, len(hosts)), hosts)
 
 
-def _priced(counted: Traffic, model: Model) -> tuple[Line, ...]:
+def _costs(counted: Traffic, model: CostModel) -> tuple[StepCost, ...]:
     busiest = (
         rows.max(axis=1).tolist()
         for rows in (
@@ -126,12 +126,12 @@ def _priced(counted: Traffic, model: Model) -> tuple[Line, ...]:
     )
     found = []
     for crossing, taken, added, peers in zip(*busiest, strict=True):
-        crowd = 1 + model.crowding * max(0, peers - model.ports)
+        slowdown = 1 + model.crowding * max(0, peers - model.ports)
         adding = model.added_byte * (added / counted.unit)
         found.append(
-            Line(
+            StepCost(
                 (model.start + model.message * peers) if peers else 0.0,
-                model.byte * crowd * (crossing / counted.unit) + adding,
+                model.byte * slowdown * (crossing / counted.unit) + adding,
                 model.start_inside,
                 model.byte_inside * (taken / counted.unit) + adding,
             )

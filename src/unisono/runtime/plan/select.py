@@ -1,21 +1,21 @@
-"""Which algorithm a call gets, if its caller does not say.
+"""The choice of algorithm, if the caller names none.
 
-The choice is a pure function of what all ranks know alike: the collective, its bytes,
-and which rank lives on which host. So all ranks always choose the same.
+The choice is a pure function of what all ranks know: the collective, its bytes, and the
+host of each rank. So all ranks always choose the same.
 
-- Inside one host every rank can read every other's memory at once, and the fewest
-  passes over memory win: all at once while it is small, then everybody its share.
-- Where every rank has a host of its own, the candidates below are compared by what
-  `predict.py` expects of them.
-- Where hosts have several ranks, so are hierarchical ones, made for the placement: what
-  has to cross crosses once, and large calls are cut into segments, so that the ranks of
-  a host share out and collect while the network is busy with another.
+- On one host every rank can read every other's memory, and the fewest passes over
+  memory win: small calls in one step, large ones with a part for each rank.
+- Where every rank has a host of its own, the candidates below are compared by the times
+  that `predict.py` predicts.
+- Where hosts have several ranks, so are hierarchical ones, made for the placement: data
+  crosses the network once, and large calls are cut into segments, so that communication
+  within hosts overlaps with the network.
 
-Reproducible calls add in rank order in one pass, and so choose as inside one host,
+Reproducible calls reduce in rank order in one pass, and so choose as on one host,
 whatever the placement.
 
-Where `unisono tune` has measured such a call, what won there is chosen instead: the
-table is rank 0's, agreed by all at their start.
+Where `unisono tune` has measured such a call, the fastest algorithm is chosen instead:
+the table is rank 0's, and all ranks agree on it at start.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from functools import lru_cache
 from unisono.algorithms import schedule as make_schedule
 from unisono.algorithms.hierarchical import telling
 from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
-from unisono.runtime.plan.predict import lines, predicted
-from unisono.runtime.plan.tuned import Row, Tuned
+from unisono.runtime.plan.predict import predicted, step_costs
+from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.placement import numbered
 from unisono.units import format_bytes, format_seconds
@@ -39,11 +39,11 @@ VARIABLE = "UNISONO_ALGORITHM"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An algorithm, why it was chosen, and the one that would be next.
+class AlgorithmChoice:
+    """An algorithm, why it was chosen, and the second best.
 
-    `by` tells what chose: the caller, the variable, a rule, the model or the table. The
-    row is that of the table; `predicted` are the model's seconds, 0 if none was asked.
+    `by` is what chose: the caller, the variable, a rule, the model or the table. `row`
+    is that of the table; `predicted` are the model's seconds, 0 without a prediction.
     """
 
     algorithm: str
@@ -52,13 +52,13 @@ class Choice:
     by: str = "rule"
     predicted: float = 0.0
     runner_up_predicted: float = 0.0
-    row: Row | None = None
+    row: TunedRow | None = None
 
 
 ALL_AT_ONCE = {2: 16 << 10, 3: 8 << 10, 4: 8 << 10}
-"""For few ranks: up to how many bytes each rank had better reduce everything itself."""
+"""By number of ranks: up to this many bytes each rank reduces everything itself."""
 SHARED_OUT_FROM = 32 << 10
-"""From how many bytes on the ranks share the work of the root."""
+"""From this many bytes on the ranks share the work of the root."""
 
 
 _RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
@@ -75,7 +75,7 @@ FLAT = {
     "all_to_all": ("direct", "direct:rotate", "bruck"),
     "barrier": ("direct", "dissemination"),
 }
-"""What is compared where every rank has a host of its own."""
+"""The candidates where every rank has a host of its own."""
 
 ON_TWO_LEVELS = {
     "broadcast": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
@@ -94,16 +94,15 @@ ON_TWO_LEVELS = {
     "all_to_all": ("direct/direct", "direct/direct:rotate"),
     "barrier": ("direct/direct", "direct/dissemination"),
 }
-"""What is compared where hosts have several ranks: inside them, and across."""
+"""The candidates where hosts have several ranks: inside a host / across hosts."""
 
 _INSIDE_FIRST = ("reduce", "gather", "reduce_scatter", "all_to_all")
 
-AS_QUICK = 0.02
-"""A difference in predicted time that says nothing: then fewer steps are better."""
+SIMILAR = 0.02
+"""Predicted times closer than this are equal: then fewer steps win."""
 
 SEGMENTS = 1, 2, 4, 8
-"""Into how many parts a call across hosts may be cut; all_to_all and barrier are not:
-they have parts enough, and none."""
+"""Numbers of segments of a call across hosts; all_to_all and barrier have one."""
 
 
 def choose(
@@ -116,17 +115,17 @@ def choose(
     hosts: Sequence[int] | None = None,
     tuned: Tuned | None = None,
     itemsize: int = 0,
-) -> Choice:
-    """The algorithm for a call of `nbytes` in all (of one rank's whole buffer).
+) -> AlgorithmChoice:
+    """The algorithm for a call of `nbytes` (of one rank's whole buffer).
 
-    `hosts` is the host of every rank, in rank order; None if they share one. `tuned` is
-    the table that the ranks have agreed on, if there is one, and `itemsize` the bytes
-    of an element, by which it tells calls apart that add them up.
+    `hosts` is the host of every rank, in rank order; None for one host. `tuned` is the
+    table that the ranks have agreed on, if any; for reductions its rows depend on
+    `itemsize`, the bytes of an element.
     """
     if hosts is not None and len(hosts) != n:
         raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
     if named:
-        return Choice(named, "the caller named it", by="caller")
+        return AlgorithmChoice(named, "the caller named it", by="caller")
     if not reproducible and (chosen := by_variable(collective)):
         return chosen
     if tuned is not None and not reproducible:
@@ -137,64 +136,76 @@ def choose(
         return _on_one_host(collective, nbytes, n)
     if reproducible:
         found = _on_one_host(collective, nbytes, n).algorithm
-        return Choice(found, "reproducible: one pass in rank order, on any hosts")
+        return AlgorithmChoice(
+            found, "reproducible: one pass in rank order, on any hosts"
+        )
     return _across_hosts(collective, nbytes, numbered(hosts))
 
 
-def by_variable(collective: str) -> Choice | None:
-    """What the environment names for a collective, if it does."""
-    told = os.environ.get(VARIABLE, "")
-    found = _told(told, collective) if told else ""
-    return Choice(found, f"{VARIABLE}={told}", by="variable") if found else None
+def by_variable(collective: str) -> AlgorithmChoice | None:
+    """The choice by UNISONO_ALGORITHM, if it names an algorithm for this collective."""
+    value = os.environ.get(VARIABLE, "")
+    found = _named_in(value, collective) if value else ""
+    return (
+        AlgorithmChoice(found, f"{VARIABLE}={value}", by="variable") if found else None
+    )
 
 
-def _by_table(row: Row) -> Choice:
+def _by_table(row: TunedRow) -> AlgorithmChoice:
     why = f"tuned: at {format_bytes(row.nbytes)} it took {format_seconds(row.measured)}"
     if row.runner_up:
         why += f", {row.runner_up} {format_seconds(row.runner_up_measured)}"
     times = row.predicted, row.runner_up_predicted
-    return Choice(row.algorithm, why, row.runner_up, "table", *times, row)
+    return AlgorithmChoice(row.algorithm, why, row.runner_up, "table", *times, row)
 
 
-def _on_one_host(collective: str, nbytes: int, n: int) -> Choice:
+def _on_one_host(collective: str, nbytes: int, n: int) -> AlgorithmChoice:
     limit = ALL_AT_ONCE.get(n, 4 << 10 if n <= 8 else 1 << 10)
     size = format_bytes(nbytes)
     if collective == "all_reduce":
         if nbytes <= limit:
             why = f"{size}, at most {format_bytes(limit)}: one step costs least"
-            return Choice("naive", why, "direct")
+            return AlgorithmChoice("naive", why, "direct")
         why = f"{size}, above {format_bytes(limit)}: every rank adds its share"
-        return Choice("direct", why, "ring")
+        return AlgorithmChoice("direct", why, "ring")
     if collective == "reduce" and nbytes >= SHARED_OUT_FROM:
-        return Choice("direct+direct", f"{size}: every rank adds its share", "naive")
+        return AlgorithmChoice(
+            "direct+direct", f"{size}: every rank adds its share", "naive"
+        )
     if collective == "broadcast" and n <= 3 and nbytes >= SHARED_OUT_FROM:
         why = f"{size} among {n}: the root brings a part, the others come for the rest"
-        return Choice("direct+direct", why, "naive")
+        return AlgorithmChoice("direct+direct", why, "naive")
     if collective in ("reduce", "broadcast"):
-        return Choice("naive", "each rank reads the others' memory itself", "tree")
+        return AlgorithmChoice(
+            "naive", "each rank reads the others' memory itself", "tree"
+        )
     runner_up = _RUNNER_UP.get(collective, "ring")
-    return Choice("direct", "each rank reads what it needs where it lies", runner_up)
+    return AlgorithmChoice(
+        "direct", "each rank reads what it needs where it lies", runner_up
+    )
 
 
 @lru_cache(maxsize=1024)
-def _across_hosts(collective: str, nbytes: int, hosts: tuple[int, ...]) -> Choice:
+def _across_hosts(
+    collective: str, nbytes: int, hosts: tuple[int, ...]
+) -> AlgorithmChoice:
     return _quickest(collective, nbytes, hosts, list(_candidates(collective, hosts)))
 
 
 @lru_cache(maxsize=1024)
 def quickest(
     collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
-) -> Choice:
-    """The same among hierarchical ones, by some algorithms inside and across."""
+) -> AlgorithmChoice:
+    """The fastest hierarchical algorithm, by these algorithms inside and across."""
     return _quickest(collective, nbytes, hosts, list(_on_two_levels(hosts, by)))
 
 
 def _on_two_levels(
     hosts: tuple[int, ...], some: tuple[str, ...], cuts: tuple[int, ...] = SEGMENTS
 ) -> Iterator[tuple[str, int]]:
-    where = telling(hosts)
+    placement = telling(hosts)
     for by in some:
-        yield from ((f"hierarchical:{where},by={by}", segments) for segments in cuts)
+        yield from ((f"hierarchical:{placement},by={by}", cut) for cut in cuts)
 
 
 def _quickest(
@@ -202,28 +213,29 @@ def _quickest(
     nbytes: int,
     hosts: tuple[int, ...],
     candidates: Sequence[tuple[str, int]],
-) -> Choice:
-    """The quickest candidate, as predicted; or one as quick that has fewer steps."""
+) -> AlgorithmChoice:
+    """The fastest candidate, as predicted; of similar ones that with fewest steps."""
     times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
-    as_quick = (1 + AS_QUICK) * min(times.values())
+    limit = (1 + SIMILAR) * min(times.values())
     chosen = min(
-        (c for c in candidates if times[c] <= as_quick),
-        key=lambda c: len(lines(collective, *c, hosts)),
+        (c for c in candidates if times[c] <= limit),
+        key=lambda c: len(step_costs(collective, *c, hosts)),
     )
     others = [c for c in candidates if c[0] != chosen[0]] or [
         c for c in candidates if c != chosen
     ]
     why = (
-        f"{_words(hosts)}, {format_bytes(nbytes)}: {_manner(collective, *chosen)}; "
+        f"{_describe_hosts(hosts)}, {format_bytes(nbytes)}: "
+        f"{_describe_algorithm(collective, *chosen)}; "
         f"expected to take {times[chosen] * 1e6:.0f} µs"
     )
     second = min(others, key=times.__getitem__)
     both = times[chosen], times[second]
-    return Choice(_spelled(*chosen), why, _spelled(*second), "model", *both)
+    return AlgorithmChoice(_spelled(*chosen), why, _spelled(*second), "model", *both)
 
 
 def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-    """Algorithms, and into how many segments they are cut."""
+    """Candidate algorithms and their numbers of segments."""
     if len(set(hosts)) == len(hosts):
         yield from ((algorithm, 1) for algorithm in FLAT[collective])
         return
@@ -237,7 +249,7 @@ def _spelled(algorithm: str, segments: int) -> str:
     return algorithm if segments == 1 else f"{algorithm},segments={segments}"
 
 
-def _words(hosts: tuple[int, ...]) -> str:
+def _describe_hosts(hosts: tuple[int, ...]) -> str:
     """As in "2 hosts of 4 ranks" or "3 hosts of 5, 4 and 4 ranks"."""
     sizes = list(Counter(hosts).values())
     if len(set(sizes)) == 1:
@@ -248,8 +260,8 @@ def _words(hosts: tuple[int, ...]) -> str:
     return f"{len(sizes)} hosts of {', '.join(most)} and {last} ranks"
 
 
-def _manner(collective: str, algorithm: str, segments: int) -> str:
-    """What the algorithm does, in words."""
+def _describe_algorithm(collective: str, algorithm: str, segments: int) -> str:
+    """A short description of the algorithm."""
     if not algorithm.startswith("hierarchical"):
         return f"{algorithm}, straight from rank to rank"
     inside, _, across = algorithm.rpartition("by=")[2].partition("/")
@@ -265,11 +277,10 @@ def _manner(collective: str, algorithm: str, segments: int) -> str:
     return done if segments == 1 else f"{done}, in {segments} segments that overlap"
 
 
-def _told(variable: str, collective: str) -> str:
-    """The algorithm that the variable names for a collective, if it does.
+def _named_in(variable: str, collective: str) -> str:
+    """The algorithm that the variable names for a collective, or an empty string.
 
-    "ring" is meant for every collective that ring has; "all_reduce=ring;reduce=tree"
-    for those.
+    "ring" is for every collective that has it; "all_reduce=ring;reduce=tree" for these.
     """
     for part in filter(None, (p.strip() for p in variable.split(";"))):
         name, equals, algorithm = part.partition("=")
@@ -283,13 +294,13 @@ def _told(variable: str, collective: str) -> str:
 
 @lru_cache(maxsize=256)
 def _offered(algorithm: str, collective: str) -> bool:
-    """Whether a collective has it; BadArgument if none does."""
+    """Whether a collective has this algorithm; BadArgument if none does."""
     for name in (collective, *COLLECTIVES):
         try:
             make_schedule(name, algorithm, 2)
         except NotOffered:
             continue
-        except UnsupportedWorld:  # there is one, only not for two ranks
+        except UnsupportedWorld:  # it exists, but not for two ranks
             pass
         return name == collective
     raise BadArgument(

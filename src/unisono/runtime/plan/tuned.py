@@ -1,14 +1,14 @@
-"""What `unisono tune` has found out: read by rank 0, agreed by all, asked by `select`.
+"""The table that `unisono tune` makes: read by rank 0, agreed by all, used by `select`.
 
-A table belongs to a machine and to a version. In it are worlds (so many ranks, placed
-so), and for each collective in them the algorithm that won at each size, with what it
-took. Only rank 0 reads a file. Whether there is one travels with what ranks tell each
-other anyway when they meet; the table itself only if there is one. So all ranks hold
-the same, or none, and starting without a table costs nothing.
+A table belongs to a machine and a version. It has worlds (numbers of ranks, placed on
+hosts), and for each collective in them the fastest algorithm at each size, with its
+time. Only rank 0 reads a file. Whether there is one is part of the rendezvous messages;
+the table itself is sent only if there is one. So all ranks have the same table, or
+none, and starting without a table costs nothing.
 
-Whatever does not fit is refused as a whole and said aloud once: another machine on any
-rank, another version, a file that others can write, names that nobody bears. Then all
-choose as if there were no table.
+A table that does not fit is refused as a whole, with one warning: another machine on
+any rank, another version, a file that others can write, unknown names. Then all choose
+as without a table.
 
     UNISONO_TUNED=FILE   that file;  =0   none;  otherwise ~/.config/unisono/tuned/
 """
@@ -37,15 +37,15 @@ from unisono.schedule.placement import numbered, parse_hosts, written
 
 VARIABLE = "UNISONO_TUNED"
 MOST_BYTES = 4 << 20
-"""A larger file is not one of ours."""
+"""A larger file is not a tuned table."""
 MOST_AGREED = 64 << 10
-"""What rank 0 tells the others at most: worlds larger than this one stay at home."""
+"""The most bytes that rank 0 broadcasts; worlds that do not fit are left out."""
 
 _LOG = logging.getLogger("unisono")
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who won at one size, and for which sizes that holds; times in seconds."""
+class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fastest algorithm at one size, valid up to another; times in seconds."""
 
     nbytes: int
     upto: int
@@ -57,18 +57,18 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runner_up_measured: float = 0.0
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows of one collective, by size; `itemsize` is 0 where nothing is added."""
+class TunedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows of one collective, by size; `itemsize` is 0 without a reduction."""
 
     collective: str
     itemsize: int
-    rows: tuple[Row, ...]
+    rows: tuple[TunedRow, ...]
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was fitted for a class of links: a straight line for a range of sizes.
+class TunedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A linear fit for a class of links and a range of sizes.
 
-    The errors are half the width of an interval that holds the value 95 times in 100.
+    The errors are half the width of a 95 % confidence interval.
     """
 
     kind: str
@@ -81,20 +81,20 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TunedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many ranks, placed so, on these machines; and what was found there."""
+    """A number of ranks, their placement and machines, and the measurements there."""
 
     n: int
     placement: str
     machines: tuple[str, ...]
-    choices: tuple[Part, ...]
-    links: tuple[Link, ...] = ()
+    choices: tuple[TunedCollective, ...]
+    links: tuple[TunedLink, ...] = ()
     added_byte: float = 0.0
     added_byte_error: float = 0.0
     when: str = ""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: what is known of worlds whose rank 0 is on this machine."""
+class TunedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file: worlds whose rank 0 is on this machine."""
 
     unisono: str
     machine: str
@@ -102,10 +102,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tuned:
-    """A table as the selector asks it."""
+    """A table with an index by call, for the selector."""
 
     def __init__(self, worlds: Sequence[TunedWorld], origin: str = "") -> None:
-        """`origin` tells where it comes from, for `explain`."""
+        """`origin` is its file, for `explain`."""
         self.worlds = tuple(worlds)
         self.origin = origin
         self._rows = {
@@ -124,11 +124,10 @@ class Tuned:
         n: int,
         hosts: Sequence[int] | None,
         itemsize: int,
-    ) -> Row | None:
-        """What is known of a call; None if nothing is.
+    ) -> TunedRow | None:
+        """The row for a call, or None.
 
-        Where elements are added up, only what was measured with elements of their size
-        counts.
+        For reductions only rows measured with elements of the same size count.
         """
         if not COLLECTIVES[collective].reduces:
             itemsize = 0
@@ -140,14 +139,14 @@ class Tuned:
 
 
 def placement_of(n: int, hosts: Sequence[int] | None) -> str:
-    """A placement as it is written in tables: "0x4", or "0x2.1x2" on two hosts."""
+    """A placement as text: "0x4", or "0x2.1x2" on two hosts."""
     return written(numbered(hosts)) if hosts else f"0x{n}" if n > 1 else "0"
 
 
 @cache
 def machine() -> str:
-    """This machine in words that two have in common only if they are alike."""
-    from unisono.topology.detect import model  # no start pays for it without a table
+    """A description of this machine: equal ones are taken for the same kind."""
+    from unisono.topology.detect import model  # imported only with a table
 
     cores = os.cpu_count() or 1
     kind = model() or "unknown processor"
@@ -155,7 +154,7 @@ def machine() -> str:
 
 
 def default_path() -> Path:
-    """Where the table of this machine is kept."""
+    """The default path of this machine's table."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     digest = hashlib.blake2b(machine().encode(), digest_size=4).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", machine().lower()).strip("-")[:40].strip("-")
@@ -163,25 +162,25 @@ def default_path() -> Path:
 
 
 def path() -> Path | None:
-    """The file to read, whether it is there or not; None if none is wanted."""
-    told = os.environ.get(VARIABLE, "")
-    if told == "0":
+    """The file to read, whether it exists or not; None if UNISONO_TUNED=0."""
+    value = os.environ.get(VARIABLE, "")
+    if value == "0":
         return None
-    return Path(told) if told else default_path()
+    return Path(value) if value else default_path()
 
 
 def is_there() -> bool:
-    """Whether this process has a file to read: all it costs if there is none."""
-    told = os.environ.get(VARIABLE, "")
-    if told:
-        return told != "0"
+    """Whether there is a file to read; cheap if there is none."""
+    value = os.environ.get(VARIABLE, "")
+    if value:
+        return value != "0"
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     if not os.path.isdir(os.path.join(home, "unisono", "tuned")):
         return False
     return default_path().exists()
 
 
-def read(where: Path) -> Table:
+def read(where: Path) -> TunedTable:
     """The table in a file; BadArgument says what is wrong with it."""
     try:
         with where.open("rb") as file:
@@ -193,7 +192,7 @@ def read(where: Path) -> Table:
     if len(data) > MOST_BYTES:
         raise BadArgument(f"{where}: more than {MOST_BYTES} bytes: not a tuned table")
     try:
-        found = msgspec.json.decode(data, type=Table)
+        found = msgspec.json.decode(data, type=TunedTable)
     except msgspec.MsgspecError as why:
         raise BadArgument(f"{where}: not a tuned table: {why}") from why
     _check(found, str(where))
@@ -205,13 +204,13 @@ def _refuse_if_not_ours(where: Path, about: os.stat_result) -> None:
         raise BadArgument(f"{where}: not a plain file")
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
         raise BadArgument(
-            f"{where}: somebody else could have written it; expected a file of this "
-            "user that nobody else may write (chmod 600)"
+            f"{where}: other users can write it; expected a file that only this user "
+            "may write (chmod 600)"
         )
 
 
-def _check(table: Table, where: str) -> None:
-    """Refuse what cannot be asked, before anybody asks."""
+def _check(table: TunedTable, where: str) -> None:
+    """Raise BadArgument if anything in the table is invalid."""
     for world in table.worlds:
         try:
             parse_hosts(world.placement, world.n)
@@ -227,7 +226,7 @@ def _check(table: Table, where: str) -> None:
                 _check_row(where, world.n, part.collective, row)
 
 
-def _check_row(where: str, n: int, collective: str, row: Row) -> None:
+def _check_row(where: str, n: int, collective: str, row: TunedRow) -> None:
     times = row.predicted, row.measured, row.runner_up_predicted, row.runner_up_measured
     if not all(0 <= t < math.inf for t in times):
         raise BadArgument(f"{where}: {collective}: {times} are not all times")
@@ -240,23 +239,23 @@ def _check_row(where: str, n: int, collective: str, row: Row) -> None:
 
 @cache
 def _check_name(collective: str, name: str, n: int) -> None:
-    """Only algorithms that are installed: a table must not bring code of its own."""
-    if ".py" in name:  # how a user names a file, which would then be run
+    """Refuse algorithms in files: a table must not cause code to run."""
+    if ".py" in name:  # an algorithm in a file, which would be run
         raise BadArgument("only algorithms that are installed can be in a table")
     make_schedule(collective, name, n)
 
 
-def refusal(table: Table, mine: str, version: str) -> str:
+def refusal(table: TunedTable, mine: str, version: str) -> str:
     """Why a table is not for this machine or version; "" if it is."""
     if table.unisono != version:
-        return f"it was made by unisono {table.unisono}, and this is {version}"
+        return f"it was made by unisono {table.unisono}, this is {version}"
     if table.machine != mine:
         return f"it was made on another machine ({table.machine}), this is {mine}"
     return ""
 
 
-def load(where: Path) -> Table:
-    """The table in a file, if it is of this machine and version; else BadArgument."""
+def load(where: Path) -> TunedTable:
+    """The table in a file; BadArgument if it is of another machine or version."""
     table = read(where)
     why = refusal(table, machine(), unisono.__version__)
     if why:
@@ -265,7 +264,7 @@ def load(where: Path) -> Table:
 
 
 def tuned_here() -> Tuned | None:
-    """What rank 0 would use, if it started on this machine now."""
+    """The table that rank 0 would use on this machine now."""
     where = path()
     if where is None or not is_there():
         return None
@@ -274,5 +273,5 @@ def tuned_here() -> Tuned | None:
 
 @cache
 def warn_unused(what: str) -> None:
-    """Say once why the table is not used."""
+    """Warn once why the table is not used."""
     _LOG.warning("the tuned table is not used: %s", what)

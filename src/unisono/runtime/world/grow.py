@@ -95,7 +95,7 @@ class _GrowCoordinator:
         try:
             endpoint = self._open_endpoint()
             self._gather(endpoint)
-            welcome = self._welcome(self._place())
+            welcome = self._welcome(self._rendezvous_address())
             return _form_world(self.comm, self.member, welcome, self._announce)
         except (ConnectFailed, OSError) as why:
             # If it is still open, the others wait for a message.
@@ -165,7 +165,7 @@ class _GrowCoordinator:
             raise _lost(self.comm, dead)
         self.comm.core.check_usable("grow")
 
-    def _place(self) -> str:
+    def _rendezvous_address(self) -> str:
         if not self.member.across:
             return os.urandom(8).hex()
         listener = self.comm.core.transport.listener
@@ -241,7 +241,7 @@ def _form_world(
 
     def attempt() -> Communicator:
         try:
-            transport = later.meet(
+            transport = later.rendezvous(
                 rank,
                 welcome.world_size,
                 welcome.place,
@@ -253,13 +253,13 @@ def _form_world(
             revoke(old)  # if it failed, ranks that do not know of it call shrink, too
         return _first(transport, later, limit)
 
-    everybody = tuple(range(comm.world_size))
+    all_ranks = tuple(range(comm.world_size))
     found = form_world(
         old,
         member,
         _AGREEMENT_TIMEOUT_S,
         lambda made, _: _first(made, later, limit),
-        (Proposal(welcome.epoch, everybody, ()), attempt),
+        (Proposal(welcome.epoch, all_ranks, ()), attempt),
     )
     return _settled(found.comm, found.left_out)
 
@@ -346,7 +346,7 @@ def _join_world(
     """The communicator of the grown world; None if it was not formed."""
     comm: Communicator | None = None
     try:
-        transport = member.meet(
+        transport = member.rendezvous(
             welcome.rank, welcome.world_size, welcome.place, timeout_s=RENDEZVOUS_S
         )
         comm = _first(transport, member, timeout_s)

@@ -57,8 +57,10 @@ def init(
     nanoseconds(limit)  # refuse a bad one before the rendezvous
     _arm_failpoints()
     member = membership(world, insecure, encrypted, fabric)
-    place = member.address if member.across else ""
-    transport = member.meet(world.rank, world.world_size, place, timeout_s=meeting_s)
+    address = member.address if member.across else ""
+    transport = member.rendezvous(
+        world.rank, world.world_size, address, timeout_s=meeting_s
+    )
     comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
     comm.core.membership = member
     return comm
@@ -108,9 +110,9 @@ def membership(
     # A process may leave and join again: each time in an epoch of its own.
     epoch = next_epoch(world.job) if world.world_size > 1 else 0
     if world.hosts_several or os.environ.get(ADDRESS):
-        place = rendezvous_address(world).address
+        address = rendezvous_address(world).address
         secret = find_secret(os.environ)
-        if secret is None and not insecure and not _is_local(place):
+        if secret is None and not insecure and not _is_local(address):
             raise no_secret(world)
         interface = os.environ.get("UNISONO_INTERFACE")
         return Membership(
@@ -118,7 +120,7 @@ def membership(
             _CHANGES,
             epoch,
             across=True,
-            address=place,
+            address=address,
             secret=secret,
             interface=interface,
             insecure=insecure,

@@ -54,7 +54,7 @@ class Membership:
         """The membership in a later world."""
         return replace(self, epoch=epoch, kept=self.kept + kept)
 
-    def meet(
+    def rendezvous(
         self,
         rank: int,
         world_size: int,

@@ -372,7 +372,7 @@ class _AgreementDriver:
                         self.incoming[rank].send(AgreementReply(proposal=met[0]))
 
         member = self.member.later(proposal.epoch)
-        transport = member.meet(
+        transport = member.rendezvous(
             proposal.members.index(self.rules.me),
             len(proposal.members),
             place,

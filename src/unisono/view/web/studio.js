@@ -16,10 +16,10 @@ const PAGES = ["Explain", "Costs", "Strategies", "Trace"];
 /**
  * Ask the server; what it refuses is an error with its words.
  * @param {string} what
- * @param {Record<string, string>} [wishes]
+ * @param {Record<string, string>} [parameters]
  */
-async function ask(what, wishes = {}) {
-  const query = new URLSearchParams(Object.entries(wishes).filter(([, value]) => value)).toString();
+async function ask(what, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value)).toString();
   const answer = await fetch(`/api/${what}${query ? `?${query}` : ""}`);
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error);
@@ -37,7 +37,7 @@ class Desk {
     this.place = h("div", { class: "place", "aria-busy": "false" });
     /** @type {Record<string, HTMLSelectElement>} */
     this.fields = {};
-    this.form = h("form", { class: "desk", "aria-label": "Choices" });
+    this.form = h("form", { class: "query", "aria-label": "Choices" });
     for (const name of ["collective", "algorithm", "beside", "n", "size", "topology", "codec"]) {
       const field = h("select", { name });
       field.addEventListener("change", () => this.change());
@@ -86,7 +86,7 @@ class Desk {
     await this.change();
   }
 
-  get wishes() {
+  get parameters() {
     return Object.fromEntries(Object.entries(this.fields).map(([name, field]) => [name, field.value]));
   }
 
@@ -123,9 +123,9 @@ class Desk {
     if (this.shown === "Strategies") return strategies(await ask("strategies"));
     if (this.shown === "Trace") return this.opener();
     await this.refresh();
-    const { collective, topology, codec } = this.wishes;
+    const { collective, topology, codec } = this.parameters;
     if (this.shown === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { collective, topology, codec })));
-    const stories = await ask("stories", this.wishes);
+    const stories = await ask("stories", this.parameters);
     if (!wanted()) return null;
     const root = h("div");
     this.put(root);
@@ -135,7 +135,7 @@ class Desk {
 
   /** What can be chosen hangs on what was. */
   async refresh() {
-    const { collective, n, topology } = this.wishes;
+    const { collective, n, topology } = this.parameters;
     /** @type {Choices} */
     const choices = await ask("choices", { collective, n, topology });
     this.offer("collective", Object.keys(choices.collectives), "all_reduce");

@@ -21,7 +21,7 @@ from unisono.units import parse_bytes
 from unisono.view.frames import MAX_RANKS
 from unisono.view.story import Story, tell
 
-Wishes = Mapping[str, str]
+Parameters = Mapping[str, str]
 
 PLAIN = "none"
 SIZES = [1 << k for k in range(8, 31, 2)]
@@ -29,9 +29,9 @@ _MOST_RANKS = 512
 _WORDS = ("collective", "algorithm", "beside", "n", "size", "topology", "codec")
 
 
-def choices(wishes: Wishes) -> dict[str, object]:
+def choices(parameters: Parameters) -> dict[str, object]:
     """What can be chosen, given a collective, a number of ranks and a topology."""
-    asked = _asked(wishes, "collective", "n", "topology")
+    asked = _asked(parameters, "collective", "n", "topology")
     what = collective(asked.get("collective", "all_reduce")).name
     n = _ranks(asked.get("n", "5"))
     offered = topologies(n)
@@ -61,9 +61,9 @@ def topologies(n: int) -> list[str]:
     return names
 
 
-def stories(wishes: Wishes) -> list[Story]:
+def stories(parameters: Parameters) -> list[Story]:
     """One story, or two to be shown under one clock."""
-    asked = _asked(wishes, *_WORDS)
+    asked = _asked(parameters, *_WORDS)
     n = _ranks(asked.get("n", "5"))
     where = _topology(asked.get("topology") or f"full:{n}")
     size = parse_bytes(asked.get("size", "1M"))
@@ -77,9 +77,9 @@ def stories(wishes: Wishes) -> list[Story]:
     ]
 
 
-def curves(wishes: Wishes) -> dict[str, object]:
+def curves(parameters: Parameters) -> dict[str, object]:
     """The time of every algorithm over sizes, and where the fastest one changes."""
-    asked = _asked(wishes, "collective", "topology", "codec")
+    asked = _asked(parameters, "collective", "topology", "codec")
     what = collective(asked.get("collective", "all_reduce")).name
     where = _topology(asked.get("topology", "full:5"))
     codec = _codec(asked.get("codec", PLAIN))
@@ -104,11 +104,11 @@ def curves(wishes: Wishes) -> dict[str, object]:
     }
 
 
-def _asked(wishes: Wishes, *known: str) -> Wishes:
-    for word in wishes:
+def _asked(parameters: Parameters, *known: str) -> Parameters:
+    for word in parameters:
         if word not in known:
             raise unknown("choice", word, known)
-    return wishes
+    return parameters
 
 
 def _ranks(text: str) -> int:
