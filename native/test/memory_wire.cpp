@@ -74,7 +74,7 @@ public:
       return -1;
     }
     std::vector<std::byte> taken;
-    std::size_t room = capacity - bytes_.size();
+    std::size_t room = capacity - std::min(capacity, bytes_.size());
     for (std::size_t i = 0; i < count && room > 0; ++i) {
       const auto *from = static_cast<const std::byte *>(parts[i].iov_base);
       const std::size_t some = std::min(room, parts[i].iov_len);

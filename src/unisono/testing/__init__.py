@@ -4,6 +4,8 @@ world           ranks as threads of this process
 world_across    ranks as processes, on simulated hosts or in network namespaces
 Hosts           network namespaces with links of a given speed; needs root
 Proxy           a faulty network between two processes; needs no privileges
+check_transport what any transport must do, checked in worlds of several sizes
+check_wire      the same for the byte connection below one
 reference       a schedule applied to given inputs, step by step, in NumPy
 """
 
@@ -11,6 +13,7 @@ from unisono.testing.across import WorldAcross, world_across
 from unisono.testing.hosts import Hosts, hosts_available, needs_hosts
 from unisono.testing.proxy import Proxy
 from unisono.testing.reference import reference
+from unisono.testing.transports import check_transport, check_wire
 from unisono.testing.worlds import World, world
 
 __all__ = [
@@ -18,6 +21,8 @@ __all__ = [
     "Proxy",
     "World",
     "WorldAcross",
+    "check_transport",
+    "check_wire",
     "hosts_available",
     "needs_hosts",
     "reference",

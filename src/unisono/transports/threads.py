@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from unisono import _native
 from unisono.errors import ConnectFailed
@@ -128,7 +129,7 @@ def alone() -> Session:
 
 
 class _Waiting:
-    """The threads that have come for one world, until all are there."""
+    """The threads that have come for one world, until all are there or one gives up."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -150,13 +151,13 @@ def connect_threads(options: ConnectOptions, make: MakeSessions) -> Session:
         _refuse_wrong(world, options)
         world.ranks.add(options.rank)
         if len(world.ranks) == world.world_size:
-            del _WORLDS[key]
-            _make(world, make)
+            _settle(key, lambda: make(world.world_size))
         while not world.sessions and world.error is None:
             left = until - time.monotonic()
-            if left <= 0 or (why := options.lost()):
-                raise _leave(key, world, options, "" if left <= 0 else why)
-            _CHANGED.wait(left if options.lost is str else min(left, 0.05))
+            if left <= 0 or options.lost():
+                _settle(key, lambda: _give_up(world, options))
+            else:
+                _CHANGED.wait(left if options.lost is str else min(left, 0.05))
         if world.error is not None:
             raise world.error
         return world.sessions[options.rank]
@@ -172,23 +173,20 @@ def _refuse_wrong(world: _Waiting, options: ConnectOptions) -> None:
         raise ConnectFailed(f"two threads say that they are rank {options.rank}")
 
 
-def _make(world: _Waiting, make: MakeSessions) -> None:
+def _settle(key: tuple[str, int], make: Callable[[], Sequence[Session]]) -> None:
+    """What becomes of a world, for all threads that wait for it."""
+    world = _WORLDS.pop(key)
     try:
-        world.sessions = make(world.world_size)
+        world.sessions = make()
     except Exception as why:
         world.error = why
     _CHANGED.notify_all()
 
 
-def _leave(
-    key: tuple[str, int], world: _Waiting, options: ConnectOptions, why: str
-) -> ConnectFailed:
+def _give_up(world: _Waiting, options: ConnectOptions) -> NoReturn:
     missing = sorted(set(range(world.world_size)) - world.ranks)
-    world.ranks.discard(options.rank)
-    if not world.ranks and _WORLDS.get(key) is world:
-        del _WORLDS[key]
-    return ConnectFailed(
-        why
+    raise ConnectFailed(
+        options.lost()
         or f"ranks {missing} did not connect within {options.timeout_s:g} s: has every "
         "thread been started, with the same job?",
         missing=missing,

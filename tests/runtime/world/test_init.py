@@ -135,6 +135,12 @@ def test_two_processes_with_rank_0(forks):
     assert error["error"] == "ConnectFailed"
 
 
+def place_of(rank):
+    """The address at which rank 0 of its job listens."""
+    job = f"{rank.job}/0"
+    return rendezvous.LocalRendezvous(_hello(rank), job, 0.0, 0.0).address
+
+
 def finds_its_place_taken(rank):
     address = rendezvous.LocalRendezvous(
         _hello(rank), f"{rank.job}/0", 0.0, 0.0
