@@ -69,4 +69,4 @@ def test_hooks_run_the_tools_of_make_check():
         for entry in entries
         if entry.startswith(".venv/bin/")
     }
-    assert ours == tools == {"ruff", "mypy", "lint-imports"}
+    assert ours == tools == {"ruff", "mypy", "lint-imports", "python"}
