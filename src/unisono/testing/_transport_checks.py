@@ -395,6 +395,8 @@ def held() -> Counter[str]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the one that lists them
             continue
+        if target.startswith("/proc/"):  # another rank, a thread here, looks likewise
+            continue
         found["descriptor of " + _COUNT.sub("", target)] += 1
     for task in os.listdir("/proc/self/task"):
         try:
