@@ -35,6 +35,15 @@ def test_scan_and_exscan_reduce_in_rank_order(n, count, op):
             assert (before == prefix(op, parts[:r], parts[0])).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_scan_has_the_bits_of_one_reduction_over_the_prefix(dtype):
+    parts = [np.random.default_rng(r).normal(size=100).astype(dtype) for r in range(5)]
+    found = world(5).run(lambda comm: comm.scan(parts[comm.rank].copy()))
+    for r, prefix_sum in enumerate(found):
+        wanted = prefix("sum", parts[: r + 1], parts[0])
+        assert prefix_sum.tobytes() == wanted.tobytes()
+
+
 IDENTITIES = {
     ("sum", "float32"): 0,
     ("prod", "float64"): 1,

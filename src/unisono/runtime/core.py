@@ -87,16 +87,14 @@ class Core:
         self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
         self.hosts_if_several = self.hosts if any(self.hosts) else ()
         self.plans: dict[object, _native.Plan] = {}
-        self.single_use: deque[object] = deque(
-            maxlen=256
-        )  # keys of plans that are not cached
+        # Keys of plans that are not cached.
+        self.single_use: deque[object] = deque(maxlen=256)
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self.in_flight = CallsInFlight(native)
         self._on_close = on_close
         self.closed = False
-        self.membership: ResizableWorld | None = (
-            None  # only of a world's first communicator
-        )
+        # Only a world's first communicator has one.
+        self.membership: ResizableWorld | None = None
         self.rank = self.world_ranks.index(transport.rank)
         self.world_size = len(self.world_ranks)
         self.name = name
@@ -178,13 +176,10 @@ class Core:
         """Run a call, or start it; `quick` is the key of the native core's cache."""
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
-        input_at = 0 if call.input is None else call.input.address
-        output_at = 0 if call.output is None else call.output.address
-        timeout = self.limit_ns(how.timeout_s)
         if how.async_op:
-            native = self.native.submit(plan, input_at, output_at, timeout)
-            return self.work(native, call, how.timeout_s)
-        if self.native.run(plan, input_at, output_at, timeout, call):
+            return self.submit(plan, call, how.timeout_s)
+        timeout = self._limit_ns(how.timeout_s)
+        if self.native.run(plan, *call.addresses, timeout, call):
             if quick is not None and call.finish is None and how == _PLAIN:
                 self.native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
@@ -217,7 +212,7 @@ class Core:
             call = Call(collective, counts, nothing, nothing, None, None, root)
             plan = self.new_plan(call, as_reduction(op), _PLAIN)
             self._remember(key, plan)
-        timeout = self.limit_ns(timeout_s)
+        timeout = self._limit_ns(timeout_s)
         if async_op:
             native = self.native.submit(plan, input_at, output_at, timeout)
             self.in_flight.add(native, keep)
@@ -338,7 +333,15 @@ class Core:
                 "reproducible=True needs one pass in rank order, as direct and naive do"
             )
 
-    def work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
+    def submit(
+        self, plan: _native.Plan, call: Call, timeout_s: float | None = None
+    ) -> Work:
+        """Start a call by this plan."""
+        limit = self._limit_ns(timeout_s)
+        native = self.native.submit(plan, *call.addresses, limit)
+        return self._work(native, call, timeout_s)
+
+    def _work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
         """The handle of a call in flight; its buffers are kept until it is done."""
         self.in_flight.add(native, (call.input, call.output))
         return Work(
@@ -383,14 +386,14 @@ class Core:
             CODES[name],
             buffer.dtype.code,
             buffer.count,
-            self.limit_ns(how.timeout_s),
+            self._limit_ns(how.timeout_s),
             how.async_op,
         )
         call = Call(name, buffer.count, buffer, buffer, result, finish)
-        work = self.work(native, call, how.timeout_s)
+        work = self._work(native, call, how.timeout_s)
         return work if how.async_op else work.wait()
 
-    def limit_ns(self, timeout_s: float | None) -> int:
+    def _limit_ns(self, timeout_s: float | None) -> int:
         """A call's own timeout, or the communicator's."""
         return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def broadcast_object(
     """The root's object on every rank: its size first, then its bytes."""
     if comm.rank != root:
         size = int(comm.broadcast(np.zeros(1, np.int64), root=root)[0])
-        _check_sizes(comm, "broadcast_object", {root: size})
+        _check_sizes(comm, "broadcast_object", [(root, size)])
         data = comm.broadcast(np.empty(size, np.uint8), root=root)
         return decode(data.data, allow_pickle=allow_pickle)
     data = _encoded(thing, allow_pickle)
@@ -39,7 +39,7 @@ def gather_objects(
     """Every rank's object on the root, or on every rank if root is None."""
     data = _encoded(thing, allow_pickle)
     sizes = comm.all_gather(np.array([data.size], np.int64)).tolist()
-    _check_sizes(comm, "gathering objects", dict(enumerate(sizes)))
+    _check_sizes(comm, "gathering objects", enumerate(sizes))
     if root is None:
         joined = comm.all_gather(data, counts=sizes)
     else:
@@ -70,16 +70,17 @@ def scatter_objects(
         raise BadArgument(wrong)
     if not sizes.any():
         raise BadArgument("scatter_objects: the root gave a wrong number of objects")
-    _check_sizes(comm, "scatter_objects", {root: int(sizes.min())})
-    _check_sizes(comm, "scatter_objects", {root: int(sizes.max())})
+    _check_sizes(comm, "scatter_objects", ((root, size) for size in sizes.tolist()))
     mine = np.empty(sizes[comm.rank], np.uint8)
     comm.scatter(joined, root=root, out=mine, counts=sizes.tolist())
     return decode(mine.data, allow_pickle=allow_pickle)
 
 
-def _check_sizes(comm: Collectives, what: str, sizes: Mapping[int, int]) -> None:
+def _check_sizes(
+    comm: Collectives, what: str, sizes: Iterable[tuple[int, int]]
+) -> None:
     """Check sizes before allocating: all ranks see the same, and raise together."""
-    for rank, size in sizes.items():
+    for rank, size in sizes:
         if not 0 < size <= MOST_BYTES:
             raise Corrupted(
                 f"{what}: {comm.peers[rank]} announces an object of {size} bytes; "

@@ -71,10 +71,12 @@ def _stages(
     prefixes = np.empty_like(mine)
     for rank in range(n):
         last = rank + inclusive
-        if last:
+        if not last:
+            prefixes[rank] = identity(op, mine.dtype)
+        elif last == 1 or call.dtype.accumulates_in_float32:  # rounded once, at the end
             reduce(prefixes[rank], list(theirs[:last]), op)
         else:
-            prefixes[rank] = identity(op, mine.dtype)
+            reduce(prefixes[rank], [prefixes[rank - 1], theirs[last - 1]], op)
     yield comm.all_to_all(prefixes, out=mine, **limit)
     target = as_numpy(call.output)
     target[...] = mine.reshape(-1)[:count].reshape(target.shape)
@@ -106,10 +108,8 @@ def _refuse_misfits(name: str, reduction: Reduction, how: CallOptions) -> None:
             f"{name}: op = {reduction.name}: expected sum, prod, min, max, band, bor "
             "or bxor"
         )
-    plain = CallOptions(async_op=how.async_op, label=how.label, timeout_s=how.timeout_s)
-    odd = [key for key, value in how._asdict().items() if value != getattr(plain, key)]
-    if odd:
+    if odd := how.first_beyond("async_op", "label", "timeout_s"):
         raise BadArgument(
-            f"{name}: it consists of two collectives, so {odd[0]}= has no meaning; "
+            f"{name}: it consists of two collectives, so {odd}= has no meaning; "
             "leave it out"
         )

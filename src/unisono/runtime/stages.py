@@ -62,8 +62,4 @@ def once(comm: Collectives, call: Call, label: str) -> Work:
     plan = comm.core.new_plan(call, _COPIES, how)
     what = call.collective, call.dtype.code, _COPIES.op, call.root, call.counts
     comm.core.single_use.append((*what, call.shape, how))
-    input_at = 0 if call.input is None else call.input.address
-    output_at = 0 if call.output is None else call.output.address
-    limit = comm.core.limit_ns(None)
-    native = comm.core.native.submit(plan, input_at, output_at, limit)
-    return comm.core.work(native, call, None)
+    return comm.core.submit(plan, call)

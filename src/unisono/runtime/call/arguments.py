@@ -57,6 +57,14 @@ class Call:
         return buffer.dtype
 
     @property
+    def addresses(self) -> tuple[int, int]:
+        """Where input and output begin; 0 for one that this rank does not have."""
+        return (
+            0 if self.input is None else self.input.address,
+            0 if self.output is None else self.output.address,
+        )
+
+    @property
     def total(self) -> int:
         """Elements of the largest buffer that any rank holds."""
         return self.counts if isinstance(self.counts, int) else sum(self.counts)

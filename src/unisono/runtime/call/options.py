@@ -39,6 +39,18 @@ class CallOptions(NamedTuple):
                 f"{where}: coded= and error_bound= need a codec, as in codec='fp8'"
             )
 
+    def first_beyond(self, *allowed: str) -> str:
+        """The first option that is set and is not one of `allowed`; "" if none is."""
+        plain = CallOptions()
+        return next(
+            (
+                name
+                for name, value in self._asdict().items()
+                if name not in allowed and value != getattr(plain, name)
+            ),
+            "",
+        )
+
     def refuse_codec(self, where: str, instead: str) -> None:
         """Raise BadArgument if a codec is given where none is possible."""
         if self.codec is not None:

@@ -136,12 +136,8 @@ def _refuse_unsupported(
             f"all_reduce: codec {spec} supports op='sum' and 'mean', got "
             f"{reduction.name}; leave codec= out for others"
         )
-    plain = CallOptions(codec=how.codec, async_op=how.async_op, label=how.label)
-    odd = [
-        name for name, mine in how._asdict().items() if mine != plain._asdict()[name]
-    ]
-    if odd:
+    if odd := how.first_beyond("codec", "async_op", "label"):
         raise BadArgument(
             f"all_reduce: codec {spec} consists of several collectives, so "
-            f"{odd[0]}= is not supported; leave it out"
+            f"{odd}= is not supported; leave it out"
         )
