@@ -224,22 +224,22 @@ def is_late(rank, count, late):
         for _ in range(2):
             comm.all_reduce(ones())
         rank.tell("passed")
-        last, patience = int(late == 0), 20.0
+        last, wait_policy = int(late == 0), 20.0
         if rank.number == late:
             until_broken(comm)
         elif rank.number == last:
             rank.until("waits", *({*range(rank.n)} - {late, last}))
             rank.until("passed", late)
-            patience = 1.0
+            wait_policy = 1.0
         else:
             comm.core.native.set_wait_policy(
-                *comm.core.transport.patience, int(0.2e9), int(20e9)
+                *comm.core.transport.wait_policy, int(0.2e9), int(20e9)
             )
             work = comm.all_reduce(ones(count), async_op=True)
             await_that(lambda: os.fstat(2).st_size, "a warning")
             rank.tell("waits")
             return attempt(work.wait)
-        return attempt(comm.all_reduce, ones(count), timeout_s=patience)
+        return attempt(comm.all_reduce, ones(count), timeout_s=wait_policy)
 
 
 @pytest.mark.quick(hosts=[(2, 1)])

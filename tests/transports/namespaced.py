@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-import strangers
+import pending_clients
 
 from unisono.errors import UnisonoError
 from unisono.transports.addresses import Address
@@ -18,7 +18,7 @@ from unisono.transports.secret import Secret
 
 def rank(number, n, where, secret, interface):
     known = Secret(bytes.fromhex(secret)) if secret else None
-    roll = rendezvous(
+    table = rendezvous(
         *(number, n, "job", where),
         secret=known,
         version="1",
@@ -28,18 +28,18 @@ def rank(number, n, where, secret, interface):
     for one in range(n):
         for two in range(one):
             if number == one:
-                roll.listener.connect(two, data_purpose(1), 20).close()
+                table.listener.connect(two, data_purpose(1), 20).close()
             elif number == two:
-                roll.listener.expect(one, data_purpose(1), 20).close()
-    found = {"hosts": roll.hosts, "why": roll.why}
-    found["addresses"] = [entry.address for entry in roll.entries]
-    found["turned_away"] = roll.listener.rejected
+                table.listener.expect(one, data_purpose(1), 20).close()
+    found = {"hosts": table.hosts, "why": table.why}
+    found["addresses"] = [entry.address for entry in table.entries]
+    found["turned_away"] = table.listener.rejected
     # Rank 0 ends last, for its port is what strangers are after.
     if number > 0:
-        roll.lifelines[0].socket.recv(1)
+        table.lifelines[0].socket.recv(1)
     else:
         time.sleep(0.2)
-    roll.close()
+    table.close()
     return found
 
 
@@ -48,10 +48,10 @@ def stranger(where):
     said = b""
     for number in range(64):
         try:
-            with strangers.connect(address) as sock:
-                kinds = strangers.TALKATIVE
+            with pending_clients.connect(address) as sock:
+                kinds = pending_clients.TALKATIVE
                 kinds[number % len(kinds)](sock)
-                said += strangers.everything_said_to(sock)
+                said += pending_clients.everything_said_to(sock)
         except OSError:
             if number or time.monotonic() > until:
                 break

@@ -10,10 +10,10 @@ from unisono.transports import addresses
 from unisono.transports.addresses import (
     Address,
     choose,
+    chosen_address,
     interfaces,
     is_loopback,
     refuse_open,
-    stay,
 )
 from unisono.transports.secret import make_secret, open_secret
 
@@ -63,7 +63,7 @@ def test_a_host_that_nobody_knows():
 def test_loopback_by_default():
     choice = choose()
     assert choice.host == "127.0.0.1"
-    assert str(choice) == "127.0.0.1 on lo: loopback, for nobody named another"
+    assert str(choice) == "127.0.0.1 on lo: loopback, since no other was named"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -127,11 +127,11 @@ def test_a_name_for_several_addresses(monkeypatch):
         return both if self.host == "node1" else number
 
     monkeypatch.setattr(Address, "resolve", resolve)
-    choice = stay(Address("node1", 1))
+    choice = chosen_address(Address("node1", 1))
     assert choice.host == "127.0.1.1"
-    assert "out of others' reach" in choice.why
-    assert "reach" not in stay(Address("127.0.0.1", 1)).why
-    assert stay(Address("203.0.113.7", 1)).host == "203.0.113.7"
+    assert "others cannot reach it" in choice.why
+    assert "reach" not in chosen_address(Address("127.0.0.1", 1)).why
+    assert chosen_address(Address("203.0.113.7", 1)).host == "203.0.113.7"
 
 
 def test_link_local_addresses_travel_without_their_interface():

@@ -46,7 +46,7 @@ def tls_wires():
         tls.begin(sock, bytes(32), is_client=client)
         for sock, client in zip(socks, (True, False), strict=True)
     ]
-    while any([tls.shake(end) for end in ends]):
+    while any([tls.continue_handshake(end) for end in ends]):
         pass
     return [
         _native.TlsWire(sock.detach(), end)

@@ -11,7 +11,13 @@ import pytest
 
 from unisono.transports.connect import connection_over
 from unisono.transports.control import ControlMessages
-from unisono.transports.handshake import RENDEZVOUS, Answering, Identity, answer, offer
+from unisono.transports.handshake import (
+    RENDEZVOUS,
+    Identity,
+    ServerHandshake,
+    answer,
+    offer,
+)
 from unisono.transports.pending import PendingConnection
 from unisono.transports.secret import make_secret
 
@@ -71,11 +77,11 @@ class Word(msgspec.Struct):
 
 def talk(sockets, sessions):
     """A letter each way."""
-    letters = [
+    messages = [
         ControlMessages(connection_over(sock, authenticated))
         for sock, authenticated in zip(sockets, sessions, strict=True)
     ]
-    for one, other in (letters, letters[::-1]):
+    for one, other in (messages, messages[::-1]):
         word = Word("x" * 40)
         sends = threading.Thread(
             target=one.send, args=(word,), kwargs={"timeout_s": WAIT_S}
@@ -110,7 +116,7 @@ def accepting(how):
         )
         other.start()
         theirs.setblocking(False)
-        one = PendingConnection(theirs, "here", Answering(ANSWERER), 0.0)
+        one = PendingConnection(theirs, "here", ServerHandshake(ANSWERER), 0.0)
         selector.register(theirs, selectors.EVENT_READ)
         awaited = selectors.EVENT_READ
         while awaited:
@@ -119,7 +125,7 @@ def accepting(how):
                 awaited = one.read()
                 selector.modify(theirs, awaited or selectors.EVENT_READ)
         other.join()
-        talk((mine, theirs), (found[0], one.rules.authenticated))
+        talk((mine, theirs), (found[0], one.handshake.authenticated))
 
 
 @pytest.mark.parametrize("act", [blocking, accepting])

@@ -20,12 +20,12 @@ from unisono.transports.handshake import (
     ANSWER_SIZE,
     OFFER_SIZE,
     RENDEZVOUS,
-    Answering,
+    ClientHandshake,
     HandshakeResult,
     Identity,
-    Offering,
     Purpose,
     Refused,
+    ServerHandshake,
     answer,
     data_purpose,
     lifeline_purpose,
@@ -42,7 +42,7 @@ TWO = Identity(SECRET, "job", 2)
 
 def shake(one=ONE, two=TWO, purpose=RENDEZVOUS):
     """The three frames, and both sessions."""
-    dialer, answerer = Offering(one, two.rank, purpose), Answering(two)
+    dialer, answerer = ClientHandshake(one, two.rank, purpose), ServerHandshake(two)
     frames = [dialer.opening]
     frames.append(answerer.take(frames[0]))
     frames.append(dialer.take(frames[1]))
@@ -61,7 +61,9 @@ def shake(one=ONE, two=TWO, purpose=RENDEZVOUS):
     communicator=st.integers(0, 2**64 - 1),
     stream=st.integers(0, 2**32 - 1),
 )
-def test_both_agree_on_all(job, ranks, epoch, purpose, communicator, stream):
+def test_both_sides_derive_the_same_keys(
+    job, ranks, epoch, purpose, communicator, stream
+):
     purpose = Purpose(purpose, communicator, stream)
     one, two = (Identity(SECRET, job, rank, epoch) for rank in ranks)
     frames, dialed, answered = shake(one, two, purpose)
@@ -74,13 +76,13 @@ def test_both_agree_on_all(job, ranks, epoch, purpose, communicator, stream):
     assert len(dialed.send_key) == 16
 
 
-def test_every_connection_has_keys_of_its_own():
+def test_every_connection_has_its_own_keys():
     sessions = [shake(purpose=data_purpose(1, stream))[1] for stream in (0, 0, 1)]
     keys = {key for s in sessions for key in (s.send_key, s.receive_key)}
     assert len(keys) == 6
 
 
-def test_over_sockets():
+def test_handshake_over_sockets():
     here, there = socket.socketpair()
     with here, there:
         found = []
@@ -102,7 +104,7 @@ def test_keys_and_secrets_are_in_no_repr():
     assert SECRET.hex() not in told
 
 
-def test_labels():
+def test_purpose_text_and_limits():
     assert str(data_purpose(3, 1)) == "data of communicator 3, stream 1"
     assert str(RENDEZVOUS) == "meet"
     assert lifeline_purpose(5).kind == "life"
@@ -130,16 +132,16 @@ def flips(frame):
             yield frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
 
 
-def test_any_flipped_bit_fails():
+def test_handshake_fails_on_any_flipped_bit():
     tried = 0
-    dialer = Offering(ONE, 2, data_purpose(1))
+    dialer = ClientHandshake(ONE, 2, data_purpose(1))
     for wrong in flips(dialer.opening):
-        answerer = Answering(TWO)
+        answerer = ServerHandshake(TWO)
         with pytest.raises(NotAuthentic):
             answerer.take(wrong)
-        assert not answerer.vouched
+        assert not answerer.has_offered
         tried += 1
-    answerer = Answering(TWO)
+    answerer = ServerHandshake(TWO)
     reply = answerer.take(dialer.opening)
     for wrong in flips(reply):
         with pytest.raises(NotAuthentic):
@@ -156,8 +158,8 @@ def test_any_flipped_bit_fails():
 
 @settings(max_examples=300)
 @given(st.binary(max_size=OFFER_SIZE + 8), st.integers(0, 2))
-def test_garbage_is_turned_away_at_each_frame(garbage, stage):
-    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(TWO)
+def test_garbage_is_rejected_at_each_frame(garbage, stage):
+    dialer, answerer = ClientHandshake(ONE, 2, RENDEZVOUS), ServerHandshake(TWO)
     if stage == 0:
         with pytest.raises(NotAuthentic):
             answerer.take(garbage)
@@ -170,39 +172,39 @@ def test_garbage_is_turned_away_at_each_frame(garbage, stage):
     assert taker.authenticated is None
 
 
-def test_another_secret():
+def test_handshake_fails_with_another_secret():
     stranger = Identity(make_secret(), "job", 1)
     with pytest.raises(NotAuthentic):
-        Answering(TWO).take(Offering(stranger, 2, RENDEZVOUS).opening)
+        ServerHandshake(TWO).take(ClientHandshake(stranger, 2, RENDEZVOUS).opening)
     with pytest.raises(NotAuthentic):
-        Answering(Identity(make_secret(), "job", 2)).take(
-            Offering(ONE, 2, RENDEZVOUS).opening
+        ServerHandshake(Identity(make_secret(), "job", 2)).take(
+            ClientHandshake(ONE, 2, RENDEZVOUS).opening
         )
 
 
-def test_open_secrets_keep_jobs_apart():
+def test_open_secrets_of_two_jobs_differ():
     one, two = (Identity(open_secret(job), job, 1) for job in "ab")
     with pytest.raises(NotAuthentic):
-        Answering(two).take(Offering(one, 2, RENDEZVOUS).opening)
+        ServerHandshake(two).take(ClientHandshake(one, 2, RENDEZVOUS).opening)
 
 
-def test_a_recorded_handshake_cannot_be_played_again():
+def test_recorded_handshake_cannot_be_replayed():
     (recorded, _, confirmed), _, _ = shake()
-    answerer = Answering(TWO)
+    answerer = ServerHandshake(TWO)
     answerer.take(recorded)  # whoever held the secret once has made it
     with pytest.raises(NotAuthentic):
         answerer.take(confirmed)
     assert answerer.authenticated is None
 
 
-def test_a_recorded_answer_cannot_be_played_again():
+def test_recorded_answer_cannot_be_replayed():
     (_, recorded, _), _, _ = shake()
     with pytest.raises(NotAuthentic):
-        Offering(ONE, 2, RENDEZVOUS).take(recorded)
+        ClientHandshake(ONE, 2, RENDEZVOUS).take(recorded)
 
 
-def test_our_own_words_sent_back():
-    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(TWO)
+def test_reflected_frames_are_rejected():
+    dialer, answerer = ClientHandshake(ONE, 2, RENDEZVOUS), ServerHandshake(TWO)
     with pytest.raises(NotAuthentic):
         dialer.take(dialer.opening[:ANSWER_SIZE])
     with pytest.raises(NotAuthentic):
@@ -212,15 +214,15 @@ def test_our_own_words_sent_back():
         with pytest.raises(NotAuthentic):
             answerer.take(part)
     # And our own offer, brought before ourselves: it was meant for another.
-    ourselves = Answering(ONE)
+    ourselves = ServerHandshake(ONE)
     ourselves.take(dialer.opening)
     assert ourselves.refusal.result == HandshakeResult.OTHER_RANK
     assert ourselves.authenticated is None
 
 
-def test_answers_of_two_handshakes_cannot_be_exchanged():
-    one, two = Offering(ONE, 2, RENDEZVOUS), Offering(ONE, 2, RENDEZVOUS)
-    first, second = Answering(TWO), Answering(TWO)
+def test_answers_of_two_handshakes_cannot_be_swapped():
+    one, two = ClientHandshake(ONE, 2, RENDEZVOUS), ClientHandshake(ONE, 2, RENDEZVOUS)
+    first, second = ServerHandshake(TWO), ServerHandshake(TWO)
     for_one, for_two = first.take(one.opening), second.take(two.opening)
     with pytest.raises(NotAuthentic):
         one.take(for_two)
@@ -249,8 +251,8 @@ def test_answers_of_two_handshakes_cannot_be_exchanged():
         ),
     ],
 )
-def test_who_holds_the_secret_is_told_why_not(other, verdict, says):
-    dialer, answerer = Offering(ONE, 2, RENDEZVOUS), Answering(other)
+def test_client_with_the_secret_gets_the_reason_of_a_refusal(other, verdict, says):
+    dialer, answerer = ClientHandshake(ONE, 2, RENDEZVOUS), ServerHandshake(other)
     reply = answerer.take(dialer.opening)
     assert answerer.refusal.result == verdict
     with pytest.raises(Refused, match=says) as caught:
@@ -263,10 +265,10 @@ def test_who_holds_the_secret_is_told_why_not(other, verdict, says):
     assert dialer.authenticated is answerer.authenticated is None
 
 
-def test_even_a_right_confirmation_does_not_follow_a_refusal():
+def test_confirmation_after_a_refusal_is_rejected():
     dialer, answerer = (
-        Offering(ONE, 2, RENDEZVOUS),
-        Answering(Identity(SECRET, "other", 2)),
+        ClientHandshake(ONE, 2, RENDEZVOUS),
+        ServerHandshake(Identity(SECRET, "other", 2)),
     )
     transcript = dialer.opening + answerer.take(dialer.opening)
     with pytest.raises(NotAuthentic):
@@ -274,36 +276,36 @@ def test_even_a_right_confirmation_does_not_follow_a_refusal():
     assert answerer.authenticated is None
 
 
-def test_another_version(monkeypatch):
+def test_another_handshake_version_is_refused(monkeypatch):
     monkeypatch.setattr(handshake, "VERSION", 9)
-    dialer = Offering(ONE, 2, RENDEZVOUS)
+    dialer = ClientHandshake(ONE, 2, RENDEZVOUS)
     monkeypatch.undo()
-    answerer = Answering(TWO)
+    answerer = ServerHandshake(TWO)
     reply = answerer.take(dialer.opening)
     assert answerer.refusal.result == HandshakeResult.OTHER_VERSION
     with pytest.raises(Refused, match="install the same unisono for all"):
         dialer.take(reply)
 
 
-def test_a_label_that_no_rank_makes():
-    opening = Offering(ONE, 2, RENDEZVOUS).opening
+def test_impossible_purpose_is_not_authentic():
+    opening = ClientHandshake(ONE, 2, RENDEZVOUS).opening
     for purpose in (b"\xff" * 8, bytes(8)):
         body = opening[:40] + purpose + opening[48:-32]
         with pytest.raises(NotAuthentic, match="no rank makes"):
-            Answering(TWO).take(body + handshake._check(SECRET, b"offer", body))
+            ServerHandshake(TWO).take(body + handshake._check(SECRET, b"offer", body))
 
 
 # --- on the wire
 
 
-def test_one_who_closes_without_a_word():
+def test_peer_that_closes_is_not_authentic():
     here, there = socket.socketpair()
     there.close()
     with here, pytest.raises(NotAuthentic, match="UNISONO_SECRET"):
         offer(here, ONE, 2, RENDEZVOUS)
 
 
-def test_one_who_only_connects():
+def test_peer_that_only_connects_times_out():
     here, there = socket.socketpair()
     with here:
         there.close()
@@ -319,7 +321,7 @@ def test_one_who_only_connects():
     ],
     ids=["offer", "answer"],
 )
-def test_a_byte_now_and_then_gains_nothing(shaking):
+def test_slow_peer_has_one_deadline(shaking):
     here, there = socket.socketpair()
     stop = threading.Event()
 
@@ -339,7 +341,7 @@ def test_a_byte_now_and_then_gains_nothing(shaking):
         thread.join()
 
 
-def test_a_refusal_over_sockets():
+def test_refusal_over_sockets():
     here, there = socket.socketpair()
     with here, there:
         found = []
@@ -366,7 +368,7 @@ class Note(msgspec.Struct):
 
 
 @pytest.fixture
-def letters():
+def messages():
     _, mine, theirs = shake()
     here, there = socket.socketpair()
     with here, there:
@@ -376,12 +378,12 @@ def letters():
         )
 
 
-def take(letters):
-    return letters.receive(Note, longest=1000, timeout_s=30)
+def take(messages):
+    return messages.receive(Note, longest=1000, timeout_s=30)
 
 
-def test_letters_arrive_in_order(letters):
-    one, two = letters
+def test_control_messages_arrive_in_order(messages):
+    one, two = messages
     for text in "abc":
         one.send(Note(text), timeout_s=30)
     two.send(Note("d"), timeout_s=30)
@@ -389,16 +391,16 @@ def test_letters_arrive_in_order(letters):
     assert take(one).text == "d"
 
 
-def raw_of(letters, note):
+def raw_of(messages, note):
     """The bytes of a letter, taken off the wire."""
-    one, two = letters
+    one, two = messages
     one.send(note, timeout_s=30)
     return two.connection.socket.recv(1 << 16)
 
 
-def test_letters_cannot_be_changed(letters):
-    one, two = letters
-    raw = raw_of(letters, Note("pay 1"))
+def test_control_messages_cannot_be_changed(messages):
+    one, two = messages
+    raw = raw_of(messages, Note("pay 1"))
     for at in range(4, len(raw)):
         wrong = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         one.connection.socket.send(wrong)
@@ -408,9 +410,9 @@ def test_letters_cannot_be_changed(letters):
     assert take(two).text == "pay 1"
 
 
-def test_letters_cannot_be_repeated_left_out_or_returned(letters):
-    one, two = letters
-    first, second = (raw_of(letters, Note(text)) for text in "ab")
+def test_control_messages_cannot_be_repeated_omitted_or_reflected(messages):
+    one, two = messages
+    first, second = (raw_of(messages, Note(text)) for text in "ab")
     one.connection.socket.send(second)  # the first is left out
     with pytest.raises(Corrupted):
         take(two)
@@ -423,8 +425,8 @@ def test_letters_cannot_be_repeated_left_out_or_returned(letters):
         take(one)
 
 
-def test_long_and_wrong_letters(letters):
-    one, two = letters
+def test_control_messages_too_long_or_malformed_are_corrupted(messages):
+    one, two = messages
     one.connection.socket.send(struct.pack("!I", 2**32 - 1) + os.urandom(64))
     with pytest.raises(Corrupted, match="expected 1000 at most"):
         take(two)
@@ -434,15 +436,15 @@ class Other(msgspec.Struct):
     number: int
 
 
-def test_letters_of_another_kind(letters):
-    one, two = letters
+def test_control_message_of_another_kind_is_corrupted(messages):
+    one, two = messages
     one.send(Other(1), timeout_s=30)
-    with pytest.raises(Corrupted, match=r"is no note.*same version"):
+    with pytest.raises(Corrupted, match=r"is not a note.*same version"):
         take(two)
 
 
-def test_letters_that_do_not_come(letters):
-    one, two = letters
+def test_missing_control_message_times_out(messages):
+    one, two = messages
     with pytest.raises(TimeoutError):
         two.receive(Note, longest=10, timeout_s=0.05)
     one.connection.close()

@@ -26,7 +26,7 @@ DIGITS = "0123456789abcdef" * 4
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
     monkeypatch.setattr(module, "_KEPT", [])
-    module._say.cache_clear()
+    module._warn.cache_clear()
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def is_open(there):
     ("lane", "lanes"), [(5, 1), (1, 1), (0, 0), (0, 65), (3, 65535)]
 )
 @pytest.mark.parametrize("known", [True, False])
-def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
+def test_impossible_lanes_are_refused(mine, sockets, lane, lanes, known):
     comm = Comm()
     if known:
         mine.join(7, comm, [0, 1])
@@ -79,7 +79,7 @@ def test_lanes_that_cannot_be_are_refused(mine, sockets, lane, lanes, known):
     assert not comm.got
 
 
-def test_a_rank_that_is_not_in_the_communicator(mine, sockets):
+def test_stream_of_a_rank_outside_the_communicator_is_refused(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
     mine.arrived(5, StreamLabel(7), end(early[0]))
@@ -91,7 +91,7 @@ def test_a_rank_that_is_not_in_the_communicator(mine, sockets):
     assert not comm.got
 
 
-def test_a_lane_that_is_there_already(mine, sockets):
+def test_lane_that_is_attached_already_is_refused(mine, sockets):
     comm = Comm(taken=1)
     one, two = sockets(), sockets()
     mine.join(7, comm, [0, 1])
@@ -103,7 +103,7 @@ def test_a_lane_that_is_there_already(mine, sockets):
     comm.got[0][-1].close()
 
 
-def test_one_who_is_early_is_kept_and_one_for_what_is_gone_is_not(mine, sockets):
+def test_early_stream_is_kept_and_one_for_a_closed_communicator_is_not(mine, sockets):
     comm = Comm()
     early, late = sockets(), sockets()
     mine.arrived(1, StreamLabel(7), end(early[0]))
@@ -115,7 +115,7 @@ def test_one_who_is_early_is_kept_and_one_for_what_is_gone_is_not(mine, sockets)
     comm.got[0][-1].close()
 
 
-def test_what_waits_is_bounded_and_what_has_ended_goes_first(
+def test_waiting_streams_are_bounded_and_ended_ones_go_first(
     mine, sockets, monkeypatch
 ):
     monkeypatch.setattr(streams, "MOST_WAITING", 4)
@@ -140,7 +140,7 @@ def test_what_waits_is_bounded_and_what_has_ended_goes_first(
         ends[2].wire.fileno()
 
 
-def test_of_those_that_are_gone_the_last_are_remembered(mine, monkeypatch):
+def test_last_closed_communicators_are_remembered(mine, monkeypatch):
     monkeypatch.setattr(streams, "_MOST_GONE", 3)
     for number in range(10):
         mine.leave(number)

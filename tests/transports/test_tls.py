@@ -27,17 +27,16 @@ from unisono.errors import (
     MissingLibrary,
     NotAuthentic,
 )
-from unisono.transports import connect as dialing
-from unisono.transports import tls
+from unisono.transports import connect, tls
 from unisono.transports.addresses import Address
 from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import (
     RENDEZVOUS,
-    Answering,
+    ClientHandshake,
     HandshakeResult,
     Identity,
-    Offering,
     Refused,
+    ServerHandshake,
 )
 from unisono.transports.handshake import data_purpose as data_label
 from unisono.transports.listener import Listener
@@ -87,7 +86,7 @@ class Middle:
         """The opening, as far as it gets."""
         for _ in range(6):
             for source in (0, 1):
-                tls.shake(self.ends[source])
+                tls.continue_handshake(self.ends[source])
                 self.put(1 - source, change(source, self.caught(source)))
         return [end.handshake() for end in self.ends] == [0, 0]
 
@@ -244,7 +243,7 @@ def test_what_does_not_fit_is_offered_again():
             _native.Tls(sock.fileno(), KEY, dials)
             for sock, dials in ((near, True), (far, False))
         ]
-        while any([tls.shake(end) for end in ends]):
+        while any([tls.continue_handshake(end) for end in ends]):
             pass
         raw, sent, got, waited = os.urandom(3_000_000), 0, b"", 0
         while len(got) < len(raw):
@@ -335,7 +334,7 @@ def test_without_openssl_the_error_says_what_to_install(tmp_path):
 def met(one_wants, other_wants):
     one = Identity(SECRET, "job", 1, tls=one_wants)
     other = Identity(SECRET, "job", 2, tls=other_wants)
-    dialer, answerer = Offering(one, 2, RENDEZVOUS), Answering(other)
+    dialer, answerer = ClientHandshake(one, 2, RENDEZVOUS), ServerHandshake(other)
     return dialer, answerer, answerer.take(dialer.opening)
 
 
@@ -384,10 +383,10 @@ def listener(rank, wants=True, **options):
 
 
 def test_who_has_another_secret_does_not_get_as_far(monkeypatch):
-    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+    monkeypatch.setattr(connect, "REFUSED_S", 0.2)
     stranger = Identity(make_secret(), "job", 1, tls=True)
-    with listener(0) as host, pytest.raises(NotAuthentic, match="without a word"):
-        dialing.connect_to(host.address, stranger, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
+    with listener(0) as host, pytest.raises(NotAuthentic, match="without an answer"):
+        connect.connect_to(host.address, stranger, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
 
 
 @pytest.mark.parametrize("host_wants", [True, False])
@@ -430,7 +429,7 @@ def test_letters_travel_encrypted():
 def test_one_who_proves_itself_but_cannot_open_holds_up_nobody(then):
     with listener(0, handshake_s=0.5) as host, listener(1) as guest:
         guest.add_addresses({0: host.address})
-        rules = Offering(Identity(SECRET, "job", 1, tls=True), 0, RENDEZVOUS)
+        rules = ClientHandshake(Identity(SECRET, "job", 1, tls=True), 0, RENDEZVOUS)
         where = (host.address.host, host.address.port)
         with socket.create_connection(where, timeout=GENEROUS_S) as stranger:
             stranger.sendall(rules.opening)
@@ -453,7 +452,7 @@ def test_who_is_silent_after_the_handshake_is_not_waited_for():
         sock = socket.create_connection(server.getsockname())
         began = time.monotonic()
         with sock, pytest.raises(TimeoutError):
-            tls.connected(sock, KEY, timeout_s=0.2)
+            tls.client_handshake(sock, KEY, timeout_s=0.2)
         assert time.monotonic() - began < GENEROUS_S
 
 
@@ -499,7 +498,12 @@ class Encrypted(Star):
         ends[leaf][0] = _native.Tls(far.fileno(), KEY, True)
         for sock in (one, other):
             sock.setblocking(False)
-        while any([tls.shake(ends[0][leaf]), tls.shake(ends[leaf][0])]):
+        while any(
+            [
+                tls.continue_handshake(ends[0][leaf]),
+                tls.continue_handshake(ends[leaf][0]),
+            ]
+        ):
             for source, target in ((one, other), (other, one)):
                 with contextlib.suppress(BlockingIOError):
                     target.sendall(source.recv(1 << 16))

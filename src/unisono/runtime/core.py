@@ -100,14 +100,14 @@ class Core:
         self.name = name
         self.position = Position(self.rank, self.world_size)
         native.set_wait_policy(
-            *transport.patience, int(LATE_S * 1e9), nanoseconds(timeout_s)
+            *transport.wait_policy, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
         self.quick = _native.quick_of(native)
         self.exceeded_s = -1.0  # the timeout of the call that broke it
         transport.admit(self, native.id(), Known(name, agreed, self.world_ranks))
         self._dropped = finalize(
-            self, transport.give_back, native, agreed, on_close, self.in_flight
+            self, transport.close_dropped, native, agreed, on_close, self.in_flight
         )
         self._dropped.atexit = False  # at exit all are closed anyway
 
@@ -122,14 +122,14 @@ class Core:
         timeout_s: float,
         meeting_s: float,
         name: str,
-        in_vain: Callable[[], bool] = bool,
+        cancelled: Callable[[], bool] = bool,
     ) -> Self:
         """The core of these ranks, in shared memory that the first rank here made.
 
         `agreed` is a number that identifies it on all its ranks.
         """
         native = transport.communicator(
-            ranks, segment, agreed=agreed, timeout_s=meeting_s, in_vain=in_vain
+            ranks, segment, agreed=agreed, timeout_s=meeting_s, cancelled=cancelled
         )
 
         def release() -> None:

@@ -52,7 +52,7 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
             timeout_s=comm.timeout_s,
             meeting_s=comm.timeout_s,
             name=f"{comm.name}/{mine}",
-            in_vain=lambda: bool(_blockers(comm, members)),
+            cancelled=lambda: bool(_blockers(comm, members)),
         )
     except ConnectFailed as error:
         if _blockers(comm, members):

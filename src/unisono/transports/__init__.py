@@ -1,17 +1,26 @@
-"""HOW bytes move: the memory that ranks share, and how ranks on several hosts meet.
+"""HOW bytes move: the interface of transports, and how their ranks connect.
 
-base        what a communicator asks of a transport
-memory      ranks as threads of one process
-shm         ranks as processes of one host
-tcp         ranks on several hosts
-streams     the connections that their data takes
+interface         what a transport implements: name, capabilities, connect
+registry          transports by name
+session           what connect returns: one rank's connection to a world
+shm               transport: processes of one host
+tcp               transport: processes on several hosts
+threads           transport: threads of one process
+streams           the wires between ranks of different hosts, by communicator
 
-secret      what the ranks of a job hold and nobody else
-handshake   how two of them make sure of each other, frame by frame
-addresses   where a rank listens, and why there
-dialing     connecting, and going on trying until the deadline
-reception   a rank's own port: strangers are kept apart, ranks are let in
-letters     sealed messages between ranks that know each other
-roll        who takes part, and on which host
-meeting     how ranks on several hosts meet
+rendezvous_local  how processes of one host find each other
+rendezvous_hosts  how ranks on several hosts find each other
+rank_table        which ranks there are, and on which host
+endpoints         where ranks of a failed world connect, to shrink
+join              how processes join a job that grows
+
+secret            the job's secret, from which all keys are derived
+handshake         how two ranks authenticate each other, frame by frame
+tls               encryption
+addresses         where a rank listens, and why there
+connect           connecting to a rank, with retries until the deadline
+listener          the port of a rank: pending and authenticated connections
+pending           connections that are not authenticated yet
+control           control messages between authenticated ranks
+deadline, limits, unix    one deadline for a socket; descriptors; Unix sockets
 """

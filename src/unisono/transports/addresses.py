@@ -1,6 +1,6 @@
 """Where a rank listens, and why there.
 
-Loopback, unless somebody says otherwise. With other hosts in the job, it is the address
+Loopback by default. With other hosts in the job, it is the address
 from which this host reaches rank 0 (the kernel is asked for the route; nothing is
 sent), or what `interface` names (UNISONO_INTERFACE): an interface (eth0), a network
 (10.0.0.0/8), or an address of this host. All interfaces at once (0.0.0.0 or ::) only
@@ -11,7 +11,7 @@ choice comes with its reason:
 
 An address that other hosts can reach is refused to a job that has no secret.
 
-IPv4 and IPv6 alike. A link-local address (fe80::1%eth0) means something only with the
+IPv4 and IPv6 alike. A link-local address (fe80::1%eth0) is complete only with the
 interface it is on, whose name is each host's own; so it travels without, and who gets
 it adds the interface by which it reaches the sender.
 """
@@ -37,7 +37,7 @@ INTERFACE = "UNISONO_INTERFACE"
 PORT = "UNISONO_PORT"
 """At which port this rank listens, if it is not rank 0; by default a free one."""
 ADVERTISE = "UNISONO_ADVERTISE"
-"""Where others dial this rank, if not where it listens: a proxy, a forwarded port."""
+"""Where others connect to this rank, if not where it listens: a forwarded port."""
 
 _SIOCGIFCONF = 0x8912
 _IFREQ = 40 if struct.calcsize("P") == 8 else 32
@@ -96,7 +96,7 @@ class Address:
 class Choice:
     """An address of this host, the interface it is on, and why it was chosen.
 
-    `bind` is where to listen, if not at the address that others are told; `others` are
+    `bind` is where to listen, if not at the address that others use; `others` are
     where to listen as well, at the same port.
     """
 
@@ -112,18 +112,18 @@ class Choice:
 
     def listen_address(self) -> Address:
         """Where to listen: at any free port, unless UNISONO_PORT names one."""
-        told = os.environ.get(PORT, "0")
-        if not told.isdecimal() or int(told) > 65535:
-            raise BadArgument(f"{PORT}={told}: expected a port, 0 to 65535")
-        return Address(self.bind or self.host, int(told))
+        port = os.environ.get(PORT, "0")
+        if not port.isdecimal() or int(port) > 65535:
+            raise BadArgument(f"{PORT}={port}: expected a port, 0 to 65535")
+        return Address(self.bind or self.host, int(port))
 
     def published(self, port: int) -> Address:
-        """What others are told: UNISONO_ADVERTISE, or where this rank really is."""
-        told = os.environ.get(ADVERTISE)
-        return Address.parse(told, what=ADVERTISE) if told else Address(self.host, port)
+        """The address for others: UNISONO_ADVERTISE, or where this rank listens."""
+        text = os.environ.get(ADVERTISE)
+        return Address.parse(text, what=ADVERTISE) if text else Address(self.host, port)
 
 
-LOOPBACK = Choice("127.0.0.1", "lo", "loopback, for nobody named another")
+LOOPBACK = Choice("127.0.0.1", "lo", "loopback, since no other was named")
 
 
 def choose(interface: str | None = None, towards: Address | None = None) -> Choice:
@@ -136,18 +136,18 @@ def choose(interface: str | None = None, towards: Address | None = None) -> Choi
     return _by_route(towards) if towards is not None else LOOPBACK
 
 
-def stay(told: Address) -> Choice:
-    """The address of this host that was told: where rank 0 listens.
+def chosen_address(given: Address) -> Choice:
+    """The address of this host at which rank 0 listens, by a name that was given.
 
-    Of those that a name stands for, the first that this host has; and the others that
-    it has, since who dials the name may reach only one of them.
+    Of the addresses of the name, the first that this host has; and the others that it
+    has, since a rank that connects may reach only one of them.
     """
-    found = [_host_of(family, where) for family, where in told.resolve()]
+    found = [_host_of(family, where) for family, where in given.resolve()]
     hosts = list(dict.fromkeys(found))
     host, *others = list(filter(_is_own, hosts)) or hosts[:1]
-    why = f"{told.host} is where rank 0 was told to listen"
-    if is_loopback(host) and told.host != "localhost" and not is_loopback(told.host):
-        why += "; on this host that name is a loopback address, out of others' reach"
+    why = f"{given.host} was given as the address of rank 0"
+    if is_loopback(host) and given.host != "localhost" and not is_loopback(given.host):
+        why += "; on this host that name is a loopback address; others cannot reach it"
     return Choice(host, _interface_of(host), why, others=tuple(others))
 
 
@@ -164,7 +164,7 @@ def refuse_open(host: str, secret: Secret) -> None:
 
 
 def listen(address: Address, secret: Secret, *, who: str) -> socket.socket:
-    """A socket that listens there; ConnectFailed tells why `who` cannot."""
+    """A socket that listens there; ConnectFailed says why `who` cannot."""
     family, where = address.resolve()[0]
     refuse_open(str(where[0]), secret)
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -228,24 +228,24 @@ def _by_route(towards: Address) -> Choice:
     )
 
 
-def _named(told: str, towards: Address | None) -> Choice:
+def _named(value: str, towards: Address | None) -> Choice:
     here = interfaces()
-    where = f"{INTERFACE}={told}"
-    if told in here:
-        host = _best(here[told], towards)
-        return Choice(host, told, f"{where} names the interface")
+    where = f"{INTERFACE}={value}"
+    if value in here:
+        host = _best(here[value], towards)
+        return Choice(host, value, f"{where} names the interface")
     try:
-        network = ipaddress.ip_network(told.partition("%")[0])
+        network = ipaddress.ip_network(value.partition("%")[0])
     except ValueError:
         network = None
     if network is None:
         raise BadArgument(
-            f"{where}: no interface, network or address of this host; {_told(here)}"
+            f"{where}: no interface, network or address of this host; {_listed(here)}"
         )
     if network.network_address.is_unspecified and network.prefixlen in (32, 128):
         route = _by_route(towards) if towards is not None else LOOPBACK
         return Choice(
-            route.host, route.interface, f"{where} means all; {route.why}", told
+            route.host, route.interface, f"{where} means all; {route.why}", value
         )
     inside = [
         (name, host)
@@ -254,7 +254,7 @@ def _named(told: str, towards: Address | None) -> Choice:
         if _number(host) in network
     ]
     if not inside:
-        raise BadArgument(f"{where}: this host has no address there; {_told(here)}")
+        raise BadArgument(f"{where}: this host has no address there; {_listed(here)}")
     host = _best([host for _, host in inside], towards)
     name = next(name for name, other in inside if other == host)
     return Choice(host, name, f"{where} holds it")
@@ -277,7 +277,7 @@ def _best(hosts: Sequence[str], towards: Address | None) -> str:
     return min(hosts, key=rank)
 
 
-def _told(here: dict[str, list[str]]) -> str:
+def _listed(here: dict[str, list[str]]) -> str:
     listed = (f"{name} ({', '.join(hosts)})" for name, hosts in here.items())
     return "there are " + ", ".join(listed)
 
@@ -316,12 +316,12 @@ def _interfaces_v4() -> list[tuple[str, str]]:
     address, size = room.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            told = fcntl.ioctl(
+            filled = fcntl.ioctl(
                 probe.fileno(), _SIOCGIFCONF, struct.pack("iP", size, address)
             )
         except OSError:
             return []
-    raw = room.tobytes()[: struct.unpack("iP", told)[0]]
+    raw = room.tobytes()[: struct.unpack("iP", filled)[0]]
     found = []
     for at in range(0, len(raw), _IFREQ):
         name = raw[at : at + 16].partition(b"\0")[0].decode(errors="replace")

@@ -1,12 +1,12 @@
-"""Connecting to another rank, and going on trying until the deadline.
+"""Connecting to another rank, with retries until the deadline.
 
-A rank may be dialed before it listens, or while another listens in its place: a rank 0
-of the run before that is just ending, or a reception so crowded with strangers that it
-closed on us too. So nothing is final at once. A connection that is refused is tried
-again until the deadline; one that is closed without a word, or by a rank that says it
-is of another job, for a few seconds, since there waiting seldom helps and a wrong
-secret should be known soon. Only a rank that is an epoch behind is waited for to the
-end: it will follow.
+A rank may not listen yet, or another process may listen at its address: rank 0 of the
+run before, or a listener with so many pending connections that it closed ours, too. So
+a failure is not final at once. A connection that is refused by the kernel is tried
+again until the deadline; one that is closed without an answer, or by a rank of another
+job, for a few seconds, since waiting seldom helps there and a wrong secret should be
+reported soon. A rank that is an epoch behind is tried until the deadline: it will
+follow.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from unisono.transports.handshake import (
 if TYPE_CHECKING:
     from unisono._native import Tls, Wire
 
-DOUBT_S = 5.0
-"""How long one who turns us away is asked again."""
+REFUSED_S = 5.0
+"""How long to retry with a rank that refuses."""
 
 _NO_ROOM = "this process or host is short of file descriptors (ulimit -n)"
 _NO_MEMORY = "the kernel of this host is short of memory for sockets"
@@ -48,15 +48,15 @@ _HINTS: dict[int | None, str] = {
     errno.ENFILE: _NO_ROOM,
     errno.ENOBUFS: _NO_MEMORY,
     errno.ENOMEM: _NO_MEMORY,
-    errno.EADDRNOTAVAIL: "this host has no free port left to dial from",
+    errno.EADDRNOTAVAIL: "this host has no free port left",
     errno.EACCES: "a firewall of this host forbids it",
     errno.EPERM: "a firewall of this host forbids it",
     errno.EAFNOSUPPORT: "this host has no such kind of network: IPv4 or IPv6?",
     errno.ENETUNREACH: _NO_WAY,
     errno.EHOSTUNREACH: _NO_WAY,
 }
-"""What to look at, by the error of the last attempt. All are tried again meanwhile:
-each can pass."""
+"""What to look at, by the error of the last attempt. All are tried again: each may be
+temporary."""
 
 _CONNECT_S = 3.0  # one attempt: lost packets have been sent again twice by then
 _PAUSE_S = 0.2
@@ -64,7 +64,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class Connection:
-    """A socket to another rank that both have proven to be theirs.
+    """An authenticated connection to another rank.
 
     It blocks and sends at once (TCP_NODELAY). The keys are for this connection alone.
     What goes over it is encrypted by `tls`, unless that is None.
@@ -87,7 +87,7 @@ class Connection:
         self.socket.sendall(raw)
 
     def receive(self, most: int, *, timeout_s: float) -> bytes:
-        """Some bytes, or none if the other has closed; OSError, or Corrupted."""
+        """Some bytes, or none if the peer has closed; OSError, or Corrupted."""
         if self.tls is not None:
             until = time.monotonic() + timeout_s
             return tls.receive(self.socket, self.tls, most, until=until)
@@ -108,30 +108,34 @@ class Connection:
         return _native.SocketWire(self.socket.detach())
 
     def close(self) -> None:
-        """End it; the other reads the end of it."""
+        """Close it."""
         self.socket.close()
 
 
 def connection_over(
     sock: socket.socket, authenticated: Authenticated, encrypted: Tls | None = None
 ) -> Connection:
-    """The connection that a handshake has left."""
+    """The connection after its handshake."""
     sock.settimeout(None)
-    with contextlib.suppress(OSError):  # gone already: found out by whoever uses it
+    with contextlib.suppress(OSError):  # closed already: its user will see
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(
-        *(authenticated.peer, authenticated.purpose, sock),
-        *(authenticated.send_key, authenticated.receive_key, encrypted),
+        authenticated.peer,
+        authenticated.purpose,
+        sock,
+        authenticated.send_key,
+        authenticated.receive_key,
+        encrypted,
     )
 
 
 def connected_over(
     sock: socket.socket, authenticated: Authenticated, *, timeout_s: float
 ) -> Connection:
-    """The same at the dialer's end: where TLS is wanted, it is opened first."""
+    """The same on the client's side, after the handshake of TLS if it is wanted."""
     if not authenticated.tls_key:
         return connection_over(sock, authenticated)
-    opened = tls.connected(sock, authenticated.tls_key, timeout_s=timeout_s)
+    opened = tls.client_handshake(sock, authenticated.tls_key, timeout_s=timeout_s)
     return connection_over(sock, authenticated, opened)
 
 
@@ -146,14 +150,14 @@ def connect_to(
 ) -> Connection:
     """Connect to `peer` at `address`, trying until the deadline.
 
-    `lost` says why the peer need not be tried any more, or nothing. Raises
+    `lost` returns why the peer need not be tried any more, or "". Raises
     ConnectFailed, NotAuthentic or PeerLost with the peer, its address and the cause.
     """
     return _Connecting(address, me, peer, purpose, timeout_s, lost).until_done()
 
 
 class _Connecting:
-    """One call, over its attempts."""
+    """One call of `connect_to`, over its attempts."""
 
     def __init__(
         self,
@@ -166,40 +170,42 @@ class _Connecting:
     ) -> None:
         self.address, self.me, self.peer, self.purpose = address, me, peer, purpose
         self.timeout_s, self.lost = timeout_s, lost
-        self.deadline = self.doubt = time.monotonic() + timeout_s
-        self.doubts = False
+        self.deadline = self.refused_until = time.monotonic() + timeout_s
+        self.was_refused = False
         self.refusal: TransportError | None = None
-        self.where = f"rank {me.rank} dials rank {peer} at {address}, for {purpose}"
+        self.where = (
+            f"rank {me.rank} cannot connect to rank {peer} at {address}, for {purpose}"
+        )
 
     def until_done(self) -> Connection:
-        """Attempts with pauses between; then the last one's failure is raised.
+        """Attempts with pauses between; then raise why the last one failed.
 
-        Or why it was turned away before, which tells more than that there was no time
-        left to be turned away once more.
+        Or the refusal of an earlier one, which says more than that the last one timed
+        out.
         """
         pause = 0.002
         while True:
             try:
                 return self._attempt()
             except (NotAuthentic, Refused) as why:
-                self._weigh(why)
+                self._consider_refusal(why)
             except (OSError, ConnectFailed) as why:
                 if time.monotonic() + pause >= self.deadline:
                     if self.refusal is not None:
-                        raise self._told(self.refusal) from why
+                        raise self._in_context(self.refusal) from why
                     raise self._failed(why) from why
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S)
             self._look()
 
     def _look(self) -> None:
-        """Whether it is still worth trying."""
+        """Raise PeerLost if the peer need not be tried any more."""
         why_lost = self.lost()
         if why_lost:
             raise PeerLost(f"{self.where}: {why_lost}", ranks=[self.peer])
 
-    def _weigh(self, why: TransportError) -> None:
-        """Whether one who turned us away is asked again."""
+    def _consider_refusal(self, why: TransportError) -> None:
+        """Return if a peer that refused is to be tried again; else raise."""
         self.refusal = why
         now = time.monotonic()
         behind = (
@@ -208,23 +214,24 @@ class _Connecting:
             and why.epoch < self.me.epoch
         )
         if isinstance(why, Refused) and why.result == HandshakeResult.OTHER_TLS:
-            self.doubts, self.doubt = True, now  # it knows, and will not wait for us
-        if not behind and not self.doubts:
-            self.doubts, self.doubt = True, min(self.deadline, now + DOUBT_S)
-        if now < (self.deadline if behind else self.doubt):
+            self.was_refused, self.refused_until = True, now  # this does not change
+        if not behind and not self.was_refused:
+            self.was_refused = True
+            self.refused_until = min(self.deadline, now + REFUSED_S)
+        if now < (self.deadline if behind else self.refused_until):
             return
-        raise self._told(why) from None
+        raise self._in_context(why) from None
 
-    def _told(self, why: TransportError) -> TransportError:
-        told = f"{self.where}: {why}"
+    def _in_context(self, why: TransportError) -> TransportError:
+        message = f"{self.where}: {why}"
         if isinstance(why, Refused):
-            return Refused(told, result=why.result, epoch=why.epoch)
-        return NotAuthentic(told)
+            return Refused(message, result=why.result, epoch=why.epoch)
+        return NotAuthentic(message)
 
     def _failed(self, why: Exception) -> ConnectFailed:
         hint = _HINTS.get(
             getattr(why, "errno", None),
-            "does it run, and does a firewall stand between?",
+            "is it running, and is a firewall in between?",
         )
         return ConnectFailed(
             f"{self.where}: {_cause(why)}; tried for {self.timeout_s:g} s: {hint}",
@@ -241,7 +248,7 @@ class _Connecting:
 
 
 Limit = Callable[[float], float]
-"""How long something may take that should take so many seconds at most."""
+"""The time that is left for something that may take so many seconds at most."""
 
 
 def try_all(
@@ -254,11 +261,11 @@ def try_all(
 ) -> Connection:
     """Connect to `peer` at the first address of a name where it is.
 
-    A name may stand for several: of both families, of several interfaces, some of them
-    another host's. If the peer is at none, the error names all that were tried. It is
-    Refused if somewhere one of this secret said why; ConnectionRefusedError only if at
-    all of them nobody listened; NotAuthentic only if all closed on us. `look` is called
-    while an answer is awaited, and raises if that is in vain.
+    A name may have several: of both families, of several interfaces, some of them of
+    another host. If the peer is at none, the error names all that were tried. It is
+    Refused if one with this secret gave a reason; ConnectionRefusedError only if no
+    process listens at any; NotAuthentic only if all closed the connection. `look` is
+    called while an answer is awaited, and raises if there will be none.
     """
     tried: list[tuple[str, OSError | NotAuthentic | Refused]] = []
     for family, where in address.resolve():
@@ -272,21 +279,25 @@ def try_all(
 def _of_all(
     tried: Sequence[tuple[str, OSError | NotAuthentic | Refused]],
 ) -> OSError | NotAuthentic | Refused:
-    """What became of an attempt at several addresses: the error that tells most."""
+    """The error of an attempt at several addresses: the one that says most."""
     if len(tried) == 1:
         return tried[0][1]
-    told = "; ".join(f"{host}: {_cause(why)}" for host, why in tried)
+    message = "; ".join(f"{host}: {_cause(why)}" for host, why in tried)
     errors = [why for _, why in tried]
     for why in errors:
         if isinstance(why, Refused):
-            return Refused(told, result=why.result, epoch=why.epoch)
+            return Refused(message, result=why.result, epoch=why.epoch)
     systems = [why for why in errors if isinstance(why, OSError)]
     if not systems:
-        return NotAuthentic(told)
+        return NotAuthentic(message)
     if all(isinstance(why, ConnectionRefusedError) for why in errors):
-        return ConnectionRefusedError(told)
+        return ConnectionRefusedError(message)
     unclear = [why for why in systems if not isinstance(why, ConnectionRefusedError)]
-    return OSError(unclear[0].errno, told) if unclear else ConnectionAbortedError(told)
+    return (
+        OSError(unclear[0].errno, message)
+        if unclear
+        else ConnectionAbortedError(message)
+    )
 
 
 def _cause(why: Exception) -> str:
@@ -307,9 +318,9 @@ def _connect(
     try:
         sock.settimeout(limit(_CONNECT_S))
         sock.connect(where)
-        # Where nobody listens, the kernel may give us the very port we dial.
+        # If no process listens, the kernel may choose that very port for this end.
         if sock.getsockname() == sock.getpeername():
-            raise ConnectionRefusedError("nobody listens there")
+            raise ConnectionRefusedError("no process listens there")
         authenticated = offer(
             sock, me, peer, purpose, timeout_s=limit(HANDSHAKE_S), look=look
         )

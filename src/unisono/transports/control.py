@@ -1,11 +1,11 @@
-"""Messages between ranks that know each other: few, small, and sealed.
+"""Control messages between authenticated ranks: few, small, with a check each.
 
-For what is said while ranks meet, on a connection that a handshake has left. A letter
-is its length in 4 bytes (big-endian), that many bytes of MessagePack, and an
-HMAC-SHA256 by the key of this direction over the number of the letter and its bytes.
-So it can be neither changed nor left out, swapped or repeated by whoever sits on the
-wire. The reader says how long a letter may be; a longer one is refused before it is
-read, and what is read is decoded as one kind of struct, never as code.
+They are used at the rendezvous, to shrink and to grow, on a connection whose handshake
+is done. A message is its length in 4 bytes (big-endian), that many bytes of
+MessagePack, and an HMAC-SHA256 by the key of this direction over the number of the
+message and its bytes. So an attacker on the network can neither change, omit, swap nor
+repeat one. The reader says how long a message may be; a longer one is refused before it
+is read, and what is read is decoded as one kind of struct, never as code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ControlMessages:
     """Both directions of one connection, which is used for nothing else meanwhile."""
 
     def __init__(self, connection: Connection) -> None:
-        """Begin to count."""
+        """No message has been sent or received yet."""
         self.connection = connection
         self._sent = 0
         self._received = 0
@@ -44,13 +44,13 @@ class ControlMessages:
         self.connection.send(whole, timeout_s=timeout_s)
 
     def receive(self, kind: type[_T], *, longest: int, timeout_s: float) -> _T:
-        """The next letter.
+        """The next message.
 
-        Raises ConnectionError if the other has closed, TimeoutError if the letter is
-        not here in time, Corrupted if it is not what the other can have sent.
+        Raises ConnectionError if the peer has closed, TimeoutError if the message is
+        not complete in time, Corrupted if it is not what the peer can have sent.
         """
         until = time.monotonic() + timeout_s
-        where = f"a letter of rank {self.connection.peer}"
+        where = f"a control message of rank {self.connection.peer}"
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size, until))
         if length > longest:
             raise Corrupted(f"{where} of {length} bytes: expected {longest} at most")
@@ -58,18 +58,20 @@ class ControlMessages:
         check = self._read(_CHECK, until)
         expected = _check(self.connection.receive_key, self._received, raw)
         if not hmac.compare_digest(check, expected):
-            raise Corrupted(f"{where} was changed on its way: see who sits between")
+            raise Corrupted(
+                f"{where} was changed on its way: is the network to be trusted?"
+            )
         self._received += 1
         try:
             return msgspec.msgpack.decode(raw, type=kind)
         except msgspec.MsgspecError as why:
             raise Corrupted(
-                f"{where} is no {kind.__name__.strip('_').lower()} ({why}): install "
+                f"{where} is not a {kind.__name__.strip('_').lower()} ({why}): install "
                 "the same version of unisono for all"
             ) from None
 
     def has_ended(self) -> bool:
-        """Whether the other is gone; one that waits for an answer says nothing."""
+        """Whether the peer has closed; one that waits for an answer sends nothing."""
         sock = self.connection.socket
         try:
             sock.settimeout(0)
@@ -84,11 +86,11 @@ class ControlMessages:
         while len(raw) < size:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError("no letter came in time")
+                raise TimeoutError("no control message came in time")
             most = min(size - len(raw), 1 << 16)
             more = self.connection.receive(most, timeout_s=left)
             if not more:
-                raise ConnectionResetError("the other has closed")
+                raise ConnectionResetError("the peer has closed")
             raw += more
         return bytes(raw)
 

@@ -1,18 +1,18 @@
-"""Where the ranks of a broken world find each other once more, to agree who is left.
+"""Endpoints at which the ranks of a failed world connect, to agree on who is left.
 
-    door = open_door(transport, job, epoch)
-    link = door.knock(2)          ConnectionRefusedError: nobody opens there
-    link.send(word); link.receive(Word)
-    door.arrivals()               links of those who knocked here
+    endpoint = open_shrink_endpoint(session, job, epoch)
+    link = endpoint.connect(2)      ConnectionRefusedError: its endpoint is not open
+    link.send(message); link.receive(Message)
+    endpoint.arrivals()             links of ranks that have connected here
 
-On one host a door is an abstract Unix socket, named by job, epoch, rank and process.
-The kernel says which process knocks, and of which user; only those of the world that
-ends are let in.
-It is there from when its rank begins to agree. Across hosts it is the rank's reception,
-which is there as long as the world: every knock is authenticated as any connection.
+On one host an endpoint is an abstract Unix socket, named by job, epoch, rank and
+process. The kernel says which process connects, and of which user; only those of the
+failed world are accepted. It is open from when its rank begins to agree. Across hosts
+it is the rank's listener, which is open as long as the world: every connection is
+authenticated as any other.
 
-In both cases a door that nobody opens has been left for good: whoever went on without
-others, or cannot know whether it did, leaves it open and answers who comes (`answer`).
+In both cases a rank whose endpoint is closed has left for good: a rank that went on
+without others, or cannot know whether it did, keeps it open and answers (`answer`).
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class ControlLink(ABC):
-    """A connection to another rank, for a few small words."""
+    """A connection to another rank, for a few control messages."""
 
     rank: int
     socket: socket.socket
 
     @abstractmethod
-    def send(self, word: msgspec.Struct) -> None:
-        """Send; one that is gone is found out by reading."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send; a later `receive` shows if the peer has closed."""
 
     @abstractmethod
     def receive(self, kind: type[_T]) -> _T | None:
-        """The next word, which is here already; None at the end."""
+        """The next message, which has arrived already; None at the end."""
 
     def fileno(self) -> int:
         """For select."""
         return self.socket.fileno()
 
     def has_ended(self) -> bool:
-        """Whether the other has closed, and everything has been read."""
+        """Whether the peer has closed, and everything has been read."""
         try:  # a socket with a timeout would wait for it, whatever the flags
             if not readable([self.socket], 0.0):
                 return False
@@ -77,25 +77,25 @@ class ControlLink(ABC):
             return True
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
         self.socket.close()
 
 
 class LocalLink(ControlLink):
-    """Over a Unix socket, which keeps words apart."""
+    """Over a Unix socket, which keeps messages apart."""
 
     def __init__(self, rank: int, end: socket.socket) -> None:
-        """The other's rank is the kernel's word."""
+        """The kernel says which rank the peer is."""
         self.rank, self.socket = rank, end
         end.settimeout(_CONNECT_S)
 
-    def send(self, word: msgspec.Struct) -> None:
-        """Send, if the other is there."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send, if the peer is there."""
         with contextlib.suppress(OSError):
-            self.socket.send(msgspec.msgpack.encode(word))
+            self.socket.send(msgspec.msgpack.encode(message))
 
     def receive(self, kind: type[_T]) -> _T | None:
-        """The next word, or None."""
+        """The next message, or None."""
         try:
             raw = self.socket.recv(_LONGEST)
             return msgspec.msgpack.decode(raw, type=kind) if raw else None
@@ -104,20 +104,20 @@ class LocalLink(ControlLink):
 
 
 class RemoteLink(ControlLink):
-    """Over an authenticated connection, in sealed letters."""
+    """Over an authenticated connection."""
 
     def __init__(self, connection: Connection) -> None:
-        """The other's rank was proven."""
+        """The handshake has proven which rank the peer is."""
         self.rank, self.socket = connection.peer, connection.socket
         self._messages = ControlMessages(connection)
 
-    def send(self, word: msgspec.Struct) -> None:
-        """Send, if the other is there."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send, if the peer is there."""
         with contextlib.suppress(OSError):
-            self._messages.send(word, timeout_s=_CONNECT_S)
+            self._messages.send(message, timeout_s=_CONNECT_S)
 
     def receive(self, kind: type[_T]) -> _T | None:
-        """The next word, or None."""
+        """The next message, or None."""
         try:
             return self._messages.receive(kind, longest=_LONGEST, timeout_s=_CONNECT_S)
         except (OSError, Corrupted):
@@ -125,47 +125,47 @@ class RemoteLink(ControlLink):
 
 
 class ShrinkEndpoint(ABC):
-    """One rank's place in an agreement. `is_near`: all are on this host."""
+    """One rank's endpoint in an agreement. `is_local`: all are on this host."""
 
     is_local: bool
     listener: Listener | None = None
 
     @abstractmethod
     def fileno(self) -> int:
-        """For select: readable when somebody has come."""
+        """For select: readable when a rank has connected."""
 
     @abstractmethod
     def connect(self, rank: int) -> ControlLink:
-        """Go to another; ConnectionRefusedError if it has left, or is not there yet.
+        """Connect to a rank; ConnectionRefusedError if it has left, or is not there.
 
         Other errors mean that it cannot be reached now.
         """
 
     @abstractmethod
     def arrivals(self) -> list[ControlLink]:
-        """Those who have come since."""
+        """Connections that have arrived since the last call."""
 
     @abstractmethod
-    def answer(self, word: msgspec.Struct) -> None:
-        """From now on tell everybody who comes this, until closed."""
+    def answer(self, message: msgspec.Struct) -> None:
+        """From now on send this to every rank that connects, until closed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave for good."""
+        """Close it for good."""
 
 
-def open_shrink_endpoint(transport: Session, job: str, epoch: int) -> ShrinkEndpoint:
-    """The door of this rank in the world of a transport."""
-    if transport.listener is not None:
-        return _RemoteEndpoint(transport.listener)
-    if transport.apart:
-        told = ", ".join(map(str, transport.apart))
+def open_shrink_endpoint(session: Session, job: str, epoch: int) -> ShrinkEndpoint:
+    """The endpoint of this rank in the world of a session."""
+    if session.listener is not None:
+        return _RemoteEndpoint(session.listener)
+    if session.apart:
+        ranks = ", ".join(map(str, session.apart))
         raise ConnectFailed(
-            f"ranks {told} are in other pid namespaces than rank 0, where who knocks "
-            "cannot be known by its process id; let the ranks meet by UNISONO_ADDRESS"
+            f"ranks {ranks} are in other pid namespaces than rank 0, where process ids "
+            "do not identify them; connect the ranks by UNISONO_ADDRESS"
         )
-    pids = [peer.pid for peer in transport.peers]
-    return _LocalEndpoint(f"{job}/{epoch}/agree", transport.rank, pids)
+    pids = [peer.pid for peer in session.peers]
+    return _LocalEndpoint(f"{job}/{epoch}/agree", session.rank, pids)
 
 
 class _LocalEndpoint(ShrinkEndpoint):
@@ -182,8 +182,8 @@ class _LocalEndpoint(ShrinkEndpoint):
         except OSError as why:
             self._listener.close()
             raise ConnectFailed(
-                f"rank {rank} cannot listen for the others: {why.strerror}; somebody "
-                "of this user has taken its name: do two jobs have the same?"
+                f"rank {rank} cannot listen for the others: {why.strerror}; another "
+                "process of this user has its name: do two jobs have the same name?"
             ) from why
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -209,31 +209,33 @@ class _LocalEndpoint(ShrinkEndpoint):
         while True:
             try:
                 end, _ = self._listener.accept()
-            except OSError:  # nobody more
+            except OSError:  # no more
                 return found
             rank = self._ranks.get(credentials(end)[0])
-            # None of this world, or another user's that has the number of one that
-            # ended: not even an answer.
+            # Not of this world, or another user's with the process id of a rank that
+            # has ended: no answer.
             if rank is None or not is_ours(end):
                 end.close()
             else:
                 found.append(LocalLink(rank, end))
 
-    def answer(self, word: msgspec.Struct) -> None:
+    def answer(self, message: msgspec.Struct) -> None:
         def serve() -> None:
             while not self._closed:
                 with contextlib.suppress(OSError, ValueError):
                     readable([self._listener], 0.5)
                     for link in [] if self._closed else self.arrivals():
-                        link.send(word)
+                        link.send(message)
                         link.close()
 
-        self._thread = threading.Thread(target=serve, name="unisono-door", daemon=True)
+        self._thread = threading.Thread(
+            target=serve, name="unisono-endpoint", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         self._closed = True
-        with contextlib.suppress(OSError):  # who answers is woken by it
+        with contextlib.suppress(OSError):  # wakes the thread that answers
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join()
@@ -263,9 +265,9 @@ class _RemoteEndpoint(ShrinkEndpoint):
         where = self.listener.address_of(rank)
         try:
             return connect_once(where, self.listener.me, rank, _AGREE)
-        except Refused as why:  # another has this port now
+        except Refused as why:  # another process has this port now
             raise ConnectionRefusedError(str(why)) from why
-        except ConnectFailed as why:  # its name is not known just now
+        except ConnectFailed as why:  # its name cannot be resolved now
             raise OSError(str(why)) from why
 
     def arrivals(self) -> list[ControlLink]:
@@ -273,11 +275,11 @@ class _RemoteEndpoint(ShrinkEndpoint):
             self._wake_reader.recv(4096)
         return [RemoteLink(self._arrived.popleft()) for _ in range(len(self._arrived))]
 
-    def answer(self, word: msgspec.Struct) -> None:
+    def answer(self, message: msgspec.Struct) -> None:
         def tell(connection: Connection) -> None:
             link = RemoteLink(connection)
             try:
-                link.send(word)
+                link.send(message)
             finally:
                 link.close()
 
@@ -299,16 +301,16 @@ class _RemoteEndpoint(ShrinkEndpoint):
 def connect_once(
     address: Address, me: Identity, peer: int, purpose: Purpose
 ) -> ControlLink:
-    """Try once to reach a rank across hosts, at each address that its name stands for.
+    """Try once to connect to a rank across hosts, at each address of its name.
 
-    ConnectionRefusedError if at none of them anybody listens, Refused if one of this
-    secret says why it will not talk, another OSError if nothing can be told.
+    ConnectionRefusedError if no process listens at any of them, Refused if one with
+    this secret refuses with a reason, another OSError if neither is known.
     """
     try:
         connection = try_all(
             address, me, peer, purpose, lambda most: min(most, _CONNECT_S)
         )
-    except NotAuthentic as why:  # perhaps it is only crowded
+    except NotAuthentic as why:  # perhaps it has too many pending
         raise ConnectionAbortedError(str(why)) from why
     return RemoteLink(connection)
 
@@ -316,7 +318,7 @@ def connect_once(
 def pause_until(
     endpoint: ShrinkEndpoint, links: Sequence[ControlLink], until: float
 ) -> list[ControlLink]:
-    """Wait for somebody to come or to speak; those who speak."""
+    """Wait for a connection or a message; the links that can be read."""
     left = max(0.0, until - time.monotonic())
     ready = readable([endpoint, *links], left)
     return [one for one in links if one.fileno() in ready]

@@ -1,42 +1,42 @@
-"""How two ranks make sure of each other, before anything else is believed.
+"""How two ranks authenticate each other before anything else is sent.
 
-Three frames of fixed size, whatever is in them:
+The client is the rank that connects, the server the one that listens. They exchange
+three frames of fixed size:
 
-    dialer    offer    128 bytes   who I am, whom I want, what for, a random number
-    answerer  answer    96 bytes   yes, or why not; a random number of its own
-    dialer    confirm   32 bytes
+    client    offer    128 bytes   who I am, whom I want, what for, a random number
+    server    answer    96 bytes   yes, or why not; a random number of its own
+    client    confirm   32 bytes
 
     offer    "unisono" version | job 16 | epoch 8 | from 4 | to 4
              | purpose 8 | communicator 8 | stream 4 | tls 4 | nonce 32 | check 32
-    answer   "unisono" version | verdict 1 | 0 3 | rank 4 | epoch 8 | 0 8
+    answer   "unisono" version | result 1  | 0 3 | rank 4 | epoch 8 | 0 8
              | nonce 32 | check 32
     confirm  check 32
 
-Numbers are big-endian. Every check is an HMAC-SHA256 over all bytes of the handshake
-that came before it, those of earlier frames included. It is made with a key that is
-derived from the job's secret for this kind of frame alone, so that no frame can be sent
-back as another.
+Numbers are big-endian. Every check is an HMAC-SHA256 over all earlier bytes of the
+handshake, those of earlier frames included. Its key is derived from the job's secret
+for this kind of frame alone, so that no frame can be sent back as another.
 
-- A process without the secret fails at the first frame. It is not sent a single byte,
-  and nothing is kept of it.
+- A process without the secret fails at the first frame. It receives no byte, and no
+  state is kept for it.
 - A recorded offer is answered, but its sender cannot confirm: the check covers the
-  answerer's random number, which is new. A recorded answer fails by the dialer's.
-- An offer names the rank it is meant for, so it cannot be brought before another, and
-  not before the one who made it.
-- Who holds the secret but is wrong here (another job, epoch, rank or version) is told
-  so in an answer with a check, which it can rely on. For the sake of this, all versions
-  to come have frames of these sizes with the check at the end.
-- Nobody can talk two ranks out of encryption: that the dialer wants it (1, or else 0)
-  is under the check, and who does not want the same refuses. This alone the dialer
-  confirms though it is refused: then both may rely on it, and say so to all.
-- The job stands there as a number derived from its name and the secret.
+  server's random number, which is new. A recorded answer fails by the client's.
+- An offer names the rank it is meant for, so it cannot be replayed to another rank, nor
+  to the rank that made it.
+- A client that holds the secret but does not belong here (another job, epoch, rank or
+  version) gets the reason in an answer with a check. For this, the frames of all later
+  versions have these sizes, with the check at the end.
+- An attacker cannot remove encryption: whether the client wants it (1, or else 0) is
+  under the check, and a server that wants the other refuses. A client that is refused
+  for this reason confirms nevertheless: then both know it, and can report it to all.
+- The job is represented by a number derived from its name and the secret.
 
 Both then derive keys from the secret and the whole transcript, for what follows on this
 connection: one of 16 bytes for each direction, and one of 32 for TLS, if wanted.
 
-The rules are in `Offering` and `Answering`, which neither read nor write: they are
-given a frame and say what to send. `offer` and `answer` act them out on a socket, with
-one deadline for the whole; a peer that sends a byte now and then gains nothing by it.
+The rules are in `ClientHandshake` and `ServerHandshake`, which do no input or output:
+they are given a frame and return what to send. `offer` and `answer` run them on a
+socket, with one deadline for the whole handshake.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ANSWER_SIZE = _ANSWER.size + _CHECK
 
 
 class HandshakeResult(IntEnum):
-    """What the answerer says to one who holds the secret."""
+    """How the server answers a client that holds the secret."""
 
     WELCOME = 0
     OTHER_VERSION = 1
@@ -77,13 +77,13 @@ class HandshakeResult(IntEnum):
 
 
 class Refused(ConnectFailed):
-    """A rank of this job's secret will not talk: `verdict` is why.
+    """The server holds the job's secret and refuses: `result` is why.
 
-    `epoch` is the answerer's own.
+    `epoch` is the server's own.
     """
 
     def __init__(self, message: str, *, result: int, epoch: int) -> None:
-        """Keep the verdict and what it rests on."""
+        """Keep the result and the epoch."""
         super().__init__(message)
         self.result = result
         self.epoch = epoch
@@ -91,16 +91,16 @@ class Refused(ConnectFailed):
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a connection is for: one of a few purposes, a communicator, a stream."""
+    """What a connection is for: its kind, and of which communicator and stream."""
 
     kind: str
     communicator: int = 0
     stream: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit its place in the offer."""
+        """Refuse what does not fit its field of the offer."""
         if not (self.kind.isascii() and 0 < len(self.kind) <= 8):
-            raise BadArgument(f"purpose = {self.kind!r}: expected 1 to 8 letters")
+            raise BadArgument(f"kind = {self.kind!r}: expected 1 to 8 letters")
         if not 0 <= self.communicator < 1 << 64 or not 0 <= self.stream < 1 << 32:
             raise BadArgument(
                 f"{self}: communicator and stream take 64 and 32 bits at most"
@@ -117,18 +117,18 @@ RENDEZVOUS = Purpose("meet")
 
 
 def lifeline_purpose(token: int) -> Purpose:
-    """The label of a lifeline; the token is what its process said when it came."""
+    """The purpose of a lifeline; its process has announced the token before."""
     return Purpose("life", token)
 
 
 def data_purpose(communicator: int, stream: int = 0) -> Purpose:
-    """The label of one stream of a communicator's data."""
+    """The purpose of one stream of a communicator's data."""
     return Purpose("data", communicator, stream)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who speaks: a rank of a job, in one of its epochs, by the job's secret.
+    """Who a process is: a rank of a job, in one of its epochs, with the job's secret.
 
     `tls` is whether all that follows a handshake is to be encrypted.
     """
@@ -141,7 +141,7 @@ class Identity:
     job_id: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Derive the number that stands for the job."""
+        """Derive the number that represents the job."""
         if not 0 <= self.rank < 1 << 32 or not 0 <= self.epoch < 1 << 64:
             raise BadArgument(
                 f"rank = {self.rank}, epoch = {self.epoch}: they take 32 and 64 bits"
@@ -164,10 +164,10 @@ class Authenticated:
     tls_key: bytes = field(repr=False, default=b"")
 
 
-class Offering:
-    """The dialer's half. Send `opening`, then `take` one frame of `wanted` bytes.
+class ClientHandshake:
+    """The client's half. Send `opening`, then `take` one frame of `wanted` bytes.
 
-    `refusal` is why there is no session, once what `take` gave has been sent.
+    `refusal` is why the server refuses, once what `take` returned has been sent.
     """
 
     wanted = ANSWER_SIZE
@@ -190,9 +190,9 @@ class Offering:
         secret = self._me.secret
         if len(answer) != self.wanted or not _holds(secret, b"answer", transcript):
             raise NotAuthentic(
-                f"whoever answers in the place of rank {self._peer} does not hold the "
-                "secret of this job: see that all ranks were given the same, and that "
-                "the address is that of the job"
+                f"the process that answers as rank {self._peer} does not hold the "
+                "secret of this job: give all ranks the same secret, and the address "
+                "of the job"
             )
         _, version, result, rank, epoch, _ = _ANSWER.unpack(answer[:-_CHECK])
         confirm = _check(secret, b"confirm", transcript)
@@ -209,35 +209,35 @@ class Offering:
     def _refused(self, result: int, version: int, rank: int, epoch: int) -> Refused:
         me, peer = self._me, self._peer
         if result == HandshakeResult.OTHER_VERSION or version != VERSION:
-            told = (
-                f"speaks version {version} of the handshake, rank {me.rank} version "
+            why = (
+                f"has version {version} of the handshake, rank {me.rank} version "
                 f"{VERSION}: install the same unisono for all"
             )
         elif result == HandshakeResult.OTHER_JOB:
-            told = (
-                f"serves another job than {me.job!r}, with the same secret: is it left "
-                "over from an earlier run, or do two jobs share an address?"
+            why = (
+                f"belongs to another job than {me.job!r}, with the same secret: is it "
+                "left over from an earlier run, or do two jobs use one address?"
             )
         elif result == HandshakeResult.OTHER_RANK:
-            told = f"says that it is rank {rank}: have the addresses been mixed up?"
+            why = f"says that it is rank {rank}: have the addresses been mixed up?"
         elif result == HandshakeResult.OTHER_EPOCH:
-            told = (
+            why = (
                 f"is in epoch {epoch} of the job, rank {me.rank} in {me.epoch}: one of "
-                "them has missed a change of members"
+                "them has missed a shrink or grow"
             )
         elif result == HandshakeResult.OTHER_TLS:
-            told = _tls_differs(me)
+            why = _tls_differs(me)
         else:
-            told = f"refuses for a reason ({result}) that is not known here"
-        return Refused(f"rank {peer} {told}", result=result, epoch=epoch)
+            why = f"refuses for a reason ({result}) that is not known here"
+        return Refused(f"rank {peer} {why}", result=result, epoch=epoch)
 
 
-class Answering:
-    """The answerer's half: `take` frames of `wanted` bytes until there is a session.
+class ServerHandshake:
+    """The server's half: `take` frames of `wanted` bytes until it is `authenticated`.
 
-    `refusal` is why the other is turned away, once what `take` gave has been sent.
-    `vouched` says that the other, or whoever recorded it, once held the secret;
-    `offered` is who it says it is, and what for.
+    `refusal` is why the client is refused, once what `take` returned has been sent.
+    `has_offered`: an offer with a right check has come, perhaps a recorded one;
+    `offered` is which rank it names, and what for.
     """
 
     def __init__(self, me: Identity) -> None:
@@ -245,17 +245,17 @@ class Answering:
         self.me = me
         self._transcript = b""
         self.offered: Authenticated | None = None
-        self._differs: Refused | None = None
+        self._tls_refusal: Refused | None = None
         self.wanted = OFFER_SIZE
-        self.vouched = False
+        self.has_offered = False
         self.refusal: Refused | None = None
         self.authenticated: Authenticated | None = None
 
     def take(self, frame: bytes) -> bytes:
-        """What to send in return, perhaps nothing; NotAuthentic: send nothing."""
+        """What to send in return, perhaps nothing. After NotAuthentic send nothing."""
         if len(frame) != self.wanted:
             raise NotAuthentic("a connection that ended before it was authenticated")
-        if self.vouched:
+        if self.has_offered:
             self._confirmed(frame)
             return b""
         return self._answer(frame)
@@ -264,11 +264,11 @@ class Answering:
         me = self.me
         if not _holds(me.secret, b"offer", offer):
             raise NotAuthentic("an offer without the secret of this job")
-        self.vouched = True
+        self.has_offered = True
         self.wanted = _CHECK
-        result, why = self._weigh(offer)
+        result, why = self._examine(offer)
         if result == HandshakeResult.OTHER_TLS:
-            self._differs = Refused(why, result=result, epoch=me.epoch)
+            self._tls_refusal = Refused(why, result=result, epoch=me.epoch)
         elif result:
             self.refusal = Refused(why, result=result, epoch=me.epoch)
         body = _ANSWER.pack(_NAME, VERSION, result, me.rank, me.epoch, os.urandom(32))
@@ -276,11 +276,11 @@ class Answering:
         self._transcript += _check(me.secret, b"answer", self._transcript)
         return self._transcript[len(offer) :]
 
-    def _weigh(self, offer: bytes) -> tuple[HandshakeResult, str]:
+    def _examine(self, offer: bytes) -> tuple[HandshakeResult, str]:
         me = self.me
         name, version, job, epoch, src, dst, *what, _ = _OFFER.unpack(offer[:-_CHECK])
         if name != _NAME or version != VERSION:
-            why = f"somebody speaks version {version} of the handshake"
+            why = f"the client has version {version} of the handshake"
             return HandshakeResult.OTHER_VERSION, why
         if job != me.job_id:
             return (
@@ -308,7 +308,7 @@ class Answering:
         offered = self.offered
         if offered is None or not _holds(secret, b"confirm", transcript):
             raise NotAuthentic("an offer that was not confirmed: a recorded one?")
-        self.refusal = self._differs
+        self.refusal = self._tls_refusal
         if self.refusal is not None:
             return
         theirs, mine, tls = _keys(self.me, transcript)
@@ -326,21 +326,21 @@ def offer(
     timeout_s: float = HANDSHAKE_S,
     look: Callable[[], object] = lambda: None,
 ) -> Authenticated:
-    """Authenticate a connection that we have made; `look` is called while it waits.
+    """Authenticate a connection as its client; `look` is called while it waits.
 
-    Raises NotAuthentic if the other is none of this job, Refused if it says why it will
-    not talk, TimeoutError if it says nothing in time. The socket is the caller's to
-    close; its timeout is as before.
+    Raises NotAuthentic if the server is not of this job, Refused if it refuses with a
+    reason, TimeoutError if no answer comes in time. The caller closes the socket; its
+    timeout is as before.
     """
-    rules = Offering(me, peer, purpose)
+    rules = ClientHandshake(me, peer, purpose)
     with Until(sock, timeout_s, look) as wire:
         wire.send(rules.opening)
         answer = wire.receive(rules.wanted)
         if len(answer) < rules.wanted:
             raise NotAuthentic(
-                f"whoever is in the place of rank {peer} closed the connection without "
-                "a word, as a rank does if the secret is not its own: give all ranks "
-                "the same UNISONO_SECRET or UNISONO_SECRET_FILE"
+                f"the process that listens as rank {peer} closed the connection "
+                "without an answer, as a rank does if the secrets differ: give all "
+                "ranks the same UNISONO_SECRET or UNISONO_SECRET_FILE"
             )
         wire.send(rules.take(answer))
     if rules.refusal is not None:
@@ -352,8 +352,8 @@ def offer(
 def answer(
     sock: socket.socket, me: Identity, *, timeout_s: float = HANDSHAKE_S
 ) -> Authenticated:
-    """Authenticate a connection that another has made; `offer` tells what is raised."""
-    rules = Answering(me)
+    """Authenticate a connection as its server; raises as `offer` does."""
+    rules = ServerHandshake(me)
     with Until(sock, timeout_s) as wire:
         while rules.authenticated is None:
             wire.send(rules.take(wire.receive(rules.wanted)))
@@ -362,18 +362,18 @@ def answer(
     return rules.authenticated
 
 
-def _check(secret: Secret, kind: bytes, told: bytes) -> bytes:
-    return hmac.digest(secret.key(kind), told, "sha256")
+def _check(secret: Secret, kind: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret.key(kind), transcript, "sha256")
 
 
-def _holds(secret: Secret, kind: bytes, told: bytes) -> bool:
+def _holds(secret: Secret, kind: bytes, transcript: bytes) -> bool:
     """Whether the check at the end is that of all before it."""
-    expected = _check(secret, kind, told[:-_CHECK])
-    return hmac.compare_digest(expected, told[-_CHECK:])
+    expected = _check(secret, kind, transcript[:-_CHECK])
+    return hmac.compare_digest(expected, transcript[-_CHECK:])
 
 
 def _keys(me: Identity, transcript: bytes) -> tuple[bytes, bytes, bytes]:
-    """The dialer's key for sending, the answerer's, and that for TLS, if wanted."""
+    """The client's key for sending, the server's, and that for TLS, if wanted."""
     key = me.secret.key
     return (
         key(b"from the dialer", KEY_SIZE, bound_to=transcript),

@@ -1,10 +1,10 @@
-"""Where processes come that join a job: the gate, and how to come to it.
+"""How processes join a job: the endpoint of rank 0, and the process that connects.
 
-Rank 0 opens the gate while the job grows. On one host it is an abstract Unix socket
-named by the job; across hosts it is the job's address, where rank 0 authenticates who
-comes. A process that joins knows neither rank nor epoch. It takes a number that no rank
-has, and if it is told that the job is in another epoch than it thought, it comes again
-in that one.
+Rank 0 opens the endpoint while the job grows. On one host it is an abstract Unix socket
+named by the job; across hosts it is the job's address, where rank 0 authenticates the
+process. A process that joins knows neither its rank nor the job's epoch. It takes a
+number that no rank has, and if the job is in another epoch than it has assumed, it
+connects again with that one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from unisono.errors import ConnectFailed
-from unisono.transports.addresses import Address, stay
+from unisono.transports.addresses import Address, chosen_address
 from unisono.transports.connect import Connection
 from unisono.transports.endpoints import (
     ControlLink,
@@ -40,7 +40,7 @@ _MOST_RANKS = 1 << 20
 
 
 class Joining(msgspec.Struct, frozen=True, array_like=True):
-    """What a newcomer says of itself."""
+    """What a joining process sends first."""
 
     version: str
     pid: int
@@ -48,9 +48,9 @@ class Joining(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """Its place in the world to be, or what is wrong; `dead` is for ranks alone.
+    """Its rank in the next world, or what is wrong; `dead` is for ranks alone.
 
-    `before` is how many ranks there were; newcomers follow them.
+    `before` is how many ranks there were; joining processes follow them.
     """
 
     rank: int = 0
@@ -62,7 +62,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     before: int = 0
 
     def is_valid(self) -> bool:
-        """Whether there can be such a place."""
+        """Whether these numbers are possible."""
         return (
             0 < self.before < self.world_size <= _MOST_RANKS
             and (self.rank == 0 or self.before <= self.rank < self.world_size)
@@ -71,7 +71,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinEndpoint:
-    """Open from the beginning of a growth to its end."""
+    """Open while the job grows."""
 
     def __init__(
         self, unix_socket: socket.socket | None, listener: Listener | None
@@ -94,7 +94,7 @@ class JoinEndpoint:
         except OSError as why:
             listener.close()
             raise ConnectFailed(
-                f"grow: rank 0 cannot listen for newcomers: {why.strerror}; is another "
+                f"grow: rank 0 cannot listen for processes: {why.strerror}; is another "
                 "world of the same job growing on this host?"
             ) from why
         return cls(listener, None)
@@ -103,10 +103,10 @@ class JoinEndpoint:
     def open_remote(
         cls, address: str, me: Identity, listeners: Sequence[Listener]
     ) -> JoinEndpoint:
-        """Across hosts; one of these receptions may be at the address already."""
-        told = Address.parse(address)
-        choice = stay(told)
-        place = Address(choice.bind or choice.host, told.port)
+        """Across hosts; one of these listeners may be at the address already."""
+        given = Address.parse(address)
+        choice = chosen_address(given)
+        place = Address(choice.bind or choice.host, given.port)
         for one in listeners:
             if one.address == place:
                 return cls(None, one)
@@ -114,16 +114,16 @@ class JoinEndpoint:
             endpoint = cls(None, Listener(place, me, others=choice.others))
         except ConnectFailed as why:
             raise ConnectFailed(
-                f"grow: newcomers come to {address}, the address of the job, and there "
-                f"rank 0, now on {socket.gethostname()}, has to listen: {why}. Call "
+                f"grow: processes join at {address}, the address of the job, where "
+                f"rank 0, now on {socket.gethostname()}, cannot listen: {why}. Call "
                 "grow(address=host:port) with an address of rank 0's host, and start "
-                "newcomers with the same as UNISONO_ADDRESS"
+                "the processes with the same as UNISONO_ADDRESS"
             ) from why
         endpoint._owns_listener = True
         return endpoint
 
     def newcomers(self) -> list[tuple[ControlLink, Joining]]:
-        """Those who have come since, after a moment."""
+        """Processes that have connected since the last call; waits a moment."""
         found: list[tuple[ControlLink, Joining]] = []
         for link in self._arrivals():
             hello = link.receive(Joining)
@@ -140,16 +140,16 @@ class JoinEndpoint:
                 yield RemoteLink(self._arrived.popleft())
             return
         readable([self._socket], _TICK_S)
-        with contextlib.suppress(OSError):  # nobody more
+        with contextlib.suppress(OSError):  # no more
             while True:
                 end, _ = self._socket.accept()
                 if is_ours(end):
                     yield LocalLink(-1, end)
                 else:
-                    end.close()  # another user's: not even an answer
+                    end.close()  # another user's: no answer
 
     def close(self) -> None:
-        """Whoever has come and was told nothing reads the end, and comes again."""
+        """Close it; processes that were not answered connect again."""
         if self._socket is not None:
             self._socket.close()
         if self._listener is not None and self._owns_listener:
@@ -161,12 +161,12 @@ class JoinEndpoint:
 
 
 class Joiner:
-    """A process on its way into a job."""
+    """A process that joins a job."""
 
     def __init__(
         self, job: str, address: str, secret: Secret | None, tls: bool = False
     ) -> None:
-        """Across hosts there are address and secret."""
+        """Across hosts there are an address and a secret."""
         self._job, self._address, self._secret = job, address, secret
         self._tls = tls
         self._epoch = 0
@@ -175,10 +175,10 @@ class Joiner:
         self._rank = _NO_RANK | secrets.randbits(31)
 
     def ask(self, hello: Joining, until: float) -> Welcome | None:
-        """Come once, and wait to be told a place; None if there was nobody, or not."""
+        """Connect once, and wait for an answer; None if there is none."""
         try:
             link = self._connect()
-        except Refused:  # by one of this secret, for good
+        except Refused:  # by a rank with this secret: final
             raise
         except (OSError, ConnectFailed) as why:  # the latter if the name is unknown
             self.trouble = f" ({getattr(why, 'strerror', None) or why})"
@@ -188,12 +188,12 @@ class Joiner:
             link.send(hello)
             left = max(0.0, until - time.monotonic())
             readable([link], left)
-            told = link.receive(Welcome) if time.monotonic() < until else None
+            welcome = link.receive(Welcome) if time.monotonic() < until else None
         finally:
             link.close()
-        if told is None:
+        if welcome is None:
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
-        return told
+        return welcome
 
     def _connect(self) -> ControlLink:
         if self._secret is not None:

@@ -35,7 +35,7 @@ def are_used_up(why: OSError) -> bool:
 def too_few_descriptors(rank: int, here: int) -> str:
     """What to say of a rank that has none left, where `here` ranks share a host."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    # Rank 0 of a host also has a connection to each of the others while they meet.
+    # Rank 0 of a host has a connection to each of the others at the rendezvous.
     each = 2 if rank else 3
     needed = each * (here - 1) + _SPARE
     return (

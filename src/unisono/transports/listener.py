@@ -1,21 +1,22 @@
-"""Where a rank takes connections: its own port, for as long as it lives.
+"""The port at which a rank accepts connections, for as long as it lives.
 
-    reception = Reception(Address("10.0.3.4", 0), Member(secret, job, rank))
-    reception.know(peers)                          once the ranks have met
-    connection = reception.dial(3, data(comm))     one of two ranks dials,
-    connection = reception.expect(2, data(comm))   the other expects
+    listener = Listener(Address("10.0.3.4", 0), Identity(secret, job, rank))
+    listener.add_addresses(peers)                            after the rendezvous
+    connection = listener.connect(3, data_purpose(comm))     one of two ranks connects,
+    connection = listener.expect(2, data_purpose(comm))      the other expects it
 
-Both are called when a connection is first needed. A thread accepts, and acts out the
-answering half of the handshake with everybody at once, never waiting for one of them:
-strangers that send nothing, or slowly, hold up nobody. Who has authenticated waits
-until it is expected.
+Both are called when a connection is first needed. A thread accepts, and runs the
+server's half of all handshakes at once, never waiting for one of them: a client that
+sends nothing, or slowly, delays no other. An authenticated connection is kept until it
+is expected.
 
-A stranger costs little: at most 64 of them are there at once, for 10 seconds each, and
-no more is read of them than a handshake is long. If one more comes, one goes: of the
-sender with most of them, the oldest that has shown nothing, as soon as it has had time
-for a word; until then the newcomer waits at the door. So a whole cluster can come at
-once, whoever floods the port drives out its own, and a rank that was driven out with
-them comes again by itself. Of those turned away the log tells once a second, at most.
+A pending connection, which is not authenticated yet, costs little: there are at most 64
+at once, for 10 seconds each, and no more bytes are read than a handshake has. If one
+more comes, one is rejected: of the sender with most of them, the oldest that has not
+sent an offer, after a grace period; until then the new one stays in the kernel's queue.
+So a whole cluster can connect at once, a sender that floods the port displaces its own
+connections, and a rank that was displaced connects again by itself. Rejections are
+logged once a second, at most.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from unisono.transports.connect import Connection, connect_to, connection_over
 from unisono.transports.handshake import (
     HANDSHAKE_S,
     RENDEZVOUS,
-    Answering,
     HandshakeResult,
     Identity,
     Purpose,
+    ServerHandshake,
 )
 from unisono.transports.pending import PendingConnection, RejectionLog, first_to_reject
 
@@ -47,16 +48,16 @@ MOST_PENDING = 64
 TIMEOUT_S = 60.0
 Handler = Callable[[Connection], None]
 
-_ACCEPTS = 16  # in a row, before those who are here are heard again
-_GRACE_S = 0.05  # what everybody has before it must make room for a newcomer
-_PAUSE_S = 0.1  # when the process has no descriptor left for a newcomer
+_ACCEPTS = 16  # in a row, before pending connections are read again
+_GRACE_S = 0.05  # before a pending connection may be displaced
+_PAUSE_S = 0.1  # when the process has no descriptor left to accept
 
 
 class Listener:
     """The port of one rank, and the connections made through it.
 
-    `address` is where it is, `turned_away` how many came who did not belong, `differs`
-    which rank we cannot meet, and why.
+    `address` is where it listens, `rejected` how many connections were rejected, and
+    `tls_mismatch` says which rank differs in its use of TLS, if one does.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Listener:
         `others` are more addresses of this host, at the same port.
         """
         self.me = me
-        self._listeners = _listen_at(address, others, me)
-        port = self._listeners[0].getsockname()[1]
+        self._sockets = _listen_at(address, others, me)
+        port = self._sockets[0].getsockname()[1]
         self.address = Address(address.host, port)
         self.rejected = 0
         self.tls_mismatch = ""
@@ -90,13 +91,13 @@ class Listener:
         self._pause_until = 0.0
         self._pause_for_room = False
         self._selector = selectors.DefaultSelector()
-        for listener in self._listeners:
-            self._selector.register(listener, selectors.EVENT_READ)
+        for sock in self._sockets:
+            self._selector.register(sock, selectors.EVENT_READ)
         self._wake_reader, self._waker = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(
-            target=self._serve, name="unisono-reception", daemon=True
+            target=self._serve, name="unisono-listener", daemon=True
         )
         self._thread.start()
         _OPEN.add(self)
@@ -104,7 +105,7 @@ class Listener:
     def __repr__(self) -> str:
         """Who listens where."""
         state = ", closed" if self._closed else ""
-        return f"Reception(rank {self.me.rank} at {self.address}{state})"
+        return f"Listener(rank {self.me.rank} at {self.address}{state})"
 
     def __enter__(self) -> Listener:
         """The same."""
@@ -115,23 +116,23 @@ class Listener:
         self.close()
 
     def add_addresses(self, peers: Mapping[int, Address]) -> None:
-        """Learn where other ranks are."""
+        """Add the addresses at which other ranks listen."""
         self._peers.update(peers)
 
     def address_of(self, peer: int) -> Address:
-        """Where another rank takes connections."""
+        """Where another rank listens."""
         if peer not in self._peers:
             raise BadArgument(f"rank {peer}: its address is not known yet")
         return self._peers[peer]
 
     def mark_lost(self, peer: int, why: str) -> None:
-        """End every wait for this rank, now and later: it is known to be gone."""
+        """End every wait for this rank, now and later: it has died or left."""
         with self._changed:
             self._lost[peer] = why
             self._changed.notify_all()
 
     def enter_epoch(self, epoch: int) -> None:
-        """Go on in another epoch of the job: who is in the one before is refused."""
+        """Continue in another epoch of the job; ranks of other epochs are refused."""
         with self._changed:
             self.me = replace(self.me, epoch=epoch)
             for connection in self._arrived:
@@ -139,7 +140,7 @@ class Listener:
             self._arrived.clear()
 
     def set_liveness(self, gone: Callable[[int], str]) -> None:
-        """Ask `gone` why a rank need not be tried any more; nothing while it lives."""
+        """`gone` returns why a rank need not be tried any more; "" while it lives."""
         self._gone = gone
 
     def connect(
@@ -149,7 +150,7 @@ class Listener:
         timeout_s: float = TIMEOUT_S,
         lost: Callable[[], str] = str,
     ) -> Connection:
-        """Connect to a rank that expects it; `lost` says why it need not be tried."""
+        """Connect to a rank; `lost` returns why not to try any more, or ""."""
         return connect_to(
             self.address_of(peer),
             self.me,
@@ -179,19 +180,19 @@ class Listener:
                 f"{self.rejections()}",
                 missing=[peer],
             )
-        for older in found[:-1]:  # attempts that the other has given up
+        for older in found[:-1]:  # attempts that the peer has abandoned
             older.close()
         return found[-1]
 
     def next_of(self, *kinds: str, timeout_s: float) -> list[Connection]:
-        """Those of any ranks that have come for these purposes, in their order.
+        """Connections of these kinds, of any ranks, in the order of their arrival.
 
-        None at the deadline, or when one has come who `differs`.
+        None at the deadline, or on a `tls_mismatch`.
         """
         return self._claim(lambda one: one.purpose.kind in kinds, timeout_s)
 
     def set_handler(self, kind: str, handler: Handler) -> None:
-        """From now on give connections for a purpose to `handler`, as they come.
+        """From now on pass connections of a kind to `handler`, as they come.
 
         It is called on the thread that accepts, and must not wait.
         """
@@ -203,13 +204,13 @@ class Listener:
             self._hand(one, handler)
 
     def rejections(self) -> str:
-        """For errors: who was turned away, in brackets, or nothing."""
+        """For errors: how many were rejected, in brackets; or ""."""
         if not self.rejected:
             return ""
-        return f" ({self.rejected} turned away, the last {self._rejection_log.last})"
+        return f" ({self.rejected} rejected, the last {self._rejection_log.last})"
 
     def close(self) -> None:
-        """Stop listening, and close what nobody has asked for; ends every wait."""
+        """Stop listening, close connections that were not claimed, end all waits."""
         with self._changed:
             if self._closed:
                 return
@@ -238,8 +239,8 @@ class Listener:
                     break
                 if self._closed:
                     raise ConnectFailed(
-                        f"rank {self.me.rank} has closed its reception at "
-                        f"{self.address}: nobody can come any more"
+                        f"rank {self.me.rank} has closed its listener at "
+                        f"{self.address}: no rank can connect any more"
                     )
                 self._changed.wait(left)
             self._arrived = [one for one in self._arrived if not fits(one)]
@@ -253,15 +254,15 @@ class Listener:
             for key, _ in ready:
                 if isinstance(key.data, PendingConnection):
                     self._attend(key.data)
-            # After those who are here: newcomers may take their place.
+            # After the pending ones, which new ones may displace.
             found = [key.fileobj for key, _ in ready]
-            for listener in self._listeners:
-                if listener in found and not self._pause_until:
-                    self._accept(listener)
+            for sock in self._sockets:
+                if sock in found and not self._pause_until:
+                    self._accept(sock)
             self._expire()
 
     def _attend(self, one: PendingConnection) -> None:
-        """Hear it; whatever happens this thread goes on, or nobody could come."""
+        """Read from it; this thread goes on whatever happens, or none could connect."""
         try:
             self._handle(one)
         except Exception as why:
@@ -270,29 +271,29 @@ class Listener:
 
     def _until_next(self) -> float | None:
         """Seconds until something is due by the clock."""
-        due = [one.came + self._handshake_s for one in self._pending]
+        due = [one.arrived + self._handshake_s for one in self._pending]
         if self._pause_until:
             due.append(self._pause_until)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, server: socket.socket) -> None:
         for _ in range(_ACCEPTS):
             if len(self._pending) >= MOST_PENDING and not self._make_room():
                 return
             try:
-                sock, where = listener.accept()
+                sock, where = server.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
                 continue  # gone again already
             except OSError as why:
                 # Out of descriptors: the listener would be ready again at once.
-                self._count_rejection("somebody", f"no room for it: {why.strerror}")
+                self._count_rejection("a client", f"no room for it: {why.strerror}")
                 self._pause(time.monotonic() + _PAUSE_S, for_room=False)
                 return
             sock.setblocking(False)
             one = PendingConnection(
-                sock, str(where[0]), Answering(self.me), time.monotonic()
+                sock, str(where[0]), ServerHandshake(self.me), time.monotonic()
             )
             try:
                 self._selector.register(sock, selectors.EVENT_READ, one)
@@ -303,24 +304,24 @@ class Listener:
             self._pending.append(one)
 
     def _make_room(self) -> bool:
-        """Turn one away, or if even that one has just come, pause."""
+        """Reject one; or pause, if even that one has just arrived."""
         goes = first_to_reject(self._pending)
-        if goes.came + _GRACE_S > time.monotonic():
-            self._pause(goes.came + _GRACE_S, for_room=True)
+        if goes.arrived + _GRACE_S > time.monotonic():
+            self._pause(goes.arrived + _GRACE_S, for_room=True)
             return False
         self._reject(goes, "too many at once")
         return True
 
     def _pause(self, until: float, *, for_room: bool) -> None:
-        """Leave newcomers to the kernel for a while: it holds them in its queue."""
-        for listener in self._listeners:
-            self._selector.unregister(listener)
+        """Leave new connections in the kernel's queue for a while."""
+        for sock in self._sockets:
+            self._selector.unregister(sock)
         self._pause_until, self._pause_for_room = until, for_room
 
     def _resume(self) -> None:
         self._pause_until = 0.0
-        for listener in self._listeners:
-            self._selector.register(listener, selectors.EVENT_READ)
+        for sock in self._sockets:
+            self._selector.register(sock, selectors.EVENT_READ)
 
     def _handle(self, one: PendingConnection) -> None:
         try:
@@ -330,25 +331,27 @@ class Listener:
         except (OSError, NotAuthentic) as why:
             self._reject(one, getattr(why, "strerror", None) or str(why))
             return
-        rules = one.rules
+        handshake = one.handshake
         if awaited:
             self._selector.modify(one.socket, awaited, one)
-        elif rules.refusal is not None:
-            self._reject(one, str(rules.refusal))
-            meets = rules.offered is not None and rules.offered.purpose == RENDEZVOUS
-            if meets and rules.refusal.result == HandshakeResult.OTHER_TLS:
+        elif handshake.refusal is not None:
+            self._reject(one, str(handshake.refusal))
+            offered = handshake.offered
+            at_rendezvous = offered is not None and offered.purpose == RENDEZVOUS
+            if at_rendezvous and handshake.refusal.result == HandshakeResult.OTHER_TLS:
                 with self._changed:
-                    self.tls_mismatch = str(rules.refusal)
+                    self.tls_mismatch = str(handshake.refusal)
                     self._changed.notify_all()
-        elif rules.authenticated is not None:
+        elif handshake.authenticated is not None:
             self._forget(one)
             self._admit(
-                connection_over(one.socket, rules.authenticated, one.tls), rules.me
+                connection_over(one.socket, handshake.authenticated, one.tls),
+                handshake.me,
             )
 
-    def _admit(self, connection: Connection, welcomed_by: Identity) -> None:
+    def _admit(self, connection: Connection, accepted_as: Identity) -> None:
         with self._changed:
-            if welcomed_by is not self.me:  # the epoch has changed meanwhile
+            if accepted_as is not self.me:  # the epoch has changed meanwhile
                 connection.close()
                 return
             handler = self._handlers.get(connection.purpose.kind)
@@ -359,7 +362,7 @@ class Listener:
             self._hand(connection, handler)
 
     def _hand(self, connection: Connection, handler: Handler) -> None:
-        """Whatever it raises ends this connection and nothing else."""
+        """What it raises ends this connection and no other."""
         try:
             handler(connection)
         except Exception as why:
@@ -369,7 +372,7 @@ class Listener:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for one in [o for o in self._pending if o.came <= now - self._handshake_s]:
+        for one in [o for o in self._pending if o.arrived <= now - self._handshake_s]:
             self._reject(one, "it took too long")
         room = self._pause_for_room and len(self._pending) < MOST_PENDING
         if self._pause_until and (room or self._pause_until <= now):
@@ -382,18 +385,18 @@ class Listener:
 
     def _count_rejection(self, sender: str, why: str) -> None:
         self.rejected += 1
-        self._rejection_log.note(f"from {sender}: {why}")
+        self._rejection_log.add(f"from {sender}: {why}")
 
     def _forget(self, one: PendingConnection) -> None:
         self._selector.unregister(one.socket)
         self._pending.remove(one)
 
     def _drop_everything(self) -> None:
-        """Close what is ours; no more than that, for a fork may have it too."""
+        """Close the descriptors; no shutdown, since a forked process may have them."""
         self._selector.close()
         held = [one.socket for one in self._pending]
         held += [one.socket for one in self._arrived]
-        for sock in [*self._listeners, self._wake_reader, self._waker, *held]:
+        for sock in [*self._sockets, self._wake_reader, self._waker, *held]:
             sock.close()
         self._pending.clear()
         self._arrived.clear()
@@ -410,8 +413,8 @@ def _listen_at(
         for each in (Address(host, port) for host in others):
             made += [listen(each, me.secret, who=who)]
     except BaseException:
-        for listener in made:
-            listener.close()
+        for sock in made:
+            sock.close()
         raise
     return made
 
@@ -420,13 +423,13 @@ _OPEN: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked child has no part in this: it must not keep the parent's sockets open.
+    """Close the parent's sockets in a forked child.
 
-    Else nobody would notice the parent's end while the child lives.
+    Else the other ranks would not see the parent's end while the child lives.
     """
     for listener in list(_OPEN):
         listener._closed = True
-        listener._changed = threading.Condition()  # somebody may have held it
+        listener._changed = threading.Condition()  # another thread may have held it
         with contextlib.suppress(OSError):
             listener._drop_everything()
     _OPEN.clear()

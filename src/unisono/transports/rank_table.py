@@ -1,9 +1,9 @@
-"""Who takes part, and on which host: what all ranks know once they have met.
+"""The rank table: which ranks there are, and on which host each of them is.
 
 Two ranks are on one host if they can share memory and see each other's processes: the
 same boot of the same kernel, one user, and the same namespaces of processes and of the
-network (through Unix sockets they hand each other memory). UNISONO_HOST_ID parts what
-would be one host, as if there were several; it cannot join what is apart.
+network (they pass each other memory through Unix sockets). UNISONO_HOST_ID divides what
+would be one host, as if there were several; it cannot join several.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOST_ID = "UNISONO_HOST_ID"
 
 
 class RankEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One rank in the roll; `address` is that of its reception."""
+    """One rank of the table; `address` is that of its listener."""
 
     rank: int
     pid: int
@@ -34,9 +34,9 @@ class RankEntry(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class RankTable:
-    """All ranks of the job as this one knows them, and its own ends of connections.
+    """All ranks of the job, and this rank's listener and lifelines.
 
-    `why` tells where this rank listens and by what reason.
+    `why` says where this rank listens, and why there.
     """
 
     rank: int
@@ -57,12 +57,12 @@ class RankTable:
         return [Peer(e.rank, e.pid, e.host) for e in self.entries]
 
     def local(self, rank: int | None = None) -> list[int]:
-        """The ranks on the same host as `rank`, itself included; by default as us."""
+        """The ranks on the host of `rank`, by default of this one; itself included."""
         host = self.entries[self.rank if rank is None else rank].identity
         return [e.rank for e in self.entries if e.identity == host]
 
     def close(self) -> None:
-        """Leave: close the reception and the lifelines."""
+        """Close the listener and the lifelines."""
         self.listener.close()
         for connection in self.lifelines.values():
             connection.close()

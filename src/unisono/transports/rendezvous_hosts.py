@@ -1,19 +1,20 @@
-"""Ranks on several hosts: how they meet, and what they then know of each other.
+"""The rendezvous of ranks on several hosts, and what each then knows of the others.
 
-Rank 0 listens at an address that all were told. Each of the others opens a reception
-of its own, dials rank 0, authenticates, and says hello: its version, the size of its
-world, its host, where its reception is. It dials once more for its lifeline, which
-stays: rank 0 holds one to everybody, everybody one to rank 0, and whose lifeline ends
-has died. When all are there, rank 0 tells everybody the roll:
+Rank 0 is the server: it listens at an address that all ranks know. Each of the others,
+the clients, opens a listener of its own, connects to rank 0, authenticates, and sends a
+hello: its version, the size of its world, its host, the address of its listener. It
+connects once more for its lifeline, which stays: rank 0 has one to every other rank,
+and a rank whose lifeline ends has died. When all are connected, rank 0 sends the rank
+table to all:
 
-    roll = meet_across(rank, n, job, "10.0.3.1:29500", secret=..., version=...)
-    roll.hosts                  [0, 0, 1, 1]: the host of each rank, as they come
-    roll.local()                the ranks that share memory with this one
-    roll.lifelines              rank 0: {1: ..., 2: ...}; others: {0: ...}
-    roll.reception.dial(3, data(1))   the first connection to rank 3, when needed
+    table = rendezvous(rank, n, job, "10.0.3.1:29500", secret=..., version=...)
+    table.hosts                 [0, 0, 1, 1]: the number of each rank's host
+    table.local()               the ranks that share memory with this one
+    table.lifelines             rank 0: {1: ..., 2: ...}; others: {0: ...}
+    table.listener.connect(3, data_purpose(1))    a connection to rank 3, when needed
 
-What is said travels sealed (`letters`), after the handshake. If somebody does not fit,
-all are told why, and nobody meets. Rank 0's reception stays open afterwards, like all.
+Control messages (`control`) carry this, after the handshake. If one rank does not fit,
+all get the reason, and the rendezvous fails. All listeners stay open afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from unisono.errors import (
     PeerLost,
     TransportError,
 )
-from unisono.transports.addresses import Address, Choice, choose, stay
+from unisono.transports.addresses import Address, Choice, choose, chosen_address
 from unisono.transports.connect import Connection, connect_to
 from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import RENDEZVOUS, Identity, lifeline_purpose
@@ -44,13 +45,13 @@ from unisono.transports.secret import Secret, open_secret
 from unisono.transports.session import cores_here, refuse_too_many
 
 _HELLO_LONGEST = 4096
-_HELLO_S = 5.0  # a rank that has authenticated says hello at once
-_TICK_S = 0.05  # how often one looks whether the meeting can still be
-_GRACE_S = 5.0  # for rank 0 to tell who is missing
+_HELLO_S = 5.0  # an authenticated rank sends its hello at once
+_TICK_S = 0.05  # how often to check whether the rendezvous can still succeed
+_GRACE_S = 5.0  # for rank 0 to report who is missing
 
 
 class _Hello(msgspec.Struct):
-    """What a rank says of itself; `life` is the token of its lifeline, made next."""
+    """What a rank sends first; `life` is the token of its lifeline, which follows."""
 
     version: str
     world_size: int
@@ -59,7 +60,7 @@ class _Hello(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What rank 0 says: who all are, or why it will not be."""
+    """The answer of rank 0: the ranks, or why the rendezvous fails."""
 
     entries: list[RankEntry] = []
     wrong: str = ""
@@ -82,13 +83,13 @@ def rendezvous(
     announce: Callable[[Address], None] | None = None,
     lost: Callable[[], str] = str,
 ) -> RankTable:
-    """Find the other ranks of `job`, wherever they are, or tell who is missing.
+    """Find the other ranks of `job`, wherever they are, or say who is missing.
 
     `address` is where rank 0 listens, as host:port. If the port is 0, rank 0 takes a
-    free one, and `announce` is called with it, to hand it on to the others. `interface`
-    is what choose() takes. Without a secret only loopback addresses will do, unless
-    `insecure`. `lost` says why the meeting cannot be, as soon as that is known. With
-    `tls` all is encrypted, here and later.
+    free one, and `announce` is called with it, to pass it on to the others. `interface`
+    is what choose() takes. Without a secret only loopback addresses are accepted,
+    unless `insecure`. `lost` returns why the rendezvous cannot succeed, once that is
+    known. With `tls` all is encrypted, here and later.
     """
     refuse_too_many(world_size)
     if not 0 <= rank < world_size:
@@ -100,7 +101,7 @@ def rendezvous(
     me = Identity(known, job, rank, epoch, tls)
     until = time.monotonic() + timeout_s
     if rank == 0:
-        choice = choose(interface, place) if interface else stay(place)
+        choice = choose(interface, place) if interface else chosen_address(place)
         place = Address(choice.bind or choice.host, place.port)
     else:
         choice = choose(interface, place)
@@ -112,8 +113,8 @@ def rendezvous(
         if rank == 0:
             if announce is not None:
                 announce(public)
-            host = _Server(listener, hello, until, timeout_s, str(choice), lost)
-            return host.gather()
+            server = _Server(listener, hello, until, timeout_s, str(choice), lost)
+            return server.gather()
         client = _Client(listener, hello, until, timeout_s, choice, lost)
         return client.join(place)
     except BaseException:
@@ -124,7 +125,12 @@ def rendezvous(
 def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
     host = os.environ.get(HOST_ID) or socket.gethostname()
     entry = RankEntry(
-        *(rank, os.getpid(), host, host_identity(), cores_here()), str(public.sent())
+        rank,
+        os.getpid(),
+        host,
+        host_identity(),
+        cores_here(),
+        str(public.sent()),
     )
     return _Hello(version, world_size, secrets.randbits(64), entry)
 
@@ -168,16 +174,16 @@ class _Server:
         return self.until - time.monotonic()
 
     def gather(self) -> RankTable:
-        """Wait for all others, and make them known to each other."""
+        """Wait for all others, and send them the rank table."""
         try:
             while self._absent():
                 if self.left <= 0 or self.listener.tls_mismatch:
                     raise self._missing()
                 self._await_clients()
-            return self._introduce()
+            return self._publish()
         except ConnectFailed as why:
             answer = _Answer(wrong=str(why), missing=list(why.missing))
-            self._tell(answer)
+            self._send_all(answer)
             self.queue += self.listener.next_of("meet", timeout_s=0.0)
             for connection in self.queue:
                 self._send(ControlMessages(connection), answer)
@@ -185,18 +191,18 @@ class _Server:
         finally:
             clients = [messages.connection for messages, _ in self.clients.values()]
             for connection in [*clients, *self.lives.values(), *self.queue]:
-                connection.close()  # lifelines that are in the roll are not here
+                connection.close()  # those of the rank table are not here
 
     def _absent(self) -> list[int]:
-        """The ranks that have not come, or not with a lifeline, or are gone again."""
-        absent = [r for r in range(1, self.me.world_size) if not self._is_here(r)]
+        """The ranks that are not connected, or without a lifeline."""
+        absent = [r for r in range(1, self.me.world_size) if not self._is_connected(r)]
         if absent and self.left > 0:
             return absent
         for rank in [r for r, (one, _) in self.clients.items() if one.has_ended()]:
-            self.clients.pop(rank)[0].connection.close()  # it may come again
-        return [r for r in range(1, self.me.world_size) if not self._is_here(r)]
+            self.clients.pop(rank)[0].connection.close()  # it may connect again
+        return [r for r in range(1, self.me.world_size) if not self._is_connected(r)]
 
-    def _is_here(self, rank: int) -> bool:
+    def _is_connected(self, rank: int) -> bool:
         return rank in self.clients and (rank, self.clients[rank][1].life) in self.lives
 
     def _await_clients(self) -> None:
@@ -220,11 +226,11 @@ class _Server:
                 timeout_s=max(0.1, min(self.left, _HELLO_S)),
             )
             Address.parse(hello.entry.address)
-        except OSError:  # gone again: still missing
+        except OSError:  # closed again: still missing
             connection.close()
             return
-        except (Corrupted, BadArgument) as why:  # most likely of another version
-            wrong = f"rank {connection.peer} says what is no hello: {why}"
+        except (Corrupted, BadArgument) as why:  # probably of another version
+            wrong = f"the hello of rank {connection.peer} cannot be read: {why}"
             self._send(messages, _Answer(wrong=wrong))
             connection.close()
             raise ConnectFailed(wrong) from why
@@ -245,18 +251,18 @@ class _Server:
                 f"{mine.version}: install the same version for all"
             )
         if hello.entry.rank != rank:
-            return f"rank {rank} says that it is rank {hello.entry.rank}"
+            return f"rank {rank} has sent the hello of rank {hello.entry.rank}"
         if hello.world_size != mine.world_size or rank >= mine.world_size:
             return (
-                f"rank {rank} was told of {hello.world_size} ranks, rank 0 of "
-                f"{mine.world_size}: start all with one world size"
+                f"rank {rank} has world size {hello.world_size}, rank 0 has "
+                f"{mine.world_size}: start all with the same"
             )
         first = self.clients.get(rank)
         if first is not None and not first[0].has_ended():
             one, two = first[1].entry, hello.entry
             return (
-                f"two processes say that they are rank {rank}: pid {one.pid} on "
-                f"{one.host} and pid {two.pid} on {two.host}"
+                f"two processes are rank {rank}: pid {one.pid} on {one.host} and pid "
+                f"{two.pid} on {two.host}"
             )
         return ""
 
@@ -265,20 +271,20 @@ class _Server:
             return ConnectFailed(self.listener.tls_mismatch)
         n = self.me.world_size
         missing = self._absent()
-        told = ", ".join(map(str, missing))
-        told = f"ranks {told}" if len(missing) > 1 else f"rank {told}"
+        ranks = ", ".join(map(str, missing))
+        ranks = f"ranks {ranks}" if len(missing) > 1 else f"rank {ranks}"
         return ConnectFailed(
-            f"{told} did not appear at {self.listener.address} within "
+            f"{ranks} did not connect to {self.listener.address} within "
             f"{self.timeout_s:g} s; {n - len(missing)} of {n} did"
             f"{self.listener.rejections()}: has every rank been started, with this "
             f"address and the same secret? Rank 0 listens at {self.why}",
             missing=missing,
         )
 
-    def _introduce(self) -> RankTable:
+    def _publish(self) -> RankTable:
         entries = [self.me.entry, *(h.entry for _, h in self.clients.values())]
         entries.sort(key=lambda entry: entry.rank)
-        self._tell(_Answer(entries))
+        self._send_all(_Answer(entries))
         lifelines = {
             rank: self.lives.pop((rank, hello.life))
             for rank, (_, hello) in self.clients.items()
@@ -288,12 +294,12 @@ class _Server:
         )
         return RankTable(0, tuple(entries), self.listener, lifelines, self.why)
 
-    def _tell(self, answer: _Answer) -> None:
+    def _send_all(self, answer: _Answer) -> None:
         for messages, _ in self.clients.values():
             self._send(messages, answer)
 
     def _send(self, messages: ControlMessages, answer: _Answer) -> None:
-        """Send; one that has died is found out by its lifeline."""
+        """Send; the lifeline shows if the rank has died."""
         try:
             messages.send(answer, timeout_s=_GRACE_S)
         except OSError:
@@ -322,7 +328,7 @@ class _Client:
         return max(0.0, self.until - time.monotonic())
 
     def join(self, place: Address) -> RankTable:
-        """Go to rank 0, say hello, and hear who all are."""
+        """Connect to rank 0, send the hello, and receive the rank table."""
         me = self.listener.me
         connection = connect_to(
             place, me, 0, RENDEZVOUS, timeout_s=self.left, lost=self.lost
@@ -342,11 +348,11 @@ class _Client:
         finally:
             connection.close()
 
-    def _lifeline(self, place: Address, meeting: Connection) -> Connection | None:
-        """The lifeline, or None if rank 0 has answered before: then it refuses."""
+    def _lifeline(self, place: Address, rendezvous: Connection) -> Connection | None:
+        """The lifeline; None if rank 0 has answered already, which is a refusal."""
 
         def answered() -> str:
-            return "rank 0 has answered" if meeting.can_be_read() else ""
+            return "rank 0 has answered" if rendezvous.can_be_read() else ""
 
         try:
             return connect_to(
@@ -360,7 +366,7 @@ class _Client:
         except PeerLost:
             return None
         except TransportError:
-            if meeting.can_be_read():
+            if rendezvous.can_be_read():
                 return None
             raise
 
@@ -387,7 +393,7 @@ class _Client:
             raise _gone()
         entries = tuple(answer.entries)
         if [entry.rank for entry in entries] != list(range(len(entries))):
-            raise ConnectFailed("rank 0 tells of ranks that cannot be", missing=[0])
+            raise ConnectFailed("rank 0 sent an impossible rank table", missing=[0])
         interface = self.choice.interface
         self.listener.add_addresses(
             {e.rank: Address.parse(e.address).received(interface) for e in entries}
@@ -399,4 +405,6 @@ class _Client:
 
 
 def _gone() -> ConnectFailed:
-    return ConnectFailed("rank 0 closed the meeting: it has died", missing=[0])
+    return ConnectFailed(
+        "rank 0 closed the connection at the rendezvous: it has died", missing=[0]
+    )

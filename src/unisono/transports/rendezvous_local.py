@@ -1,14 +1,13 @@
 """How the processes of one host find each other.
 
-Rank 0 listens at an abstract Unix socket whose name follows from the job and the user;
-the name is in no file system and ends with its process. Whoever connects is known by
-the kernel: a process of another user is turned away, and the process ids that errors
-name later are the kernel's, not what somebody claims. Ranks may be in different pid
-namespaces, as containers of a pod are: an id of one then means nothing in the other, so
-it is only for naming, and the end of a rank's socket alone tells its death. When all
-have come, rank 0 makes a pair of connected sockets for every two ranks and hands the
-ends over, and stops listening. Over these pairs ranks pass each other the descriptors
-of shared memory.
+Rank 0 is the server: it listens at an abstract Unix socket whose name is derived from
+the job and the user; the name is in no file system and ends with its process. The
+kernel says who connects: a process of another user is rejected, and the process ids in
+errors are the kernel's. Ranks may be in different pid namespaces, as containers of a
+pod are: an id of one then means nothing in the other, so it is only a name, and only
+the end of a rank's socket shows its death. When all have connected, rank 0 makes a pair
+of connected sockets for every two ranks, passes the ends to them, and stops listening.
+Over these pairs ranks pass each other the descriptors of shared memory.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from unisono.transports.unix import (
 )
 
 _LONGEST = 1 << 16
-_FOR_A_WHILE = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EINTR)
+_TEMPORARY = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EINTR)
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Hello(msgspec.Struct):
-    """What a rank says of itself when it comes."""
+    """What a rank sends first."""
 
     version: str
     rank: int
@@ -50,9 +49,9 @@ class Hello(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What rank 0 says: who all are, or why it will not be.
+    """The answer of rank 0: the ranks, or why the rendezvous fails.
 
-    `apart` are those whose process ids are known by their word alone, since they are in
+    `apart` are those whose process ids only they themselves know, since they are in
     other pid namespaces than rank 0.
     """
 
@@ -66,7 +65,7 @@ class Answer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Client:
-    """A rank that has come to rank 0; `seen` is its process id as the kernel tells it.
+    """A rank that has connected; `seen` is its process id as the kernel reports it.
 
     That is 0, or a number of its own, if it is in another pid namespace.
     """
@@ -81,7 +80,7 @@ class _Client:
 
 
 class LocalRendezvous:
-    """One rank's part in the meeting, until its deadline."""
+    """One rank's part in the rendezvous, until its deadline."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class LocalRendezvous:
         timeout_s: float,
         lost: Callable[[], str] = str,
     ) -> None:
-        """Nothing is done yet; `lost` says why it cannot be, once that is known."""
+        """Nothing is done yet; `lost` returns why it cannot succeed, once known."""
         self.me = hello
         self.lost = lost
         self.deadline = deadline
@@ -106,7 +105,7 @@ class LocalRendezvous:
     # --- rank 0
 
     def serve(self, offer: Answer) -> tuple[dict[int, socket.socket], Answer]:
-        """Wait for all others, and make them known to each other."""
+        """Wait for all others, and connect every two of them."""
         n = self.me.world_size
         clients: dict[int, _Client] = {}
         with seqpacket() as listener:
@@ -121,21 +120,21 @@ class LocalRendezvous:
                     clients[client.hello.rank] = client
                     if len(clients) == n - 1:
                         break
-                return self._introduce(clients, offer)
+                return self._connect_pairs(clients, offer)
             except (ConnectFailed, OSError) as why:
-                self._call_off(clients, why)
+                self._cancel(clients, why)
                 raise
             finally:
                 for client in clients.values():
                     client.connection.close()
 
-    def _call_off(self, clients: Mapping[int, _Client], why: Exception) -> None:
-        said = str(why)
+    def _cancel(self, clients: Mapping[int, _Client], why: Exception) -> None:
+        reason = str(why)
         if isinstance(why, OSError) and are_used_up(why):
-            said = too_few_descriptors(0, self.me.world_size)
-        told = Answer(wrong=said, missing=list(getattr(why, "missing", ())))
+            reason = too_few_descriptors(0, self.me.world_size)
+        answer = Answer(wrong=reason, missing=list(getattr(why, "missing", ())))
         for client in clients.values():
-            _try_send(client.connection, told)
+            _try_send(client.connection, answer)
 
     def _listen(self, listener: socket.socket) -> None:
         while True:
@@ -154,7 +153,7 @@ class LocalRendezvous:
                 time.sleep(0.01)
 
     def _clients(self, listener: socket.socket) -> Iterator[_Client]:
-        """Those who come, as they come; who says nothing at once is not heard."""
+        """Clients as they send their hello; a silent one delays no other."""
         n = self.me.world_size
         if n == 1:
             return
@@ -167,7 +166,7 @@ class LocalRendezvous:
             if not ready and self.left <= 0:
                 missing = [r for r in range(n) if r not in known]
                 raise ConnectFailed(
-                    f"{_ranks(missing)} did not appear within {self.timeout_s:g} s; "
+                    f"{_ranks(missing)} did not connect within {self.timeout_s:g} s; "
                     f"{n - len(missing)} of {n} did: has every rank been started, "
                     "on this host, with the same job?",
                     missing=missing,
@@ -190,7 +189,7 @@ class LocalRendezvous:
         connection, _ = listener.accept()
         if credentials(connection)[1] == os.getuid():
             return connection
-        connection.close()  # another user's: not even an answer
+        connection.close()  # another user's: no answer
         return None
 
     def _wait(self) -> float:
@@ -205,19 +204,19 @@ class LocalRendezvous:
             )
         if hello.world_size != mine.world_size:
             return (
-                f"rank {hello.rank} was told of {hello.world_size} ranks, rank 0 of "
-                f"{mine.world_size}: start all with one world size"
+                f"rank {hello.rank} has world size {hello.world_size}, rank 0 has "
+                f"{mine.world_size}: start all with the same"
             )
         if not 0 < hello.rank < mine.world_size or hello.rank in clients:
-            return f"two processes say that they are rank {hello.rank}"
+            return f"two processes are rank {hello.rank}"
         if hello.identity != mine.identity:
             return (
                 f"rank {hello.rank} is on another host ({hello.host}); "
-                "ranks on several hosts must be told where to meet, by UNISONO_ADDRESS"
+                "ranks on several hosts need an address, UNISONO_ADDRESS"
             )
         return ""
 
-    def _introduce(
+    def _connect_pairs(
         self, clients: Mapping[int, _Client], offer: Answer
     ) -> tuple[dict[int, socket.socket], Answer]:
         n = self.me.world_size
@@ -238,10 +237,10 @@ class LocalRendezvous:
                     if holder == 0:
                         mine[peer] = end
                     else:
-                        self._hand_over(clients[holder], peer, end)
+                        self._pass_socket(clients[holder], peer, end)
         return mine, answer
 
-    def _hand_over(self, client: _Client, peer: int, end: socket.socket) -> None:
+    def _pass_socket(self, client: _Client, peer: int, end: socket.socket) -> None:
         rank, to = client.hello.rank, [peer.to_bytes(4, "little")]
         with end:
             while True:
@@ -251,14 +250,14 @@ class LocalRendezvous:
                     return
                 except OSError as why:
                     late = self.left <= 0
-                    if late or why.errno not in _FOR_A_WHILE:
-                        raise _not_handed_over(rank, client.hello.pid, why) from why
-                time.sleep(0.002)  # others take in what is on its way
+                    if late or why.errno not in _TEMPORARY:
+                        raise _not_passed(rank, client.hello.pid, why) from why
+                time.sleep(0.002)  # until others have received theirs
 
     # --- the others
 
     def join(self) -> tuple[dict[int, socket.socket], Answer]:
-        """Go to rank 0, and take from it one socket for every other rank."""
+        """Connect to rank 0, and receive from it one socket for every other rank."""
         with self._connected() as connection:
             connection.settimeout(max(self.left, 0.001) + 5.0)
             _try_send(connection, self.me)
@@ -266,7 +265,7 @@ class LocalRendezvous:
                 answer = _receive(connection, Answer)
                 if answer is None:
                     raise ConnectFailed(
-                        "rank 0 closed the meeting: it died, or serves another job",
+                        "rank 0 closed the connection: it died, or is of another job",
                         missing=[0],
                     )
                 if answer.wrong:
@@ -280,14 +279,14 @@ class LocalRendezvous:
     def _sockets(self, connection: socket.socket) -> dict[int, socket.socket]:
         sockets: dict[int, socket.socket] = {}
         while len(sockets) < self.me.world_size - 1:
-            told, fds, flags, _ = socket.recv_fds(connection, _LONGEST, 1)
+            data, fds, flags, _ = socket.recv_fds(connection, _LONGEST, 1)
             if flags & socket.MSG_CTRUNC:
                 raise ConnectFailed(
                     too_few_descriptors(self.me.rank, self.me.world_size)
                 )
             if not fds:
-                raise _given_up(told)
-            sockets[int.from_bytes(told, "little")] = socket.socket(fileno=fds[0])
+                raise _cancelled(data)
+            sockets[int.from_bytes(data, "little")] = socket.socket(fileno=fds[0])
             os.set_inheritable(fds[0], False)
         return sockets
 
@@ -315,37 +314,37 @@ class LocalRendezvous:
         if uid != os.getuid():
             connection.close()
             raise NotAuthentic(
-                f"process {pid} of user {uid} listens in the place of rank 0: "
+                f"process {pid} of user {uid} listens at the address of rank 0: "
                 "give the job another name, as in init(job=...)"
             )
         return connection
 
 
-def _not_handed_over(rank: int, pid: int, why: OSError) -> ConnectFailed:
-    """Why a rank could not be given a socket."""
+def _not_passed(rank: int, pid: int, why: OSError) -> ConnectFailed:
+    """Why a socket could not be passed to a rank."""
     who = f"rank {rank} (pid {pid})"
     if isinstance(why, ConnectionError):
-        return ConnectFailed(f"{who} died while the ranks met", missing=[rank])
-    told = why.strerror or "it takes nothing in"
+        return ConnectFailed(f"{who} died during the rendezvous", missing=[rank])
+    reason = why.strerror or "it does not receive"
     if why.errno == errno.ETOOMANYREFS:
-        told = (
-            "more descriptors of this user are on their way than it may have open; "
+        reason = (
+            "more descriptors of this user are in transit than it may have open; "
             "allow more of them (ulimit -n)"
         )
-    return ConnectFailed(f"rank 0 cannot give {who} its sockets: {told}")
+    return ConnectFailed(f"rank 0 cannot pass {who} its sockets: {reason}")
 
 
-def _given_up(told: bytes) -> ConnectFailed:
-    """Why rank 0 hands over no more sockets: as it says, or because it has died."""
+def _cancelled(data: bytes) -> ConnectFailed:
+    """Why rank 0 passes no more sockets: its reason, or that it has died."""
     try:
-        answer = msgspec.json.decode(told, type=Answer)
+        answer = msgspec.json.decode(data, type=Answer)
         return ConnectFailed(answer.wrong, missing=answer.missing)
     except msgspec.DecodeError:
-        return ConnectFailed("rank 0 died while the ranks met", missing=[0])
+        return ConnectFailed("rank 0 died during the rendezvous", missing=[0])
 
 
 def _try_send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Send; one that has died is found out by whoever needs its answer."""
+    """Send; if the receiver has died, its missing answer shows it."""
     try:
         connection.sendall(msgspec.json.encode(message))
     except OSError:
@@ -361,5 +360,5 @@ def _receive(connection: socket.socket, kind: type[_T]) -> _T | None:
 
 
 def _ranks(missing: list[int]) -> str:
-    told = ", ".join(map(str, missing))
-    return f"ranks {told}" if len(missing) > 1 else f"rank {told}"
+    ranks = ", ".join(map(str, missing))
+    return f"ranks {ranks}" if len(missing) > 1 else f"rank {ranks}"

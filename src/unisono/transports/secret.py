@@ -1,10 +1,10 @@
 """The job's secret: 32 random bytes by which ranks of one job know each other.
 
-Whoever starts the job makes it and hands it to every rank, by one of three ways:
+The launcher of the job makes it and passes it to every rank, in one of three ways:
 
     UNISONO_SECRET_FD     a descriptor that the rank inherits; read once, then closed
     UNISONO_SECRET        64 hexadecimal digits; removed from the environment when read
-    UNISONO_SECRET_FILE   a file of this user that nobody else may read (0600 or 0400)
+    UNISONO_SECRET_FILE   a file that only this user may read (0600 or 0400)
 
 They are asked in this order. What was found is kept in this process, so that it can be
 asked for again, and handed to children on purpose (`hex`); it is in no environment that
@@ -12,8 +12,8 @@ they would inherit by accident. It never travels: keys are derived from it
 (HKDF-SHA256), one for each use, and only proofs made with those are sent. It is not in
 a log, a repr, an error message or a pickle.
 
-Without a secret there is the *open* one, which follows from the job's name: it tells
-jobs apart, but keeps nobody out who knows or guesses the name.
+Without a secret there is the *open* one, which is derived from the job's name: it
+distinguishes jobs, but does not exclude a process that knows or guesses the name.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _KEPT: list[Secret] = []
 
 
 class Secret:
-    """What all ranks of a job hold and nobody else; a source of keys.
+    """What only the ranks of a job hold; keys are derived from it.
 
-    `is_open` says that it follows from the job's name and thus protects nothing;
+    `is_open` says that it is derived from the job's name and thus protects nothing;
     `anywhere` that the user wants it so even where other hosts can connect.
     """
 
@@ -71,8 +71,8 @@ class Secret:
         if not 0 < size <= 32:
             raise BadArgument(f"a key of {size} bytes: expected 1 to 32")
         # The length stands before, so that no two pairs make the same text.
-        told = len(use).to_bytes(2, "big") + use + bound_to + b"\x01"
-        return hmac.digest(self._prk, told, "sha256")[:size]
+        info = len(use).to_bytes(2, "big") + use + bound_to + b"\x01"
+        return hmac.digest(self._prk, info, "sha256")[:size]
 
     def hex(self) -> str:
         """The secret itself, for a child or a file: never for a log or command line."""
@@ -93,28 +93,30 @@ class Secret:
         return "<open secret>" if self.is_open else "<secret>"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: who means to hand it on says so by `hex`."""
-        raise TypeError("a secret is not pickled; hand on secret.hex() on purpose")
+        """Refuse to be pickled: to pass it on, use `hex`."""
+        raise TypeError("a secret is not pickled; pass on secret.hex() explicitly")
 
 
 def make_secret() -> Secret:
-    """A new secret, by whoever starts a job."""
+    """A new secret, for a new job."""
     return Secret(secrets.token_bytes(SIZE))
 
 
 def open_secret(job: str, *, anywhere: bool = False) -> Secret:
-    """What ranks of a job use that has no secret; said aloud, once.
+    """The secret of a job that was given none; a warning is logged, once.
 
     It is good for loopback addresses; for others only if `anywhere`, which is what
     `init(insecure=True)` means.
     """
-    _say("whoever reaches its ports" if anywhere else "every user of this host")
+    _warn(
+        "any process that reaches its ports" if anywhere else "every user of this host"
+    )
     raw = hashlib.sha256(b"unisono: no secret\0" + job.encode()).digest()
     return Secret(raw, is_open=True, anywhere=anywhere)
 
 
 @cache
-def _say(who: str) -> None:
+def _warn(who: str) -> None:
     _LOG.warning(
         "this job has no secret: %s can join it; give all ranks one, by %s or %s",
         who,
@@ -165,8 +167,8 @@ def _from_file(path: str) -> str:
         # A pipe in its place must not hold us up.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as why:
-        told = getattr(why, "strerror", None) or why
-        raise BadArgument(f"{where}: cannot be read: {told}") from None
+        cause = getattr(why, "strerror", None) or why
+        raise BadArgument(f"{where}: cannot be read: {cause}") from None
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):

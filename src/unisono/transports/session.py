@@ -1,7 +1,7 @@
-"""What a communicator asks of a transport: an engine, and who the other ranks are.
+"""A session: one rank's connection to a world, as a transport has made it.
 
-The engine is native: it holds the segments of shared memory, watches over the lives of
-the other ranks, and runs programs. A transport only says how it came about.
+It has a native engine, which owns the segments of shared memory, detects deaths of
+other ranks, and runs programs; and it knows who the other ranks are.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ WINDOW = 256 << 10
 """Bytes of half a rank's window: the pieces of one generation."""
 
 MOST_RANKS = _native.MOST_RANKS
-"""So many ranks can be told apart in the word that says who failed."""
+"""So many ranks fit in the native word that names who failed."""
 
 
 def refuse_too_many(n: int) -> None:
-    """Raise UnsupportedWorld, before anybody is waited for."""
+    """Raise UnsupportedWorld, before any rank is waited for."""
     if n > MOST_RANKS:
         raise UnsupportedWorld(
             f"a world of {n} ranks: at most {MOST_RANKS} are supported", n=n
         )
 
 
-TURN_NS = 500_000
-"""How long a rank mostly computes before it waits for another."""
+TIME_SLICE_NS = 500_000
+"""How long a rank typically computes before it waits for another."""
 
-_ASK_FROM = 256 << 20
-"""Above this many bytes look first: the kernel would rather kill than refuse."""
+_CHECK_FROM = 256 << 20
+"""Above this many bytes check first: the kernel would kill rather than refuse."""
 
-_LOOK_S = 0.05
-_SLOWEST_S = 2e-3  # how often one looks for what should be there in no time
+_POLL_S = 0.05
+_LONGEST_PAUSE_S = 2e-3  # between checks for what should come at once
 _NUMBERS = count(1)
 
 
@@ -72,7 +72,7 @@ class InFlight(Protocol):
         """Sleep until one more has ended, or for a while."""
 
     def end(self) -> None:
-        """Let go of the arrays: the communicator is closed."""
+        """Release the arrays: the communicator is closed."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Known:
-    """A communicator as records tell of it: by what name, and number, which ranks."""
+    """A communicator as records name it: its name, its number, its ranks."""
 
     name: str
     agreed: int
@@ -99,7 +99,7 @@ class Known:
 
 @dataclass(eq=False)
 class Logbook:
-    """What records of this rank are made of; it may outlive its transport for a moment.
+    """What records of this rank need; it may outlive its session for a moment.
 
     `known` are all communicators that there ever were, by the numbers that records have
     for them. `clock` is what to add to this host's to have rank 0's, and how sure that
@@ -117,16 +117,16 @@ class Logbook:
 
 @dataclass(eq=False)
 class Session:
-    """The world as one rank reaches it.
+    """One rank's connection to a world.
 
     `cores` is how many the ranks of this host share. `hosts` are the numbers of the
-    ranks' hosts, and `streams` what leads to the others, if there is more than one.
-    `reaches` tells whether the ranks of every host can read each other's own memory.
-    `leave` ends what else there is, and `why` tells how hosts are connected. Across
-    hosts `reception` is where this rank takes connections. `note` is a number that rank
-    0 has told all at the meeting, `tuned` what they have agreed on since about which
-    algorithms are quick here. `apart` are the ranks of this host that are in another
-    pid namespace than rank 0.
+    ranks' hosts, and `streams` the streams to other hosts, if there are any. `reaches`:
+    the ranks of every host can read each other's own memory. `leave` closes what else
+    the transport has opened, and `why` says how hosts are connected. Across hosts
+    `listener` is where this rank accepts connections. `note` is a number that rank 0
+    has sent to all at the rendezvous, `tuned` the table of fast algorithms that they
+    have agreed on since. `apart` are the ranks of this host that are in another pid
+    namespace than rank 0.
     """
 
     engine: Engine
@@ -146,31 +146,31 @@ class Session:
     closed: bool = field(init=False, default=False)
     failed: bool = field(init=False, default=False)
     """Whether a call of this rank has failed, in any communicator."""
-    patience: tuple[int, int, int] = field(init=False)
+    wait_policy: tuple[int, int, int] = field(init=False)
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
     _closing: threading.RLock = field(init=False, default_factory=threading.RLock)
-    ending: set[InFlight] = field(init=False, default_factory=set)
-    """The calls of those that nobody refers to any longer."""
+    finishing: set[InFlight] = field(init=False, default_factory=set)
+    """Calls in flight of communicators that were dropped without close()."""
     logbook: Logbook = field(init=False)
-    farewells: list[Callable[[], object]] = field(init=False, default_factory=list)
-    """What is done when everything ends, or when nobody refers to this any longer."""
+    closers: list[Callable[[], object]] = field(init=False, default_factory=list)
+    """Called when the session is closed or garbage-collected."""
 
     def __post_init__(self) -> None:
-        """Decide how to wait: spin where every rank has a core, yield where not."""
+        """Choose the wait policy: spin if every rank has a core, else yield."""
         self.hosts = tuple(self.hosts) or (0,) * len(self.peers)
         self.logbook = Logbook(self.engine, self.rank, self.peers, self.hosts)
-        # Not for long: another rank may have been put on the same core, and waits.
+        # Not for long: another rank may run on the same core.
         here = self.hosts.count(self.hosts[self.rank])
         spins, yields = (300, 4000) if here <= self.cores else (0, 400)
-        if here < len(self.peers):  # what comes from afar ends a sleep by itself
+        if here < len(self.peers):  # bytes from other hosts end a sleep
             spins, yields = (100, 20) if here <= self.cores else (0, 20)
-        # The core comes back when each rank that shares it has had its turn. If that
-        # takes longer, somebody else is there, and it is better to sleep.
-        self.patience = spins, yields, TURN_NS * -(-here // self.cores)
+        # A yield returns when each rank that shares the core has had its turn. If that
+        # takes longer, another process runs there, and it is better to sleep.
+        self.wait_policy = spins, yields, TIME_SLICE_NS * -(-here // self.cores)
 
     def admit(self, user: object, number: int, known: Known) -> None:
-        """Take in a communicator, whose records bear this number."""
+        """Add a communicator, whose records have this number."""
         self.users.add(user)
         self.logbook.known[number] = known
 
@@ -183,65 +183,65 @@ class Session:
 
     def buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Shared memory of this rank, present in full; MemoryError if there is less."""
-        free = memory_free() if nbytes > _ASK_FROM else nbytes
+        free = memory_free() if nbytes > _CHECK_FROM else nbytes
         if nbytes > free:
             raise MemoryError(
                 f"{nbytes} bytes of shared memory are asked for, {free} are free"
             )
         return self.engine.buffer(nbytes)
 
-    def at_the_end(self, last: Callable[[], object]) -> None:
-        """Have something done once, when this ends in whatever way but by a kill."""
-        self.farewells.append(finalize(self, last))
+    def call_at_end(self, last: Callable[[], object]) -> None:
+        """Have something called once, when the session or the process ends normally."""
+        self.closers.append(finalize(self, last))
 
     def close(self) -> None:
-        """End everything; nothing can be done with it any longer."""
-        with self._closing:  # when this returns it has ended, whoever ends it
+        """Close everything."""
+        with self._closing:  # when this returns, it is closed, by whichever thread
             self.retire()
             if self.leave is not None:
                 self.leave()
 
     def retire(self) -> None:
-        """End everything but the place where others connect, which may be kept."""
+        """Close everything but the listener, to which others may still connect."""
         with self._closing:
-            while self.farewells:
-                self.farewells.pop()()
+            while self.closers:
+                self.closers.pop()()
             self.closed = True
             if self.streams is not None:
                 self.streams.leave_all()
             self.engine.close()
 
-    def give_back(
+    def close_dropped(
         self,
         native: Comm,
         agreed: int,
         on_close: Callable[[], None] | None,
         calls: InFlight,
     ) -> None:
-        """End a communicator that was dropped without close().
+        """Close a communicator that was dropped without close().
 
-        It may be the garbage collector that comes here, on any thread and in the middle
-        of anything: so no other thread of ours is waited for. The end of the last one
-        is the end of the world, whose threads are joined by a thread of its own. So are
-        its calls in flight awaited, since others still take part in them; but not when
-        something has failed here, for then they may never end.
+        The garbage collector may call this, on any thread at any time: so it waits for
+        no other thread. Closing the last one closes the session, whose threads are
+        joined by a thread of its own. Such a thread also waits for calls in flight,
+        since other ranks take part in them; unless something has failed here, for then
+        they may never end.
         """
         if self.closed or self.engine.forked():
             return
         if self.failed or not calls.pending():
-            self._end(native, agreed, on_close, calls)
+            self._close_now(native, agreed, on_close, calls)
             return
-        self.ending.add(calls)
+        self.finishing.add(calls)
 
         def end() -> None:
             while calls.pending() and not self.failed:
-                calls.rest(_LOOK_S)
-            self.ending.discard(calls)
-            self._end(native, agreed, on_close, calls)
+                calls.rest(_POLL_S)
+            self.finishing.discard(calls)
+            self._close_now(native, agreed, on_close, calls)
 
         threading.Thread(target=end, name="unisono end", daemon=True).start()
 
-    def _end(
+    def _close_now(
         self,
         native: Comm,
         agreed: int,
@@ -256,7 +256,7 @@ class Session:
             self.streams.leave(agreed)
         if on_close is not None:
             on_close()
-        if not self.ending and not any(True for _ in self.users):
+        if not self.finishing and not any(True for _ in self.users):
             threading.Thread(target=self.close, name="unisono end").start()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
@@ -264,7 +264,7 @@ class Session:
         return [r for r in ranks if self.hosts[r] == self.hosts[self.rank]]
 
     def owner(self, ranks: Sequence[int]) -> int:
-        """Who makes the memory of a communicator on this host."""
+        """The rank that makes the memory of a communicator on this host."""
         return self.here(ranks)[0]
 
     def communicator(
@@ -274,15 +274,15 @@ class Session:
         *,
         agreed: int,
         timeout_s: float,
-        in_vain: Callable[[], bool] = bool,
+        cancelled: Callable[[], bool] = bool,
     ) -> Comm:
-        """This rank's end of a communicator, whose memory its owner here has made.
+        """This rank's part of a communicator, whose memory its owner here has made.
 
-        `agreed` is a number by which all its ranks know it; `in_vain` tells that its
-        memory need not be waited for.
+        `agreed` is a number by which all its ranks know it; `cancelled` returns
+        whether its memory will never come.
         """
         owner = self.owner(ranks)
-        self.await_segment(owner, segment, timeout_s, in_vain)
+        self.await_segment(owner, segment, timeout_s, cancelled)
         ranks = list(ranks)
         made = _native.Comm(
             self.engine,
@@ -304,7 +304,7 @@ class Session:
         owner: int,
         segment: int,
         timeout_s: float,
-        in_vain: Callable[[], bool] = bool,
+        cancelled: Callable[[], bool] = bool,
     ) -> None:
         """Wait until a segment of another rank has arrived here."""
         deadline = time.monotonic() + timeout_s
@@ -318,12 +318,14 @@ class Session:
             if self.engine.out_of_resources():
                 raise OSError(
                     errno.EMFILE,
-                    f"the memory of {self.peers[owner]} cannot be taken in: there are "
+                    f"the memory of {self.peers[owner]} cannot be received: there are "
                     "too few file descriptors (ulimit -n) or too little memory",
                 )
-            if pause >= _SLOWEST_S and in_vain():  # which is not free to ask
+            if (
+                pause >= _LONGEST_PAUSE_S and cancelled()
+            ):  # which takes a while to find out
                 raise ConnectFailed(
-                    f"{self.peers[owner]} gave up before its memory arrived",
+                    f"{self.peers[owner]} cancelled before its memory arrived",
                     missing=[owner],
                 )
             if time.monotonic() > deadline:
@@ -333,11 +335,11 @@ class Session:
                     missing=[owner],
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _SLOWEST_S)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def memory_free() -> int:
-    """How many bytes this host could give, as far as it tells."""
+    """How many bytes of memory this host has available, if it reports that."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found = dict(line.split(":", 1) for line in lines)

@@ -272,7 +272,7 @@ def encrypted_pair() -> tuple[StreamEnd, StreamEnd]:
     socks, key = socket.socketpair(), os.urandom(tls.KEY_BYTES)
     mine = tls.begin(socks[0], key, is_client=True)
     theirs = tls.begin(socks[1], key, is_client=False)
-    while any([tls.shake(mine), tls.shake(theirs)]):
+    while any([tls.continue_handshake(mine), tls.continue_handshake(theirs)]):
         pass
     one, other = (sock.detach() for sock in socks)
     return pair_of(_native.TlsWire(one, mine), _native.TlsWire(other, theirs))

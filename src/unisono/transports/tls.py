@@ -3,14 +3,14 @@
     unisono.init(tls="mutual")        or UNISONO_TLS=mutual, the same for all ranks
 
 It begins where the handshake ends (`handshake`), by a key that follows from the job's
-secret and from all that was said in the handshake: so both ends know each other, and
-there are no certificates to make or to carry about. A fresh Diffie-Hellman exchange is
-mixed in, by which what was recorded stays closed even to one who learns the secret
-later. The dialer is TLS's client, the one who answers its server.
+secret and from all bytes of the handshake: so both ends are authenticated, and there
+are no certificates to make or to distribute. A fresh Diffie-Hellman exchange is
+included, so that a recorded connection cannot be decrypted with a secret that was
+learned later. The rank that connects is TLS's client.
 
 All of it is done in native code, since Python's own ssl takes such keys only from 3.13
 on, by OpenSSL 3, which is loaded when it is first needed. Here is what goes on in
-Python: the opening, and the few letters of a meeting.
+Python: the handshake, and the control messages of a rendezvous.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MUTUAL = "mutual"
 KEY_BYTES = 32
 
 
-def wanted(told: str | None, where: str = "tls") -> bool:
-    """Whether to encrypt, by what an argument or a variable says."""
-    if told not in (None, "", MUTUAL):
-        raise BadArgument(f"{where} = {told!r}: expected {MUTUAL!r}, or nothing")
-    return told == MUTUAL
+def wanted(value: str | None, where: str = "tls") -> bool:
+    """Whether to encrypt, by the value of an argument or a variable."""
+    if value not in (None, "", MUTUAL):
+        raise BadArgument(f"{where} = {value!r}: expected {MUTUAL!r}, or nothing")
+    return value == MUTUAL
 
 
 def check(secret: Secret | None) -> None:
@@ -45,13 +45,13 @@ def check(secret: Secret | None) -> None:
     _require()
     if secret is None or secret.is_open:
         raise BadArgument(
-            f"tls={MUTUAL!r}: this job has no secret, by which ranks would know each "
-            "other; give all the same UNISONO_SECRET or UNISONO_SECRET_FILE"
+            f"tls={MUTUAL!r}: this job has no secret, which authenticates its ranks; "
+            "give all the same UNISONO_SECRET or UNISONO_SECRET_FILE"
         )
 
 
 def begin(sock: socket.socket, key: bytes, *, is_client: bool) -> Tls:
-    """One end, before the first word; it never waits. The socket must outlive it."""
+    """One end, before the handshake; it never waits. The socket must outlive it."""
     _require()
     return _native.Tls(sock.fileno(), key, is_client)
 
@@ -65,30 +65,30 @@ def _require() -> None:
         )
 
 
-def shake(tls: Tls) -> int:
-    """Go on with the opening: 0 if it is done, or what to poll for; NotAuthentic."""
+def continue_handshake(tls: Tls) -> int:
+    """Continue the handshake: 0 if it is done, or what to poll for; NotAuthentic."""
     try:
         return tls.handshake()
     except OSError as why:
         if why.errno != errno.EBADMSG:
             raise
         raise NotAuthentic(
-            "whoever is at the other end does not hold the key for TLS, or somebody "
-            "between has changed what was said"
+            "the peer does not hold the key for TLS, or the handshake was changed on "
+            "its way"
         ) from None
 
 
-def connected(sock: socket.socket, key: bytes, *, timeout_s: float) -> Tls:
-    """The dialer's end, open; TimeoutError if the other does not answer in time."""
+def client_handshake(sock: socket.socket, key: bytes, *, timeout_s: float) -> Tls:
+    """The client's end, after the handshake; TimeoutError if there is no answer."""
     until = time.monotonic() + timeout_s
     tls = begin(sock, key, is_client=True)
-    while awaited := shake(tls):
+    while awaited := continue_handshake(tls):
         _await(sock, awaited, until)
     return tls
 
 
 def send_all(sock: socket.socket, tls: Tls, raw: bytes, *, until: float) -> None:
-    """Send; TimeoutError, or another OSError if the other is gone."""
+    """Send; TimeoutError, or another OSError if the peer has closed."""
     while raw:
         try:
             raw = raw[tls.send(raw) :]
@@ -97,7 +97,7 @@ def send_all(sock: socket.socket, tls: Tls, raw: bytes, *, until: float) -> None
 
 
 def receive(sock: socket.socket, tls: Tls, most: int, *, until: float) -> bytes:
-    """Some bytes, or none if the other has closed; Corrupted if they are not its."""
+    """Some bytes, or none if the peer has closed; Corrupted if they were changed."""
     while True:
         try:
             return tls.recv(most)
@@ -106,13 +106,15 @@ def receive(sock: socket.socket, tls: Tls, most: int, *, until: float) -> bytes:
         except OSError as why:
             if why.errno != errno.EBADMSG:
                 raise
-            raise Corrupted("it was changed on its way: see who sits between") from None
+            raise Corrupted(
+                "it was changed on its way: is the network to be trusted?"
+            ) from None
 
 
 def _await(sock: socket.socket, events: int, until: float) -> None:
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the other was not ready in time")
+        raise TimeoutError("the peer was not ready in time")
     poll = select.poll()
     poll.register(sock, events)
     poll.poll(left * 1e3)

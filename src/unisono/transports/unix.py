@@ -1,7 +1,7 @@
 """Unix sockets without files: names that end with their process, users that are known.
 
-A name in the abstract namespace is in no file system. Anybody on the host may bind it
-or connect to it, so both ends ask the kernel who the other is before they believe it.
+A name in the abstract namespace is in no file system. Any process on the host may bind
+it or connect to it, so both ends ask the kernel which process and user the peer is.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class _HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def abstract(told: str) -> str:
-    """The address that follows from these words and the user."""
+def abstract(name: str) -> str:
+    """The address that is derived from this name and the user."""
     # The leading zero makes the name abstract.
-    named = hashlib.sha256(f"{os.getuid()}/{told}".encode())
+    named = hashlib.sha256(f"{os.getuid()}/{name}".encode())
     return "\0unisono-" + named.hexdigest()[:40]
 
 

@@ -106,9 +106,9 @@ def says_otherwise(rank, what):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("size", "rank 1 was told of 5 ranks, rank 0 of 3"),
+        ("size", "rank 1 has world size 5, rank 0 has 3"),
         ("version", f"rank 1 runs unisono 0.0.7, rank 0 {unisono.__version__}"),
-        ("rank", "two processes say that they are rank 2"),
+        ("rank", "two processes are rank 2"),
         ("host", "rank 1 is on another host"),
     ],
 )

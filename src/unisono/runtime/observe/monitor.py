@@ -212,7 +212,7 @@ def begin(transport: Session) -> None:
         _install_signal_handler()
     _MONITORS.add(monitor)
     logbook = transport.logbook
-    transport.at_the_end(lambda: monitor.end(logbook))
+    transport.call_at_end(lambda: monitor.end(logbook))
 
 
 def _release_all() -> None:

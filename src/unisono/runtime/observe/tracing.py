@@ -217,7 +217,7 @@ def attend(transport: Session) -> None:
     folder, logbook = os.environ.get(TRACE, ""), transport.logbook
     if folder:
         start(logbook)
-        transport.at_the_end(lambda: _leave_part(logbook, Path(folder)))
+        transport.call_at_end(lambda: _leave_part(logbook, Path(folder)))
 
 
 def _leave_part(logbook: Logbook, folder: Path) -> None:

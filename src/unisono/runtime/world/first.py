@@ -48,7 +48,7 @@ def first_communicator(
         segment = transport.memory_for(ranks)
     native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
     _OPEN.add(transport)
-    transport.farewells.append(lambda: _OPEN.discard(transport))
+    transport.closers.append(lambda: _OPEN.discard(transport))
     comm = Communicator(Core(transport, native, ranks, agreed=0, timeout_s=timeout_s))
     try:
         _agree(comm, native, meeting_s)

@@ -10,21 +10,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import pending_clients
 import pytest
-import strangers
 
 from forked import Forks
 from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
-from unisono.transports import connect as dialing
+from unisono.transports import connect
 from unisono.transports.addresses import Address
 from unisono.transports.connect import connect_to
 from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import (
     RENDEZVOUS,
+    ClientHandshake,
     HandshakeResult,
     Identity,
-    Offering,
     Refused,
     data_purpose,
 )
@@ -64,7 +64,7 @@ def pair():
 @pytest.fixture
 def hasty(monkeypatch):
     """Doubts do not last."""
-    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+    monkeypatch.setattr(connect, "REFUSED_S", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def await_that(true):
 
 
 def talk(one, two, purpose=RENDEZVOUS):
-    """Rank 1 dials rank 0, and a word goes each way."""
+    """Rank 1 connects to rank 0, and a message goes each way."""
     there = two.connect(0, purpose, GENEROUS_S)
     here = one.expect(1, purpose, GENEROUS_S)
     with closing([here, there]):
@@ -97,18 +97,18 @@ def talk(one, two, purpose=RENDEZVOUS):
 # --- ranks
 
 
-def test_two_ranks(pair):
+def test_two_ranks_connect_and_exchange_messages(pair):
     talk(*pair)
     assert pair[0].rejected == 0
 
 
-def test_ipv6():
+def test_listener_accepts_ipv6():
     with closing(listeners(2, "::1")) as pair:
         assert str(pair[0].address).startswith("[::1]:")
         talk(*pair)
 
 
-def test_many_labels_at_once_find_their_own(pair):
+def test_expect_matches_connections_by_purpose(pair):
     labels = [data_purpose(c, s) for c in range(5) for s in range(4)]
     with ThreadPoolExecutor(8) as pool:
         here = [
@@ -123,7 +123,7 @@ def test_many_labels_at_once_find_their_own(pair):
                 assert one.result().send_key == two.receive_key
 
 
-def test_who_comes_early_waits(pair):
+def test_early_connection_is_kept_until_expected(pair):
     there = pair[1].connect(0, RENDEZVOUS, GENEROUS_S)
     await_that(lambda: pair[0]._arrived)
     here = pair[0].expect(1, RENDEZVOUS, 0.0)
@@ -131,7 +131,7 @@ def test_who_comes_early_waits(pair):
         assert here.send_key == there.receive_key
 
 
-def test_of_several_attempts_the_last_counts(pair):
+def test_expect_returns_the_last_of_several_attempts(pair):
     with closing(
         [pair[1].connect(0, RENDEZVOUS, GENEROUS_S) for _ in range(3)]
     ) as tries:
@@ -143,7 +143,7 @@ def test_of_several_attempts_the_last_counts(pair):
             assert tries[0].socket.recv(1) == b""
 
 
-def test_sockets_block_and_send_at_once(pair):
+def test_connection_is_blocking_and_has_nodelay(pair):
     there = pair[1].connect(0, RENDEZVOUS)
     here = pair[0].expect(1, RENDEZVOUS)
     with closing([here, there]):
@@ -153,7 +153,7 @@ def test_sockets_block_and_send_at_once(pair):
             assert not os.get_inheritable(sock.fileno())
 
 
-def test_a_whole_cluster_at_once(pair):
+def test_listener_accepts_a_whole_cluster_at_once(pair):
     """More than there is room for: they wait their turn."""
     labels = [data_purpose(number) for number in range(3 * MOST_PENDING)]
     with ThreadPoolExecutor(len(labels)) as pool:
@@ -165,7 +165,7 @@ def test_a_whole_cluster_at_once(pair):
         two.close()
 
 
-def test_dialing_before_anybody_listens():
+def test_connect_retries_until_the_peer_listens():
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keeper.bind(("127.0.0.1", 0))
@@ -186,7 +186,7 @@ def test_dialing_before_anybody_listens():
                 assert one.send_key == two.receive_key
 
 
-def test_the_next_epoch(pair, hasty):
+def test_enter_epoch_drops_connections_of_the_epoch_before(pair, hasty):
     early = pair[1].connect(0, RENDEZVOUS, GENEROUS_S)
     await_that(lambda: pair[0]._arrived)
     pair[0].enter_epoch(1)
@@ -198,18 +198,18 @@ def test_the_next_epoch(pair, hasty):
     talk(*pair)
 
 
-def test_one_who_was_welcomed_in_the_epoch_before(pair):
-    rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
-    with strangers.connect(pair[0].address) as sock:
+def test_connection_accepted_in_the_epoch_before_is_closed(pair):
+    rules = ClientHandshake(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
+    with pending_clients.connect(pair[0].address) as sock:
         sock.sendall(rules.opening)
         confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
         pair[0].enter_epoch(1)
         sock.sendall(confirm)
-        assert strangers.everything_said_to(sock) == b""
+        assert pending_clients.everything_said_to(sock) == b""
     assert not pair[0]._arrived
 
 
-def test_a_purpose_that_is_handed_on(pair):
+def test_handler_gets_connections_of_its_kind(pair):
     """Those who came before as well as those who come."""
     handed = []
     with closing(
@@ -227,7 +227,7 @@ def test_a_purpose_that_is_handed_on(pair):
 # --- what fails, and what it says
 
 
-def test_a_handler_that_raises_ends_its_connection_and_nothing_else(pair, caplog):
+def test_handler_that_raises_closes_only_its_connection(pair, caplog):
     one, two = pair
 
     def handler(connection):
@@ -248,7 +248,7 @@ def test_a_handler_that_raises_ends_its_connection_and_nothing_else(pair, caplog
     assert told in caplog.text
 
 
-def test_whatever_a_stranger_brings_about_ends_that_one_alone(pair, monkeypatch):
+def test_error_of_a_pending_connection_closes_only_that_one(pair, monkeypatch):
     def hear(self):
         raise MemoryError("no memory for this one")
 
@@ -268,7 +268,7 @@ def tuple_of(address):
 
 @pytest.mark.skipif(bool(_native.tls_missing()), reason="no OpenSSL 3")
 @pytest.mark.parametrize("how", ["short=1", "short=5", "cut=3"])
-def test_an_opening_of_tls_that_is_cut_anywhere(how):
+def test_tls_handshake_survives_cuts_anywhere(how):
     """Who answers waits for room to send as well as for what comes."""
     members = [Identity(SECRET, "job", r, tls=True) for r in range(2)]
     made = [Listener(LOOPBACK, member) for member in members]
@@ -280,8 +280,8 @@ def test_an_opening_of_tls_that_is_cut_anywhere(how):
             there = made[1].connect(0, RENDEZVOUS, GENEROUS_S)
             here = made[0].expect(1, RENDEZVOUS, GENEROUS_S)
             with closing([here, there]):
-                letters = ControlMessages(there), ControlMessages(here)
-                for one, other in (letters, letters[::-1]):
+                messages = ControlMessages(there), ControlMessages(here)
+                for one, other in (messages, messages[::-1]):
                     one.send(Word("x" * 500), timeout_s=GENEROUS_S)
                     got = other.receive(Word, longest=1000, timeout_s=GENEROUS_S)
                     assert got.text == "x" * 500
@@ -293,17 +293,19 @@ class Word(msgspec.Struct):
     text: str
 
 
-def test_nobody_there(pair):
+def test_connect_to_a_closed_port_fails_with_the_cause(pair):
     address = pair[0].address
     pair[0].close()
     with pytest.raises(ConnectFailed, match="Connection refused") as caught:
         pair[1].connect(0, data_purpose(3), 0.2)
     assert caught.value.missing == (0,)
-    assert f"rank 1 dials rank 0 at {address}, for data of comm" in str(caught.value)
+    assert f"rank 1 cannot connect to rank 0 at {address}, for data of comm" in str(
+        caught.value
+    )
     assert "tried for 0.2 s" in str(caught.value)
 
 
-def test_nobody_there_but_ourselves(monkeypatch, hasty):
+def test_socket_connected_to_itself_counts_as_refused(monkeypatch, hasty):
     """Where nobody listens, the kernel may connect a socket to itself."""
     connect = socket.socket.connect
 
@@ -312,22 +314,22 @@ def test_nobody_there_but_ourselves(monkeypatch, hasty):
         connect(self, self.getsockname())
 
     monkeypatch.setattr(socket.socket, "connect", to_itself)
-    with pytest.raises(ConnectFailed, match="nobody listens there"):
+    with pytest.raises(ConnectFailed, match="no process listens there"):
         connect_to(LOOPBACK, Identity(SECRET, "job", 1), 0, RENDEZVOUS, timeout_s=0.1)
 
 
-def test_nobody_comes(pair):
+def test_expect_times_out_and_names_the_rank(pair):
     with pytest.raises(ConnectFailed, match=r"did not connect within 0\.1 s") as caught:
         pair[0].expect(1, RENDEZVOUS, 0.1)
     assert caught.value.missing == (1,)
 
 
-def test_a_rank_whose_address_is_not_known(pair):
+def test_connect_to_a_rank_without_address_is_refused(pair):
     with pytest.raises(BadArgument, match="rank 7: its address is not known"):
         pair[0].connect(7, RENDEZVOUS)
 
 
-def test_one_who_takes_the_connection_and_says_nothing():
+def test_connect_to_a_silent_server_times_out():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = Address(*mute.getsockname())
         with pytest.raises(ConnectFailed, match=r"not done in time|timed out"):
@@ -336,18 +338,18 @@ def test_one_who_takes_the_connection_and_says_nothing():
             )
 
 
-def test_the_port_is_taken(pair):
+def test_listener_port_in_use_is_reported(pair):
     with pytest.raises(ConnectFailed, match=r"rank 5 cannot listen .* choose another"):
         Listener(pair[0].address, Identity(SECRET, "job", 5))
 
 
-def test_an_address_of_another_host():
+def test_listener_refuses_an_address_of_another_host():
     with pytest.raises(ConnectFailed, match="not an address of this host"):
         Listener(Address("203.0.113.7", 0), Identity(SECRET, "job", 0))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_no_secret_no_network(host):
+def test_listener_without_secret_refuses_network_addresses(host):
     with pytest.raises(BadArgument, match="has no secret"):
         Listener(Address(host, 0), Identity(open_secret("job"), "job", 0))
     me = Identity(open_secret("job"), "job", 1)
@@ -355,12 +357,12 @@ def test_no_secret_no_network(host):
         connect_to(Address("203.0.113.7", 1), me, 0, RENDEZVOUS, timeout_s=0.1)
 
 
-def test_no_secret_is_enough_on_loopback():
+def test_listener_without_secret_accepts_loopback():
     with closing(listeners(2, secret=open_secret("job"))) as pair:
         talk(*pair)
 
 
-def test_waits_end_when_a_rank_is_lost(pair):
+def test_mark_lost_ends_waits_for_that_rank(pair):
     pair[0].close()
     for wait in (pair[1].connect, pair[1].expect):
         timer = threading.Timer(0.1, pair[1].mark_lost, (0, "its lifeline has ended"))
@@ -372,20 +374,20 @@ def test_waits_end_when_a_rank_is_lost(pair):
         pair[1]._lost.clear()
 
 
-def test_waits_end_when_the_reception_closes(pair):
+def test_close_ends_all_waits(pair):
     timer = threading.Timer(0.1, pair[0].close)
     timer.start()
-    with pytest.raises(ConnectFailed, match="has closed its reception"):
+    with pytest.raises(ConnectFailed, match="has closed its listener"):
         pair[0].expect(1, RENDEZVOUS, GENEROUS_S)
     timer.join()
 
 
-def test_another_secret(pair, hasty):
+def test_connect_with_another_secret_is_not_authentic(pair, hasty):
     me = Identity(make_secret(), "job", 1)
     with pytest.raises(NotAuthentic, match="UNISONO_SECRET_FILE") as caught:
         connect_to(pair[0].address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
     assert str(pair[0].address) in str(caught.value)
-    with pytest.raises(ConnectFailed, match=r"turned away, the last from 127\.0\.0\.1"):
+    with pytest.raises(ConnectFailed, match=r"rejected, the last from 127\.0\.0\.1"):
         pair[0].expect(1, RENDEZVOUS, 0.0)
 
 
@@ -396,21 +398,21 @@ def test_another_secret(pair, hasty):
         (Identity(SECRET, "job", 0), HandshakeResult.OTHER_RANK),
     ],
 )
-def test_refusals(me, verdict, pair, hasty):
+def test_connect_reports_the_reason_of_a_refusal(me, verdict, pair, hasty):
     with pytest.raises(Refused) as caught:
         connect_to(pair[0].address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
     assert caught.value.result == verdict
     assert not pair[0]._arrived
 
 
-def test_an_epoch_behind_is_not_waited_for():
+def test_connect_from_an_older_epoch_is_not_retried_for_long():
     with Listener(LOOPBACK, Identity(SECRET, "job", 0, epoch=2)) as ahead:
         me = Identity(SECRET, "job", 1, epoch=1)
         with pytest.raises(Refused, match="in epoch 2 of the job, rank 1 in 1"):
             connect_to(ahead.address, me, 0, RENDEZVOUS, timeout_s=30)
 
 
-def test_a_rank_that_is_an_epoch_behind_is_waited_for(hasty):
+def test_connect_retries_with_a_rank_that_is_an_epoch_behind(hasty):
     me = Identity(SECRET, "job", 1, epoch=2)
     behind = Listener(LOOPBACK, Identity(SECRET, "job", 0, epoch=1))
     with ThreadPoolExecutor(1) as pool:
@@ -418,7 +420,7 @@ def test_a_rank_that_is_an_epoch_behind_is_waited_for(hasty):
             connect_to, behind.address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S
         )
         await_that(lambda: behind.rejected > 3)
-        time.sleep(2 * dialing.DOUBT_S)
+        time.sleep(2 * connect.REFUSED_S)
         behind.close()
         with Listener(behind.address, Identity(SECRET, "job", 0, epoch=2)) as now:
             here = now.expect(1, RENDEZVOUS, GENEROUS_S)
@@ -430,42 +432,42 @@ def test_a_rank_that_is_an_epoch_behind_is_waited_for(hasty):
 # --- strangers
 
 
-@pytest.mark.parametrize("says", strangers.TALKATIVE)
-def test_a_stranger_is_not_told_a_byte(says, pair):
-    with strangers.connect(pair[0].address) as sock:
+@pytest.mark.parametrize("says", pending_clients.TALKATIVE)
+def test_client_without_secret_receives_no_byte(says, pair):
+    with pending_clients.connect(pair[0].address) as sock:
         says(sock)
-        assert strangers.everything_said_to(sock) == b""
+        assert pending_clients.everything_said_to(sock) == b""
     await_that(lambda: pair[0].rejected == 1)
     talk(*pair)
 
 
-def test_a_silent_stranger_is_not_told_a_byte_and_has_to_go():
+def test_silent_client_receives_no_byte_and_expires():
     me = Identity(SECRET, "job", 0)
     with Listener(LOOPBACK, me, handshake_s=0.2) as listener:
-        for says in (strangers.silent, strangers.half_offer):
-            with strangers.connect(listener.address) as sock:
+        for says in (pending_clients.silent, pending_clients.half_offer):
+            with pending_clients.connect(listener.address) as sock:
                 says(sock)
-                assert strangers.everything_said_to(sock) == b""
+                assert pending_clients.everything_said_to(sock) == b""
         await_that(lambda: listener.rejected == 2)
         assert "took too long" in listener.rejections()
 
 
-def test_200_at_once_hold_up_nobody(pair):
+def test_200_pending_connections_delay_no_rank(pair):
     with contextlib.ExitStack() as stack:
         for number in range(200):
-            sock = stack.enter_context(strangers.connect(pair[0].address))
-            strangers.ALL[number % len(strangers.ALL)](sock)
+            sock = stack.enter_context(pending_clients.connect(pair[0].address))
+            pending_clients.ALL[number % len(pending_clients.ALL)](sock)
             assert len(pair[0]._pending) <= MOST_PENDING
         talk(*pair)
         for _ in range(200):
-            stack.enter_context(strangers.connect(pair[0].address))
+            stack.enter_context(pending_clients.connect(pair[0].address))
         await_that(lambda: len(pair[0]._pending) == MOST_PENDING)
         talk(*pair)
     await_that(lambda: not pair[0]._pending)
     assert not pair[0]._arrived
 
 
-def test_who_floods_drives_out_its_own(pair):
+def test_flooding_sender_displaces_its_own_connections(pair):
     """A rank from elsewhere, slow in its handshake, outlasts a crowd from one place."""
     address = pair[0].address
     slow = socket.socket()
@@ -475,32 +477,32 @@ def test_who_floods_drives_out_its_own(pair):
         slow.connect((address.host, address.port))
         await_that(lambda: len(pair[0]._pending) == 1)
         for _ in range(3 * MOST_PENDING):
-            stack.enter_context(strangers.connect(address))
+            stack.enter_context(pending_clients.connect(address))
         await_that(lambda: pair[0].rejected > MOST_PENDING)
         slow.settimeout(GENEROUS_S)
-        rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
+        rules = ClientHandshake(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
         slow.sendall(rules.opening)
         slow.sendall(rules.take(slow.recv(rules.wanted, socket.MSG_WAITALL)))
         with closing([pair[0].expect(1, RENDEZVOUS, GENEROUS_S)]) as (here,):
             assert here.send_key == rules.authenticated.receive_key
 
 
-def test_a_recorded_handshake_is_worth_nothing(pair):
-    rules = Offering(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
-    with strangers.connect(pair[0].address) as sock:
+def test_listener_rejects_a_recorded_handshake(pair):
+    rules = ClientHandshake(Identity(SECRET, "job", 1), 0, RENDEZVOUS)
+    with pending_clients.connect(pair[0].address) as sock:
         sock.sendall(rules.opening)
         confirm = rules.take(sock.recv(rules.wanted, socket.MSG_WAITALL))
         sock.sendall(confirm)
         pair[0].expect(1, RENDEZVOUS, GENEROUS_S).close()
     for _ in range(3):
-        with strangers.connect(pair[0].address) as sock:
+        with pending_clients.connect(pair[0].address) as sock:
             sock.sendall(rules.opening + confirm)
-            assert len(strangers.everything_said_to(sock)) <= rules.wanted
+            assert len(pending_clients.everything_said_to(sock)) <= rules.wanted
     await_that(lambda: pair[0].rejected == 3)
     assert not pair[0]._arrived
 
 
-def test_a_mirror_in_the_place_of_a_rank(hasty):
+def test_connect_rejects_a_server_that_echoes(hasty):
     """It sends back whatever we say, to us who dial and to us who listen."""
     me = Identity(SECRET, "job", 1)
     with (
@@ -526,21 +528,21 @@ def test_a_mirror_in_the_place_of_a_rank(hasty):
             connect_to(address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
         stop.set()
         thread.join()
-        with strangers.connect(us.address) as sock:
+        with pending_clients.connect(us.address) as sock:
             sock.sendall(heard[0])
-            reply = strangers.everything_said_to(sock)
+            reply = pending_clients.everything_said_to(sock)
             assert len(reply) == 96
         await_that(lambda: us.rejected == 1)
         assert not us._arrived
 
 
-def test_the_log_is_not_flooded(pair, caplog):
+def test_rejections_are_logged_once_a_second(pair, caplog):
     with caplog.at_level(logging.WARNING, "unisono"):
         began = time.monotonic()
         for _ in range(100):
-            with strangers.connect(pair[0].address) as sock:
-                strangers.garbage(sock)
-                strangers.everything_said_to(sock)
+            with pending_clients.connect(pair[0].address) as sock:
+                pending_clients.garbage(sock)
+                pending_clients.everything_said_to(sock)
         took = time.monotonic() - began
     assert 1 <= len(caplog.messages) <= took + 1
     assert "rank 0 at 127.0.0.1" in caplog.messages[0]
@@ -570,7 +572,7 @@ def without_descriptors(rank):
     return one.rejected
 
 
-def test_no_descriptors_left(forks):
+def test_listener_recovers_when_descriptors_run_out(forks):
     (end,) = forks.run(1, without_descriptors)
     assert end.value, end.stderr
 
@@ -589,7 +591,7 @@ def a_child_of_ones_own(rank):
     os.read(is_there, 1)
     one.close()
     try:
-        strangers.connect(one.address).close()
+        pending_clients.connect(one.address).close()
         refused = False
     except ConnectionRefusedError:
         refused = True
@@ -598,7 +600,7 @@ def a_child_of_ones_own(rank):
     return refused
 
 
-def test_a_forked_child_does_not_keep_the_port(forks):
+def test_forked_child_closes_the_port(forks):
     (end,) = forks.run(1, a_child_of_ones_own)
     assert end.value is True, end.stderr
 
@@ -624,15 +626,15 @@ def another_user(rank, path, secret):
     os.setuid(65534)
     said = b""
     for number in range(20):
-        with strangers.connect(address) as sock:
-            kinds = strangers.TALKATIVE
+        with pending_clients.connect(address) as sock:
+            kinds = pending_clients.TALKATIVE
             kinds[number % len(kinds)](sock)
-            said += strangers.everything_said_to(sock)
+            said += pending_clients.everything_said_to(sock)
     return len(said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_nowhere(forks, tmp_path):
+def test_listener_rejects_another_user_without_the_secret(forks, tmp_path):
     ends = forks.run(2, another_user, str(tmp_path / "address"), SECRET.hex())
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[1].value == 0

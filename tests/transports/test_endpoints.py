@@ -11,10 +11,10 @@ import pytest
 from unisono.errors import ConnectFailed
 from unisono.runtime.world.agreement import Agreement, AgreementRequest
 from unisono.runtime.world.shrink_protocol import _AgreementDriver
-from unisono.transports import connect as dialing
+from unisono.transports import connect
 from unisono.transports import endpoints as doors
 from unisono.transports import join as gate
-from unisono.transports.addresses import Address, stay
+from unisono.transports.addresses import Address, chosen_address
 from unisono.transports.connect import connect_to
 from unisono.transports.handshake import RENDEZVOUS, Identity, Purpose, Refused
 from unisono.transports.listener import Listener
@@ -62,24 +62,24 @@ def at(listener):
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY), ("::1", HERE)])
-def test_a_survivor_is_found_at_whichever_address_it_listens(hosts, named, rank_0):
+def test_connect_once_tries_all_addresses_of_a_name(hosts, named, rank_0):
     named(*hosts)
     doors.connect_once(at(rank_0), ME, 0, Purpose("agree")).close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
-def test_a_newcomer_finds_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
+def test_joiner_tries_all_addresses_of_a_name(hosts, named, rank_0):
     named(*hosts)
     gate.Joiner("job", str(at(rank_0)), SECRET)._connect().close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
-def test_a_rank_meets_rank_0_at_whichever_address_it_listens(hosts, named, rank_0):
+def test_connect_to_tries_all_addresses_of_a_name(hosts, named, rank_0):
     named(*hosts)
     connect_to(at(rank_0), ME, 0, RENDEZVOUS, timeout_s=GENEROUS_S).close()
 
 
-def test_refused_means_refused_at_all_addresses_and_all_are_named(named, rank_0):
+def test_refused_needs_all_addresses_to_refuse_and_names_them(named, rank_0):
     named(NOBODY, THERE)
     with pytest.raises(ConnectionRefusedError, match=f"{NOBODY}: .*; {THERE}: "):
         doors.connect_once(at(rank_0), ME, 0, Purpose("agree"))
@@ -88,7 +88,7 @@ def test_refused_means_refused_at_all_addresses_and_all_are_named(named, rank_0)
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, UNREACHABLE), (UNREACHABLE, NOBODY)])
-def test_one_address_out_of_reach_leaves_it_open_whether_anybody_listens(hosts, named):
+def test_unreachable_address_is_not_reported_as_refused(hosts, named):
     named(*hosts)
     with pytest.raises(OSError, match=f"{NOBODY}: .*refused") as found:
         doors.connect_once(Address("node0", 9), ME, 0, Purpose("agree"))
@@ -96,9 +96,9 @@ def test_one_address_out_of_reach_leaves_it_open_whether_anybody_listens(hosts, 
     assert UNREACHABLE in str(found.value)
 
 
-def test_of_several_answers_the_one_with_a_reason_counts():
+def test_refusal_with_a_reason_takes_precedence():
     refused = Refused("why", result=3, epoch=7)
-    told = dialing._of_all(
+    told = connect._of_all(
         [("a", OSError(errno.EHOSTUNREACH, "no route")), ("b", refused)]
     )
     assert isinstance(told, Refused)
@@ -106,9 +106,9 @@ def test_of_several_answers_the_one_with_a_reason_counts():
     assert "a: no route; b: why" in str(told)
 
 
-def test_rank_0_listens_at_all_its_addresses_that_the_name_stands_for(named):
+def test_rank_0_listens_at_all_addresses_of_its_name(named):
     named("203.0.113.7", THERE, HERE, THERE)
-    choice = stay(Address("node0", 0))
+    choice = chosen_address(Address("node0", 0))
     assert (choice.host, choice.others) == (THERE, (HERE,))
     with Listener(Address(choice.host, 0), ME, others=choice.others) as listener:
         for host in (HERE, THERE):
@@ -118,10 +118,10 @@ def test_rank_0_listens_at_all_its_addresses_that_the_name_stands_for(named):
             listener.expect(0, RENDEZVOUS, GENEROUS_S).close()
 
 
-def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
+def test_ranks_connect_by_different_addresses_of_rank_0(named):
     """Two interfaces, and each of the others reaches only one of them."""
     named(THERE, HERE)
-    told, ready, rolls = [], threading.Event(), {}
+    told, ready, tables = [], threading.Event(), {}
 
     def announce(address):
         told.append(address.port)
@@ -129,7 +129,7 @@ def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
 
     def meet(rank, host):
         how = {"announce": announce} if rank == 0 else {}
-        rolls[rank] = rendezvous(
+        tables[rank] = rendezvous(
             *(rank, 3, "job", f"{host}:{told[0] if told else 0}"),
             **how,
             secret=SECRET,
@@ -148,12 +148,12 @@ def test_ranks_meet_where_each_reaches_another_address_of_rank_0(named):
         one.start()
     for one in (first, *others):
         one.join()
-    assert sorted(rolls) == [0, 1, 2]
-    for roll in rolls.values():
-        roll.close()
+    assert sorted(tables) == [0, 1, 2]
+    for table in tables.values():
+        table.close()
 
 
-def test_a_second_address_that_is_taken_is_told(named):
+def test_second_address_in_use_is_reported(named):
     with Listener(Address(THERE, 0), ME) as taken:
         where = Address(HERE, taken.address.port)
         with pytest.raises(ConnectFailed, match=f"listen at {THERE}"):
@@ -205,7 +205,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anothe
 
 
 @as_root
-def test_another_user_with_the_process_number_of_a_rank_is_not_let_in():
+def test_endpoint_rejects_another_user_with_the_pid_of_a_rank():
     name = abstract("job/0/agree/0/4242")
     child = AnotherUser(lambda: end_of(name))
     door = doors._LocalEndpoint("job/0/agree", 0, [4242, child.pid])
@@ -218,7 +218,7 @@ def test_another_user_with_the_process_number_of_a_rank_is_not_let_in():
 
 
 @as_root
-def test_another_user_in_the_place_of_a_rank_is_not_believed():
+def test_connect_rejects_another_user_at_the_endpoint():
     ready, go = os.pipe(), os.pipe()
     name = abstract("job/1/agree/1/4343")
 
@@ -247,7 +247,7 @@ def test_another_user_in_the_place_of_a_rank_is_not_believed():
 
 
 @as_root
-def test_a_newcomer_of_another_user_is_not_let_in():
+def test_join_endpoint_rejects_another_user():
     job = secrets.token_hex(8)
     name = abstract(f"{job}/join")
     opened = gate.JoinEndpoint.open_local(job)
@@ -296,7 +296,7 @@ def survivor(is_local, why, *, dead=(), ended=()):
 
 
 @pytest.mark.parametrize("dead", [(), (2,)])
-def test_a_refusal_from_another_host_is_no_death(dead):
+def test_refusal_from_another_host_is_not_death(dead):
     """Not even with a lifeline that ended: a firewall can do both."""
     one = survivor(False, ConnectionRefusedError(), dead=dead)
     one._connect(2)
@@ -304,21 +304,21 @@ def test_a_refusal_from_another_host_is_no_death(dead):
     assert not one.rules.dead
 
 
-def test_a_rank_out_of_reach_is_no_death():
+def test_unreachable_rank_is_not_dead():
     one = survivor(False, OSError(errno.EHOSTUNREACH, "no route"), dead=(2,))
     one._connect(2)
     assert 2 in one.rules.unreachable
     assert not one.rules.dead
 
 
-def test_a_process_that_the_kernel_knows_to_have_ended_is_dead():
+def test_process_that_has_ended_is_dead():
     one = survivor(False, ConnectionRefusedError(), dead=(1, 2), ended=(1,))
     one._connect(1)
     one._check_local_exits()
     assert one.rules.dead == {1}
 
 
-def test_on_one_host_a_rank_that_has_closed_is_dead_and_a_late_one_is_not():
+def test_local_rank_is_dead_if_closed_and_not_if_late():
     one = survivor(True, ConnectionRefusedError(), dead=(1,))
     one._connect(1)
     one._connect(2)
@@ -327,7 +327,7 @@ def test_on_one_host_a_rank_that_has_closed_is_dead_and_a_late_one_is_not():
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 3, 1 << 31])
-def test_who_is_no_rank_of_this_world_says_nothing(rank):
+def test_requests_of_other_ranks_are_not_acceptable(rank):
     one = survivor(False, OSError())
     assert not one._is_acceptable(rank, AgreementRequest(False, 0, (), ()))
     assert one._is_acceptable(2, AgreementRequest(False, 0, (), ()))
@@ -349,6 +349,6 @@ def test_who_is_no_rank_of_this_world_says_nothing(rank):
     ],
     ids=str,
 )
-def test_a_place_that_cannot_be_is_not_taken(told):
+def test_welcome_with_impossible_numbers_is_invalid(told):
     assert not told.is_valid()
     assert gate.Welcome(2, 4, 1, "x", before=2).is_valid()

@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 
-from unisono.transports.handshake import RENDEZVOUS, Identity, Offering
+from unisono.transports.handshake import RENDEZVOUS, ClientHandshake, Identity
 from unisono.transports.secret import make_secret
 
 
@@ -43,7 +43,9 @@ def half_close(sock):
 
 
 def wrong_secret(sock):
-    sock.sendall(Offering(Identity(make_secret(), "job", 1), 0, RENDEZVOUS).opening)
+    sock.sendall(
+        ClientHandshake(Identity(make_secret(), "job", 1), 0, RENDEZVOUS).opening
+    )
 
 
 def hang_up(sock):

@@ -9,12 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import msgspec
+import pending_clients
 import pytest
-import strangers
 
 from forked import Forks, attempt
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
-from unisono.transports import connect as dialing
+from unisono.transports import connect
 from unisono.transports import rendezvous_hosts as meeting
 from unisono.transports.addresses import Address
 from unisono.transports.connect import connect_to
@@ -75,13 +75,13 @@ def all_of(n, **options):
 
 @contextlib.contextmanager
 def met(n, host="127.0.0.1", **options):
-    rolls = Meeting(host).run(*all_of(n, **options))
-    assert not [r for r in rolls if isinstance(r, Exception)], rolls
+    tables = Meeting(host).run(*all_of(n, **options))
+    assert not [r for r in tables if isinstance(r, Exception)], tables
     try:
-        yield rolls
+        yield tables
     finally:
-        for roll in rolls:
-            roll.close()
+        for table in tables:
+            table.close()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def forks():
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(dialing, "DOUBT_S", 0.2)
+    monkeypatch.setattr(connect, "REFUSED_S", 0.2)
     monkeypatch.setattr(meeting, "_GRACE_S", 0.5)
 
 
@@ -115,24 +115,24 @@ def patient(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
-def test_all_know_the_same(n):
-    with met(n) as rolls:
-        for rank, roll in enumerate(rolls):
-            assert roll.rank == rank
-            assert roll.entries == rolls[0].entries
-            assert [e.rank for e in roll.entries] == list(range(n))
-            assert {e.pid for e in roll.entries} == {os.getpid()}
-            assert roll.hosts == [0] * n
-            assert roll.local() == list(range(n))
+def test_all_ranks_have_the_same_rank_table(n):
+    with met(n) as tables:
+        for rank, table in enumerate(tables):
+            assert table.rank == rank
+            assert table.entries == tables[0].entries
+            assert [e.rank for e in table.entries] == list(range(n))
+            assert {e.pid for e in table.entries} == {os.getpid()}
+            assert table.hosts == [0] * n
+            assert table.local() == list(range(n))
             others = range(1, n) if rank == 0 else [0]
-            assert sorted(roll.lifelines) == list(others)
-            assert str(roll.peers[0]).startswith("rank 0 (pid ")
+            assert sorted(table.lifelines) == list(others)
+            assert str(table.peers[0]).startswith("rank 0 (pid ")
 
 
 def test_lifelines_are_those_of_their_ranks():
-    with met(4) as rolls:
+    with met(4) as tables:
         for rank in range(1, 4):
-            here, there = rolls[0].lifelines[rank], rolls[rank].lifelines[0]
+            here, there = tables[0].lifelines[rank], tables[rank].lifelines[0]
             assert here.send_key == there.receive_key
             assert here.purpose.kind == "life"
             here.socket.sendall(bytes([rank]))
@@ -140,47 +140,47 @@ def test_lifelines_are_those_of_their_ranks():
 
 
 def test_every_two_ranks_can_connect_afterwards():
-    with met(3) as rolls:
+    with met(3) as tables:
         for one in range(3):
             for two in range(one):
-                there = rolls[one].listener.connect(two, data_purpose(1), GENEROUS_S)
-                here = rolls[two].listener.expect(one, data_purpose(1), GENEROUS_S)
+                there = tables[one].listener.connect(two, data_purpose(1), GENEROUS_S)
+                here = tables[two].listener.expect(one, data_purpose(1), GENEROUS_S)
                 assert here.send_key == there.receive_key
                 here.close()
                 there.close()
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost"])
-def test_other_ways_to_say_where(host):
-    with met(2, host) as rolls:
-        assert "told to listen" in rolls[0].why
-        assert "on lo: the route to" in rolls[1].why
+def test_rank_0_can_be_named_by_host_or_ipv6(host):
+    with met(2, host) as tables:
+        assert "was given as the address" in tables[0].why
+        assert "on lo: the route to" in tables[1].why
 
 
-def test_an_interface_by_name():
-    with met(2, interface="lo") as rolls:
-        for roll in rolls:
-            assert "UNISONO_INTERFACE=lo names the interface" in roll.why
+def test_interface_is_chosen_by_name():
+    with met(2, interface="lo") as tables:
+        for table in tables:
+            assert "UNISONO_INTERFACE=lo names the interface" in table.why
 
 
-def test_all_interfaces_if_told():
-    with met(3, interface="0.0.0.0") as rolls:
-        assert rolls[1].listener.address.host == "0.0.0.0"
-        assert rolls[1].entries[2].address.startswith("127.0.0.1:")
-        rolls[1].listener.connect(2, data_purpose(1), GENEROUS_S).close()
+def test_all_interfaces_are_used_if_named():
+    with met(3, interface="0.0.0.0") as tables:
+        assert tables[1].listener.address.host == "0.0.0.0"
+        assert tables[1].entries[2].address.startswith("127.0.0.1:")
+        tables[1].listener.connect(2, data_purpose(1), GENEROUS_S).close()
 
 
-def test_without_a_secret_on_loopback():
-    with met(2, secret=None) as rolls:
-        assert rolls[0].listener.me.secret.is_open
+def test_rendezvous_without_secret_works_on_loopback():
+    with met(2, secret=None) as tables:
+        assert tables[0].listener.me.secret.is_open
 
 
 def is_on(rank, folder, hosts, secret):
     os.environ["UNISONO_HOST_ID"] = hosts[rank.number]
-    roll = comes_from_a_process(rank, folder, secret)
-    found = [roll.hosts, [roll.local(r) for r in range(rank.n)]]
-    found.append([str(peer) for peer in roll.peers])
-    roll.close()
+    table = comes_from_a_process(rank, folder, secret)
+    found = [table.hosts, [table.local(r) for r in range(rank.n)]]
+    found.append([str(peer) for peer in table.peers])
+    table.close()
     return found
 
 
@@ -210,7 +210,7 @@ def comes_from_a_process(rank, folder, secret, **options):
     )
 
 
-def test_hosts_are_told_apart(forks, tmp_path):
+def test_hosts_are_distinguished_by_identity(forks, tmp_path):
     hosts = ["b", "a", "b", "c", "a"]
     ends = forks.run(5, is_on, str(tmp_path), hosts, SECRET.hex())
     for end in ends:
@@ -222,7 +222,7 @@ def test_hosts_are_told_apart(forks, tmp_path):
             assert peers[r] == f"rank {r} (pid {other.pid} on {hosts[r]})"
 
 
-def test_a_host_can_be_parted_but_not_joined(monkeypatch):
+def test_host_id_divides_a_host_and_joins_none(monkeypatch):
     monkeypatch.delenv("UNISONO_HOST_ID", raising=False)
     mine = host_identity()
     monkeypatch.setenv("UNISONO_HOST_ID", "pretended")
@@ -235,18 +235,18 @@ def test_a_host_can_be_parted_but_not_joined(monkeypatch):
 
 
 @pytest.mark.parametrize("absent", [[2], [1, 2]])
-def test_who_is_missing_is_named_to_all(absent, hasty, patient):
+def test_missing_ranks_are_named_to_all(absent, hasty, patient):
     present = [rank for rank in range(1, 4) if rank not in absent]
-    patient(lambda hosting: all(map(hosting._is_here, present)))
+    patient(lambda hosting: all(map(hosting._is_connected, present)))
     calls = [(rank, 4, {}) for rank in present]
     for end in Meeting().run((0, 4, {"timeout_s": 0.4}), *calls):
         assert isinstance(end, ConnectFailed), end
         assert end.missing == tuple(absent)
-        assert "did not appear at 127.0.0.1:" in str(end)
+        assert "did not connect to 127.0.0.1:" in str(end)
         assert "within 0.4 s; " + f"{4 - len(absent)} of 4 did" in str(end)
 
 
-def test_no_rank_0(hasty):
+def test_rendezvous_without_rank_0_times_out(hasty):
     with socket.create_server(("127.0.0.1", 0)) as keeper:
         address = Address(*keeper.getsockname())
     with pytest.raises(ConnectFailed, match="Connection refused") as caught:
@@ -258,19 +258,21 @@ def test_no_rank_0(hasty):
 @pytest.mark.parametrize(
     ("rank", "n", "options", "says"),
     [
-        (1, 5, {}, "rank 1 was told of 5 ranks, rank 0 of 3"),
-        (4, 5, {}, "rank 4 was told of 5 ranks, rank 0 of 3"),
+        (1, 5, {}, "rank 1 has world size 5, rank 0 has 3"),
+        (4, 5, {}, "rank 4 has world size 5, rank 0 has 3"),
         (1, 3, {"version": "0.7"}, "rank 1 runs unisono 0.7, rank 0 1: install the"),
-        (2, 3, {}, f"two processes say that they are rank 2: pid {os.getpid()} on "),
+        (2, 3, {}, f"two processes are rank 2: pid {os.getpid()} on "),
     ],
     ids=["another size", "too high a rank", "another version", "the same rank"],
 )
-def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypatch):
+def test_rank_that_does_not_fit_is_reported_to_all(
+    rank, n, options, says, hasty, monkeypatch
+):
     gathering = Meeting()
     greet, greeted = meeting._Server._greet, threading.Event()
 
-    def greet_and_tell(self, letters):
-        greet(self, letters)
+    def greet_and_tell(self, messages):
+        greet(self, messages)
         greeted.set()
 
     def comes_last():
@@ -288,10 +290,10 @@ def test_who_does_not_fit_is_told_to_all(rank, n, options, says, hasty, monkeypa
         assert says in str(end)
 
 
-def test_a_rank_of_another_job_is_told_and_the_others_meet(hasty):
+def test_rank_of_another_job_is_refused_and_the_others_connect(hasty):
     ends = Meeting().run(*all_of(2), (1, 2, {"job": "other"}))
     assert isinstance(ends[2], Refused)
-    assert "serves another job than 'other'" in str(ends[2])
+    assert "belongs to another job than 'other'" in str(ends[2])
     assert [e for e in ends[:2] if isinstance(e, Exception)] == []
 
 
@@ -305,10 +307,10 @@ def test_a_rank_of_another_job_is_told_and_the_others_meet(hasty):
             Refused,
             "rank 0 is in epoch 0 of the job, rank 1 in 3",
         ),
-        ({"job": "other"}, Refused, "serves another job"),
+        ({"job": "other"}, Refused, "belongs to another job"),
     ],
 )
-def test_who_does_not_belong_is_told_and_rank_0_waits_on(
+def test_refused_client_gets_the_reason_and_rank_0_waits_on(
     options, error, says, hasty, patient
 ):
     gathering, tried = Meeting(), threading.Event()
@@ -325,10 +327,10 @@ def test_who_does_not_belong_is_told_and_rank_0_waits_on(
     (host,) = gathering.run((0, 2, {"timeout_s": 0.1}), during=comes)
     assert isinstance(host, ConnectFailed)
     assert host.missing == (1,)
-    assert "turned away, the last from 127.0.0.1" in str(host)
+    assert "rejected, the last from 127.0.0.1" in str(host)
 
 
-def test_a_rank_0_left_over_from_before_is_outlived():
+def test_clients_retry_past_a_rank_0_of_the_job_before():
     """The run before ends while the next begins, at the same place."""
     before = Meeting()
     (stale,) = before.run((0, 1, {"job": "before"}))
@@ -349,7 +351,7 @@ def test_a_rank_0_left_over_from_before_is_outlived():
             end.result().close()
 
 
-def test_the_port_is_taken():
+def test_rendezvous_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = str(Address(*other.getsockname()))
         with pytest.raises(ConnectFailed, match="another program, or another job"):
@@ -357,7 +359,7 @@ def test_the_port_is_taken():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_no_secret_no_network(rank):
+def test_rendezvous_without_secret_refuses_network_addresses(rank):
     with pytest.raises(BadArgument, match="has no secret"):
         rendezvous(
             *(rank, 2, "job", "192.0.2.1:29500"),
@@ -377,7 +379,7 @@ def test_no_secret_no_network(rank):
         (0, "127.0.0.1", "expected host:port"),
     ],
 )
-def test_bad_arguments(rank, where, says):
+def test_rendezvous_refuses_bad_arguments(rank, where, says):
     with pytest.raises(BadArgument, match=says):
         rendezvous(rank, 2, "job", where, secret=SECRET, version="1")
 
@@ -385,7 +387,7 @@ def test_bad_arguments(rank, where, says):
 # --- those who die, lie or only look
 
 
-def test_a_rank_that_died_while_it_waited_may_come_again():
+def test_rank_that_died_waiting_may_connect_again():
     gathering = Meeting()
 
     def dies():
@@ -403,10 +405,10 @@ def test_a_rank_that_died_while_it_waited_may_come_again():
         return Meeting.come(gathering, rank, n, **options)
 
     gathering.come = later
-    rolls = gathering.run(*all_of(3), during=dies)
-    for roll in rolls:
-        assert not isinstance(roll, Exception), roll
-        roll.close()
+    tables = gathering.run(*all_of(3), during=dies)
+    for table in tables:
+        assert not isinstance(table, Exception), table
+        table.close()
 
 
 def says_hello(gathering, rank, n, **changes):
@@ -433,7 +435,7 @@ def says_hello(gathering, rank, n, **changes):
         {"entry": [1, 2]},
     ],
 )
-def test_nonsense_from_one_who_holds_the_secret(changes, hasty):
+def test_unreadable_hello_fails_the_rendezvous(changes, hasty):
     gathering = Meeting()
     opened = []
 
@@ -443,11 +445,11 @@ def test_nonsense_from_one_who_holds_the_secret(changes, hasty):
 
     (end,) = gathering.run((0, 2, {}), during=lies)
     assert isinstance(end, ConnectFailed)
-    assert "rank 1 says what is no hello" in str(end)
+    assert "the hello of rank 1 cannot be read" in str(end)
     opened[0].close()
 
 
-def test_one_who_says_that_it_is_another(hasty):
+def test_hello_with_another_rank_fails_the_rendezvous(hasty):
     gathering = Meeting()
 
     def lies():
@@ -456,10 +458,10 @@ def test_one_who_says_that_it_is_another(hasty):
         says_hello(gathering, 1, 3, entry=entry).close()
 
     (end,) = gathering.run((0, 3, {}), during=lies)
-    assert "rank 1 says that it is rank 2" in str(end)
+    assert "rank 1 has sent the hello of rank 2" in str(end)
 
 
-def test_no_lifeline(hasty, patient):
+def test_rank_without_lifeline_is_missing(hasty, patient):
     """A rank that stops between its hello and its lifeline is named."""
     gathering = Meeting()
     patient(lambda hosting: hosting.clients)
@@ -472,33 +474,33 @@ def test_no_lifeline(hasty, patient):
     (end,) = gathering.run((0, 2, {"timeout_s": 0.5}), during=stops)
     assert isinstance(end, ConnectFailed)
     assert end.missing == (1,)
-    assert "rank 1 did not appear" in str(end)
+    assert "rank 1 did not connect" in str(end)
     opened[0].close()
 
 
-def test_strangers_at_the_meeting_change_nothing():
+def test_pending_clients_do_not_disturb_the_rendezvous():
     gathering = Meeting()
 
     def crowd():
         assert gathering.announced.wait(GENEROUS_S)
         with contextlib.ExitStack() as stack:
             for number in range(100):
-                sock = stack.enter_context(strangers.connect(gathering.address))
-                strangers.ALL[number % len(strangers.ALL)](sock)
+                sock = stack.enter_context(pending_clients.connect(gathering.address))
+                pending_clients.ALL[number % len(pending_clients.ALL)](sock)
 
-    rolls = gathering.run(*all_of(4), during=crowd)
-    for roll in rolls:
-        assert not isinstance(roll, Exception), roll
-        assert roll.hosts == [0] * 4
-        roll.close()
+    tables = gathering.run(*all_of(4), during=crowd)
+    for table in tables:
+        assert not isinstance(table, Exception), table
+        assert table.hosts == [0] * 4
+        table.close()
 
 
 def is_killed(rank, folder, victim, secret):
     """All meet, one is killed, and whose lifeline leads to it reads its end."""
-    roll = comes_from_a_process(rank, folder, secret)
+    table = comes_from_a_process(rank, folder, secret)
     if rank.number == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    watched = roll.lifelines.get(victim)
+    watched = table.lifelines.get(victim)
     if watched is None:
         return "not watching"
     watched.socket.settimeout(GENEROUS_S)
@@ -506,7 +508,7 @@ def is_killed(rank, folder, victim, secret):
         ended = watched.socket.recv(1) == b""
     except ConnectionError:
         ended = True
-    roll.close()
+    table.close()
     return ended
 
 
@@ -529,7 +531,7 @@ def rank_0_dies(rank, folder, secret):
 
         def wait(self):
             true_wait(self)
-            if self._is_here(1):
+            if self._is_connected(1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         meeting._Server._await_clients = wait
@@ -538,9 +540,12 @@ def rank_0_dies(rank, folder, secret):
     return attempt(comes_from_a_process, rank, folder, secret)
 
 
-def test_rank_0_dies_while_others_wait(forks, tmp_path):
+def test_clients_fail_when_rank_0_dies(forks, tmp_path):
     ends = forks.run(3, rank_0_dies, str(tmp_path), SECRET.hex())
     error = ends[1].value
     assert error["error"] == "ConnectFailed"
-    assert error["message"] == "rank 0 closed the meeting: it has died"
+    assert (
+        error["message"]
+        == "rank 0 closed the connection at the rendezvous: it has died"
+    )
     assert error["attributes"]["missing"] == [0]

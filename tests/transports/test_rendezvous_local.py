@@ -64,7 +64,7 @@ def asked_of_the_watch():
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_ranks_meet_with_more_than_1024_files_open(number, forks):
+def test_ranks_connect_with_more_than_1024_files_open(number, forks):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
         pytest.skip("the system allows fewer descriptors")
     ends = forks.run(2, opens_many_files, number)
@@ -98,7 +98,7 @@ def has_too_few(rank):
     return attempt(rank.init, meeting_s=20, timeout_s=20)
 
 
-def test_too_few_descriptors_are_told_in_numbers(forks):
+def test_error_for_too_few_descriptors_has_numbers(forks):
     ends = forks.run(4, has_too_few)
     assert ends[1].value["error"] == "ConnectFailed", ends[1]
     message = ends[1].value["message"]
@@ -131,26 +131,26 @@ def handed_over(monkeypatch, errors, timeout_s=20.0):
     one, other = socket.socketpair()
     guest = SimpleNamespace(connection=ours, hello=SimpleNamespace(rank=2, pid=7))
     with ours, theirs, other:
-        hosting(timeout_s)._hand_over(guest, 1, one)
+        hosting(timeout_s)._pass_socket(guest, 1, one)
         told, fds, _, _ = socket.recv_fds(theirs, 16, 1)
     for fd in fds:
         os.close(fd)
     return int.from_bytes(told, "little"), len(fds)
 
 
-def test_handing_over_waits_while_too_many_descriptors_are_in_flight(monkeypatch):
+def test_passing_sockets_waits_while_too_many_are_in_transit(monkeypatch):
     errors = [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ETOOMANYREFS]
     assert handed_over(monkeypatch, errors) == (1, 1)
 
 
-def test_too_many_descriptors_in_flight_are_no_death(monkeypatch):
-    with pytest.raises(ConnectFailed, match=r"on their way.*ulimit -n") as told:
+def test_too_many_sockets_in_transit_is_not_reported_as_death(monkeypatch):
+    with pytest.raises(ConnectFailed, match=r"in transit.*ulimit -n") as told:
         handed_over(monkeypatch, iter(lambda: errno.ETOOMANYREFS, 0), 0.05)
     assert "died" not in str(told.value)
     assert told.value.missing == ()
 
 
-def test_a_rank_that_is_gone_while_they_meet_has_died(monkeypatch):
+def test_rank_that_closes_during_the_rendezvous_has_died(monkeypatch):
     with pytest.raises(ConnectFailed, match=r"rank 2 \(pid 7\) died") as told:
         handed_over(monkeypatch, [errno.EPIPE])
     assert told.value.missing == (2,)
@@ -216,7 +216,7 @@ def may_make_namespaces(rank):
 
 
 @pytest.mark.parametrize("apart", [[1], [0, 1], [1, 2]], ids=str)
-def test_ranks_meet_across_pid_namespaces(apart, forks, namespaces):
+def test_ranks_connect_across_pid_namespaces(apart, forks, namespaces):
     ends = forks.run(3, in_namespaces, apart, -1)
     for end in ends:
         pids, own, reach = json.loads(end.value)
@@ -226,6 +226,6 @@ def test_ranks_meet_across_pid_namespaces(apart, forks, namespaces):
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_death_in_another_pid_namespace_is_known(dies, forks, namespaces):
+def test_death_in_another_pid_namespace_is_detected(dies, forks, namespaces):
     ends = forks.run(2, in_namespaces, [1], dies)
     assert json.loads(ends[1 - dies].value)[0] == [dies], ends
