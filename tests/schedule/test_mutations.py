@@ -190,9 +190,9 @@ def test_some_swapped_steps_are_harmless_and_others_are_not():
 
 
 @pytest.mark.sweep
-def test_readme_states_the_number_of_mutants():
+def test_the_overview_states_the_number_of_mutants():
     kinds = [mutants(*case, n, m) for case in CASES for n in WORLDS for m in MUTATIONS]
     kinds += [swapped_steps(*case, n) for case in CASES for n in WORLDS]
     total = sum(len(made) for made in kinds)
-    readme = Path(__file__).parents[2] / "README.md"
-    assert f"all {total:,} mutations" in readme.read_text(encoding="utf-8")
+    overview = Path(__file__).parents[2] / "docs" / "overview.md"
+    assert f"all {total:,} mutations" in overview.read_text(encoding="utf-8")
