@@ -92,6 +92,8 @@ private:
     if (target_.thread() == 0) {
       mine_.calls = number_;
       mine_.last_pieces = U64(program->pieces);
+      if (target_.block() == 0)
+        *call_.done = number_;
     }
     return true;
   }
@@ -116,6 +118,7 @@ private:
     Arrival &arrival = mine_.arrivals[number_ & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags;
+    arrival.summary = call_.summary;
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
       arrival.offset[i] = call_.offset[i];
@@ -130,7 +133,7 @@ private:
       const Arrival &arrival = words(q).arrivals[number_ & 1];
       failed = !poll(&arrival.call, number_, q);
       if (!failed && arrival.fingerprint != call_.fingerprint) {
-        fail(Why::mismatch, q);
+        fail(Why::mismatch, q, &arrival.summary);
         failed = true;
       }
       if (failed)
@@ -201,6 +204,11 @@ private:
     if (target_.load_host(call_.abort) != 0 ||
         target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
+    const U64 closed = target_.load_acquire(&call_.peers[rank].words->closed);
+    if (closed != 0 && closed <= number_) {
+      fail(Why::closed, rank);
+      return true;
+    }
     const U64 now = target_.clock_ns();
     if (waiting_since_ == 0)
       waiting_since_ = now;
@@ -211,7 +219,7 @@ private:
   }
 
   // Reports the first failure of this rank to the host.
-  UNISONO_DEVICE void fail(Why why, std::int32_t rank) {
+  UNISONO_DEVICE void fail(Why why, std::int32_t rank, const Summary *other = nullptr) {
     if (!target_.claim(&call_.peers[call_.rank].words->failed))
       return;
     FailureSlot &slot = *call_.failure;
@@ -219,6 +227,9 @@ private:
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
     slot.call = number_;
+    slot.mine = call_.summary;
+    if (other != nullptr)
+      slot.theirs = *other;
     target_.store_host(&slot.state, 1);
   }
 
