@@ -103,13 +103,13 @@ private:
   Stream stream_ = nullptr;
 };
 
-std::shared_ptr<DeviceComm> make_comm(std::shared_ptr<Handle> comm, int ordinal,
+std::shared_ptr<DeviceComm> make_comm(Handle &comm, int ordinal,
                                       std::size_t half, std::size_t owner,
                                       std::uint64_t segment) {
-  auto board = comm->host_peers().find(owner, segment);
-  if (!board || board->size() < DeviceComm::board_bytes(comm->size()))
+  auto board = comm.host_peers().find(owner, segment);
+  if (!board || board->size() < DeviceComm::board_bytes(comm.size()))
     throw nb::value_error("the board of a device communicator is missing or too small");
-  return {new DeviceComm(std::move(comm), Device::of(ordinal), half, std::move(board)),
+  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board)),
           &DeviceComm::release};
 }
 
@@ -200,5 +200,6 @@ void bind_cuda(nb::module_ &m) {
       .def("close", &DeviceComm::close, nb::call_guard<nb::gil_scoped_release>());
   m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));
   m.def("make_device_comm", &make_comm, nb::arg("comm"), nb::arg("ordinal"), nb::arg("half"),
-        nb::arg("owner"), nb::arg("segment"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("owner"), nb::arg("segment"), nb::keep_alive<0, 1>(),
+        nb::call_guard<nb::gil_scoped_release>());
 }

@@ -27,6 +27,13 @@ std::uint64_t process_number() {
   return number;
 }
 
+std::vector<std::size_t> ranks_of(const Comm &comm) {
+  std::vector<std::size_t> ranks;
+  for (std::size_t q = 0; q < comm.size(); ++q)
+    ranks.push_back(comm.world_rank(q));
+  return ranks;
+}
+
 } // namespace
 
 Kernel::Kernel(const Device &device, const void *image) : device_(device) {
@@ -52,11 +59,12 @@ DevicePlan::DevicePlan(Device &device, std::shared_ptr<const Plan> plan)
   memory_.write(0, packed_.bytes().data(), packed_.bytes().size());
 }
 
-DeviceComm::DeviceComm(std::shared_ptr<Comm> comm, Device &device, std::size_t half,
+DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board)
-    : comm_(std::move(comm)), device_(device), half_(half),
-      arena_(device, windows_at + 2 * half), peers_(device, comm_->size() * sizeof(Peer)),
-      segments_(device, comm_->size() * most_segments * sizeof(Address)),
+    : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
+      host_peers_(comm.engine().host_peers), device_(device), half_(half),
+      arena_(device, windows_at + 2 * half), peers_(device, comm.size() * sizeof(Peer)),
+      segments_(device, comm.size() * most_segments * sizeof(Address)),
       host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())) {
   const CurrentDevice current(device);
@@ -102,7 +110,7 @@ std::size_t DeviceComm::ranks_here() const {
 void DeviceComm::launch(const Arguments &a) {
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
-  Launch launch = a.plan->packed().launch(a.plan->tables(), comm_->rank(), comm_->size());
+  Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   map_new_segments();

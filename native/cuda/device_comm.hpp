@@ -68,8 +68,8 @@ struct Announcement {
 class DeviceComm {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
-  DeviceComm(std::shared_ptr<Comm> comm, Device &device, std::size_t half,
-             std::shared_ptr<Memory> board);
+  // The communicator behind it must exist until close() has returned.
+  DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board);
   static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
   ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
@@ -102,7 +102,8 @@ public:
   // No more calls. Waits until those that were made have ended or failed. To be called before
   // the communicator behind it is closed.
   void close();
-  // Closes it, unmaps what is of other ranks, and deletes it when they have done so as well.
+  // Unmaps what is of other ranks, and deletes it when they have done so as well. One that
+  // is not closed is left to the end of the process.
   static void release(DeviceComm *comm);
 
 private:
@@ -131,7 +132,10 @@ private:
   void report_deaths();
   bool order_after_last(Stream stream);
 
-  std::shared_ptr<Comm> comm_;
+  Comm &comm_;
+  const std::size_t rank_;
+  const std::vector<std::size_t> world_ranks_;
+  const std::shared_ptr<HostPeers> host_peers_;
   Device &device_;
   const std::size_t half_;
   DeviceMemory arena_, peers_, segments_;

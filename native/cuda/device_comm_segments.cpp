@@ -35,7 +35,7 @@ std::optional<DeviceComm::Place> DeviceComm::place_of(Address address) {
 
 // The number of a new segment; 0 if the allocation cannot be shared.
 std::uint64_t DeviceComm::share(Address base) {
-  BoardRank &mine = board_[comm_->rank()];
+  BoardRank &mine = board_[rank_];
   const std::uint64_t count = mine.shared.load(std::memory_order_relaxed);
   if (count + 1 >= device::most_segments)
     return 0;
@@ -48,9 +48,9 @@ std::uint64_t DeviceComm::share(Address base) {
 }
 
 bool DeviceComm::is_mapped_by_all(std::uint64_t segment) const {
-  for (std::size_t q = 0; q < comm_->size(); ++q)
-    if (q != comm_->rank() &&
-        board_[q].mapped[comm_->rank()].load(std::memory_order_acquire) < segment)
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    if (q != rank_ &&
+        board_[q].mapped[rank_].load(std::memory_order_acquire) < segment)
       return false;
   return true;
 }
@@ -59,10 +59,10 @@ bool DeviceComm::is_mapped_by_all(std::uint64_t segment) const {
 // the last one of its rank that is: its calls go through the windows.
 void DeviceComm::map_new_segments() {
   const std::lock_guard only(mapping_);
-  for (std::size_t q = 0; q < comm_->size() && !one_process_; ++q) {
-    if (q == comm_->rank())
+  for (std::size_t q = 0; q < world_ranks_.size() && !one_process_; ++q) {
+    if (q == rank_)
       continue;
-    Word &mapped = board_[comm_->rank()].mapped[q];
+    Word &mapped = board_[rank_].mapped[q];
     std::uint64_t count = mapped.load(std::memory_order_relaxed);
     const std::uint64_t shared = board_[q].shared.load(std::memory_order_acquire);
     for (; count < shared && count + 1 < device::most_segments; ++count) {

@@ -41,12 +41,12 @@ void DeviceComm::watch() {
 }
 
 void DeviceComm::look() {
-  if (comm_->host_peers().forked())
+  if (host_peers_->forked())
     return;
   report_failure();
   report_deaths();
   map_new_segments();
-  if (comm_->failure().kind != FailureKind::none)
+  if (comm_.failure().kind != FailureKind::none)
     __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
 }
 
@@ -55,30 +55,30 @@ void DeviceComm::report_failure() {
   const device::FailureSlot &slot = host_.host<HostWords>()->failure;
   if (__atomic_load_n(&slot.state, __ATOMIC_ACQUIRE) == 0 || reported_.exchange(true))
     return;
-  const auto me = std::uint32_t(comm_->rank());
-  const auto culprit = std::min(slot.rank, std::uint32_t(comm_->size() - 1));
+  const auto me = std::uint32_t(rank_);
+  const auto culprit = std::min(slot.rank, std::uint32_t(world_ranks_.size() - 1));
   const auto number = std::uint32_t(slot.call) | device_call;
   const Failure failure{FailureKind(slot.why), culprit, me, number};
   if (failure.kind == FailureKind::mismatch)
-    comm_->abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
+    comm_.abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
   else
-    comm_->abort(failure);
+    comm_.abort(failure);
 }
 
 // A rank that has closed is not lost: its kernels have ended, or the kernels of this rank
 // see that it will not come (RankWords::closed).
 void DeviceComm::report_deaths() {
-  for (std::size_t q = 0; q < comm_->size(); ++q)
-    if (comm_->host_peers().dead(comm_->world_rank(q)) &&
-        comm_->layout().block(q).closed.load(std::memory_order_acquire) == 0)
-      comm_->abort({FailureKind::peer_lost, std::uint32_t(q), std::uint32_t(comm_->rank()),
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    if (host_peers_->dead(world_ranks_[q]) &&
+        comm_.layout().block(q).closed.load(std::memory_order_acquire) == 0)
+      comm_.abort({FailureKind::peer_lost, std::uint32_t(q), std::uint32_t(rank_),
                     std::uint32_t(done() + 1) | device_call});
 }
 
 // Whether other ranks may still have memory of this rank mapped.
 bool DeviceComm::is_used_by_others() const {
-  for (std::size_t q = 0; q < comm_->size(); ++q)
-    if (q != comm_->rank() && !comm_->host_peers().dead(comm_->world_rank(q)) &&
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    if (q != rank_ && !host_peers_->dead(world_ranks_[q]) &&
         board_[q].released.load(std::memory_order_acquire) == 0)
       return true;
   return false;
@@ -91,7 +91,7 @@ void DeviceComm::close() {
       return;
     closed_ = true;
   }
-  if (!connected_ || comm_->host_peers().forked())
+  if (!connected_ || host_peers_->forked())
     return;
   {
     const CurrentDevice current(device_, std::nothrow);
@@ -108,12 +108,11 @@ void DeviceComm::close() {
 }
 
 void DeviceComm::release(DeviceComm *comm) {
-  if (comm->comm_->host_peers().forked())
+  if (!comm->closed_ || comm->host_peers_->forked())
     return;
   release_later([comm] {
-    comm->close();
     comm->imported_.clear();
-    comm->board_[comm->comm_->rank()].released.store(1, std::memory_order_release);
+    comm->board_[comm->rank_].released.store(1, std::memory_order_release);
     release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
   });
 }
