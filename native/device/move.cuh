@@ -91,6 +91,8 @@ template <class Type, class Operation, class Unit> struct Reduced {
   using Sum = typename Type::Sum;
   static constexpr std::int64_t bytes = sizeof(Unit);
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
+  // An element takes a whole register, or several.
+  static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
   struct Elements {
     Stored of[lanes];
   };
@@ -158,7 +160,7 @@ template <class Type, class Operation> struct Reduce {
     if (m.num_sources == 1)
       return Copy::move(target, m, itemsize);
     // So many that their sums fit into registers.
-    constexpr int packs = sizeof(Pack<Vector>) > 32 ? 1 : 2;
+    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : 2;
     const std::int64_t bytes = m.count * itemsize;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;
