@@ -44,7 +44,7 @@ template <class Target, class Mover> class Interpreter {
 public:
   UNISONO_DEVICE Interpreter(const Launch &call, Target target, BlockMemory &shared)
       : call_(call), target_(target), shared_(shared),
-        mine_(words(call.rank)), number_(mine_.calls + 1),
+        mine_(words(call.rank)),
         first_generation_(mine_.progress >> progress_action_bits) {}
 
   UNISONO_DEVICE void run() {
@@ -56,6 +56,9 @@ private:
   struct Slice { // in elements
     std::int64_t in_piece, in_chunk, count;
   };
+
+  // Of this call; read again where it is needed, which saves registers.
+  UNISONO_DEVICE U64 number() const { return mine_.calls + 1; }
 
   UNISONO_DEVICE BlockWords &words(std::int32_t rank) const {
     return call_.peers[rank].words->blocks[target_.block()];
@@ -90,7 +93,7 @@ private:
     if (!wait(program->exits, program->num_exits, program->pieces - 1))
       return false;
     if (target_.thread() == 0) {
-      mine_.calls = number_;
+      mine_.calls = number();
       mine_.last_pieces = U64(program->pieces);
     }
     return true;
@@ -113,22 +116,24 @@ private:
     target_.sync(); // all threads have read the words of this block
     if (target_.thread() != 0)
       return;
-    Arrival &arrival = mine_.arrivals[number_ & 1];
+    const U64 call = number();
+    Arrival &arrival = mine_.arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags;
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
       arrival.offset[i] = call_.offset[i];
     }
-    target_.store_release(&arrival.call, number_);
+    target_.store_release(&arrival.call, call);
   }
 
   // Waits for the arrival of all ranks, compares their calls, and finds their buffers.
   UNISONO_DEVICE bool arrive() {
+    const U64 call = number();
     bool failed = false;
     for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads()) {
-      const Arrival &arrival = words(q).arrivals[number_ & 1];
-      failed = !poll(&arrival.call, number_, q);
+      const Arrival &arrival = words(q).arrivals[call & 1];
+      failed = !poll(&arrival.call, call, q);
       if (!failed && arrival.fingerprint != call_.fingerprint) {
         fail(Why::mismatch, q);
         failed = true;
@@ -218,7 +223,7 @@ private:
     slot.why = std::uint32_t(why);
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
-    slot.call = number_;
+    slot.call = number();
     target_.store_host(&slot.state, 1);
   }
 
@@ -332,7 +337,7 @@ private:
   Target target_;
   BlockMemory &shared_;
   BlockWords &mine_;
-  const U64 number_, first_generation_;
+  const U64 first_generation_;
   U64 waiting_since_ = 0;
 };
 

@@ -1,0 +1,1 @@
+"""GPUs: the kernel that runs programs on them, compiled where it is needed."""
