@@ -137,6 +137,7 @@ NB_MODULE(_native, m) {
   bind_comm(m);
   bind_simulate(m);
   bind_codec(m);
+  bind_cuda(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),

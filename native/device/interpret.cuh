@@ -93,8 +93,11 @@ private:
     if (!wait(program->exits, program->num_exits, program->pieces - 1))
       return false;
     if (target_.thread() == 0) {
-      mine_.calls = number();
+      const U64 call = number();
+      mine_.calls = call;
       mine_.last_pieces = U64(program->pieces);
+      if (target_.block() == 0)
+        *call_.done = call;
     }
     return true;
   }
@@ -120,6 +123,7 @@ private:
     Arrival &arrival = mine_.arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags;
+    arrival.summary = call_.summary;
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
       arrival.offset[i] = call_.offset[i];
@@ -135,7 +139,7 @@ private:
       const Arrival &arrival = words(q).arrivals[call & 1];
       failed = !poll(&arrival.call, call, q);
       if (!failed && arrival.fingerprint != call_.fingerprint) {
-        fail(Why::mismatch, q);
+        fail(Why::mismatch, q, &arrival.summary);
         failed = true;
       }
       if (failed)
@@ -206,6 +210,11 @@ private:
     if (target_.load_host(call_.abort) != 0 ||
         target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
+    const U64 closed = target_.load_acquire(&call_.peers[rank].words->closed);
+    if (closed != 0 && closed <= number()) {
+      fail(Why::closed, rank);
+      return true;
+    }
     const U64 now = target_.clock_ns();
     if (waiting_since_ == 0)
       waiting_since_ = now;
@@ -216,7 +225,7 @@ private:
   }
 
   // Reports the first failure of this rank to the host.
-  UNISONO_DEVICE void fail(Why why, std::int32_t rank) {
+  UNISONO_DEVICE void fail(Why why, std::int32_t rank, const Summary *other = nullptr) {
     if (!target_.claim(&call_.peers[call_.rank].words->failed))
       return;
     FailureSlot &slot = *call_.failure;
@@ -224,6 +233,9 @@ private:
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
     slot.call = number();
+    slot.mine = call_.summary;
+    if (other != nullptr)
+      slot.theirs = *other;
     target_.store_host(&slot.state, 1);
   }
 

@@ -1,1 +1,1 @@
-"""GPUs: the kernel that runs programs on them, compiled where it is needed."""
+"""GPUs: arrays in their memory, and the kernel that runs programs on them."""

@@ -1,0 +1,153 @@
+// One rank's half of a communicator on a CUDA device.
+//
+// Each rank has an arena in device memory: the words of its blocks, and its windows. Ranks of
+// one process use each other's addresses, ranks of other processes map the arena by its
+// handle. A launch runs the interpreter; nothing on the host takes part in a call.
+//
+// A communicator of the CPU's engine stands behind it: it knows which ranks have died or
+// closed, and its failure word breaks both halves. A thread of this class watches that word
+// and what kernels report: device_comm_watcher.cpp.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "cuda/board.hpp"
+#include "cuda/device.hpp"
+#include "device/tables.hpp"
+#include "engine/comm.hpp"
+
+namespace unisono::cuda {
+
+// Marks the numbers of calls on a device in failures: they are counted apart.
+constexpr std::uint32_t device_call = 1u << 31;
+
+// A compiled kernel on a device.
+class Kernel {
+public:
+  Kernel(const Device &device, const void *image);
+  ~Kernel();
+  Kernel(const Kernel &) = delete;
+  Function function() const { return function_; }
+  int blocks_per_multiprocessor(int threads) const;
+
+private:
+  const Device &device_;
+  Module module_ = nullptr;
+  Function function_ = nullptr;
+};
+
+// A plan with its tables on a device.
+class DevicePlan {
+public:
+  DevicePlan(Device &device, std::shared_ptr<const Plan> plan);
+  const device::PackedPlan &packed() const { return packed_; }
+  const std::byte *tables() const { return memory_.as<const std::byte>(); }
+
+private:
+  device::PackedPlan packed_;
+  DeviceMemory memory_;
+};
+
+// What a rank tells the others when the device communicator is made.
+struct Announcement {
+  std::int64_t pid = 0;
+  std::uint64_t process = 0; // tells processes with equal pids of several namespaces apart
+  std::int32_t ordinal = 0;  // valid in its own process
+  Address arena = 0;         // likewise
+  IpcHandle handle{};
+};
+
+class DeviceComm {
+public:
+  // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
+  DeviceComm(std::shared_ptr<Comm> comm, Device &device, std::size_t half,
+             std::shared_ptr<Memory> board);
+  static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
+  ~DeviceComm();
+  DeviceComm(const DeviceComm &) = delete;
+
+  Announcement announcement() const;
+  // Maps the arenas of all ranks; those of this process by their addresses.
+  void connect(const std::vector<Announcement> &ranks);
+
+  struct Arguments {
+    const DevicePlan *plan;
+    const Kernel *kernel;
+    Address input, output;
+    Stream stream;
+    std::int64_t timeout_ns; // 0: none
+    int blocks, threads;
+  };
+  // Starts a call on a stream, after the earlier calls of this communicator.
+  void launch(const Arguments &arguments);
+
+  // Records an event behind the last call.
+  void record_last(Event event);
+  // Calls that were made, without those that a graph repeats.
+  std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  // Calls that have ended, as far as the host has seen.
+  std::uint64_t done() const;
+  // Looks for failures now, as the watcher does from time to time.
+  void look();
+  // No more calls. Waits until those that were made have ended or failed. To be called before
+  // the communicator behind it is closed.
+  void close();
+
+private:
+  struct HostWords { // in pinned memory
+    alignas(64) std::uint32_t abort;
+    alignas(64) device::FailureSlot failure;
+    alignas(64) std::uint64_t done;
+  };
+
+  // Buffers that are used in place: device_comm_segments.cpp.
+  struct Place { // as other ranks find it
+    std::uint64_t segment, offset;
+  };
+  struct Known { // an allocation of this rank
+    std::uint64_t id = 0, segment = 0;
+  };
+  std::optional<Place> place_of(Address address);
+  std::uint64_t share(Address base);
+  bool is_mapped_by_all(std::uint64_t segment) const;
+  void map_new_segments();
+  void expose(device::Launch &launch, int which, Address address);
+
+  void watch();
+  void report_failure();
+  void report_deaths();
+  bool order_after_last(Stream stream);
+
+  std::shared_ptr<Comm> comm_;
+  Device &device_;
+  const std::size_t half_;
+  DeviceMemory arena_, peers_, segments_;
+  PinnedMemory host_;
+  std::shared_ptr<Memory> board_memory_;
+  BoardRank *board_;
+  std::vector<bool> is_here_; // by rank: whether it is in this process
+  std::mutex mapping_;
+  std::vector<std::unique_ptr<ImportedMemory>> imported_;
+  std::map<Address, Known> known_; // by base
+  bool one_process_ = false; // addresses are valid on all ranks
+  std::mutex launching_;
+  std::atomic<std::uint64_t> launched_ = 0;
+  Stream last_stream_ = nullptr;
+  Event last_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false, connected_ = false, closed_ = false;
+  std::atomic<bool> reported_ = false;
+  std::jthread watcher_;
+};
+
+} // namespace unisono::cuda

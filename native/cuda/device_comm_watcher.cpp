@@ -1,0 +1,131 @@
+// How failures come to the host and leave it: what kernels report breaks the communicator,
+// and a broken communicator ends the kernels.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+
+#include "cuda/device_comm.hpp"
+
+namespace unisono::cuda {
+
+namespace {
+
+constexpr auto period = std::chrono::milliseconds(10);
+
+// A note of a call, with what its summary tells. The names are known where the fingerprint
+// is: src/unisono/runtime/device/failures.py.
+Note note_of(const device::Summary &summary, std::uint64_t seq) {
+  Note note{};
+  note.seq = seq;
+  note.count = summary.count;
+  note.content = summary.content;
+  note.root = summary.root;
+  note.collective = summary.collective;
+  note.dtype = summary.dtype;
+  note.op = summary.op;
+  return note;
+}
+
+} // namespace
+
+void DeviceComm::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    lock.unlock();
+    look();
+    lock.lock();
+    wake_.wait_for(lock, period, [this] { return stop_; });
+  }
+}
+
+void DeviceComm::look() {
+  if (comm_->host_peers().forked())
+    return;
+  report_failure();
+  report_deaths();
+  map_new_segments();
+  if (comm_->failure().kind != FailureKind::none)
+    __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+}
+
+// What a kernel of this rank has found out.
+void DeviceComm::report_failure() {
+  const device::FailureSlot &slot = host_.host<HostWords>()->failure;
+  if (__atomic_load_n(&slot.state, __ATOMIC_ACQUIRE) == 0 || reported_.exchange(true))
+    return;
+  const auto me = std::uint32_t(comm_->rank());
+  const auto culprit = std::min(slot.rank, std::uint32_t(comm_->size() - 1));
+  const auto number = std::uint32_t(slot.call) | device_call;
+  const Failure failure{FailureKind(slot.why), culprit, me, number};
+  if (failure.kind == FailureKind::mismatch)
+    comm_->abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
+  else
+    comm_->abort(failure);
+}
+
+// A rank that has closed is not lost: its kernels have ended, or the kernels of this rank
+// see that it will not come (RankWords::closed).
+void DeviceComm::report_deaths() {
+  for (std::size_t q = 0; q < comm_->size(); ++q)
+    if (comm_->host_peers().dead(comm_->world_rank(q)) &&
+        comm_->layout().block(q).closed.load(std::memory_order_acquire) == 0)
+      comm_->abort({FailureKind::peer_lost, std::uint32_t(q), std::uint32_t(comm_->rank()),
+                    std::uint32_t(done() + 1) | device_call});
+}
+
+namespace {
+
+// An arena that other ranks may still have mapped. A rank unmaps all before it closes its
+// communicator, so the arena can be freed when the others are closed or dead.
+struct Retired {
+  DeviceMemory arena;
+  std::shared_ptr<Comm> comm;
+
+  bool is_used() const {
+    for (std::size_t q = 0; q < comm->size(); ++q)
+      if (q != comm->rank() && !comm->is_gone(q))
+        return true;
+    return false;
+  }
+};
+
+// Keeps an arena until nobody uses it, and frees those that are not used any more.
+void retire(DeviceMemory arena, std::shared_ptr<Comm> comm) {
+  static std::mutex mutex;
+  static auto &retired = *new std::vector<Retired>; // what is left ends with the process
+  const std::lock_guard lock(mutex);
+  retired.push_back({std::move(arena), std::move(comm)});
+  std::erase_if(retired, [](const Retired &r) { return !r.is_used(); });
+}
+
+} // namespace
+
+void DeviceComm::close() {
+  {
+    const std::lock_guard only(launching_);
+    if (closed_)
+      return;
+    closed_ = true;
+  }
+  if (!connected_ || comm_->host_peers().forked()) {
+    arena_.leak();
+    return;
+  }
+  {
+    const CurrentDevice current(device_, std::nothrow);
+    (void)api().cuEventSynchronize(last_); // the watcher still runs, so kernels end
+  }
+  const std::uint64_t closed = done() + 1;
+  arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  watcher_.join();
+  imported_.clear();
+  retire(std::move(arena_), comm_);
+}
+
+} // namespace unisono::cuda
