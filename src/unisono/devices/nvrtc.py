@@ -7,7 +7,7 @@ to be compiled, from the first of these places that has one, version 12 or newer
 2. a library that this process has loaded, as torch does;
 3. the wheels nvidia-cuda-nvrtc, nvidia-cuda-nvrtc-cu13 and nvidia-cuda-nvrtc-cu12;
 4. the folder of torch's own libraries;
-5. a toolkit: CUDA_HOME, CUDA_PATH, /usr/local/cuda, /usr/local/cuda-*;
+5. a toolkit: CUDA_HOME, CUDA_PATH, /usr/local/cuda*, the newest of these first;
 6. wherever the dynamic loader finds it.
 
 It needs no GPU.
@@ -31,6 +31,7 @@ VARIABLE = "UNISONO_NVRTC"
 INSTALL = "pip install nvidia-cuda-nvrtc"
 OLDEST = (12, 0)  # that has C++20
 _FILE = re.compile(r"libnvrtc(-[0-9a-f]+)?\.so(?P<version>[.\d]*)")
+_USUAL = Path("/usr/local")
 _LINES = 30  # of the compiler's, in an error
 
 _FUNCTIONS: dict[str, tuple[type, ...]] = {
@@ -230,7 +231,7 @@ def _torch() -> Iterator[str]:
 
 def _toolkits() -> Iterator[str]:
     named = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    usual = sorted(Path("/usr/local").glob("cuda*"), key=_numbers, reverse=True)
+    usual = sorted(_USUAL.glob("cuda*"), key=_numbers, reverse=True)
     for root in [*(Path(name) for name in named if name), *usual]:
         for folder in ("lib64", "lib", "targets/*/lib"):
             yield from _newest_first(root.glob(f"{folder}/libnvrtc*"))

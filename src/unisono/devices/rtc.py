@@ -100,10 +100,11 @@ def architecture(nvrtc: Nvrtc, capability: tuple[int, int]) -> int:
             f"pip install nvidia-cuda-nvrtc-cu12, and name it by {VARIABLE}=/path",
             capability=capability,
         )
-    needed = _SINCE.get(capability[0], "the newest")
+    since = _SINCE.get(capability[0])
+    needed = f"NVRTC {since} or newer" if since else "the newest NVRTC"
     raise NvrtcTooOld(
-        f"{gpu}, and {range_}; NVRTC {needed} is needed, or a newer one: {INSTALL} "
-        f"--upgrade, or name one by {VARIABLE}=/path",
+        f"{gpu}, and {range_}; {needed} is needed: {INSTALL} --upgrade, or name one by "
+        f"{VARIABLE}=/path",
         version=nvrtc.version,
         capability=capability,
     )
