@@ -41,9 +41,10 @@ def driver() -> Found:
 def compiler() -> Found:
     """NVRTC, which compiles kernels for GPUs."""
     try:
-        return Found(True, str(nvrtc.find()))
+        library = nvrtc.find()
     except DeviceError as why:
         return Found(False, str(why), nvrtc.INSTALL)
+    return Found(True, f"{library.version[0]}.{library.version[1]} ({library.path})")
 
 
 def kernels() -> Found:
