@@ -21,6 +21,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class Nvrtc:
         major, minor = c_int(), c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
+        self._open_builtins()
 
     def __str__(self) -> str:
         """Version and path."""
@@ -107,6 +109,16 @@ class Nvrtc:
             return Compiled(self._text(program, "nvrtcGetCUBIN"), log)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _open_builtins(self) -> None:
+        """NVRTC opens this by its name alone, which is found if it is open already.
+
+        Usually the loader looks beside NVRTC; not under a sanitizer, which is asked in
+        its place.
+        """
+        name = "libnvrtc-builtins.so.{}.{}".format(*self.version)
+        with suppress(OSError):
+            ctypes.CDLL(str(Path(self.path).with_name(name)))
 
     def _text(self, program: c_void_p, name: str) -> bytes:
         size = c_size_t()
