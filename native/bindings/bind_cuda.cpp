@@ -74,7 +74,6 @@ public:
     check(result, "cuEventQuery");
     return true;
   }
-  void record_last(DeviceComm &comm) { comm.record_last(event_); }
   // Lets what is launched on the stream from now on wait for it.
   void order(std::uint64_t stream) {
     const CurrentDevice current(device_);
@@ -110,8 +109,8 @@ std::shared_ptr<DeviceComm> make_comm(std::shared_ptr<Handle> comm, int ordinal,
   auto board = comm->host_peers().find(owner, segment);
   if (!board || board->size() < DeviceComm::board_bytes(comm->size()))
     throw nb::value_error("the board of a device communicator is missing or too small");
-  return std::make_shared<DeviceComm>(std::move(comm), Device::of(ordinal), half,
-                                      std::move(board));
+  return {new DeviceComm(std::move(comm), Device::of(ordinal), half, std::move(board)),
+          &DeviceComm::release};
 }
 
 void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
@@ -193,8 +192,8 @@ void bind_cuda(nb::module_ &m) {
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
            nb::arg("threads"))
-      .def("record_last", [](DeviceComm &c, CudaEvent &event) { event.record_last(c); },
-           nb::arg("event"))
+      .def("is_idle", &DeviceComm::is_idle)
+      .def("ranks_here", &DeviceComm::ranks_here)
       .def("launched", &DeviceComm::launched)
       .def("done", &DeviceComm::done)
       .def("look", &DeviceComm::look, nb::call_guard<nb::gil_scoped_release>())

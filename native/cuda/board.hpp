@@ -22,6 +22,8 @@ struct BoardRank {
   // Of each rank, how many of its segments this rank has mapped: stored with release, after
   // this rank's kernels can find them.
   alignas(line_size) Word mapped[device::most_ranks];
+  // 1: this rank has unmapped everything of the others.
+  alignas(line_size) Word released;
   SharedSegment segments[device::most_segments];
 };
 

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "cuda/deferred_release.hpp"
+
 namespace unisono::cuda {
 
 namespace {
@@ -82,6 +84,13 @@ void Device::enable_access(const Device &peer) {
     check(result, "cuCtxEnablePeerAccess");
 }
 
+void Device::clear(Address to, std::size_t bytes) {
+  const std::lock_guard only(copying_);
+  const CurrentDevice current(*this);
+  UNISONO_CUDA(cuMemsetD8Async, to, 0, bytes, copies_);
+  UNISONO_CUDA(cuStreamSynchronize, copies_);
+}
+
 CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {
   UNISONO_CUDA(cuCtxPushCurrent_v2, device.context());
 }
@@ -100,14 +109,16 @@ DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
     : device_(&device), bytes_(bytes) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuMemAlloc_v2, &address_, bytes);
-  UNISONO_CUDA(cuMemsetD8_v2, address_, 0, bytes);
+  device.clear(address_, bytes);
 }
 
 DeviceMemory::~DeviceMemory() {
   if (device_ == nullptr)
     return;
-  const CurrentDevice current(*device_, std::nothrow);
-  (void)api().cuMemFree_v2(address_);
+  release_later([device = device_, address = address_] {
+    const CurrentDevice current(*device, std::nothrow);
+    (void)api().cuMemFree_v2(address);
+  });
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory &&other) noexcept { *this = std::move(other); }
@@ -158,8 +169,10 @@ PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(de
 }
 
 PinnedMemory::~PinnedMemory() {
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuMemFreeHost(host_);
+  release_later([&device = device_, host = host_] {
+    const CurrentDevice current(device, std::nothrow);
+    (void)api().cuMemFreeHost(host);
+  });
 }
 
 AddressRange range_of(Address address) {

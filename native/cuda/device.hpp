@@ -34,6 +34,7 @@ public:
   // Copies to the device, and returns when it is done. Not on the default stream, where it
   // would wait for kernels, which may wait for other ranks.
   void write(Address to, const void *from, std::size_t bytes);
+  void clear(Address to, std::size_t bytes); // likewise
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
@@ -63,7 +64,8 @@ private:
   bool pushed_;
 };
 
-// Memory on a device, filled with zeros.
+// Memory on a device, filled with zeros. The destructor does not wait for the device:
+// deferred_release.hpp.
 class DeviceMemory {
 public:
   DeviceMemory() = default;
@@ -80,8 +82,6 @@ public:
   // From the host; returns when it is done.
   void write(std::size_t offset, const void *from, std::size_t bytes) const;
   IpcHandle share() const;
-  // Leaves it to the end of the process: another process may still use it.
-  void leak() { device_ = nullptr; }
 
 private:
   Device *device_ = nullptr;

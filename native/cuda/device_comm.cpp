@@ -1,8 +1,8 @@
 #include "cuda/device_comm.hpp"
 
-#include <cstring>
+#include <algorithm>
 
-#include "support/no_signals.hpp"
+#include <unistd.h>
 
 namespace unisono::cuda {
 
@@ -64,7 +64,6 @@ DeviceComm::DeviceComm(std::shared_ptr<Comm> comm, Device &device, std::size_t h
 }
 
 DeviceComm::~DeviceComm() {
-  close();
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuEventDestroy_v2(last_);
 }
@@ -93,8 +92,11 @@ void DeviceComm::connect(const std::vector<Announcement> &ranks) {
   }
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   connected_ = true;
-  const SignalsBlocked blocked;
-  watcher_ = std::jthread([this] { watch(); });
+  watcher_.start([this] { watch(); });
+}
+
+std::size_t DeviceComm::ranks_here() const {
+  return std::size_t(std::count(is_here_.begin(), is_here_.end(), true));
 }
 
 void DeviceComm::launch(const Arguments &a) {
@@ -121,7 +123,6 @@ void DeviceComm::launch(const Arguments &a) {
     return;
   launched_.fetch_add(1, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, last_, a.stream);
-  last_stream_ = a.stream;
 }
 
 // Lets other ranks use the input (0) or the output (1) in place, if all of them can.
@@ -133,21 +134,25 @@ void DeviceComm::expose(Launch &launch, int which, Address address) {
   }
 }
 
-void DeviceComm::record_last(Event event) {
+bool DeviceComm::is_idle() {
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
-  UNISONO_CUDA(cuEventRecord, event, last_stream_);
+  const Result result = api().cuEventQuery(last_);
+  if (result != not_ready)
+    check(result, "cuEventQuery");
+  return result != not_ready;
 }
 
 // Calls of one communicator run one after another, on whichever streams they are made: they
-// share the words of this rank. What a graph captures is ordered by its user. Whether the
+// share the words of this rank. A stream with the handle of the last one may be another one,
+// so handles are not compared. What a graph captures is ordered by its user. Whether the
 // stream is being captured.
 bool DeviceComm::order_after_last(Stream stream) {
   int capturing = 0;
   UNISONO_CUDA(cuStreamIsCapturing, stream, &capturing);
   if (capturing != 0)
     return true;
-  if (launched() > 0 && stream != last_stream_)
+  if (launched() > 0)
     UNISONO_CUDA(cuStreamWaitEvent, stream, last_, 0);
   return false;
 }

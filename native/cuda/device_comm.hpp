@@ -17,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "cuda/board.hpp"
@@ -90,8 +89,10 @@ public:
   // Starts a call on a stream, after the earlier calls of this communicator.
   void launch(const Arguments &arguments);
 
-  // Records an event behind the last call.
-  void record_last(Event event);
+  // How many of the ranks are in this process.
+  std::size_t ranks_here() const;
+  // Whether all calls that were made have ended.
+  bool is_idle();
   // Calls that were made, without those that a graph repeats.
   std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   // Calls that have ended, as far as the host has seen.
@@ -101,6 +102,8 @@ public:
   // No more calls. Waits until those that were made have ended or failed. To be called before
   // the communicator behind it is closed.
   void close();
+  // Closes it, unmaps what is of other ranks, and deletes it when they have done so as well.
+  static void release(DeviceComm *comm);
 
 private:
   struct HostWords { // in pinned memory
@@ -122,6 +125,7 @@ private:
   void map_new_segments();
   void expose(device::Launch &launch, int which, Address address);
 
+  bool is_used_by_others() const;
   void watch();
   void report_failure();
   void report_deaths();
@@ -141,13 +145,12 @@ private:
   bool one_process_ = false; // addresses are valid on all ranks
   std::mutex launching_;
   std::atomic<std::uint64_t> launched_ = 0;
-  Stream last_stream_ = nullptr;
-  Event last_ = nullptr;
+  Event last_ = nullptr; // behind the last call
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;
   std::atomic<bool> reported_ = false;
-  std::jthread watcher_;
+  Worker watcher_;
 };
 
 } // namespace unisono::cuda

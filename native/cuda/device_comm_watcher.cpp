@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 
+#include "cuda/deferred_release.hpp"
 #include "cuda/device_comm.hpp"
 
 namespace unisono::cuda {
@@ -74,32 +75,14 @@ void DeviceComm::report_deaths() {
                     std::uint32_t(done() + 1) | device_call});
 }
 
-namespace {
-
-// An arena that other ranks may still have mapped. A rank unmaps all before it closes its
-// communicator, so the arena can be freed when the others are closed or dead.
-struct Retired {
-  DeviceMemory arena;
-  std::shared_ptr<Comm> comm;
-
-  bool is_used() const {
-    for (std::size_t q = 0; q < comm->size(); ++q)
-      if (q != comm->rank() && !comm->is_gone(q))
-        return true;
-    return false;
-  }
-};
-
-// Keeps an arena until nobody uses it, and frees those that are not used any more.
-void retire(DeviceMemory arena, std::shared_ptr<Comm> comm) {
-  static std::mutex mutex;
-  static auto &retired = *new std::vector<Retired>; // what is left ends with the process
-  const std::lock_guard lock(mutex);
-  retired.push_back({std::move(arena), std::move(comm)});
-  std::erase_if(retired, [](const Retired &r) { return !r.is_used(); });
+// Whether other ranks may still have memory of this rank mapped.
+bool DeviceComm::is_used_by_others() const {
+  for (std::size_t q = 0; q < comm_->size(); ++q)
+    if (q != comm_->rank() && !comm_->host_peers().dead(comm_->world_rank(q)) &&
+        board_[q].released.load(std::memory_order_acquire) == 0)
+      return true;
+  return false;
 }
-
-} // namespace
 
 void DeviceComm::close() {
   {
@@ -108,10 +91,8 @@ void DeviceComm::close() {
       return;
     closed_ = true;
   }
-  if (!connected_ || comm_->host_peers().forked()) {
-    arena_.leak();
+  if (!connected_ || comm_->host_peers().forked())
     return;
-  }
   {
     const CurrentDevice current(device_, std::nothrow);
     (void)api().cuEventSynchronize(last_); // the watcher still runs, so kernels end
@@ -124,8 +105,17 @@ void DeviceComm::close() {
   }
   wake_.notify_all();
   watcher_.join();
-  imported_.clear();
-  retire(std::move(arena_), comm_);
+}
+
+void DeviceComm::release(DeviceComm *comm) {
+  if (comm->comm_->host_peers().forked())
+    return;
+  release_later([comm] {
+    comm->close();
+    comm->imported_.clear();
+    comm->board_[comm->comm_->rank()].released.store(1, std::memory_order_release);
+    release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
+  });
 }
 
 } // namespace unisono::cuda

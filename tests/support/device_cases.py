@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 
 from conformance import REDUCING, ROOTED, WHOLE, numpy_dtype
+from unisono import _native
 from unisono.devices.arrays import DeviceArray
 
 
@@ -25,15 +26,16 @@ def to_host(x):
 
 def perform_on_device(comm, cases, ordinal=0):
     """Make all calls one behind the other; then the results, as `conformance.check` wants them."""
-    started = [_start(comm, case, ordinal) for case in cases]
+    stream = _native.CudaStream(ordinal)  # each rank has its own
+    started = [_start(comm, case, ordinal, stream) for case in cases]
     comm.synchronize(60)
     return [(None if out is None else to_host(out).reshape(-1), True) for out in started]
 
 
-def _start(comm, case, ordinal):
+def _start(comm, case, ordinal, stream):
     rank = comm.rank
     given = case.given(rank)
-    how = {}
+    how = {"stream": stream}
     if case.algorithm is not None:
         how["algorithm"] = case.algorithm
     if case.what in ROOTED:

@@ -129,6 +129,21 @@ def row_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) * itemsize for i in range(len(shape)))
 
 
+def stream_handle(stream: Any) -> int:
+    """CUDA's handle of a stream of any library, or the handle itself."""
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, ours
+        if isinstance(found := getattr(stream, name, None), int):
+            return found
+    raise BadArgument(
+        f"stream: got a {type(stream).__name__}, expected a stream of torch or CuPy, or "
+        "CUDA's handle of one"
+    )
+
+
 def current_stream(x: Any, view: DeviceView) -> int:
     """The stream that the library of x would launch on now, as CUDA's handle."""
     if hasattr(x, "data_ptr"):

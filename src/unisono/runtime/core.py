@@ -280,6 +280,7 @@ class Core:
             self.connect(destinations, call.collective)
             return plan
         how.refuse_codec_options(call.collective)
+        how.refuse_stream(call.collective)
         kind = self.kind(call, reduction, how)
         if how.reproducible:
             self._refuse_other_orders(kind)

@@ -16,7 +16,12 @@ import numpy as np
 
 from unisono import _native
 from unisono.algorithms import Spec, library
-from unisono.devices.arrays import current_stream, view_of
+from unisono.devices.arrays import (
+    DeviceArray,
+    current_stream,
+    stream_handle,
+    view_of,
+)
 from unisono.devices.kernels import kernel
 from unisono.errors import BadArgument, UnsupportedWorld
 from unisono.runtime.call.arguments import Call, Position
@@ -24,7 +29,7 @@ from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import nanoseconds
-from unisono.runtime.device.work import DeviceWork
+from unisono.runtime.device.work import DeviceWork, await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
 from unisono.runtime.plan.select import choose
@@ -41,6 +46,8 @@ BLOCKS = "UNISONO_CUDA_BLOCKS"
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
 REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+_LEGACY_DEFAULT = (0, 1)
+"""CUDA's handles of the default stream that all threads of a process share."""
 
 
 class HostHalf(Protocol):
@@ -101,6 +108,7 @@ class DevicePlane:
         self._plans: dict[object, _native.DevicePlan] = {}
         self._stream: _native.CudaStream | None = None
         self._in_flight: deque[tuple[_native.CudaEvent, object]] = deque()
+        self._kept: deque[tuple[int, object]] = deque()
 
     def _make(self) -> _native.DeviceComm:
         """This rank's half, with a board in shared memory that the first rank makes."""
@@ -138,18 +146,45 @@ class DevicePlane:
         """Start a call on the caller's current stream, or beside it (async_op)."""
         self._refuse(call, reduction, how)
         self._check(call.collective)
-        some = call.input or call.output
-        assert some is not None
-        stream = current_stream(some.array, view_of(some.array, call.collective))
+        stream = self._stream_of(call, how)
         if how.async_op:
             return self._start(call, reduction, how, stream)
         self._launch(call, reduction, how, stream)
+        self._keep(call)
         return call.result if call.finish is None else call.finish(call.result)
+
+    def _stream_of(self, call: Call, how: CallOptions) -> int:
+        """The stream that is given, or the current one of the array's library."""
+        some = call.input or call.output
+        assert some is not None
+        view = view_of(some.array, call.collective)
+        stream = (
+            current_stream(some.array, view)
+            if how.stream is None
+            else stream_handle(how.stream)
+        )
+        if stream in _LEGACY_DEFAULT and self.native.ranks_here() > 1:
+            raise BadArgument(
+                f"{call.collective}: {self.native.ranks_here()} ranks are threads of "
+                "this process, and their kernels wait for each other: on the default "
+                "stream, which all threads share, they would wait for ever. Give each "
+                "rank a stream of its own, with torch.cuda.stream() or stream="
+            )
+        return stream
 
     def _check(self, what: str) -> None:
         """Raise if the communicator has failed, on the host or on a device."""
         self.native.look()
         self.host.check_usable(what)
+
+    def _keep(self, call: Call) -> None:
+        """Keep arrays of ours until the call has ended; other libraries' know streams."""
+        arrays = [b.array for b in (call.input, call.output) if b is not None]
+        done = self.native.done()
+        while self._kept and self._kept[0][0] <= done:
+            self._kept.popleft()
+        if any(isinstance(array, DeviceArray) for array in arrays):
+            self._kept.append((self.native.launched(), arrays))
 
     def _start(
         self, call: Call, reduction: Reduction, how: CallOptions, stream: int
@@ -165,7 +200,7 @@ class DevicePlane:
         while self._in_flight and self._in_flight[0][0].query():
             self._in_flight.popleft()
         self._in_flight.append((event, (call.input, call.output)))
-        return DeviceWork(event, call, self._check)
+        return DeviceWork(call, event, stream, self._check)
 
     def _launch(
         self, call: Call, reduction: Reduction, how: CallOptions, stream: int
@@ -243,14 +278,14 @@ class DevicePlane:
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
-        event = _native.CudaEvent(self.ordinal)
-        self.native.record_last(event)
-        DeviceWork(event, None, self._check).synchronize(timeout_s)
+        await_device(self.native.is_idle, timeout_s, "synchronize")
+        self._check("synchronize")
 
     def close(self) -> None:
         """Wait for the calls in flight, and release its memory."""
         self.native.close()
         self._in_flight.clear()
+        self._kept.clear()
         self._plans.clear()
         if self.host.rank == 0:
             self.host.transport.engine.drop(self._board)

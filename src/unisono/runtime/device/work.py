@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unisono.devices.arrays import current_stream, view_of
 from unisono.errors import CollectiveTimeout, UnisonoError
 
 if TYPE_CHECKING:
@@ -17,6 +16,21 @@ _POLL_S = 1e-4
 _LONGEST_POLL_S = 2e-3
 
 
+def await_device(
+    is_done: Callable[[], bool], timeout_s: float | None, what: str
+) -> None:
+    """Sleep until a device has done something; CollectiveTimeout after `timeout_s`."""
+    begun = time.monotonic()
+    pause = _POLL_S
+    while not is_done():
+        if timeout_s is not None and time.monotonic() - begun > timeout_s:
+            raise CollectiveTimeout(
+                f"{what}: not done after {timeout_s:g} s", ranks=(), collective=what
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_S)
+
+
 class DeviceWork:
     """A call that was started with `async_op=True` on arrays of a device.
 
@@ -24,16 +38,24 @@ class DeviceWork:
     """
 
     def __init__(
-        self, event: _native.CudaEvent, call: Call | None, check: Callable[[str], None]
+        self,
+        call: Call,
+        event: _native.CudaEvent,
+        stream: int,
+        check: Callable[[str], None],
     ) -> None:
-        """`event` is recorded behind the call; `check` raises if one has failed."""
-        self._check = check
-        self._event = event
+        """`event` is recorded behind the call; `check` raises if one has failed.
+
+        `stream` is the one that was current when the call was made.
+        """
         self._call = call
-        self.call = "synchronize" if call is None else call.collective
+        self._event = event
+        self._stream = stream
+        self._check = check
+        self.call = call.collective
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Let the current stream wait for it, and return the result.
+        """Let the stream that was current at the call wait for it; the result.
 
         The host does not wait, as with torch's own backends; with `timeout_s` it does,
         and CollectiveTimeout is raised if the call is not done by then.
@@ -41,29 +63,14 @@ class DeviceWork:
         if timeout_s is not None:
             self.synchronize(timeout_s)
         self._check(self.call)
-        call = self._call
-        if call is None:
-            return None
-        some = call.input or call.output
-        assert some is not None
-        self._event.order(current_stream(some.array, view_of(some.array, self.call)))
-        result, finish = call.result, call.finish
-        call.finish = None
+        self._event.order(self._stream)
+        finish, self._call.finish = self._call.finish, None
+        result = self._call.result
         return result if finish is None else finish(result)
 
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Wait on the host until it is done; raise its error if it failed."""
-        begun = time.monotonic()
-        pause = _POLL_S
-        while not self._event.query():
-            if timeout_s is not None and time.monotonic() - begun > timeout_s:
-                raise CollectiveTimeout(
-                    f"{self.call}: not done after {timeout_s:g} s",
-                    ranks=(),
-                    collective=self.call,
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_S)
+        await_device(self._event.query, timeout_s, self.call)
         self._check(self.call)
 
     def done(self) -> bool:
@@ -76,10 +83,12 @@ class DeviceWork:
 
     def exception(self) -> BaseException | None:
         """The error, if it has ended with one."""
+        if not self.done():
+            return None
         try:
             self._check(self.call)
         except UnisonoError as error:
-            return error if self.done() else None
+            return error
         return None
 
     def __repr__(self) -> str:
