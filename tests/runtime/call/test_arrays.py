@@ -217,7 +217,7 @@ def test_sparse_and_device_tensors_are_refused(worlds):
     elsewhere = torch.ones(3, device="meta")
 
     def refused(comm):
-        for x, message in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
+        for x, message in ((sparse, "dense"), (elsewhere, "only CPU and CUDA tensors")):
             with pytest.raises(BadArgument, match=message):
                 comm.all_reduce(x)
             with pytest.raises(BadArgument, match=message):
