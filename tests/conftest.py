@@ -68,11 +68,23 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give workers single tests, but those of such files together, and first."""
+    """Give workers functions with all their parameters, files as above as a whole.
+
+    Those of most tests come first. The scheduler counts all that a worker was ever given
+    whenever a test ends: what is done is taken away, else that is long for 10,000 tests.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, nodeid)
+            function = nodeid.partition("[")[0]
+            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, function)
+
+        def mark_test_complete(self, node, item_index, duration=0):
+            super().mark_test_complete(node, item_index, duration)
+            given = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(given[scope].values()):
+                del given[scope]
 
     return Together(config, log)
