@@ -70,8 +70,8 @@ def pytest_collection_modifyitems(items):
 def pytest_xdist_make_scheduler(config, log):
     """Give workers functions with all their parameters, files as above as a whole.
 
-    Those of most tests come first. The scheduler counts all that a worker was ever given
-    whenever a test ends: what is done is taken away, else that is long for 10,000 tests.
+    Those of most tests come first. Whenever a test ends, the scheduler counts all that
+    a worker was given: what is done is taken away, or that takes long in the end.
     """
     from xdist.scheduler import LoadScopeScheduling
 
