@@ -30,9 +30,10 @@ test: ready
 quick: $(VENV)/.test
 	@$(BIN)/python -m pytest -n 2 --durations=5
 
-# What is exhaustive: the tests with the marker `sweep`.
+# What is exhaustive: the tests with the marker `sweep`, and those of Hypothesis with all
+# their examples.
 test-all: ready
-	@$(BIN)/python -m pytest -n 2 --durations=10 -m sweep
+	@$(BIN)/python -m pytest -n 2 --durations=10 -m "sweep or hypothesis"
 
 # What tests need, fetched and built side by side.
 ready:

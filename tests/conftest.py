@@ -58,12 +58,29 @@ def is_quick(item):
     return True
 
 
+def with_fewer_examples(test):
+    """Have Hypothesis make a quarter of the examples, but ten at least if it may.
+
+    Settings have no public way to be changed after the decorator.
+    """
+    given = test._hypothesis_internal_use_settings or settings.default
+    fewer = max(given.max_examples // 4, min(10, given.max_examples))
+    test._hypothesis_internal_use_settings = settings(given, max_examples=fewer)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
-def pytest_collection_modifyitems(items):
-    """Make a sweep of every test with parameters that are not among the quick ones."""
+def pytest_collection_modifyitems(config, items):
+    """Make a sweep of every test with parameters that are not among the quick ones.
+
+    Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
+    """
     for item in items:
         if not is_quick(item):
             item.add_marker(pytest.mark.sweep)
+    if config.option.markexpr == "not sweep":
+        made = {item.obj for item in items if item.get_closest_marker("hypothesis")}
+        for test in made:
+            with_fewer_examples(test)
 
 
 @pytest.hookimpl(optionalhook=True)
