@@ -196,6 +196,12 @@ def test_torch_tensors(worlds):
     pytest.importorskip("torch")
     on_threads = worlds(N).run(torch_rank)
     assert len(set(on_threads)) == 1
+
+
+@pytest.mark.sweep  # each process imports torch
+def test_torch_tensors_on_processes(worlds):
+    pytest.importorskip("torch")
+    on_threads = worlds(N).run(torch_rank)
     assert unisono.spawn(torch_rank, N) == on_threads
 
 
