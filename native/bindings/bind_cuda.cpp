@@ -53,6 +53,21 @@ DlpackView dlpack_view(nb::object given) {
           array.dtype().code, array.dtype().bits, array.device_type(), array.device_id()};
 }
 
+// Copies from or to memory of the host.
+void write_memory(const DeviceMemory &memory, std::uintptr_t from, std::size_t bytes) {
+  nb::gil_scoped_release unlocked;
+  if (bytes > memory.bytes())
+    throw std::out_of_range("more bytes than the memory has");
+  memory.write(0, reinterpret_cast<const void *>(from), bytes);
+}
+
+void read_memory(const DeviceMemory &memory, std::uintptr_t to, std::size_t bytes) {
+  nb::gil_scoped_release unlocked;
+  if (bytes > memory.bytes())
+    throw std::out_of_range("more bytes than the memory has");
+  memory.read(reinterpret_cast<void *>(to), bytes);
+}
+
 // An event of a device: what was launched on a stream before it.
 class CudaEvent {
 public:
@@ -163,7 +178,9 @@ void bind_cuda(nb::module_ &m) {
            },
            nb::arg("ordinal"), nb::arg("bytes"))
       .def_prop_ro("address", &DeviceMemory::address)
-      .def_prop_ro("bytes", &DeviceMemory::bytes);
+      .def_prop_ro("bytes", &DeviceMemory::bytes)
+      .def("write", &write_memory, nb::arg("address"), nb::arg("bytes"))
+      .def("read", &read_memory, nb::arg("address"), nb::arg("bytes"));
   nb::class_<CudaEvent>(m, "CudaEvent")
       .def(nb::init<int>(), nb::arg("ordinal"))
       .def("record", &CudaEvent::record, nb::arg("stream"))

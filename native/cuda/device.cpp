@@ -61,9 +61,17 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
 }
 
 void Device::write(Address to, const void *from, std::size_t bytes) {
+  copy(to, reinterpret_cast<Address>(from), bytes);
+}
+
+void Device::read(void *to, Address from, std::size_t bytes) {
+  copy(reinterpret_cast<Address>(to), from, bytes);
+}
+
+void Device::copy(Address to, Address from, std::size_t bytes) {
   const std::lock_guard only(copying_);
   const CurrentDevice current(*this);
-  UNISONO_CUDA(cuMemcpyAsync, to, reinterpret_cast<Address>(from), bytes, copies_);
+  UNISONO_CUDA(cuMemcpyAsync, to, from, bytes, copies_);
   UNISONO_CUDA(cuStreamSynchronize, copies_);
 }
 
@@ -132,6 +140,10 @@ DeviceMemory &DeviceMemory::operator=(DeviceMemory &&other) noexcept {
 
 void DeviceMemory::write(std::size_t offset, const void *from, std::size_t bytes) const {
   device_->write(address_ + offset, from, bytes);
+}
+
+void DeviceMemory::read(void *to, std::size_t bytes) const {
+  device_->read(to, address_, bytes);
 }
 
 IpcHandle DeviceMemory::share() const {

@@ -34,12 +34,15 @@ public:
   // Copies to the device, and returns when it is done. Not on the default stream, where it
   // would wait for kernels, which may wait for other ranks.
   void write(Address to, const void *from, std::size_t bytes);
-  void clear(Address to, std::size_t bytes); // likewise
+  void read(void *to, Address from, std::size_t bytes); // likewise
+  void clear(Address to, std::size_t bytes);
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
 
 private:
+  void copy(Address to, Address from, std::size_t bytes);
+
   DeviceNumber number_ = 0;
   int ordinal_;
   Context context_ = nullptr;
@@ -81,6 +84,7 @@ public:
   }
   // From the host; returns when it is done.
   void write(std::size_t offset, const void *from, std::size_t bytes) const;
+  void read(void *to, std::size_t bytes) const; // likewise, from its beginning
   IpcHandle share() const;
 
 private:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 import unisono
-from device_cases import to_device, to_host
+from device_cases import to_device
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from unisono.testing import world, world_across
@@ -48,7 +48,7 @@ def absent(comm):
         return None
     error, x = me.outcome(me.all_reduce)
     usable = to_device(np.ones(3, np.float32))
-    return error, to_host(x), to_host(usable).tolist()
+    return error, x.numpy(), usable.numpy().tolist()
 
 
 def test_absent_rank_is_named_and_output_is_no_number():
@@ -108,7 +108,7 @@ def killed(comm):
     survivors = comm.shrink()
     y = Rank(survivors).all_reduce()
     survivors.synchronize(30)
-    return error.ranks, str(error), float(to_host(y)[0])
+    return error.ranks, str(error), float(y.numpy()[0])
 
 
 def test_killed_rank_is_named_and_survivors_go_on():

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unisono import _native
-from unisono.dtypes import DTYPES, DType, dtype_of
+from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument, unknown
 
 _DLPACK_CUDA = 2
@@ -169,6 +172,22 @@ class DeviceArray:
         self.nbytes = prod(self.shape) * DTYPES[dtype].itemsize
         self._memory = _native.CudaMemory(ordinal, max(1, self.nbytes))
 
+    def copy_from(self, x: NDArray[Any]) -> None:
+        """Copy a NumPy array of the same shape and type to the device."""
+        if x.shape != self.shape or x.dtype.name != self.dtype:
+            raise BadArgument(
+                f"copy_from: got {x.dtype.name}{list(x.shape)}, expected "
+                f"{self.dtype}{list(self.shape)}"
+            )
+        whole = np.ascontiguousarray(x)
+        self._memory.write(whole.ctypes.data, whole.nbytes)
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy on the host; the caller waits for calls that write to it first."""
+        made = np.empty(self.shape, numpy_dtype(self.dtype))
+        self._memory.read(made.ctypes.data, made.nbytes)
+        return made
+
     @property
     def view(self) -> DeviceView:
         """What it is."""
@@ -196,6 +215,14 @@ class DeviceArray:
 def _typestr(dtype: DType) -> str:
     kind = dtype.kind if dtype.kind in "biufc" else "V"
     return f"{'|' if dtype.itemsize == 1 else '<'}{kind}{dtype.itemsize}"
+
+
+def ordinal_of(device: str) -> int:
+    """The number of a device, as in "cuda:1"; "cuda" is the first."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number.isdigit() or device == "cuda"):
+        raise BadArgument(f"device = {device!r}: expected 'cpu', 'cuda' or 'cuda:0'")
+    return int(number or 0)
 
 
 def new_array(like: Any, view: DeviceView, shape: tuple[int, ...]) -> Any:

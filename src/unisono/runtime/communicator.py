@@ -29,6 +29,7 @@ import numpy as np
 
 from unisono.codecs.options import is_scheme
 from unisono.deprecation import warn_renamed
+from unisono.devices.arrays import DeviceArray, ordinal_of
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
@@ -464,13 +465,23 @@ class Communicator:
         )
         return found
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-        """A NumPy array in shared memory: collectives on it copy nothing.
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "float32",
+        *,
+        device: str = "cpu",
+    ) -> Any:
+        """An array in memory that all ranks can use: collectives on it copy nothing.
 
-        Every rank makes its own. torch.from_numpy(comm.empty(...)) is a tensor.
+        Every rank makes its own. A NumPy array in shared memory, of which
+        torch.from_numpy makes a tensor; or, with device="cuda" or "cuda:1", a
+        `DeviceArray`, of which torch.as_tensor and cupy.asarray make theirs.
         """
         self.core.check_usable("empty")
         sizes, name = shape_and_dtype(shape, dtype)
+        if device != "cpu":
+            return DeviceArray(sizes, name, ordinal_of(device))
         raw = self.core.transport.buffer(prod(sizes) * DTYPES[name].itemsize)
         return raw.view(numpy_dtype(name)).reshape(sizes)
 
