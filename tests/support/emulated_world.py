@@ -120,9 +120,9 @@ class Collective:
             self.outputs.append(out)
             self.arguments.append(self.world.argument(plan, r, x, out))
 
-    def launch(self, rank, stream):
-        argument = bytearray(self.arguments[rank])
-        cuda.launch(self.function, bytes(argument), stream)
+    def launch(self, rank, stream, *, blocks=2, threads=64):
+        argument = self.arguments[rank]
+        cuda.launch(self.function, argument, stream, blocks=blocks, threads=threads)
 
     def results(self):
         return [
