@@ -1,13 +1,19 @@
-"""The emulated driver, for tests of this folder."""
+"""The device plane is tested on an emulated driver, whose kernels are CPU threads."""
 
 import pytest
 
 import emulated as cuda
 
 
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    monkeypatch.setenv("UNISONO_CUDA_DRIVER", "emulated")
+    monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "2")
+
+
 @pytest.fixture
 def driver():
-    """The context of device 0, destroyed after the test with all that it has."""
+    """A context of device 0, destroyed after the test if nobody else has it."""
     context = cuda.initialize()
     yield context
     cuda.release()

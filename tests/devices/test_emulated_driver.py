@@ -169,17 +169,25 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(driver):
 
 
 def test_all_threads_end_with_the_context():
-    cuda.initialize()
-    before = len(os.listdir("/proc/self/task"))
-    streams = [cuda.stream(), cuda.stream(cuda.NON_BLOCKING), None]
-    x = cuda.allocate(8)
-    for stream in streams:
-        cuda.fill(x, 0, 8, stream)
-    gate = Gate(streams[0])
-    gate.open()
-    assert len(os.listdir("/proc/self/task")) > before
-    cuda.release()
-    assert len(os.listdir("/proc/self/task")) == before
+    """In a process where nobody else uses the device."""
+    said = alone(
+        """
+        import os
+        import emulated as cuda
+        from emulated_world import Gate
+        cuda.initialize()
+        before = len(os.listdir("/proc/self/task"))
+        streams = [cuda.stream(), cuda.stream(cuda.NON_BLOCKING), None]
+        x = cuda.allocate(8)
+        for stream in streams:
+            cuda.fill(x, 0, 8, stream)
+        Gate(streams[0]).open()
+        print(len(os.listdir("/proc/self/task")) > before)
+        cuda.release()
+        print(len(os.listdir("/proc/self/task")) == before)
+        """
+    )
+    assert said.split() == ["True", "True"]
 
 
 # Memory

@@ -9,7 +9,7 @@ from ctypes import c_int, c_size_t, c_uint, c_void_p
 
 import emulated as cuda
 from conformance import Case, check
-from emulated_world import Collective, Gate, refused
+from emulated_world import Collective, Gate, alone, refused
 from unisono.dtypes import DTYPES
 
 # Streams and events
@@ -149,19 +149,30 @@ def test_handles_that_are_destroyed_are_refused(driver):
         cuda.synchronize(12345)
 
 
-def test_a_failure_on_the_device_stays(driver):
+def test_a_failure_on_the_device_stays():
     """Until its context is destroyed, every call returns it."""
-    at = cuda.reserve(cuda.GRAIN)
-    cuda.map_at(at, cuda.GRAIN, cuda.create(cuda.GRAIN))
-    stream = cuda.stream(cuda.NON_BLOCKING)
-    cuda.fill(at, 0, 8, stream)  # no access was given
-    with refused(700):
-        cuda.synchronize(stream)
-    with refused(700):
-        cuda.allocate(8)
-    cuda.release()
-    cuda.initialize()
-    cuda.free(cuda.allocate(8))
+    said = alone(
+        """
+        import emulated as cuda
+        from ctypes import byref, c_size_t, c_uint64, c_void_p
+        cuda.initialize()
+        at = cuda.reserve(cuda.GRAIN)
+        cuda.map_at(at, cuda.GRAIN, cuda.create(cuda.GRAIN))
+        stream = cuda.stream(cuda.NON_BLOCKING)
+        x = cuda.allocate(1)
+        cuda.write(x, bytes([1]))
+        cuda.fill(at, 0, 8, stream)  # no access was given
+        cuda.fill(x, 2, 1, stream)  # no more is done
+        print(cuda.code_of("cuStreamSynchronize", c_void_p(stream)))
+        print(cuda.code_of("cuMemAlloc_v2", byref(c_uint64()), c_size_t(8)))
+        kept = (c_uint64 * 1).from_address(x)
+        print(kept[0] % 256)
+        cuda.release()
+        cuda.initialize()
+        cuda.free(cuda.allocate(8))
+        """
+    )
+    assert said.split() == ["700", "700", "1"]
 
 
 # Modules and launches

@@ -56,9 +56,11 @@ class World:
         self.peers = cuda.allocate(24 * n)
         cuda.write(self.peers, b"".join(struct.pack("3Q", *peer) for peer in peers))
         self.abort = cuda.allocate_host(4)
-        self.failures = [cuda.allocate_host(24) for _ in range(n)]
-        for address, nbytes in [(self.abort, 4), *((f, 24) for f in self.failures)]:
-            ctypes.memset(address, 0, nbytes)
+        size = _native.device_failure_size()
+        self.failures = [cuda.allocate_host(size) for _ in range(n)]
+        self.done = cuda.allocate_host(8 * n)
+        for address in (self.abort, *self.failures):
+            ctypes.memset(address, 0, 4)
 
     @staticmethod
     def _zeros(nbytes: int) -> int:
@@ -76,7 +78,8 @@ class World:
         places.peers, places.half = self.peers, self.half
         places.input, places.output = x, out
         places.abort, places.failure = self.abort, self.failures[rank]
-        places.timeout_ns = 600 * 10**9
+        places.done = self.done + 8 * rank
+        places.timeout_ns = 120 * 10**9
         return _native.device_launch(plan, rank, self.n, places)
 
     def end(self) -> None:
