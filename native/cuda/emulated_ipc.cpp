@@ -30,8 +30,7 @@ struct Exported {
   std::uint64_t process_start; // in ticks since the boot of the system
   std::uint64_t file;
   std::uint64_t bytes;
-  std::int32_t device;
-  unsigned char rest[20];
+  unsigned char rest[24];
 };
 static_assert(sizeof(Exported) == sizeof(IpcHandle));
 
@@ -155,7 +154,6 @@ Result cuIpcGetMemHandle(IpcHandle *handle, Address address) {
                             start_of(pid),
                             file.st_ino,
                             found->second.bytes,
-                            found->second.device,
                             {}};
     std::memcpy(handle, &exported, sizeof(exported));
     return success;

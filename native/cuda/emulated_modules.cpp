@@ -130,6 +130,7 @@ Result cuLaunchKernel(Function handle, unsigned blocks_x, unsigned blocks_y, uns
       return invalid_handle;
     if (extra != nullptr)
       return not_supported;
+    // The kernel has words for so many blocks, in one dimension.
     if (arguments == nullptr || arguments[0] == nullptr || blocks_x == 0 || blocks_y != 1 ||
         blocks_z != 1 || threads_x == 0 || threads_y != 1 || threads_z != 1 ||
         blocks_x > unsigned(device::most_blocks) || threads_x > 1024)

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -82,7 +83,14 @@ public:
     __atomic_fetch_and(word, value, __ATOMIC_RELAXED);
   }
   static std::uint64_t clock_ns() { return std::uint64_t(now_ns()); }
-  static void pause(unsigned) { std::this_thread::yield(); }
+  // Sleeps when it has looked a few times: there are far more threads than cores, and who
+  // is waited for needs one.
+  static void pause(unsigned looks) {
+    if (looks < 16)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 
 private:
   int block_, blocks_, thread_, threads_;

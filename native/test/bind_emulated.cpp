@@ -38,7 +38,8 @@ nb::bytes tables(const PlanHolder &plan) {
 
 // Where things are on the device, and what is said of them.
 struct Places {
-  std::uint64_t tables = 0, peers = 0, input = 0, output = 0, abort = 0, failure = 0;
+  std::uint64_t tables = 0, peers = 0, input = 0, output = 0, abort = 0, failure = 0,
+                done = 0;
   std::uint64_t half = 0, flags = 0, timeout_ns = 0;
 };
 
@@ -58,6 +59,7 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
   made.half = std::int64_t(places.half);
   made.abort = at<const std::uint32_t>(places.abort);
   made.failure = at<FailureSlot>(places.failure);
+  made.done = at<std::uint64_t>(places.done);
   made.timeout_ns = places.timeout_ns;
   return bytes_of(&made, sizeof(made));
 }
@@ -72,6 +74,7 @@ void bind_emulated(nb::module_ &m) {
   m.def("device_launch", &launch, nb::arg("plan"), nb::arg("rank"), nb::arg("n"),
         nb::arg("places"));
   m.def("device_words_size", [] { return sizeof(RankWords); });
+  m.def("device_failure_size", [] { return sizeof(FailureSlot); });
   nb::class_<Places>(m, "DevicePlaces")
       .def(nb::init<>())
       .def_rw("tables", &Places::tables)
@@ -80,6 +83,7 @@ void bind_emulated(nb::module_ &m) {
       .def_rw("output", &Places::output)
       .def_rw("abort", &Places::abort)
       .def_rw("failure", &Places::failure)
+      .def_rw("done", &Places::done)
       .def_rw("half", &Places::half)
       .def_rw("flags", &Places::flags)
       .def_rw("timeout_ns", &Places::timeout_ns);

@@ -2,8 +2,18 @@
 
 import pytest
 
+import emulated as cuda
+
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     monkeypatch.setenv("UNISONO_CUDA_DRIVER", "emulated")
     monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "2")
+
+
+@pytest.fixture
+def driver():
+    """A context of device 0, destroyed after the test if nobody else has it."""
+    context = cuda.initialize()
+    yield context
+    cuda.release()
