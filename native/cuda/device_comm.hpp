@@ -102,8 +102,8 @@ public:
   // No more calls. Waits until those that were made have ended or failed. To be called before
   // the communicator behind it is closed.
   void close();
-  // Unmaps what is of other ranks, and deletes it when they have done so as well. One that
-  // is not closed is left to the end of the process.
+  // Unmaps what is of other ranks, and deletes it when they have done so as well. The calls
+  // of one that is not closed are aborted. Does not wait for the device.
   static void release(DeviceComm *comm);
 
 private:
@@ -127,6 +127,8 @@ private:
   void expose(device::Launch &launch, int which, Address address);
 
   bool is_used_by_others() const;
+  void wait_for_calls();
+  void stop_watching();
   void watch();
   void report_failure();
   void report_deaths();

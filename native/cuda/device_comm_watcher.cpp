@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <utility>
 
 #include "cuda/deferred_release.hpp"
 #include "cuda/device_comm.hpp"
@@ -87,18 +88,27 @@ bool DeviceComm::is_used_by_others() const {
 void DeviceComm::close() {
   {
     const std::lock_guard only(launching_);
-    if (closed_)
+    if (std::exchange(closed_, true))
       return;
-    closed_ = true;
   }
   if (!connected_ || host_peers_->forked())
     return;
+  wait_for_calls(); // the watcher still runs, so kernels end when something fails
+  stop_watching();
+}
+
+// Waits until all calls have ended, and tells the kernels of other ranks that there will be
+// no more.
+void DeviceComm::wait_for_calls() {
   {
     const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuEventSynchronize(last_); // the watcher still runs, so kernels end
+    (void)api().cuEventSynchronize(last_);
   }
   const std::uint64_t closed = done() + 1;
   arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+}
+
+void DeviceComm::stop_watching() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -108,9 +118,16 @@ void DeviceComm::close() {
 }
 
 void DeviceComm::release(DeviceComm *comm) {
-  if (!comm->closed_ || comm->host_peers_->forked())
+  if (comm->host_peers_->forked())
     return;
-  release_later([comm] {
+  const bool is_open = comm->connected_ && !std::exchange(comm->closed_, true);
+  if (is_open) { // the communicator behind it may be destroyed next
+    __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+    comm->stop_watching();
+  }
+  release_later([comm, is_open] {
+    if (is_open)
+      comm->wait_for_calls();
     comm->imported_.clear();
     comm->board_[comm->rank_].released.store(1, std::memory_order_release);
     release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });

@@ -1,0 +1,115 @@
+"""Streams, asynchronous calls and graphs on the device half of a communicator."""
+
+import numpy as np
+import pytest
+
+import emulated
+from device_cases import to_device
+from unisono import _native
+from unisono.errors import BadArgument
+from unisono.testing import world
+
+REPLAYS = 200
+
+
+def replays(comm):
+    stream = _native.CudaStream(0)
+    emulated.initialize()
+    x = to_device(np.full(100, comm.rank + 1, np.int64))
+    comm.all_reduce(x, stream=stream)  # plans and kernels are made before the capture
+    comm.synchronize(30)
+    emulated.begin_capture(stream.handle)
+    comm.all_reduce(x, stream=stream)
+    comm.all_reduce(x, op="max", stream=stream)
+    graph = emulated.instantiate(emulated.end_capture(stream.handle))
+    for _ in range(REPLAYS):
+        emulated.launch_graph(graph, stream.handle)
+    y = to_device(np.full(7, 2.0**comm.rank))
+    emulated.synchronize(stream.handle)
+    comm.all_reduce(y, stream=stream)
+    comm.synchronize(30)
+    return x.numpy(), y.numpy()
+
+
+def test_graph_with_two_calls_is_replayed_many_times():
+    with world(3) as w:
+        results = w.run(replays)
+    total = 6 * pow(3, REPLAYS, 1 << 64) % (1 << 64)
+    for x, y in results:
+        assert (x.view(np.uint64) == np.uint64(total)).all()
+        assert (y == 7).all()
+
+
+def several_streams(comm):
+    """Calls of one communicator on three streams in turn, without waiting between."""
+    streams = [_native.CudaStream(0) for _ in range(3)]
+    arrays = [to_device(np.full(500, i + comm.rank, np.float64)) for i in range(30)]
+    for i, x in enumerate(arrays):
+        comm.all_reduce(x, stream=streams[i % 3])
+    comm.synchronize(30)
+    return [x.numpy()[0] for x in arrays]
+
+
+def test_calls_on_several_streams_keep_their_order():
+    with world(3) as w:
+        for found in w.run(several_streams):
+            assert found == [3 * i + 3 for i in range(30)]
+
+
+def asynchronous(comm):
+    stream = _native.CudaStream(0)
+    arrays = [to_device(np.full(500, comm.rank + 1.0)) for _ in range(10)]
+    works = [comm.all_reduce(x, async_op=True, stream=stream) for x in arrays]
+    results = [work.wait() for work in works]
+    assert all(r is x for r, x in zip(results, arrays, strict=True))
+    works[-1].synchronize(30)
+    assert all(work.done() and work.exception() is None for work in works)
+    return [x.numpy()[0] for x in arrays]
+
+
+def test_asynchronous_calls_return_handles():
+    with world(3) as w:
+        assert w.run(asynchronous) == [[6.0] * 10] * 3
+
+
+def two_communicators(comm):
+    """Two groups of the same ranks, called in opposite orders on two streams."""
+    groups = [comm.split(0), comm.split(0)]
+    streams = [_native.CudaStream(0) for _ in groups]
+    arrays = [to_device(np.ones(1000, np.float32)) for _ in groups]
+    for group, stream, x in zip(groups, streams, arrays, strict=True):
+        group.all_reduce(x, stream=stream)
+    order = (0, 1) if comm.rank % 2 else (1, 0)
+    for _ in range(10):
+        for i in order:
+            groups[i].all_reduce(arrays[i], op="max", stream=streams[i])
+    for group in groups:
+        group.synchronize(30)
+    return [float(x.numpy()[0]) for x in arrays]
+
+
+def test_two_communicators_in_opposite_orders_do_not_lock_up():
+    with world(3) as w:
+        assert w.run(two_communicators) == [[3.0, 3.0]] * 3
+
+
+def test_threads_on_the_default_stream_are_refused():
+    with world(2) as w, pytest.raises(BadArgument, match="stream of its own"):
+        w.run(lambda comm: comm.all_reduce(to_device(np.ones(3))))
+
+
+def test_default_stream_serves_one_rank_per_process():
+    with world(1) as w:
+        found = w.run(lambda comm: comm.all_reduce(to_device(np.ones(3))))
+    assert found[0].numpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("stream", ["x", 1.5, object()])
+def test_stream_of_another_kind_is_refused(stream):
+    with world(1) as w, pytest.raises(BadArgument, match="stream: got a"):
+        w.run(lambda comm: comm.all_reduce(to_device(np.ones(3)), stream=stream))
+
+
+def test_stream_for_an_array_of_the_host_is_refused():
+    with world(1) as w, pytest.raises(BadArgument, match="CUDA arrays only"):
+        w.run(lambda comm: comm.all_reduce(np.ones(3), stream=0))
