@@ -21,11 +21,11 @@ def test_what_torch_has_named_stands_beside_our_calls(tmp_path):
     tracing._SPANS.clear()
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         with profiled(), torch.profiler.record_function("forward"):
             x = torch.ones(20, 20) @ torch.ones(20, 20)
             comm.all_reduce(x.numpy())
-        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.session.logbook)])
     tracing._SPANS.clear()
     assert trace.faults(doc) == []
     slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
@@ -49,10 +49,10 @@ def test_ranges_alone_can_be_kept():
 
 
 def recorded(comm):
-    tracing.start(comm.core.transport.logbook)
+    tracing.start(comm.core.session.logbook)
     comm.all_reduce(np.ones(1000, np.float32), algorithm="ring")
     comm.barrier()
-    tracing.stop(comm.core.transport.logbook)
+    tracing.stop(comm.core.session.logbook)
     return trace.gather(comm)
 
 

@@ -233,7 +233,7 @@ def is_late(rank, count, late):
             wait_policy = 1.0
         else:
             comm.core.native.set_wait_policy(
-                *comm.core.transport.wait_policy, int(0.2e9), int(20e9)
+                *comm.core.session.wait_policy, int(0.2e9), int(20e9)
             )
             work = comm.all_reduce(ones(count), async_op=True)
             await_that(lambda: os.fstat(2).st_size, "a warning")

@@ -472,7 +472,7 @@ def warns(rank):
     comm.barrier()
     if rank.number == 0:
         comm.core.native.set_wait_policy(
-            *comm.core.transport.wait_policy, int(0.2e9), int(20e9)
+            *comm.core.session.wait_policy, int(0.2e9), int(20e9)
         )
         threading.Thread(target=tells_of_warnings, args=(rank, 3)).start()
         until_called(comm, 1, 2)
@@ -1072,7 +1072,7 @@ def breaks_before_joining(rank):
         def refuse(*args, **options):
             raise FileNotFoundError
 
-        comm.core.transport.communicator = refuse
+        comm.core.session.communicator = refuse
         with pytest.raises(FileNotFoundError):
             comm.split(0)
         comm.core.native.abort_unreachable(1, True)

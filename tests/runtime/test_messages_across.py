@@ -188,7 +188,7 @@ def test_failure_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
     wires = [_native.SocketWire(end.detach()) for end in ends]
     nothing = (b"", b"")
-    victim.core.transport.engine.connect_lifeline(
+    victim.core.session.engine.connect_lifeline(
         [wires[1], None], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9
     )
     hub = _native.Lifeline(0, [None, wires[0]], [nothing, (KEY, KEY)])

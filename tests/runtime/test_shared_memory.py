@@ -132,12 +132,12 @@ def takes_in_late(rank):
         held = comm.empty(10, np.uint8)
         comm.barrier()
         return held.size
-    engine = comm.core.transport.engine
+    engine = comm.core.session.engine
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     os.symlink(str(os.getpid()), f"{rank.folder}/none")  # takes no descriptor
     await_that(engine.out_of_resources, "a shortage")
-    error = attempt(comm.core.transport.await_segment, 0, 2, 20.0)
+    error = attempt(comm.core.session.await_segment, 0, 2, 20.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await_that(lambda: engine.has(0, 2), "the segment")
     await_that(lambda: not engine.out_of_resources(), "the end of the shortage")
@@ -184,7 +184,7 @@ def test_a_communicator_has_windows_for_the_ranks_of_its_host_alone():
 
 def windows_of_two_hosts(rank):
     comm = rank.init(timeout_s=40)
-    window = comm.core.transport.window
+    window = comm.core.session.window
     maps = Path("/proc/self/maps").read_text().splitlines()
     places = [line.split()[0].split("-") for line in maps if "memfd:unisono" in line]
     sizes = [int(end, 16) - int(start, 16) for start, end in places]
@@ -227,7 +227,7 @@ def drops_communicators(rank, count):
             )
             counts.append(descriptors())
             comm.barrier()
-    return counts, len(comm.core.transport.users)
+    return counts, len(comm.core.session.users)
 
 
 @pytest.mark.parametrize("hosts", [(), (2, 1)], ids=str)

@@ -12,7 +12,7 @@ import unisono
 from unisono.runtime.world import grow as growing
 from unisono.runtime.world import shrink_protocol as shrinking
 from unisono.runtime.world.agreement import ActionKind
-from unisono.runtime.world.first import open_transports
+from unisono.runtime.world.first import open_sessions
 from unisono.transports import endpoints, join
 
 
@@ -62,7 +62,7 @@ def works_until_it_dies(comm, victim):
 
 
 def world_summary(comm):
-    assert open_transports() == [comm.core.transport]  # the world before it has ended
+    assert open_sessions() == [comm.core.session]  # the world before it has ended
     epoch = comm.core.membership.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
 
@@ -90,9 +90,7 @@ def fails_in_split(comm):
     """Rank 0 fails before it has joined the group that the others wait in."""
     works(comm)
     if comm.rank == 0:
-        comm.core.transport.communicator = lambda *_, **__: (_ for _ in ()).throw(
-            OSError
-        )
+        comm.core.session.communicator = lambda *_, **__: (_ for _ in ()).throw(OSError)
     try:
         comm.split(0)
     except (OSError, unisono.PeerLost) as error:

@@ -260,7 +260,7 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
 
 def test_most_severe_reason_is_kept(tmp_path):
     with world(1) as alone:
-        logbook = alone.comms[0].core.transport.logbook
+        logbook = alone.comms[0].core.session.logbook
         for grave in (
             recorder.LEFT,
             recorder.FAILED,
@@ -301,9 +301,7 @@ def test_the_clocks_of_hosts_count():
     def rank(comm):
         comm.all_reduce(np.ones(3))
         return json.loads(
-            msgspec.json.encode(
-                recorder.flight(comm.core.transport.logbook, "asked", {})
-            )
+            msgspec.json.encode(recorder.flight(comm.core.session.logbook, "asked", {}))
         )
 
     result = world(2).run(rank)

@@ -284,7 +284,7 @@ def survivor(is_local, why, *, dead=(), ended=()):
     engine = SimpleNamespace(dead=dead.__contains__, ended=ended.__contains__)
     hosts = (0, 0, 0) if is_local else (0, 0, 1)
     made = object.__new__(_AgreementDriver)
-    made.transport = SimpleNamespace(
+    made.session = SimpleNamespace(
         engine=engine,
         peers=[Peer(rank, 1, "host") for rank in range(3)],
         here=lambda ranks: [r for r in ranks if hosts[r] == 0],

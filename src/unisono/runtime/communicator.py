@@ -463,7 +463,7 @@ class Communicator:
         """
         self.core.check_usable("empty")
         sizes, name = shape_and_dtype(shape, dtype)
-        raw = self.core.transport.buffer(prod(sizes) * DTYPES[name].itemsize)
+        raw = self.core.session.buffer(prod(sizes) * DTYPES[name].itemsize)
         return raw.view(numpy_dtype(name)).reshape(sizes)
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
@@ -484,7 +484,7 @@ class Communicator:
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""
-        return recorder.records(self.core.transport.logbook)
+        return recorder.records(self.core.session.logbook)
 
     def __enter__(self) -> Communicator:
         """For `with unisono.init() as comm:`."""

@@ -326,14 +326,12 @@ def test_trace_has_full_names(tmp_path):
     label = f"step 7 in {ODD}"
 
     def run(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones((3, 4)), label=label)
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
         folder = tmp_path / str(comm.rank)
-        part = tracing.read_part(
-            tracing.write_part(comm.core.transport.logbook, folder)
-        )
-        shortened = tracing.harvest(comm.core.transport.logbook)
+        part = tracing.read_part(tracing.write_part(comm.core.session.logbook, folder))
+        shortened = tracing.harvest(comm.core.session.logbook)
         shortened.names = {}
         return part, shortened
 
@@ -459,7 +457,7 @@ def hooks():
 
 def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
     def run(comm):
-        engine, seen, ended = comm.core.transport.engine, [], threading.Event()
+        engine, seen, ended = comm.core.session.engine, [], threading.Event()
         engine.start_trace(64, 64)
         comm.barrier()
 

@@ -747,7 +747,7 @@ def test_a_start_with_too_little_memory(forks):
 
 def test_a_world_that_was_closed_is_not_kept():
     comm = unisono.init(0, 1)
-    world = weakref.ref(comm.core.transport)  # its memory lives as long
+    world = weakref.ref(comm.core.session)  # its memory lives as long
     comm.close()
     del comm
     gc.collect()

@@ -60,14 +60,14 @@ class GroupRendezvous:
         self._made: Communicator | None = None
         self._turn = self._store.add(f"unisono/{self.rank}", 1)
         ranks: Sequence[int] = list(options.global_ranks_in_group)
-        self._transport = _world_of(ranks)
+        self._session = _world_of(ranks)
         self._ranks = ranks
         self._segment = 0
         self._barriers = 0
-        if self._transport is None:
+        if self._session is None:
             self._made = self._meet(is_world=not ranks)
-        elif self._transport.owner(ranks) == self._transport.rank:
-            self._segment = self._transport.memory_for(ranks)
+        elif self._session.owner(ranks) == self._session.rank:
+            self._segment = self._session.memory_for(ranks)
             self._store.set(self._key(self._segment_entry()), str(self._segment))
 
     def communicator(self) -> Communicator:
@@ -82,8 +82,8 @@ class GroupRendezvous:
         """Leave, if it was ever used."""
         if self._made is not None:
             self._made.close()
-        elif self._segment and self._transport is not None:
-            self._transport.engine.drop(self._segment)
+        elif self._segment and self._session is not None:
+            self._session.engine.drop(self._segment)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """Rank 0 waits for each of the others, and publishes the result."""
@@ -151,15 +151,15 @@ class GroupRendezvous:
     def _meet(self, *, is_world: bool) -> Communicator:
         global _world
         if self.size == 1:
-            transport = alone()
+            session = alone()
         else:
             if self.rank == 0:
                 self._store.set(self._key("job"), secrets.token_hex(16))
             (job,) = self._read(["job"])
-            transport = self._meet_all(job, min(self.timeout_s, MEETING_S))
+            session = self._meet_all(job, min(self.timeout_s, MEETING_S))
         if is_world:
-            _world = transport
-        return first_communicator(transport, timeout_s=self.timeout_s)
+            _world = session
+        return first_communicator(session, timeout_s=self.timeout_s)
 
     def _meet_all(self, job: str, limit_s: float) -> Session:
         """Whether on one host or on several, which all ranks read from the store."""
@@ -194,16 +194,16 @@ class GroupRendezvous:
 
     def _segment_entry(self) -> str:
         """The name in the store for this host's memory of the group."""
-        assert self._transport is not None
-        return f"segment/{self._transport.owner(self._ranks)}"
+        assert self._session is not None
+        return f"segment/{self._session.owner(self._ranks)}"
 
     def _join(self) -> Communicator:
-        transport, ranks = self._transport, self._ranks
-        assert transport is not None
-        if transport.owner(ranks) != transport.rank:
+        session, ranks = self._session, self._ranks
+        assert session is not None
+        if session.owner(ranks) != session.rank:
             self._segment = int(self._read([self._segment_entry()])[0])
         joined = Core.joined(
-            transport,
+            session,
             ranks,
             self._segment,
             agreed=agreed_number(f"{self.name}/{self._turn}"),

@@ -212,12 +212,12 @@ def read_part(file: Path) -> TracePart:
     return part
 
 
-def attend(transport: Session) -> None:
+def attend(session: Session) -> None:
     """If UNISONO_TRACE is set, record from now on and write a part at the end."""
-    folder, logbook = os.environ.get(TRACE, ""), transport.logbook
+    folder, logbook = os.environ.get(TRACE, ""), session.logbook
     if folder:
         start(logbook)
-        transport.call_at_end(lambda: _leave_part(logbook, Path(folder)))
+        session.call_at_end(lambda: _leave_part(logbook, Path(folder)))
 
 
 def _leave_part(logbook: Logbook, folder: Path) -> None:

@@ -58,10 +58,10 @@ def init(
     _arm_failpoints()
     member = membership(world, insecure, encrypted, fabric)
     address = member.address if member.across else ""
-    transport = member.rendezvous(
+    session = member.rendezvous(
         world.rank, world.world_size, address, timeout_s=meeting_s
     )
-    comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
+    comm = first_communicator(session, timeout_s=limit, meeting_s=meeting_s)
     comm.core.membership = member
     return comm
 
