@@ -17,7 +17,7 @@ def file(tmp_path, monkeypatch):
 
 @pytest.mark.sweep
 def test_what_was_tuned_is_what_is_chosen(run, file):
-    """Three ranks as if on two hosts: measured, written, explained."""
+    """Three ranks on two emulated hosts: measured, written, explained."""
     brief = ("--quick", "--collective", "barrier,all_gather")
     code, out, err = run("tune", "-n", "3", "--per-host", "2", *brief)
     assert (code, err) == (0, "")

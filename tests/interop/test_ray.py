@@ -30,7 +30,7 @@ def ray():
 def cluster(ray):
     """Two nodes of two cores; every process of it is ended again.
 
-    The second takes itself for another host, so that ranks on both meet over TCP.
+    The second is an emulated host, so that ranks on both connect over TCP.
     """
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")

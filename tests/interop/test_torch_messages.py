@@ -198,8 +198,8 @@ def without_some(rank, wait_all):
     with group(rank) as pg:
         result, limit = None, timedelta(seconds=20)
         if rank.number == 0:
-            meeting = pg._calls.meeting
-            until(lambda: meeting._has("barrier/1/3"))
+            rendezvous = pg._calls.rendezvous
+            until(lambda: rendezvous._has("barrier/1/3"))
             limit = timedelta(seconds=0.4)
         if rank.number in (0, 3):
             result = attempt(pg.monitored_barrier, limit, wait_all_ranks=wait_all)

@@ -99,7 +99,7 @@ for n in (2, 3, 4):
     for window, hosts in (
         (4096, ()),
         (65536, ()),
-        (65536, range(n)),  # as if each were on a host of its own,
+        (65536, range(n)),  # each on an emulated host of its own,
         (4096, [r % 2 for r in range(n)]),  # or on two, in turn
     ):
         with world(n, window=window, hosts=hosts) as w:

@@ -1,4 +1,4 @@
-"""Ranks on several hosts, simulated ones: what works on one host works there, and what
+"""Ranks on several hosts, emulated ones: what works on one host works there, and what
 goes wrong is told by name on every rank.
 
 Between the hosts there are streams over loopback, with handshakes, seals and checksums;

@@ -1,6 +1,6 @@
 """Bad networks between hosts: the right result or a named error, never silence.
 
-A proxy stands in the way of ranks on simulated hosts, which needs no privileges: those
+A proxy stands in the way of ranks on emulated hosts, which needs no privileges: those
 who dial rank 1 dial it through one proxy, and rank 1 reaches rank 0 through another,
 its lifeline included. And hosts that are network namespaces are parted by their switch.
 """
@@ -204,7 +204,7 @@ def test_invalid_address_is_refused(forks):
 
 
 def refuses(rank):
-    return attempt(rank.init, meeting_s=1) if rank.number else None
+    return attempt(rank.init, rendezvous_timeout_s=1) if rank.number else None
 
 
 # --- between namespaces

@@ -1,6 +1,6 @@
 """The same on several hosts: messages between them, memory within, to the bit.
 
-The ranks are threads that behave as if they were on different hosts: their streams are
+The ranks are threads on emulated hosts: their streams are
 real sockets, with frames, seals and checksums.
 """
 

@@ -189,7 +189,7 @@ def one_gives_up(comm, who):
 
 def test_failure_reaches_a_host_without_a_stream_to_its_reporter():
     """Rank 2 waits for rank 0, which finds the communicator broken by rank 1 and so
-    never opens a stream: threads on simulated hosts once had no other way to hear it.
+    never opens a stream: threads on emulated hosts once had no other way to hear it.
     """
     with world(3, hosts=(0, 0, 1), timeout_s=60.0) as made:
         assert made.run(one_gives_up, 1) == [[]] * 3

@@ -228,16 +228,16 @@ def test_tampering_raises_a_named_error(at, way):
 def attempt(elements, times):
     """The name of what a rank ends by."""
     try:
-        with contextlib.closing(unisono.init(meeting_s=8)) as comm:
+        with contextlib.closing(unisono.init(rendezvous_timeout_s=8)) as comm:
             return train(comm, elements, times)
     except TransportError as why:
         return type(why).__name__
 
 
-def meet(meeting_s):
+def meet(rendezvous_timeout_s):
     """Why a rank does not connect, with the error's name."""
     try:
-        unisono.init(meeting_s=meeting_s).close()
+        unisono.init(rendezvous_timeout_s=rendezvous_timeout_s).close()
     except (TransportError, BadArgument) as why:
         return f"{type(why).__name__}: {why}"
     return "met"
@@ -298,7 +298,7 @@ def joins_without(result):
     """The error of a joining rank without TLS; the others wait for it meanwhile."""
     if "UNISONO_JOIN" in os.environ:
         try:
-            unisono.init(meeting_s=40)
+            unisono.init(rendezvous_timeout_s=40)
         except TransportError as why:
             return f"{type(why).__name__}: {why}"
         finally:

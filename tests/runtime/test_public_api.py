@@ -122,6 +122,10 @@ def old_coded():
     world(2, hosts=(0, 1)).run(rank)
 
 
+def old_meeting():
+    unisono.init(meeting_s=1.0).close()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -130,8 +134,17 @@ def old_coded():
         (old_gather, "gather_objects"),
         (old_all_gather, "all_gather_objects"),
         (old_coded, 'codec="fp8@hosts"'),
+        (old_meeting, "rendezvous_timeout_s"),
     ],
 )
 def test_old_names_work_and_warn(old, new):
     with pytest.warns(DeprecationWarning, match="is now .*" + new):
         old()
+
+
+def test_old_name_of_rendezvous_timeout_sets_it():
+    with (
+        pytest.warns(DeprecationWarning, match="meeting_s"),
+        pytest.raises(unisono.ConnectFailed, match=r"within 0\.2 s"),
+    ):
+        unisono.init(join=True, job="nowhere", meeting_s=0.2)

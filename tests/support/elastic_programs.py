@@ -267,13 +267,13 @@ def grows(comm, world_size):
 
 
 def joins():
-    return world_summary(unisono.init(join=True, meeting_s=100))
+    return world_summary(unisono.init(join=True, rendezvous_timeout_s=100))
 
 
 def begun(n):
     """The world of the first n ranks, though all were told of more."""
     rank, job = int(os.environ["UNISONO_RANK"]), os.environ["UNISONO_JOB"]
-    return unisono.init(rank, n, job=job, meeting_s=100)
+    return unisono.init(rank, n, job=job, rendezvous_timeout_s=100)
 
 
 def grows_or_joins(first, world_size, shrinks=()):
@@ -320,6 +320,6 @@ def a_newcomer_dies(first, world_size):
 
         join.Joiner.ask = ask
         return joins()
-    shrinking.RENDEZVOUS_S = growing.RENDEZVOUS_S = 2.0
+    shrinking.RENDEZVOUS_TIMEOUT_S = growing.RENDEZVOUS_TIMEOUT_S = 2.0
     comm = begun(first)
     return grows(comm, world_size)

@@ -152,7 +152,7 @@ class Forks:
     def run(self, n, function, *args, hosts=(), env=()):
         """Run function(rank, *args) as n processes; their ends by rank.
 
-        `hosts` are the numbers of ranks on each of several hosts, which are simulated;
+        `hosts` are the numbers of ranks on each of several hosts, which are emulated;
         `env` has for each rank what its environment has more than that.
         """
         code = function.__code__

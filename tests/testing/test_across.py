@@ -1,4 +1,4 @@
-"""Worlds of processes on simulated hosts: environment, results, no leftovers."""
+"""Worlds of processes on emulated hosts: environment, results, no leftovers."""
 
 import os
 import re

@@ -225,8 +225,8 @@ def test_hosts_are_distinguished_by_identity(forks, tmp_path):
 def test_host_id_divides_a_host_and_joins_none(monkeypatch):
     monkeypatch.delenv("UNISONO_HOST_ID", raising=False)
     mine = host_identity()
-    monkeypatch.setenv("UNISONO_HOST_ID", "pretended")
-    assert host_identity() == "pretended" + mine
+    monkeypatch.setenv("UNISONO_HOST_ID", "emulated")
+    assert host_identity() == "emulated" + mine
     assert "pid:[" in mine
     assert "net:[" in mine
 

@@ -95,7 +95,7 @@ def has_too_few(rank):
     if rank.number == 1:
         used = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
-    return attempt(rank.init, meeting_s=20, timeout_s=20)
+    return attempt(rank.init, rendezvous_timeout_s=20, timeout_s=20)
 
 
 def test_error_for_too_few_descriptors_has_numbers(forks):

@@ -96,7 +96,7 @@ def bench(
     vs
         Peers to measure in the same run: gloo, openmpi, mpich (see make peers).
     per_host
-        Let unisono's ranks behave as if so many were on each host: between hosts they
+        Emulate hosts with so many of unisono's ranks on each: between hosts they
         communicate by TCP, on this machine's loopback.
     shared
         Measure on buffers from comm.empty, which live in shared memory.

@@ -48,7 +48,7 @@ def env(*, json: bool = False) -> int:
             else os.cpu_count()
         ),
         "world": _world(),
-        "meeting": _meeting(),
+        "rendezvous": _rendezvous(),
         **{name: _installed(name) for name in _LIBRARIES},
     }
     variables = {
@@ -73,8 +73,8 @@ def _world() -> str:
         return f"none: {error}"
 
 
-def _meeting() -> str:
-    """The rendezvous of that world."""
+def _rendezvous() -> str:
+    """Where the ranks of that world connect first."""
     try:
         world = find_world()
         if not world.hosts_several:

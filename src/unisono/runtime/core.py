@@ -120,7 +120,7 @@ class Core:
         *,
         agreed: int,
         timeout_s: float,
-        meeting_s: float,
+        rendezvous_timeout_s: float,
         name: str,
         cancelled: Callable[[], bool] = bool,
     ) -> Self:
@@ -129,7 +129,11 @@ class Core:
         `agreed` is a number that identifies it on all its ranks.
         """
         native = session.communicator(
-            ranks, segment, agreed=agreed, timeout_s=meeting_s, cancelled=cancelled
+            ranks,
+            segment,
+            agreed=agreed,
+            timeout_s=rendezvous_timeout_s,
+            cancelled=cancelled,
         )
 
         def release() -> None:

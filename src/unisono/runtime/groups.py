@@ -50,7 +50,7 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
             number,
             agreed=agreed_number(f"{comm.core.agreed}/{comm.core.splits}/{mine}"),
             timeout_s=comm.timeout_s,
-            meeting_s=comm.timeout_s,
+            rendezvous_timeout_s=comm.timeout_s,
             name=f"{comm.name}/{mine}",
             cancelled=lambda: bool(_blockers(comm, members)),
         )

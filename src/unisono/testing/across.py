@@ -1,9 +1,9 @@
-"""Ranks as processes on several hosts, simulated ones or network namespaces.
+"""Ranks as processes on several hosts, emulated ones or network namespaces.
 
     results = world_across([2, 3, 1]).run(work, 10)      # work(comm, 10) on six ranks
 
 The first two ranks are on one host, the next three on another. By default the hosts are
-simulated (UNISONO_HOST_ID): all ranks are processes of this machine and use loopback.
+emulated (UNISONO_HOST_ID): all ranks are processes of this machine and use loopback.
 With `on=hosts`, made by `testing.Hosts`, they run in network namespaces and communicate
 over the links of those. The environment is that of a launcher: rank and local rank,
 world size, the job's name and secret, and rank 0's address.

@@ -74,7 +74,7 @@ def check_transport(
 
     `transport` is a name, a Transport, or a function that makes one. If it connects
     processes, it is sent to new ones by pickle; between hosts each process is on a
-    simulated host of its own. `checks` are names of some of the checks; by default all
+    emulated host of its own. `checks` are names of some of the checks; by default all
     are run. `timeout_s` is the timeout of connecting and of every call.
     """
     wrong = sorted(set(checks or ()) - {*CHECKS, "killed"})

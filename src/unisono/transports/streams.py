@@ -245,7 +245,7 @@ StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
 
 
 def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
-    """The streams of n ranks that are threads, as if they were on several hosts."""
+    """The streams of n ranks that are threads on emulated hosts."""
     made: list[Streams] = []
 
     def opener(rank: int) -> OpenStream:

@@ -1,8 +1,7 @@
 """Ranks as threads of one process: for notebooks and tests, on the same engine.
 
-All buffers can be read in place, since all ranks have the same memory; unless they are
-told to behave as if they were on several hosts. Then they talk over wires, by default
-over pairs of sockets.
+All buffers can be read in place, since all ranks have the same memory. On emulated
+hosts they send over wires instead, by default over pairs of sockets.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def comes(rank, absent):
         receives(rank, 3 - len(absent))
     began = time.monotonic()
     is_waited_for = rank.number and 0 not in absent
-    error = attempt(rank.init, meeting_s=20 if is_waited_for else 0.4)
+    error = attempt(rank.init, rendezvous_timeout_s=20 if is_waited_for else 0.4)
     return error, time.monotonic() - began
 
 
@@ -87,7 +87,7 @@ def test_missing_rank_is_named(absent, forks):
 
 def says_otherwise(rank, what):
     """Rank 1 says something else than the others, and comes last."""
-    number, n, options = rank.number, rank.n, {"meeting_s": 20.0}
+    number, n, options = rank.number, rank.n, {"rendezvous_timeout_s": 20.0}
     if rank.number == 0:
         receives(rank, 1)
     if rank.number == 1:
@@ -123,9 +123,9 @@ def test_rank_that_does_not_fit_raises_on_all(what, says, forks):
 def is_rank_0_too(rank):
     if rank.number == 2:
         rank.tell("comes")
-        return attempt(unisono.init, 1, 2, job=rank.job, meeting_s=20)
+        return attempt(unisono.init, 1, 2, job=rank.job, rendezvous_timeout_s=20)
     rank.until("comes", 2)
-    return attempt(unisono.init, 0, 2, job=rank.job, meeting_s=2)
+    return attempt(unisono.init, 0, 2, job=rank.job, rendezvous_timeout_s=2)
 
 
 def test_two_processes_with_rank_0(forks):
@@ -160,7 +160,9 @@ def takes(rank, address):
 
 def tries(rank, address):
     await_name(address)
-    error = attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=0.4)
+    error = attempt(
+        unisono.init, rank.number, 2, job=rank.job, rendezvous_timeout_s=0.4
+    )
     rank.tell("tried")
     return error
 
@@ -206,7 +208,9 @@ def has_uninvited_guests(rank, kind):
     """Rank 2 knocks with nonsense, or as another user, or says nothing."""
     if rank.number < 2:
         time.sleep(0.1 * rank.number)
-        return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=25)
+        return attempt(
+            unisono.init, rank.number, 2, job=rank.job, rendezvous_timeout_s=25
+        )
     address = rendezvous.LocalRendezvous(
         _hello(rank), f"{rank.job}/0", 0.0, 0.0
     ).address
@@ -243,7 +247,9 @@ def dies_while_they_meet(rank, who):
     elif rank.number == 2:
         (pid,) = rank.until("begins", who)
         await_that(lambda: has_ended(pid), "its death")
-    return attempt(rank.init, meeting_s=0.5 if (rank.number, who) == (2, 0) else 20.0)
+    return attempt(
+        rank.init, rendezvous_timeout_s=0.5 if (rank.number, who) == (2, 0) else 20.0
+    )
 
 
 def dies_when_they_came(rank):
@@ -267,7 +273,7 @@ def dies_with_its_memory(rank, failpoint):
     if rank.number == 0:
         os.environ["UNISONO_FAILPOINTS"] = f"{failpoint}:1:kill"
     began = time.monotonic()
-    return attempt(rank.init, meeting_s=25), time.monotonic() - began
+    return attempt(rank.init, rendezvous_timeout_s=25), time.monotonic() - began
 
 
 @pytest.mark.parametrize("failpoint", ["segment.make", "segment.announce"])
@@ -283,7 +289,7 @@ def test_rank_0_that_dies_making_the_memory_is_named(failpoint, forks):
 
 
 def leaves_at_once(rank):
-    return attempt(rank.init, meeting_s=25)
+    return attempt(rank.init, rendezvous_timeout_s=25)
 
 
 def test_rank_that_leaves_at_once_was_connected(forks):
@@ -301,7 +307,7 @@ def has_a_stale_environment(rank):
     """What a torchrun that has long ended left behind in a shell."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}
     os.environ |= {"MASTER_PORT": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    return attempt(unisono.init, meeting_s=0.3)
+    return attempt(unisono.init, rendezvous_timeout_s=0.3)
 
 
 def test_a_stale_environment(forks):
@@ -352,8 +358,10 @@ def is_in_two_jobs(rank):
     if here < 2:
         total["first"] = unisono.init(here, 2, job=rank.job + "a")
     if here > 0:
-        total["second"] = unisono.init(here - 1, 2, job=rank.job + "b", meeting_s=20)
-    total["third"] = rank.init(meeting_s=20)
+        total["second"] = unisono.init(
+            here - 1, 2, job=rank.job + "b", rendezvous_timeout_s=20
+        )
+    total["third"] = rank.init(rendezvous_timeout_s=20)
     return {
         name: comm.all_reduce(np.full(2, here + 1.0))[0].item()
         for name, comm in total.items()
@@ -375,7 +383,7 @@ def test_two_jobs_at_once_in_one_process(forks):
 SCRIPT = """
 import sys
 import numpy as np, unisono
-comm = unisono.init(meeting_s=30)
+comm = unisono.init(rendezvous_timeout_s=30)
 total = comm.all_reduce(np.full(1000, comm.rank + 1.0))
 assert (total == 3.0).all(), total
 print(f"rank {comm.rank} of {comm.world_size} is fine", flush=True)
@@ -524,7 +532,7 @@ def test_init_and_close_leak_nothing(forks):
 
 def fails_to_meet(rank, cycles):
     def cycle():
-        attempt(unisono.init, rank.number, 3, job=rank.job, meeting_s=0.02)
+        attempt(unisono.init, rank.number, 3, job=rank.job, rendezvous_timeout_s=0.02)
 
     cycle()
     before = holdings()
@@ -590,7 +598,7 @@ def listens(rank):
         comm.barrier()
         met = address_of(rank, 0) in Path("/proc/net/unix").read_text()
         comm.barrier()
-    attempt(unisono.init, rank.number, 3, job=rank.job, meeting_s=0.1)
+    attempt(unisono.init, rank.number, 3, job=rank.job, rendezvous_timeout_s=0.1)
     return met, address_of(rank, 1) in Path("/proc/net/unix").read_text()
 
 
@@ -614,7 +622,7 @@ def has_few_descriptors(rank, spare):
     began = time.monotonic()
     comm = None
     try:
-        comm = rank.init(meeting_s=4, timeout_s=5)
+        comm = rank.init(rendezvous_timeout_s=4, timeout_s=5)
         comm.all_reduce(np.ones(10))
         return None, time.monotonic() - began
     except Exception as error:
@@ -735,7 +743,7 @@ def test_exposed_buffer_that_cannot_be_mapped(forks):
 def starts_with_little_memory(rank):
     if rank.number == 0:
         address_space(1 << 20)
-    return attempt(rank.init, meeting_s=3)
+    return attempt(rank.init, rendezvous_timeout_s=3)
 
 
 def test_a_start_with_too_little_memory(forks):

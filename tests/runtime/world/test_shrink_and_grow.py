@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: real processes, on one host and on simulated ones."""
+"""Worlds that shrink and grow: real processes, on one host and on emulated ones."""
 
 import os
 import re
@@ -267,11 +267,11 @@ def test_join_needs_a_job_and_no_rank(monkeypatch):
     with pytest.raises(unisono.BadArgument, match="leave them out"):
         unisono.init(0, 2, join=True)
     with pytest.raises(unisono.ConnectFailed, match=r"'nowhere' on this host.*grow"):
-        unisono.init(join=True, job="nowhere", meeting_s=0.2)
+        unisono.init(join=True, job="nowhere", rendezvous_timeout_s=0.2)
     monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("UNISONO_JOIN", "1")
     with pytest.raises(unisono.ConnectFailed, match=r"at 127.0.0.1:1.*refused"):
-        unisono.init(job="nowhere", meeting_s=0.2)
+        unisono.init(job="nowhere", rendezvous_timeout_s=0.2)
 
 
 @pytest.mark.sweep

@@ -82,7 +82,7 @@ class WorkerGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             started = commands(name, n, self._folder.name)
-            apart = pretended_hosts(name, n, per_host)
+            apart = emulated_hosts(name, n, per_host)
             for command, more in zip(started, apart, strict=False):
                 self._processes.append(self._start(command, more))
         except BaseException:
@@ -215,8 +215,8 @@ def commands(name: str, n: int, folder: str) -> list[list[str]]:
     if name == "gloo":
         if not importlib.util.find_spec("torch"):
             raise MissingExtra("torch", "--vs gloo")
-        meeting = os.path.join(folder, "gloo")
-        return [[sys.executable, *boot, str(r), str(n), meeting] for r in range(n)]
+        rendezvous = os.path.join(folder, "gloo")
+        return [[sys.executable, *boot, str(r), str(n), rendezvous] for r in range(n)]
     if name in _LAUNCHER_OPTIONS:
         place = _peer_environment(name)
         launcher = [str(place / "mpiexec"), "-n", str(n), *_LAUNCHER_OPTIONS[name]]
@@ -251,8 +251,8 @@ def environment(name: str, programs: Path) -> dict[str, str]:
     return ours
 
 
-def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
-    """Variables by which ranks of unisono behave as if on several hosts."""
+def emulated_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
+    """Variables that put ranks of unisono on emulated hosts."""
     if name != "unisono" or not per_host:
         return [{} for _ in range(n)]
     common = {

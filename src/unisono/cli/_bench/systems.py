@@ -82,10 +82,10 @@ class Unisono:
 
     refusals: tuple[type[Exception], ...] = (UsageError, MissingExtra)
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
         """Join the world of this rendezvous."""
         init: Any = import_module("unisono").init
-        self.comm = init(rank=rank, world_size=n, job=meeting)
+        self.comm = init(rank=rank, world_size=n, job=rendezvous)
         self.rank = rank
         self.barrier: Call = self.comm.barrier
 
@@ -141,13 +141,13 @@ class Unisono:
 class Gloo(_Peer):
     """gloo as torch.distributed offers it on a CPU."""
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
-        """Meet at a file."""
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
+        """Rendezvous by a file."""
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)
         self.dist = import_module("torch.distributed")
         self.dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=n
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=n
         )
         self.rank = rank
         self.barrier: Call = self.dist.barrier
@@ -213,7 +213,7 @@ class Gloo(_Peer):
 class Mpi(_Peer):
     """Open MPI or MPICH through mpi4py, whichever the environment has."""
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
         """MPI has the rank from its launcher."""
         self.mpi = import_module("mpi4py.MPI")
         self.world = self.mpi.COMM_WORLD

@@ -148,8 +148,8 @@ class Worker:
 
 def main() -> None:
     """Join the system, then run the driver's commands until it disconnects."""
-    name, address, rank, n, meeting = sys.argv[1:6]
-    system = SYSTEMS[name](int(rank), int(n), meeting)
+    name, address, rank, n, rendezvous = sys.argv[1:6]
+    system = SYSTEMS[name](int(rank), int(n), rendezvous)
     worker = Worker(system, int(n))
     with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
         connection.connect(address)  # if the driver is gone already, so are we

@@ -105,7 +105,7 @@ class _Attempt:
         )
         try:
             self._place(group)
-            self._meet()
+            self._number_ranks()
             self._listen()
         finally:
             for rank in self._ranks:
@@ -145,7 +145,7 @@ class _Attempt:
             made = actor.options(scheduling_strategy=at, **options).remote()
             self._ranks.append(_ActorState(made, number=bundle))
 
-    def _meet(self) -> None:
+    def _number_ranks(self) -> None:
         """Ask all where they are, and number them anew, host by host."""
         for rank in self._ranks:
             try:

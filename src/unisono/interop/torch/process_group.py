@@ -28,12 +28,12 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     adapter = "python"
 
-    def __init__(self, meeting: GroupRendezvous, store: Any) -> None:
+    def __init__(self, rendezvous: GroupRendezvous, store: Any) -> None:
         """`store` is the group's own."""
-        super().__init__(meeting.rank, meeting.size)
-        self._calls = TorchCollectives(meeting)
+        super().__init__(rendezvous.rank, rendezvous.size)
+        self._calls = TorchCollectives(rendezvous)
         self._store = store
-        self._group_name = meeting.name
+        self._group_name = rendezvous.name
         self._description = "undefined"
         self._sequence = 0
 

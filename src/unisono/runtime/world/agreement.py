@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-RENDEZVOUS_S = 10.0
+RENDEZVOUS_TIMEOUT_S = 10.0
 """How much longer than announced a coordinator may take: it may be in a rendezvous."""
 _EPOCHS = range(1 << 31)
 _LONGEST_S = 1e6
@@ -249,7 +249,7 @@ class Agreement:
         elif message.missing and rank == self.coordinator:
             self._final = AgreementAction(ActionKind.NO_MAJORITY, message.missing)
         elif message.wait_s and rank == self._president:
-            self._until = now + message.wait_s + RENDEZVOUS_S
+            self._until = now + message.wait_s + RENDEZVOUS_TIMEOUT_S
 
     def _receive_settled(self, settled: Proposal) -> None:
         self._send_to_followers(AgreementReply(settled=settled))

@@ -20,7 +20,7 @@ from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
 from unisono.transports.session import Session
 
-RENDEZVOUS_S = 60.0
+RENDEZVOUS_TIMEOUT_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 # Kept even without a communicator: a process that never closed its last one leaves the
@@ -39,19 +39,24 @@ def count_epochs_from(job: str, epoch: int) -> None:
 
 
 def first_communicator(
-    session: Session, *, timeout_s: float, meeting_s: float = RENDEZVOUS_S
+    session: Session,
+    *,
+    timeout_s: float,
+    rendezvous_timeout_s: float = RENDEZVOUS_TIMEOUT_S,
 ) -> Communicator:
     """The communicator of all ranks; on each host one rank makes its shared memory."""
     ranks = range(len(session.peers))
     segment = 1
     if session.rank == session.owner(ranks):
         segment = session.memory_for(ranks)
-    native = session.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
+    native = session.communicator(
+        ranks, segment, agreed=0, timeout_s=rendezvous_timeout_s
+    )
     _OPEN.add(session)
     session.closers.append(lambda: _OPEN.discard(session))
     comm = Communicator(Core(session, native, ranks, agreed=0, timeout_s=timeout_s))
     try:
-        _agree(comm, native, meeting_s)
+        _agree(comm, native, rendezvous_timeout_s)
         monitor.begin(session)
         tracing.attend(session)
     except BaseException:
@@ -60,19 +65,21 @@ def first_communicator(
     return comm
 
 
-def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
+def _agree(
+    comm: Communicator, native: _native.Comm, rendezvous_timeout_s: float
+) -> None:
     """Agree on what must be equal on all ranks: memory access and tuned table."""
     session = comm.core.session
     if len(set(session.hosts)) > 1 and session.leave is not None:
-        ends = time.monotonic() + meeting_s
+        ends = time.monotonic() + rendezvous_timeout_s
         session.reaches, session.note, traced = _agree_on_options(comm, native, ends)
         if traced:
             clocks.compare_clocks(comm)
     elif session.leave is not None:  # rendezvous was over TCP, but on one host
         there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
-        session.note = int(comm.broadcast(there, timeout_s=meeting_s)[0])
+        session.note = int(comm.broadcast(there, timeout_s=rendezvous_timeout_s)[0])
     if session.note:
-        session.tuned = tuned_agreement.agree(comm, meeting_s)
+        session.tuned = tuned_agreement.agree(comm, rendezvous_timeout_s)
 
 
 def _agree_on_options(

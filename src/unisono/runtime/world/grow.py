@@ -27,7 +27,7 @@ from unisono.errors import (
 )
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.world.agreement import RENDEZVOUS_S, Proposal
+from unisono.runtime.world.agreement import RENDEZVOUS_TIMEOUT_S, Proposal
 from unisono.runtime.world.first import count_epochs_from, first_communicator
 from unisono.runtime.world.membership import Membership, ResizeFunctions, membership_of
 from unisono.runtime.world.shrink import ResizeLock, revoke
@@ -41,7 +41,7 @@ from unisono.transports.session import Session
 from unisono.transports.tls import check
 
 _MESSAGE_BYTES = 1024
-_AGREEMENT_TIMEOUT_S = 3 * RENDEZVOUS_S
+_AGREEMENT_TIMEOUT_S = 3 * RENDEZVOUS_TIMEOUT_S
 """For ranks that still wait, at a rendezvous or barrier, in a world that has failed."""
 
 
@@ -245,7 +245,7 @@ def _form_world(
                 rank,
                 welcome.world_size,
                 welcome.place,
-                timeout_s=RENDEZVOUS_S,
+                timeout_s=RENDEZVOUS_TIMEOUT_S,
                 announce=announce,
                 lost=lost,
             )
@@ -266,7 +266,9 @@ def _form_world(
 
 def _first(session: Session, member: Membership, timeout_s: float) -> Communicator:
     try:
-        made = first_communicator(session, timeout_s=timeout_s, meeting_s=RENDEZVOUS_S)
+        made = first_communicator(
+            session, timeout_s=timeout_s, rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S
+        )
     except BaseException:
         session.close()
         raise
@@ -289,7 +291,7 @@ def join(
     *,
     changes: ResizeFunctions,
     timeout_s: float,
-    meeting_s: float,
+    rendezvous_timeout_s: float,
     insecure: bool,
     tls: bool = False,
     fabric: str = "",
@@ -318,7 +320,7 @@ def join(
     )
     hello = Joining(unisono.__version__, os.getpid(), socket.gethostname())
     coming = Joiner(job, address, secret, tls)
-    until = time.monotonic() + meeting_s
+    until = time.monotonic() + rendezvous_timeout_s
     while time.monotonic() < until:
         welcome = coming.ask(hello, until)
         if welcome is None:
@@ -333,8 +335,8 @@ def join(
     where = f"at {address}" if address else "on this host"
     raise ConnectFailed(
         f"join: no rank admitted this process to the job {job!r} {where} within "
-        f"{meeting_s:g} s{coming.trouble}: do its ranks call comm.grow, and have they "
-        "the same job, address and secret?"
+        f"{rendezvous_timeout_s:g} s{coming.trouble}: do its ranks call comm.grow, and "
+        "have they the same job, address and secret?"
     )
 
 
@@ -345,16 +347,19 @@ def _join_world(
     comm: Communicator | None = None
     try:
         session = member.rendezvous(
-            welcome.rank, welcome.world_size, welcome.place, timeout_s=RENDEZVOUS_S
+            welcome.rank,
+            welcome.world_size,
+            welcome.place,
+            timeout_s=RENDEZVOUS_TIMEOUT_S,
         )
         comm = _first(session, member, timeout_s)
-        comm.barrier(timeout_s=RENDEZVOUS_S)
+        comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
     except (UnisonoError, OSError):
         if comm is not None:
             comm.close()
         return None
     try:
-        comm.barrier(timeout_s=RENDEZVOUS_S)
+        comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
     except UnisonoError:  # the others may have settled it: agree with them
         session = comm.core.session
         revoke(session)

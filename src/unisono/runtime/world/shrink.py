@@ -55,8 +55,10 @@ def shrink(
         limit = comm.timeout_s
         revoke(session)
 
-        def first(made: Session, meeting_s: float) -> Communicator:
-            return first_communicator(made, timeout_s=limit, meeting_s=meeting_s)
+        def first(made: Session, rendezvous_timeout_s: float) -> Communicator:
+            return first_communicator(
+                made, timeout_s=limit, rendezvous_timeout_s=rendezvous_timeout_s
+            )
 
         found = form_world(session, member, timeout_s, first, dead=known)
         made = found.comm

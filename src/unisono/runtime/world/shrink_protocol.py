@@ -19,7 +19,7 @@ import msgspec
 from unisono.errors import ConnectFailed, PeerLost, UnisonoError
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.agreement import (
-    RENDEZVOUS_S,
+    RENDEZVOUS_TIMEOUT_S,
     ActionKind,
     Agreement,
     AgreementAction,
@@ -339,7 +339,7 @@ class _AgreementDriver:
         comm: Communicator | None = None
         try:
             comm = meet(met)
-            comm.barrier(timeout_s=RENDEZVOUS_S)
+            comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except (UnisonoError, OSError):
             if self.attempts > 2 * self.rules.n + 3:
                 if comm is not None:
@@ -352,7 +352,7 @@ class _AgreementDriver:
                 comm.close()
             raise
         try:
-            comm.barrier(timeout_s=RENDEZVOUS_S)
+            comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except UnisonoError:
             return self._settled(met[0], comm, False)
         return self._settled(met[0], comm, True)
@@ -376,12 +376,12 @@ class _AgreementDriver:
             proposal.members.index(self.rules.me),
             len(proposal.members),
             place,
-            timeout_s=min(RENDEZVOUS_S, max(self.timeout_s, 1.0)),
+            timeout_s=min(RENDEZVOUS_TIMEOUT_S, max(self.timeout_s, 1.0)),
             announce=announce,
             lost=self._failure_of(proposal),
         )
         try:
-            comm = self.first(session, RENDEZVOUS_S)
+            comm = self.first(session, RENDEZVOUS_TIMEOUT_S)
         except BaseException:
             session.close()
             raise
