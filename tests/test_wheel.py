@@ -50,7 +50,7 @@ def sdist(built):
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
-def test_the_version_is_written_in_one_place(wheel):
+def test_version_is_written_in_one_place(wheel):
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
     (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))

@@ -45,7 +45,7 @@ def test_every_algorithm_keeps_its_contract_among_a_thousand_ranks(what, name, n
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform == "win32", reason="no measure of the peak there")
-def test_a_ring_of_ten_thousand_ranks_is_verified_within_a_gigabyte():
+def test_ring_of_ten_thousand_ranks_is_verified_within_a_gigabyte():
     ran = subprocess.run(
         [sys.executable, "-c", VERIFY_AND_TELL_THE_PEAK],
         capture_output=True,

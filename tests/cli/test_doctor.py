@@ -72,7 +72,7 @@ def test_doctor_checks_each_host(capfd, tmp_path):
     assert not result["world"]["failed"]
 
 
-def test_a_world_across_hosts(capfd, tmp_path):
+def test_doctor_checks_a_world_across_hosts(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     where = ["--hosts", "a,b", "--address", f"127.0.0.1:{free_port()}", "--json"]
     main(["doctor", "--ssh", ssh, *where])
@@ -91,7 +91,7 @@ def named(findings, what):
     return next(found for found in findings if found.what == what)
 
 
-def test_too_few_descriptors_are_found():
+def test_doctor_finds_too_few_descriptors():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
@@ -103,7 +103,7 @@ def test_too_few_descriptors_are_found():
     assert found.fix
 
 
-def test_a_kernel_that_forbids_single_copy_is_found(monkeypatch, tmp_path):
+def test_doctor_finds_a_kernel_that_forbids_single_copy(monkeypatch, tmp_path):
     scope = tmp_path / "ptrace_scope"
     monkeypatch.setattr(host, "_YAMA", scope)
     assert named(examine(False), "single copy").ok
@@ -115,14 +115,14 @@ def test_a_kernel_that_forbids_single_copy_is_found(monkeypatch, tmp_path):
     assert "sysctl -w kernel.yama.ptrace_scope=0" in found.fix
 
 
-def test_a_host_without_a_name_is_found(monkeypatch):
+def test_doctor_finds_a_host_without_a_name(monkeypatch):
     monkeypatch.setattr(host.socket, "gethostname", lambda: "no-such-host.invalid")
     found = named(examine(True), "own name")
     assert not found.ok
     assert "/etc/hosts" in found.fix
 
 
-def test_an_interface_that_is_down_is_found(monkeypatch):
+def test_doctor_finds_an_interface_that_is_down(monkeypatch):
     monkeypatch.setattr(host, "_is_up", lambda name: name != "lo")
     monkeypatch.setenv("UNISONO_INTERFACE", "lo")
     found = named(examine(False), "interfaces")
@@ -137,7 +137,7 @@ def no_memory(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
+def test_doctor_finds_a_slow_clock_and_little_memory(monkeypatch, tmp_path):
     clock = tmp_path / "clock"
     clock.write_text("hpet\n")
     monkeypatch.setattr(host, "_CLOCK", clock)

@@ -121,7 +121,9 @@ def test_reduced_search_finds_what_full_search_finds(program: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_reduced_search_finds_what_full_search_finds_in_many(program: Path) -> None:
+def test_reduced_search_finds_what_full_search_finds_in_many_programs(
+    program: Path,
+) -> None:
     _same_outcomes(program, range(12, 400))
 
 
@@ -134,7 +136,7 @@ def test_protocol_holds(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("scenario", "ranks", "options"), LARGE)
-def test_protocol_holds_for_more(
+def test_protocol_holds_for_more_scenarios(
     program: Path, scenario: str, ranks: int, options: dict[str, int]
 ) -> None:
     _sound(program, scenario, ranks, **options)

@@ -90,7 +90,7 @@ def test_send_and_recv_encrypted():
         assert w.run(post) == ["all came"] * 2
 
 
-def test_an_unknown_kind_of_tls():
+def test_unknown_kind_of_tls_is_refused():
     with pytest.raises(BadArgument, match="tls = 'ssl3': expected 'mutual'"):
         world(2, tls="ssl3")
     with pytest.raises(BadArgument, match="tls = 'none': expected 'mutual'"):

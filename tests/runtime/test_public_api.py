@@ -86,7 +86,7 @@ def test_abort_ends_calls_of_all_ranks_and_names_the_rank():
     world(3).run(rank)
 
 
-def test_abort_is_heard_on_other_hosts():
+def test_abort_ends_calls_on_other_hosts():
     def rank(comm):
         if comm.rank == 0:
             comm.abort()

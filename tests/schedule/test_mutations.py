@@ -147,16 +147,14 @@ def assert_judged_alike(schedules: list[Schedule]) -> None:
 @pytest.mark.parametrize("mutate", MUTATIONS)
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize(("what", "name"), CASES)
-def test_the_fast_verifier_judges_one_wrong_transfer_as_the_exact_one(
-    what, name, n, mutate
-):
+def test_verifiers_agree_on_one_wrong_transfer(what, name, n, mutate):
     assert_judged_alike(mutants(what, name, n, mutate))
 
 
 @pytest.mark.quick(n=[5])
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize(("what", "name"), CASES)
-def test_the_fast_verifier_judges_swapped_steps_as_the_exact_one(what, name, n):
+def test_verifiers_agree_on_swapped_steps(what, name, n):
     assert_judged_alike(swapped_steps(what, name, n))
 
 
@@ -169,7 +167,7 @@ def test_some_faults_are_harmless_and_most_are_not(mutate):
 
 
 @pytest.mark.parametrize("mutate", [duplicate, change_kind])
-def test_a_transfer_twice_or_of_the_wrong_kind_is_always_wrong(mutate):
+def test_repeated_transfer_or_wrong_kind_is_always_detected(mutate):
     for what, name in (
         ("all_gather", "ring"),
         ("all_reduce", "ring"),
@@ -190,7 +188,7 @@ def test_some_swapped_steps_are_harmless_and_others_are_not():
 
 
 @pytest.mark.sweep
-def test_the_overview_states_the_number_of_mutants():
+def test_overview_states_the_number_of_mutants():
     kinds = [mutants(*case, n, m) for case in CASES for n in WORLDS for m in MUTATIONS]
     kinds += [swapped_steps(*case, n) for case in CASES for n in WORLDS]
     total = sum(len(made) for made in kinds)

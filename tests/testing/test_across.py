@@ -80,7 +80,7 @@ def test_every_run_is_a_job_of_its_own():
         assert first[0][name] != second[0][name]
 
 
-def test_variables_for_all_and_for_one():
+def test_variables_are_set_for_all_and_for_one_rank():
     world = world_across(
         [1, 1],
         env={"A": "all", "B": "all"},
@@ -93,17 +93,17 @@ def test_variables_for_all_and_for_one():
     ]
 
 
-def test_a_function_has_a_communicator_and_its_result_returns():
+def test_function_gets_a_communicator_and_returns_its_result():
     assert world_across([3]).run(add_up, 10) == [[33.0] * 3] * 3
 
 
-def test_the_first_failure_is_raised_as_itself():
+def test_first_failure_is_raised_unchanged():
     with pytest.raises(LookupError, match="of my own") as caught:
         world_across([2]).run(fail_on_1)
     assert "rank 1" in "\n".join(caught.value.__notes__)
 
 
-def test_a_killed_rank_is_named_and_the_others_errors_are_kept():
+def test_killed_rank_is_named_and_the_others_errors_are_kept():
     with world_across([3], grace_s=30).start(barriers) as running:
         await_output(running, 1)
         running.signal(1, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_ranks_that_are_stuck_show_their_stacks(stuck):
     assert "\n".join(caught.value.__notes__).count(f"in {stuck.__name__}") == 2
 
 
-def test_a_world_has_a_timeout_of_its_own():
+def test_world_has_a_timeout_of_its_own():
     with pytest.raises(CollectiveTimeout, match="rank 0 still ran"):
         world_across([1], meets=False, timeout_s=0.1).run(dawdle)
 
@@ -210,7 +210,7 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path):
             wait_for_no_group(pid)
 
 
-def test_what_cannot_be_sent_is_refused():
+def test_unpicklable_functions_and_results_are_refused():
     with pytest.raises(BadArgument, match="cannot be sent"):
         world_across([1]).run(lambda comm: None)
     with pytest.raises(BadArgument, match="this rank returned, a function"):
@@ -233,7 +233,7 @@ def test_invalid_worlds_are_refused(hosts, options, message):
 
 
 @pytest.mark.parametrize("command", ["python script.py", []])
-def test_a_command_is_a_list(command):
+def test_command_is_a_list(command):
     with pytest.raises(BadArgument, match="expected a list"):
         world_across([1]).run_command(command)
 

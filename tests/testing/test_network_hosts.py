@@ -90,7 +90,7 @@ def reason_not_to_reach(address):
         return 0
 
 
-def test_the_machines_own_network_is_not_touched(hosts):
+def test_network_of_the_machine_is_unchanged(hosts):
     links = socket.if_nameindex()
     with Hosts(2, rate="1gbit") as others:
         assert socket.if_nameindex() == links
@@ -103,7 +103,7 @@ def test_the_machines_own_network_is_not_touched(hosts):
             assert found == errno.ENETUNREACH
 
 
-def test_a_process_lives_on_its_host(hosts):
+def test_process_runs_on_its_host(hosts):
     code = (
         "import os, socket; print(socket.gethostname(), os.environ['UNISONO_HOST_ID']"
     )
@@ -197,7 +197,7 @@ def told_by(hosts, i, command):
     return hosts[i].call(lambda: subprocess.getoutput(command))
 
 
-def test_a_limit_is_lifted_again(hosts):
+def test_limit_is_lifted_again(hosts):
     hosts.limit(0, "1gbit")
     assert "tbf" in told_by(hosts, 0, "tc qdisc show dev eth0")
     hosts.limit(0, None)
@@ -220,7 +220,7 @@ def test_latency_is_added_both_ways():
         assert time.monotonic() - began > 0.039
 
 
-def test_a_proxy_lives_on_its_host(hosts):
+def test_proxy_runs_on_its_host(hosts):
     with door(hosts[2]) as server:
         where = server.getsockname()
         proxy = hosts[1].call(lambda: Proxy(where, listen=hosts[1].address))
@@ -233,7 +233,7 @@ def test_a_proxy_lives_on_its_host(hosts):
     assert (host, peer[0]) == (hosts[1].address, hosts[1].address)
 
 
-def test_worlds_live_on_hosts(hosts):
+def test_worlds_run_on_hosts(hosts):
     code = (
         "import os, socket; print(socket.gethostname(), os.environ['UNISONO_HOST_ID']"
     )

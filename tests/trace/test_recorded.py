@@ -48,7 +48,7 @@ def work(comm):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
-def test_a_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
+def test_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
     file = tmp_path / "run.pt.trace.json.gz"
 
     def rank(comm):
@@ -92,7 +92,7 @@ def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
-def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts):
+def test_coded_messages_have_arrows_and_encoding_times(tables, hosts):
     def rank(comm):
         tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(4000, np.float32), algorithm="ring", codec="fp8")
@@ -110,7 +110,7 @@ def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts)
     assert call.startswith("fp8")
 
 
-def test_an_arrow_leads_to_the_rank_that_sent():
+def test_arrow_leads_to_the_rank_that_sent():
     def rank(comm):
         tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(1000), algorithm="ring")
@@ -182,7 +182,7 @@ def test_invalid_number_of_events_is_refused(monkeypatch, events):
         tracing.start(alone.comms[0].core.session.logbook)
 
 
-def test_a_call_names_the_line_that_made_it():
+def test_call_has_the_line_that_made_it():
     with world(1) as alone:
         (comm,) = alone.comms
         tracing.start(comm.core.session.logbook)
@@ -199,7 +199,7 @@ def test_a_call_names_the_line_that_made_it():
     assert numbers[1] == numbers[0] + 1
 
 
-def test_clocks_are_brought_together():
+def test_clocks_of_hosts_are_aligned():
     def rank(comm):
         tracing.start(comm.core.session.logbook)
         comm.barrier()
@@ -229,7 +229,7 @@ def shifted(part, ns):
     return tracing.TracePart(**fields)
 
 
-def test_hosts_compare_their_clocks_over_the_job_itself():
+def test_hosts_compare_their_clocks_over_the_job():
     def rank(comm):
         compare_clocks(comm)
         return comm.core.session.logbook.clock
@@ -242,7 +242,7 @@ def test_hosts_compare_their_clocks_over_the_job_itself():
         assert abs(offset) <= doubt
 
 
-def test_ranges_stand_beside_the_calls():
+def test_ranges_are_beside_the_calls():
     with world(1) as alone:
         (comm,) = alone.comms
         tracing._SPANS.clear()
@@ -358,7 +358,7 @@ def test_files_that_are_no_trace_are_refused(tmp_path, text):
         read(file)
 
 
-def test_a_folder_without_parts_is_refused(tmp_path):
+def test_folder_without_parts_is_refused(tmp_path):
     with pytest.raises(BadArgument, match="no parts"):
         read(tmp_path)
     with pytest.raises(BadArgument, match="cannot be read"):
@@ -379,7 +379,7 @@ def recorded(comm):
     return trace.gather(comm)
 
 
-def test_faults_are_found():
+def test_faults_of_a_trace_are_found():
     doc = good()
     assert trace.faults(doc) == []
     text = json.dumps(doc)

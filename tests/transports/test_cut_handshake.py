@@ -129,6 +129,6 @@ def accepting(how):
 
 
 @pytest.mark.parametrize("act", [blocking, accepting])
-def test_a_handshake_and_letters_in_every_cut(act):
+def test_handshake_and_control_messages_work_with_any_cut(act):
     for how in CUTS:
         act(how)

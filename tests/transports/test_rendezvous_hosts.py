@@ -222,7 +222,7 @@ def test_hosts_are_distinguished_by_identity(forks, tmp_path):
             assert peers[r] == f"rank {r} (pid {other.pid} on {hosts[r]})"
 
 
-def test_host_id_divides_a_host_and_joins_none(monkeypatch):
+def test_host_id_emulates_hosts_and_joins_none(monkeypatch):
     monkeypatch.delenv("UNISONO_HOST_ID", raising=False)
     mine = host_identity()
     monkeypatch.setenv("UNISONO_HOST_ID", "emulated")
@@ -330,7 +330,7 @@ def test_refused_client_gets_the_reason_and_rank_0_waits_on(
     assert "rejected, the last from 127.0.0.1" in str(host)
 
 
-def test_clients_retry_past_a_rank_0_of_the_job_before():
+def test_clients_retry_after_a_rank_0_of_an_earlier_job():
     """The run before ends while the next begins, at the same place."""
     before = Meeting()
     (stale,) = before.run((0, 1, {"job": "before"}))
@@ -513,7 +513,7 @@ def is_killed(rank, folder, victim, secret):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
+def test_lifeline_ends_with_its_process(victim, forks, tmp_path):
     ends = forks.run(3, is_killed, str(tmp_path), victim, SECRET.hex())
     assert ends[victim].status == -signal.SIGKILL
     watching = {0: [1, 2], 2: [0]}[victim]

