@@ -120,7 +120,7 @@ def _run(first: int, last: int) -> str:
     return low if first == last else f"{low} to {high}"
 
 
-def verdict(name: str, collective: str) -> str:
+def where_it_wins(name: str, collective: str) -> str:
     """What is said on the page: a list of where it wins, or how near it came."""
     lines = []
     for machine, words in MACHINES.items():

@@ -21,7 +21,7 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
                std::uint64_t segment, std::size_t half, std::uint64_t id,
                std::uint64_t shared_id) {
   if (ranks.size() > Failure::most_ranks)
-    throw nb::value_error("a communicator has more ranks than a verdict can name");
+    throw nb::value_error("a communicator has more ranks than a failure can name");
   auto memory = engine.host_peers->find(owner, segment);
   if (!memory || memory->size() < Layout::bytes(ranks.size(), local_ranks.size(), half))
     throw nb::value_error("the communicator's memory is missing or too small");

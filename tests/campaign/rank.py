@@ -165,15 +165,15 @@ class Rank:
 
         A victim that is killed late may have come into this world, and is then its end.
         """
-        doomed = set(phase.victims) if phase.strike in KILLS else set()
+        victims = set(phase.victims) if phase.strike in KILLS else set()
         ids = []
         try:
             ids = _ids(comm, self.me)
-            while not doomed.isdisjoint(ids):
+            while not victims.isdisjoint(ids):
                 comm.barrier()
         except PeerLost as error:
-            named = {ids[rank] for rank in error.ranks} if ids else doomed
-            if not doomed or not named <= doomed:
+            named = {ids[rank] for rank in error.ranks} if ids else victims
+            if not victims or not named <= victims:
                 raise
             return None
         return ids

@@ -331,7 +331,7 @@ time.sleep(60)
             for word in running.stdout.readline().split()[1:]
         ]
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-        pids += [int(word) for word in children.read_text().split()]  # the warden, too
+        pids += [int(word) for word in children.read_text().split()]  # the reaper, too
         assert len(set(pids)) == 7
         running.kill()
     wait_for_end(*pids)

@@ -246,12 +246,12 @@ def test_stuck_job_shows_where_each_rank_is(tmp_path, capfd, monkeypatch):
     assert "links, the busiest first" in table
     assert "3 of 3 ranks; others wait for rank 2" in table
     assert "1 late" in table
-    verdict = why(flights.read(tmp_path / "asked"))
-    assert verdict.kind == "missing"
-    assert verdict.ranks == (2,)
+    diagnosis = why(flights.read(tmp_path / "asked"))
+    assert diagnosis.kind == "missing"
+    assert diagnosis.ranks == (2,)
     lines = STUCK.splitlines()
     stands = next(n for n, line in enumerate(lines, 1) if "while True" in line)
-    odd, *others = verdict.sides
+    odd, *others = diagnosis.sides
     assert odd.rank == 2
     assert Path(odd.file) == file
     assert odd.number in (stands, stands + 1)

@@ -198,8 +198,8 @@ def _programs() -> str:
             contract = verified(collective, algorithm, n, 0).contract
             ones = contract.chunk_sizes(contract.num_chunks)
             text += f"{name} {n}\n" + "".join(map(_column, offsets(contract, ones)))
-            for lent in range(4):
-                made = lowered(collective, algorithm, n, 0, lent)
+            for exposed in range(4):
+                made = lowered(collective, algorithm, n, 0, exposed)
                 text += "".join(map(_program, made.programs))
     return text
 

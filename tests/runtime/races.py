@@ -42,7 +42,7 @@ def everything(comm):
     return rank
 
 
-def lent(comm):
+def exposed(comm):
     """Large calls on buffers that all can reach."""
     n, rank = comm.world_size, comm.rank
     x, whole = comm.empty(50_000), comm.empty(n * 50_000)
@@ -105,7 +105,7 @@ for n in (2, 3, 4):
         with world(n, window=window, hosts=hosts) as w:
             for _ in range(ROUNDS // n // (1 if not hosts else 2)):
                 w.run(everything)
-                w.run(lent)
+                w.run(exposed)
                 w.run(messages)
             w.run(two_threads)
 sys.stdout.write("no races seen\n")

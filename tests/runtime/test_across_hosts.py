@@ -219,7 +219,7 @@ def test_rank_one_call_ahead_raises_mismatch(hosts, forks):
 
 
 def is_late(rank, count, late):
-    """The last of those who come is not patient; the others tell whom they await."""
+    """The last rank to arrive warns early; the others report whom they wait for."""
     with rank.init(timeout_s=100) as comm:
         for _ in range(2):
             comm.all_reduce(ones())

@@ -51,7 +51,7 @@ def ones(count=10, dtype="float32"):
 
 def until_broken(comm):
     """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a verdict")
+    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a failure")
 
 
 def until_called(comm, rank, seq):
@@ -467,7 +467,7 @@ def test_slow_reader_gets_the_data_of_its_own_call(collective, forks):
 
 
 def warns(rank):
-    """Rank 0 is the one that is not patient, and comes when only one is missing."""
+    """Rank 0 warns early, and arrives when only one is missing."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:

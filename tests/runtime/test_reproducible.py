@@ -78,9 +78,9 @@ def test_reproducible_sums_do_not_depend_on_processes_and_zero_copy():
 def everywhere(comm):
     found = reduced(comm, SIZES, reproducible=True)
     for count in SIZES:
-        lent = comm.empty(count)
-        lent[:] = numbers(comm.rank, count)
-        found.append(comm.all_reduce(lent, reproducible=True).copy())
+        exposed = comm.empty(count)
+        exposed[:] = numbers(comm.rank, count)
+        found.append(comm.all_reduce(exposed, reproducible=True).copy())
     return found
 
 

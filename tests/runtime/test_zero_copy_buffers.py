@@ -22,7 +22,7 @@ NAMES = {
 }
 
 
-def lent_cases(n):
+def exposed_cases(n):
     """Inputs and outputs exposed by no rank, by some, and by all."""
     nobody, everybody = frozenset(), frozenset(range(n))
     some = frozenset({0, n - 1})
@@ -45,14 +45,14 @@ def lent_cases(n):
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4, 5])
 def test_exposed_buffers_on_processes_are_correct(n):
-    cases = [c for c in lent_cases(n) if c.counts % n == 0]
+    cases = [c for c in exposed_cases(n) if c.counts % n == 0]
     assert len(cases) > 100
     check(cases, unisono.spawn(perform, n, (cases,)))
 
 
 def test_exposed_buffers_on_threads_are_correct(worlds):
     """Threads expose everything anyway; shared buffers must change nothing."""
-    cases = lent_cases(4)
+    cases = exposed_cases(4)
     check(cases, worlds(4, 2048).run(perform, cases))
 
 

@@ -73,7 +73,7 @@ def test_calls_follow_each_other_on_the_same_streams_and_windows(seeds):
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "direct", "hierarchical"])
 def test_programs_read_no_memory_of_other_hosts_and_modes_agree_on_messages(name):
-    """Each host decides by itself which buffers are lent; the streams stay the same."""
+    """Each host decides which buffers are exposed; the streams stay the same."""
     hosts = (0, 0, 1, 1, 2, 0, 1)
     made = schedule("all_reduce", name, len(hosts))
     sent, read = set(), set()

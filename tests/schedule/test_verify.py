@@ -127,7 +127,7 @@ def replaced(steps: list[Step], at: int, by: Step) -> list[Step]:
     return [*steps[:at], by, *steps[at + 1 :]]
 
 
-def verdict(schedule: Schedule) -> str:
+def outcome(schedule: Schedule) -> str:
     try:
         proof = verify(schedule)
     except ScheduleError as wrong:
@@ -136,9 +136,9 @@ def verdict(schedule: Schedule) -> str:
 
 
 def test_random_faults_are_of_several_kinds():
-    verdicts = {verdict(schedule) for schedule in wrong_ones()}
-    assert len(verdicts) >= 6
-    assert any("second copy" in text for text in verdicts)
+    outcomes = {outcome(schedule) for schedule in wrong_ones()}
+    assert len(outcomes) >= 6
+    assert any("second copy" in text for text in outcomes)
 
 
 @pytest.mark.parametrize("state_bytes", [1, 100, 1000])
@@ -147,9 +147,9 @@ def test_verification_in_several_batches_gives_the_same_result(
 ):
     right = [unisono.schedule(what, name, 6) for what, name in KEYS]
     wrong = wrong_ones()
-    at_once = [verdict(schedule) for schedule in (*right, *wrong)]
+    at_once = [outcome(schedule) for schedule in (*right, *wrong)]
     monkeypatch.setattr(VERIFIER, "STATE_BYTES", state_bytes)
-    assert [verdict(schedule) for schedule in (*right, *wrong)] == at_once
+    assert [outcome(schedule) for schedule in (*right, *wrong)] == at_once
 
 
 def test_budget_decides_how_many_chunks_are_taken_at_a_time(monkeypatch):
@@ -176,9 +176,9 @@ def test_chunks_that_may_mix_are_taken_together(monkeypatch):
 def test_results_without_the_native_core_are_the_same(monkeypatch):
     schedules = [unisono.schedule(what, name, 5) for what, name in CASES]
     schedules += wrong_ones()
-    result = [verdict(schedule) for schedule in schedules]
+    result = [outcome(schedule) for schedule in schedules]
     monkeypatch.setattr(sys.modules["unisono.schedule.domains"], "_native", None)
-    assert [verdict(schedule) for schedule in schedules] == result
+    assert [outcome(schedule) for schedule in schedules] == result
 
 
 def test_algorithm_that_is_wrong_in_some_iterations_is_reported():

@@ -277,7 +277,7 @@ def begun(n):
 
 
 def grows_or_joins(first, world_size, shrinks=()):
-    """With meets=False: the last ranks were told to join."""
+    """With init=False: the last ranks were told to join."""
     if "UNISONO_JOIN" in os.environ:
         return joins()
     comm = begun(first)

@@ -205,7 +205,7 @@ def child(order, rank, job, tell, stderr):
     os._exit(status)
 
 
-def meeting():
+def rendezvous_options():
     """The environment of ranks of several hosts."""
     from unisono.runtime.world.address import free_port
 
@@ -227,7 +227,7 @@ def run_in(folder, order):
     job = secrets.token_hex(8)
     ranks = []
     module_of(order["file"])
-    common = meeting() if order["hosts"] else {}
+    common = rendezvous_options() if order["hosts"] else {}
     places = [h for h, count in enumerate(order["hosts"]) for _ in range(count)]
     for rank in range(order["n"]):
         hear, tell = os.pipe()

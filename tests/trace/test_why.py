@@ -1,4 +1,4 @@
-"""The verdict on a job: faults are injected, and the right rank and line are named."""
+"""Diagnosis of a job: faults are injected, and the right rank and line are named."""
 
 import json
 import os
@@ -137,8 +137,8 @@ def test_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
     for rank in there:  # and if the third one hears of it in the call before?
         kept = [e for e in seen[2 - rank].entries if e.collective_seq_id < 8]
         left = {2 - rank: msgspec.structs.replace(seen[2 - rank], entries=kept)}
-        verdict = why(seen | left)
-        assert (verdict.kind, verdict.ranks) == ("skipped", (1,))
+        diagnosis = why(seen | left)
+        assert (diagnosis.kind, diagnosis.ranks) == ("skipped", (1,))
 
 
 def test_skipped_call_equal_to_the_next_is_found_by_its_line(folder, judged):
@@ -186,7 +186,7 @@ def test_rank_slow_by_200_ms_is_named_with_the_line(folder, judged):
 
 
 def test_absent_rank_is_named_with_its_current_line(folder, judged):
-    """The others give up; the verdict reaches the stuck rank, whose watch writes."""
+    """The others time out; the failure reaches the stuck rank, whose monitor writes."""
     files = [folder / f"unisono-rank{r}-{os.getpid()}.json" for r in range(3)]
 
     def rank(comm):
@@ -311,12 +311,12 @@ def test_clock_offsets_of_hosts_are_applied():
     for entry in result[1]["entries"]:
         entry["time_created_ns"] += hour
 
-    def verdict():
+    def diagnosis():
         decoded = [msgspec.convert(t, FlightRecord) for t in result]
         return why({f.rank: f for f in decoded})
 
-    assert verdict().ranks == (1,)
+    assert diagnosis().ranks == (1,)
     result[1]["clock_ns"] = -hour
-    late = verdict()
-    assert late.kind == "nothing" or "1 of 1" in late.verdict
-    assert "3600000 ms" not in late.verdict
+    late = diagnosis()
+    assert late.kind == "nothing" or "1 of 1" in late.conclusion
+    assert "3600000 ms" not in late.conclusion

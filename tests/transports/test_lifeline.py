@@ -77,11 +77,11 @@ def test_stop_shorter_than_the_limit_has_no_effect():
         process.send(signal.SIGSTOP)
         until(lambda: star[0].silence()[1] > 400, "rank 1 is stalled")
         star[2].announce_failure(5, 6)
-        star.hears(0, ("verdict", 2, "none", 2, 5, 6))
+        star.hears(0, ("failure", 2, "none", 2, 5, 6))
         process.send(signal.SIGCONT)
         until(lambda: star[0].silence()[1] < 100, "rank 1 is heard again")
         heard, status = process.end()
-        assert (heard, status) == ([("verdict", 2, "none", 2, 5, 6)], 0)
+        assert (heard, status) == ([("failure", 2, "none", 2, 5, 6)], 0)
         star.all_hear(left(1))
 
 
@@ -152,7 +152,7 @@ def test_announcements_before_close_arrive():
         star[1].close()
         star.hears(2, left(1))
         assert star.take(2)[:-1] == [
-            ("verdict", 1, "none", 1, 1, w) for w in range(100)
+            ("failure", 1, "none", 1, 1, w) for w in range(100)
         ]
 
 
@@ -182,7 +182,7 @@ def test_close_does_not_wait_for_ranks_that_never_answer():
         star[0].close()
 
 
-# --- verdicts
+# --- failures
 
 
 def test_concurrent_failures_reach_all_ranks_in_one_order():
@@ -213,7 +213,7 @@ def test_concurrent_failures_reach_all_ranks_in_one_order():
 def test_lifeline_has_64_leaves():
     with Star(65, limit_ms=60_000) as star:
         star[64].announce_failure(3, 2**64 - 1)
-        event = ("verdict", 64, "none", 64, 3, 2**64 - 1)
+        event = ("failure", 64, "none", 64, 3, 2**64 - 1)
         star.all_hear(event, range(64))
         star[10].close()
         star.all_hear(left(10), [r for r in range(65) if r != 10])
@@ -249,7 +249,7 @@ HOSTILE = {
     "no such rank": (sealed(wire.event(wire.DEAD, 4, 1, 1)), "corrupted"),
     "no such cause": (sealed(wire.event(wire.DEAD, 2, 6, 1)), "corrupted"),
     "a goodbye of another": (sealed(wire.event(wire.LEFT, 2, 0, 1)), "corrupted"),
-    "a word of another": (sealed(wire.event(wire.VERDICT, 2, 0, 2)), "corrupted"),
+    "a word of another": (sealed(wire.event(wire.FAILURE, 2, 0, 2)), "corrupted"),
 }
 
 
@@ -265,10 +265,10 @@ def test_invalid_bytes_end_only_their_sender(name):
 
 def test_bytes_that_arrive_one_by_one_are_read():
     with Star(3, without=[1]) as star:
-        verdict = wire.event(wire.VERDICT, 1, 0, 1, 8, 9)
-        for byte in sealed(BEAT) + sealed(verdict, 1):
+        failure = wire.event(wire.FAILURE, 1, 0, 1, 8, 9)
+        for byte in sealed(BEAT) + sealed(failure, 1):
             star.outside[1, 0].sendall(bytes([byte]))
-        star.all_hear(("verdict", 1, "none", 1, 8, 9))
+        star.all_hear(("failure", 1, "none", 1, 8, 9))
 
 
 # --- who does not read
@@ -315,7 +315,7 @@ def test_leaf_that_does_not_read_is_marked_slow_and_affects_no_other(limit_ms, c
                     star.settle([0, 2])  # who reads keeps up
             star.hears(2, dead(1, "slow"))
             star.settle([0, 2])
-        words = [e[5] for e in star.news(2) if e[0] == "verdict"]
+        words = [e[5] for e in star.news(2) if e[0] == "failure"]
         assert words == list(range(count))
 
 

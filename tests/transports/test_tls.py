@@ -331,7 +331,7 @@ def test_missing_openssl_error_says_what_to_install(tmp_path):
 # --- the handshake that goes before
 
 
-def met(one_wants, other_wants):
+def handshake(one_wants, other_wants):
     one = Identity(SECRET, "job", 1, tls=one_wants)
     other = Identity(SECRET, "job", 2, tls=other_wants)
     dialer, answerer = ClientHandshake(one, 2, RENDEZVOUS), ServerHandshake(other)
@@ -339,12 +339,12 @@ def met(one_wants, other_wants):
 
 
 def test_both_sides_derive_the_same_tls_key():
-    dialer, answerer, answer = met(True, True)
+    dialer, answerer, answer = handshake(True, True)
     answerer.take(dialer.take(answer))
     assert dialer.authenticated.tls_key == answerer.authenticated.tls_key
     assert len(dialer.authenticated.tls_key) == 32
     assert dialer.authenticated.tls_key.hex() not in repr(dialer.authenticated)
-    dialer, answerer, answer = met(False, False)
+    dialer, answerer, answer = handshake(False, False)
     answerer.take(dialer.take(answer))
     assert dialer.authenticated.tls_key == answerer.authenticated.tls_key == b""
 
@@ -357,7 +357,7 @@ def test_both_sides_derive_the_same_tls_key():
     ],
 )
 def test_handshake_reports_a_tls_mismatch_to_both_sides(one, other, said):
-    dialer, answerer, answer = met(one, other)
+    dialer, answerer, answer = handshake(one, other)
     assert answerer.refusal is None  # the offer might be a recorded one
     answerer.take(dialer.take(answer))
     assert answerer.authenticated is dialer.authenticated is None
@@ -368,13 +368,13 @@ def test_handshake_reports_a_tls_mismatch_to_both_sides(one, other, said):
 
 
 def test_tls_mismatch_needs_an_authentic_confirmation():
-    _, answerer, _ = met(True, False)
+    _, answerer, _ = handshake(True, False)
     with pytest.raises(NotAuthentic):
         answerer.take(bytes(32))
     assert answerer.refusal is None
 
 
-# --- at a reception
+# --- at a listener
 
 
 def listener(rank, wants=True, **options):
@@ -384,9 +384,9 @@ def listener(rank, wants=True, **options):
 
 def test_peer_with_another_secret_fails_before_tls(monkeypatch):
     monkeypatch.setattr(connect, "REFUSED_S", 0.2)
-    stranger = Identity(make_secret(), "job", 1, tls=True)
+    intruder = Identity(make_secret(), "job", 1, tls=True)
     with listener(0) as host, pytest.raises(NotAuthentic, match="without an answer"):
-        connect.connect_to(host.address, stranger, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
+        connect.connect_to(host.address, intruder, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
 
 
 @pytest.mark.parametrize("host_wants", [True, False])
@@ -409,13 +409,13 @@ def test_control_messages_are_encrypted():
         )
         assert mine.tls is not None
         assert theirs.tls is not None
-        letter = RankEntry(1, 2, "host", "identity" * 9000, 4, "address")
-        sent = pool.submit(ControlMessages(mine).send, letter, timeout_s=GENEROUS_S)
+        entry = RankEntry(1, 2, "host", "identity" * 9000, 4, "address")
+        sent = pool.submit(ControlMessages(mine).send, entry, timeout_s=GENEROUS_S)
         got = ControlMessages(theirs).receive(
             RankEntry, longest=1 << 20, timeout_s=GENEROUS_S
         )
         sent.result(GENEROUS_S)
-        assert got == letter
+        assert got == entry
         with pytest.raises(TimeoutError):
             theirs.receive(1, timeout_s=0.01)
         mine.socket.sendall(b"in the clear, as nobody of this job would" * 9)
@@ -431,17 +431,17 @@ def test_client_that_fails_tls_does_not_delay_others(then):
         guest.add_addresses({0: host.address})
         rules = ClientHandshake(Identity(SECRET, "job", 1, tls=True), 0, RENDEZVOUS)
         where = (host.address.host, host.address.port)
-        with socket.create_connection(where, timeout=GENEROUS_S) as stranger:
-            stranger.sendall(rules.opening)
-            answer = stranger.recv(rules.wanted, socket.MSG_WAITALL)
-            stranger.sendall(rules.take(answer))
+        with socket.create_connection(where, timeout=GENEROUS_S) as intruder:
+            intruder.sendall(rules.opening)
+            answer = intruder.recv(rules.wanted, socket.MSG_WAITALL)
+            intruder.sendall(rules.take(answer))
             if then == "rubbish":
-                stranger.sendall(bytes(500))
+                intruder.sendall(bytes(500))
             made = guest.connect(0, data_label(3), GENEROUS_S)  # meanwhile, another
             host.expect(1, data_label(3), GENEROUS_S).close()
             made.close()
             with contextlib.suppress(ConnectionError):
-                while stranger.recv(100):
+                while intruder.recv(100):
                     pass
         until(lambda: host.rejected == 1, "it is turned away")
 
@@ -531,7 +531,7 @@ def test_lifelines_are_encrypted():
     with Encrypted(4) as star:
         for word in range(200):
             star[2].announce_failure(7, word)
-        star.all_hear(("verdict", 2, "none", 2, 7, 199), [0, 1, 3])
+        star.all_hear(("failure", 2, "none", 2, 7, 199), [0, 1, 3])
         star[3].close()
         star.all_hear(("left", 3, "none", 3, 0, 0), [0, 1, 2])
 
@@ -539,6 +539,6 @@ def test_lifelines_are_encrypted():
 def test_changed_lifeline_record_is_not_authentic():
     with Encrypted(3) as star:
         star[1].announce_failure(7, 1)
-        star.all_hear(("verdict", 1, "none", 1, 7, 1), [0, 2])
+        star.all_hear(("failure", 1, "none", 1, 7, 1), [0, 2])
         star.flips[1] = True
         star.hears(2, ("dead", 1, "not authentic", 0, 0, 0))

@@ -32,7 +32,7 @@ bool transfer(Comm &comm, Transfer::Direction direction, std::size_t peer, Eleme
   return status == Status::done;
 }
 
-// Rank 0 sends to the last rank; those between them only look on.
+// Rank 0 sends to the last rank; the ranks between them do nothing.
 Scenario messages(int count, std::size_t elements) {
   auto *world = new World(2);
   auto *mail = new Mail;
@@ -61,8 +61,8 @@ Scenario messages(int count, std::size_t elements) {
   return scenario;
 }
 
-// The sender gives up when the ring is full: who waits for the rest must hear of it, and gets
-// what was sent whole before it.
+// The sender aborts when the ring is full: a receiver that waits for the rest must see the
+// failure, and receives the messages that were sent completely before.
 Scenario cut(int whole) {
   auto *world = new World(2);
   auto *mail = new Mail;

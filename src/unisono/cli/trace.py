@@ -183,11 +183,11 @@ def why(
 
 
 def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:
-    verdict = judge(flights.read(folder))
+    diagnosis = judge(flights.read(folder))
     if json:
-        print_json(verdict.as_dict())
+        print_json(diagnosis.as_dict())
     else:
-        print(verdict)
+        print(diagnosis)
     if pickle is not None:
         files = flights.to_pickle(folder, pickle)
         message = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"

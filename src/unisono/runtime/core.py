@@ -418,14 +418,17 @@ class Core:
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if no call is possible any more; `words` then describes the call."""
+        self._refuse_fork(what)
+        self.check_open(what)
+        if self.native.failure()[0] != FailureCode.NONE:
+            raise error_of_call(self, refused=what, words=words())
+
+    def _refuse_fork(self, what: str) -> None:
         if self.session.engine.forked():
             raise UsageError(
                 f"{what}: this process is a fork of rank {self.rank} and not itself a "
                 "rank; start ranks with unisono.spawn or unisono run"
             )
-        self.check_open(what)
-        if self.native.failure()[0] != FailureCode.NONE:
-            raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
         """Raise UsageError if it is closed."""
@@ -434,11 +437,7 @@ class Core:
 
     def changeable(self, what: str) -> ResizableWorld:
         """The world, to shrink or grow; UsageError if it cannot."""
-        if self.session.engine.forked():
-            raise UsageError(
-                f"{what}: this process is a fork of rank {self.rank} and not itself a "
-                "rank; only the ranks themselves can resize their world"
-            )
+        self._refuse_fork(what)
         if self.membership is None and self.agreed:
             raise UsageError(
                 f"{what}: {self.name!r} is a group of a world, made by split or "

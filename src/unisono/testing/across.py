@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from unisono.deprecation import warn_renamed
 from unisono.errors import (
     BadArgument,
     CollectiveTimeout,
@@ -70,14 +71,18 @@ class WorldAcross:
         grace_s: float = 5.0,
         env: Mapping[str, str] | None = None,
         env_of: Callable[[int], Mapping[str, str]] | None = None,
-        meets: bool = True,
+        init: bool = True,
+        meets: bool | None = None,
     ) -> None:
         """`hosts` are the numbers of ranks on each.
 
         `env` is added to the environment of all ranks, env_of(rank) to that of one.
-        With meets=False a function gets no communicator, and may call `unisono.init`
-        itself.
+        With init=False a function gets no communicator, and may call `unisono.init`
+        itself; `meets` is the old name of `init`.
         """
+        if meets is not None:
+            warn_renamed("world_across(meets=)", "world_across(init=)")
+            init = meets
         self.hosts = [whole_number("world_across: ranks on a host", n) for n in hosts]
         if not self.hosts or min(self.hosts) < 1:
             raise BadArgument(
@@ -95,7 +100,7 @@ class WorldAcross:
                 "seconds, above 0"
             )
         self.on, self.timeout_s, self.grace_s = on, timeout_s, grace_s
-        self.env, self.env_of, self.meets = env or {}, env_of, meets
+        self.env, self.env_of, self.init = env or {}, env_of, init
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """function(comm, *args) on every rank; their results by rank.
@@ -122,7 +127,7 @@ class WorldAcross:
                 "a new process does not find it; define it in a module"
             )
         try:
-            order = pickle.dumps((function, args, self.meets))
+            order = pickle.dumps((function, args, self.init))
         except (pickle.PicklingError, AttributeError, TypeError) as why:
             raise BadArgument(
                 f"world_across: the function and its arguments cannot be sent: {why}; "

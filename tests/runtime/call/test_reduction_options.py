@@ -37,15 +37,15 @@ def test_named_reduction_has_name_and_code(op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_named_reduction_is_checked_against_the_type(op, name):
-    def verdict(check):
+    def outcome(check):
         try:
             check()
         except BadArgument as error:
             return str(error)
 
     dtype = DTYPES[name]
-    ours = verdict(lambda: as_reduction(op).check(dtype))
-    assert ours == verdict(lambda: check_op(dtype, op))
+    ours = outcome(lambda: as_reduction(op).check(dtype))
+    assert ours == outcome(lambda: check_op(dtype, op))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def says_otherwise(rank, what):
 def test_rank_that_does_not_fit_raises_on_all(what, says, forks):
     ends = forks.run(3, says_otherwise, what)
     for end in ends:
-        assert end.value is not None, f"rank {end.rank} has met somebody"
+        assert end.value is not None, f"rank {end.rank} has connected"
         assert end.value["error"] == "ConnectFailed"
         assert says in end.value["message"], end
 
@@ -130,7 +130,7 @@ def is_rank_0_too(rank):
 
 def test_one_of_two_processes_with_rank_0_fails(forks):
     values = [end.value for end in forks.run(3, is_rank_0_too)]
-    assert values.count(None) == 2  # one of them met rank 1
+    assert values.count(None) == 2  # one of them connected to rank 1
     (error,) = [v for v in values if v]
     assert error["error"] == "ConnectFailed"
 
@@ -152,9 +152,9 @@ def finds_its_place_taken(rank):
 
 def takes(rank, address):
     """Listen in the place of rank 0 until the others have tried."""
-    with rendezvous.seqpacket() as stranger:
-        stranger.bind(address)
-        stranger.listen()
+    with rendezvous.seqpacket() as other:
+        other.bind(address)
+        other.listen()
         rank.until("tried", 0, 1)
 
 
@@ -184,7 +184,7 @@ def test_rendezvous_name_in_use_is_reported(forks):
     assert guest.value["error"] == "ConnectFailed"
 
 
-def meets_another_user(rank):
+def connects_to_another_user(rank):
     """Rank 2 is another user's process, in the place of rank 0."""
     address = rendezvous.LocalRendezvous(
         _hello(rank), f"{rank.job}/0", 0.0, 0.0
@@ -197,11 +197,11 @@ def meets_another_user(rank):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_process_of_another_user_instead_of_rank_0_is_refused(forks):
-    host, guest, stranger = forks.run(3, meets_another_user)
+    host, guest, other = forks.run(3, connects_to_another_user)
     assert host.value["error"] == "ConnectFailed"
     assert guest.value["error"] == "NotAuthentic"
     assert "user 65534" in guest.value["message"]
-    assert f"process {stranger.pid}" in guest.value["message"]
+    assert f"process {other.pid}" in guest.value["message"]
 
 
 def has_uninvited_guests(rank, kind):
@@ -237,7 +237,7 @@ def test_unknown_processes_are_ignored(kind, forks):
     assert [end.value for end in ends[:2]] == [None, None]
 
 
-def dies_while_they_meet(rank, who):
+def dies_during_rendezvous(rank, who):
     """When rank 1 has come; rank 2 comes after that."""
     rank.tell("begins")
     if rank.number == 0:
@@ -259,7 +259,7 @@ def dies_when_they_came(rank):
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_rank_that_dies_during_rendezvous_is_named(who, forks):
-    ends = forks.run(3, dies_while_they_meet, who)
+    ends = forks.run(3, dies_during_rendezvous, who)
     for end in ends:
         if end.rank == who:
             assert end.status == -signal.SIGKILL
@@ -339,7 +339,7 @@ def test_world_of_one_needs_no_launcher(bare):
 # --- once more, and twice at once
 
 
-def meets_again(rank, times):
+def connects_again(rank, times):
     totals = []
     for turn in range(times):
         with rank.init() as comm:
@@ -348,7 +348,7 @@ def meets_again(rank, times):
 
 
 def test_same_ranks_can_init_again(forks):
-    for end in forks.run(3, meets_again, 5):
+    for end in forks.run(3, connects_again, 5):
         assert end.value == [3.0, 6.0, 9.0, 12.0, 15.0]
 
 
@@ -603,8 +603,8 @@ def listens(rank):
 
 
 def address_of(rank, epoch):
-    meeting = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
-    return meeting.address.replace("\0", "@")
+    local = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
+    return local.address.replace("\0", "@")
 
 
 def test_rendezvous_names_are_released(forks):
@@ -721,7 +721,7 @@ def test_message_too_large_to_buffer_is_an_error(in_flight, forks):
     assert ends[1].value["error"] in ("MemoryError", "TransportError")
 
 
-def is_lent_too_much(rank):
+def maps_too_much(rank):
     """A buffer that another rank exposes cannot be mapped here."""
     comm = rank.init(timeout_s=100)
     out = comm.empty(16 << 20, "uint8")
@@ -734,7 +734,7 @@ def is_lent_too_much(rank):
 
 
 def test_exposed_buffer_that_cannot_be_mapped_does_not_hang(forks):
-    ends = forks.run(2, is_lent_too_much)
+    ends = forks.run(2, maps_too_much)
     assert [end.status for end in ends] == [0, 0], ends
     for end in ends:
         assert end.value is None or end.value["error"] != "CollectiveTimeout", end

@@ -198,7 +198,7 @@ def first_then_joining(first, hosts):
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank >= first else {}
 
-    return ranks_on(hosts, env_of=env_of, meets=False)
+    return ranks_on(hosts, env_of=env_of, init=False)
 
 
 @pytest.mark.quick(hosts=[[1, 1, 2]])

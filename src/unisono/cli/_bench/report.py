@@ -172,8 +172,8 @@ class BenchReport:
 
     def footer(self) -> Iterator[str]:
         """The lines after the last row."""
-        verdict = "FAILED" if self.wrong else "OK"
-        yield f"# {'Out of bounds values':<20} : {self.wrong} {verdict}"
+        result = "FAILED" if self.wrong else "OK"
+        yield f"# {'Out of bounds values':<20} : {self.wrong} {result}"
         yield f"# {'Avg bus bandwidth':<20} : {self.average_busbw:g} "
         yield "#"
         yield from self._ratio_lines()

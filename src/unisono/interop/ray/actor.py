@@ -89,14 +89,14 @@ class RankActor:
     def play(
         self,
         variables: Mapping[str, str],
-        meets: bool,
+        takes_comm: bool,
         work: tuple[Callable[..., Any], tuple[Any, ...]],
     ) -> bytes:
         """Be a rank: `variables` is the environment of one. The report, pickled."""
         fn, args = work
         os.environ.update(variables)
         try:
-            if meets:
+            if takes_comm:
                 with unisono.init() as comm:  # left in any case: the others wait
                     result = fn(comm, *args)
             else:

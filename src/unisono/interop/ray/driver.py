@@ -36,7 +36,7 @@ class RayJob:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    meets: bool  # whether `fn` is given a communicator
+    takes_comm: bool  # whether `fn` is given a communicator
     resources: dict[str, float]
     strategy: str
     placement_s: float
@@ -189,7 +189,7 @@ class _Attempt:
         plan = self._plan
         work = ray.put((plan.fn, plan.args))  # once, however many ranks there are
         waiting = {
-            rank.actor.play.remote(variables, plan.meets, work): rank
+            rank.actor.play.remote(variables, plan.takes_comm, work): rank
             for rank, variables in zip(self._ranks, self._variables(), strict=True)
         }
         until: float | None = None

@@ -45,7 +45,7 @@ MOMENT = np.dtype(
         *(("begin", "<i8"), ("end", "<i8"), ("bytes", "<u8"), ("seq", "<u4")),
         *(("code", "<i4"), ("communicator", "<u4"), ("peer", "<i4"), ("chunk", "<i4")),
         *(("action", "<i4"), ("piece", "<i4"), ("index", "<i4"), ("output", "<i4")),
-        *(("kind", "u1"), ("home", "u1"), ("lent", "u1"), ("unused", "u1")),
+        *(("kind", "u1"), ("home", "u1"), ("exposed", "u1"), ("unused", "u1")),
     ]
 )
 CALLED = np.dtype(

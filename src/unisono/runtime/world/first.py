@@ -15,7 +15,6 @@ from unisono import _native
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.core import Core
 from unisono.runtime.observe import monitor, tracing
-from unisono.runtime.plan import tuned
 from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
 from unisono.transports.session import Session
@@ -76,7 +75,7 @@ def _agree(
         if traced:
             clocks.compare_clocks(comm)
     elif session.leave is not None:  # rendezvous was over TCP, but on one host
-        there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
+        there = np.array([session.note], np.int32)
         session.note = int(comm.broadcast(there, timeout_s=rendezvous_timeout_s)[0])
     if session.note:
         session.tuned = tuned_agreement.agree(comm, rendezvous_timeout_s)
@@ -95,7 +94,7 @@ def _agree_on_options(
         found = native.test_cross_memory_access()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     reaches = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
-    none = not (comm.rank == 0 and tuned.is_there())
+    none = not comm.core.session.note
     left = max(1.0, deadline - time.monotonic())
     traces = bool(os.environ.get(tracing.TRACE))
     votes = np.array([reaches, none, traces], np.int32)
