@@ -1,8 +1,8 @@
-"""`unisono doctor`: is this host, are these hosts, fit to run ranks?
+"""`unisono doctor`: whether this host, or these hosts, can run ranks.
 
-First every host is asked by itself, all at once, so that one which cannot be reached
-does not hide what ails the others. Then those that can be reached form one small world,
-started and met exactly as `unisono run` does it: what works here works there.
+First every host is checked alone, all at the same time, so that an unreachable host
+does not hide the problems of others. Then the reachable hosts form one small world,
+started and connected exactly as `unisono run` does it.
 """
 
 from __future__ import annotations

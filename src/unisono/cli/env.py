@@ -66,7 +66,7 @@ def env(*, json: bool = False) -> int:
 
 
 def _world() -> str:
-    """What `unisono.init()` would find here, and by which launcher's word."""
+    """What `unisono.init()` would find here, and by which launcher."""
     try:
         return find_world().why
     except BadArgument as error:

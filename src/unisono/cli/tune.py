@@ -1,4 +1,4 @@
-"""`unisono tune`: measure this machine, and remember which algorithm wins where."""
+"""`unisono tune`: measure this machine, and record which algorithm is fastest where."""
 
 from __future__ import annotations
 

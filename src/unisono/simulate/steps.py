@@ -186,7 +186,7 @@ class Clocks:
     def _wait(
         self, after: Floats, pattern: StepPattern, drained: Floats, arrived: Floats
     ) -> None:
-        """A rank ends a step when its messages are sent and those for it have arrived."""
+        """A rank ends a step when its messages are sent and all for it have arrived."""
         mine, others = pattern.senders, pattern.receivers
         if mine.size < pattern.src.size:
             drained = np.maximum.reduceat(drained, pattern.first, axis=1)

@@ -1,8 +1,8 @@
-"""The systems that are measured, as one rank of each sees its own.
+"""The systems that are measured, as one rank uses them.
 
-Each gives the same things: a barrier, memory for arrays, and for a case the call that
-is to be timed, with all its arguments bound. The peers get what their users would do
-for speed: flat tensors for gloo, and for MPI the upper-case methods of mpi4py with the
+Each class has the same methods: a barrier, memory for arrays, and for a case the call
+to be timed, with all its arguments bound. The peers are used as their users would for
+speed: flat tensors for gloo, and for MPI the upper-case methods of mpi4py with the
 element type spelled out, which saves it a third of a microsecond per call.
 
 Only the standard library and NumPy are imported at the top, because MPI's ranks run in
@@ -199,7 +199,7 @@ class Gloo(_Peer):
         return both
 
     def _tensor(self, array: Array, dtype: str) -> Any:
-        """The same memory as a tensor; NumPy knows small floats as strangers only."""
+        """The same memory as a tensor; small floats are extension types of NumPy."""
         if DTYPES[dtype].kind != "v":
             return self.torch.from_numpy(array)
         raw = array.view(np.int16 if array.itemsize == 2 else np.int8)
@@ -223,7 +223,7 @@ class Mpi(_Peer):
             raise BadArgument(f"MPI's world has {self.world.size} ranks, expected {n}")
 
     def empty(self, count: int, dtype: str, *, shared: bool) -> Array:
-        """Ordinary memory, if MPI knows what is to be in it."""
+        """Ordinary memory, if MPI has the element type."""
         if dtype not in _MPI_TYPES:
             raise BadArgument(f"MPI has no {dtype}")
         return super().empty(count, dtype, shared=shared)
