@@ -50,10 +50,10 @@ def test_any_sheet_passes_the_strict_checks(slices, arrows):
 def test_times_are_the_same_rounded_or_truncated(begin, lasts):
     sheet = Sheet()
     sheet.slice(0, "sends", "x", begin / 1e3, (begin + lasts) / 1e3)
-    (told,) = events(sheet.document(), "X")
-    assert int(told["ts"] * 1000.0) == round(told["ts"] * 1000.0) == begin
+    (event,) = events(sheet.document(), "X")
+    assert int(event["ts"] * 1000.0) == round(event["ts"] * 1000.0) == begin
     lasts = max(1, lasts)
-    assert int(told["dur"] * 1000.0) == round(told["dur"] * 1000.0) == lasts
+    assert int(event["dur"] * 1000.0) == round(event["dur"] * 1000.0) == lasts
 
 
 def test_awaited_message_has_a_slice_from_its_sending():
@@ -63,9 +63,9 @@ def test_awaited_message_has_a_slice_from_its_sending():
     sheet.arrow(sent, early, 100)
     doc = sheet.document()
     coming = [e for e in events(doc, "X") if e["cat"] == COMING]
-    (told,) = coming
-    assert (told["name"], told["ts"], told["dur"]) == ("from 0", 4.0, 5.0)
-    assert told["tid"] == early.tid  # within the slice that waited
+    (event,) = coming
+    assert (event["name"], event["ts"], event["dur"]) == ("from 0", 4.0, 5.0)
+    assert event["tid"] == early.tid  # within the slice that waited
     counted = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events(doc, "C")]
     assert counted == [(0, 4.0, 100), (0, 9.0, 0)]
 

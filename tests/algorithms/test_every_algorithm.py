@@ -22,7 +22,7 @@ few_worlds_or_all = pytest.mark.parametrize("few", [True, False], ids=["few", "a
 
 
 def fitting(what: str, name: str, worlds: Iterable[int]) -> Iterator[Schedule]:
-    """The schedules for those worlds that the shape told in the name, if any, fits."""
+    """The schedules for those worlds that the shape in the name, if any, fits."""
     for n in worlds:
         try:
             yield schedule(what, name, n)

@@ -25,8 +25,8 @@ proof = schedule("all_reduce", "ring", 10_240).verify()
 assert proof.transfers == 2 * 10_240 * 10_239
 status = pathlib.Path("/proc/self/status")
 if status.exists():
-    told = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
-    sys.stdout.write(str(int(told.split()[1]) * 1024))
+    line = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
+    sys.stdout.write(str(int(line.split()[1]) * 1024))
 else:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

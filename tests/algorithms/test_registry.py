@@ -17,14 +17,14 @@ def broadcast(n, both: bool = False, radix: int = 2, order: str = "up"):
 
 @algorithm
 def scatter(n, root: int = 0, last: bool = False):
-    """A scatter that is told its root, and serves the ranks in order."""
+    """A scatter that takes its root, and serves the ranks in order."""
     c = np.delete(np.arange(n), root)
     yield copy_step(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
 
 
 @algorithm
 def gather(n, root: int = 0):
-    """A gather that is told its root and does not listen."""
+    """A gather that takes its root and ignores it."""
     return schedule("gather", "direct", n)
 
 

@@ -321,7 +321,7 @@ class Running:
                 time.sleep(0.001)
 
     def await_all(self, ids, event, phase=None, *, or_gone=False):
-        """Wait until these ranks have told it; what they told, by id."""
+        """Wait until these ranks have reported it; their reports, by id."""
         until = time.monotonic() + LIMIT_S
         found = {}
         while True:
@@ -344,7 +344,7 @@ class Running:
             self.listen(0.05)
 
     def _reads(self, child):
-        """Whether an ended child had told something that was not yet read."""
+        """Whether an ended child had reported something that was not yet read."""
         if not select.select([child.tells], [], [], 0)[0]:
             return False
         before = len(child.events)

@@ -33,7 +33,7 @@ MOST_TURNS = 100_000
 
 
 class Left(Exception):
-    """This rank has left its world, as it was told to."""
+    """This rank has left its world, as planned."""
 
 
 class Rank:
@@ -247,7 +247,7 @@ def _restore_limits():
 
 
 def _be_forked(comm):
-    """A fork of a rank: calls are refused in words, and it goes when told."""
+    """A fork of a rank: calls are refused with a message, and it ends on request."""
     try:
         comm.all_reduce(np.ones(3))
         os._exit(3)

@@ -67,17 +67,17 @@ def test_explain_writes_a_page(run, tmp_path):
     assert "4 MiB a rank on switch:3" in text
 
 
-def replay(told):
+def replay(document):
     """A judge that knows nothing of unisono: sets of contributions, by the contract."""
-    n, chunks, name = told["n"], told["num_chunks"], told["collective"]
+    n, chunks, name = document["n"], document["num_chunks"], document["collective"]
     state = {}
     for c in range(chunks):
-        owner, root = c * n // chunks, told["root"]
+        owner, root = c * n // chunks, document["root"]
         holders = {"broadcast": [root], "scatter": [root]}.get(name, [owner])
         everyone = name in ("all_reduce", "reduce", "reduce_scatter")
         for r in range(n) if everyone else holders:
             state[r, c] = frozenset([(r, c)])
-    for step in told["steps"]:
+    for step in document["steps"]:
         seen = dict(state)
         for src, dst, c, kind in step:
             if kind == "copy":

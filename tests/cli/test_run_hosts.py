@@ -80,7 +80,7 @@ def lines(process, count):
     return sorted(process.stdout.readline().split(" ", 1)[1] for _ in range(count))
 
 
-# Where ranks run and what they are told
+# Where ranks run and their environment
 
 
 def test_ranks_are_consecutive_on_each_host_in_host_order(run, script):
@@ -359,7 +359,7 @@ def parent(pid):
 
 
 def test_lost_ssh_connection_is_a_failure_of_its_ranks(started, script):
-    """The agent is killed, as its host might be: the others are told and ended."""
+    """The agent is killed, as its host might be: the others are ended."""
     file = script("print(host, os.getpid(), flush=True); time.sleep(60)")
     process = started("--hosts", "a,b", "-n", "2", "--grace", "0.2", "--json", file)
     result = [process.stderr.readline().split() for _ in range(4)]

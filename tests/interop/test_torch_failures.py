@@ -120,7 +120,7 @@ def test_errors_are_of_torch_and_unisono_types(forks):
 
 
 def mismatched(rank, what):
-    """What every rank is told when rank 1 calls something else."""
+    """The error of every rank when rank 1 calls something else."""
     with group(rank):
         odd = rank.number == 1
         x = torch.ones(5)

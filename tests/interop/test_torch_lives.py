@@ -68,12 +68,12 @@ def test_every_spelling_of_the_backend_works(ranks, name):
 
 
 def late(rank, where):
-    """Rank 1 does not come; who waits for it is told so."""
+    """Rank 1 does not arrive; a rank that waits for it gets an error."""
     limit = timedelta(seconds=0.5)
     with group(rank):
         made = dist.new_group(timeout=limit if where == "group" else None)
         x, result = torch.ones(3), None
-        if where != "group":  # where a rank that is slow would be told so here
+        if where != "group":  # where a slow rank would get an error here
             dist.all_reduce(x, group=made)
         if where == "method":
             made.set_timeout(limit)

@@ -224,8 +224,8 @@ class Report:
 
 def explore(program: Path, scenario: str, number: int = 2, **options: Any) -> Report:
     """Explores a scenario; `number` is that of its ranks, or a seed."""
-    told = {"programs": program.parent / "programs.txt", "scenario": scenario}
-    words = [f"{key}={value}" for key, value in (told | options).items()]
+    arguments = {"programs": program.parent / "programs.txt", "scenario": scenario}
+    words = [f"{key}={value}" for key, value in (arguments | options).items()]
     return Report(**json.loads(_run([program, *words, f"number={number}"])))
 
 

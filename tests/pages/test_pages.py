@@ -66,10 +66,10 @@ def test_picture_that_cannot_be_drawn_fails_the_build(tmp_path):
 def test_every_size_has_a_winner():
     from docs import winning
 
-    told = {name: winning.won(name, "all_reduce", "switch:4") for name in NAMES}
-    at_each_size = zip(*(flags for flags in told.values() if flags), strict=True)
+    wins = {name: winning.won(name, "all_reduce", "switch:4") for name in NAMES}
+    at_each_size = zip(*(flags for flags in wins.values() if flags), strict=True)
     assert all(any(flags) for flags in at_each_size)
-    assert not all(told["tree"])
+    assert not all(wins["tree"])
 
 
 def test_ranges_of_sizes_are_written_in_words():

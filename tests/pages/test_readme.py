@@ -114,8 +114,8 @@ def test_options_that_pages_name_exist():
         verb = re.match(r"simulate train|trace [a-z]+|[a-z]+", row)[0].split()
         code, known = here(["unisono", *verb, "--help"])
         assert code == 0
-        told = set(option.findall(row))
-        assert told <= set(option.findall(known)), row
+        named = set(option.findall(row))
+        assert named <= set(option.findall(known)), row
 
 
 def test_variables_that_pages_name_exist():

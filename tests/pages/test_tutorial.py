@@ -41,7 +41,7 @@ def write(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```pycon\n>>> 1 + 1\n3\n```\n", "Expected:\n    3"),
         ("```python\nassert 1 == 2\n```\n", ""),
@@ -54,10 +54,10 @@ def write(folder, text):
         ("```pycon\n1 + 1\n```\n", "no >>> in it"),
     ],
 )
-def test_page_with_wrong_output_is_detected(text, told, here):
+def test_page_with_wrong_output_is_detected(text, message, here):
     with pytest.raises((AssertionError, ZeroDivisionError)) as wrong:
         write(here, text).run()
-    assert told in str(wrong.value)
+    assert message in str(wrong.value)
 
 
 def test_exit_code_can_be_expected(here):

@@ -1,5 +1,5 @@
 """Ranks on several hosts, emulated ones: what works on one host works there, and what
-goes wrong is told by name on every rank.
+goes wrong is an error with names on every rank.
 
 Between the hosts there are streams over loopback, with handshakes, seals and checksums;
 within them there is shared memory.

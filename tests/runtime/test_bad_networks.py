@@ -244,7 +244,7 @@ def test_short_partition_raises_no_error(hosts, tmp_path):
         hosts.partition({0}, {1})
         before = found.stdout(0)
         time.sleep(1)
-        # what had come before may still be added up, and told
+        # what had come before may still be summed, and reported
         assert len(found.stdout(0)) <= len(before) + 2, "this was no partition"
         hosts.heal()
         await_turns(found, 3, 3)

@@ -78,7 +78,7 @@ def loses(comm, victims):
 
 
 def loses_rank_0(comm, knows):
-    """The other one shrinks; it may be told that rank 0 has ended."""
+    """The other one shrinks; it may see that rank 0 has ended."""
     works_until_it_dies(comm, 0)
     try:
         return world_summary(comm.shrink(timeout_s=20, dead=[0] if knows else []))
@@ -271,13 +271,13 @@ def joins():
 
 
 def begun(n):
-    """The world of the first n ranks, though all were told of more."""
+    """The world of the first n ranks, though all were started for more."""
     rank, job = int(os.environ["UNISONO_RANK"]), os.environ["UNISONO_JOB"]
     return unisono.init(rank, n, job=job, rendezvous_timeout_s=100)
 
 
 def grows_or_joins(first, world_size, shrinks=()):
-    """With init=False: the last ranks were told to join."""
+    """With init=False: the last ranks join."""
     if "UNISONO_JOIN" in os.environ:
         return joins()
     comm = begun(first)

@@ -57,7 +57,7 @@ class Rank:
         os.rename(file.name, f"{self.folder}/{word} of {self.number}")
 
     def until(self, word, *ranks):
-        """Wait until these ranks have told it; their pids."""
+        """Wait until these ranks have reported it; their pids."""
         files = [Path(self.folder) / f"{word} of {number}" for number in ranks]
         for file in files:
             await_that(file.exists, file.name)

@@ -47,8 +47,8 @@ def judged(capsys):
     return judge
 
 
-def sides(told):
-    return {side["rank"]: (side["file"], side["number"]) for side in told["sides"]}
+def sides(document):
+    return {side["rank"]: (side["file"], side["number"]) for side in document["sides"]}
 
 
 def test_rank_with_another_type_is_named_with_both_lines(folder, judged):

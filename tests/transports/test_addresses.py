@@ -83,7 +83,7 @@ def test_missing_route_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "towards", "host", "interface"),
+    ("given", "towards", "host", "interface"),
     [
         ("eth0", None, "10.0.3.4", "eth0"),
         ("eth0", "10.0.3.1", "10.0.3.4", "eth0"),
@@ -97,24 +97,24 @@ def test_missing_route_is_an_error(monkeypatch):
         (" lo ", None, "127.0.0.1", "lo"),
     ],
 )
-def test_interface_is_chosen_by_name(here, told, towards, host, interface):
-    choice = choose(told, Address(towards, 1) if towards else None)
+def test_interface_is_chosen_by_name(here, given, towards, host, interface):
+    choice = choose(given, Address(towards, 1) if towards else None)
     assert (choice.host, choice.interface, choice.bind) == (host, interface, "")
-    assert f"UNISONO_INTERFACE={told.strip()}" in choice.why
+    assert f"UNISONO_INTERFACE={given.strip()}" in choice.why
 
 
 @pytest.mark.parametrize(
-    "told", ["eth7", "10.9.0.0/16", "10.0.3.5", "fd01::/16", "1/2"]
+    "given", ["eth7", "10.9.0.0/16", "10.0.3.5", "fd01::/16", "1/2"]
 )
-def test_unknown_interface_is_refused(here, told):
+def test_unknown_interface_is_refused(here, given):
     with pytest.raises(BadArgument, match=r"there are lo \(127.0.0.1, ::1\), eth0"):
-        choose(told)
+        choose(given)
 
 
-@pytest.mark.parametrize(("told", "to"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
-def test_all_interfaces_are_used_only_if_named(told, to):
-    choice = choose(told, Address(to, 1))
-    assert (choice.host, choice.bind) == (to, told)
+@pytest.mark.parametrize(("given", "to"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
+def test_all_interfaces_are_used_only_if_named(given, to):
+    choice = choose(given, Address(to, 1))
+    assert (choice.host, choice.bind) == (to, given)
     assert "means all" in choice.why
 
 

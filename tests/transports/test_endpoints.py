@@ -96,12 +96,12 @@ def test_unreachable_address_is_not_reported_as_refused(hosts, named):
 
 def test_refusal_with_a_reason_takes_precedence():
     refused = Refused("why", result=3, epoch=7)
-    told = connect._of_all(
+    error = connect._of_all(
         [("a", OSError(errno.EHOSTUNREACH, "no route")), ("b", refused)]
     )
-    assert isinstance(told, Refused)
-    assert (told.result, told.epoch) == (3, 7)
-    assert "a: no route; b: why" in str(told)
+    assert isinstance(error, Refused)
+    assert (error.result, error.epoch) == (3, 7)
+    assert "a: no route; b: why" in str(error)
 
 
 def test_rank_0_listens_at_all_addresses_of_its_name(named):
@@ -119,16 +119,16 @@ def test_rank_0_listens_at_all_addresses_of_its_name(named):
 def test_ranks_connect_by_different_addresses_of_rank_0(named):
     """Two interfaces, and each of the others reaches only one of them."""
     named(THERE, HERE)
-    told, ready, tables = [], threading.Event(), {}
+    ports, ready, tables = [], threading.Event(), {}
 
     def announce(address):
-        told.append(address.port)
+        ports.append(address.port)
         ready.set()
 
     def meet(rank, host):
         how = {"announce": announce} if rank == 0 else {}
         tables[rank] = rendezvous(
-            *(rank, 3, "job", f"{host}:{told[0] if told else 0}"),
+            *(rank, 3, "job", f"{host}:{ports[0] if ports else 0}"),
             **how,
             secret=SECRET,
             version="1",
@@ -335,7 +335,7 @@ def test_requests_of_other_ranks_are_not_acceptable(rank):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "welcome",
     [
         join.Welcome(),
         join.Welcome(5, 4, 1, "x", before=2),
@@ -347,6 +347,6 @@ def test_requests_of_other_ranks_are_not_acceptable(rank):
     ],
     ids=str,
 )
-def test_welcome_with_impossible_numbers_is_invalid(told):
-    assert not told.is_valid()
+def test_welcome_with_impossible_numbers_is_invalid(welcome):
+    assert not welcome.is_valid()
     assert join.Welcome(2, 4, 1, "x", before=2).is_valid()

@@ -94,8 +94,8 @@ def test_sealed_frames_equal_the_reference(frames, epoch, rng):
     for number, (payload, words) in enumerate(frames):
         kind = rng.choice((wire.DATA, wire.NOTE, wire.CONTROL))
         head = seal.seal(payload, kind, **words)
-        told = {"kind": kind, "epoch": epoch, "number": number}
-        assert head + payload == wire.frame(KEY, payload, **told, **words)
+        fields = {"kind": kind, "epoch": epoch, "number": number}
+        assert head + payload == wire.frame(KEY, payload, **fields, **words)
         stream += head + payload
         expected.append((head, payload))
     assert received(stream, epoch, rng) == (expected, "none")

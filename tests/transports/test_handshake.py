@@ -98,10 +98,10 @@ def test_handshake_over_sockets():
 def test_keys_and_secrets_are_in_no_repr():
     frames, mine, _ = shake()
     assert frames
-    told = f"{mine!r} {ONE!r}"
+    text = f"{mine!r} {ONE!r}"
     for hidden in (mine.send_key, mine.receive_key, ONE.job_id):
-        assert repr(hidden) not in told
-    assert SECRET.hex() not in told
+        assert repr(hidden) not in text
+    assert SECRET.hex() not in text
 
 
 def test_purpose_text_and_limits():

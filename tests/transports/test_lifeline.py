@@ -275,7 +275,7 @@ def test_bytes_that_arrive_one_by_one_are_read():
 
 
 class Deaf:
-    """A leaf that beats, and never reads what it is told."""
+    """A leaf that beats, and never reads."""
 
     def __init__(self, end, rank):
         self._end, self._rank = end, rank

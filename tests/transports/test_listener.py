@@ -239,13 +239,13 @@ def test_handler_that_raises_closes_only_its_connection(pair, caplog):
         one.set_handler("data", handler)
         late = two.connect(0, data_purpose(4), GENEROUS_S)
         with closing([early, late]):
-            for told in (early, late):
-                told.socket.settimeout(GENEROUS_S)
-                assert told.socket.recv(1) == b""
+            for connection in (early, late):
+                connection.socket.settimeout(GENEROUS_S)
+                assert connection.socket.recv(1) == b""
         talk(*pair)
     assert one.rejected == 2
-    told = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
-    assert told in caplog.text
+    message = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
+    assert message in caplog.text
 
 
 def test_error_of_a_pending_connection_closes_only_that_one(pair, monkeypatch):

@@ -30,7 +30,7 @@ GENEROUS_S = 60.0
 
 
 class Gathering:
-    """Ranks as threads: each is told where rank 0 listens once it does."""
+    """Ranks as threads: each gets the address of rank 0 once it listens."""
 
     def __init__(self, host="127.0.0.1"):
         self.host = host
@@ -97,7 +97,7 @@ def hasty(monkeypatch):
 
 @pytest.fixture
 def extended_wait(monkeypatch):
-    """Rank 0's time is not up before something holds of it, whatever it was told."""
+    """Rank 0 does not time out before a condition holds, whatever its timeout."""
 
     def until(holds, tick_s=GENEROUS_S):
         left, end = (

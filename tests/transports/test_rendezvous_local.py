@@ -44,12 +44,12 @@ def opens_many_files(rank, number):
             for _ in range(1100):
                 held.enter_context(open(os.devnull))
         comm = rank.init(timeout_s=30)
-        told = comm.all_reduce(np.ones(4, np.float32)).tolist()
+        result = comm.all_reduce(np.ones(4, np.float32)).tolist()
         comm.barrier()
         if rank.number == number:
-            told += asked_of_the_watch()
+            result += asked_of_the_watch()
         comm.barrier()
-        return told
+        return result
 
 
 def asked_of_the_watch():
@@ -132,10 +132,10 @@ def handed_over(monkeypatch, errors, timeout_s=20.0):
     guest = SimpleNamespace(connection=ours, hello=SimpleNamespace(rank=2, pid=7))
     with ours, theirs, other:
         hosting(timeout_s)._pass_socket(guest, 1, one)
-        told, fds, _, _ = socket.recv_fds(theirs, 16, 1)
+        data, fds, _, _ = socket.recv_fds(theirs, 16, 1)
     for fd in fds:
         os.close(fd)
-    return int.from_bytes(told, "little"), len(fds)
+    return int.from_bytes(data, "little"), len(fds)
 
 
 def test_passing_sockets_waits_while_too_many_are_in_transit(monkeypatch):
@@ -144,16 +144,16 @@ def test_passing_sockets_waits_while_too_many_are_in_transit(monkeypatch):
 
 
 def test_too_many_sockets_in_transit_is_not_reported_as_death(monkeypatch):
-    with pytest.raises(ConnectFailed, match=r"in transit.*ulimit -n") as told:
+    with pytest.raises(ConnectFailed, match=r"in transit.*ulimit -n") as caught:
         handed_over(monkeypatch, iter(lambda: errno.ETOOMANYREFS, 0), 0.05)
-    assert "died" not in str(told.value)
-    assert told.value.missing == ()
+    assert "died" not in str(caught.value)
+    assert caught.value.missing == ()
 
 
 def test_rank_that_closes_during_the_rendezvous_has_died(monkeypatch):
-    with pytest.raises(ConnectFailed, match=r"rank 2 \(pid 7\) died") as told:
+    with pytest.raises(ConnectFailed, match=r"rank 2 \(pid 7\) died") as caught:
         handed_over(monkeypatch, [errno.EPIPE])
-    assert told.value.missing == (2,)
+    assert caught.value.missing == (2,)
 
 
 # --- pid namespaces
@@ -165,13 +165,13 @@ def in_a_pid_namespace(function, *args):
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_PIDS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     if os.fork() == 0:
-        told = "nothing"
+        text = "nothing"
         try:
-            told = json.dumps(function(*args))
+            text = json.dumps(function(*args))
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
         finally:
-            os.write(tell, told.encode())
+            os.write(tell, text.encode())
             os._exit(0)
     os.close(tell)
     with os.fdopen(hear) as file:

@@ -169,9 +169,9 @@ def test_wrong_sizes_of_secrets_and_keys_are_refused():
 
 def test_secret_is_in_no_repr_and_not_pickled():
     mine = make_secret()
-    for told in (repr(mine), str(mine), f"{mine}", f"{[mine]}"):
-        assert mine.hex() not in told
-        assert repr(mine._raw) not in told
+    for text in (repr(mine), str(mine), f"{mine}", f"{[mine]}"):
+        assert mine.hex() not in text
+        assert repr(mine._raw) not in text
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(mine)
 
@@ -179,8 +179,8 @@ def test_secret_is_in_no_repr_and_not_pickled():
 def test_derived_keys_are_those_of_hkdf():
     mine = Secret(bytes(range(32)))
     extracted = hmac.new(b"unisono", bytes(range(32)), hashlib.sha256).digest()
-    told = b"\x00\x03use" + b"bound" + b"\x01"
-    expected = hmac.new(extracted, told, hashlib.sha256).digest()
+    info = b"\x00\x03use" + b"bound" + b"\x01"
+    expected = hmac.new(extracted, info, hashlib.sha256).digest()
     assert mine.key(b"use", bound_to=b"bound") == expected
     assert mine.key(b"use", 16, bound_to=b"bound") == expected[:16]
 

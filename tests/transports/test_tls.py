@@ -99,12 +99,12 @@ class Middle:
         return self.wire[source][before:]
 
     def hears(self, target=1):
-        """All that an end has been told."""
-        told = b""
+        """All that an end has received."""
+        received = b""
         with contextlib.suppress(BlockingIOError):
             while more := self.ends[target].recv(1 << 20):
-                told += more
-        return told
+                received += more
+        return received
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_missing_openssl_error_says_what_to_install(tmp_path):
         "try: unisono.init(0, 2, job='job', tls='mutual')\n"
         "except unisono.MissingLibrary as why: print(why)\n"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ
         | {
@@ -323,8 +323,8 @@ def test_missing_openssl_error_says_what_to_install(tmp_path):
         check=True,
         timeout=50,
     ).stdout
-    assert "tls='mutual' needs OpenSSL 3" in told
-    assert "apt install libssl3" in told
+    assert "tls='mutual' needs OpenSSL 3" in output
+    assert "apt install libssl3" in output
     assert issubclass(MissingLibrary, MissingExtra)
 
 

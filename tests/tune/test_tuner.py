@@ -92,11 +92,11 @@ def test_predicted_cost_across_hosts_is_the_slower_of_link_and_ranks():
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(1e-6, 1.0)))
-def test_candidates_near_the_best_are_raced(told):
-    found = nearest(told, {})
-    best = min(told.values(), default=0.0)
-    assert all(told[name] <= NEAR * best for name in found)
-    near = [name for name in told if told[name] <= NEAR * best]
+def test_candidates_near_the_best_are_raced(times):
+    found = nearest(times, {})
+    best = min(times.values(), default=0.0)
+    assert all(times[name] <= NEAR * best for name in found)
+    near = [name for name in times if times[name] <= NEAR * best]
     assert len(found) == min(len(near), MOST_RACED)
 
 

@@ -100,10 +100,10 @@ class Browser:
         message, _, self.rest = self.rest.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, told):
+    def _note(self, message):
         """Keep what a page complains of: errors, warnings, exceptions."""
-        about = told.get("params", {})
-        match told.get("method"):
+        about = message.get("params", {})
+        match message.get("method"):
             case "Runtime.exceptionThrown":
                 self.complaints.append(about["exceptionDetails"])
             case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning"):

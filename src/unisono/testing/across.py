@@ -156,18 +156,18 @@ class WorldAcross:
             "UNISONO_ADDRESS": self._address(),
             **self.env,
         }
-        told: list[dict[str, str]] = []
+        environments: list[dict[str, str]] = []
         for host, n in enumerate(self.hosts):
             for local_rank in range(n):
                 place = {
-                    "UNISONO_RANK": str(len(told)),
+                    "UNISONO_RANK": str(len(environments)),
                     "UNISONO_LOCAL_RANK": str(local_rank),
                     "UNISONO_LOCAL_WORLD_SIZE": str(n),
                     "UNISONO_HOST_ID": self._identity(host, job),
                 }
-                own = self.env_of(len(told)) if self.env_of else {}
-                told.append({**common, **place, **own})
-        return told
+                own = self.env_of(len(environments)) if self.env_of else {}
+                environments.append({**common, **place, **own})
+        return environments
 
     def _identity(self, host: int, job: str) -> str:
         return f"host{host}-{job}" if self.on is None else self.on[host].identity
@@ -194,8 +194,8 @@ class RunningWorld:
             self._reaper = undo.enter_context(Reaper())
             undo.callback(self._close_ranks)
             hosts = [h for h, n in enumerate(plan.hosts) for _ in range(n)]
-            told = plan.environments()
-            for number, (host, env) in enumerate(zip(hosts, told, strict=True)):
+            environments = plan.environments()
+            for number, (host, env) in enumerate(zip(hosts, environments, strict=True)):
                 self._start(RankProcess(number, host), command, order, env)
             self._open = undo.pop_all()
 
@@ -343,10 +343,10 @@ def world_across(hosts: Sequence[int], **options: Any) -> WorldAcross:
 def _failure(end: EndedRank) -> BaseException:
     if end.error is not None and isinstance(end.error, Exception):
         return end.error
-    said = f"world_across: rank {end.rank} (pid {end.pid}) ended by {end.how}"
+    text = f"world_across: rank {end.rank} (pid {end.pid}) ended by {end.how}"
     if end.status < 0:
-        return PeerLost(said, ranks=[end.rank], pids=[end.pid], host=f"host{end.host}")
-    return UnisonoError(said)
+        return PeerLost(text, ranks=[end.rank], pids=[end.pid], host=f"host{end.host}")
+    return UnisonoError(text)
 
 
 def _bootstrap(order: int, report: int) -> str:
