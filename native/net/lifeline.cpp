@@ -38,7 +38,7 @@ Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Option
     const Wire *wire = connections[r].wire.get();
     if (wire != nullptr && (r == rank || (rank != 0 && r != 0)))
       throw std::invalid_argument("a lifeline: a leaf is connected to rank 0 alone, and "
-                                  "nobody to itself");
+                                  "no rank to itself");
     if (wire != nullptr && wire->descriptor() < 0)
       throw std::invalid_argument("a lifeline: expected a wire that has a descriptor");
   }

@@ -137,7 +137,7 @@ class Running:
     def _run(self):
         for me in range(self.trial.n):
             self.fork(me)
-        self.await_all(self.living, "met")
+        self.await_all(self.living, "connected")
         for number, phase in enumerate(self.trial.phases):
             self.phase(number, phase)
             if self.outcome.problems or not self.living:
@@ -299,7 +299,7 @@ class Running:
         for me in newcomers:
             self.fork(me, first_phase=number + 1, joins=True)
         seen = self.await_all(self.living, "grown", number)
-        seen |= self.await_all(newcomers, "met")
+        seen |= self.await_all(newcomers, "connected")
         self.outcome.problems += judge_world(seen, self.living + newcomers)
         self.living = seen[newcomers[0]]["ids"]
 

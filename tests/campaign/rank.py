@@ -65,7 +65,7 @@ class Rank:
         else:
             comm = unisono.init(self.me, self.trial.n, job=self.job, timeout_s=LONG_S)
         ids = _ids(comm, self.me)
-        self.tell("met", ids=ids)
+        self.tell("connected", ids=ids)
         try:
             for number in range(first_phase, len(self.trial.phases)):
                 comm, ids = self.phase(number, comm, ids)

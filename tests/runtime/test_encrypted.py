@@ -1,6 +1,6 @@
 """Whole worlds that encrypt: the same results, and nothing for who sits on the wire.
 
-First among threads, by sockets within this process; then among processes that meet,
+First among threads, by sockets within this process; then among processes that connect,
 where rank 1 reaches rank 0 through somebody who listens or meddles.
 """
 
@@ -240,7 +240,7 @@ def attempt_init(rendezvous_timeout_s):
         unisono.init(rendezvous_timeout_s=rendezvous_timeout_s).close()
     except (TransportError, BadArgument) as why:
         return f"{type(why).__name__}: {why}"
-    return "met"
+    return "connected"
 
 
 @pytest.mark.quick(encrypts=[1])

@@ -50,7 +50,7 @@ def ones(count=10, dtype="float32"):
 
 
 def until_broken(comm):
-    """Wait until the others have given up what this rank has not begun."""
+    """Wait until the others have aborted what this rank has not begun."""
     await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a failure")
 
 
@@ -572,7 +572,7 @@ def test_ctrl_c_ends_any_call(name, forks):
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 60
     lost = ends[1].value
-    if name == "send":  # and so has given up a message halfway
+    if name == "send":  # and so has aborted a message halfway
         assert lost["error"] in ("PeerLost", "TransportError")
         return
     assert lost["error"] == "PeerLost"
@@ -637,10 +637,10 @@ def test_signal_handler_that_returns_affects_no_call(forks):
 def gives_up_its_array(rank):
     """Interrupted in a call that stands behind one in flight; then the other comes."""
     comm = rank.init(timeout_s=100)
-    rank.tell("met")
-    rank.until("met", 0, 1)
+    rank.tell("connected")
+    rank.until("connected", 0, 1)
     if rank.number == 1:
-        rank.until("given up", 0)
+        rank.until("aborted", 0)
         first = attempt(comm.all_reduce, ones())
         found = first, attempt(comm.all_reduce, np.full(50_000, 7.0, np.float32))
         rank.tell("came")
@@ -656,7 +656,7 @@ def gives_up_its_array(rank):
     error = attempt(calls)
     given.clear()
     others = [np.full(50_000, 3.0, np.float32) for _ in range(20)]
-    rank.tell("given up")
+    rank.tell("aborted")
     rank.until("came", 1)
     for work in works:
         attempt(work.wait, timeout_s=5)

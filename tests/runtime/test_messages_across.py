@@ -1,4 +1,4 @@
-"""Messages between hosts: given up half way, announced too large, with cut heads."""
+"""Messages between hosts: aborted half way, announced too large, with cut heads."""
 
 import os
 import signal

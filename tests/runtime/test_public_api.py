@@ -8,7 +8,8 @@ import pytest
 import unisono
 from unisono import BadArgument, PeerLost, ReduceOp
 from unisono.dtypes import OPS
-from unisono.testing import world
+from unisono.runtime.observe import monitor
+from unisono.testing import world, world_across
 
 
 def test_reduce_op_constants_and_avg_name_the_same_reductions():
@@ -148,3 +149,17 @@ def test_old_name_of_rendezvous_timeout_sets_it():
         pytest.raises(unisono.ConnectFailed, match=r"within 0\.2 s"),
     ):
         unisono.init(join=True, job="nowhere", meeting_s=0.2)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False)])
+def test_old_variable_of_the_monitor_works_and_warns(value, expected, monkeypatch):
+    monkeypatch.setenv(monitor.MONITOR, "1" if value == "0" else "0")
+    assert monitor.is_requested() != expected
+    monkeypatch.setenv("UNISONO_WATCH", value)
+    with pytest.warns(DeprecationWarning, match="is now UNISONO_MONITOR"):
+        assert monitor.is_requested() is expected
+
+
+def test_old_option_of_world_across_works_and_warns():
+    with pytest.warns(DeprecationWarning, match=r"is now world_across\(init=\)"):
+        assert not world_across([1], meets=False).init

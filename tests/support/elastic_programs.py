@@ -99,7 +99,7 @@ def fails_in_split(comm):
 
 def _dies_at(point):
     """Have this process killed at a point of shrinking."""
-    if point == "first word":
+    if point == "request":
         endpoints.LocalLink.send = endpoints.RemoteLink.send = lambda *_: die()
     elif point == "proposal":
         true_act = shrinking._AgreementDriver._act
@@ -111,7 +111,7 @@ def _dies_at(point):
             return true_act(self)
 
         shrinking._AgreementDriver._act = act
-    elif point == "met":
+    elif point == "connected":
         shrinking.form_world.__globals__["_AgreementDriver"]._rendezvous = _after(
             shrinking._AgreementDriver._rendezvous
         )
@@ -310,7 +310,7 @@ def dies_while_others_wait_to_grow(comm, victim):
 
 
 def a_newcomer_dies(first, world_size):
-    """It is welcome, and gone before all have met; the others are as many as before."""
+    """It is admitted, and dies before all have connected; the others continue."""
     if "UNISONO_JOIN" in os.environ:
         true_ask = join.Joiner.ask
 

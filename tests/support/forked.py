@@ -3,9 +3,9 @@
     with Forks() as forks:
         ends = forks.run(3, some_function, 1, "two")
 
-calls some_function(rank, 1, "two") in three processes at once, where `rank` can meet
-the others, and tells how each ended. The function must stand in a file by its name; its
-arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
+calls some_function(rank, 1, "two") in three processes at once, where `rank` can connect
+to the others, and tells how each ended. The function must stand in a file by its name;
+its arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
 forking process reads the file once, so what it imports costs the ranks nothing.
 
 No order between processes comes by itself: a rank that must be later than another

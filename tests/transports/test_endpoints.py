@@ -125,7 +125,7 @@ def test_ranks_connect_by_different_addresses_of_rank_0(named):
         ports.append(address.port)
         ready.set()
 
-    def meet(rank, host):
+    def take_part(rank, host):
         how = {"announce": announce} if rank == 0 else {}
         tables[rank] = rendezvous(
             *(rank, 3, "job", f"{host}:{ports[0] if ports else 0}"),
@@ -135,11 +135,11 @@ def test_ranks_connect_by_different_addresses_of_rank_0(named):
             timeout_s=GENEROUS_S,
         )
 
-    first = threading.Thread(target=meet, args=(0, "node0"))
+    first = threading.Thread(target=take_part, args=(0, "node0"))
     first.start()
     assert ready.wait(GENEROUS_S)
     others = [
-        threading.Thread(target=meet, args=(rank, host))
+        threading.Thread(target=take_part, args=(rank, host))
         for rank, host in ((1, HERE), (2, THERE))
     ]
     for one in others:

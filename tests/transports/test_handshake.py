@@ -106,7 +106,7 @@ def test_keys_and_secrets_are_in_no_repr():
 
 def test_purpose_text_and_limits():
     assert str(data_purpose(3, 1)) == "data of communicator 3, stream 1"
-    assert str(RENDEZVOUS) == "meet"
+    assert str(RENDEZVOUS) == "rdzv"
     assert lifeline_purpose(5).kind == "life"
     for wrong in (
         {"kind": ""},

@@ -1,4 +1,4 @@
-"""How processes of one host meet: with many descriptors, few, and in namespaces."""
+"""How processes of one host connect: with many descriptors, few, and in namespaces."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime.observe import monitor as watch
+from unisono.runtime.observe import monitor
 from unisono.transports import limits
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports.rendezvous_local import Hello, LocalRendezvous
@@ -30,7 +30,7 @@ NEW_PIDS = 0x20000000
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks(UNISONO_WATCH="1") as made:
+    with Forks(UNISONO_MONITOR="1") as made:
         yield made
 
 
@@ -47,13 +47,13 @@ def opens_many_files(rank, number):
         result = comm.all_reduce(np.ones(4, np.float32)).tolist()
         comm.barrier()
         if rank.number == number:
-            result += asked_of_the_watch()
+            result += asked_of_the_monitor()
         comm.barrier()
         return result
 
 
-def asked_of_the_watch():
-    prefix = f"@{watch.PREFIX}{os.getuid()}-{os.getpid()}-"
+def asked_of_the_monitor():
+    prefix = f"@{monitor.PREFIX}{os.getuid()}-{os.getpid()}-"
     lines = Path("/proc/net/unix").read_text().splitlines()
     (name,) = [line.split()[-1] for line in lines if prefix in line]
     with socket.socket(socket.AF_UNIX) as line:

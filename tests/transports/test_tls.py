@@ -395,7 +395,7 @@ def test_listener_and_client_report_a_tls_mismatch(host_wants):
         guest.add_addresses({0: host.address})
         with pytest.raises(Refused, match="give all ranks the same, tls='mutual'"):
             guest.connect(0, RENDEZVOUS, GENEROUS_S)
-        assert host.next_of("meet", timeout_s=GENEROUS_S) == []
+        assert host.next_of("rdzv", timeout_s=GENEROUS_S) == []
         assert "rank 1" in host.tls_mismatch
 
 
@@ -447,7 +447,7 @@ def test_client_that_fails_tls_does_not_delay_others(then):
 
 
 def test_silent_peer_times_out_in_the_tls_handshake():
-    """A dialer whose opening is never answered gives up in time."""
+    """A dialer whose opening is never answered times out."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         began = time.monotonic()

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int max_threads = 5;
 constexpr int max_locations = 384;
-constexpr int nobody = -1; // no thread runs: the scenario is made, or checked at the end
+constexpr int no_thread = -1; // no thread runs: the scenario is made, or checked at the end
 
 using Clock = std::array<std::uint32_t, max_threads>;
 
@@ -109,7 +109,7 @@ struct Node {
 // Plain accesses to four bytes; those of other executions are ignored.
 struct Cell {
   std::uint64_t execution = 0;
-  int writer = nobody;
+  int writer = no_thread;
   std::uint32_t written = 0;
   Clock read{};
 };
@@ -210,7 +210,7 @@ public:
   void access(std::uintptr_t at, std::size_t bytes, bool writes);
   void await();
   void fail(const std::string &what);
-  bool running() const { return current_ != nobody; }
+  bool running() const { return current_ != no_thread; }
   bool planted(const char *fault) const { return options_.fault == fault; }
   void *allocate(std::size_t bytes, std::size_t alignment) {
     return inside_ ? arena_.allocate(current_, bytes, alignment) : nullptr;
@@ -294,7 +294,7 @@ private:
   std::unordered_set<std::uintptr_t> shared_;
   bool again_ = false;
 
-  int current_ = nobody;
+  int current_ = no_thread;
   bool inside_ = false;
   jmp_buf scheduler_;
 };
@@ -524,7 +524,7 @@ void Explorer::resume(int thread) {
     ::setcontext(&next.first);
   }
   inside_ = false;
-  current_ = nobody;
+  current_ = no_thread;
 }
 
 void Explorer::stop() {
@@ -776,12 +776,12 @@ void Explorer::race(int earlier, int later) {
     if (!knows(events_[std::size_t(j)].order, first.thread, first.count))
       apart.push_back(j);
   apart.push_back(later);
-  unsigned met = 0, initials = 0;
+  unsigned seen = 0, initials = 0;
   for (std::size_t j = 0; j < apart.size(); ++j) {
     const Event &event = events_[std::size_t(apart[j])];
-    if ((met & bit(event.thread)) != 0)
+    if ((seen & bit(event.thread)) != 0)
       continue;
-    met |= bit(event.thread);
+    seen |= bit(event.thread);
     bool first_of_all = true;
     for (std::size_t g = 0; g < j && first_of_all; ++g) {
       const Event &before = events_[std::size_t(apart[g])];
@@ -862,8 +862,8 @@ void Explorer::access(std::uintptr_t at, std::size_t bytes, bool writes) {
   for (std::size_t c = arena_.offset(at) / 4; c <= (arena_.offset(at) + bytes - 1) / 4; ++c) {
     Cell &cell = cells_[c];
     if (cell.execution != execution_)
-      cell = {execution_, nobody, 0, {}};
-    bool races = cell.writer != nobody && cell.writer != me &&
+      cell = {execution_, no_thread, 0, {}};
+    bool races = cell.writer != no_thread && cell.writer != me &&
                  !knows(clock, cell.writer, cell.written);
     if (writes)
       for (int t = 0; t < max_threads; ++t)

@@ -16,7 +16,7 @@ struct Outcome {
 };
 
 // The first `impatient` ranks abort when they have to wait; the others see the failure.
-Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective = "direct") {
+Scenario aborting(int n, int impatient, Cut cut, const std::string &collective = "direct") {
   auto *world = new World(n);
   auto *what = new Outcome;
   name(what->input, "inputs");
@@ -55,7 +55,7 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
       check((*world)[r].layout().block(std::size_t(r)).writing.load() == 0,
             "a rank says for ever that it writes");
       for (const Element e : what->output[r])
-        check(e == 0 || e == 77, "somebody wrote to a buffer after its call had ended");
+        check(e == 0 || e == 77, "a buffer was written after its call had ended");
     }
     outcome(text);
   };
@@ -113,12 +113,12 @@ Scenario guard(int n) {
 
 void add_failures(Scenarios &all) {
   const Cut one{1, false, false}, exposed{1, false, true};
-  all["one gives up"] = [=](int n) { return giving_up(n, 1, one); };
-  all["several give up"] = [=](int n) { return giving_up(n, 2, one); };
-  all["one gives up, exposed"] = [=](int n) { return giving_up(n, 1, exposed); };
-  all["several give up, exposed"] = [=](int n) { return giving_up(n, 2, exposed); };
-  all["one gives up, read by others"] = [=](int n) {
-    return giving_up(n, 1, exposed, "gather");
+  all["one aborts"] = [=](int n) { return aborting(n, 1, one); };
+  all["several abort"] = [=](int n) { return aborting(n, 2, one); };
+  all["one aborts, exposed"] = [=](int n) { return aborting(n, 1, exposed); };
+  all["several abort, exposed"] = [=](int n) { return aborting(n, 2, exposed); };
+  all["one aborts, read by others"] = [=](int n) {
+    return aborting(n, 1, exposed, "gather");
   };
   all["mismatch"] = [](int n) { return mismatch(n); };
   all["guard"] = [](int n) { return guard(n); };

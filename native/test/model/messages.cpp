@@ -76,7 +76,7 @@ Scenario cut(int whole) {
             "a send fails");
     const bool done = transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[whole],
                                most, true, &failure);
-    outcome(done ? "sent" : "given up");
+    outcome(done ? "sent" : "aborted");
     if (!done)
       for (Element &e : mail->sent[whole])
         e = 77;
@@ -101,8 +101,8 @@ Scenario cut(int whole) {
 void add_messages(Scenarios &all) {
   all["messages"] = [](int) { return messages(2, 2); };
   all["long message"] = [](int) { return messages(1, 6); };
-  all["message given up"] = [](int) { return cut(0); };
-  all["message given up after another"] = [](int) { return cut(1); };
+  all["message aborted"] = [](int) { return cut(0); };
+  all["message aborted after another"] = [](int) { return cut(1); };
 }
 
 } // namespace model

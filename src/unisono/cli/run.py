@@ -23,7 +23,7 @@ from unisono.errors import BadArgument
 from unisono.launch.local import launch
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
-from unisono.runtime.observe.monitor import WATCH
+from unisono.runtime.observe.monitor import MONITOR
 from unisono.runtime.observe.recorder import FLIGHT_DIR
 
 TAKE_A_VALUE = (
@@ -137,7 +137,7 @@ def _run(
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
     grace_s = seconds_of("--grace", grace)
-    environment = {WATCH: "1", **_hosts.variables(env or [])}
+    environment = {MONITOR: "1", **_hosts.variables(env or [])}
     if records is not None:
         environment[FLIGHT_DIR] = str(records.absolute())
     if timeout_s:

@@ -30,7 +30,7 @@ def top(
     """Where the ranks of a job are: calls, which are late, traffic by link.
 
     Only asks: nothing of the job is changed. A rank can be asked if unisono run has
-    started it, or if UNISONO_WATCH=1 was set. It ends by Ctrl-C, or with the job.
+    started it, or if UNISONO_MONITOR=1 was set. It ends by Ctrl-C, or with the job.
 
     Example: unisono top
 

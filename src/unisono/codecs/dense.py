@@ -103,7 +103,7 @@ def _block(spec: str, name: str, value: str) -> int:
 
 
 def key(step: int, slot: int) -> int:
-    """The key of one rounding by chance: that of buffer `slot` in step `step`.
+    """The key of one stochastic rounding: that of buffer `slot` in step `step`.
 
     Another step or slot rounds differently; the same ones round equally, everywhere.
     """
@@ -307,7 +307,7 @@ class Codec:
             )
         if self.stochastic and key == 0:
             raise BadArgument(
-                f"codec {self}: rounds by chance and needs a key other than 0: "
+                f"codec {self}: rounds stochastically and needs a key other than 0: "
                 "encode(x, key=codecs.key(step, slot))"
             )
         return key

@@ -29,7 +29,7 @@ LEAST_SCALE = np.float32(2.0**-126)
 
 
 def encode(name: str, x: Array, block: int, key: int = 0) -> Array:
-    """The code of float32s; with a `key` that is not 0 rounded by chance."""
+    """The code of float32s; with a `key` that is not 0 rounded stochastically."""
     random = draws(key, x.size) if key else None
     with np.errstate(all="ignore"):
         parts = [

@@ -53,11 +53,11 @@ def settle(
     crossing = {origin[v] for v in made if v.remote_readers}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
-    everybody = schedule.collective.after is Holders.EVERYWHERE
+    everywhere = schedule.collective.after is Holders.EVERYWHERE
     for own_as_code in (False, True):
         _homes(made, origin, has_output, own_as_code)
         values = _values(made)
-        if not everybody or _same_bits(values):
+        if not everywhere or _same_bits(values):
             return _noise(values)
     raise BadArgument(
         f"{schedule.title}: with a codec its ranks would end with different bits; use "

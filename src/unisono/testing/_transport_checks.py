@@ -201,7 +201,7 @@ def both_directions(ranks: Ranks) -> None:
 
 
 def any_source(ranks: Ranks) -> None:
-    """Rank 0 receives from whoever sends."""
+    """Rank 0 receives from any rank."""
     with ranks.communicator() as comm:
         if comm.rank > 0:
             comm.send(payload(100, comm.rank, 0), 0)

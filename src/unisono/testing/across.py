@@ -81,7 +81,7 @@ class WorldAcross:
         itself; `meets` is the old name of `init`.
         """
         if meets is not None:
-            warn_renamed("world_across(meets=)", "world_across(init=)")
+            warn_renamed("world_across(meets=)", "world_across(init=)", level=4)
             init = meets
         self.hosts = [whole_number("world_across: ranks on a host", n) for n in hosts]
         if not self.hosts or min(self.hosts) < 1:

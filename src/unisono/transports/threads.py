@@ -128,7 +128,7 @@ def alone() -> Session:
 
 
 class _Waiting:
-    """The threads that have come for one world, until all are there or one gives up."""
+    """The threads of one world that have connected, until all have or one fails."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

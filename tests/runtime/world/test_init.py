@@ -593,13 +593,13 @@ def test_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
 
 
 def listens(rank):
-    """No name is left when all have met, nor when they have not."""
+    """No name is left when all have connected, nor when they have not."""
     with rank.init() as comm:
         comm.barrier()
-        met = address_of(rank, 0) in Path("/proc/net/unix").read_text()
+        connected = address_of(rank, 0) in Path("/proc/net/unix").read_text()
         comm.barrier()
     attempt(unisono.init, rank.number, 3, job=rank.job, rendezvous_timeout_s=0.1)
-    return met, address_of(rank, 1) in Path("/proc/net/unix").read_text()
+    return connected, address_of(rank, 1) in Path("/proc/net/unix").read_text()
 
 
 def address_of(rank, epoch):

@@ -93,7 +93,7 @@ def test_invalid_dead_ranks_are_refused(dead):
         comm.shrink(dead=[0] if dead == "caller" else dead)
 
 
-POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
+POINTS = ["request", "proposal", "connected", "first barrier", "second barrier"]
 
 
 @pytest.mark.quick(hosts=[[2, 3]])

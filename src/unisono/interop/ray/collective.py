@@ -6,7 +6,7 @@ they do it in Ray's own store of keys and values, the way its gloo groups do.
 
 A store remembers what a group of the same name left there when its ranks died. So rank
 0 offers a new word, the others answer it with one of theirs, and the agreement repeats
-all of them: nobody can take an old line for a new one.
+all of them, so an old line is not taken for a new one.
 """
 
 from __future__ import annotations

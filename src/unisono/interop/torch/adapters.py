@@ -60,7 +60,7 @@ def make(options: Any, pg_options: Any = None) -> Any:
     devices = _devices(sys._getframe())
     try:
         name = chosen(devices)
-        if name == "compiled":  # before anybody waits for us
+        if name == "compiled":  # before another rank waits for this one
             from unisono.interop.torch import compiled
 
             compiled.load()

@@ -146,7 +146,7 @@ class TorchCollectives:
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
-        """Everybody's tensor on every rank, one output for each."""
+        """The tensors of all ranks on every rank, one output for each."""
         run = CallBuilder(self, opts, outputs)
         for into, x in zip(outputs, inputs, strict=True):
             self._expect("all_gather", into)
@@ -163,7 +163,7 @@ class TorchCollectives:
         return self.allgather(turned, inputs, opts)
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> PendingCall:
-        """Everybody's tensor on every rank, one after the other."""
+        """The tensors of all ranks on every rank, one after the other."""
         if self._fits(opts, x, output, self.size, 1):
             return self._now("all_gather", [output], x, output, output.numel(), opts)
         return self.all_gather_single_coalesced([output], [x], opts)
@@ -186,7 +186,7 @@ class TorchCollectives:
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
-        """Everybody's tensor on the root."""
+        """The tensors of all ranks on the root."""
         run = CallBuilder(self, opts, outputs)
         (tensor,) = inputs
         x = run.keep(to_read(tensor, "gather"))
@@ -264,7 +264,7 @@ class TorchCollectives:
         return self._message(PendingCall, tensors, None, "send", x, to, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> PendingCall:
-        """One message, from `src` or from anybody."""
+        """One message, from `src` or from any rank."""
         (tensor,) = tensors
         y, finish = to_write(tensor, "recv")
         kind = AnySourceRecv if src is None else PendingCall

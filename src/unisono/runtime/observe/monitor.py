@@ -1,6 +1,6 @@
 """The monitor of a rank: a thread that answers queries and writes flight records.
 
-It runs only on request: `unisono run` sets UNISONO_WATCH=1, and a folder for flight
+It runs only on request: `unisono run` sets UNISONO_MONITOR=1, and a folder for flight
 records needs it as well. It sleeps until a client connects. The socket is not in the
 file system, so nothing is left when the process ends; the kernel gives the client's
 user id, and only the same user (or root) gets an answer. The queries are
@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from unisono.deprecation import warn_renamed
 from unisono.runtime.observe import recorder, tracing
 from unisono.runtime.observe.failures import FailureCode, describe
 from unisono.runtime.observe.subject import ObservedCore
@@ -36,8 +37,9 @@ from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
-WATCH = "UNISONO_WATCH"
-PREFIX = "unisono-watch-"
+MONITOR = "UNISONO_MONITOR"
+_OLD_VARIABLE = "UNISONO_WATCH"
+PREFIX = "unisono-monitor-"
 _CHECK_S = 0.2
 _ANSWER_S = 5.0
 _LONGEST = 64
@@ -196,10 +198,19 @@ def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]
     }
 
 
+def is_requested() -> bool:
+    """Whether a variable asks for the monitor; the old one counts, and warns."""
+    value = os.environ.get(MONITOR, "0")
+    if _OLD_VARIABLE in os.environ:
+        warn_renamed(_OLD_VARIABLE, MONITOR)
+        value = os.environ[_OLD_VARIABLE]
+    return value not in ("", "0")
+
+
 def begin(session: Session) -> None:
     """Start the monitor of a rank, if the user asked for it."""
     folder = recorder.folder_for_records()
-    if not folder and os.environ.get(WATCH, "0") in ("", "0"):
+    if not folder and not is_requested():
         return
     if folder:
         tracing.enable_call_sites()

@@ -199,7 +199,7 @@ class _AgreementDriver:
         if step.kind in (ActionKind.HOST, ActionKind.JOIN) and step.proposal:
             hosts = step.kind is ActionKind.HOST
             return self._try_proposal(
-                step.proposal, lambda met: self._rendezvous(met, hosts)
+                step.proposal, lambda proposed: self._rendezvous(proposed, hosts)
             )
         raise self._error(step)
 
@@ -330,22 +330,22 @@ class _AgreementDriver:
     # --- rendezvous
 
     def _try_proposal(
-        self, proposal: Proposal, meet: Callable[[list[Proposal]], Communicator]
+        self, proposal: Proposal, enter: Callable[[list[Proposal]], Communicator]
     ) -> tuple[Proposal, Communicator, bool] | None:
         """Form the world of a proposal, and pass two barriers in it."""
         self._drop_unsettled()
         self.attempts += 1
-        met = [proposal]
+        proposed = [proposal]
         comm: Communicator | None = None
         try:
-            comm = meet(met)
+            comm = enter(proposed)
             comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except (UnisonoError, OSError):
             if self.attempts > 2 * self.rules.n + 3:
                 if comm is not None:
                     comm.close()
                 raise
-            self._failed(met[0], comm)
+            self._failed(proposed[0], comm)
             return None
         except BaseException:
             if comm is not None:
@@ -354,22 +354,22 @@ class _AgreementDriver:
         try:
             comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except UnisonoError:
-            return self._settled(met[0], comm, False)
-        return self._settled(met[0], comm, True)
+            return self._settled(proposed[0], comm, False)
+        return self._settled(proposed[0], comm, True)
 
-    def _rendezvous(self, met: list[Proposal], hosts: bool) -> Communicator:
-        """The communicator of a proposal; the one in `met` gets its address."""
-        proposal = met[0]
+    def _rendezvous(self, proposed: list[Proposal], hosts: bool) -> Communicator:
+        """The communicator of a proposal; the one in `proposed` gets its address."""
+        proposal = proposed[0]
         place = proposal.address
         if hosts:
             place = self._own_address()
 
         def announce(found: str) -> None:
             if hosts:
-                met[0] = msgspec.structs.replace(proposal, address=found)
+                proposed[0] = msgspec.structs.replace(proposal, address=found)
                 for rank in proposal.members:
                     if rank in self.incoming:
-                        self.incoming[rank].send(AgreementReply(proposal=met[0]))
+                        self.incoming[rank].send(AgreementReply(proposal=proposed[0]))
 
         member = self.member.later(proposal.epoch)
         session = member.rendezvous(
@@ -414,10 +414,10 @@ class _AgreementDriver:
         self.unsettled = comm
         self._close_links()
         self.retry.clear()
-        self.rules.failed(proposal, met=comm is not None)
+        self.rules.failed(proposal, entered=comm is not None)
 
     def _drop_unsettled(self) -> None:
-        """The world that was met is not formed: answer ranks that keep it."""
+        """The world that was entered is not formed: answer ranks that keep it."""
         comm, self.unsettled = self.unsettled, None
         if comm is None:
             return
