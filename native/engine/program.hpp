@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/program_rows.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/reduce.hpp"
 #include "memory/layout.hpp"
@@ -19,20 +20,10 @@
 namespace unisono {
 
 struct Program {
-  enum Home : std::int32_t { input = 0, output = 1, window = 2, stream = 3, code = 4 };
-  struct Source {
-    std::int32_t home, rank, index;
-  };
-  struct Wait {
-    std::int32_t rank, count;
-  };
-  struct Action {
-    std::int32_t chunk, window, output, completes; // -1: not written there
-    std::int32_t first_source, end_source, first_wait, end_wait;
-    std::int32_t first_delivery, end_delivery;
-    // index of its code, or -1; whether it then stores the decoded code
-    std::int32_t code, back;
-  };
+  using enum rows::Home;
+  using Source = rows::Source;
+  using Wait = rows::Wait;
+  using Action = rows::Action;
   struct Message {
     std::int32_t to, chunk, home, index, after;
   };

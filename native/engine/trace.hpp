@@ -44,7 +44,7 @@ struct Moment {
   std::int32_t index = -1; // index in the peer's memory; of an action: in the window
   std::int32_t output = -1; // of an action: the chunk of the output that it writes
   Kind kind = arrival;
-  std::uint8_t home = 0; // Program::Home
+  std::uint8_t home = 0; // rows::Home
   std::uint8_t exposed = 0;
   std::uint8_t unused = 0;
 };

@@ -15,97 +15,9 @@ namespace {
 
 #include "kernels/floats.inl"
 
-template <class T> struct Complex {
-  T re, im;
-};
+#include "kernels/arithmetic.inl"
 
-// How an element is read, added up and written; most types are their own sums.
-template <class T> struct Plain {
-  using Stored = T;
-  using Sum = T;
-  static Sum load(T x) { return x; }
-  static T store(Sum x) { return x; }
-};
-
-template <class T> struct Rounded {
-  using Stored = T;
-  using Sum = float;
-  static Sum load(T x) { return T::decode(x); }
-  static T store(Sum x) { return T::encode(x); }
-};
-
-// NumPy stores false and true as bytes 0 and 1; anything else counts as true.
-struct Truth {
-  using Stored = std::uint8_t;
-  using Sum = bool;
-  static Sum load(std::uint8_t x) { return x != 0; }
-  static std::uint8_t store(bool x) { return x; }
-};
-
-template <class T> constexpr bool is_complex = false;
-template <class T> constexpr bool is_complex<Complex<T>> = true;
-
-// Signed overflow wraps, as everywhere in numerical Python.
-template <class T, class F> T wrapping(T a, T b, F f) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-    using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
-    return static_cast<T>(f(static_cast<U>(a), static_cast<U>(b)));
-  } else {
-    return f(a, b);
-  }
-}
-
-struct Sum {
-  template <class T> static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>)
-      return a | b;
-    else if constexpr (is_complex<T>)
-      return {a.re + b.re, a.im + b.im};
-    else
-      return wrapping(a, b, [](auto x, auto y) { return x + y; });
-  }
-};
-
-struct Prod {
-  template <class T> static T of(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>)
-      return a & b;
-    else if constexpr (is_complex<T>)
-      return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-    else
-      return wrapping(a, b, [](auto x, auto y) { return x * y; });
-  }
-};
-
-// In min and max a NaN wins over any number.
-struct Min {
-  template <class T> static T of(T a, T b) { return (a < b || a != a) ? a : b; }
-};
-struct Max {
-  template <class T> static T of(T a, T b) { return (a > b || a != a) ? a : b; }
-};
-struct BAnd {
-  template <class T> static T of(T a, T b) { return static_cast<T>(a & b); }
-};
-struct BOr {
-  template <class T> static T of(T a, T b) { return static_cast<T>(a | b); }
-};
-struct BXor {
-  template <class T> static T of(T a, T b) { return static_cast<T>(a ^ b); }
-};
-
-template <class S> S divided(S x, std::uint32_t divisor) {
-  if constexpr (std::is_same_v<S, bool>)
-    return x;
-  else if constexpr (is_complex<S>)
-    return {divided(x.re, divisor), divided(x.im, divisor)};
-  else if constexpr (std::is_floating_point_v<S>)
-    return x / static_cast<S>(divisor);
-  else
-    return static_cast<S>(static_cast<std::conditional_t<std::is_signed_v<S>, std::int64_t,
-                                                         std::uint64_t>>(x) /
-                          divisor);
-}
+#include "kernels/dispatch.inl"
 
 // An element wherever it lies: users' buffers need not be aligned.
 template <class T> struct __attribute__((packed, may_alias)) Anywhere {
@@ -155,56 +67,17 @@ void reduce(void *out, const void *const *sources, std::size_t num_sources,
   }
 }
 
-template <class Type> Kernel ordered(Op op) {
-  switch (op) {
-  case Op::sum: return reduce<Type, Sum>;
-  case Op::prod: return reduce<Type, Prod>;
-  case Op::min: return reduce<Type, Min>;
-  case Op::max: return reduce<Type, Max>;
-  default: return nullptr;
+struct Kernels {
+  template <DType D, Op O> static Kernel of() {
+    if constexpr (has_meaning<D, O>())
+      return reduce<typename ElementOf<D>::Type, typename OperationOf<O>::Type>;
+    else
+      return nullptr;
   }
-}
-
-template <class Type> Kernel bitwise(Op op) {
-  switch (op) {
-  case Op::band: return reduce<Type, BAnd>;
-  case Op::bor: return reduce<Type, BOr>;
-  case Op::bxor: return reduce<Type, BXor>;
-  default: return ordered<Type>(op);
-  }
-}
-
-template <class T> Kernel unordered(Op op) { // complex numbers have no order
-  switch (op) {
-  case Op::sum: return reduce<Plain<T>, Sum>;
-  case Op::prod: return reduce<Plain<T>, Prod>;
-  default: return nullptr;
-  }
-}
+};
 
 } // namespace
 
-Kernel find(DType dtype, Op op) {
-  switch (dtype) {
-  case DType::bool_: return bitwise<Truth>(op);
-  case DType::int8: return bitwise<Plain<std::int8_t>>(op);
-  case DType::int16: return bitwise<Plain<std::int16_t>>(op);
-  case DType::int32: return bitwise<Plain<std::int32_t>>(op);
-  case DType::int64: return bitwise<Plain<std::int64_t>>(op);
-  case DType::uint8: return bitwise<Plain<std::uint8_t>>(op);
-  case DType::uint16: return bitwise<Plain<std::uint16_t>>(op);
-  case DType::uint32: return bitwise<Plain<std::uint32_t>>(op);
-  case DType::uint64: return bitwise<Plain<std::uint64_t>>(op);
-  case DType::float16: return ordered<Rounded<Float16>>(op);
-  case DType::bfloat16: return ordered<Rounded<BFloat16>>(op);
-  case DType::float32: return ordered<Plain<float>>(op);
-  case DType::float64: return ordered<Plain<double>>(op);
-  case DType::complex64: return unordered<Complex<float>>(op);
-  case DType::complex128: return unordered<Complex<double>>(op);
-  case DType::float8_e4m3fn: return ordered<Rounded<Float8E4M3>>(op);
-  case DType::float8_e5m2: return ordered<Rounded<Float8E5M2>>(op);
-  default: return nullptr;
-  }
-}
+Kernel find(DType dtype, Op op) { return by_dtype<Kernels>(dtype, op); }
 
 } // namespace unisono::UNISONO_ISA

@@ -39,4 +39,5 @@ void bind_test_hooks(nb::module_ &m) {
   m.def("byte_limit_names", &cut_names);
   m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   bind_wire(m);
+  bind_device(m);
 }

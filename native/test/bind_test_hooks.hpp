@@ -5,4 +5,5 @@
 #include <nanobind/nanobind.h>
 
 void bind_test_hooks(nanobind::module_ &m);
-void bind_wire(nanobind::module_ &m); // bind_wire.cpp
+void bind_wire(nanobind::module_ &m);   // bind_wire.cpp
+void bind_device(nanobind::module_ &m); // bind_device.cpp

@@ -1,0 +1,98 @@
+// What the host and the kernel agree on: the arguments of a launch, and the memory that the
+// ranks of a device communicator share. A device's compiler reads this file too.
+//
+// A launch runs one rank's program of one call. Each of its thread blocks runs the whole
+// program on its own slice of every chunk, and waits only for the blocks of the same number
+// on the other ranks.
+
+#pragma once
+
+#include "engine/program_rows.hpp"
+
+namespace unisono::device {
+
+using U64 = std::uint64_t;
+
+constexpr int most_blocks = 256;    // of a launch
+constexpr int most_ranks = 256;     // of a device communicator
+constexpr int most_segments = 1024; // of a rank that others have mapped
+constexpr unsigned progress_action_bits = 20; // the rest of a progress word is the generation
+
+// What all ranks expose is the number of the program that they run.
+enum Flag : U64 { exposes_input = 1, exposes_output = 2 };
+
+// Published by a block when it begins a call. Double-buffered by the parity of the call: a
+// rank publishes call k + 2 only after it has seen that all have read those of call k.
+struct Arrival {
+  U64 call;        // written last, with release
+  U64 fingerprint; // of everything on which the ranks must agree
+  U64 flags;
+  U64 segment[2], offset[2]; // of the input and of the output, where they are exposed
+};
+
+// The words of one block of one rank: written by that block alone, read by the same block
+// of all ranks. They only grow, so a launch continues where the last one ended, also when a
+// graph replays it.
+struct BlockWords {
+  alignas(128) U64 progress; // generation and actions done; stored with release
+  // Read by nobody else:
+  U64 calls;       // that have ended
+  U64 last_pieces; // generations of the last of them
+  alignas(128) Arrival arrivals[2];
+};
+
+// The words of one rank.
+struct RankWords {
+  alignas(128) std::uint32_t failed; // 1: a block of this rank has reported a failure
+  BlockWords blocks[most_blocks];
+};
+
+// What a rank knows of another one, or of itself: addresses that are valid on its device.
+struct Peer {
+  RankWords *words;
+  unsigned char *windows; // two halves, which generations use in turn
+  unsigned char *const *segments; // where its shared buffers are mapped, by their numbers
+};
+
+// A program for one combination of exposed buffers.
+struct ProgramTables {
+  const rows::Action *actions;
+  const rows::Source *sources;
+  const rows::Wait *waits, *exits;
+  const std::int32_t *deliveries, *readers;
+  const std::int32_t *lead; // of each rank
+  std::int32_t num_actions, num_exits, num_readers;
+  std::int32_t tail;           // actions at the end that no other rank waits for
+  std::int64_t piece, pieces;  // elements of a chunk that are processed at a time
+};
+
+// Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
+enum class Why : std::uint32_t { timeout = 4, mismatch = 5 };
+
+// In memory that the host reads. `state` becomes 1 when the rest is written.
+struct FailureSlot {
+  std::uint32_t state, why;
+  std::uint32_t rank; // that was waited for, or whose call differs
+  std::uint32_t block;
+  U64 call;
+};
+
+struct Launch {
+  ProgramTables programs[4]; // by what all ranks expose; no actions: not there
+  const std::int64_t *input_at, *output_at, *size; // of each chunk, in elements
+  const unsigned char *input;
+  unsigned char *output;
+  std::int64_t output_bytes;
+  U64 segment[2], offset[2], flags; // what this rank exposes
+  U64 fingerprint;
+  const Peer *peers; // of all ranks
+  std::int64_t half; // bytes of half a window
+  const std::uint32_t *abort; // in the host's memory; not 0: end at once
+  FailureSlot *failure;
+  U64 timeout_ns;
+  std::int32_t rank, n;
+  std::uint32_t itemsize, divisor;
+  std::uint32_t lost_value; // the byte that fills the output of an abandoned call
+};
+
+} // namespace unisono::device

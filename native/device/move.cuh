@@ -1,0 +1,176 @@
+// What an action does with bytes: copy from one source, or reduce several in their order.
+//
+// The threads of a block work side by side, in vectors of 16 bytes where every address
+// allows it, else in elements, else byte by byte.
+
+#pragma once
+
+#include "device/interpret.cuh"
+#include "kernels/dtypes.hpp"
+
+namespace unisono::device {
+
+#include "kernels/floats.inl"
+
+#include "kernels/arithmetic.inl"
+
+// The bits in which the addresses of a movement are not aligned to a vector.
+UNISONO_DEVICE unsigned misaligned(const Movement &m) {
+  U64 bits = 0;
+  for (std::int32_t s = 0; s < m.num_sources; ++s)
+    bits |= reinterpret_cast<U64>(m.sources[s]);
+  for (std::int32_t d = 0; d < m.num_destinations; ++d)
+    bits |= reinterpret_cast<U64>(m.destinations[d]);
+  return unsigned(bits & 15);
+}
+
+// One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
+template <class Pack, int packs>
+UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int64_t stride) {
+  Pack totals[packs], next[packs];
+  UNISONO_UNROLL
+  for (int k = 0; k < packs; ++k)
+    totals[k].load(m.sources[0] + at + k * stride);
+  UNISONO_NO_UNROLL
+  for (std::int32_t s = 1; s < m.num_sources; ++s) {
+    const unsigned char *source = m.sources[s] + at;
+    UNISONO_UNROLL
+    for (int k = 0; k < packs; ++k)
+      next[k].load(source + k * stride);
+    UNISONO_UNROLL
+    for (int k = 0; k < packs; ++k)
+      totals[k].combine(next[k]);
+  }
+  UNISONO_UNROLL
+  for (int k = 0; k < packs; ++k)
+    totals[k].finish(m.divisor);
+  UNISONO_NO_UNROLL
+  for (std::int32_t d = 0; d < m.num_destinations; ++d) {
+    unsigned char *destination = m.destinations[d] + at;
+    UNISONO_UNROLL
+    for (int k = 0; k < packs; ++k)
+      totals[k].store(destination + k * stride);
+  }
+}
+
+// Lets the threads of the block work on bytes [begin, end) of the slice, which are whole
+// packs. Each thread has several on their way at a time, while there are enough.
+template <class Pack, int packs, class Target>
+UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin,
+                        std::int64_t end) {
+  const std::int64_t stride = target.threads() * Pack::bytes;
+  std::int64_t at = begin + target.thread() * Pack::bytes;
+  if constexpr (packs > 1) {
+    UNISONO_NO_UNROLL
+    for (; at + (packs - 1) * stride < end; at += packs * stride)
+      run_packs<Pack, packs>(m, at, stride);
+  }
+  UNISONO_NO_UNROLL
+  for (; at < end; at += stride)
+    run_packs<Pack, 1>(m, at, stride);
+}
+
+// Bytes that are copied as a Unit.
+template <class Unit> struct Copied {
+  static constexpr std::int64_t bytes = sizeof(Unit);
+  Unit value;
+
+  UNISONO_DEVICE void load(const unsigned char *from) {
+    value = *reinterpret_cast<const Unit *>(from);
+  }
+  UNISONO_DEVICE void combine(const Copied &) {}
+  UNISONO_DEVICE void finish(std::uint32_t) {}
+  UNISONO_DEVICE void store(unsigned char *to) const {
+    *reinterpret_cast<Unit *>(to) = value;
+  }
+};
+
+// Elements of a type that are reduced by an operation, and loaded and stored as a Unit.
+template <class Type, class Operation, class Unit> struct Reduced {
+  using Stored = typename Type::Stored;
+  using Sum = typename Type::Sum;
+  static constexpr std::int64_t bytes = sizeof(Unit);
+  static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
+  struct Elements {
+    Stored of[lanes];
+  };
+  Sum sums[lanes];
+
+  UNISONO_DEVICE void load(const unsigned char *from) {
+    const auto read = bit_cast<Elements>(*reinterpret_cast<const Unit *>(from));
+    UNISONO_UNROLL
+    for (int i = 0; i < lanes; ++i)
+      sums[i] = Type::load(read.of[i]);
+  }
+  UNISONO_DEVICE void combine(const Reduced &next) {
+    UNISONO_UNROLL
+    for (int i = 0; i < lanes; ++i)
+      sums[i] = Operation::of(sums[i], next.sums[i]);
+  }
+  UNISONO_DEVICE void finish(std::uint32_t divisor) {
+    if (divisor == 1)
+      return;
+    UNISONO_UNROLL
+    for (int i = 0; i < lanes; ++i)
+      sums[i] = divided(sums[i], divisor);
+  }
+  UNISONO_DEVICE void store(unsigned char *to) const {
+    Elements made;
+    UNISONO_UNROLL
+    for (int i = 0; i < lanes; ++i)
+      made.of[i] = Type::store(sums[i]);
+    *reinterpret_cast<Unit *>(to) = bit_cast<Unit>(made);
+  }
+};
+
+struct Copy {
+  template <class Target>
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
+                                  std::int64_t itemsize) {
+    using Vector = typename Target::Vector;
+    const std::int64_t bytes = m.count * itemsize;
+    const unsigned bits = misaligned(m);
+    std::int64_t done = 0;
+    if (bits == 0) {
+      done = bytes / 16 * 16;
+      run<Copied<Vector>, 4>(target, m, 0, done);
+    } else if (bits % 4 == 0) {
+      done = bytes / 4 * 4;
+      run<Copied<std::uint32_t>, 4>(target, m, 0, done);
+    }
+    run<Copied<unsigned char>, 1>(target, m, done, bytes);
+  }
+};
+
+// An element that need not be aligned.
+template <class Stored> struct Unaligned {
+  unsigned char bytes[sizeof(Stored)];
+};
+
+template <class Type, class Operation> struct Reduce {
+  using Stored = typename Type::Stored;
+  template <class Unit> using Pack = Reduced<Type, Operation, Unit>;
+
+  template <class Target>
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
+                                  std::int64_t itemsize) {
+    using Vector = typename Target::Vector;
+    if (m.num_sources == 1)
+      return Copy::move(target, m, itemsize);
+    // So many that their sums fit into registers.
+    constexpr int packs = sizeof(Pack<Vector>) > 32 ? 1 : 2;
+    const std::int64_t bytes = m.count * itemsize;
+    const unsigned bits = misaligned(m);
+    std::int64_t done = 0;
+    if (bits == 0) {
+      done = bytes / 16 * 16;
+      run<Pack<Vector>, packs>(target, m, 0, done);
+    }
+    if (bits % alignof(Stored) == 0)
+      run<Pack<Stored>, 1>(target, m, done, bytes);
+    else
+      run<Pack<Unaligned<Stored>>, 1>(target, m, done, bytes);
+  }
+};
+
+} // namespace unisono::device

@@ -1,0 +1,63 @@
+// CUDA, compute capability 7.0 and later. Compiled by NVRTC, with functions for the device
+// unless they say otherwise (--device-as-default-execution-space).
+
+#define UNISONO_RTC
+#define UNISONO_DEVICE __device__ __forceinline__
+#define UNISONO_UNROLL _Pragma("unroll")
+#define UNISONO_NO_UNROLL _Pragma("unroll 1")
+
+#include "device/rtc_std.inl"
+
+namespace unisono::device {
+
+template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
+  return __builtin_bit_cast(To, from);
+}
+
+struct DeviceTarget {
+  using Vector = uint4;
+
+  UNISONO_DEVICE static int block() { return int(blockIdx.x); }
+  UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
+  UNISONO_DEVICE static int thread() { return int(threadIdx.x); }
+  UNISONO_DEVICE static int threads() { return int(blockDim.x); }
+  UNISONO_DEVICE static void sync() { __syncthreads(); }
+  UNISONO_DEVICE static bool any(bool value) { return __syncthreads_or(value) != 0; }
+
+  UNISONO_DEVICE static std::uint64_t load_acquire(const std::uint64_t *word) {
+    std::uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
+  UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+  }
+  UNISONO_DEVICE static std::uint32_t load_host(const std::uint32_t *word) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+  }
+  UNISONO_DEVICE static void store_host(std::uint32_t *word, std::uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+  }
+  UNISONO_DEVICE static bool claim(std::uint32_t *word) { return atomicExch(word, 1u) == 0; }
+  UNISONO_DEVICE static void and_in_block(std::uint32_t *word, std::uint32_t value) {
+    atomicAnd(word, value);
+  }
+  UNISONO_DEVICE static std::uint64_t clock_ns() {
+    std::uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+  UNISONO_DEVICE static void pause(unsigned looks) {
+    if (looks > 256)
+      __nanosleep(64);
+  }
+};
+
+} // namespace unisono::device

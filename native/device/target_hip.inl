@@ -1,0 +1,58 @@
+// HIP, by hipRTC. Compiles to the same interpreter; it was never run on an AMD device.
+
+#define UNISONO_RTC
+#define UNISONO_DEVICE __device__ __forceinline__
+#define UNISONO_UNROLL _Pragma("unroll")
+#define UNISONO_NO_UNROLL _Pragma("nounroll")
+#define __grid_constant__
+// The files shared with the CPU do not name the device.
+#pragma clang force_cuda_host_device begin
+
+#include "device/rtc_std.inl"
+
+namespace unisono::device {
+
+template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
+  return __builtin_bit_cast(To, from);
+}
+
+struct DeviceTarget {
+  using Vector = uint4;
+
+  UNISONO_DEVICE static int block() { return int(blockIdx.x); }
+  UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
+  UNISONO_DEVICE static int thread() { return int(threadIdx.x); }
+  UNISONO_DEVICE static int threads() { return int(blockDim.x); }
+  UNISONO_DEVICE static void sync() { __syncthreads(); }
+  UNISONO_DEVICE static bool any(bool value) { return __syncthreads_or(value) != 0; }
+
+  UNISONO_DEVICE static std::uint64_t load_acquire(const std::uint64_t *word) {
+    return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
+    return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+  UNISONO_DEVICE static std::uint32_t load_host(const std::uint32_t *word) {
+    return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static void store_host(std::uint32_t *word, std::uint32_t value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static bool claim(std::uint32_t *word) { return atomicExch(word, 1u) == 0; }
+  UNISONO_DEVICE static void and_in_block(std::uint32_t *word, std::uint32_t value) {
+    atomicAnd(word, value);
+  }
+  // The counter of the device runs at a fixed rate; UNISONO_CLOCK_KHZ is told by the host.
+  UNISONO_DEVICE static std::uint64_t clock_ns() {
+    return wall_clock64() * 1000000ull / UNISONO_CLOCK_KHZ;
+  }
+  UNISONO_DEVICE static void pause(unsigned looks) {
+    if (looks > 256)
+      __builtin_amdgcn_s_sleep(1);
+  }
+};
+
+} // namespace unisono::device
