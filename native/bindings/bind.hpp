@@ -19,6 +19,7 @@ void bind_tls(nanobind::module_ &m);
 void bind_wires(nanobind::module_ &m);
 void bind_simulate(nanobind::module_ &m);
 void bind_codec(nanobind::module_ &m);
+void bind_cuda(nanobind::module_ &m);
 
 // What Python holds of an encrypted connection until native code takes it over. Not Tls
 // itself: its last reference must not be Python's, whichever thread releases it.

@@ -26,6 +26,13 @@ using namespace unisono;
 
 namespace {
 
+// What Python holds of a table of ranks that are threads. Not the table itself: its last
+// reference may be a native thread's, which does not have the interpreter lock.
+struct PeerTableHolder {
+  explicit PeerTableHolder(std::size_t n) : table(std::make_shared<PeerTable>(n)) {}
+  std::shared_ptr<PeerTable> table;
+};
+
 Engine engine_on(std::shared_ptr<HostPeers> host_peers) {
   return {std::move(host_peers), std::make_shared<Recorder>(), make_fork_safe<Progress>(),
           nullptr};
@@ -124,12 +131,12 @@ void translate(const std::exception_ptr &p, void *) {
 
 void bind_engine(nb::module_ &m) {
   nb::register_exception_translator(translate);
-  nb::class_<PeerTable>(m, "PeerTable").def(nb::init<std::size_t>(), nb::arg("n"));
+  nb::class_<PeerTableHolder>(m, "PeerTable").def(nb::init<std::size_t>(), nb::arg("n"));
   nb::class_<Engine>(m, "Engine")
       .def_static(
           "between_threads",
-          [](std::shared_ptr<PeerTable> table, std::size_t rank) {
-            return engine_on(make_fork_safe<HostPeers>(rank, table));
+          [](const PeerTableHolder &held, std::size_t rank) {
+            return engine_on(make_fork_safe<HostPeers>(rank, held.table));
           },
           nb::arg("table"), nb::arg("rank"))
       .def_static(

@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bind.hpp"
+#include "device/sources.hpp"
 #include "kernels/reduce.hpp"
 #include "verify/step_runner.hpp"
 
@@ -106,6 +107,13 @@ void reduce(Bytes out, const std::vector<ConstBytes> &sources, std::size_t items
   kernel(out.data(), data.data(), data.size(), out.size() / itemsize, divisor);
 }
 
+nb::typed<nb::dict, nb::str, nb::str> device_sources() {
+  nb::dict found;
+  for (const device::SourceFile &file : device::source_files())
+    found[file.name] = file.text;
+  return found;
+}
+
 #ifndef UNISONO_TEST_HOOKS
 [[noreturn]] void missing_attribute(const std::string &name) {
   throw nb::attribute_error(
@@ -129,10 +137,12 @@ NB_MODULE(_native, m) {
   bind_comm(m);
   bind_simulate(m);
   bind_codec(m);
+  bind_cuda(m);
   m.def("instruction_sets", &instruction_sets);
   m.def("reduce", &reduce, nb::arg("out").noconvert(), nb::arg("sources"), nb::arg("itemsize"),
         nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
         nb::arg("instruction_set") = 0);
+  m.def("device_sources", &device_sources);
 #ifdef UNISONO_TEST_HOOKS
   m.attr("TEST_HOOKS") = true;
   bind_test_hooks(m);

@@ -55,7 +55,7 @@ constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemH
 constexpr int capture_relaxed = 2;                              // cuStreamBeginCapture
 constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76;
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
-              pointer_ipc_capable = 14;                         // cuPointerGetAttribute
+              pointer_ipc_capable = 10;                         // cuPointerGetAttribute
 constexpr int memory_host = 1, memory_device = 2;
 
 // Every function that is used: its result, always Result; its name; its arguments.
@@ -86,6 +86,7 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuMemcpyDtoH_v2, (void *to, Address from, std::size_t bytes))                              \
   X(cuMemcpyAsync, (Address to, Address from, std::size_t bytes, Stream))                      \
   X(cuMemsetD8_v2, (Address, unsigned char value, std::size_t bytes))                          \
+  X(cuMemsetD8Async, (Address, unsigned char value, std::size_t bytes, Stream))                \
   X(cuPointerGetAttribute, (void *value, int attribute, Address))                              \
   X(cuMemGetAddressRange_v2, (Address *base, std::size_t *bytes, Address))                     \
   X(cuIpcGetMemHandle, (IpcHandle *, Address))                                                 \

@@ -44,7 +44,7 @@ template <class Target, class Mover> class Interpreter {
 public:
   UNISONO_DEVICE Interpreter(const Launch &call, Target target, BlockMemory &shared)
       : call_(call), target_(target), shared_(shared),
-        mine_(words(call.rank)), number_(mine_.calls + 1),
+        mine_(words(call.rank)),
         first_generation_(mine_.progress >> progress_action_bits) {}
 
   UNISONO_DEVICE void run() {
@@ -56,6 +56,9 @@ private:
   struct Slice { // in elements
     std::int64_t in_piece, in_chunk, count;
   };
+
+  // Of this call; read again where it is needed, which saves registers.
+  UNISONO_DEVICE U64 number() const { return mine_.calls + 1; }
 
   UNISONO_DEVICE BlockWords &words(std::int32_t rank) const {
     return call_.peers[rank].words->blocks[target_.block()];
@@ -90,8 +93,11 @@ private:
     if (!wait(program->exits, program->num_exits, program->pieces - 1))
       return false;
     if (target_.thread() == 0) {
-      mine_.calls = number_;
+      const U64 call = number();
+      mine_.calls = call;
       mine_.last_pieces = U64(program->pieces);
+      if (target_.block() == 0)
+        *call_.done = call;
     }
     return true;
   }
@@ -113,24 +119,27 @@ private:
     target_.sync(); // all threads have read the words of this block
     if (target_.thread() != 0)
       return;
-    Arrival &arrival = mine_.arrivals[number_ & 1];
+    const U64 call = number();
+    Arrival &arrival = mine_.arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags;
+    arrival.summary = call_.summary;
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
       arrival.offset[i] = call_.offset[i];
     }
-    target_.store_release(&arrival.call, number_);
+    target_.store_release(&arrival.call, call);
   }
 
   // Waits for the arrival of all ranks, compares their calls, and finds their buffers.
   UNISONO_DEVICE bool arrive() {
+    const U64 call = number();
     bool failed = false;
     for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads()) {
-      const Arrival &arrival = words(q).arrivals[number_ & 1];
-      failed = !poll(&arrival.call, number_, q);
+      const Arrival &arrival = words(q).arrivals[call & 1];
+      failed = !poll(&arrival.call, call, q);
       if (!failed && arrival.fingerprint != call_.fingerprint) {
-        fail(Why::mismatch, q);
+        fail(Why::mismatch, q, &arrival.summary);
         failed = true;
       }
       if (failed)
@@ -201,6 +210,11 @@ private:
     if (target_.load_host(call_.abort) != 0 ||
         target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
+    const U64 closed = target_.load_acquire(&call_.peers[rank].words->closed);
+    if (closed != 0 && closed <= number()) {
+      fail(Why::closed, rank);
+      return true;
+    }
     const U64 now = target_.clock_ns();
     if (waiting_since_ == 0)
       waiting_since_ = now;
@@ -211,14 +225,17 @@ private:
   }
 
   // Reports the first failure of this rank to the host.
-  UNISONO_DEVICE void fail(Why why, std::int32_t rank) {
+  UNISONO_DEVICE void fail(Why why, std::int32_t rank, const Summary *other = nullptr) {
     if (!target_.claim(&call_.peers[call_.rank].words->failed))
       return;
     FailureSlot &slot = *call_.failure;
     slot.why = std::uint32_t(why);
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
-    slot.call = number_;
+    slot.call = number();
+    slot.mine = call_.summary;
+    if (other != nullptr)
+      slot.theirs = *other;
     target_.store_host(&slot.state, 1);
   }
 
@@ -332,7 +349,7 @@ private:
   Target target_;
   BlockMemory &shared_;
   BlockWords &mine_;
-  const U64 number_, first_generation_;
+  const U64 first_generation_;
   U64 waiting_since_ = 0;
 };
 

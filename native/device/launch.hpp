@@ -21,6 +21,13 @@ constexpr unsigned progress_action_bits = 20; // the rest of a progress word is 
 // What all ranks expose is the number of the program that they run.
 enum Flag : U64 { exposes_input = 1, exposes_output = 2 };
 
+// What a call is, for the error message when calls differ.
+struct Summary {
+  U64 count, content; // elements; a digest of the steps
+  std::int32_t root;
+  std::uint8_t collective, dtype, op, unused;
+};
+
 // Published by a block when it begins a call. Double-buffered by the parity of the call: a
 // rank publishes call k + 2 only after it has seen that all have read those of call k.
 struct Arrival {
@@ -28,6 +35,7 @@ struct Arrival {
   U64 fingerprint; // of everything on which the ranks must agree
   U64 flags;
   U64 segment[2], offset[2]; // of the input and of the output, where they are exposed
+  Summary summary;
 };
 
 // The words of one block of one rank: written by that block alone, read by the same block
@@ -44,6 +52,8 @@ struct BlockWords {
 // The words of one rank.
 struct RankWords {
   alignas(128) std::uint32_t failed; // 1: a block of this rank has reported a failure
+  // One more than the calls that this rank has made, once it has closed; else 0.
+  alignas(128) U64 closed;
   BlockWords blocks[most_blocks];
 };
 
@@ -67,7 +77,7 @@ struct ProgramTables {
 };
 
 // Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
-enum class Why : std::uint32_t { timeout = 4, mismatch = 5 };
+enum class Why : std::uint32_t { closed = 2, timeout = 4, mismatch = 5 };
 
 // In memory that the host reads. `state` becomes 1 when the rest is written.
 struct FailureSlot {
@@ -75,6 +85,7 @@ struct FailureSlot {
   std::uint32_t rank; // that was waited for, or whose call differs
   std::uint32_t block;
   U64 call;
+  Summary mine, theirs; // this rank's call and that rank's, if they differ
 };
 
 struct Launch {
@@ -85,10 +96,12 @@ struct Launch {
   std::int64_t output_bytes;
   U64 segment[2], offset[2], flags; // what this rank exposes
   U64 fingerprint;
+  Summary summary;
   const Peer *peers; // of all ranks
   std::int64_t half; // bytes of half a window
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;
+  U64 *done; // in the host's memory: the calls that have ended
   U64 timeout_ns;
   std::int32_t rank, n;
   std::uint32_t itemsize, divisor;

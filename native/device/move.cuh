@@ -26,7 +26,7 @@ UNISONO_DEVICE unsigned misaligned(const Movement &m) {
 
 // One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
 template <class Pack, int packs>
-UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int64_t stride) {
+UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
   Pack totals[packs], next[packs];
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
@@ -58,7 +58,7 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int64_t s
 template <class Pack, int packs, class Target>
 UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin,
                         std::int64_t end) {
-  const std::int64_t stride = target.threads() * Pack::bytes;
+  const std::int32_t stride = target.threads() * Pack::bytes;
   std::int64_t at = begin + target.thread() * Pack::bytes;
   if constexpr (packs > 1) {
     UNISONO_NO_UNROLL
@@ -72,7 +72,7 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
 
 // Bytes that are copied as a Unit.
 template <class Unit> struct Copied {
-  static constexpr std::int64_t bytes = sizeof(Unit);
+  static constexpr std::int32_t bytes = sizeof(Unit);
   Unit value;
 
   UNISONO_DEVICE void load(const unsigned char *from) {
@@ -89,8 +89,10 @@ template <class Unit> struct Copied {
 template <class Type, class Operation, class Unit> struct Reduced {
   using Stored = typename Type::Stored;
   using Sum = typename Type::Sum;
-  static constexpr std::int64_t bytes = sizeof(Unit);
+  static constexpr std::int32_t bytes = sizeof(Unit);
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
+  // An element takes a whole register, or several.
+  static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
   struct Elements {
     Stored of[lanes];
   };
@@ -158,7 +160,7 @@ template <class Type, class Operation> struct Reduce {
     if (m.num_sources == 1)
       return Copy::move(target, m, itemsize);
     // So many that their sums fit into registers.
-    constexpr int packs = sizeof(Pack<Vector>) > 32 ? 1 : 2;
+    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : 2;
     const std::int64_t bytes = m.count * itemsize;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;

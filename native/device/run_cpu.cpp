@@ -2,10 +2,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
-#include <thread>
 #include <type_traits>
-#include <vector>
 
 #include "device/target_cpu.hpp"
 
@@ -45,23 +42,28 @@ struct Block {
 
 } // namespace
 
-bool run_on_cpu(const Launch &launch, int blocks, int threads, DType dtype, Op op) {
+bool runs_on_cpu(DType dtype, Op op) { return by_dtype<Movers>(dtype, op) != nullptr; }
+
+bool run_on_cpu(CpuThreads &pool, const Launch &launch, int blocks, int threads, DType dtype,
+                Op op) {
   const AnyMover::Function mover = by_dtype<Movers>(dtype, op);
   if (mover == nullptr)
     return false;
   std::deque<Block> shared;
-  std::vector<std::jthread> running;
-  running.reserve(std::size_t(blocks) * std::size_t(threads));
-  for (int b = 0; b < blocks; ++b) {
-    Block &block = shared.emplace_back(threads);
-    for (int t = 0; t < threads; ++t)
-      running.emplace_back([&, b, t] {
-        AnyMover::function = mover;
-        CpuTarget target(b, blocks, t, threads, block.barrier);
-        Interpreter<CpuTarget, AnyMover>(launch, target, block.memory).run();
-      });
-  }
-  return true; // when all threads have ended
+  for (int b = 0; b < blocks; ++b)
+    shared.emplace_back(threads);
+  pool.run(blocks * threads, [&](int index) {
+    const int b = index / threads;
+    AnyMover::function = mover;
+    CpuTarget target(b, blocks, index % threads, threads, shared[std::size_t(b)].barrier);
+    Interpreter<CpuTarget, AnyMover>(launch, target, shared[std::size_t(b)].memory).run();
+  });
+  return true;
+}
+
+bool run_on_cpu(const Launch &launch, int blocks, int threads, DType dtype, Op op) {
+  CpuThreads pool;
+  return run_on_cpu(pool, launch, blocks, threads, dtype, op);
 }
 
 } // namespace unisono::device

@@ -63,10 +63,13 @@ Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n
   launch.size = at<std::int64_t>(base, size_);
   launch.output_bytes = std::int64_t(plan_->output_bytes);
   launch.fingerprint = plan_->fingerprint;
+  const Note &note = plan_->note;
+  launch.summary = {note.count, note.content, note.root, note.collective, note.dtype, note.op,
+                    0};
   launch.itemsize = std::uint32_t(plan_->itemsize);
   launch.divisor = plan_->divisor;
   // All bits set are not a number in every floating-point type; a truth value has one bit.
-  launch.lost_value = DType(plan_->note.dtype) == DType::bool_ ? 1 : 0xff;
+  launch.lost_value = DType(note.dtype) == DType::bool_ ? 1 : 0xff;
   launch.rank = std::int32_t(rank);
   launch.n = std::int32_t(n);
   return launch;

@@ -101,6 +101,9 @@ public:
   }
   // Aborts the communicator for all ranks; the first failure is kept and returned.
   Failure abort(Failure failure);
+  // The same for a mismatch whose two calls the caller knows: that of the rank that caused it
+  // and this rank's. Their notes must have the number of the call in the failure.
+  Failure abort_mismatch(Failure failure, const Note &theirs, const Note &mine);
   // Handles an event that a rank of another host has announced.
   void handle_event(const Event &event);
   // A failure received from a rank, or `corrupted` if it cannot be valid.
@@ -141,6 +144,7 @@ public:
 private:
   std::size_t follow_waits(std::size_t rank, std::int64_t since) const;
   void publish_mismatch(const Failure &failure);
+  Failure set_failure(Failure failure);
   void announce_closing();
   void announce_own_call(const Failure &failure);
   void announce_wait(Task &op, std::int64_t waited);

@@ -83,10 +83,22 @@ void Comm::publish_mismatch(const Failure &failure) {
 }
 
 Failure Comm::abort(Failure failure) {
-  std::uint64_t found = 0;
   if (failure.kind == FailureKind::mismatch && failure.reporter == rank_ &&
       this->failure().kind == FailureKind::none)
     publish_mismatch(failure);
+  return set_failure(failure);
+}
+
+Failure Comm::abort_mismatch(Failure failure, const Note &theirs, const Note &mine) {
+  if (this->failure().kind == FailureKind::none) {
+    layout_.block(failure.culprit).differing = theirs;
+    layout_.block(rank_).differing = mine;
+  }
+  return set_failure(failure);
+}
+
+Failure Comm::set_failure(Failure failure) {
+  std::uint64_t found = 0;
   Word &abort = layout_.control().abort;
   if (abort.compare_exchange_strong(found, failure.word(), std::memory_order_acq_rel)) {
     found = failure.word();

@@ -88,6 +88,8 @@ struct BXor {
   template <class T> static T of(T a, T b) { return static_cast<T>(a ^ b); }
 };
 
+// Integers of 8 and 16 bits are divided in 32 bits, which take fewer registers of a device
+// than 64. A divisor that is larger than all of them gives 0, as 65536 does.
 template <class S> S divided(S x, std::uint32_t divisor) {
   if constexpr (std::is_same_v<S, bool>)
     return x;
@@ -95,6 +97,8 @@ template <class S> S divided(S x, std::uint32_t divisor) {
     return {divided(x.re, divisor), divided(x.im, divisor)};
   else if constexpr (std::is_floating_point_v<S>)
     return x / static_cast<S>(divisor);
+  else if constexpr (sizeof(S) < 4)
+    return static_cast<S>(x / static_cast<std::int32_t>(divisor < 65536 ? divisor : 65536));
   else
     return static_cast<S>(static_cast<std::conditional_t<std::is_signed_v<S>, std::int64_t,
                                                          std::uint64_t>>(x) /

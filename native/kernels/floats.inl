@@ -38,7 +38,10 @@ template <class Bits, int E, int M, bool HasInfinity> struct Small {
   }
 
   static Small encode(float value) {
-    const std::uint32_t whole = as_bits(value), magnitude = whole & 0x7fffffffu;
+    const std::uint32_t whole = as_bits(value), given = whole & 0x7fffffffu;
+    // What is too large is cut to the value that follows the largest one: its code is that
+    // of infinity, or of NaN.
+    const std::uint32_t magnitude = given < beyond ? given : beyond;
     constexpr int drop = 23 - M;
     // Normal: round on the bits, then move the exponent to the smaller bias.
     const std::uint32_t odd = (magnitude >> drop) & 1u;
@@ -49,20 +52,14 @@ template <class Bits, int E, int M, bool HasInfinity> struct Small {
     const std::uint32_t low = as_bits(as_float(magnitude) + shift) - as_bits(shift);
     constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
     std::uint32_t found = magnitude < smallest_normal ? low : normal;
-    constexpr std::uint32_t overflow = HasInfinity ? infinity : nan;
-    found = magnitude >= ceiling() ? overflow : found;
-    found = magnitude > 0x7f800000u ? nan : found;
+    if constexpr (HasInfinity)
+      found = given > 0x7f800000u ? nan : found;
     return {static_cast<Bits>(found | ((whole >> 31) << (E + M)))};
   }
 
 private:
-  // The float32 bits from which on a magnitude rounds beyond the largest value: half a
-  // unit above it, and even that if the tie goes up.
-  static constexpr std::uint32_t ceiling() {
-    const std::uint32_t top = (largest + ((127u - bias) << M)) << (23 - M);
-    const std::uint32_t half = 1u << (22 - M);
-    return largest & 1u ? top + half : top + half + 1u;
-  }
+  // The float32 bits of what would follow the largest value.
+  static constexpr std::uint32_t beyond = (largest + 1 + ((127u - bias) << M)) << (23 - M);
 };
 
 using Float16 = Small<std::uint16_t, 5, 10, true>;

@@ -81,6 +81,7 @@ private:
     unsigned char *segments[1];
     FailureSlot failure{};
     std::uint32_t abort = 0;
+    std::uint64_t done = 0;
   };
 
   static unsigned char *align(unsigned char *at) {
@@ -99,6 +100,7 @@ private:
     made.half = std::int64_t(half_);
     made.abort = &ranks_[r].abort;
     made.failure = &ranks_[r].failure;
+    made.done = &ranks_[r].done;
     made.timeout_ns = timeout_ns;
     return made;
   }

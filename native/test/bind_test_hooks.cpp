@@ -40,4 +40,5 @@ void bind_test_hooks(nb::module_ &m) {
   m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   bind_wire(m);
   bind_device(m);
+  bind_emulated(m);
 }

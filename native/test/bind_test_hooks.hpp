@@ -7,3 +7,4 @@
 void bind_test_hooks(nanobind::module_ &m);
 void bind_wire(nanobind::module_ &m);   // bind_wire.cpp
 void bind_device(nanobind::module_ &m); // bind_device.cpp
+void bind_emulated(nanobind::module_ &m); // bind_emulated.cpp

@@ -14,6 +14,11 @@
     │  ├─ Corrupted           bytes that no rank can have sent
     │  └─ NotAuthentic        a peer that does not belong to the job
     ├─ CollectiveTimeout  the deadline passed: who has not arrived
+    ├─ DeviceError     a GPU cannot be used
+    │  ├─ UnsupportedDevice   it is too old
+    │  ├─ NvrtcMissing        the compiler of its kernels is not there
+    │  ├─ NvrtcTooOld         the compiler does not know it, or C++20
+    │  └─ CompilationFailed   a kernel could not be compiled
     └─ MissingExtra    an optional dependency is not installed
        └─ MissingLibrary      one that pip does not bring
 
@@ -148,6 +153,53 @@ class CollectiveTimeout(UnisonoError, TimeoutError):
         self.ranks = tuple(ranks)
         self.collective = collective
         self.seq = seq
+
+
+class DeviceError(UnisonoError):
+    """A GPU, or what is needed to use it, cannot be used; the message says why."""
+
+
+class UnsupportedDevice(DeviceError):
+    """The GPU is older than what kernels can be compiled for."""
+
+    def __init__(self, message: str, *, capability: tuple[int, int]) -> None:
+        """Keep the compute capability of the GPU."""
+        super().__init__(message)
+        self.capability = capability
+
+
+class NvrtcMissing(DeviceError):
+    """NVRTC, which compiles kernels, was found in none of the places in `looked`."""
+
+    def __init__(self, message: str, *, looked: Sequence[str]) -> None:
+        """Keep where it was looked for, and what was there."""
+        super().__init__(message)
+        self.looked = tuple(looked)
+
+
+class NvrtcTooOld(DeviceError):
+    """The NVRTC that was found cannot compile for this GPU, or not C++20."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        version: tuple[int, int],
+        capability: tuple[int, int] | None = None,
+    ) -> None:
+        """Keep its version, and the compute capability of the GPU if that is why."""
+        super().__init__(message)
+        self.version = version
+        self.capability = capability
+
+
+class CompilationFailed(DeviceError):
+    """A kernel could not be compiled; `log` is what the compiler printed."""
+
+    def __init__(self, message: str, *, log: str) -> None:
+        """Keep the whole log, of which the message shows the beginning."""
+        super().__init__(message)
+        self.log = log
 
 
 class MissingExtra(UnisonoError, ImportError):

@@ -12,6 +12,7 @@ from unisono.cli._doctor import host
 from unisono.cli._doctor.host import Finding, examine
 from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world
+from unisono.devices.found import Found
 from unisono.launch.agent import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -149,6 +150,35 @@ def test_doctor_finds_a_slow_clock_and_little_memory(monkeypatch, tmp_path):
     bad = {one.what for one in found if not one.ok}
     assert bad == {"clock source", "cores", "shared memory", "/dev/shm", "ports"}
     assert all(one.fix for one in found if not one.ok)
+
+
+NOWHERE = Found(False, "was not found", "pip install nvidia-cuda-nvrtc")
+
+
+def test_host_without_a_gpu_needs_no_compiler(monkeypatch):
+    monkeypatch.setattr(host.found, "driver", lambda: Found(False, "none"))
+    monkeypatch.setattr(host.found, "compiler", lambda: NOWHERE)
+    found = examine(False)
+    assert named(found, "GPU driver").ok
+    assert named(found, "NVRTC").ok
+    assert "not needed without a GPU" in named(found, "NVRTC").detail
+
+
+def test_doctor_finds_a_gpu_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(host.found, "driver", lambda: Found(True, "CUDA 13.0"))
+    monkeypatch.setattr(host.found, "compiler", lambda: NOWHERE)
+    found = named(examine(False), "NVRTC")
+    assert (found.ok, found.fix) == (False, "pip install nvidia-cuda-nvrtc")
+
+
+def test_doctor_finds_a_cache_that_others_can_write(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert named(examine(False), "kernel cache").ok
+    (tmp_path / "unisono" / "kernels").mkdir(parents=True)
+    (tmp_path / "unisono" / "kernels").chmod(0o777)
+    found = named(examine(False), "kernel cache")
+    assert not found.ok
+    assert "chmod go-w" in found.detail
 
 
 def test_world_findings_become_lines():

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import unisono
 from unisono.cli.output import print_json
+from unisono.devices import found
 from unisono.errors import BadArgument
 from unisono.runtime.world.address import rendezvous_address
 from unisono.runtime.world.environment import find_world
@@ -49,6 +50,9 @@ def env(*, json: bool = False) -> int:
         ),
         "world": _world(),
         "rendezvous": _rendezvous(),
+        "GPU driver": found.driver().words,
+        "NVRTC": found.compiler().words,
+        "kernels": found.kernels().words,
         **{name: _installed(name) for name in _LIBRARIES},
     }
     variables = {

@@ -118,6 +118,14 @@ class Communicator:
         who = f"rank {self.rank} of {self.world_size}"
         return f"<Communicator {self.name!r}: {who}{state}>"
 
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Wait until all calls on CUDA arrays have ended; raise if one has failed.
+
+        Such calls run on a stream and do not wait for the device: an error is raised by
+        the next call, or here. CollectiveTimeout after `timeout_s`, if given.
+        """
+        self.core.synchronize(timeout_s)
+
     def close(self) -> None:
         """Leave. Others that still wait for this rank raise PeerLost."""
         self.core.close()

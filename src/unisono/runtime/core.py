@@ -26,13 +26,14 @@ from unisono.errors import (
     UsageError,
     whole_number,
 )
-from unisono.runtime.call.arguments import Call, Position
+from unisono.runtime.call.arguments import Call, Position, is_on_device
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
+from unisono.runtime.device.plane import DevicePlane
 from unisono.runtime.observe.failures import FailureCode, describe_call
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
@@ -91,6 +92,7 @@ class Core:
         self.single_use: deque[object] = deque(maxlen=256)
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self.in_flight = CallsInFlight(native)
+        self._device_plane: DevicePlane | None = None
         self._on_close = on_close
         self.closed = False
         # Only a world's first communicator has one.
@@ -178,6 +180,8 @@ class Core:
         quick: tuple[int, Any, Any, Any, int] | None = None,
     ) -> Any:
         """Run a call, or start it; `quick` is the key of the native core's cache."""
+        if is_on_device(call):
+            return self.device_plane(call.device).run(call, reduction, how)
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
         if how.async_op:
@@ -188,6 +192,19 @@ class Core:
                 self.native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
         raise self.failure(how.timeout_s)
+
+    def device_plane(self, ordinal: int) -> DevicePlane:
+        """The device half of this communicator; all ranks make it at their first use."""
+        if self._device_plane is None:
+            self.check_usable("device communicator")
+            self._device_plane = DevicePlane(self, ordinal)
+            self.in_flight.device = self._device_plane.native
+        return self._device_plane
+
+    def synchronize(self, timeout_s: float | None) -> None:
+        """Wait on the host until all calls on a device have ended."""
+        if self._device_plane is not None:
+            self._device_plane.synchronize(timeout_s)
 
     def start(
         self,
@@ -267,6 +284,7 @@ class Core:
             self.connect(destinations, call.collective)
             return plan
         how.refuse_codec_options(call.collective)
+        how.refuse_stream(call.collective)
         kind = self.kind(call, reduction, how)
         if how.reproducible:
             self._refuse_other_orders(kind)
@@ -477,6 +495,8 @@ class Core:
     def _leave(self) -> None:
         self.closed = True
         self._dropped.detach()
+        if self._device_plane is not None:
+            self._device_plane.close()
         self.native.close()
         if self.session.streams is not None:
             self.session.streams.leave(self.agreed)

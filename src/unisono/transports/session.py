@@ -71,6 +71,12 @@ class InFlight(Protocol):
     def rest(self, within_s: float) -> None:
         """Sleep until one more has ended, or for a while."""
 
+    def has_device(self) -> bool:
+        """Whether it has a device half, whose closing waits for the device."""
+
+    def close_device(self) -> None:
+        """Close the device half, before the communicator itself is closed."""
+
     def end(self) -> None:
         """Release the arrays: the communicator is closed."""
 
@@ -229,7 +235,7 @@ class Session:
         """
         if self.closed or self.engine.forked():
             return
-        if self.failed or not calls.pending():
+        if not calls.has_device() and (self.failed or not calls.pending()):
             self._close_now(native, agreed, on_close, calls)
             return
         self.finishing.add(calls)
@@ -251,6 +257,7 @@ class Session:
     ) -> None:
         if self.closed:
             return
+        calls.close_device()
         native.close()
         calls.end()
         if self.streams is not None:

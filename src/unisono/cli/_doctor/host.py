@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 import unisono
+from unisono.devices import found
 from unisono.errors import UnisonoError
 from unisono.runtime.world.address import free_port
 from unisono.transports.addresses import choose, interfaces
@@ -49,6 +50,7 @@ def examine(several: bool) -> list[Finding]:
     findings = [check() for check in (_versions, _cores, _memory, _shm, _reach, _clock)]
     findings += _limits()
     findings += [_interfaces(several), _port()]
+    findings += _gpu()
     if several:
         findings.append(_own_name())
     return findings
@@ -224,6 +226,17 @@ def _own_name() -> Finding:
     loopback = all(str(host).startswith("127.") or host == "::1" for host in addresses)
     fix = f"put the address that others reach beside {name} in /etc/hosts"
     return Finding("own name", not loopback, detail, fix)
+
+
+def _gpu() -> Iterator[Finding]:
+    """A host without a GPU needs nothing of this, so there is nothing to mend."""
+    driver, compiler, kernels = found.driver(), found.compiler(), found.kernels()
+    yield Finding("GPU driver", True, driver.words)
+    if driver.usable or compiler.usable:
+        yield Finding("NVRTC", compiler.usable, compiler.words, compiler.fix)
+    else:
+        yield Finding("NVRTC", True, "not found, and not needed without a GPU")
+    yield Finding("kernel cache", kernels.usable, kernels.words, kernels.fix)
 
 
 def main(run: Callable[[bool], list[Finding]] = examine) -> int:

@@ -5,16 +5,14 @@ compiler makes the module, in about half a minute. It is kept in the user's cach
 under a name that tells what it was made from, so that another torch gets another one.
 Ranks that build at once wait for the first of them.
 
-What is loaded runs as this user, so no other user may have made or changed it: the
-folders and the file belong to this user, and others cannot write to them. A file that
-is not so is built anew; a folder that is not so is refused. What was checked is what is
-loaded: the file stays open, and is loaded through its descriptor.
+What is loaded runs as this user, so no other user may have made or changed it: see
+`user_cache.py`. What was checked is what is loaded: the file stays open, and is loaded
+through its descriptor.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -22,13 +20,10 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -38,18 +33,20 @@ import torch
 
 import unisono
 from unisono.errors import UsageError
+from unisono.user_cache import UserCache, alone, opened
 
 _LOG = logging.getLogger("unisono")
 _MODULE = "_unisono_torch"
 _HERE = Path(__file__).parent
 _SOURCE = _HERE / "backend.cpp"
+_CACHE = UserCache("torch", "the compiled torch adapter")
 _LINES = 30  # of the compiler's, in an error
 _COMPILERS = ("c++", "g++", "clang++")
 
 
 def path() -> Path:
     """Where the module is, or would be."""
-    return _cache() / _key() / f"{_MODULE}.so"
+    return _CACHE.folder() / _key() / f"{_MODULE}.so"
 
 
 def is_built() -> bool:
@@ -58,8 +55,8 @@ def is_built() -> bool:
         target = path()
         if not target.exists():
             return False
-        _refuse_folders(target.parent)
-        os.close(_opened(target))
+        _CACHE.refuse_folders(target.parent)
+        os.close(opened(target))
     except FileNotFoundError:
         return False
     except (UsageError, OSError) as why:
@@ -78,11 +75,11 @@ def build() -> Path:
     """Make the module unless it is there; where it is."""
     target = path()
     try:
-        _make_folders(target.parent)
-        if _is_ours(target):
+        _CACHE.make_folders(target.parent)
+        if _CACHE.is_ours(target):
             return target
-        with _alone(target.parent):
-            if not _is_ours(target):  # no other process was faster
+        with alone(target.parent / "lock"):
+            if not _CACHE.is_ours(target):  # no other process was faster
                 _compile(target)
     except OSError as error:
         raise UsageError(
@@ -96,7 +93,7 @@ def build() -> Path:
 def load() -> ModuleType:
     """The module, built if need be."""
     built = build()
-    descriptor = _opened(built)  # for good: its number is a part of the name below
+    descriptor = opened(built)  # for good: its number is a part of the name below
     inside = f"/proc/self/fd/{descriptor}"
     loader = ExtensionFileLoader(
         _MODULE, inside if os.path.exists(inside) else str(built)
@@ -121,86 +118,6 @@ def make_group(calls: Any, timeout: Any, store: Any) -> Any:
     return load().make_group(store, calls.rank, calls.size, backend)
 
 
-def _cache() -> Path:
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        raise UsageError(
-            "there is no home folder to keep the compiled torch adapter in; "
-            "set XDG_CACHE_HOME"
-        ) from None
-    return Path(base) / "unisono" / "torch"
-
-
-# --- who owns the files
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Those that are ours to make, from the outermost: unisono, torch, the key."""
-    return [folder.parent.parent, folder.parent, folder]
-
-
-def _make_folders(folder: Path) -> None:
-    for one in _folders(folder):
-        one.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_folders(folder)
-
-
-def _refuse_folders(folder: Path) -> None:
-    """Raise if another user could put a file into one of the folders."""
-    for one in _folders(folder):
-        descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            wrong = _not_ours(os.fstat(descriptor)) or _foreign_link(one)
-        finally:
-            os.close(descriptor)
-        if wrong:
-            raise UsageError(
-                f"the compiled torch adapter is not loaded from {one}, which {wrong}; "
-                f"see who has changed it, then remove it or `chmod go-w {one}`, or set "
-                "XDG_CACHE_HOME to a folder of your own"
-            )
-
-
-def _opened(target: Path) -> int:
-    """A descriptor of the file; UsageError if it is not this user's alone."""
-    descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    status = os.fstat(descriptor)
-    wrong = _not_ours(status) or ("" if stat.S_ISREG(status.st_mode) else "is no file")
-    if wrong:
-        os.close(descriptor)
-        raise UsageError(f"{target} {wrong}")
-    return descriptor
-
-
-def _is_ours(target: Path) -> bool:
-    """Whether it is there and can be trusted; otherwise it is built anew."""
-    try:
-        os.close(_opened(target))
-    except FileNotFoundError:
-        return False
-    except (UsageError, OSError) as why:
-        _LOG.warning("the compiled torch adapter is built anew: %s", why)
-        return False
-    return True
-
-
-def _not_ours(found: os.stat_result) -> str:
-    """What is wrong with a file or folder, in words; empty if nothing is."""
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}, this is {os.geteuid()}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others can write to (mode {stat.S_IMODE(found.st_mode):o})"
-    return ""
-
-
-def _foreign_link(folder: Path) -> str:
-    link = folder.lstat()
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        return f"is a link that belongs to user {link.st_uid}"
-    return ""
-
-
 @functools.cache
 def _key() -> str:
     digest = hashlib.sha256()
@@ -215,14 +132,6 @@ def _key() -> str:
             digest.hexdigest()[:16],
         )
     )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _compile(target: Path) -> None:

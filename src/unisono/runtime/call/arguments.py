@@ -13,6 +13,7 @@ from typing import Any
 from unisono.dtypes import DType
 from unisono.errors import BadArgument, whole_number
 from unisono.runtime.call.buffers import (
+    HOST,
     Buffer,
     buffer_of,
     copy_back,
@@ -65,9 +66,34 @@ class Call:
         )
 
     @property
+    def device(self) -> int:
+        """The CUDA device that its arrays are on, or HOST; all are on the same."""
+        found = {b.device for b in (self.input, self.output) if b is not None}
+        if len(found) > 1:
+            raise BadArgument(
+                f"{self.collective}: x is on {_place(self.input)}, out on "
+                f"{_place(self.output)}; both must be on the same device"
+            )
+        return found.pop() if found else HOST
+
+    @property
     def total(self) -> int:
         """Elements of the largest buffer that any rank holds."""
         return self.counts if isinstance(self.counts, int) else sum(self.counts)
+
+
+def is_on_device(call: Call) -> bool:
+    """Whether an array of the call is in the memory of a CUDA device."""
+    x, out = call.input, call.output
+    return (x is not None and x.device != HOST) or (
+        out is not None and out.device != HOST
+    )
+
+
+def _place(buffer: Buffer | None) -> str:
+    if buffer is None or buffer.device == HOST:
+        return "the host"
+    return f"cuda:{buffer.device}"
 
 
 def all_reduce(at: Position, x: Any, out: Any) -> Call:

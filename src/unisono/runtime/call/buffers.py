@@ -1,7 +1,7 @@
 """Arrays as the engine sees them: an address, a shape and an element type.
 
-NumPy arrays and torch tensors, without importing torch. A non-contiguous array is
-copied into a contiguous one and, if it is an output, back again.
+NumPy arrays, torch tensors and arrays on CUDA devices, without importing torch. A
+non-contiguous array is copied into a contiguous one and, if it is an output, back again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import _native
+from unisono.devices.arrays import is_on_device, new_array, view_of
 from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
 
 
+HOST = -1
+"""The device of arrays in the host's memory."""
+
+
 @dataclass(slots=True)
 class Buffer:
-    """One array: `array` is the user's, or a contiguous copy of it."""
+    """One array: `array` is the user's, or a contiguous copy of it.
+
+    `device` is the ordinal of the CUDA device whose memory it is in, or HOST.
+    """
 
     array: Any
     address: int
     shape: tuple[int, ...]
     dtype: DType
+    device: int = HOST
 
     @property
     def count(self) -> int:
@@ -63,6 +72,9 @@ def is_tensor(x: Any) -> bool:
 
 def buffer_of(x: Any, where: str) -> Buffer:
     """The buffer of a contiguous array."""
+    if is_on_device(x):
+        view = view_of(x, where)
+        return Buffer(x, view.address, view.shape, view.dtype, view.ordinal)
     if is_tensor(x):
         return Buffer(x, x.data_ptr(), tuple(x.shape), dtype_of(x))
     return Buffer(x, address_of(x), x.shape, _dtype(x, where))
@@ -74,6 +86,13 @@ def readable(x: Any, where: str) -> Buffer:
     if is_tensor(x):
         plain = x.detach()
         return buffer_of(_resolved(plain).contiguous(), where)
+    if is_on_device(x):
+        if not view_of(x, where).is_contiguous:
+            raise BadArgument(
+                f"{where}: the array on the device is not contiguous; make it so with "
+                "its own library"
+            )
+        return buffer_of(x, where)
     if not x.flags.c_contiguous:
         _dtype(x, where)
         x = np.ascontiguousarray(x)
@@ -83,17 +102,25 @@ def readable(x: Any, where: str) -> Buffer:
 def writable(x: Any, where: str) -> tuple[Buffer, bool]:
     """The buffer of an output, and whether it is a copy to be copied back."""
     _refuse_others(x, where)
-    if not is_tensor(x) and not x.flags.writeable:
+    if not is_tensor(x) and _is_readonly(x, where):
         raise BadArgument(f"{where}: the array is read-only, but is written to")
     if is_contiguous(x):
         return buffer_of(x, where), False
     return readable(x, where), True
 
 
+def _is_readonly(x: Any, where: str) -> bool:
+    if is_on_device(x):
+        return view_of(x, where).is_readonly
+    return not x.flags.writeable
+
+
 def is_contiguous(x: Any) -> bool:
     """Whether its elements are contiguous, in C order."""
     if is_tensor(x):
         return bool(x.is_contiguous()) and _resolved(x) is x
+    if is_on_device(x):
+        return view_of(x, "").is_contiguous
     return bool(x.flags.c_contiguous)
 
 
@@ -109,6 +136,8 @@ def new_like(x: Any, shape: tuple[int, ...]) -> Any:
     """An array of the kind and type of x, not yet filled."""
     if is_tensor(x):
         return x.detach().new_empty(shape)
+    if is_on_device(x):
+        return new_array(x, view_of(x, ""), shape)
     return np.empty(shape, dtype=x.dtype)
 
 
@@ -151,19 +180,27 @@ def _dtype(x: NDArray[Any], where: str) -> DType:
 
 def _refuse_others(x: Any, where: str) -> None:
     if is_tensor(x):
-        if x.device.type != "cpu":
+        if x.device.type not in ("cpu", "cuda"):
             raise BadArgument(
-                f"{where}: the tensor is on {x.device}; only CPU tensors are supported"
+                f"{where}: the tensor is on {x.device}; only CPU and CUDA tensors are "
+                "supported"
             )
         if str(x.layout) != "torch.strided":
             raise BadArgument(
                 f"{where}: the tensor is {x.layout}, expected a dense one"
             )
-    elif not isinstance(x, np.ndarray) or _is_special_array(x):
-        raise BadArgument(
-            f"{where}: expected a NumPy array or a torch tensor, "
-            f"got a {type(x).__name__}"
-        )
+    elif isinstance(x, np.ndarray):
+        if _is_special_array(x):
+            raise _unexpected(x, where)
+    elif not is_on_device(x):
+        raise _unexpected(x, where)
+
+
+def _unexpected(x: Any, where: str) -> BadArgument:
+    return BadArgument(
+        f"{where}: expected a NumPy array, a torch tensor or an array on a CUDA device, "
+        f"got a {type(x).__name__}"
+    )
 
 
 def _is_special_array(x: NDArray[Any]) -> bool:

@@ -18,6 +18,7 @@ class Options(TypedDict, total=False):
     codec: Any
     coded: str | None
     error_bound: float | None
+    stream: Any
 
 
 class CallOptions(NamedTuple):
@@ -31,6 +32,12 @@ class CallOptions(NamedTuple):
     codec: Any = None
     coded: str | None = None
     error_bound: float | None = None
+    stream: Any = None
+
+    def refuse_stream(self, where: str) -> None:
+        """Raise BadArgument if a stream is given for arrays of the host."""
+        if self.stream is not None:
+            raise BadArgument(f"{where}: stream= is for CUDA arrays only")
 
     def refuse_codec_options(self, where: str) -> None:
         """Raise BadArgument if there are codec options without a codec."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,7 @@ class CallsInFlight:
     def __init__(self, comm: _native.Comm) -> None:
         """No call is in flight yet."""
         self._comm = comm
+        self.device: _native.DeviceComm | None = None
         self._calls: deque[tuple[_native.Work, object]] = deque()
         self._lock = threading.Lock()
 
@@ -138,6 +140,9 @@ class CallsInFlight:
 
     def pending(self) -> bool:
         """Whether any call has not ended."""
+        device = self.device
+        if device is not None and device.done() < device.launched():
+            return True
         with self._lock:
             return any(work.state() == _PENDING for work, _ in self._calls)
 
@@ -147,6 +152,17 @@ class CallsInFlight:
             waiting = [w for w, _ in self._calls if w.state() == _PENDING]
         if waiting:
             waiting[0].wait(int(within_s * 1e9), False)
+        elif self.device is not None:
+            time.sleep(_DEVICE_POLL_S)
+
+    def has_device(self) -> bool:
+        """Whether the communicator has a device half."""
+        return self.device is not None
+
+    def close_device(self) -> None:
+        """Close the device half; waits for its kernels, which end when all fails."""
+        if self.device is not None:
+            self.device.close()
 
     def end(self) -> None:
         """The communicator is closed: release all arrays."""
@@ -160,4 +176,5 @@ class CallsInFlight:
 
 
 _PENDING, _SUCCEEDED = 0, 1
+_DEVICE_POLL_S = 1e-3
 _KEPT: list[object] = []

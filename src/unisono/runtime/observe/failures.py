@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unisono import _native
 from unisono.dtypes import DTYPES, OPS
 from unisono.errors import (
     BadArgument,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Failure = tuple[int, int, int, int]
 """A failure code, the rank that failed, the rank that reports it, and a seq."""
 
+DEVICE_CALL = _native.DEVICE_CALL
+"""A bit of the seq: that of a call on a device, which are counted apart."""
 _DYING_S = 1.0
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
@@ -102,6 +105,11 @@ def error_for(
     code = FailureCode(number)
     who = peers[failed_rank]
     where = f"{call} (seq {seq})"
+    if seq_there & DEVICE_CALL:
+        seq = seq_there & ~DEVICE_CALL
+        where = f"{call} on CUDA arrays (call {seq} there)"
+        if code is FailureCode.TIMEOUT:
+            return _device_timeout(peers, failed_rank, reporter, where, call, timeout_s)
     if code is FailureCode.MISMATCH:
         return _mismatch(comm, peers, failed_rank, reporter, seq_there)
     if code is FailureCode.TIMEOUT:
@@ -183,10 +191,11 @@ def _mismatch(
         calls[rank] = describe(note) if note else "another collective"
         notes += [Note(*note)] if note else []
     text = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
+    number = seq & ~DEVICE_CALL
     return CollectiveMismatch(
-        f"call {seq} differs between ranks: {text}. {_advice(notes, calls)}",
+        f"call {number} differs between ranks: {text}. {_advice(notes, calls)}",
         calls=calls,
-        seq=seq,
+        seq=number,
     )
 
 
@@ -217,6 +226,24 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
         if time.monotonic() > until:
             return None
         time.sleep(1e-3)
+
+
+def _device_timeout(
+    peers: Sequence[Peer],
+    failed_rank: int,
+    reporter: int,
+    where: str,
+    call: str,
+    timeout_s: float,
+) -> CollectiveTimeout:
+    """A kernel has waited too long; it knows one rank that it waited for."""
+    limit = "" if timeout_s < 0 else f" within {timeout_s:g} s"
+    return CollectiveTimeout(
+        f"{where}: not completed{limit}; the kernel of {peers[reporter]} timed out "
+        f"waiting for {peers[failed_rank]}",
+        ranks=[failed_rank],
+        collective=call.partition("(")[0],
+    )
 
 
 def _timeout(

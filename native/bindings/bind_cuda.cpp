@@ -1,0 +1,205 @@
+// Bindings of CUDA devices: memory, kernels, events, and communicators on a device.
+
+#include "bindings/bind.hpp"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/handle.hpp"
+#include "cuda/device_comm.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+using namespace unisono::cuda;
+
+namespace {
+
+Stream stream_of(std::uint64_t handle) { return reinterpret_cast<Stream>(handle); }
+
+template <class T> nb::bytes bytes_of(const T &value) {
+  return nb::bytes(reinterpret_cast<const char *>(&value), sizeof value);
+}
+
+// What a device's memory is: the ordinal, the base and the size of its allocation.
+std::tuple<int, Address, std::size_t> locate(Address address) {
+  int ordinal = 0;
+  UNISONO_CUDA(cuPointerGetAttribute, &ordinal, pointer_device, address);
+  const AddressRange range = range_of(address);
+  return {ordinal, range.base, range.bytes};
+}
+
+// What DLPack tells of an array, wherever it is: address, shape, strides in elements, code and
+// bits of its type, kind and number of its device.
+nb::tuple dlpack_view(nb::ndarray<nb::ro> array) {
+  nb::list shape, strides;
+  for (std::size_t i = 0; i < array.ndim(); ++i) {
+    shape.append(array.shape(i));
+    strides.append(array.stride(i));
+  }
+  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(array.data()), nb::tuple(shape),
+                        nb::tuple(strides), array.dtype().code, array.dtype().bits,
+                        array.device_type(), array.device_id());
+}
+
+// An event of a device: what was launched on a stream before it.
+class CudaEvent {
+public:
+  explicit CudaEvent(int ordinal) : device_(Device::of(ordinal)) {
+    const CurrentDevice current(device_);
+    UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
+  }
+  ~CudaEvent() {
+    const CurrentDevice current(device_, std::nothrow);
+    (void)api().cuEventDestroy_v2(event_);
+  }
+  CudaEvent(const CudaEvent &) = delete;
+  void record(std::uint64_t stream) {
+    const CurrentDevice current(device_);
+    UNISONO_CUDA(cuEventRecord, event_, stream_of(stream));
+  }
+  bool query() {
+    const CurrentDevice current(device_);
+    const Result result = api().cuEventQuery(event_);
+    if (result == not_ready)
+      return false;
+    check(result, "cuEventQuery");
+    return true;
+  }
+  // Lets what is launched on the stream from now on wait for it.
+  void order(std::uint64_t stream) {
+    const CurrentDevice current(device_);
+    UNISONO_CUDA(cuStreamWaitEvent, stream_of(stream), event_, 0);
+  }
+
+private:
+  Device &device_;
+  cuda::Event event_ = nullptr;
+};
+
+class CudaStream {
+public:
+  explicit CudaStream(int ordinal) : device_(Device::of(ordinal)) {
+    const CurrentDevice current(device_);
+    UNISONO_CUDA(cuStreamCreate, &stream_, stream_non_blocking);
+  }
+  ~CudaStream() {
+    const CurrentDevice current(device_, std::nothrow);
+    (void)api().cuStreamDestroy_v2(stream_);
+  }
+  CudaStream(const CudaStream &) = delete;
+  std::uint64_t handle() const { return reinterpret_cast<std::uintptr_t>(stream_); }
+
+private:
+  Device &device_;
+  Stream stream_ = nullptr;
+};
+
+std::shared_ptr<DeviceComm> make_comm(Handle &comm, int ordinal,
+                                      std::size_t half, std::size_t owner,
+                                      std::uint64_t segment) {
+  auto board = comm.host_peers().find(owner, segment);
+  if (!board || board->size() < DeviceComm::board_bytes(comm.size()))
+    throw nb::value_error("the board of a device communicator is missing or too small");
+  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board)),
+          &DeviceComm::release};
+}
+
+void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
+  std::vector<Announcement> ranks(announced.size());
+  for (std::size_t q = 0; q < ranks.size(); ++q) {
+    if (announced[q].size() != sizeof(Announcement))
+      throw nb::value_error("an announcement of a device communicator has the wrong size");
+    std::memcpy(&ranks[q], announced[q].c_str(), sizeof(Announcement));
+  }
+  nb::gil_scoped_release unlocked;
+  comm.connect(ranks);
+}
+
+void launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
+            Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
+            int threads) {
+  nb::gil_scoped_release unlocked;
+  comm.launch(
+      {&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks, threads});
+}
+
+} // namespace
+
+void bind_cuda(nb::module_ &m) {
+  nb::exception<Error>(m, "CudaError", PyExc_RuntimeError);
+  m.attr("MOST_DEVICE_BLOCKS") = device::most_blocks;
+  m.attr("MOST_DEVICE_RANKS") = device::most_ranks;
+  m.attr("DEVICE_CALL") = device_call;
+  m.def("cuda_is_emulated", [] { return api().emulated; });
+  m.def("cuda_device_count", &Device::count);
+  m.def("dlpack_view", &dlpack_view, nb::arg("array"));
+  m.def("cuda_locate", &locate, nb::arg("address"));
+  nb::class_<Device>(m, "CudaDevice")
+      .def_prop_ro("ordinal", &Device::ordinal)
+      .def_prop_ro("name", &Device::name)
+      .def_prop_ro("uuid", [](const Device &d) { return bytes_of(d.uuid()); })
+      .def_prop_ro("capability", &Device::capability)
+      .def_prop_ro("multiprocessors", &Device::multiprocessors)
+      .def_prop_ro("memory", &Device::memory)
+      .def("can_access", &Device::can_access, nb::arg("peer"));
+  m.def("cuda_device", &Device::of, nb::arg("ordinal"), nb::rv_policy::reference);
+  nb::class_<DeviceMemory>(m, "CudaMemory")
+      .def("__init__",
+           [](DeviceMemory *self, int ordinal, std::size_t bytes) {
+             nb::gil_scoped_release unlocked;
+             new (self) DeviceMemory(Device::of(ordinal), bytes);
+           },
+           nb::arg("ordinal"), nb::arg("bytes"))
+      .def_prop_ro("address", &DeviceMemory::address)
+      .def_prop_ro("bytes", &DeviceMemory::bytes);
+  nb::class_<CudaEvent>(m, "CudaEvent")
+      .def(nb::init<int>(), nb::arg("ordinal"))
+      .def("record", &CudaEvent::record, nb::arg("stream"))
+      .def("query", &CudaEvent::query)
+      .def("order", &CudaEvent::order, nb::arg("stream"));
+  nb::class_<CudaStream>(m, "CudaStream")
+      .def(nb::init<int>(), nb::arg("ordinal"))
+      .def_prop_ro("handle", &CudaStream::handle);
+  nb::class_<unisono::cuda::Kernel>(m, "CudaKernel")
+      .def("__init__",
+           [](cuda::Kernel *self, int ordinal, nb::bytes image) {
+             const char *bytes = image.c_str();
+             nb::gil_scoped_release unlocked;
+             new (self) cuda::Kernel(Device::of(ordinal), bytes);
+           },
+           nb::arg("ordinal"), nb::arg("image"))
+      .def("blocks_per_multiprocessor", &cuda::Kernel::blocks_per_multiprocessor,
+           nb::arg("threads"));
+  nb::class_<DevicePlan>(m, "DevicePlan")
+      .def("__init__",
+           [](DevicePlan *self, int ordinal, const PlanHolder &plan) {
+             nb::gil_scoped_release unlocked;
+             new (self) DevicePlan(Device::of(ordinal), plan.plan);
+           },
+           nb::arg("ordinal"), nb::arg("plan"));
+  nb::class_<DeviceComm>(m, "DeviceComm")
+      .def("announcement", [](const DeviceComm &c) { return bytes_of(c.announcement()); })
+      .def("connect", &connect, nb::arg("announced"))
+      .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
+           nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
+           nb::arg("threads"))
+      .def("is_idle", &DeviceComm::is_idle)
+      .def("ranks_here", &DeviceComm::ranks_here)
+      .def("launched", &DeviceComm::launched)
+      .def("done", &DeviceComm::done)
+      .def("look", &DeviceComm::look, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &DeviceComm::close, nb::call_guard<nb::gil_scoped_release>());
+  m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));
+  m.def("make_device_comm", &make_comm, nb::arg("comm"), nb::arg("ordinal"), nb::arg("half"),
+        nb::arg("owner"), nb::arg("segment"), nb::keep_alive<0, 1>(),
+        nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,75 @@
+#include "cuda/deferred_release.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+
+#include "support/fork.hpp"
+
+namespace unisono::cuda {
+
+namespace {
+
+constexpr auto period = std::chrono::milliseconds(20);
+
+struct Pending {
+  std::function<void()> release;
+  std::function<bool()> is_ready;
+};
+
+class Releaser {
+public:
+  void add(Pending pending) {
+    if (origin_.forked())
+      return;
+    {
+      const std::lock_guard lock(mutex_);
+      pending_.push_back(std::move(pending));
+      if (!started_) {
+        started_ = true;
+        thread_.start([this] { run(); });
+      }
+    }
+    changed_.notify_one();
+  }
+
+private:
+  // Never ends: it holds nothing that must be released before the process ends.
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return !pending_.empty(); });
+      std::list<Pending> now;
+      now.swap(pending_);
+      lock.unlock();
+      now.remove_if([](Pending &p) {
+        if (p.is_ready && !p.is_ready())
+          return false;
+        p.release();
+        return true;
+      });
+      lock.lock();
+      const bool waits = !now.empty();
+      pending_.splice(pending_.end(), now);
+      if (waits)
+        changed_.wait_for(lock, period);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Pending> pending_;
+  bool started_ = false;
+  Origin origin_;
+  Worker thread_;
+};
+
+} // namespace
+
+void release_later(std::function<void()> release, std::function<bool()> is_ready) {
+  static auto &releaser = *new Releaser; // never destroyed: its thread never ends
+  releaser.add({std::move(release), std::move(is_ready)});
+}
+
+} // namespace unisono::cuda

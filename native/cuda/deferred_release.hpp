@@ -1,0 +1,17 @@
+// Releases device memory on a thread of its own.
+//
+// To free memory the driver waits for kernels, and a kernel may wait for another rank, which
+// may be the thread that wants to free: so no thread of a rank ever frees by itself.
+
+#pragma once
+
+#include <functional>
+
+namespace unisono::cuda {
+
+// Calls `release` soon, on the thread for that, without Python's lock. If `is_ready` is given,
+// only when that says so, which is asked from time to time. What is left when the process
+// ends is the driver's to release; a forked child releases nothing.
+void release_later(std::function<void()> release, std::function<bool()> is_ready = {});
+
+} // namespace unisono::cuda

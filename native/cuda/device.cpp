@@ -1,0 +1,184 @@
+#include "cuda/device.hpp"
+
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "cuda/deferred_release.hpp"
+
+namespace unisono::cuda {
+
+namespace {
+
+constexpr Result already_enabled = 704; // peer access
+
+void initialize() {
+  static const bool once = [] {
+    UNISONO_CUDA(cuInit, 0);
+    return true;
+  }();
+  (void)once;
+}
+
+int attribute(DeviceNumber device, int which) {
+  int value = 0;
+  UNISONO_CUDA(cuDeviceGetAttribute, &value, which, device);
+  return value;
+}
+
+} // namespace
+
+int Device::count() {
+  initialize();
+  int count = 0;
+  UNISONO_CUDA(cuDeviceGetCount, &count);
+  return count;
+}
+
+Device &Device::of(int ordinal) {
+  static std::mutex mutex;
+  static auto &known = *new std::map<int, std::unique_ptr<Device>>; // never destroyed
+  const std::lock_guard lock(mutex);
+  auto &found = known[ordinal];
+  if (!found)
+    found = std::make_unique<Device>(ordinal);
+  return *found;
+}
+
+Device::Device(int ordinal) : ordinal_(ordinal) {
+  initialize();
+  UNISONO_CUDA(cuDeviceGet, &number_, ordinal);
+  UNISONO_CUDA(cuDevicePrimaryCtxRetain, &context_, number_);
+  char name[256] = {};
+  UNISONO_CUDA(cuDeviceGetName, name, sizeof name, number_);
+  name_ = name;
+  UNISONO_CUDA(cuDeviceGetUuid_v2, &uuid_, number_);
+  UNISONO_CUDA(cuDeviceTotalMem_v2, &memory_, number_);
+  capability_ = attribute(number_, attribute_major) * 10 + attribute(number_, attribute_minor);
+  multiprocessors_ = attribute(number_, attribute_multiprocessors);
+  const CurrentDevice current(*this);
+  UNISONO_CUDA(cuStreamCreate, &copies_, stream_non_blocking);
+}
+
+void Device::write(Address to, const void *from, std::size_t bytes) {
+  const std::lock_guard only(copying_);
+  const CurrentDevice current(*this);
+  UNISONO_CUDA(cuMemcpyAsync, to, reinterpret_cast<Address>(from), bytes, copies_);
+  UNISONO_CUDA(cuStreamSynchronize, copies_);
+}
+
+bool Device::can_access(const Device &peer) const {
+  if (peer.number_ == number_)
+    return true;
+  int can = 0;
+  UNISONO_CUDA(cuDeviceCanAccessPeer, &can, number_, peer.number_);
+  return can != 0;
+}
+
+void Device::enable_access(const Device &peer) {
+  if (peer.number_ == number_)
+    return;
+  const CurrentDevice current(*this);
+  const Result result = api().cuCtxEnablePeerAccess(peer.context_, 0);
+  if (result != already_enabled)
+    check(result, "cuCtxEnablePeerAccess");
+}
+
+void Device::clear(Address to, std::size_t bytes) {
+  const std::lock_guard only(copying_);
+  const CurrentDevice current(*this);
+  UNISONO_CUDA(cuMemsetD8Async, to, 0, bytes, copies_);
+  UNISONO_CUDA(cuStreamSynchronize, copies_);
+}
+
+CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {
+  UNISONO_CUDA(cuCtxPushCurrent_v2, device.context());
+}
+
+CurrentDevice::CurrentDevice(const Device &device, std::nothrow_t) noexcept
+    : pushed_(api().cuCtxPushCurrent_v2(device.context()) == success) {}
+
+CurrentDevice::~CurrentDevice() {
+  Context popped;
+  if (!pushed_)
+    return;
+  (void)api().cuCtxPopCurrent_v2(&popped);
+}
+
+DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
+    : device_(&device), bytes_(bytes) {
+  const CurrentDevice current(device);
+  UNISONO_CUDA(cuMemAlloc_v2, &address_, bytes);
+  device.clear(address_, bytes);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (device_ == nullptr)
+    return;
+  release_later([device = device_, address = address_] {
+    const CurrentDevice current(*device, std::nothrow);
+    (void)api().cuMemFree_v2(address);
+  });
+}
+
+DeviceMemory::DeviceMemory(DeviceMemory &&other) noexcept { *this = std::move(other); }
+
+DeviceMemory &DeviceMemory::operator=(DeviceMemory &&other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(address_, other.address_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void DeviceMemory::write(std::size_t offset, const void *from, std::size_t bytes) const {
+  device_->write(address_ + offset, from, bytes);
+}
+
+IpcHandle DeviceMemory::share() const {
+  const CurrentDevice current(*device_);
+  IpcHandle handle{};
+  UNISONO_CUDA(cuIpcGetMemHandle, &handle, address_);
+  return handle;
+}
+
+ImportedMemory::ImportedMemory(const Device &device, const IpcHandle &handle)
+    : device_(device) {
+  const CurrentDevice current(device);
+  UNISONO_CUDA(cuIpcOpenMemHandle_v2, &address_, handle, ipc_lazy_peer_access);
+}
+
+std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,
+                                                     const IpcHandle &handle) {
+  const CurrentDevice current(device);
+  Address address = 0;
+  if (api().cuIpcOpenMemHandle_v2(&address, handle, ipc_lazy_peer_access) != success)
+    return nullptr;
+  return std::unique_ptr<ImportedMemory>(new ImportedMemory(device, address));
+}
+
+ImportedMemory::~ImportedMemory() {
+  const CurrentDevice current(device_, std::nothrow);
+  (void)api().cuIpcCloseMemHandle(address_);
+}
+
+PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(device) {
+  const CurrentDevice current(device);
+  UNISONO_CUDA(cuMemHostAlloc, &host_, bytes, host_mapped | host_portable);
+  std::memset(host_, 0, bytes);
+  UNISONO_CUDA(cuMemHostGetDevicePointer_v2, &address_, host_, 0);
+}
+
+PinnedMemory::~PinnedMemory() {
+  release_later([&device = device_, host = host_] {
+    const CurrentDevice current(device, std::nothrow);
+    (void)api().cuMemFreeHost(host);
+  });
+}
+
+AddressRange range_of(Address address) {
+  AddressRange range;
+  UNISONO_CUDA(cuMemGetAddressRange_v2, &range.base, &range.bytes, address);
+  return range;
+}
+
+} // namespace unisono::cuda

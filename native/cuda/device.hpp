@@ -1,0 +1,131 @@
+// A CUDA device of this process, and memory on it.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "cuda/api.hpp"
+
+namespace unisono::cuda {
+
+// One device, with its primary context, which torch and CuPy use as well. It is kept for the
+// life of the process.
+class Device {
+public:
+  static Device &of(int ordinal);
+  static int count();
+
+  int ordinal() const { return ordinal_; }
+  Context context() const { return context_; }
+  const std::string &name() const { return name_; }
+  const Uuid &uuid() const { return uuid_; }
+  int capability() const { return capability_; } // 90 is 9.0
+  int multiprocessors() const { return multiprocessors_; }
+  std::size_t memory() const { return memory_; }
+  // Whether kernels of this device can access memory of another one.
+  bool can_access(const Device &peer) const;
+  // Lets them; throws Error if they cannot.
+  void enable_access(const Device &peer);
+  // Copies to the device, and returns when it is done. Not on the default stream, where it
+  // would wait for kernels, which may wait for other ranks.
+  void write(Address to, const void *from, std::size_t bytes);
+  void clear(Address to, std::size_t bytes); // likewise
+
+  Device(const Device &) = delete;
+  explicit Device(int ordinal);
+
+private:
+  DeviceNumber number_ = 0;
+  int ordinal_;
+  Context context_ = nullptr;
+  std::string name_;
+  Uuid uuid_{};
+  int capability_ = 0, multiprocessors_ = 0;
+  std::size_t memory_ = 0;
+  std::mutex copying_;
+  Stream copies_ = nullptr;
+};
+
+// Makes the context of a device the current one of this thread, for a while.
+class CurrentDevice {
+public:
+  explicit CurrentDevice(const Device &device);
+  // For destructors: does nothing if the driver has already ended.
+  CurrentDevice(const Device &device, std::nothrow_t) noexcept;
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice &) = delete;
+
+private:
+  bool pushed_;
+};
+
+// Memory on a device, filled with zeros. The destructor does not wait for the device:
+// deferred_release.hpp.
+class DeviceMemory {
+public:
+  DeviceMemory() = default;
+  DeviceMemory(Device &device, std::size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory &&) noexcept;
+  DeviceMemory &operator=(DeviceMemory &&) noexcept;
+
+  Address address() const { return address_; }
+  std::size_t bytes() const { return bytes_; }
+  template <class T> T *as(std::size_t offset = 0) const {
+    return reinterpret_cast<T *>(address_ + offset);
+  }
+  // From the host; returns when it is done.
+  void write(std::size_t offset, const void *from, std::size_t bytes) const;
+  IpcHandle share() const;
+
+private:
+  Device *device_ = nullptr;
+  Address address_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// Memory of another process of this host.
+class ImportedMemory {
+public:
+  ImportedMemory(const Device &device, const IpcHandle &handle);
+  // Null if it cannot be mapped.
+  static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle);
+  ~ImportedMemory();
+  ImportedMemory(const ImportedMemory &) = delete;
+  Address address() const { return address_; }
+
+private:
+  ImportedMemory(const Device &device, Address address)
+      : device_(device), address_(address) {}
+  const Device &device_;
+  Address address_ = 0;
+};
+
+// Memory of the host that a device reads and writes.
+class PinnedMemory {
+public:
+  PinnedMemory(const Device &device, std::size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory &) = delete;
+  template <class T> T *host() const { return static_cast<T *>(host_); }
+  template <class T> T *device() const { return reinterpret_cast<T *>(address_); }
+
+private:
+  const Device &device_;
+  void *host_ = nullptr;
+  Address address_ = 0;
+};
+
+// The allocation that an address of device memory belongs to.
+struct AddressRange {
+  Address base = 0;
+  std::size_t bytes = 0;
+};
+AddressRange range_of(Address address);
+
+} // namespace unisono::cuda

@@ -1,0 +1,120 @@
+// How failures come to the host and leave it: what kernels report breaks the communicator,
+// and a broken communicator ends the kernels.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+
+#include "cuda/deferred_release.hpp"
+#include "cuda/device_comm.hpp"
+
+namespace unisono::cuda {
+
+namespace {
+
+constexpr auto period = std::chrono::milliseconds(10);
+
+// A note of a call, with what its summary tells. The names are known where the fingerprint
+// is: src/unisono/runtime/device/failures.py.
+Note note_of(const device::Summary &summary, std::uint64_t seq) {
+  Note note{};
+  note.seq = seq;
+  note.count = summary.count;
+  note.content = summary.content;
+  note.root = summary.root;
+  note.collective = summary.collective;
+  note.dtype = summary.dtype;
+  note.op = summary.op;
+  return note;
+}
+
+} // namespace
+
+void DeviceComm::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    lock.unlock();
+    look();
+    lock.lock();
+    wake_.wait_for(lock, period, [this] { return stop_; });
+  }
+}
+
+void DeviceComm::look() {
+  if (host_peers_->forked())
+    return;
+  report_failure();
+  report_deaths();
+  map_new_segments();
+  if (comm_.failure().kind != FailureKind::none)
+    __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+}
+
+// What a kernel of this rank has found out.
+void DeviceComm::report_failure() {
+  const device::FailureSlot &slot = host_.host<HostWords>()->failure;
+  if (__atomic_load_n(&slot.state, __ATOMIC_ACQUIRE) == 0 || reported_.exchange(true))
+    return;
+  const auto me = std::uint32_t(rank_);
+  const auto culprit = std::min(slot.rank, std::uint32_t(world_ranks_.size() - 1));
+  const auto number = std::uint32_t(slot.call) | device_call;
+  const Failure failure{FailureKind(slot.why), culprit, me, number};
+  if (failure.kind == FailureKind::mismatch)
+    comm_.abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
+  else
+    comm_.abort(failure);
+}
+
+// A rank that has closed is not lost: its kernels have ended, or the kernels of this rank
+// see that it will not come (RankWords::closed).
+void DeviceComm::report_deaths() {
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    if (host_peers_->dead(world_ranks_[q]) &&
+        comm_.layout().block(q).closed.load(std::memory_order_acquire) == 0)
+      comm_.abort({FailureKind::peer_lost, std::uint32_t(q), std::uint32_t(rank_),
+                    std::uint32_t(done() + 1) | device_call});
+}
+
+// Whether other ranks may still have memory of this rank mapped.
+bool DeviceComm::is_used_by_others() const {
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    if (q != rank_ && !host_peers_->dead(world_ranks_[q]) &&
+        board_[q].released.load(std::memory_order_acquire) == 0)
+      return true;
+  return false;
+}
+
+void DeviceComm::close() {
+  {
+    const std::lock_guard only(launching_);
+    if (closed_)
+      return;
+    closed_ = true;
+  }
+  if (!connected_ || host_peers_->forked())
+    return;
+  {
+    const CurrentDevice current(device_, std::nothrow);
+    (void)api().cuEventSynchronize(last_); // the watcher still runs, so kernels end
+  }
+  const std::uint64_t closed = done() + 1;
+  arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  watcher_.join();
+}
+
+void DeviceComm::release(DeviceComm *comm) {
+  if (!comm->closed_ || comm->host_peers_->forked())
+    return;
+  release_later([comm] {
+    comm->imported_.clear();
+    comm->board_[comm->rank_].released.store(1, std::memory_order_release);
+    release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
+  });
+}
+
+} // namespace unisono::cuda

@@ -1,0 +1,1 @@
+"""GPUs: arrays in their memory, and the kernel that runs programs on them."""

@@ -1,0 +1,80 @@
+"""What there is of CUDA on this host, in words: for `unisono env` and `unisono doctor`.
+
+Nothing here touches a GPU: libraries are opened and asked for their versions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.devices import kernel_cache, nvrtc
+from unisono.errors import BadArgument, DeviceError, UsageError
+from unisono.units import format_bytes
+
+_DRIVER = "libcuda.so.1"
+
+
+class Found(NamedTuple):
+    """Something, whether it can be used, and what to do if not."""
+
+    usable: bool
+    words: str
+    fix: str = ""
+
+
+def driver() -> Found:
+    """The library of NVIDIA's driver; hosts without a GPU have none."""
+    try:
+        library = ctypes.CDLL(_DRIVER)
+        version = ctypes.c_int()
+        code = library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return Found(False, f"none (no {_DRIVER}): no NVIDIA GPU can be used here")
+    if code != 0:
+        return Found(False, f"{_DRIVER}, which does not tell its version ({code})")
+    major, rest = divmod(version.value, 1000)
+    return Found(True, f"{_DRIVER}, for CUDA {major}.{rest // 10}")
+
+
+def compiler() -> Found:
+    """NVRTC, which compiles kernels for GPUs."""
+    try:
+        library = nvrtc.find()
+    except DeviceError as why:
+        return Found(False, str(why), nvrtc.INSTALL)
+    return Found(True, f"{library.version[0]}.{library.version[1]} ({library.path})")
+
+
+def kernels() -> Found:
+    """The folder of compiled kernels, and how much is in it."""
+    try:
+        if not kernel_cache.is_on():
+            return Found(True, f"off ({kernel_cache.VARIABLE}=0)")
+        folder = kernel_cache.CACHE.folder()
+        sizes = [file.stat().st_size for file in folder.glob("*.cubin")]
+        if folder.exists():
+            kernel_cache.CACHE.refuse_folders(folder)
+    except BadArgument as why:
+        return Found(False, str(why), f"unset {kernel_cache.VARIABLE}")
+    except UsageError as why:
+        return Found(False, str(why), "export XDG_CACHE_HOME=/a/folder/of/your/own")
+    except OSError as why:
+        return Found(False, f"cannot be read: {why}", "ls -ld ~/.cache/unisono")
+    return Found(True, f"{_short(folder)}: {_amount(sizes)}")
+
+
+def _amount(sizes: list[int]) -> str:
+    if not sizes:
+        return "empty"
+    plural = "s" if len(sizes) > 1 else ""
+    return f"{len(sizes)} kernel{plural}, {format_bytes(sum(sizes))}"
+
+
+def _short(folder: Path) -> str:
+    """With ~ for the home folder."""
+    try:
+        return f"~/{folder.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(folder)

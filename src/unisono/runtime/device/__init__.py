@@ -1,0 +1,1 @@
+"""Calls on arrays of a CUDA device: the device half of a communicator."""

@@ -1,0 +1,96 @@
+"""The handle of a call on a device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import CollectiveTimeout, UnisonoError
+
+if TYPE_CHECKING:
+    from unisono import _native
+    from unisono.runtime.call.arguments import Call
+
+_POLL_S = 1e-4
+_LONGEST_POLL_S = 2e-3
+
+
+def await_device(
+    is_done: Callable[[], bool], timeout_s: float | None, what: str
+) -> None:
+    """Sleep until a device has done something; CollectiveTimeout after `timeout_s`."""
+    begun = time.monotonic()
+    pause = _POLL_S
+    while not is_done():
+        if timeout_s is not None and time.monotonic() - begun > timeout_s:
+            raise CollectiveTimeout(
+                f"{what}: not done after {timeout_s:g} s", ranks=(), collective=what
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_S)
+
+
+class DeviceWork:
+    """A call that was started with `async_op=True` on arrays of a device.
+
+    Its arrays are kept alive until it is done.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        event: _native.CudaEvent,
+        stream: int,
+        check: Callable[[str], None],
+    ) -> None:
+        """`event` is recorded behind the call; `check` raises if one has failed.
+
+        `stream` is the one that was current when the call was made.
+        """
+        self._call = call
+        self._event = event
+        self._stream = stream
+        self._check = check
+        self.call = call.collective
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Let the stream that was current at the call wait for it; the result.
+
+        The host does not wait, as with torch's own backends; with `timeout_s` it does,
+        and CollectiveTimeout is raised if the call is not done by then.
+        """
+        if timeout_s is not None:
+            self.synchronize(timeout_s)
+        self._check(self.call)
+        self._event.order(self._stream)
+        finish, self._call.finish = self._call.finish, None
+        result = self._call.result
+        return result if finish is None else finish(result)
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Wait on the host until it is done; raise its error if it failed."""
+        await_device(self._event.query, timeout_s, self.call)
+        self._check(self.call)
+
+    def done(self) -> bool:
+        """Whether it has ended, with or without an error."""
+        return self._event.query()
+
+    def is_completed(self) -> bool:
+        """The same, by torch's name."""
+        return self.done()
+
+    def exception(self) -> BaseException | None:
+        """The error, if it has ended with one."""
+        if not self.done():
+            return None
+        try:
+            self._check(self.call)
+        except UnisonoError as error:
+            return error
+        return None
+
+    def __repr__(self) -> str:
+        """One line: the call and its state."""
+        return f"<DeviceWork: {self.call}, {'done' if self.done() else 'in flight'}>"

@@ -1,0 +1,50 @@
+"""Collectives on CUDA arrays, by an emulated driver: ranks as threads and as processes."""
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono import _native
+from conformance import Case, check, every_algorithm, every_reduction, every_type
+from device_cases import perform_on_device, to_device, to_host
+from unisono.testing import world
+
+
+def sums(comm):
+    x = to_device(np.arange(5, dtype=np.float32) + comm.rank)
+    stream = _native.CudaStream(0)
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(30)
+    return to_host(x).tolist()
+
+
+def test_all_reduce_between_threads():
+    with world(3) as w:
+        assert w.run(sums) == [[3, 6, 9, 12, 15]] * 3
+
+
+def test_all_reduce_between_processes():
+    assert unisono.spawn(sums, 3) == [[3, 6, 9, 12, 15]] * 3
+
+
+def with_arrays(cases):
+    return [case for case in cases if case.what != "barrier"]
+
+
+@pytest.mark.quick(n=[3])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_algorithm_between_threads(n):
+    cases = with_arrays(every_algorithm(n, [1, n, 2777]))
+    with world(n) as w:
+        check(cases, w.run(perform_on_device, cases))
+
+
+def test_every_type_and_operation_between_threads():
+    cases = [*every_reduction(3), *every_type(3)]
+    with world(3) as w:
+        check(cases, w.run(perform_on_device, cases))
+
+
+def test_every_algorithm_between_processes():
+    cases = with_arrays(every_algorithm(3, [4, 2777]))
+    check(cases, unisono.spawn(perform_on_device, 3, (cases,)))

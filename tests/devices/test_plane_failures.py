@@ -1,0 +1,122 @@
+"""Calls on CUDA arrays that fail: named errors on all ranks, and the device stays usable."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import unisono
+from device_cases import to_device, to_host
+from unisono import _native
+from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
+from unisono.testing import world, world_across
+
+COUNT = 1000
+
+
+class Rank:
+    """A rank with a stream of its own."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.stream = _native.CudaStream(0)
+
+    def all_reduce(self, **how):
+        x = to_device(np.ones(COUNT, np.float32))
+        self.comm.all_reduce(x, stream=self.stream, **how)
+        return x
+
+    def outcome(self, call):
+        """What a call and the next one raise."""
+        x = None
+        try:
+            x = call()
+            self.comm.synchronize(30)
+        except unisono.UnisonoError as error:
+            return error, x
+        return None, x
+
+
+def absent(comm):
+    me = Rank(comm)
+    me.all_reduce()
+    comm.synchronize(30)
+    comm.timeout_s = 0.5
+    if comm.rank == 1:
+        time.sleep(3)  # it never makes the call
+        return None
+    error, x = me.outcome(me.all_reduce)
+    usable = to_device(np.ones(3, np.float32))
+    return error, to_host(x), to_host(usable).tolist()
+
+
+def test_absent_rank_is_named_and_output_is_no_number():
+    with world(3) as w:
+        results = w.run(absent)
+    for rank in (0, 2):
+        error, x, usable = results[rank]
+        assert isinstance(error, CollectiveTimeout), error
+        assert error.ranks == (1,)
+        assert "rank 1" in str(error)
+        assert np.isnan(x).all()
+        assert usable == [1, 1, 1]
+
+
+def different(comm):
+    me = Rank(comm)
+    if comm.rank == 2:
+        return me.outcome(lambda: me.all_reduce(op="max"))[0]
+    return me.outcome(me.all_reduce)[0]
+
+
+def test_different_calls_are_named_on_all_ranks():
+    with world(3) as w:
+        errors = w.run(different)
+    for error in errors:
+        assert isinstance(error, CollectiveMismatch), error
+        assert "max" in error.calls[2]
+        other = next(rank for rank in error.calls if rank != 2)
+        assert error.calls[other] == f"all_reduce(float32 × {COUNT}, sum)"
+
+
+def closes(comm):
+    me = Rank(comm)
+    me.all_reduce()
+    comm.synchronize(30)
+    if comm.rank == 0:
+        comm.close()
+        return None
+    return me.outcome(me.all_reduce)[0]
+
+
+def test_closed_rank_is_named():
+    with world(2) as w:
+        error = w.run(closes)[1]
+    assert isinstance(error, PeerLost), error
+    assert error.ranks == (0,)
+    assert "closed" in str(error)
+
+
+def killed(comm):
+    me = Rank(comm)
+    me.all_reduce()
+    comm.synchronize(30)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error, _ = me.outcome(me.all_reduce)
+    survivors = comm.shrink()
+    y = Rank(survivors).all_reduce()
+    survivors.synchronize(30)
+    return error.ranks, str(error), float(to_host(y)[0])
+
+
+def test_killed_rank_is_named_and_survivors_go_on():
+    near = {"UNISONO_ADDRESS": ""}
+    with world_across([3], env=near, grace_s=40).start(killed) as running:
+        ends = running.wait()
+    assert [end.status for end in ends] == [0, -signal.SIGKILL, 0], ends
+    for end in (ends[0], ends[2]):
+        lost, text, total = end.result
+        assert lost == (1,), text
+        assert "died" in text
+        assert total == 2

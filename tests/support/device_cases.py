@@ -1,0 +1,53 @@
+"""Cases of collectives on arrays of an emulated device, whose memory is the host's."""
+
+import ctypes
+
+import numpy as np
+
+from conformance import REDUCING, ROOTED, WHOLE, numpy_dtype
+from unisono import _native
+from unisono.devices.arrays import DeviceArray
+
+
+def to_device(x, ordinal=0):
+    """A copy of a NumPy array on the device."""
+    made = DeviceArray(x.shape, x.dtype.name, ordinal)
+    address = made.__cuda_array_interface__["data"][0]
+    ctypes.memmove(address, np.ascontiguousarray(x).ctypes.data, x.nbytes)
+    return made
+
+
+def to_host(x):
+    """A copy of a device's array, which no kernel writes to any more."""
+    made = np.empty(x.shape, numpy_dtype(x.dtype))
+    ctypes.memmove(made.ctypes.data, x.view.address, made.nbytes)
+    return made
+
+
+def perform_on_device(comm, cases, ordinal=0):
+    """Make all calls one behind the other; then the results, as `conformance.check` wants them."""
+    stream = _native.CudaStream(ordinal)  # each rank has its own
+    started = [_start(comm, case, ordinal, stream) for case in cases]
+    comm.synchronize(60)
+    return [(None if out is None else to_host(out).reshape(-1), True) for out in started]
+
+
+def _start(comm, case, ordinal, stream):
+    rank = comm.rank
+    given = case.given(rank)
+    how = {"stream": stream}
+    if case.algorithm is not None:
+        how["algorithm"] = case.algorithm
+    if case.what in ROOTED:
+        how["root"] = case.root
+    if case.what in REDUCING:
+        how["op"] = case.op
+    x = None if given is None else to_device(given, ordinal)
+    if case.what == "broadcast" and x is None:
+        x = to_device(np.zeros(case.size(rank, after=True), numpy_dtype(case.dtype)))
+    out = None
+    if case.has_result(rank) and (case.what == "scatter" or case.style == "out"):
+        size = case.size(rank, after=True)
+        out = to_device(np.zeros(size, numpy_dtype(case.dtype)), ordinal)
+    result = getattr(comm, case.what)(x, out=out, **how)
+    return result if case.has_result(rank) else None
