@@ -30,9 +30,10 @@ test: ready
 quick: $(VENV)/.test
 	@$(BIN)/python -m pytest -n 2 --durations=5
 
-# What is exhaustive: the tests with the marker `sweep`.
+# What is exhaustive: the tests with the marker `sweep`, and those of Hypothesis with all
+# their examples.
 test-all: ready
-	@$(BIN)/python -m pytest -n 2 --durations=10 -m sweep
+	@$(BIN)/python -m pytest -n 2 --durations=10 -m "sweep or hypothesis"
 
 # What tests need, fetched and built side by side.
 ready:
@@ -198,10 +199,15 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
 	@$(PYTHON) -m venv $(VENV)
 
-# One stamp per set of extras, made anew when the build or the dependencies change.
+# One stamp per set of extras, made anew when the build or the dependencies change. The
+# native core is compiled while the dependencies are fetched and unpacked, which takes
+# one core; neither needs the other.
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@echo "installing unisono[$*] into $(VENV)"
-	@$(INSTALL) --editable '.[$*]'
+	@$(INSTALL) --no-deps --editable . & ours=$$!; \
+	  $(BIN)/python tools/requirements.py $* > $(VENV)/$*.txt \
+	  && $(INSTALL) --no-warn-conflicts -r $(VENV)/$*.txt; theirs=$$?; \
+	  wait $$ours && exit $$theirs
 	@touch $@
 
 clean:

@@ -58,21 +58,50 @@ def is_quick(item):
     return True
 
 
+def with_fewer_examples(test):
+    """Have Hypothesis make a quarter of the examples, but ten at least if it may.
+
+    Settings have no public way to be changed after the decorator.
+    """
+    given = test._hypothesis_internal_use_settings or settings.default
+    fewer = max(given.max_examples // 4, min(10, given.max_examples))
+    test._hypothesis_internal_use_settings = settings(given, max_examples=fewer)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
-def pytest_collection_modifyitems(items):
-    """Make a sweep of every test with parameters that are not among the quick ones."""
+def pytest_collection_modifyitems(config, items):
+    """Make a sweep of every test with parameters that are not among the quick ones.
+
+    Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
+    """
     for item in items:
         if not is_quick(item):
             item.add_marker(pytest.mark.sweep)
+    if config.option.markexpr == "not sweep":
+        made = {item.obj for item in items if item.get_closest_marker("hypothesis")}
+        for test in made:
+            with_fewer_examples(test)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give workers single tests, but those of such files together, and first."""
+    """Give workers functions with all their parameters, files as above as a whole.
+
+    Those of most tests come first. Whenever a test ends, the scheduler counts all that
+    a worker was given: what is done is taken away, or that takes long in the end.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, nodeid)
+            function = nodeid.partition("[")[0]
+            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, function)
+
+        def mark_test_complete(self, node, item_index, duration=0):
+            super().mark_test_complete(node, item_index, duration)
+            given = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(given[scope].values()):
+                del given[scope]
 
     return Together(config, log)

@@ -82,10 +82,24 @@ print(unisono.schedule("all_reduce", "ring", n=2).num_steps, Step.__name__)
     assert fresh(code).split() == ["2", "Step"]
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=str)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SHORTER = {"train_gpt.py": ["--steps", "2"]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_every_example_runs(example, tmp_path):
+    run_example(example, tmp_path, *SHORTER.get(example.name, []))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SHORTER)
+def test_long_examples_run_in_full(name, tmp_path):
+    run_example(ROOT / "examples" / name, tmp_path)
+
+
+def run_example(example, tmp_path, *args):
     done = subprocess.run(
-        [sys.executable, str(example)],
+        [sys.executable, str(example), *args],
         cwd=tmp_path,
         capture_output=True,
         text=True,

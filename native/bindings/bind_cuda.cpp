@@ -39,15 +39,18 @@ std::tuple<int, Address, std::size_t> locate(Address address) {
 
 // What DLPack tells of an array, wherever it is: address, shape, strides in elements, code and
 // bits of its type, kind and number of its device.
-nb::tuple dlpack_view(nb::ndarray<nb::ro> array) {
-  nb::list shape, strides;
+using DlpackView = std::tuple<std::uintptr_t, std::vector<std::size_t>,
+                              std::vector<std::int64_t>, int, int, int, int>;
+DlpackView dlpack_view(nb::object given) {
+  const auto array = nb::cast<nb::ndarray<nb::ro>>(given);
+  std::vector<std::size_t> shape;
+  std::vector<std::int64_t> strides;
   for (std::size_t i = 0; i < array.ndim(); ++i) {
-    shape.append(array.shape(i));
-    strides.append(array.stride(i));
+    shape.push_back(array.shape(i));
+    strides.push_back(array.stride(i));
   }
-  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(array.data()), nb::tuple(shape),
-                        nb::tuple(strides), array.dtype().code, array.dtype().bits,
-                        array.device_type(), array.device_id());
+  return {reinterpret_cast<std::uintptr_t>(array.data()), shape, strides,
+          array.dtype().code, array.dtype().bits, array.device_type(), array.device_id()};
 }
 
 // An event of a device: what was launched on a stream before it.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 import pytest
-from variants import VARIANTS
+from variants import VARIANTS, as_cases
 
 from unisono import Schedule, UnsupportedWorld, schedule
 from unisono.algorithms import library
@@ -18,6 +18,7 @@ SHAPED = [v for v in VARIANTS if re.search("levels=|hosts=|shape=", v[1])]
 UNSHAPED = [v for v in VARIANTS if v not in SHAPED]
 
 every_variant = pytest.mark.parametrize(("what", "name"), VARIANTS)
+quick_variants = pytest.mark.parametrize(("what", "name"), as_cases(VARIANTS))
 few_worlds_or_all = pytest.mark.parametrize("few", [True, False], ids=["few", "all"])
 
 
@@ -42,7 +43,7 @@ def test_every_algorithm_keeps_its_contract_in_every_world(what, name, few):
 
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
-@pytest.mark.parametrize(("what", "name"), ROOTED)
+@pytest.mark.parametrize(("what", "name"), as_cases(ROOTED))
 def test_every_algorithm_keeps_its_contract_for_every_root(what, name, few):
     worlds = list(fitting(what, name, FEW_WORLDS if few else SMALL_WORLDS))
     for at_zero in worlds or [next(fitting(what, name, WORLDS))]:
@@ -64,7 +65,7 @@ def test_world_of_one_rank_sends_nothing(what, name):
     assert schedule(what, name, 1).cost().messages == 0
 
 
-@every_variant
+@quick_variants
 def test_steps_are_the_same_in_every_iteration(what, name):
     first = next(fitting(what, name, (13, *WORLDS)))
     once, again = ([list(step) for step in first] for _ in range(2))
@@ -74,7 +75,7 @@ def test_steps_are_the_same_in_every_iteration(what, name):
 
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
-@every_variant
+@quick_variants
 def test_no_algorithm_beats_the_lower_bound(what, name, few):
     small = FEW_WORLDS if few else SMALL_WORLDS
     worlds = WORLDS if (what, name) in SHAPED else small

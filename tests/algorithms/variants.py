@@ -2,7 +2,12 @@
 
 A variant is a (collective, name) as people type it: all that the library holds as it
 stands, and below that the parameters and pairs worth a test of their own.
+
+Several collectives have the same parameters. `as_cases` makes a sweep of all but one of
+each, for tests of what comes after an algorithm has made its steps.
 """
+
+import pytest
 
 from unisono.algorithms import library
 
@@ -76,3 +81,25 @@ def _variants() -> list[tuple[str, str]]:
 
 
 VARIANTS = _variants()
+
+
+def _one_of_each() -> set[tuple[str, str]]:
+    """All of the library, and for each name with parameters one collective in turn."""
+    having: dict[str, list[str]] = {}
+    for what, name in VARIANTS:
+        having.setdefault(name, []).append(what)
+    names = [name for name in having if ":" in name or "+" in name]
+    turns = {
+        (having[name][i % len(having[name])], name) for i, name in enumerate(names)
+    }
+    return turns | set(library())
+
+
+QUICK = _one_of_each()
+
+
+def as_cases(variants: list[tuple[str, str]]) -> list:
+    """Parameters for pytest: those that are not among the quick ones are sweeps."""
+    return [
+        v if v in QUICK else pytest.param(*v, marks=pytest.mark.sweep) for v in variants
+    ]

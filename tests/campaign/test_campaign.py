@@ -21,11 +21,21 @@ def run(*args, out):
 @pytest.mark.parametrize(
     ("seed", "only", "trials"),
     [
-        (5, ["kill", "kill_two", "kill_at_failpoint"], 6),
-        (34, ["kill_in_shrink", "interrupt", "close"], 4),
-        (5, ["quiet", "pause", "fork_exit"], 2),
+        (5, ["kill", "kill_two", "kill_at_failpoint"], 3),
+        (34, ["kill_in_shrink", "interrupt", "close"], 3),
+        (5, ["quiet", "pause", "fork_exit"], 1),
+        pytest.param(
+            5,
+            ["kill", "kill_two", "kill_at_failpoint"],
+            6,
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            34, ["kill_in_shrink", "interrupt", "close"], 4, marks=pytest.mark.sweep
+        ),
+        pytest.param(5, ["quiet", "pause", "fork_exit"], 2, marks=pytest.mark.sweep),
     ],
-    ids=["kills", "leaving", "healing"],
+    ids=["kills", "leaving", "healing", "more kills", "more leaving", "more healing"],
 )
 def test_random_trials_keep_all_guarantees(seed, only, trials, tmp_path):
     result = run(

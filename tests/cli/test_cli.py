@@ -88,6 +88,7 @@ def replay(document):
     return state
 
 
+@pytest.mark.quick(n=[5])
 @pytest.mark.parametrize("n", [1, 5, 8, 13])
 @pytest.mark.parametrize("key", library(), ids="-".join)
 def test_explain_json_passes_an_independent_verifier(run, key, n):

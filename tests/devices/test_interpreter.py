@@ -1,9 +1,8 @@
-"""The interpreter for devices, on threads of the CPU: what the schedule says, to the bit."""
+"""The interpreter for devices, on threads of the CPU: the schedule's bits."""
 
 import pytest
 
 from conformance import (
-    Case,
     check,
     every_algorithm,
     every_reduction,
@@ -26,7 +25,10 @@ def run_all(world, cases, **how):
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_algorithm_in_every_mode(n):
     """One slice and several, one piece and several, windows and exposed buffers."""
-    run_all(InterpretedWorld(n, 4096 if n < 4 else 1 << 16), every_algorithm(n, [0, 1, n - 1, 311, 2777]))
+    run_all(
+        InterpretedWorld(n, 4096 if n < 4 else 1 << 16),
+        every_algorithm(n, [0, 1, n - 1, 311, 2777]),
+    )
 
 
 @pytest.mark.quick(n=[3])

@@ -1,12 +1,12 @@
-"""Collectives on CUDA arrays, by an emulated driver: ranks as threads and as processes."""
+"""Collectives on CUDA arrays, by an emulated driver: threads and processes."""
 
 import numpy as np
 import pytest
 
 import unisono
-from unisono import _native
-from conformance import Case, check, every_algorithm, every_reduction, every_type
+from conformance import check, every_algorithm, every_reduction, every_type
 from device_cases import perform_on_device, to_device, to_host
+from unisono import _native
 from unisono.testing import world
 
 

@@ -1,10 +1,11 @@
-"""Calls on CUDA arrays that fail: named errors on all ranks, and the device stays usable."""
+"""Calls on CUDA arrays that fail: named errors, and the device stays usable."""
 
 import os
 import signal
 import time
 
 import numpy as np
+
 import unisono
 from device_cases import to_device, to_host
 from unisono import _native

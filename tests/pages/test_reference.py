@@ -13,10 +13,7 @@ from docs import make_reference as reference
 import unisono
 
 ROOT = Path(__file__).parents[2]
-PAGES = reference.pages()
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
-DOCUMENTED = {path for text in PAGES.values() for path in DIRECTIVE.findall(text)}
-TARGETS = {reference.target(path) for path in DOCUMENTED}
 # Modules that have their names in `__all__`, and are imported to be compared with it.
 MODULES = [
     "unisono.algorithms",
@@ -31,26 +28,42 @@ MODULES = [
 ]
 
 
-def test_every_name_of_the_package_is_documented():
+@pytest.fixture(scope="module")
+def pages():
+    """The text of each page; griffe reads all sources for it."""
+    return reference.pages()
+
+
+@pytest.fixture(scope="module")
+def documented(pages):
+    return {path for text in pages.values() for path in DIRECTIVE.findall(text)}
+
+
+def test_every_name_of_the_package_is_documented(pages, documented):
+    targets = {reference.target(path) for path in documented}
     for name in unisono.__all__:
-        assert reference.target(reference.path_of(name)) in TARGETS, name
-        assert f"| `unisono.{name}` |" in PAGES["unisono"]
+        assert reference.target(reference.path_of(name)) in targets, name
+        assert f"| `unisono.{name}` |" in pages["unisono"]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_name_that_a_module_exports_is_documented(module):
+def test_every_name_that_a_module_exports_is_documented(module, documented):
     importlib.import_module(module)
     names = sys.modules[module].__all__
     assert names
-    assert {f"{module}.{name}" for name in names} <= DOCUMENTED
+    assert {f"{module}.{name}" for name in names} <= documented
 
 
-def test_every_error_is_documented():
+def test_every_page_is_among_those_whose_names_are_checked(pages):
+    assert set(pages) == {"unisono", *(p.file for p in reference.PAGES)}
+
+
+def test_every_error_is_documented(documented):
     from unisono import errors
 
     for name, value in vars(errors).items():
         if isinstance(value, type) and issubclass(value, errors.UnisonoError):
-            assert f"unisono.errors.{name}" in DOCUMENTED
+            assert f"unisono.errors.{name}" in documented
 
 
 def members(path):
@@ -63,24 +76,26 @@ def members(path):
                 yield f"{path}.{name}", member
 
 
-@pytest.mark.parametrize("path", sorted(DOCUMENTED))
-def test_every_public_name_has_a_docstring(path):
-    for name, there in members(path):
+@pytest.mark.parametrize("file", ["unisono", *(p.file for p in reference.PAGES)])
+def test_every_public_name_has_a_docstring(file, pages):
+    paths = DIRECTIVE.findall(pages[file])
+    assert paths
+    for name, there in (member for path in paths for member in members(path)):
         assert there.docstring, name
         assert there.docstring.value.strip(), name
 
 
-def test_every_page_is_in_the_navigation_and_in_the_index():
+def test_every_page_is_in_the_navigation_and_in_the_index(pages):
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     index = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
-    for file in PAGES:
+    for file in pages:
         assert f"reference/{file}.md" in nav
         assert f"]({file}.md)" in index
 
 
-def test_existing_pages_are_those_that_are_made(docs):
+def test_existing_pages_are_those_that_are_made(docs, pages):
     made = {file.stem for file in (docs / "reference").glob("*.md")}
-    assert made == {*PAGES, "index"}
+    assert made == {*pages, "index"}
 
 
 def test_docs_extra_has_what_the_site_is_built_with():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unisono
+from processes import on_processes
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UsageError
 from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
@@ -111,7 +112,7 @@ def test_world_ends_when_one_of_its_ranks_raises():
 
 def test_errors_keep_their_attributes_across_processes():
     with pytest.raises(CollectiveTimeout, match="timed out waiting for rank 1") as e:
-        unisono.spawn(one_is_late, 2)
+        on_processes(one_is_late, 2)
     assert e.value.ranks == (1,)
     assert e.value.collective == "all_reduce"
 
@@ -166,7 +167,7 @@ def test_splits_on_threads(worlds, n):
 
 
 def test_splits_on_processes():
-    unisono.spawn(parts, 4)
+    on_processes(parts, 4)
 
 
 def test_duplicate_is_independent_of_its_parent(worlds):
@@ -259,7 +260,7 @@ def test_objects_on_threads(worlds, n):
 
 
 def test_objects_on_processes():
-    unisono.spawn(objects, 3)
+    on_processes(objects, 3)
 
 
 class Opaque:

@@ -3,7 +3,6 @@
 import pytest
 from variants import VARIANTS
 
-import unisono
 from conformance import (
     WORLDS,
     check,
@@ -13,6 +12,7 @@ from conformance import (
     perform,
     prepare,
 )
+from processes import on_processes
 from unisono.algorithms import library
 from unisono.testing import world
 
@@ -54,7 +54,7 @@ def test_algorithms_with_parameters_on_threads_are_correct(n):
 def test_every_algorithm_on_processes_is_correct(n):
     by = list(library()) if n in (3, 5) else A_FEW if n < 9 else ONE_OF_EACH
     cases = every_algorithm(n, [n + 1, 7001 if n < 9 else 400], by)
-    check(cases, unisono.spawn(perform, n, (cases,)))
+    check(cases, on_processes(perform, n, (cases,)))
 
 
 @pytest.mark.quick(n=[3])
@@ -67,4 +67,4 @@ def test_every_type_and_operation_on_threads_is_correct(worlds, n):
 @pytest.mark.sweep
 def test_every_type_and_operation_on_processes_is_correct():
     cases = [*every_reduction(4, 700), *every_type(4, 700)]
-    check(cases, unisono.spawn(perform, 4, (cases,)))
+    check(cases, on_processes(perform, 4, (cases,)))

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-import unisono
+from processes import on_processes
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UnisonoError
 from unisono.testing import world
 
@@ -69,7 +69,7 @@ def test_messages_between_threads(worlds, n):
 
 
 def test_messages_between_processes():
-    unisono.spawn(both, 3)
+    on_processes(both, 3)
 
 
 def both(comm):
@@ -217,7 +217,7 @@ def lost(comm):
 def test_lost_peer_is_named_after_its_messages_are_received():
     with world(2) as w:
         assert w.run(lost)[1] == (0,)
-    assert unisono.spawn(lost, 2)[1] == (0,)
+    assert on_processes(lost, 2)[1] == (0,)
 
 
 def segments():
@@ -240,4 +240,4 @@ def comes_and_goes(comm):
 
 
 def test_communicators_that_have_sent_leave_nothing_behind():
-    assert max(unisono.spawn(comes_and_goes, 2)) < 10
+    assert max(on_processes(comes_and_goes, 2)) < 10

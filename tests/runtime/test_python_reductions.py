@@ -5,6 +5,7 @@ import pytest
 
 import unisono
 from conformance import MEANINGFUL, bits, same
+from processes import on_processes
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
 from unisono.reductions import reduce
@@ -78,7 +79,7 @@ def test_functions_are_folded_in_rank_order(worlds, n):
 
 
 def test_python_reductions_are_the_same_on_processes():
-    unisono.spawn(by_function, 3)
+    on_processes(by_function, 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import unisono
 from conformance import Case, bits, check, perform
+from processes import on_processes
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument
 from unisono.testing import world
@@ -49,7 +49,7 @@ def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
 
 @pytest.mark.sweep
 def test_reproducible_sums_are_the_same_on_processes():
-    for results in unisono.spawn(reduced, 3, ([5, 70_000], "bfloat16")):
+    for results in on_processes(reduced, 3, ([5, 70_000], "bfloat16")):
         for found in results:
             wanted = in_rank_order(3, found.size, "bfloat16")
             assert (bits(found) == bits(wanted)).all()
@@ -70,7 +70,7 @@ def test_reproducible_sums_do_not_depend_on_windows(n, window):
 
 @pytest.mark.sweep
 def test_reproducible_sums_do_not_depend_on_processes_and_zero_copy():
-    for results in unisono.spawn(everywhere, 3):
+    for results in on_processes(everywhere, 3):
         for found in results:
             assert (bits(found) == bits(in_rank_order(3, found.size))).all()
 

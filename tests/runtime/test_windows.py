@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-import unisono
 from conformance import check, every_algorithm, perform
+from processes import on_processes
 from unisono import _native
 from unisono.testing import world
 
@@ -57,7 +57,7 @@ def slow_reader(comm):
 
 
 def test_next_call_waits_for_readers_of_the_last():
-    assert unisono.spawn(slow_reader, 3) == [(True, True)] * 3
+    assert on_processes(slow_reader, 3) == [(True, True)] * 3
 
 
 def stumbling(comm, cases):
@@ -68,7 +68,7 @@ def stumbling(comm, cases):
 def test_random_delays_on_processes_change_nothing():
     cases = every_algorithm(4, [40_000, 300_001], A_FEW)
     random.Random(4).shuffle(cases)
-    check(cases, unisono.spawn(stumbling, 4, (cases,)))
+    check(cases, on_processes(stumbling, 4, (cases,)))
 
 
 A_FEW = [

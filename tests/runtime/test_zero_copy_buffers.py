@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-import unisono
 from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
+from processes import on_processes
 from unisono.runtime.plan.plans import ZERO_COPY_FROM
 
 NAMES = {
@@ -47,7 +47,7 @@ def exposed_cases(n):
 def test_exposed_buffers_on_processes_are_correct(n):
     cases = [c for c in exposed_cases(n) if c.counts % n == 0]
     assert len(cases) > 100
-    check(cases, unisono.spawn(perform, n, (cases,)))
+    check(cases, on_processes(perform, n, (cases,)))
 
 
 def test_exposed_buffers_on_threads_are_correct(worlds):
@@ -62,7 +62,7 @@ def test_small_buffers_are_not_exposed():
         Case(c.what, c.algorithm, 3, c.counts, c.root, style=c.style, lenders=everybody)
         for c in every_algorithm(3, [5, 1000], [("all_reduce", "direct")])
     ]
-    check(cases, unisono.spawn(perform, 3, (cases,)))
+    check(cases, on_processes(perform, 3, (cases,)))
 
 
 def overwritten(comm, rounds):
@@ -97,7 +97,7 @@ def chance_of(turn):
 
 
 def test_buffers_may_be_overwritten_as_soon_as_a_call_returns():
-    unisono.spawn(overwritten, 3, (60,))
+    on_processes(overwritten, 3, (60,))
 
 
 def parts_and_ends(comm):
@@ -128,7 +128,7 @@ def parts_and_ends(comm):
 
 
 def test_parts_of_buffers_and_freed_buffers_work():
-    unisono.spawn(parts_and_ends, 4)
+    on_processes(parts_and_ends, 4)
 
 
 def test_parts_and_overwritten_buffers_on_threads_work(worlds):

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from lowering import PIECES, call, holders, schedules
-from variants import VARIANTS
+from variants import QUICK, VARIANTS
 
 from program_player import Call, ProgramFault, play
 from unisono import schedule
@@ -102,11 +102,15 @@ def placed(n, random):
     return tuple(random.randrange(count) for _ in range(n))
 
 
+def cases():
+    """All of the library in three worlds, and all with parameters in one."""
+    yield from ((*v, n) for v in PLAIN for n in (2, 3, 8))
+    for v in SPECIAL:
+        yield pytest.param(*v, 4, marks=() if v in QUICK else pytest.mark.sweep)
+
+
 @pytest.mark.quick(n=[3, 4])
-@pytest.mark.parametrize(
-    ("what", "name", "n"),
-    [*((*v, n) for v in PLAIN for n in (2, 3, 8)), *((*v, 4) for v in SPECIAL)],
-)
+@pytest.mark.parametrize(("what", "name", "n"), list(cases()))
 def test_coded_programs_give_the_same_bits_in_any_order(what, name, n):
     random = Random(f"{what} {name} coded")
     for made in schedules(what, name, [n]):

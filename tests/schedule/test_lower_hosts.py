@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from lowering import MODES, call, expected, mean, schedules
-from variants import VARIANTS
+from variants import VARIANTS, as_cases
 
 from program_player import ProgramFault, play
 from unisono import schedule
@@ -42,7 +42,7 @@ def test_programs_do_what_their_schedule_says_on_any_hosts(what, name, worlds):
 
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
-@pytest.mark.parametrize(("what", "name"), SPECIAL)
+@pytest.mark.parametrize(("what", "name"), as_cases(SPECIAL))
 def test_programs_with_parameters_do_what_their_schedule_says_on_any_hosts(
     what, name, worlds
 ):

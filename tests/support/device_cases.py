@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from conformance import REDUCING, ROOTED, WHOLE, numpy_dtype
+from conformance import REDUCING, ROOTED, numpy_dtype
 from unisono import _native
 from unisono.devices.arrays import DeviceArray
 
@@ -25,11 +25,13 @@ def to_host(x):
 
 
 def perform_on_device(comm, cases, ordinal=0):
-    """Make all calls one behind the other; then the results, as `conformance.check` wants them."""
+    """Make all calls, then wait: the results, in the form of `conformance.check`."""
     stream = _native.CudaStream(ordinal)  # each rank has its own
     started = [_start(comm, case, ordinal, stream) for case in cases]
     comm.synchronize(60)
-    return [(None if out is None else to_host(out).reshape(-1), True) for out in started]
+    return [
+        (None if out is None else to_host(out).reshape(-1), True) for out in started
+    ]
 
 
 def _start(comm, case, ordinal, stream):

@@ -12,15 +12,19 @@ from unisono.testing import check_transport, check_wire
 from unisono.transports import registry, tls
 from unisono.transports.interface import Capabilities, Transport
 
+QUICK = [("shm", 3), ("tcp", 2), ("threads", 3)]
+CASES = [(name, n) for name in ("shm", "tcp", "threads") for n in (2, 3, 5)]
 
-@pytest.mark.quick(ranks=[3])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("name", ["shm", "tcp", "threads"])
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [c if c in QUICK else pytest.param(*c, marks=pytest.mark.sweep) for c in CASES],
+)
 def test_transport_passes(name, ranks):
     check_transport(name, [ranks])
 
 
-@pytest.mark.quick(ranks=[2, 3])
+@pytest.mark.quick(ranks=[3])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_transport_of_one_python_and_one_native_file_passes(ranks):
     check_transport(MemoryTransport(), [ranks])

@@ -45,6 +45,7 @@ def line(latency, byte):
     return fit([8, 1 << 20], [latency + byte * s for s in (8, 1 << 20)])
 
 
+@pytest.mark.quick(hosts=[(0,) * 4, (0, 0, 1, 1)])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(
     "hosts", [(0,) * 2, (0,) * 4, (0,) * 13, (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2)]

@@ -11,16 +11,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
 from unisono.errors import BadArgument, NotOffered, UnisonoError, unknown
 from unisono.schedule.collective import COLLECTIVES, Collective, collective
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.transform import then
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "unisono.algorithms"
 _OURS = ("registry", "library")
@@ -102,6 +104,10 @@ def offers(name: str, collective_name: str) -> bool:
 @cache
 def library() -> Library:
     """All algorithms of this folder and of installed packages."""
+    from importlib.metadata import (
+        entry_points,  # slow to import, and few worlds need it
+    )
+
     package = sys.modules[__package__]
     names = [
         m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in _OURS

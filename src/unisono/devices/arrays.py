@@ -1,7 +1,7 @@
 """Arrays in the memory of a CUDA device, of any library.
 
-torch tensors, and whatever has `__cuda_array_interface__` (CuPy, Numba) or DLPack (JAX).
-No library is imported: one that made an array is loaded already.
+torch tensors, and whatever has `__cuda_array_interface__` (CuPy, Numba) or DLPack
+(JAX). No library is imported: one that made an array is loaded already.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def stream_handle(stream: Any) -> int:
         if isinstance(found := getattr(stream, name, None), int):
             return found
     raise BadArgument(
-        f"stream: got a {type(stream).__name__}, expected a stream of torch or CuPy, or "
-        "CUDA's handle of one"
+        f"stream: got a {type(stream).__name__}, expected a stream of torch or CuPy, "
+        "or CUDA's handle of one"
     )
 
 

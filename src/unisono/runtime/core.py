@@ -194,7 +194,7 @@ class Core:
         raise self.failure(how.timeout_s)
 
     def device_plane(self, ordinal: int) -> DevicePlane:
-        """The device half of this communicator; all ranks make it at their first use."""
+        """The device half of this communicator; all ranks make it at its first use."""
         if self._device_plane is None:
             self.check_usable("device communicator")
             self._device_plane = DevicePlane(self, ordinal)

@@ -15,10 +15,13 @@ A program may also call `register`. A name is taken once.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from unisono.errors import BadArgument, MissingLibrary
 from unisono.transports.interface import Transport
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP = "unisono.transports"
 FABRIC = "UNISONO_FABRIC"
@@ -82,6 +85,13 @@ def _loaded(name: str) -> Transport:
             f"Transport whose name is {name!r}"
         )
     return found
+
+
+def entry_points(group: str) -> EntryPoints:
+    """What installed packages declare; imported here, as few worlds need it."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -196,6 +196,12 @@ def test_torch_tensors(worlds):
     pytest.importorskip("torch")
     on_threads = worlds(N).run(torch_rank)
     assert len(set(on_threads)) == 1
+
+
+@pytest.mark.sweep  # each process imports torch
+def test_torch_tensors_on_processes(worlds):
+    pytest.importorskip("torch")
+    on_threads = worlds(N).run(torch_rank)
     assert unisono.spawn(torch_rank, N) == on_threads
 
 
@@ -217,7 +223,7 @@ def test_sparse_and_device_tensors_are_refused(worlds):
     elsewhere = torch.ones(3, device="meta")
 
     def refused(comm):
-        for x, message in ((sparse, "dense"), (elsewhere, "only CPU tensors")):
+        for x, message in ((sparse, "dense"), (elsewhere, "only CPU and CUDA tensors")):
             with pytest.raises(BadArgument, match=message):
                 comm.all_reduce(x)
             with pytest.raises(BadArgument, match=message):

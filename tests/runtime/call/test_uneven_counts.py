@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import unisono
 from conformance import ROOTED, STYLES, Case, check, perform
+from processes import on_processes
 from unisono.errors import BadArgument
 
 OWNED = {
@@ -52,7 +52,7 @@ def test_uneven_shares_on_threads_are_correct(worlds, n):
 
 def test_uneven_shares_on_processes_are_correct():
     cases = uneven_cases(4)
-    check(cases, unisono.spawn(perform, 4, (cases,)))
+    check(cases, on_processes(perform, 4, (cases,)))
 
 
 @st.composite

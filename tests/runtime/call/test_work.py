@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-import unisono
+from processes import on_processes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from unisono.testing import world
 
@@ -53,7 +53,7 @@ def test_many_calls_in_flight(worlds, n):
 
 
 def test_many_calls_in_flight_on_processes():
-    unisono.spawn(many_in_flight, 3)
+    on_processes(many_in_flight, 3)
 
 
 def test_plain_calls_queue_behind_those_in_flight(worlds):

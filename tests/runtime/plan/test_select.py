@@ -28,10 +28,19 @@ def chosen(
     return choose(what, nbytes, len(hosts), hosts=tuple(hosts), **given_)
 
 
+@pytest.mark.quick(examples=[8])
+@pytest.mark.parametrize("examples", [8, 40])
 @pytest.mark.parametrize("what", COLLECTIVES)
-@settings(max_examples=40)
-@given(hosts=placements, nbytes=st.sampled_from(SIZES))
-def test_choice_and_runner_up_are_right(what, hosts, nbytes):
+def test_choice_and_runner_up_are_right(what, examples):
+    @settings(max_examples=examples)
+    @given(hosts=placements, nbytes=st.sampled_from(SIZES))
+    def check(hosts, nbytes):
+        check_choice(what, hosts, nbytes)
+
+    check()
+
+
+def check_choice(what, hosts, nbytes):
     found = chosen(what, nbytes, tuple(hosts))
     for name in (found.algorithm, found.runner_up):
         made = unisono.schedule(what, name, len(hosts))

@@ -1,7 +1,7 @@
 """Arrays as the engine sees them: an address, a shape and an element type.
 
 NumPy arrays, torch tensors and arrays on CUDA devices, without importing torch. A
-non-contiguous array is copied into a contiguous one and, if it is an output, back again.
+non-contiguous array is copied into a contiguous one and, if an output, back again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from unisono import _native
 from unisono.devices.arrays import is_on_device, new_array, view_of
 from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
-
 
 HOST = -1
 """The device of arrays in the host's memory."""
@@ -198,8 +197,8 @@ def _refuse_others(x: Any, where: str) -> None:
 
 def _unexpected(x: Any, where: str) -> BadArgument:
     return BadArgument(
-        f"{where}: expected a NumPy array, a torch tensor or an array on a CUDA device, "
-        f"got a {type(x).__name__}"
+        f"{where}: expected a NumPy array, a torch tensor or an array on a CUDA "
+        f"device, got a {type(x).__name__}"
     )
 
 

@@ -1,8 +1,8 @@
 """The device half of a communicator: it runs calls on CUDA arrays.
 
-Made at the first such call, by all ranks together: each allocates its words and windows
-on its device and maps those of the others. From then on a call is one kernel launch; the
-host takes no part in it, and does not wait for it.
+Made at the first such call, by all ranks together: each allocates its words and
+windows on its device and maps those of the others. From then on a call is one kernel
+launch; the host takes no part in it, and does not wait for it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HostHalf(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the ranks have told each other: who shares a device, and the smallest one."""
+    """What all ranks know: how many share a device, and the size of the smallest."""
 
     ranks_per_device: int
     multiprocessors: int
@@ -117,7 +117,9 @@ class DevicePlane:
         number = 0
         if host.rank == 0:
             number = session.engine.create(_native.device_board_bytes(host.world_size))
-        number = int.from_bytes(self._all_gather(number.to_bytes(8, "little"))[0], "little")
+        number = int.from_bytes(
+            self._all_gather(number.to_bytes(8, "little"))[0], "little"
+        )
         self._board = number
         session.await_segment(owner, number, host.timeout_s)
         return _native.make_device_comm(
@@ -178,7 +180,7 @@ class DevicePlane:
         self.host.check_usable(what)
 
     def _keep(self, call: Call) -> None:
-        """Keep arrays of ours until the call has ended; other libraries' know streams."""
+        """Keep our own arrays until the call has ended; others know streams."""
         arrays = [b.array for b in (call.input, call.output) if b is not None]
         done = self.native.done()
         while self._kept and self._kept[0][0] <= done:

@@ -116,17 +116,8 @@ def error_for(
         return _timeout(
             comm, peers, failed_rank, reporter, where, call, seq, timeout_s, awaited
         )
-    if code is FailureCode.MISFIT:
-        return BadArgument(f"{where}: the message of {who} does not fit the buffer")
-    if code is FailureCode.CUT:
-        return TransportError(
-            f"{where}: {who} aborted a message after sending part of it, and "
-            "cannot send on this communicator any more; use another one"
-        )
-    if code is FailureCode.STARVED:
-        return TransportError(
-            f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
-        )
+    if code in (FailureCode.MISFIT, FailureCode.CUT, FailureCode.STARVED):
+        return _resource_error(code, where, who)
     if code is FailureCode.CORRUPTED:
         return Corrupted(
             f"{where}: data from {who} arrived corrupted at {peers[reporter]}: its "
@@ -145,6 +136,20 @@ def error_for(
         host=who.host,
         collective=call.partition("(")[0],
         seq=seq,
+    )
+
+
+def _resource_error(code: FailureCode, where: str, who: Peer) -> UnisonoError:
+    """A message that does not fit or was cut, or a rank without memory."""
+    if code is FailureCode.MISFIT:
+        return BadArgument(f"{where}: the message of {who} does not fit the buffer")
+    if code is FailureCode.CUT:
+        return TransportError(
+            f"{where}: {who} aborted a message after sending part of it, and "
+            "cannot send on this communicator any more; use another one"
+        )
+    return TransportError(
+        f"{where}: {who} ran out of memory or of file descriptors (ulimit -n)"
     )
 
 
