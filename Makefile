@@ -168,10 +168,10 @@ endef
 # A browser is not ours, and starts no more with a library loaded before it.
 UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/world/test_init.py::test_too_few_descriptors \
-  runtime/world/test_init.py::test_a_buffer_too_large_for_the_address_space \
+  runtime/world/test_init.py::test_buffer_too_large_for_the_address_space \
   runtime/world/test_init.py::test_message_too_large_to_buffer \
   runtime/world/test_init.py::test_exposed_buffer_that_cannot_be_mapped \
-  runtime/world/test_init.py::test_a_start_with_too_little_memory \
+  runtime/world/test_init.py::test_init_with_too_little_memory \
   launch/test_local.py::test_killed_rank_is_first_failure_before_its_reporters)
 
 # What tests import beside us they find in $(VENV), where it is not installed twice.

@@ -5,7 +5,7 @@
 For all_reduce of 8 B to 64 MiB on 2, 4, 8 and 13 ranks of this machine every candidate
 (algorithm, segments, radix, levels) is tried, and those near the best are raced in many
 short turns, together with what `choose` takes. Half of the turns say who is best, the
-other half what the choice loses to it, so that nobody is best by luck; of the turns the
+other half what the choice loses to it, so that none is best by chance; of the turns the
 lower quartile counts, for what disturbs a turn only ever makes it longer. The ratio is
 1 where the choice is the best.
 
@@ -15,8 +15,8 @@ times that made it. With `quick`: three sizes, two worlds. Each world has 140 se
 sizes that it does not come to are named, and are those in between.
 
 Where others are at work, or ranks outnumber cores, one and the same algorithm differs
-from turn to turn, and no choice can be told to be better than that: how much the best
-differs from itself is told as well (`noise`, what the ratio would be if it had been
+from turn to turn, and no choice can be measured better than that: how much the best
+differs from itself is reported as well (`noise`, what the ratio would be if it had been
 chosen). Results go to benchmarks/results/choice.json, or choice_tuned.json.
 """
 

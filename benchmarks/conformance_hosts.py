@@ -2,7 +2,7 @@
 
     python benchmarks/conformance_hosts.py [--loopback] [placement ...]
 
-Hosts are network namespaces, which needs root; with --loopback they are simulated ones,
+Hosts are network namespaces, which needs root; with --loopback they are emulated ones,
 whose ranks speak over TCP all the same. A placement is how many ranks each host has, as
 in 2,3,1. By default: two to four hosts with one to four ranks each, uneven ones
 included, and 13 ranks on three. On each, all algorithms of the library with several

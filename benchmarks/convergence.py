@@ -166,8 +166,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--draw", action="store_true", help="only draw what is kept")
     args = parser.parse_args()
-    if strangers := [name for name in args.names if name not in RUNS]:
-        parser.error(f"no run is called {strangers[0]!r}; there are {', '.join(RUNS)}")
+    if unknown := [name for name in args.names if name not in RUNS]:
+        parser.error(f"no run is called {unknown[0]!r}; there are {', '.join(RUNS)}")
     torch.set_num_threads(1)
     text, rest = parted()
     head = {"ranks": RANKS, "steps": args.steps}

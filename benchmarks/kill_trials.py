@@ -8,7 +8,7 @@ the native core or at any time. Every survivor must raise PeerLost that names it
 as many trials by a tenth with nobody killed, but ranks that are slow here and there:
 all results must be right.
 
-With --across the ranks are on two to four hosts, which are simulated: some have shared
+With --across the ranks are on two to four hosts, which are emulated: some have shared
 memory between them, and between hosts there are streams over TCP.
 """
 

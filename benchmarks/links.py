@@ -21,9 +21,9 @@ from unisono.units import parse_rate
 
 RECEIVE = """
 import socket, sys, time
-door = socket.create_server((sys.argv[1], 0))
-print(door.getsockname()[1], flush=True)
-taken, _ = door.accept()
+server = socket.create_server((sys.argv[1], 0))
+print(server.getsockname()[1], flush=True)
+taken, _ = server.accept()
 buffer, total = bytearray(1 << 20), 0
 taken.recv_into(buffer)
 began = time.monotonic()

@@ -62,7 +62,7 @@ def compare(
     comm: unisono.Communicator, once: Callable[[], None], rounds: int
 ) -> dict[str, Any]:
     """How long it takes with the trace off and on."""
-    book = comm.core.transport.logbook
+    book = comm.core.session.logbook
     burst(comm, once, 10)
     each = burst(comm, once, 10) / 10
     times = max(2, int(BURST_S / each))

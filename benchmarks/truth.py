@@ -299,7 +299,7 @@ def draw(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure unless told not to, judge, draw, and keep it all."""
+    """Measure (unless switched off), compare, draw, and write the results."""
     if sys.argv[1:] == ["memory"]:
         memory()
         return

@@ -1,7 +1,7 @@
 """Pictures for pages that no single schedule shows: curves, a timeline, bars.
 
 All numbers come from the simulator and the estimates, when the site is built. Colours
-are told apart by labels beside what they mark, too, and follow the reader's theme.
+are distinguished by labels beside what they mark, too, and follow the reader's theme.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def costs() -> str:
     names = ["ring", "recursive_doubling", "rabenseifner", "circulant"]
     sizes = [1 << k for k in range(8, 29, 2)]
     topology = parse("switch:13")
-    told = compare("all_reduce", names, topology, sizes)
-    times = {name: [r.time for r in told.results[name]] for name in names}
+    compared = compare("all_reduce", names, topology, sizes)
+    times = {name: [r.time for r in compared.results[name]] for name in names}
     title = f"all_reduce among {topology.n} ranks on a switch, as simulated"
     return svg(title, 400, _curves(sizes, times))
 

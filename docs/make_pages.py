@@ -18,7 +18,7 @@ from pathlib import Path
 
 from docs import make_reference
 from docs.drawings import DRAWINGS
-from docs.winning import CLOSE, MACHINES, overview, verdict
+from docs.winning import CLOSE, MACHINES, overview, where_it_wins
 from unisono.algorithms import Algorithm, library
 from unisono.algorithms import schedule as make
 from unisono.errors import UnsupportedWorld
@@ -105,7 +105,7 @@ def page_of(name: str, algorithms: list[Algorithm], docs: Path) -> str:
         parts.append(f"![{made.title}]({file}){{ .schedule }}")
     parts += [f"## Cost at n = {ODD}", COLUMNS, table(algorithms)]
     parts += ["## When it wins", WINNING]
-    parts += [verdict(name, a.collective.name) for a in algorithms]
+    parts += [where_it_wins(name, a.collective.name) for a in algorithms]
     paper = algorithms[0].paper
     parts += ["## Paper", paper or NO_PAPER]
     return "\n\n".join(parts) + "\n"

@@ -3,7 +3,7 @@
 Names are read from the sources by griffe, without importing them: what a module lists
 in `__all__`, or else what is public in it. A page names each once; mkdocstrings puts
 the signature and the docstring in its place when the site is built. What the package
-`unisono` itself exports is told in one table, with the page that each name is on.
+`unisono` itself exports is in one table, with the page that each name is on.
 """
 
 from __future__ import annotations

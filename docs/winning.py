@@ -2,7 +2,7 @@
 
 An algorithm wins at a size where no other of the library is faster; who comes within
 one percent has won as well, since the model is no better than that. What has won
-nowhere is told with the place where it came closest: some are here because others are
+nowhere is shown with the place where it came closest: some are here because others are
 made of them, or to show what they cost.
 """
 
@@ -52,18 +52,18 @@ def idea(name: str) -> str:
     return name.partition(":")[0]
 
 
-def times(name: str, told: Comparison) -> list[float]:
+def times(name: str, comparison: Comparison) -> list[float]:
     """The best time of any variant of an algorithm, by size; none if it has none."""
-    mine = [rows for key, rows in told.results.items() if idea(key) == name]
+    mine = [rows for key, rows in comparison.results.items() if idea(key) == name]
     return [min(row.time for row in rows) for rows in zip(*mine, strict=True)]
 
 
 def won(name: str, collective: str, machine: str) -> list[bool]:
     """At which sizes it wins."""
-    told = compared(collective, machine)
+    comparison = compared(collective, machine)
     return [
-        mine <= told.ranking(at)[0].time * CLOSE
-        for at, mine in enumerate(times(name, told))
+        mine <= comparison.ranking(at)[0].time * CLOSE
+        for at, mine in enumerate(times(name, comparison))
     ]
 
 
@@ -71,9 +71,9 @@ def closest(name: str, collective: str) -> Best | None:
     """Where it came closest to the winner."""
     found = []
     for machine in MACHINES:
-        told = compared(collective, machine)
-        for at, mine in enumerate(times(name, told)):
-            first = told.ranking(at)[0]
+        comparison = compared(collective, machine)
+        for at, mine in enumerate(times(name, comparison)):
+            first = comparison.ranking(at)[0]
             slower = mine / first.time if first.time else 1.0
             found.append(Best(slower, machine, SIZES[at], first.algorithm))
     return min(found, key=lambda b: b.slower) if found else None
@@ -92,8 +92,8 @@ def overview(collective: str) -> str:
     )
     rows = [f"| {collective} | {sizes} |", "|---" * (len(places) + 1) + "|"]
     for machine, words in MACHINES.items():
-        told = compared(collective, machine)
-        first = (told.ranking(at)[0].algorithm for at in places)
+        comparison = compared(collective, machine)
+        first = (comparison.ranking(at)[0].algorithm for at in places)
         cells = " | ".join(f"[{name}]({idea(name)}.md)" for name in first)
         rows.append(f"| {words} | {cells} |")
     return "\n".join(rows)
@@ -120,8 +120,8 @@ def _run(first: int, last: int) -> str:
     return low if first == last else f"{low} to {high}"
 
 
-def verdict(name: str, collective: str) -> str:
-    """What is said on the page: a list of where it wins, or how near it came."""
+def where_it_wins(name: str, collective: str) -> str:
+    """The text on the page: a list of where it wins, or how near it came."""
     lines = []
     for machine, words in MACHINES.items():
         where = ", ".join(ranges(won(name, collective, machine)))

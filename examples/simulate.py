@@ -6,11 +6,11 @@ from unisono.topology import parse
 cluster = parse("dgx-h100:16")
 sizes = [1 << 10, 1 << 20, 1 << 30]
 names = ["ring", "recursive_doubling", "hierarchical"]
-told = compare("all_reduce", names, cluster, sizes)
+compared = compare("all_reduce", names, cluster, sizes)
 for at, size in enumerate(sizes):
-    best = told.ranking(at)[0]
+    best = compared.ranking(at)[0]
     print(f"{size:>10} B: {best.algorithm}, {best.time * 1e6:.0f} us")
-for cross in told.crossovers():
+for cross in compared.crossovers():
     print(f"from {cross.nbytes:.0f} B on {cross.winner}")
 
 print(simulate("ring", "dgx-h100:1", "256M"))

@@ -295,20 +295,20 @@ class Waiting:
         return timed
 
 
-def train(comm: Communicator, net: nn.Sequential, text: Text, told: Any) -> list[float]:
+def train(comm: Communicator, net: nn.Sequential, text: Text, args: Any) -> list[float]:
     """The loop; the first rank shows how it goes."""
     waiting = Waiting(comm)
-    options = {"codec": told.codec} if told.codec else {}
-    step = STRATEGIES[told.strategy](net, comm, **options)
+    options = {"codec": args.codec} if args.codec else {}
+    step = STRATEGIES[args.strategy](net, comm, **options)
     losses: list[float] = []
     begun, waiting.seconds, before = time.perf_counter(), 0.0, comm.sent_bytes
-    for number in range(told.steps):
+    for number in range(args.steps):
         losses.append(step(*text.batch(number)))
         if comm.rank == 0:
-            show(number + 1, told.steps, losses[-1], time.perf_counter() - begun)
+            show(number + 1, args.steps, losses[-1], time.perf_counter() - begun)
     spent = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    sent = (comm.sent_bytes - before) / told.steps
+    sent = (comm.sent_bytes - before) / args.steps
     mine = f"peak memory {peak:.0f} MiB, sent {sent:,.0f} bytes"
     mine += f" per step, {waiting.seconds / spent:.0%} of the time in communication"
     for rank, line in enumerate(comm.all_gather_objects(mine)):
@@ -335,16 +335,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--text", type=Path, help="a file to learn")
     parser.add_argument("--codec", help="what gradients travel as: fp8, topk:0.01, ...")
-    told = parser.parse_args()
-    if told.codec and told.strategy not in CODED:
-        parser.error(f"--codec is for {', '.join(CODED)}, not for {told.strategy}")
+    args = parser.parse_args()
+    if args.codec and args.strategy not in CODED:
+        parser.error(f"--codec is for {', '.join(CODED)}, not for {args.strategy}")
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    files = [told.text] if told.text else pages
+    files = [args.text] if args.text else pages
     text = Text("\n".join(file.read_text(encoding="utf-8") for file in files))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with unisono.init() as comm:
-        train(comm, gpt(text.words), text, told)
+        train(comm, gpt(text.words), text, args)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def ns(us):
     st.lists(st.tuples(PLACES, TIMES, TIMES), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=8),
 )
-def test_whatever_is_drawn_a_strict_reader_takes(slices, arrows):
+def test_any_sheet_passes_the_strict_checks(slices, arrows):
     sheet = Sheet()
     made = [sheet.slice(*at, "x", begin, end) for at, begin, end in slices]
     for source, sink in arrows:
@@ -47,30 +47,30 @@ def test_whatever_is_drawn_a_strict_reader_takes(slices, arrows):
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**6))
-def test_a_nanosecond_is_the_same_rounded_or_cut_off(begin, lasts):
+def test_times_are_the_same_rounded_or_truncated(begin, lasts):
     sheet = Sheet()
     sheet.slice(0, "sends", "x", begin / 1e3, (begin + lasts) / 1e3)
-    (told,) = events(sheet.document(), "X")
-    assert int(told["ts"] * 1000.0) == round(told["ts"] * 1000.0) == begin
+    (event,) = events(sheet.document(), "X")
+    assert int(event["ts"] * 1000.0) == round(event["ts"] * 1000.0) == begin
     lasts = max(1, lasts)
-    assert int(told["dur"] * 1000.0) == round(told["dur"] * 1000.0) == lasts
+    assert int(event["dur"] * 1000.0) == round(event["dur"] * 1000.0) == lasts
 
 
-def test_what_was_waited_for_comes_when_it_is_sent():
+def test_awaited_message_has_a_slice_from_its_sending():
     sheet = Sheet()
     early = sheet.slice(1, "messages", "recv from 0", 1, 9, category="message")
     sent = sheet.slice(0, "messages", "send to 1", 4, 6, category="message")
     sheet.arrow(sent, early, 100)
     doc = sheet.document()
     coming = [e for e in events(doc, "X") if e["cat"] == COMING]
-    (told,) = coming
-    assert (told["name"], told["ts"], told["dur"]) == ("from 0", 4.0, 5.0)
-    assert told["tid"] == early.tid  # within the slice that waited
+    (event,) = coming
+    assert (event["name"], event["ts"], event["dur"]) == ("from 0", 4.0, 5.0)
+    assert event["tid"] == early.tid  # within the slice that waited
     counted = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events(doc, "C")]
     assert counted == [(0, 4.0, 100), (0, 9.0, 0)]
 
 
-def test_a_clock_that_is_off_turns_no_arrow_round():
+def test_clock_error_does_not_reverse_an_arrow():
     sheet = Sheet()
     came = sheet.slice(1, "receives", "from 0", 1, 2)
     sent = sheet.slice(0, "sends", "to 1", 3, 4)
@@ -82,7 +82,7 @@ def test_a_clock_that_is_off_turns_no_arrow_round():
     assert arrow.came.end == pytest.approx(3 + INSTANT)
 
 
-def test_no_thread_has_the_number_of_another_or_of_a_process():
+def test_thread_ids_are_unique_and_no_process_ids():
     sheet = Sheet()
     for rank in range(6):
         for lane in ("calls", "sends", "waiting"):
@@ -96,7 +96,7 @@ def test_no_thread_has_the_number_of_another_or_of_a_process():
     assert tids.keys().isdisjoint(range(6))
 
 
-def test_the_events_come_before_all_that_older_readers_stop_at():
+def test_events_are_the_first_key_of_the_document():
     sheet = Sheet()
     sheet.slice(0, "sends", "x", 0, 1)
     first, *others = sheet.document(schemaVersion=2, traceName="t")

@@ -24,7 +24,7 @@ def fresh(code, *options):
     return done.stdout
 
 
-def test_importing_it_imports_nothing_heavy():
+def test_import_of_unisono_imports_nothing_heavy():
     loaded = fresh("import sys, unisono; print(*sys.modules)").split()
     assert not {"torch", "rich", "cyclopts", "numpy", "matplotlib"} & set(loaded)
 
@@ -57,7 +57,7 @@ print(unisono.schedule("all_to_all", "bruck", n=13).verify().transfers)
     assert [int(x) for x in fresh(code).split()] == [*with_native, bruck]
 
 
-def test_the_native_core_was_built():
+def test_native_core_was_built():
     from unisono.schedule import domains
 
     assert domains._native is not None
@@ -108,7 +108,7 @@ def run_example(example, tmp_path, *args):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_line_says_which_extra_is_missing():
+def test_command_line_names_the_missing_extra():
     code = """
 import sys
 sys.modules["cyclopts"] = None
@@ -135,7 +135,7 @@ def test_python_dash_m_is_the_command():
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_our_signs_still_shows_something(encoding):
+def test_terminal_without_unicode_shows_the_explanation(encoding):
     done = subprocess.run(
         [sys.executable, "-m", "unisono", "explain", "all_reduce", "ring", "-n", "3"],
         env={**os.environ, "PYTHONIOENCODING": encoding},
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback():
     assert (running.returncode, err) == (130, "")
 
 
-def test_a_reader_that_has_enough_is_no_error():
+def test_closed_output_pipe_is_not_an_error():
     command = f"{sys.executable} -m unisono explain all_reduce ring -n 8 | head -1"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -173,7 +173,7 @@ def test_files_and_functions_stay_readable():
         assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
 
 
-def test_the_version_is_told_once_and_the_same():
+def test_version_is_the_same_everywhere():
     from importlib.metadata import version
 
     assert version("unisono") == unisono.__version__

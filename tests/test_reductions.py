@@ -38,7 +38,7 @@ def same(a, b):
     return bool((equal | both_nan.ravel()).all())
 
 
-def test_the_native_core_is_first_and_numpy_last():
+def test_native_core_is_first_and_numpy_last():
     assert ways()[-2:] == ["base", "numpy"]
 
 
@@ -73,7 +73,7 @@ def test_small_floats_are_rounded_once_from_a_float32_sum(name):
 @pytest.mark.parametrize(
     "name", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 )
-def test_every_small_float_survives_the_way_to_float32_and_back(name):
+def test_every_small_float_survives_conversion_to_float32_and_back(name):
     dtype = numpy_dtype(name)
     bits = np.arange(1 << (8 * dtype.itemsize), dtype=f"u{dtype.itemsize}")
     values = bits.view(dtype)
@@ -101,7 +101,7 @@ def test_rounding_is_that_of_ml_dtypes_at_every_boundary(name):
     st.integers(0, 2100),
     st.data(),
 )
-def test_the_result_may_be_any_of_the_sources(name, num_sources, count, data):
+def test_result_may_be_any_of_the_sources(name, num_sources, count, data):
     rng = np.random.default_rng(count)
     ones = [
         rng.integers(0, 2, count).astype(numpy_dtype(name)) for _ in range(num_sources)
@@ -112,7 +112,7 @@ def test_the_result_may_be_any_of_the_sources(name, num_sources, count, data):
     assert same(ones[which], expected)
 
 
-def test_unaligned_memory_is_no_obstacle():
+def test_unaligned_memory_works():
     rng = np.random.default_rng(4)
     raw = np.frombuffer(rng.bytes(4 * 1000 + 1), dtype=np.uint8)[1:].copy()
     buffer = np.empty(raw.size + 1, np.uint8)
@@ -123,7 +123,7 @@ def test_unaligned_memory_is_no_obstacle():
 
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("order", [0, 1])
-def test_a_nan_wins_from_either_side(op, order):
+def test_nan_in_either_operand_gives_nan(op, order):
     pair = [np.array([np.nan], np.float32), np.array([1.0], np.float32)]
     sources = pair if order else pair[::-1]
     assert np.isnan(reduce(np.empty(1, np.float32), sources, op)[0])

@@ -20,18 +20,18 @@ from unisono.units import (
     ("text", "nbytes"),
     [("8", 8), ("32M", 32 << 20), ("1.5K", 1536), ("64KiB", 65536), ("2g", 2 << 30)],
 )
-def test_letters_are_powers_of_1024(text, nbytes):
+def test_suffixes_are_powers_of_1024(text, nbytes):
     assert parse_bytes(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "M", "-3", "12X", "1e9", "5 apples"])
-def test_nonsense_is_refused(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(BadArgument, match="as in 32M"):
         parse_bytes(text)
 
 
 @given(st.integers(0, 1 << 50))
-def test_what_is_printed_is_within_half_a_percent(nbytes):
+def test_printed_values_are_within_half_a_percent(nbytes):
     number, unit = format_bytes(nbytes).split()
     back = float(number) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert abs(back - nbytes) <= 0.005 * nbytes
@@ -46,7 +46,7 @@ def test_rates_are_bits_and_powers_of_1000(text, rate):
 
 
 @pytest.mark.parametrize("text", ["", "1", "1gb", "0bit", "-1mbit", "fast", "1e9bit"])
-def test_what_is_no_rate_is_refused(text):
+def test_invalid_rate_is_refused(text):
     with pytest.raises(BadArgument, match="as in 20mbit or 1gbit"):
         parse_rate(text)
 
@@ -59,7 +59,7 @@ def test_durations_have_a_unit(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1h"])
-def test_what_is_no_duration_is_refused(text):
+def test_invalid_duration_is_refused(text):
     with pytest.raises(BadArgument, match="as in 5ms"):
         parse_seconds(text)
 
@@ -72,12 +72,12 @@ def test_bandwidths_are_bytes_unless_they_say_bits(text, rate):
 
 
 @pytest.mark.parametrize("text", ["", "25", "25GB", "GB/s", "-1GB/s"])
-def test_what_is_no_bandwidth_is_refused(text):
+def test_invalid_bandwidth_is_refused(text):
     with pytest.raises(BadArgument, match="as in 25GB/s"):
         parse_bandwidth(text)
 
 
-def test_times_and_bandwidths_read_well():
+def test_times_and_bandwidths_have_short_text():
     assert [format_seconds(t) for t in (2, 1.5e-3, 2e-6, 3e-9, 0)] == [
         *("2 s", "1.5 ms", "2 µs", "3 ns", "0 ns")
     ]

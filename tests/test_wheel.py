@@ -50,12 +50,12 @@ def sdist(built):
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
-def test_the_version_is_written_in_one_place(wheel):
+def test_version_is_written_in_one_place(wheel):
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
     (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
-    told = Parser().parsestr(wheel.read(metadata).decode())
-    assert told["Version"] == unisono.__version__
+    fields = Parser().parsestr(wheel.read(metadata).decode())
+    assert fields["Version"] == unisono.__version__
 
 
 def test_changelog_has_the_version_and_keeps_its_form():

@@ -70,3 +70,15 @@ def test_hooks_run_the_tools_of_make_check():
         if entry.startswith(".venv/bin/")
     }
     assert ours == tools == {"ruff", "mypy", "lint-imports", "python"}
+
+
+ARM = (ROOT / "tools" / "arm.sh").read_text(encoding="utf-8")
+NAMED_TESTS = re.findall(r"::(test_\w+)", MAKEFILE + ARM)
+
+
+def test_tests_named_in_makefile_and_arm_script_exist():
+    files = (ROOT / "tests").rglob("test_*.py")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    assert len(NAMED_TESTS) > 5
+    for name in NAMED_TESTS:  # pytest takes prefixes too
+        assert re.search(rf"^def {name}", text, re.MULTILINE), name

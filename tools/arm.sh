@@ -133,9 +133,9 @@ run() {
   "$python" -m pytest -p no:cacheprovider --timeout 1200 --durations=5 \
     tests/test_reductions.py tests/codecs/test_codec_bits.py \
     tests/transports/test_frames.py tests/schedule/test_verify.py \
-    tests/simulate/test_fidelities.py "$threads::test_every_algorithm_on_threads[3]" \
-    "$threads::test_every_type_and_operation_on_threads[2]" \
-    "$threads::test_every_algorithm_on_processes[2]"
+    tests/simulate/test_fidelities.py "$threads::test_every_algorithm_on_threads_is_correct[3]" \
+    "$threads::test_every_type_and_operation_on_threads_is_correct[2]" \
+    "$threads::test_every_algorithm_on_processes_is_correct[2]"
   echo "again, without the atomic instructions of later processors"
   QEMU_CPU=cortex-a53 "$python" tests/runtime/races.py 4
   QEMU_CPU=cortex-a53 "$python" -m unisono run -n 2 examples/all_reduce.py

@@ -74,12 +74,14 @@ class Smoke:
 
     def imports(self) -> None:
         """The package and its native part are the installed ones, of one version."""
-        told, *files = self.run(sys.executable, "-c", IMPORT).split()
-        expect(told == version("unisono"), f"version {told}, not {version('unisono')}")
+        found, *files = self.run(sys.executable, "-c", IMPORT).split()
+        expect(
+            found == version("unisono"), f"version {found}, not {version('unisono')}"
+        )
         for file in files:
             inside = Path(file).is_relative_to(sys.prefix)
             expect(inside, f"{file} is not installed in {sys.prefix}")
-        print(f"import: unisono {told}")
+        print(f"import: unisono {found}")
 
     def no_test_hooks(self) -> None:
         """Failpoints and the fuzzer are for editable installs."""
@@ -92,14 +94,14 @@ class Smoke:
         lines = self.run("unisono", "run", "-n", "2", "example.py").splitlines()
         for rank in range(2):
             line = f"rank {rank} of 2: the sum is 3"
-            expect(any(line in said for said in lines), f"no {line!r} in {lines}")
+            expect(any(line in text for text in lines), f"no {line!r} in {lines}")
         print("run -n 2: all_reduce is right on both ranks")
 
     def explains(self) -> None:
         """The command line draws a schedule, and writes the page that plays it."""
         words = ("unisono", "explain", "all_reduce", "ring", "-n", "3")
-        said = self.run(*words)
-        expect("every rank ends with a+b+c" in said, said)
+        output = self.run(*words)
+        expect("every rank ends with a+b+c" in output, output)
         self.run(*words, "--html", "ring.html")
         page = (self.folder / "ring.html").read_text(encoding="utf-8")
         expect(page.startswith("<!doctype html>"), page[:80])

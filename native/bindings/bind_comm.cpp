@@ -21,7 +21,7 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
                std::uint64_t segment, std::size_t half, std::uint64_t id,
                std::uint64_t shared_id) {
   if (ranks.size() > Failure::most_ranks)
-    throw nb::value_error("a communicator has more ranks than a verdict can name");
+    throw nb::value_error("a communicator has more ranks than a failure can name");
   auto memory = engine.host_peers->find(owner, segment);
   if (!memory || memory->size() < Layout::bytes(ranks.size(), local_ranks.size(), half))
     throw nb::value_error("the communicator's memory is missing or too small");
@@ -59,7 +59,7 @@ void set_patience(Handle &comm, std::uint32_t spins, std::uint32_t yields,
 }
 
 // Aborts it because a rank cannot be connected to, in time or at all.
-void give_up(Handle &comm, std::size_t rank, bool late) {
+void abort_unreachable(Handle &comm, std::size_t rank, bool late) {
   const auto dead = comm.first_dead();
   const auto culprit = std::uint32_t(dead < comm.size() ? dead : rank);
   const bool left = comm.layout().block(rank).closed.load() != 0;
@@ -113,7 +113,7 @@ void bind_comm(nb::module_ &m) {
            nb::arg("timeout"))
       .def("failure", [](const Handle &c) { return failure_tuple(c.failure()); })
       .def("announce_connecting", &Comm::announce_connecting, nb::arg("rank"), nb::arg("lasts"))
-      .def("abort_unreachable", &give_up, nb::arg("rank"), nb::arg("late"))
+      .def("abort_unreachable", &abort_unreachable, nb::arg("rank"), nb::arg("late"))
       .def("seq", [](const Handle &c) { return c.seq.load(std::memory_order_relaxed); })
       .def("id", [](const Handle &c) { return c.id(); })
       .def("awaited", [](const Handle &c) { return c.awaited(); })

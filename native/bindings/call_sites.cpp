@@ -111,14 +111,14 @@ std::uint32_t call_site_here() {
 
 std::vector<std::tuple<std::string, std::string, int>>
 call_site_frames(std::uint32_t site) {
-  std::vector<std::tuple<std::string, std::string, int>> told;
+  std::vector<std::tuple<std::string, std::string, int>> frames;
   if (site == 0 || site > sites().stacks.size())
-    return told;
+    return frames;
   for (const Frame &frame : sites().stacks[site - 1].frames)
     if (frame.code != nullptr)
-      told.emplace_back(text(frame.code->co_qualname), text(frame.code->co_filename),
+      frames.emplace_back(text(frame.code->co_qualname), text(frame.code->co_filename),
                         PyCode_Addr2Line(frame.code, frame.at));
-  return told;
+  return frames;
 }
 
 } // namespace unisono

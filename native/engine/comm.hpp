@@ -135,7 +135,7 @@ public:
   Channels &channels() { return channels_; }
   ZeroCopy &zero_copy() { return zero_copy_; }
 
-  // The state of the collective in progress; accessed by whoever holds the claim.
+  // The state of the collective in progress; accessed by the thread that holds the claim.
   std::atomic<std::uint64_t> seq = 0; // any thread reads it, for errors
   std::uint64_t generation = 1;
   std::vector<std::int32_t> window_readers[2]; // the readers of each half

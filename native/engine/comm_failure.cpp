@@ -217,7 +217,7 @@ bool Comm::check_failure(Task &op) {
     if (op.aborts_comm && called_differently(q, op.seq))
       return fails({FailureKind::mismatch, std::uint32_t(q), me, seq32}, true);
     // Between hosts a rank cannot see which others depend on a dead rank, and after the
-    // death of rank 0 nobody announces deaths. So a death aborts the calls of all, unless
+    // death of rank 0 no rank announces deaths. So a death aborts the calls of all, unless
     // the dead rank had closed before. The same holds for a message between hosts after the
     // death of rank 0: the death of its peer would not be announced.
     const bool unreported = op.aborts_comm || (world_rank(q) == 0 && op.crosses_hosts());

@@ -37,7 +37,7 @@ std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
   return transfer;
 }
 
-// Removes queued work that nobody will wait for: its buffers may be released.
+// Removes queued work without a waiter: its buffers may be released.
 void Comm::cancel(const std::shared_ptr<Task> &op) {
   while (!claim())
     ::sched_yield();

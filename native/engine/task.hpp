@@ -53,7 +53,7 @@ public:
   virtual bool poll_fds(std::vector<pollfd> &) const { return false; }
 
   // Records how it ended, then makes that visible. What describes the call is written in
-  // between, so that it is complete for whoever has waited.
+  // between, so that it is complete for the thread that waited.
   void finish(State how) {
     if (!pending_now())
       return; // another thread has completed it

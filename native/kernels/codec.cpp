@@ -30,7 +30,7 @@ const Codec *table(std::string_view instruction_set) {
   return instruction_set == "base" ? base::codecs() : nullptr;
 }
 
-// Those that this machine can run, in the order of instruction_sets().
+// The tables that this machine can run, in the order of instruction_sets().
 const std::vector<const Codec *> &tables() {
   static const std::vector<const Codec *> found = [] {
     std::vector<const Codec *> all;
@@ -46,14 +46,14 @@ const Codec &halves(DType dtype) {
 }
 
 // Elements that are widened at a time: a few kibibytes, which stay in the first-level cache.
-// Whole blocks of any size that is less; larger blocks are taken one at a time.
+// It is rounded to whole blocks; blocks that are larger are widened one at a time.
 constexpr std::size_t kStretch = 1024;
 
 std::size_t stretch(std::size_t block) {
   return block >= kStretch ? block : kStretch / block * block;
 }
 
-// Calls `each(begin, size, offset, floats)` with room for `size` floats.
+// Calls `each(begin, size, offset, floats)` with a buffer of `size` floats.
 template <class Each>
 void in_stretches(const Codec &codec, std::size_t count, std::size_t block, Each each) {
   const std::size_t most = stretch(block);
@@ -111,7 +111,7 @@ void encode(const Codec &codec, std::byte *to, const std::byte *from, DType dtyp
   const std::size_t size = item_size(dtype);
   in_stretches(codec, count, block, [&](auto begin, auto length, auto offset, float *floats) {
     widen(floats, from + begin * size, dtype, length);
-    // What comes next, while this is encoded; at the end nothing is read.
+    // Prefetch the next elements while these are encoded; a prefetch past the end is harmless.
     for (std::size_t i = 0; i < length * size; i += 64)
       __builtin_prefetch(from + (begin + length) * size + i);
     codec.encode_at(to + offset, floats, length, block, key, begin);

@@ -14,8 +14,8 @@ namespace {
 
 // Blocks --------------------------------------------------------------------------------
 //
-// Each says how many bytes `count` elements of a block take, and encodes and decodes one;
-// `take(i, value)` receives what was decoded.
+// Each class has the number of bytes of `count` elements of a block, and encodes and decodes
+// a block; `take(i, value)` receives the decoded values.
 
 template <class Format> struct Plain {
   using Stored = Anywhere<typename Format::Stored>;
@@ -33,13 +33,13 @@ template <class Format> struct Plain {
   }
 
   template <class Size>
-  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
+  static void stochastic(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
     auto *out = reinterpret_cast<Stored *>(to);
-    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+    with_random_bits(count, key, group, [=](std::size_t begin, auto size, const RandomBits &random) {
       const std::size_t end = size;
       UNISONO_APART
       for (std::size_t i = 0; i < end; ++i)
-        out[begin + i].value = Format::by_chance(from[begin + i].value, luck.of[i]);
+        out[begin + i].value = Format::stochastic(from[begin + i].value, random.of[i]);
     });
   }
 
@@ -55,14 +55,14 @@ template <class Format> struct Plain {
 
 void clear(std::byte *to, std::size_t bytes) { __builtin_memset(to, 0, bytes); }
 
-// A code of one byte for each element, after a scale. Codes says what they are.
+// A code of one byte for each element, after a scale. Codes converts values to codes.
 template <class Codes, class Scaling, std::size_t Usual> struct Scaled {
   using Stored = Anywhere<std::uint8_t>;
   static constexpr std::size_t usual = Usual;
 
   static std::size_t bytes(std::size_t count) { return Scaling::bytes + count; }
 
-  // The scale of a block where anything may be; 0 for its inverse says that it is NaN.
+  // The scale of a block that may have NaN and infinities; an inverse of 0 means NaN.
   static Scale begin(std::byte *to, const Float *from, std::size_t count, U32 largest) {
     Scale scale{as_float(kNaN), 0.0f};
     if (largest < kInfinity)
@@ -94,17 +94,17 @@ template <class Codes, class Scaling, std::size_t Usual> struct Scaled {
   }
 
   template <class Size>
-  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
+  static void stochastic(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
     const Scale scale = begin(to, from, count, absmax(from, count));
     if (scale.inverse == 0.0f)
       return clear(to + Scaling::bytes, count);
     auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
-    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+    with_random_bits(count, key, group, [=](std::size_t begin, auto size, const RandomBits &random) {
       const std::size_t end = size;
       UNISONO_APART
       for (std::size_t i = 0; i < end; ++i)
         out[begin + i].value =
-            Codes::by_chance(from[begin + i].value * scale.inverse, luck.of[i]);
+            Codes::stochastic(from[begin + i].value * scale.inverse, random.of[i]);
     });
   }
 
@@ -125,16 +125,16 @@ template <class Format> struct Floats : Format {
   static constexpr bool has_nan = true;
 };
 
-// Whole numbers have no NaN: a block with a NaN or an infinity in it has NaN for its scale,
-// and so becomes NaN as a whole; its codes are zeros.
+// Integers have no NaN: a block with a NaN or an infinity has the scale NaN and the codes 0,
+// so all its elements decode to NaN.
 struct Bytes {
   static constexpr bool has_nan = false;
   static std::uint8_t nearest_within(float x) {
     return static_cast<std::uint8_t>(Whole<127>::nearest(x));
   }
   static std::uint8_t nearest(float x) { return nearest_within(x); }
-  static std::uint8_t by_chance(float x, U32 random) {
-    return static_cast<std::uint8_t>(Whole<127>::by_chance(x, random));
+  static std::uint8_t stochastic(float x, U32 random) {
+    return static_cast<std::uint8_t>(Whole<127>::stochastic(x, random));
   }
   static float value(std::uint8_t code) {
     return static_cast<float>(static_cast<std::int8_t>(code));
@@ -177,21 +177,21 @@ struct Int4 {
   }
 
   template <class Size>
-  static void by_chance(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
+  static void stochastic(std::byte *to, const Float *from, Size count, U64 key, U64 group) {
     const Scale scale = scale_or_nan<Scaling>(from, count);
     Scaling::put(to, scale.value);
     if (scale.value != scale.value)
       return clear(to + Scaling::bytes, (count + 1) / 2);
     auto *out = reinterpret_cast<Stored *>(to + Scaling::bytes);
     const std::size_t half = (count + 1) / 2;
-    // Place by place, so what is in both halves of a byte is not made at once.
-    by_luck(count, key, group, [=](std::size_t begin, auto size, const Luck &luck) {
+    // One element at a time, so the two halves of a byte are not computed together.
+    with_random_bits(count, key, group, [=](std::size_t begin, auto size, const RandomBits &random) {
       std::uint8_t codes[kRun];
       const std::size_t end = size;
       UNISONO_APART
       for (std::size_t i = 0; i < end; ++i)
         codes[i] = static_cast<std::uint8_t>(
-            Whole<7>::by_chance(from[begin + i].value * scale.inverse, luck.of[i]));
+            Whole<7>::stochastic(from[begin + i].value * scale.inverse, random.of[i]));
       const std::size_t lows = half < begin ? 0 : half - begin < end ? half - begin : end;
       for (std::size_t i = 0; i < lows; ++i)
         out[begin + i].value = packed(codes[i], 0);
@@ -221,7 +221,7 @@ struct Int4 {
   }
 };
 
-// A table, since not every machine can shift each lane by another number.
+// A table, since not every instruction set can shift each lane by a different number.
 struct Powers {
   U32 of[32];
   constexpr Powers() : of() {
@@ -231,14 +231,15 @@ struct Powers {
 };
 constexpr Powers kPowers;
 
-// The sign, a bit, and the mean magnitude of the block: no other scale is nearer to it.
+// One sign bit per element, and the mean magnitude of the block as scale, which minimises
+// the error.
 struct OneBit {
   using Stored = Anywhere<std::uint8_t>;
   static constexpr std::size_t usual = 128;
 
   static std::size_t bytes(std::size_t count) { return 4 + (count + 7) / 8; }
 
-  // Sixteen sums side by side, folded in halves: one order, however wide the vectors are.
+  // Sixteen partial sums, added in halves: one order of summation for every vector width.
   // In float64, where no sum of a block overflows.
   static float mean(const Float *from, std::size_t count) {
     constexpr std::size_t lanes = 16;
@@ -271,8 +272,8 @@ struct OneBit {
     }
   }
 
-  // A sign is not rounded, so chance has no say.
-  static void by_chance(std::byte *to, const Float *from, std::size_t count, U64, U64) {
+  // Signs are not rounded, so stochastic rounding is the same as rounding to nearest.
+  static void stochastic(std::byte *to, const Float *from, std::size_t count, U64, U64) {
     nearest(to, from, count);
   }
 
@@ -302,8 +303,8 @@ template <class Block> std::size_t bytes(std::size_t block, std::size_t count) {
   return count / block * Block::bytes(block) + (rest == 0 ? 0 : Block::bytes(rest));
 }
 
-// `each(begin, size, offset)` for all blocks; those of the usual size with a constant, for
-// which the compiler need not ask how many there are. What has no scale is walked in runs.
+// Calls `each(begin, size, offset)` for all blocks. Blocks of the default size have a constant
+// size, which the compiler can unroll. Codecs without a scale are processed in runs.
 template <class Block, class Each>
 void for_blocks(std::size_t count, std::size_t block, Each each) {
   constexpr std::size_t usual = Block::usual == 1 ? 128 : Block::usual;
@@ -319,9 +320,8 @@ void for_blocks(std::size_t count, std::size_t block, Each each) {
     each(whole * block, count - whole * block, whole * step);
 }
 
-// Asks for what is read in a few blocks' time, since a block is worked on for so long that
-// the machine does not look so far ahead by itself. It may lie behind the end: nothing is
-// read.
+// Prefetches the data of later blocks, since a block takes so long that the hardware does
+// not prefetch that far ahead. The address may be past the end: a prefetch does not fault.
 template <class Size> void look_ahead(const Float *from, Size count) {
   constexpr std::size_t distance = 1024, line = 16;
   for (std::size_t i = 0; i < count; i += line)
@@ -339,7 +339,7 @@ void encode_at(std::byte *to, const float *from, std::size_t count, std::size_t 
     });
   else
     for_blocks<Block>(count, block, [=](auto begin, auto size, auto offset) {
-      Block::by_chance(to + offset, in + begin, size, key, (first + begin) / kGroup);
+      Block::stochastic(to + offset, in + begin, size, key, (first + begin) / kGroup);
     });
 }
 

@@ -1,6 +1,6 @@
-// What a codec makes of one value: random bits, small floats, whole numbers, and scales.
+// Conversions of one value: random bits, small floats, integers, and scales.
 //
-// Without branches, so that loops over them become vector instructions, and without fused
+// They have no branches, so that loops over them become vector instructions, and without fused
 // multiply-add, so that their bits are those of src/unisono/codecs/reference.py.
 
 // Included inside the unnamed namespace of codec.inl: see reduce.inl for why.
@@ -18,14 +18,14 @@ constexpr U32 magnitude(float x) { return as_bits(x) & 0x7fffffffu; }
 constexpr U32 least(U32 a, U32 b) { return a < b ? a : b; }
 constexpr U32 greatest(U32 a, U32 b) { return a > b ? a : b; }
 
-// Before a loop: what it writes is not what it reads, so vectors need no check for it.
+// Before a loop: its output does not overlap its input, so vector code needs no check.
 #if defined(__clang__)
 #define UNISONO_APART _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define UNISONO_APART _Pragma("GCC ivdep")
 #endif
 
-// A size that the compiler knows, where a function also takes others.
+// A size that is known at compile time, for functions that also take other sizes.
 template <std::size_t N> struct Constant {
   constexpr operator std::size_t() const { return N; }
 };
@@ -42,20 +42,20 @@ template <class T> void write(std::byte *to, T value) {
   reinterpret_cast<Anywhere<T> *>(to)->value = value;
 }
 
-// Chance --------------------------------------------------------------------------------
+// Random bits ---------------------------------------------------------------------------
 //
-// 32 random bits for each element, from the key and the element's place alone, so that it
-// does not matter in which order, in how many parts or by how many threads elements are
-// encoded. Groups of 32 get 64 bits by the finalizer of SplitMix64; an element of a group
-// takes its own by the finalizer of MurmurHash3, in lanes of 32 bits.
+// 32 random bits for each element, from the key and the index of the element alone, so that
+// the result does not depend on the order, the number of parts or the number of threads.
+// Groups of 32 get 64 bits by the finalizer of SplitMix64; each element of a group gets its
+// own by the finalizer of MurmurHash3, in lanes of 32 bits.
 
 constexpr std::size_t kGroup = 32, kRun = 128;
 
-struct Luck {
+struct RandomBits {
   alignas(64) U32 of[kRun];
 
-  // For as many groups as there are in `count` elements, the first of which is `group`.
-  Luck(std::size_t count, U64 key, U64 group) {
+  // For `count` elements, the first of which is in the group `group`.
+  RandomBits(std::size_t count, U64 key, U64 group) {
     for (std::size_t begin = 0; begin < count; begin += kGroup, ++group) {
       U64 z = key + (group + 1) * 0x9e3779b97f4a7c15u;
       z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -71,26 +71,26 @@ struct Luck {
   }
 };
 
-// `each(begin, size, luck)` for runs of elements, of which only the last may be shorter.
+// Calls `each(begin, size, random)` for runs of elements; only the last may be shorter.
 template <class Each>
-void by_luck(std::size_t count, U64 key, U64 group, Each each) {
+void with_random_bits(std::size_t count, U64 key, U64 group, Each each) {
   std::size_t begin = 0;
   for (; begin + kRun <= count; begin += kRun, group += kRun / kGroup)
-    each(begin, Constant<kRun>(), Luck(kRun, key, group));
+    each(begin, Constant<kRun>(), RandomBits(kRun, key, group));
   if (begin < count)
-    each(begin, count - begin, Luck(count - begin, key, group));
+    each(begin, count - begin, RandomBits(count - begin, key, group));
 }
 
 template <std::size_t N, class Each>
-void by_luck(Constant<N> count, U64 key, U64 group, Each each) {
+void with_random_bits(Constant<N> count, U64 key, U64 group, Each each) {
   static_assert(N <= kRun);
-  each(std::size_t(0), count, Luck(N, key, group));
+  each(std::size_t(0), count, RandomBits(N, key, group));
 }
 
 // Small floats --------------------------------------------------------------------------
 
-// E exponent and M mantissa bits below the sign. What is finite but too large becomes the
-// largest value if it Saturates, and infinity if not.
+// E exponent and M mantissa bits below the sign. A finite value that is too large becomes
+// the largest value if it Saturates, and infinity if not.
 template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Small {
   using Stored = Bits;
 
@@ -112,8 +112,7 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
   // To nearest, ties to even: `size` is a magnitude that does not round beyond the topmost
   // exponent. Adding a power of two that is large enough leaves the rounded mantissa in the
   // low bits of the sum, subnormals too. The exponent and the sign of the code are already
-  // there, even numbers both, so that a tie is none of their business; above lies what is
-  // cut off.
+  // there; both are even, so they do not affect ties. The bits above are cut off.
   static U32 rounded(U32 size, float x) {
     constexpr U32 large = (drop << 23) + ((0u - (low >> drop)) & (all | sign));
     const U32 exponent = greatest(size & kInfinity, low);
@@ -121,7 +120,7 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
     return as_bits(as_float(size) + as_float(other));
   }
 
-  // For what is finite and no larger than the largest value, or by less than a rounding.
+  // For finite values that do not round beyond the largest value.
   static Bits nearest_within(float x) { return static_cast<Bits>(rounded(magnitude(x), x)); }
 
   static Bits nearest(float x) {
@@ -137,8 +136,8 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
     return static_cast<Bits>(is_nan ? nan | sign_of(x) : code);
   }
 
-  // Up with the probability that the dropped bits say.
-  static Bits by_chance(float x, U32 random) {
+  // Rounds up with the probability that the dropped bits give.
+  static Bits stochastic(float x, U32 random) {
     const U32 size = least(magnitude(x), top);
     const U32 exponent = greatest(size >> 23, low >> 23);
     const U32 away = drop + exponent - (size >> 23);
@@ -149,8 +148,8 @@ template <class Bits, int E, int M, bool HasInfinity, bool Saturates> struct Sma
     return special(code | sign_of(x), x);
   }
 
-  // Exact, and no subnormals of float32 on the way, which are slow on some machines. Read
-  // as if it were normal, a subnormal is too large; the line through it is the lower one.
+  // Exact, without intermediate subnormals of float32, which are slow on some machines. A
+  // subnormal that is read as a normal value is too large; the subtraction corrects it.
   static float value(Bits stored) {
     const U32 size = stored & all;
     const float normal = as_float(widened(size));
@@ -177,21 +176,21 @@ struct BFloat16 {
     const U32 bits = as_bits(x);
     return quiet(bits + 0x7fffu + ((bits >> 16) & 1u), x);
   }
-  static Stored by_chance(float x, U32 random) {
+  static Stored stochastic(float x, U32 random) {
     const bool finite = magnitude(x) < kInfinity;
     return quiet(as_bits(x) + (finite ? random >> 16 : 0u), x);
   }
   static float value(Stored stored) { return as_float(static_cast<U32>(stored) << 16); }
 };
 
-// Whole numbers from -Most to Most -------------------------------------------------------
+// Integers from -Most to Most ------------------------------------------------------------
 
 template <int Most> struct Whole {
   static constexpr float half_way = 12582912.0f; // 1.5 * 2^23: adding it rounds to nearest
 
   static U32 nearest(float x) { return as_bits(x + half_way) - as_bits(half_way); }
 
-  static U32 by_chance(float x, U32 random) {
+  static U32 stochastic(float x, U32 random) {
     constexpr float wide = 8388608.0f; // 2^23
     const U32 size = as_bits(as_float(magnitude(x)) * 65536.0f + wide) - as_bits(wide);
     const U32 whole = least((size + (random >> 16)) >> 16, Most);
@@ -202,8 +201,9 @@ template <int Most> struct Whole {
 
 // Scales --------------------------------------------------------------------------------
 //
-// A scale is what the value 1 of the codes stands for. It is kept away from both ends of
-// float32: above, so that the largest code stays finite; below, so that its inverse does.
+// A scale is the value of code 1. It is kept away from both ends of the range of float32:
+// above, so that the largest code decodes to a finite value; below, so that the inverse of
+// the scale is finite.
 
 constexpr float kLeastScale = as_float(1u << 23); // 2^-126
 
@@ -217,7 +217,7 @@ constexpr float largest_scale(double most_code) {
 
 // The largest magnitude, as bits: these are ordered as their floats are.
 template <class Size> U32 absmax(const Float *from, Size count) {
-  std::int32_t found = 0; // signed: older instruction sets compare nothing else
+  std::int32_t found = 0; // signed: older instruction sets have signed comparisons only
   for (std::size_t i = 0; i < count; ++i) {
     const std::int32_t size = static_cast<std::int32_t>(magnitude(from[i].value));
     found = found > size ? found : size;
@@ -225,7 +225,7 @@ template <class Size> U32 absmax(const Float *from, Size count) {
   return static_cast<U32>(found);
 }
 
-// The same of the finite values alone.
+// The same for the finite values alone.
 __attribute__((noinline)) U32 finite_absmax(const Float *from, std::size_t count) {
   U32 found = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -242,7 +242,7 @@ struct Scale {
 // A float32 before the codes: the largest value becomes the largest code.
 template <int Most> struct Float32Scale {
   static constexpr std::size_t bytes = 4;
-  static constexpr U32 most = kInfinity - 1; // up to here nothing exceeds the codes
+  static constexpr U32 most = kInfinity - 1; // up to here no value exceeds the codes
 
   static Scale of(U32 largest) {
     constexpr float ceiling = largest_scale(Most);
@@ -259,7 +259,7 @@ template <int Most> struct Float32Scale {
 // does not exceed 448, the largest code of E4M3.
 struct PowerScale {
   static constexpr std::size_t bytes = 1;
-  static constexpr U32 most = 0x7f600000u; // 448 * 2^119: up to here nothing does
+  static constexpr U32 most = 0x7f600000u; // 448 * 2^119: up to here no value does
 
   static Scale of(U32 largest) {
     // 448 is 1.75 * 2^8.

@@ -1,4 +1,4 @@
-// Copies, by what happens to the bytes next.
+// Copies, by how the bytes are used next.
 
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace unisono {
 
-// Copies past the caches, to memory that nobody reads soon. An ordinary store to a line
-// that is not in the cache first reads it; this does not, which saves a third of the
-// traffic of a large copy.
+// Copies with non-temporal stores, to memory that is not read soon. An ordinary store to a
+// line that is not in the cache first reads the line; this does not, which saves a third of
+// the memory traffic of a large copy.
 inline void stream_copy(std::byte *to, const std::byte *from, std::size_t bytes) {
 #if defined(__x86_64__)
   constexpr std::size_t line = 64;
@@ -38,7 +38,7 @@ inline void stream_copy(std::byte *to, const std::byte *from, std::size_t bytes)
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(to, from, bytes);
-  _mm_sfence(); // these stores are not ordered by a release that follows
+  _mm_sfence(); // a later release does not order these stores
 #else
   std::memcpy(to, from, bytes);
 #endif

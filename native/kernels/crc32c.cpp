@@ -1,16 +1,16 @@
-// Three ways, of which the first that the machine can run is taken when the core is loaded.
+// Three implementations; the first that the machine can run is chosen when the core is loaded.
 //
 //   folded  x86 with AVX-512 and VPCLMULQDQ: 256 bytes are multiplied forward by 256 bytes
-//           at a time, as polynomials, and meet what is there; the instruction of the next
-//           way finishes the little that is left.
-//   crc     the instruction that x86 and Arm have. It takes three cycles and one can begin
-//           in each, so three parts of the data are summed at once and then joined: the sum
-//           of a part that comes before others is carried over their length by a table.
-//   table   eight bytes a step, by tables, on anything.
+//           at a time, as polynomials, and added to the data there; the instruction of the
+//           next implementation sums the rest.
+//   crc     the instruction of x86 and Arm. It has a latency of three cycles and a throughput
+//           of one per cycle, so three parts of the data are summed at once and then joined:
+//           a table carries the sum of a part over the length of those that follow.
+//   table   eight bytes at a time, by tables, on any machine.
 //
 // A checksum is the remainder of the data, read as a polynomial over two elements with its
 // highest power first, by 0x1EDC6F41. All numbers here are bit-reversed, as the
-// instructions want them: bit 31 stands for the power 0.
+// instructions expect: bit 31 is the coefficient of the power 0.
 
 #include "kernels/crc32c.hpp"
 
@@ -75,7 +75,7 @@ std::uint64_t word_at(const unsigned char *p) {
   return word;
 }
 
-// These take and give the remainder itself; the complements around it are the caller's.
+// These take and return the remainder itself; the caller complements it.
 
 std::uint32_t by_table(const unsigned char *p, std::size_t bytes, std::uint32_t crc) {
   for (; bytes >= 8; bytes -= 8, p += 8) {
@@ -91,8 +91,8 @@ std::uint32_t by_table(const unsigned char *p, std::size_t bytes, std::uint32_t 
 
 #if defined(UNISONO_X86) || defined(__aarch64__)
 
-// Written as assembly so that they need no instruction set but in the place they are used.
-// The sum is 64 bits wide, of which half is zero, because x86 has it so.
+// Inline assembly, so that only the functions that use them need the instruction set. The sum
+// is 64 bits wide, half of which is zero, as the instruction of x86 has it.
 inline std::uint64_t step8(std::uint64_t crc, std::uint64_t word) {
 #if defined(UNISONO_X86)
   asm("crc32q %1, %0" : "+r"(crc) : "rm"(word));
@@ -130,7 +130,7 @@ template <std::size_t Bytes> inline std::uint32_t carried(std::uint32_t crc) {
   return t[0][crc & 0xff] ^ t[1][crc >> 8 & 0xff] ^ t[2][crc >> 16 & 0xff] ^ t[3][crc >> 24];
 }
 
-// As many blocks of three parts as there are.
+// Sums all whole blocks of three parts.
 template <std::size_t Part>
 inline std::uint32_t in_threes(const unsigned char *&p, std::size_t &bytes, std::uint32_t crc) {
   for (; bytes >= 3 * Part; bytes -= 3 * Part, p += 3 * Part) {
@@ -160,8 +160,8 @@ std::uint32_t by_instruction(const unsigned char *p, std::size_t bytes, std::uin
 
 #if defined(UNISONO_X86)
 
-// What carries the two halves of 128 bits forward. The product of two reversed numbers
-// comes out one bit too low, and each factor has 32 bits of 64 to spare.
+// The factors that carry the two halves of 128 bits forward. The product of two reversed
+// numbers is one bit too low, and each factor has 32 unused bits of 64.
 constexpr std::uint64_t forward_low(std::uint64_t bits) {
   return std::uint64_t(power(bits + 32)) << 1;
 }
@@ -199,7 +199,7 @@ UNISONO_FOLDS std::uint32_t by_folding(const unsigned char *p, std::size_t bytes
     sum[k] = fold(sum[k - 1], over_one, sum[k]);
   unsigned char rest[64];
   _mm512_storeu_si512(rest, sum[3]);
-  _mm256_zeroupper(); // what follows was not compiled for registers as wide as these
+  _mm256_zeroupper(); // the code that follows is not compiled for registers this wide
   return by_instruction(p, bytes, by_instruction(rest, sizeof rest, 0));
 }
 
@@ -212,7 +212,7 @@ struct Way {
   std::uint32_t (*run)(const unsigned char *, std::size_t, std::uint32_t);
 };
 
-// Those that this machine can run, the best first.
+// The implementations that this machine can run, the fastest first.
 std::vector<Way> usable() {
   std::vector<Way> found;
 #if defined(UNISONO_X86)

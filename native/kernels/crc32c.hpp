@@ -1,4 +1,4 @@
-// CRC32C, the checksum of what travels between hosts, as fast as the machine can.
+// CRC32C, the checksum of data between hosts, by the fastest instructions of the machine.
 
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace unisono {
 
-// The checksum of `bytes` bytes. Data in parts: give the checksum of what came before as
-// `seed`, and the result is that of the whole.
+// The checksum of `bytes` bytes. For data in parts, `seed` is the checksum of the parts
+// before; the result is that of the whole.
 std::uint32_t crc32c(const void *data, std::size_t bytes, std::uint32_t seed = 0);
 
-// The ways of computing it that this machine has, the best first; all give the same.
+// The implementations that this machine can run, the fastest first; all give the same result.
 std::vector<std::string> crc32c_ways();
-// By one of them; the way must be there.
+// By one of them, which must exist.
 std::uint32_t crc32c_by(std::size_t way, const void *data, std::size_t bytes,
                         std::uint32_t seed = 0);
 

@@ -24,7 +24,7 @@ struct Kernels {
   Kernel (*find)(DType, Op);
 };
 
-// Those that this machine can run, the best first.
+// The instruction sets that this machine can run, the fastest first.
 std::vector<Kernels> usable() {
   std::vector<Kernels> found;
 #if defined(UNISONO_X86)

@@ -42,10 +42,10 @@ ZeroCopy::Access ZeroCopy::test_access() {
     mine.store(all ? granted : denied, std::memory_order_release);
   Access shared_id = granted;
   for (const std::size_t q : local_ranks_) {
-    const std::uint64_t said = layout_.block(q).access.load(std::memory_order_acquire);
-    if (said == untested)
+    const std::uint64_t access = layout_.block(q).access.load(std::memory_order_acquire);
+    if (access == untested)
       return untested;
-    shared_id = said == denied ? denied : shared_id;
+    shared_id = access == denied ? denied : shared_id;
   }
   return access_ = shared_id;
 }

@@ -10,7 +10,7 @@ const char *cause_name(Cause cause) {
 
 const char *event_name(Event::Kind kind) {
   constexpr const char *names[num_event_kinds] = {"beat",    "dead",   "left",
-                                                  "verdict", "called", "closed", "waits"};
+                                                  "failure", "called", "closed", "waits"};
   return names[std::size_t(kind)];
 }
 

@@ -38,7 +38,7 @@ Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Option
     const Wire *wire = connections[r].wire.get();
     if (wire != nullptr && (r == rank || (rank != 0 && r != 0)))
       throw std::invalid_argument("a lifeline: a leaf is connected to rank 0 alone, and "
-                                  "nobody to itself");
+                                  "no rank to itself");
     if (wire != nullptr && wire->descriptor() < 0)
       throw std::invalid_argument("a lifeline: expected a wire that has a descriptor");
   }
@@ -92,7 +92,7 @@ void Lifeline::close() {
 
 bool Lifeline::announce_dead(std::size_t rank, Cause cause) {
   if (rank >= states_.size() || std::size_t(cause) >= num_causes)
-    throw std::invalid_argument("a lifeline: told of a rank or a cause that does not exist");
+    throw std::invalid_argument("a lifeline: the rank or the cause of a death does not exist");
   return post({.kind = Event::Kind::dead, .rank = std::uint32_t(rank), .cause = cause});
 }
 

@@ -10,7 +10,7 @@ enum class SocketError {
   later,       // nothing is wrong: the same call is made again
   scarce,      // the kernel is short of memory just now: again, a little later
   ended,       // the other end has ended the connection, or its host has
-  unreachable, // nothing comes through any more, and nobody has said why
+  unreachable, // no byte arrives any more, for an unknown reason
   forged,      // bytes came that the other end has not sent (tls.hpp)
   misused,     // of this process alone: a descriptor that is none, a wrong argument
 };

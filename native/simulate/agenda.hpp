@@ -1,8 +1,8 @@
-// What is going to happen when, the soonest first.
+// A queue of events, the earliest first.
 //
-// A flow whose rate changes drains at another time than was foreseen. The event of before
-// stays where it is, with the number of the rate that it was foreseen for, and is passed
-// over; but such events must not pile up.
+// A flow whose rate changes drains at another time than predicted. The old event stays in
+// the queue, with the version of the rate that it was predicted for, and is skipped. Such
+// outdated events are removed when they are many.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct Event {
   enum class Kind : std::uint8_t { start, drained, arrived, done };
   double time;
   std::int32_t message;
-  std::uint32_t version; // of the rate that `drained` was foreseen for
+  std::uint32_t version; // of the rate that `drained` was predicted for
   Kind kind;
   bool operator>(const Event &other) const {
     return time != other.time ? time > other.time : message > other.message;
@@ -38,7 +38,7 @@ public:
     events_.pop_back();
     return event;
   }
-  // Removes those that are outdated, once they may be many.
+  // Removes outdated events when there may be many.
   template <class Stale> void forget(Stale stale) {
     constexpr std::size_t fewest = 1 << 16;
     if (events_.size() < std::max(fewest, 2 * kept_))
@@ -50,7 +50,7 @@ public:
 
 private:
   std::vector<Event> events_;
-  std::size_t kept_ = 0; // when they were last looked through
+  std::size_t kept_ = 0; // number of events after the last removal
 };
 
 } // namespace unisono::sim

@@ -54,7 +54,7 @@ void Network::mark(std::int32_t at) {
   dirty_.push_back(at);
 }
 
-// A link has begun to carry, or has ceased to: what it and its other direction have now.
+// Updates the bandwidth of a link and its other direction when one becomes busy or idle.
 void Network::other_way(Link &link) {
   if (link.twin < 0)
     return;
@@ -86,7 +86,7 @@ void Network::open(std::int32_t message, double now) {
     carried_[static_cast<std::size_t>(at)] += flow.left;
     if (link.flows.size() == 1)
       other_way(link);
-    if (link.crowded())
+    if (link.saturated())
       mark(at);
   }
   ++open_flows_;
@@ -103,7 +103,7 @@ void Network::close(std::int32_t message) {
     for (std::int64_t i = first_[p]; i < first_[p + 1]; ++i) {
       const std::int32_t at = path_links_[static_cast<std::size_t>(i)];
       Link &link = links_[static_cast<std::size_t>(at)];
-      if (link.crowded())
+      if (link.saturated())
         mark(at);
       auto &flows = link.flows;
       *std::find(flows.begin(), flows.end(), message) = flows.back();
@@ -135,7 +135,7 @@ void Network::settle(double now) {
   fresh_.clear();
 }
 
-// All flows that a change may reach, through links that are crowded, and those links.
+// Collects all flows that a change may affect through saturated links, and those links.
 void Network::gather() {
   some_links_.clear();
   some_flows_.clear();
@@ -157,7 +157,7 @@ void Network::gather() {
       for (std::int64_t i = first_[p]; i < first_[p + 1]; ++i) {
         const std::int32_t at = path_links_[static_cast<std::size_t>(i)];
         Link &link = links_[static_cast<std::size_t>(at)];
-        if (!link.listed && link.crowded()) {
+        if (!link.listed && link.saturated()) {
           link.listed = true;
           some_links_.push_back(at);
         }
@@ -167,14 +167,14 @@ void Network::gather() {
     links_[static_cast<std::size_t>(at)].listed = false;
 }
 
-// Progressive filling: all rates grow alike, until a link is full or a flow has all that
-// its narrowest link allows; those stop, the others go on.
+// Progressive filling: all rates grow equally until a link is full or a flow has the rate of
+// its narrowest link; those flows stop, the others continue.
 void Network::fill() {
   std::vector<std::int32_t> &links = filling_links_, &by_cap = filling_flows_;
   links.clear();
   for (const std::int32_t at : some_links_) {
     Link &link = links_[static_cast<std::size_t>(at)];
-    if (!link.crowded())
+    if (!link.saturated())
       continue;
     link.left = link.room;
     link.open = static_cast<std::int32_t>(link.flows.size());
@@ -201,7 +201,7 @@ void Network::fill() {
   }
 }
 
-// Ends the growth of every flow that can have no more than `level`.
+// Fixes the rate of every flow that can have no more than `level`.
 void Network::stop_at(double level, std::size_t next) {
   const double edge = level * (1 + close_enough);
   full_.clear();

@@ -1,9 +1,9 @@
 // Links, and the flows that share them.
 //
-// A message that is on its way is a flow over the links of its path. The rate of every flow
-// is max-min fair: nobody can get more without taking it from somebody who has less. A link
-// that could carry all its flows at the rate of their narrowest links holds nobody up, and
-// is left out of the sums; so a change reaches only flows that share crowded links.
+// A message in flight is a flow over the links of its path. The rate of every flow
+// is max-min fair: no rate can grow without lowering that of a flow that has less. A link
+// that can carry all its flows at the rate of their narrowest links limits none of them and
+// is left out; so a change affects only flows that share saturated links.
 
 #pragma once
 
@@ -18,8 +18,9 @@ namespace unisono::sim {
 
 class Network {
 public:
-  // `ratio` of the bytes travel; `duplex` of a link's bandwidth is left while its other
-  // direction, its twin, is busy. When a flow has drained is put on the agenda.
+  // `ratio` is the fraction of the bytes that is sent; `duplex` the fraction of a link's
+  // bandwidth that is left while its other direction, its twin, is busy. The end of each
+  // flow is put on the agenda.
   Network(const std::vector<double> &bandwidth, const std::vector<std::int64_t> &twins,
           double ratio, double duplex, const std::vector<Message> &messages,
           Agenda &agenda);
@@ -28,11 +29,11 @@ public:
   // not so many, or not of these links.
   bool know(std::size_t count, const std::vector<std::int64_t> &first,
             const std::vector<std::int64_t> &links, const std::vector<double> &latency);
-  // Makes room for the flows of all messages.
+  // Allocates the flows of all messages.
   void begin() { flows_.resize(messages_.size()); }
   void open(std::int32_t message, double now);
   void close(std::int32_t message);
-  // New rates for all whose share may have changed.
+  // Computes new rates for all flows whose share may have changed.
   void settle(double now);
 
   double latency(std::int32_t path) const {
@@ -41,7 +42,7 @@ public:
   std::size_t open_flows() const { return open_flows_; }
   // Bytes over each link.
   const std::vector<double> &carried() const { return carried_; }
-  // An end that was foreseen before rates changed.
+  // Whether an end was predicted before rates changed.
   bool stale(const Event &event) const {
     return event.kind == Event::Kind::drained &&
            event.version != flows_[static_cast<std::size_t>(event.message)].version;
@@ -54,11 +55,11 @@ private:
     bool growing = false, listed = false;
   };
   struct Link {
-    double bandwidth, room = 0, claimed = 0, left = 0; // room: of the bandwidth, now
+    double bandwidth, room = 0, claimed = 0, left = 0; // room: the bandwidth that is left now
     std::int32_t open = 0, twin = -1;                  // twin: its other direction
     bool listed = false, dirty = false;
     std::vector<std::int32_t> flows;
-    bool crowded() const { return claimed > room * (1 + 1e-9); }
+    bool saturated() const { return claimed > room * (1 + 1e-9); }
     double share() const { return left / open; } // while some of its flows grow
   };
 

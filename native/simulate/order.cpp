@@ -62,7 +62,7 @@ void Order::wait(std::int32_t before, std::int32_t after) {
     edges_.push_back(Edge{before, after});
 }
 
-// Chunks that travel together mostly wait for the same messages: each edge once.
+// Chunks of one message mostly wait for the same messages: each edge is added once.
 void Order::thin_out(std::size_t from) {
   const auto first = edges_.begin() + static_cast<std::ptrdiff_t>(from);
   const auto order = [](const Edge &a, const Edge &b) {
@@ -76,7 +76,7 @@ void Order::thin_out(std::size_t from) {
   edges_.erase(std::unique(first, edges_.end(), same), edges_.end());
 }
 
-// Everything that is read must have been written: by the last earlier step that wrote it.
+// A read waits for the last earlier step that wrote the slot.
 void Order::reads(const std::vector<Transfer> &step) {
   for (std::size_t i = 0; i < step.size(); ++i) {
     const Transfer &t = step[i];
@@ -87,7 +87,7 @@ void Order::reads(const std::vector<Transfer> &step) {
   }
 }
 
-// What is overwritten must have been written and read by all who came before.
+// A write waits for all earlier writes and reads of the slot.
 void Order::writes(const std::vector<Transfer> &step) {
   for (std::size_t i = 0; i < step.size(); ++i) {
     const auto slot = static_cast<std::size_t>(step[i].into * n_ + step[i].dst);
@@ -98,7 +98,7 @@ void Order::writes(const std::vector<Transfer> &step) {
   }
 }
 
-// Remember who wrote and read what; a read in the step of a write saw what was before.
+// Records the writers and readers of slots; a read in the step of a write sees the old value.
 void Order::note(const std::vector<Transfer> &step) {
   for (std::size_t i = 0; i < step.size(); ++i) {
     const Transfer &t = step[i];
@@ -171,7 +171,7 @@ void Order::link_edges() {
   }
 }
 
-// A message leaves when the one before it to the same rank has.
+// A message is sent after the previous one to the same rank.
 void Order::link_streams() {
   behind_.assign(messages_.size(), -1);
   std::unordered_map<std::int32_t, std::int32_t> last; // by path, that is by pair

@@ -1,8 +1,8 @@
-// From the steps of a schedule to messages, and which of them wait for which.
+// The messages of a schedule's steps, and their dependencies.
 //
-// What a rank sends to another in one step is one message. It waits for those that wrote
-// what it reads, and for those that read or wrote what it overwrites: the last writers and
-// the last readers of every slot are remembered, step by step.
+// What a rank sends to another in one step is one message. It waits for the messages that
+// wrote the slots that it reads, and for those that read or wrote the slots that it
+// overwrites: the last writers and readers of every slot are recorded, step by step.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct Transfer {
 struct Message {
   std::int32_t src, dst, step, path;
   std::int32_t waits_for = 0; // dependencies that are not yet done
-  std::int32_t cause = -1;    // the message whose end let it go
+  std::int32_t cause = -1;    // the message whose end started it
   double nbytes = 0, reduced = 0;
   double start = 0, end = 0;
 };
@@ -32,10 +32,10 @@ class Order {
 public:
   Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes);
 
-  // A step: its messages, and what they wait for. False if a transfer is out of range.
+  // Adds a step: its messages and their dependencies. False if a transfer is out of range.
   bool add(const std::vector<Transfer> &step);
-  // All steps are there: counts what each message waits for. With streams it also waits
-  // for the one before it to the same rank.
+  // After all steps: counts the dependencies of each message. With streams a message also
+  // waits for the previous one to the same rank.
   void complete(bool streams);
 
   std::vector<Message> &messages() { return messages_; }
@@ -49,7 +49,7 @@ public:
   // The messages of a rank, in the order of their steps.
   const std::vector<std::int32_t> &sent_by(std::size_t rank) const { return queue_[rank]; }
   std::size_t num_ranks() const { return queue_.size(); }
-  // Those that wait for a message; the next one in its stream, or -1.
+  // The messages that wait for one; the next one in its stream, or -1.
   std::span<const std::int32_t> after(std::int32_t message) const {
     const auto k = static_cast<std::size_t>(message);
     return {then_.data() + next_[k], then_.data() + next_[k + 1]};

@@ -5,11 +5,11 @@
 namespace unisono::sim {
 
 namespace {
-// Flows that began and shared alike end together but for rounding; a look at the shares
-// for each of them apart would cost more than all the rest.
+// Flows that began together with equal shares end together except for rounding. Computing
+// new rates after each of them would cost more than all the rest.
 constexpr double at_once = 1e-9;
-// Where thousands share, sizes that differ by a byte would still end one by one, and each
-// end changes all rates. Then what ends this close ends together.
+// With thousands of flows, sizes that differ by a byte would end one by one, and each end
+// changes all rates. So flows that end this close to each other end together.
 constexpr double nearly_at_once = 1e-5;
 constexpr std::size_t many_flows = 4096;
 } // namespace
@@ -68,7 +68,7 @@ void Simulator::begin_ranks(const std::vector<double> &begin) {
   }
 }
 
-// It is the turn of the next step that this rank sends in: those that need not wait leave.
+// Begins the next step in which this rank sends: messages without dependencies are sent.
 void Simulator::offer(std::int32_t rank, double now, std::int32_t cause) {
   const auto r = static_cast<std::size_t>(rank);
   const auto &mine = order_.sent_by(r);
@@ -86,7 +86,7 @@ void Simulator::offer(std::int32_t rank, double now, std::int32_t cause) {
 
 void Simulator::leave(std::int32_t id, double now, std::int32_t cause) {
   Message &m = message(id);
-  m.waits_for = -1; // on its way
+  m.waits_for = -1; // in flight
   m.cause = cause;
   double &busy = sending_[static_cast<std::size_t>(m.src)];
   busy = std::max(busy, now);
@@ -113,7 +113,7 @@ void Simulator::handle(const Event &event) {
   }
 }
 
-// All of it has left its rank, whose next may follow.
+// A message has been sent completely: the next one of its rank may follow.
 void Simulator::drained(std::int32_t id, double now) {
   const Message &m = message(id);
   network_.close(id);
@@ -129,7 +129,7 @@ void Simulator::drained(std::int32_t id, double now) {
   }
 }
 
-// All of it is there; it may have to be decoded and added up.
+// A message has arrived completely; it may have to be decoded and reduced.
 void Simulator::arrived(std::int32_t id, double now) {
   const Message &m = message(id);
   const double work =
@@ -141,7 +141,7 @@ void Simulator::arrived(std::int32_t id, double now) {
   agenda_.add(busy, id, Event::Kind::done);
 }
 
-// Those that waited for it alone leave, if it is their turn.
+// Messages that waited only for this one are sent, if it is their turn.
 void Simulator::done(std::int32_t id, double now) {
   Message &m = message(id);
   m.end = now;

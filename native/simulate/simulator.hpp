@@ -1,8 +1,8 @@
-// When every message of a schedule would leave and arrive, event by event.
+// Discrete-event simulation of a schedule: when every message is sent and arrives.
 //
-// Messages wait for what they read and overwrite (order.hpp), leave a rank in the
-// order of its steps (or, with streams, in that order for each peer alone), and then share
-// links fairly (network.hpp). Docs: docs/simulation.md.
+// Messages wait for the slots that they read and overwrite (order.hpp), are sent in the
+// order of their rank's steps (or, with streams, in that order for each peer), and then
+// share links fairly (network.hpp). Docs: docs/simulation.md.
 
 #pragma once
 
@@ -17,12 +17,12 @@ namespace unisono::sim {
 
 struct Costs {
   double overhead = 0; // of a rank, for each message it sends
-  double encode = 0;   // seconds per byte, before it leaves
+  double encode = 0;   // seconds per byte, before it is sent
   double decode = 0;   // seconds per byte, after it arrives
-  double reduce = 0;   // seconds per byte that is added up
-  double ratio = 1;    // of the bytes travel
+  double reduce = 0;   // seconds per byte that is reduced
+  double ratio = 1;    // the fraction of the bytes that is sent
   bool streams = false; // messages to different ranks do not wait for each other
-  double duplex = 1;   // of a link's bandwidth is left while its other direction is busy
+  double duplex = 1;   // the fraction of a link's bandwidth while its other direction is busy
 };
 
 class Simulator {
@@ -33,14 +33,14 @@ public:
   Simulator(const Simulator &) = delete;
   Simulator &operator=(const Simulator &) = delete;
 
-  // A step: its messages, and what they wait for. False if a transfer is out of range.
+  // Adds a step: its messages and their dependencies. False if a transfer is out of range.
   bool add(const std::vector<Transfer> &step) { return order_.add(step); }
   // Pairs (src * n + dst) that have no path yet, in the order they appeared.
   const std::vector<std::int64_t> &unknown() const { return order_.unknown(); }
   // The paths of all of them: links first[k]..first[k+1]-1, and latencies.
   bool know(const std::vector<std::int64_t> &first, const std::vector<std::int64_t> &links,
             const std::vector<double> &latency);
-  // Runs to the end; how many events there were. Ranks begin at `begin`.
+  // Runs to the end and returns the number of events. Ranks begin at `begin`.
   std::int64_t run(const std::vector<double> &begin);
 
   const std::vector<Message> &messages() const { return order_.messages(); }
@@ -65,9 +65,9 @@ private:
   Order order_;
   Agenda agenda_;
   Network network_;
-  std::vector<std::size_t> turn_, last_; // whose turn: of a rank's messages, turn_..last_-1
-  std::vector<std::int32_t> unsent_;     // of those, how many have not left
-  std::vector<double> sending_, adding_, finished_; // until when a rank is
+  std::vector<std::size_t> turn_, last_; // the messages of a rank's current step: turn_..last_-1
+  std::vector<std::int32_t> unsent_;     // how many of those are not sent
+  std::vector<double> sending_, adding_, finished_; // when a rank ends doing so
 };
 
 } // namespace unisono::sim

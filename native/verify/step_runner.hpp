@@ -1,11 +1,11 @@
-// One step of a schedule, carried out on the verifier's state.
+// Runs one step of a schedule on the verifier's state.
 //
 // The rules are those of src/unisono/schedule/step.py, and the NumPy twin of this file is
 // in src/unisono/schedule/domains.py: everything is read before anything is written; a slot
 // takes at most one copy, and any number of reductions after it.
 //
 // The state holds chunks lo..hi-1 as rows of n ranks. Rows are per chunk, not per rank,
-// because a chunk that walks from rank to rank then walks along its own cache line.
+// because a chunk that passes from rank to rank then stays within its own cache lines.
 
 #pragma once
 
@@ -82,7 +82,7 @@ public:
   }
 
 private:
-  // No value of either domain: marks a slot that awaits its one copy.
+  // No value of either domain: marks a slot that waits for its copy.
   static constexpr Value kAwaited = Value{1} << (8 * sizeof(Value) - 1);
 
   bool allowed(std::int64_t src, std::int64_t dst, std::int64_t chunk,
@@ -141,7 +141,7 @@ private:
     return -1;
   }
 
-  // Which transfer of the step the k-th of this lot is; needed only to report a fault.
+  // Which transfer of the step is the k-th of this batch; needed only to report a fault.
   std::int64_t flat_index(const Transfers &step, std::int64_t k) const {
     std::int64_t index = 0;
     for (std::size_t i = 0; i < step.rows; ++i)
@@ -154,7 +154,7 @@ private:
   Domain domain_;
   World world_;
   Value *state_;
-  std::size_t count_ = 0; // of the transfers below, those of this lot
+  std::size_t count_ = 0; // how many of the transfers below are of this batch
   std::vector<Value> value_;
   std::vector<std::int64_t> slot_;
   std::vector<std::uint8_t> reduces_;

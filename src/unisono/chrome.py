@@ -167,7 +167,7 @@ class Sheet:
             ends = (("s", arrow.sent, leaves), ("f", arrow.came, arrives))
             for phase, there, at in ends:
                 binds = {"bp": "e"} if phase == "f" else {}
-                where = {"pid": there.rank, "tid": there.tid, "ts": _told(at)}
+                where = {"pid": there.rank, "tid": there.tid, "ts": _written_us(at)}
                 yield {"ph": phase, **common, **where, **binds}
 
     def _counters(self) -> Iterator[object]:
@@ -189,8 +189,8 @@ def _counted(rank: int, changes: Iterable[tuple[float, float]]) -> Iterator[obje
     for at, change in changes:
         bytes_now = max(0.0, bytes_now + change)
         args = {"bytes": bytes_now}
-        told = {"pid": rank, "ts": _told(at), "args": args}
-        yield {"ph": "C", "name": IN_FLIGHT, **told}
+        event = {"pid": rank, "ts": _written_us(at), "args": args}
+        yield {"ph": "C", "name": IN_FLIGHT, **event}
 
 
 def _room(stacks: list[list[Slice]], each: Slice, held: Container[Slice]) -> int:
@@ -238,23 +238,23 @@ def _complete(each: Slice) -> dict[str, object]:
         "name": each.name,
         "pid": each.rank,
         "tid": each.tid,
-        "ts": _told(each.begin),
-        "dur": _told(each.end - each.begin),
+        "ts": _written_us(each.begin),
+        "dur": _written_us(each.end - each.begin),
         "args": each.args,
     }
 
 
 def _whole(us: float) -> float:
-    """Microseconds to the nanosecond, as all of the file is told."""
+    """Microseconds to the nanosecond, as in the whole file."""
     return round(us * 1e3) / 1e3
 
 
-def _told(us: float) -> float:
+def _written_us(us: float) -> float:
     """The same nanosecond for readers that round and for those that cut off.
 
     1.001 times 1000 is a little less than 1001, and Perfetto before its version 51 took
     that for 1000; then neighbours overlap.
     """
-    told = _whole(us)
-    cut = int(told * 1e3) < round(us * 1e3)
-    return math.nextafter(told, math.inf) if cut else told
+    us_written = _whole(us)
+    cut = int(us_written * 1e3) < round(us * 1e3)
+    return math.nextafter(us_written, math.inf) if cut else us_written

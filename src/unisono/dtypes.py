@@ -57,7 +57,7 @@ REDUCTIONS: dict[str, int] = {
 OPS = (*REDUCTIONS, "mean")
 
 
-_SEEN: dict[Any, DType] = {}  # their own types of element types, once met
+_SEEN: dict[Any, DType] = {}  # their own types of element types, once seen
 
 
 def dtype_of(array: Any) -> DType:

@@ -9,10 +9,10 @@
     │  └─ CollectiveMismatch  ranks called different things
     ├─ ScheduleError   a schedule that does not keep its collective's promise
     ├─ TransportError  bytes do not arrive, or not as they were sent
-    │  ├─ ConnectFailed       ranks did not meet
+    │  ├─ ConnectFailed       ranks did not connect
     │  ├─ PeerLost            a rank died, left or was interrupted
-    │  ├─ Corrupted           bytes that nobody can have sent so
-    │  └─ NotAuthentic        somebody who does not belong to the job
+    │  ├─ Corrupted           bytes that no rank can have sent
+    │  └─ NotAuthentic        a peer that does not belong to the job
     ├─ CollectiveTimeout  the deadline passed: who has not arrived
     ├─ DeviceError     a GPU cannot be used
     │  ├─ UnsupportedDevice   it is too old
@@ -104,7 +104,7 @@ class TransportError(UnisonoError):
 
 
 class ConnectFailed(TransportError):
-    """Ranks did not meet: `missing` have not appeared."""
+    """Ranks did not connect: `missing` have not appeared."""
 
     def __init__(self, message: str, *, missing: Sequence[int] = ()) -> None:
         """Keep who is missing."""
@@ -135,7 +135,7 @@ class PeerLost(TransportError):
 
 
 class NotAuthentic(TransportError):
-    """Somebody who does not belong to the job spoke to it."""
+    """A process that does not belong to the job connected to it."""
 
 
 class Corrupted(TransportError):
@@ -231,7 +231,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadArgument:
-    """The error for a name that nobody bears, with the three nearest that exist."""
+    """The error for a name that does not exist, with the three nearest that exist."""
     nearest = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.0)
     hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
     return BadArgument(f"unknown {kind} {name!r}{hint}")

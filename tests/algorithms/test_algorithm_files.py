@@ -45,7 +45,7 @@ def body(*lines: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["broadcast", "reduce"])
-def test_a_right_file_is_verified_as_any_other(written, what):
+def test_correct_file_is_verified(written, what):
     for n in (1, 2, 5, 13):
         for root in range(n):
             made = schedule(what, written(RIGHT), n, root=root)
@@ -53,16 +53,16 @@ def test_a_right_file_is_verified_as_any_other(written, what):
             assert made.name == "mine"
 
 
-def test_a_file_takes_parameters_after_its_path(written):
+def test_file_takes_parameters_after_its_path(written):
     assert schedule("broadcast", written(RIGHT) + ":late", 4).name == "mine:late"
 
 
-def test_a_path_may_hold_a_plus(written):
+def test_path_may_contain_a_plus_sign(written):
     made = schedule("broadcast", written(RIGHT, "one+other.py"), 4)
     assert made.name == "one+other"
 
 
-def test_a_file_is_read_anew_whenever_it_is_asked_for(written):
+def test_file_is_read_again_at_each_load(written):
     path = written(RIGHT)
     assert schedule("broadcast", path, 4).num_steps == 3
     written(body("yield copy_step(0, src=0, dst=range(1, n))"))
@@ -75,14 +75,14 @@ def test_load_file_gives_the_algorithms_in_the_order_of_their_lines(written):
     assert found[0].about == "The root tells one after the other."
 
 
-def test_a_wrong_file_gives_a_counter_example(written):
+def test_wrong_file_gives_a_counter_example(written):
     forgets = written(body("for r in range(1, n - 1):", "    yield copy_step(0, 0, r)"))
     with pytest.raises(ScheduleError, match="rank 4 never receives chunk 0") as wrong:
         schedule("broadcast", forgets, 5).verify()
     assert (wrong.value.rank, wrong.value.chunk, wrong.value.step) == (4, 0, None)
 
 
-def test_a_transfer_to_nobody_gives_a_counter_example_with_its_step(written):
+def test_transfer_to_a_missing_rank_gives_a_counter_example_with_its_step(written):
     leaves = written(body("yield copy_step(0, 0, 1)", "yield copy_step(0, 0, n)"))
     with pytest.raises(ScheduleError, match="step 2") as wrong:
         schedule("broadcast", leaves, 3).verify()
@@ -151,14 +151,14 @@ def test_exception_in_a_file_is_reported_with_its_line(written, kind):
     assert str(wrong.value).startswith(f"{path}:{line}: ")
 
 
-def test_a_file_without_algorithms_is_refused(written):
+def test_file_without_algorithms_is_refused(written):
     path = written("x = 1\n")
     with pytest.raises(BadArgument, match="@algorithm") as wrong:
         schedule("broadcast", path, 4)
     assert str(wrong.value).startswith(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     path = str(tmp_path / "missing.py")
     with pytest.raises(BadArgument, match="no such file") as wrong:
         schedule("broadcast", path, 4)
@@ -170,7 +170,7 @@ def test_file_without_the_collective_lists_those_it_has(written):
         schedule("all_reduce", written(RIGHT), 4)
 
 
-def test_a_file_may_define_a_dataclass(written):
+def test_file_may_define_a_dataclass(written):
     head = """
         from __future__ import annotations
         from dataclasses import dataclass
@@ -218,7 +218,7 @@ def installed(tmp_path, monkeypatch):
     library.cache_clear()
 
 
-def test_an_installed_package_is_found_by_its_entry_point(installed):
+def test_installed_package_is_found_by_its_entry_point(installed):
     ours = len(library())
     installed("their_telling", RIGHT)
     assert len(library()) == ours + 2
@@ -226,7 +226,7 @@ def test_an_installed_package_is_found_by_its_entry_point(installed):
     assert library()["reduce", "their_telling"].story == "Told by the root."
 
 
-def test_a_broken_entry_point_warns_and_is_left_out(installed):
+def test_broken_entry_point_warns_and_is_left_out(installed):
     ours = set(library())
     installed("their_ruin", "raise RuntimeError('out of order')\n")
     with pytest.warns(UserWarning, match=r"their_ruin left out.*out of order"):
@@ -234,7 +234,7 @@ def test_a_broken_entry_point_warns_and_is_left_out(installed):
     assert found == ours
 
 
-def test_an_entry_point_that_leads_nowhere_warns_and_is_left_out(installed):
+def test_entry_point_without_a_module_warns_and_is_left_out(installed):
     ours = set(library())
     installed("their_void", "", target="no_such_package.rings")
     with pytest.warns(UserWarning, match="no_such_package"):
@@ -242,7 +242,7 @@ def test_an_entry_point_that_leads_nowhere_warns_and_is_left_out(installed):
     assert found == ours
 
 
-def test_an_installed_package_does_not_replace_what_is_ours(installed):
+def test_installed_package_does_not_replace_built_in_algorithms(installed):
     installed("tree", RIGHT)
     with pytest.warns(UserWarning, match="exists already"):
         library()
@@ -263,7 +263,7 @@ def test_an_installed_package_does_not_replace_what_is_ours(installed):
         "@algorithm(chunks=0)\ndef broadcast(n): yield\n",
     ],
 )
-def test_a_decoration_that_makes_no_sense_is_refused(written, text):
+def test_invalid_decorator_arguments_are_refused(written, text):
     path = written(f"from unisono import algorithm\n{text}")
     with pytest.raises(BadArgument) as wrong:
         schedule("broadcast", path, 4)

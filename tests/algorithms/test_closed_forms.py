@@ -159,25 +159,25 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_cost_is_the_closed_form(law):
+def test_cost_equals_the_closed_form(law):
     check(law)
 
 
 @pytest.mark.parametrize("p", EVERY)
-def test_one_server_is_a_naive_reduce_and_a_naive_broadcast(p):
+def test_one_parameter_server_costs_a_naive_reduce_and_a_naive_broadcast(p):
     joined = schedule("reduce", "naive", p).then(schedule("broadcast", "naive", p))
     assert counted(joined) == (p, *exact(one_server(p)))
 
 
 @pytest.mark.parametrize("p", POWERS)
-def test_a_double_tree_takes_four_rounds_a_level_less_two(p):
+def test_double_tree_takes_four_rounds_per_level_less_two(p):
     assert (
         schedule("all_reduce", "double_tree", p).cost().rounds == 4 * ceil_log2(p) - 2
     )
 
 
 @pytest.mark.parametrize("m", [1, 4, 32])
-def test_a_double_tree_comes_to_two_buffers_and_one_of_sums_as_it_is_cut_finer(m):
+def test_double_tree_with_more_segments_approaches_two_buffers_sent_and_one_reduced(m):
     for p in EVERY:
         cost = schedule("all_reduce", f"double_tree:segments={m}", p).cost()
         assert cost.span <= 2 + 2 * Fraction(ceil_log2(p), m)
@@ -185,7 +185,7 @@ def test_a_double_tree_comes_to_two_buffers_and_one_of_sums_as_it_is_cut_finer(m
 
 
 @pytest.mark.parametrize("p", EVERY)
-def test_a_ring_both_ways_halves_the_steps_and_moves_the_same_bytes(p):
+def test_bidirectional_ring_halves_the_steps_and_moves_the_same_bytes(p):
     cost = schedule("all_reduce", "ring:both", p).cost()
     assert cost.steps == 2 * (p // 2)
     assert (cost.span, cost.work) == exact((2 * share(p), share(p)))
@@ -201,7 +201,7 @@ def test_dissemination_has_the_fewest_steps_and_messages_received(p):
 @pytest.mark.parametrize(
     ("g", "hosts"), [(2, 2), (4, 3), (3, 4), (8, 8), (5, 7), (1, 6)]
 )
-def test_two_levels_of_rings(g, hosts):
+def test_rings_on_two_levels_have_the_closed_form(g, hosts):
     p = g * hosts
     bytes_ = 2 * share(g) + Fraction(2 * (hosts - 1), g * hosts)
     terms = 2 * (g - 1) + 2 * (hosts - 1), bytes_, share(p)
@@ -210,7 +210,7 @@ def test_two_levels_of_rings(g, hosts):
 
 
 @pytest.mark.parametrize("sizes", [[2, 4, 3], [3, 3, 3], [2, 2, 2, 2, 2], [4, 2, 8]])
-def test_any_number_of_levels_of_rings(sizes):
+def test_rings_on_any_number_of_levels_have_the_closed_form(sizes):
     levels = "x".join(str(size) for size in sizes)
     p = prod(sizes)
     terms = sum(2 * (s - 1) for s in sizes), 2 * through_levels(sizes), share(p)
@@ -222,7 +222,7 @@ def test_any_number_of_levels_of_rings(sizes):
     ("shape", "side", "dims"),
     [("4x4", 4, 2), ("8x8", 8, 2), ("3x3x3", 3, 3), ("7", 7, 1)],
 )
-def test_a_torus_keeps_every_link_equally_busy(shape, side, dims):
+def test_torus_loads_every_link_equally(shape, side, dims):
     p = side**dims
     cost = schedule("all_reduce", f"torus:shape={shape}", p).cost()
     assert cost.steps == 2 * dims * (side - 1)

@@ -133,14 +133,14 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_cost_is_the_closed_form(law):
+def test_cost_equals_the_closed_form(law):
     check(law)
 
 
 @pytest.mark.parametrize("p", OTHERS)
 @pytest.mark.parametrize("what", HALVES)
 @pytest.mark.parametrize("name", ["halving_doubling", "swing"])
-def test_folding_costs_two_rounds_and_about_another_buffer(name, what, p):
+def test_folding_costs_two_rounds_and_about_one_more_buffer(name, what, p):
     cost = schedule(what, name, p).cost()
     assert cost.rounds == floor_log2(p) + 2
     assert 1 < cost.span < 3
@@ -148,32 +148,32 @@ def test_folding_costs_two_rounds_and_about_another_buffer(name, what, p):
 
 @pytest.mark.parametrize("what", HALVES)
 @pytest.mark.parametrize("p", EVERY)
-def test_a_ring_both_ways_halves_the_steps_and_moves_the_same_bytes(p, what):
+def test_bidirectional_ring_halves_the_steps_and_moves_the_same_bytes(p, what):
     cost = schedule(what, "ring:both", p).cost()
     assert cost.steps == p // 2
     assert cost.span == float(share(p))
 
 
 @pytest.mark.parametrize("p", EVERY)
-def test_all_to_all_both_ways_round_a_ring_takes_the_shorter_way(p):
+def test_bidirectional_ring_all_to_all_uses_the_shorter_direction(p):
     cost = schedule("all_to_all", "ring:both", p).cost()
     assert cost.steps == p // 2
     assert cost.span == float(Fraction(sum(min(d, p - d) for d in range(p)), p))
 
 
 @pytest.mark.parametrize("p", EVERY)
-def test_bruck_moves_a_chunk_once_for_every_one_in_its_distance(p):
+def test_bruck_moves_a_chunk_once_per_one_bit_of_its_distance(p):
     moved = Fraction(sum(f"{distance:b}".count("1") for distance in range(p)), p)
     made = schedule("all_to_all", "bruck", p)
     assert counted(made) == (p, *exact((ceil_log2(p), moved, 0)))
 
 
-def test_bruck_among_thirteen_moves_22_thirteenths():
+def test_bruck_with_13_ranks_moves_22_thirteenths():
     assert schedule("all_to_all", "bruck", 13).cost().span == 22 / 13
 
 
 @pytest.mark.parametrize("radix", [3, 4, 5])
-def test_bruck_of_any_radix_sends_a_message_for_every_digit_and_its_value(radix):
+def test_bruck_of_any_radix_sends_one_message_per_digit_and_value(radix):
     for p in EVERY:
         cost = schedule("all_to_all", f"bruck:radix={radix}", p).cost()
         rounds = (radix - 1) * digits(p, radix)
@@ -186,7 +186,7 @@ def test_bruck_of_any_radix_sends_a_message_for_every_digit_and_its_value(radix)
 
 @pytest.mark.parametrize("radix", [3, 4, 5])
 @pytest.mark.parametrize("what", [*ONE_WAY, *SHARES])
-def test_a_k_nomial_tree_never_takes_more_than_k_less_one_rounds_a_level(what, radix):
+def test_k_nomial_tree_takes_at_most_k_minus_1_rounds_per_level(what, radix):
     for p in EVERY:
         cost = schedule(what, f"tree:radix={radix}", p).cost()
         assert cost.steps == digits(p, radix)
@@ -195,7 +195,7 @@ def test_a_k_nomial_tree_never_takes_more_than_k_less_one_rounds_a_level(what, r
 
 @pytest.mark.parametrize("what", ONE_WAY)
 @pytest.mark.parametrize("p", EVERY)
-def test_a_double_tree_takes_at_most_two_rounds_a_level_and_one(p, what):
+def test_double_tree_takes_at_most_two_rounds_per_level_and_one(p, what):
     cost = schedule(what, "double_tree", p).cost()
     assert cost.rounds <= 2 * ceil_log2(p) + 1
     assert max(cost.sent.max(), cost.received.max()) <= 1
@@ -203,7 +203,7 @@ def test_a_double_tree_takes_at_most_two_rounds_a_level_and_one(p, what):
 
 @pytest.mark.parametrize("what", ONE_WAY)
 @pytest.mark.parametrize("m", [8, 32])
-def test_a_double_tree_cut_fine_costs_its_segments_and_two_rounds_a_level(m, what):
+def test_double_tree_with_segments_costs_its_segments_and_two_rounds_per_level(m, what):
     for p in EVERY:
         cost = schedule(what, f"double_tree:segments={m}", p).cost()
         assert cost.rounds <= 2 * ceil_log2(p) + 2 * m
@@ -212,7 +212,7 @@ def test_a_double_tree_cut_fine_costs_its_segments_and_two_rounds_a_level(m, wha
 
 @pytest.mark.parametrize("what", HALVES)
 @pytest.mark.parametrize("sizes", [[4, 3], [5, 7], [2, 4, 3], [2, 2, 2, 2, 2]])
-def test_levels_of_rings(sizes, what):
+def test_rings_on_levels_have_the_closed_form(sizes, what):
     p, levels = prod(sizes), "x".join(str(size) for size in sizes)
     made = schedule(what, f"hierarchical:levels={levels}", p)
     adds = share(p) if what in ADDING else 0
@@ -221,7 +221,7 @@ def test_levels_of_rings(sizes, what):
 
 
 @pytest.mark.parametrize(("g", "hosts"), [(4, 3), (3, 4), (8, 8), (5, 7)])
-def test_all_to_all_on_two_levels(g, hosts):
+def test_all_to_all_on_two_levels_has_the_closed_form(g, hosts):
     p = g * hosts
     made = schedule("all_to_all", f"hierarchical:levels={g}x{hosts}", p)
     assert counted(made) == (p, *exact((g - 1 + hosts - 1, share(g) + share(hosts), 0)))
@@ -241,7 +241,7 @@ BOUNDS: dict[str, Callable[[int], tuple[Number, Number]]] = {
 
 
 @pytest.mark.parametrize("what", BOUNDS)
-def test_the_lower_bound_is_the_one_of_the_literature(what):
+def test_lower_bound_is_that_of_the_literature(what):
     for p in EVERY:
         least = schedule(what, "hierarchical", p).cost().bound
         assert least.rounds == ceil_log2(p)

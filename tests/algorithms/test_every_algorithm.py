@@ -23,7 +23,7 @@ few_worlds_or_all = pytest.mark.parametrize("few", [True, False], ids=["few", "a
 
 
 def fitting(what: str, name: str, worlds: Iterable[int]) -> Iterator[Schedule]:
-    """The schedules for those worlds that the shape told in the name, if any, fits."""
+    """The schedules for those worlds that the shape in the name, if any, fits."""
     for n in worlds:
         try:
             yield schedule(what, name, n)
@@ -54,14 +54,14 @@ def test_every_algorithm_keeps_its_contract_for_every_root(what, name, few):
 
 
 @pytest.mark.parametrize(("what", "name"), SHAPED)
-def test_a_shape_that_does_not_fit_is_refused_with_the_number_of_ranks(what, name):
+def test_shape_that_does_not_fit_is_refused_with_the_number_of_ranks(what, name):
     with pytest.raises(UnsupportedWorld, match="59") as refused:
         schedule(what, name, 59)
     assert refused.value.n == 59
 
 
 @pytest.mark.parametrize(("what", "name"), UNSHAPED)
-def test_a_world_of_one_rank_sends_nothing(what, name):
+def test_world_of_one_rank_sends_nothing(what, name):
     assert schedule(what, name, 1).cost().messages == 0
 
 
@@ -86,7 +86,7 @@ def test_no_algorithm_beats_the_lower_bound(what, name, few):
         assert cost.work >= cost.bound.work * (1 - 1e-12)
 
 
-def test_every_algorithm_tells_what_it_does():
+def test_every_algorithm_has_a_description():
     for algorithm in library().values():
         assert algorithm.about.endswith(".")
         assert algorithm.story

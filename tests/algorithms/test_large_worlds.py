@@ -25,8 +25,8 @@ proof = schedule("all_reduce", "ring", 10_240).verify()
 assert proof.transfers == 2 * 10_240 * 10_239
 status = pathlib.Path("/proc/self/status")
 if status.exists():
-    told = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
-    sys.stdout.write(str(int(told.split()[1]) * 1024))
+    line = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
+    sys.stdout.write(str(int(line.split()[1]) * 1024))
 else:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -45,7 +45,7 @@ def test_every_algorithm_keeps_its_contract_among_a_thousand_ranks(what, name, n
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform == "win32", reason="no measure of the peak there")
-def test_a_ring_of_ten_thousand_ranks_is_verified_within_a_gigabyte():
+def test_ring_of_ten_thousand_ranks_is_verified_within_a_gigabyte():
     ran = subprocess.run(
         [sys.executable, "-c", VERIFY_AND_TELL_THE_PEAK],
         capture_output=True,

@@ -88,7 +88,7 @@ def test_hosts_may_have_any_numbers(hosts, message):
 
 @every_placement
 @pytest.mark.parametrize("by", ["direct", "ring", "direct/ring"])
-def test_an_all_reduce_loads_every_host_with_the_least_there_is(hosts, by):
+def test_all_reduce_loads_every_host_with_the_lower_bound(hosts, by):
     counted, num_hosts = crossing("all_reduce", hosts, by), len(set(hosts))
     least = 2 * (num_hosts - 1) / num_hosts
     assert counted.leaving == pytest.approx([least] * num_hosts)
@@ -108,7 +108,7 @@ def test_each_host_receives_only_chunks_it_lacks(hosts):
 
 
 @every_placement
-def test_whoever_is_the_root_one_copy_enters_each_other_host(hosts):
+def test_one_copy_enters_each_other_host_for_every_root(hosts):
     n, sizes = len(hosts), np.bincount(hosts)
     for root in range(n):
         others = np.arange(sizes.size) != hosts[root]
@@ -124,7 +124,7 @@ def test_whoever_is_the_root_one_copy_enters_each_other_host(hosts):
         assert up == pytest.approx(shares)
 
 
-def test_a_root_turned_ring_wise_would_tear_hosts_apart():
+def test_rotating_ranks_to_the_root_would_split_hosts():
     """Why the root's host leads: the same schedule, turned, sends in vain."""
     hosts = NAMED["2 x 4"]
     turned = made_for("broadcast", hosts, "naive").rooted_at(2)
@@ -145,7 +145,7 @@ def test_traffic_between_hosts_is_shared_by_all_ranks_of_a_host(what, hosts):
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "all_gather", "all_to_all"])
-def test_ranks_of_uneven_hosts_carry_nearly_alike(what):
+def test_ranks_of_uneven_hosts_send_nearly_the_same(what):
     hosts = np.array(NAMED["5 + 4 + 4"])
     table = made_for(what, tuple(hosts.tolist()), "direct").cost().pairs
     table[hosts[:, None] == hosts] = 0
@@ -157,7 +157,7 @@ def test_ranks_of_uneven_hosts_carry_nearly_alike(what):
 
 @pytest.mark.parametrize("segments", [1, 2, 3, 8])
 @every_placement
-def test_segments_overlap_inside_and_across(hosts, segments):
+def test_segments_overlap_within_and_between_hosts(hosts, segments):
     """Segment j is in its phase t - j: all four phases go on at once."""
     made = made_for("all_reduce", hosts, "direct", segments)
     host, uneven = np.array(hosts), len(set(hosts)) < len(hosts)
@@ -179,7 +179,7 @@ def test_segments_overlap_inside_and_across(hosts, segments):
 
 @law
 @given(placements, st.data())
-def test_the_leaders_group_comes_first_and_none_is_torn(hosts, data):
+def test_group_of_the_leader_comes_first_and_no_group_is_split(hosts, data):
     sizes = list(Counter(hosts).values())
     leader = data.draw(st.integers(0, len(hosts) - 1))
     (turned,), order = led_by(len(hosts), [sizes], leader)
@@ -191,7 +191,7 @@ def test_the_leaders_group_comes_first_and_none_is_torn(hosts, data):
 
 
 @pytest.mark.parametrize("root", range(26))
-def test_the_root_leads_on_every_level(root):
+def test_root_is_the_leader_on_every_level(root):
     rack = np.repeat([0, 1, 2], [10, 8, 8])
     for what in ("broadcast", "gather"):
         made = schedule(what, "hierarchical:levels=2x5+4+4,by=naive", 26, root=root)
@@ -204,7 +204,7 @@ def test_the_root_leads_on_every_level(root):
         assert crossed == pytest.approx(wanted)
 
 
-def test_two_hosts_of_four_what_each_schedule_sends_over_the_link():
+def test_bytes_between_two_hosts_of_four_match_for_each_schedule():
     """In buffers of 8 ranks: only a hierarchy does not mind where the ranks live."""
     good, bad = NAMED["2 x 4"], NAMED["2 x 4 in turn"]
     ring, direct = (schedule("all_reduce", name, 8) for name in ("ring", "direct"))
@@ -235,11 +235,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_wrong_placement_is_refused_with_what_is_right(message):
+def test_invalid_placement_is_refused_with_the_expected_form(message):
     with pytest.raises(BadArgument, match=REFUSED[message]):
         schedule("broadcast", f"hierarchical:{message}", 4)
 
 
-def test_a_placement_of_other_ranks_is_refused():
+def test_placement_with_another_number_of_ranks_is_refused():
     with pytest.raises(UnsupportedWorld, match="places 4 ranks, but there are 5"):
         schedule("broadcast", "hierarchical:hosts=0.1.0.1", 5)

@@ -17,14 +17,14 @@ def broadcast(n, both: bool = False, radix: int = 2, order: str = "up"):
 
 @algorithm
 def scatter(n, root: int = 0, last: bool = False):
-    """A scatter that is told its root, and serves the ranks in order."""
+    """A scatter that takes its root, and serves the ranks in order."""
     c = np.delete(np.arange(n), root)
     yield copy_step(c[::-1] if last else c, src=root, dst=c[::-1] if last else c)
 
 
 @algorithm
 def gather(n, root: int = 0):
-    """A gather that is told its root and does not listen."""
+    """A gather that takes its root and ignores it."""
     return schedule("gather", "direct", n)
 
 
@@ -46,7 +46,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("message", NAMES)
-def test_a_schedule_bears_the_shortest_name_that_means_it(message):
+def test_schedule_has_the_shortest_name_of_its_algorithm(message):
     made = schedule("all_reduce", message, 12)
     assert made.name == NAMES[message]
     again = schedule("all_reduce", made.name, 12)
@@ -60,7 +60,7 @@ def test_parameters_in_the_name_and_by_keyword_mean_the_same():
     assert result.cost().as_dict() == given.cost().as_dict()
 
 
-def test_spelled_leaves_out_what_is_the_default():
+def test_spelled_omits_default_parameters():
     assert broadcast.spelled() == "test_registry"
     assert broadcast.spelled(both=True) == "test_registry:both"
     assert broadcast.spelled(both=False, radix=2) == "test_registry"
@@ -69,7 +69,7 @@ def test_spelled_leaves_out_what_is_the_default():
     assert named == "test_registry:both,radix=3,order=down"
 
 
-def test_an_algorithm_tells_its_name_collective_and_parameters():
+def test_algorithm_has_name_collective_and_parameters():
     assert broadcast.collective is collective("broadcast")
     assert broadcast.params == {"both": False, "radix": 2, "order": "up"}
     assert broadcast.about == "A broadcast that refuses most worlds."
@@ -83,7 +83,7 @@ def test_find_gives_the_algorithm_and_the_parameters_given():
     assert result == {"levels": "2x2", "by": "tree"}
 
 
-def test_a_pair_is_its_first_half_and_then_its_second():
+def test_pair_runs_its_first_half_and_then_its_second():
     pair = schedule("broadcast", "tree+ring", 6, root=4)
     halves = schedule("scatter", "tree", 6).then(schedule("all_gather", "ring", 6))
     assert pair.root == 4
@@ -102,7 +102,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("what", "name", "near"), UNKNOWN)
-def test_an_unknown_name_is_answered_with_the_three_nearest(what, name, near):
+def test_unknown_name_is_refused_with_the_three_nearest(what, name, near):
     with pytest.raises(BadArgument, match="nearest: ") as refused:
         schedule(what, name, 4)
     nearest = str(refused.value).rpartition("nearest: ")[2].split(", ")
@@ -110,7 +110,7 @@ def test_an_unknown_name_is_answered_with_the_three_nearest(what, name, near):
     assert nearest[: len(near)] == near
 
 
-def test_a_name_of_another_collective_is_answered_with_where_it_exists():
+def test_algorithm_of_another_collective_is_refused_with_its_collectives():
     with pytest.raises(BadArgument, match="bruck") as refused:
         schedule("broadcast", "bruck", 4)
     assert "all_to_all" in str(refused.value)
@@ -134,7 +134,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_parameter_is_refused_with_what_is_right(name):
+def test_invalid_parameter_is_refused_with_the_valid_ones(name):
     with pytest.raises(BadArgument, match=REFUSED[name]):
         schedule("all_reduce", name, 12)
 
@@ -149,7 +149,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(("what", "name"), OUT_OF_RANGE)
-def test_a_parameter_out_of_range_is_refused_at_the_latest_with_the_steps(what, name):
+def test_parameter_out_of_range_is_refused_when_steps_are_made(what, name):
     with pytest.raises(BadArgument, match="at least"):
         schedule(what, name, 12).verify()
 
@@ -166,12 +166,12 @@ def test_a_parameter_out_of_range_is_refused_at_the_latest_with_the_steps(what, 
         ({"radics": 3}, "nearest: radix"),
     ],
 )
-def test_a_keyword_of_the_wrong_type_is_refused_with_the_right_one(params, wanted):
+def test_keyword_of_the_wrong_type_is_refused_with_the_expected_type(params, wanted):
     with pytest.raises(BadArgument, match=wanted):
         broadcast(4, **params)
 
 
-def test_a_pair_takes_its_parameters_in_the_name_only():
+def test_pair_takes_its_parameters_in_the_name_only():
     with pytest.raises(BadArgument, match="into the name"):
         schedule("all_reduce", "ring+ring", 4, both=True)
 
@@ -182,13 +182,13 @@ def test_pairs_exist_only_for_what_has_two_halves():
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 64])
-def test_a_world_that_is_what_the_algorithm_needs_is_served(n):
+def test_world_that_meets_the_requirement_is_accepted(n):
     assert broadcast.supports(n)
     assert broadcast(n).verify().schedule.n == n
 
 
 @pytest.mark.parametrize("n", [3, 6, 63])
-def test_a_world_that_is_not_what_the_algorithm_needs_is_refused(n):
+def test_world_that_does_not_meet_a_requirement_is_refused(n):
     assert not broadcast.supports(n)
     with pytest.raises(UnsupportedWorld, match=f"a power of two, got {n}") as refused:
         broadcast(n)
@@ -197,19 +197,19 @@ def test_a_world_that_is_not_what_the_algorithm_needs_is_refused(n):
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0, "4", None])
-def test_a_number_of_ranks_that_is_none_is_refused(n):
+def test_invalid_number_of_ranks_is_refused(n):
     with pytest.raises(BadArgument, match=r"at least one rank|whole number"):
         schedule("all_reduce", "ring", n)
 
 
-def test_a_number_of_ranks_may_be_numpys():
+def test_number_of_ranks_may_be_a_numpy_integer():
     four = np.arange(5).max()
     assert schedule("all_reduce", "ring", four).verify().schedule.n == 4
 
 
 @pytest.mark.parametrize("root", [-1, 4])
 @pytest.mark.parametrize("name", ["tree", "hierarchical", "tree+ring"])
-def test_a_root_is_one_of_the_ranks(name, root):
+def test_root_outside_the_ranks_is_refused(name, root):
     with pytest.raises(BadArgument, match=r"0\.\.3"):
         schedule("broadcast", name, 4, root=root)
 
@@ -225,12 +225,12 @@ def test_algorithm_takes_the_root_or_is_relabelled_to_it(made_by):
         assert made.name == "test_registry"
 
 
-def test_the_root_is_no_parameter_of_the_name():
+def test_root_is_not_a_parameter_in_the_name():
     with pytest.raises(BadArgument, match="nearest: last"):
         scatter(4, root=2)
 
 
-def test_a_pair_is_made_for_the_root_half_by_half():
+def test_both_halves_of_a_pair_have_the_root():
     for root in range(6):
         pair = schedule(
             "reduce", "hierarchical:levels=3x2+hierarchical:levels=3x2", 6, root=root
@@ -239,19 +239,19 @@ def test_a_pair_is_made_for_the_root_half_by_half():
 
 
 @pytest.mark.parametrize("name", ["ring", "ring+ring"])
-def test_a_collective_without_a_root_refuses_one(name):
+def test_collective_without_a_root_refuses_a_root(name):
     with pytest.raises(BadArgument, match="all_reduce has no root"):
         schedule("all_reduce", name, 4, root=1)
 
 
-def test_what_is_offered_is_known_without_looking_for_it_everywhere():
+def test_offers_finds_algorithms_of_a_collective():
     assert offers("direct", "reduce_scatter")
     assert not offers("naive", "reduce_scatter")
     assert not offers("nobody", "reduce_scatter")
     assert not offers("registry", "reduce_scatter")
 
 
-def test_the_library_is_a_mapping_in_the_order_of_collectives():
+def test_library_is_a_mapping_in_the_order_of_collectives():
     keys = list(library())
     assert len(keys) == len(library()) == len(set(keys))
     assert keys[0][0] == "broadcast"

@@ -82,7 +82,7 @@ def test_every_rank_ends_with_the_same_bits(name, worlds):
 
 @pytest.mark.parametrize("name", DIFFERING)
 @pytest.mark.parametrize("n", WORLDS)
-def test_ranks_that_add_in_windows_of_their_own_differ(name, n):
+def test_algorithms_with_overlapping_windows_differ_unless_n_is_a_power_of_two(name, n):
     same = schedule("all_reduce", name, n).consistency().same_bits_on_all_ranks
     assert same == (n & (n - 1) == 0)  # with a power of two nothing is carried
 
@@ -97,7 +97,7 @@ def test_float_sums_confirm_the_reported_consistency(name):
 
 @pytest.mark.parametrize("name", IN_RANK_ORDER)
 @pytest.mark.parametrize("n", [2, 5, 8, 13])
-def test_sums_taken_at_once_are_taken_in_the_order_of_ranks(name, n):
+def test_sums_in_one_step_are_taken_in_rank_order(name, n):
     made = schedule("all_reduce", name, n)
     expected = left_to_right(list(contributions(made).swapaxes(0, 1)))
     assert (played(made) == expected[:, None]).all()
@@ -125,25 +125,25 @@ AS_FLAT_AS_CAN_BE = [
 
 
 @pytest.mark.parametrize("name", AS_DEEP_AS_A_CHAIN)
-def test_one_after_the_other_is_as_deep_as_there_are_others(name):
+def test_sequential_sums_are_as_deep_as_there_are_other_ranks(name):
     for n in WORLDS:
         assert schedule("all_reduce", name, n).consistency().depth == n - 1
 
 
 @pytest.mark.parametrize("name", AS_FLAT_AS_CAN_BE)
-def test_doubling_of_any_kind_is_as_flat_as_can_be(name):
+def test_doubling_algorithms_have_the_minimum_depth(name):
     for n in WORLDS:
         assert schedule("all_reduce", name, n).consistency().depth == ceil_log2(n)
 
 
 @pytest.mark.parametrize("n", WORLDS)
-def test_a_ring_both_ways_is_half_as_deep_and_one_more_sum_joins_the_ways(n):
+def test_bidirectional_ring_is_half_as_deep_plus_one_sum(n):
     depth = schedule("all_reduce", "ring:both", n).consistency().depth
     assert depth == (n // 2 + 1 if n > 2 else 1)
 
 
 @pytest.mark.parametrize(("g", "hosts"), [(4, 3), (2, 8), (8, 8)])
-def test_the_depths_of_levels_add_up(g, hosts):
+def test_depths_of_levels_add_up(g, hosts):
     by_levels = f"hierarchical:levels={g}x{hosts}"
     for name in (by_levels, f"torus:shape={g}x{hosts}"):
         depth = schedule("all_reduce", name, g * hosts).consistency().depth

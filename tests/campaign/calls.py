@@ -36,7 +36,7 @@ CODECS = {"fp8": 0.1, "int8": 0.05, "bf16": 0.02}
 
 
 _WRONG = bool(os.environ.get("CAMPAIGN_WRONG_REFERENCE"))
-"""A test has set it: what is right must then be told to be wrong."""
+"""A test has set it: a correct result must then be reported as wrong."""
 
 
 class WrongResult(AssertionError):

@@ -137,7 +137,7 @@ class Running:
     def _run(self):
         for me in range(self.trial.n):
             self.fork(me)
-        self.await_all(self.living, "met")
+        self.await_all(self.living, "connected")
         for number, phase in enumerate(self.trial.phases):
             self.phase(number, phase)
             if self.outcome.problems or not self.living:
@@ -299,7 +299,7 @@ class Running:
         for me in newcomers:
             self.fork(me, first_phase=number + 1, joins=True)
         seen = self.await_all(self.living, "grown", number)
-        seen |= self.await_all(newcomers, "met")
+        seen |= self.await_all(newcomers, "connected")
         self.outcome.problems += judge_world(seen, self.living + newcomers)
         self.living = seen[newcomers[0]]["ids"]
 
@@ -321,7 +321,7 @@ class Running:
                 time.sleep(0.001)
 
     def await_all(self, ids, event, phase=None, *, or_gone=False):
-        """Wait until these ranks have told it; what they told, by id."""
+        """Wait until these ranks have reported it; their reports, by id."""
         until = time.monotonic() + LIMIT_S
         found = {}
         while True:
@@ -344,7 +344,7 @@ class Running:
             self.listen(0.05)
 
     def _reads(self, child):
-        """Whether an ended child had told something that was not yet read."""
+        """Whether an ended child had reported something that was not yet read."""
         if not select.select([child.tells], [], [], 0)[0]:
             return False
         before = len(child.events)

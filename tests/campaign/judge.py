@@ -11,7 +11,7 @@ _LOSES = ("PeerLost", "ConnectFailed")
 
 
 def judge_work(phase, seen, struck_at, across, pids):
-    """`seen` has, by id, what each rank that is no victim told at the end of its work.
+    """Judge what each rank that is no victim reported at the end: `seen`, by id.
 
     `pids` has the process of each rank. Problems, and the times from the disturbance to
     each error.

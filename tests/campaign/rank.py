@@ -33,7 +33,7 @@ MOST_TURNS = 100_000
 
 
 class Left(Exception):
-    """This rank has left its world, as it was told to."""
+    """This rank has left its world, as planned."""
 
 
 class Rank:
@@ -65,7 +65,7 @@ class Rank:
         else:
             comm = unisono.init(self.me, self.trial.n, job=self.job, timeout_s=LONG_S)
         ids = _ids(comm, self.me)
-        self.tell("met", ids=ids)
+        self.tell("connected", ids=ids)
         try:
             for number in range(first_phase, len(self.trial.phases)):
                 comm, ids = self.phase(number, comm, ids)
@@ -165,15 +165,15 @@ class Rank:
 
         A victim that is killed late may have come into this world, and is then its end.
         """
-        doomed = set(phase.victims) if phase.strike in KILLS else set()
+        victims = set(phase.victims) if phase.strike in KILLS else set()
         ids = []
         try:
             ids = _ids(comm, self.me)
-            while not doomed.isdisjoint(ids):
+            while not victims.isdisjoint(ids):
                 comm.barrier()
         except PeerLost as error:
-            named = {ids[rank] for rank in error.ranks} if ids else doomed
-            if not doomed or not named <= doomed:
+            named = {ids[rank] for rank in error.ranks} if ids else victims
+            if not victims or not named <= victims:
                 raise
             return None
         return ids
@@ -247,7 +247,7 @@ def _restore_limits():
 
 
 def _be_forked(comm):
-    """A fork of a rank: calls are refused in words, and it goes when told."""
+    """A fork of a rank: calls are refused with a message, and it ends on request."""
     try:
         comm.all_reduce(np.ones(3))
         os._exit(3)

@@ -103,7 +103,7 @@ def _text(found):
 
 
 class _Soaking(driver.Running):
-    """A trial whose ranks work until a time that all were told."""
+    """A trial whose ranks work until a time that all have."""
 
     def __init__(self, trial, seconds):
         super().__init__(trial)

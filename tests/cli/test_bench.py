@@ -156,7 +156,7 @@ def test_columns_are_those_of_nccl_tests_and_then_ours(bench):
     assert any(line.startswith("# Avg bus bandwidth    : ") for line in lines)
 
 
-def test_rows_stand_under_their_heads(bench):
+def test_rows_are_aligned_with_their_headers(bench):
     _, out, _ = bench("-n", "2", "-e", "8", *QUICK)
     lines = out.splitlines()
     head = next(line for line in lines if line.startswith(HEAD))
@@ -168,7 +168,7 @@ def test_rows_stand_under_their_heads(bench):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_every_collective_is_measured_and_right(bench, n):
+def test_every_collective_is_measured_and_correct(bench, n):
     code, out, _ = bench("all", "-n", str(n), "-b", "100", *BIG, *QUICK)
     assert code == 0
     result = [line.partition(": ")[2] for line in out.splitlines() if "test" in line]
@@ -176,7 +176,7 @@ def test_every_collective_is_measured_and_right(bench, n):
     assert len(rows_of(out)) == 2 * 9 + 1
 
 
-def test_a_wrong_element_is_counted_and_fails(bench):
+def test_wrong_element_is_counted_and_fails(bench):
     code, out, _ = bench("all_reduce", "-n", "3", "-e", "8", *QUICK, spoils=True)
     assert code == 1
     assert "# Out of bounds values : 6 FAILED" in out
@@ -191,7 +191,7 @@ def test_check_can_be_left_out(bench):
 
 @pytest.mark.parametrize("collective", cases.COLLECTIVES)
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_the_check_sees_one_wrong_element_of_each_collective(collective, spoiled):
+def test_check_detects_one_wrong_element_of_each_collective(collective, spoiled):
     case = Case(collective, 3, 40_000, root=1)
     group = ThreadGroup("unisono", 3, spoils=spoiled)
     for place in case.places:
@@ -202,7 +202,7 @@ def test_the_check_sees_one_wrong_element_of_each_collective(collective, spoiled
         assert wrong == (with_result if spoiled else 0)
 
 
-def test_data_in_the_wrong_place_shows():
+def test_data_in_the_wrong_place_is_detected():
     case = Case("all_gather", 4, 1 << 16)
     parts = []
     for rank in range(4):
@@ -257,7 +257,7 @@ def test_amounts_are_those_of_nccl_tests():
         assert busbw == pytest.approx(algbw * factor)
 
 
-def test_the_floor_of_two_ranks_is_two_halves_read_and_written():
+def test_lower_bound_of_two_ranks_is_two_halves_read_and_written():
     case = Case("all_reduce", 2, 1 << 20)
     assert least_bytes(case, shared=True)[1] == 2 * case.size
     assert least_bytes(case, shared=False)[1] == 4 * case.size
@@ -276,7 +276,7 @@ def test_sizes_grow_by_step_or_factor():
     assert sizes_between(5, 5) == [5]
 
 
-def test_sizes_that_come_to_the_same_are_one_row(bench):
+def test_sizes_that_round_to_the_same_are_one_row(bench):
     _, out, _ = bench("all_gather", "-n", "4", "-b", "1", "-e", "64", *QUICK)
     assert [row[0] for row in rows_of(out)] == ["16", "32", "64"]
     assert [row[1] for row in rows_of(out)] == ["1", "2", "4"]
@@ -376,7 +376,7 @@ def test_all_algorithms_are_rows(bench):
     assert [row[13] for row in rows_of(out)] == ["ring:both", "tree"]
 
 
-def test_systems_take_turns_and_each_round_begins_with_another(bench):
+def test_systems_alternate_and_each_round_begins_with_another(bench):
     order = []
 
     class Told(ThreadGroup):
@@ -394,7 +394,7 @@ def test_systems_take_turns_and_each_round_begins_with_another(bench):
     assert order == ["unisono", "a", "b", "a", "b", "unisono", "b", "unisono", "a"]
 
 
-def test_ctrl_c_keeps_what_is_known(bench, tmp_path):
+def test_ctrl_c_keeps_finished_rows(bench, tmp_path):
     file = tmp_path / "b.json"
     arguments = ["-n", "2", "-e", "1K", *QUICK, "-J", str(file)]
     code, out, err = bench("all_reduce", *arguments, ends_after=4)
@@ -443,7 +443,7 @@ def test_bad_input_is_one_line_and_exit_code_2(bench, command, message):
     assert err.count("\n") == 1
 
 
-def test_a_missing_peer_names_the_command_that_makes_it(capsys, monkeypatch, tmp_path):
+def test_missing_peer_names_the_command_that_makes_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("UNISONO_PEERS", str(tmp_path))
     assert main(["bench", "-n", "2", "-e", "8", "--vs", "openmpi"]) == 2
     _, err = capsys.readouterr()
@@ -469,7 +469,7 @@ def test_numbers_keep_their_width():
     assert number(123456789.0, 7) == "1.2e+08"
 
 
-def test_copies_set_the_floor_from_one_mebibyte_on(bench):
+def test_copies_are_measured_as_lower_bound_from_one_mebibyte(bench):
     _, out, _ = bench("-n", "2", "-b", "512K", "-e", "1M", *QUICK)
     small, large = rows_of(out)
     assert small[15] == "-"
@@ -545,13 +545,13 @@ def test_ctrl_c_ends_the_processes_and_prints_the_rest(running, tmp_path):
     assert gone(pids)
 
 
-def test_the_ranks_do_not_outlive_a_killed_driver(running):
+def test_ranks_end_when_the_driver_is_killed(running):
     process, pids = running(*LONG)
     process.kill()
     assert gone(pids)
 
 
-def test_a_killed_rank_is_an_error_of_one_line(running):
+def test_killed_rank_is_a_one_line_error(running):
     process, pids = running(*LONG)
     os.kill(pids[1], signal.SIGKILL)
     _, err = process.communicate(timeout=60)

@@ -67,17 +67,17 @@ def test_explain_writes_a_page(run, tmp_path):
     assert "4 MiB a rank on switch:3" in text
 
 
-def replay(told):
+def replay(document):
     """A judge that knows nothing of unisono: sets of contributions, by the contract."""
-    n, chunks, name = told["n"], told["num_chunks"], told["collective"]
+    n, chunks, name = document["n"], document["num_chunks"], document["collective"]
     state = {}
     for c in range(chunks):
-        owner, root = c * n // chunks, told["root"]
+        owner, root = c * n // chunks, document["root"]
         holders = {"broadcast": [root], "scatter": [root]}.get(name, [owner])
         everyone = name in ("all_reduce", "reduce", "reduce_scatter")
         for r in range(n) if everyone else holders:
             state[r, c] = frozenset([(r, c)])
-    for step in told["steps"]:
+    for step in document["steps"]:
         seen = dict(state)
         for src, dst, c, kind in step:
             if kind == "copy":
@@ -157,7 +157,7 @@ def test_explain_of_a_wrong_file_shows_it_and_exits_with_1(run, tmp_path):
     )
 
 
-def test_what_explain_prints_as_json_can_be_verified(run, tmp_path):
+def test_json_of_explain_can_be_verified(run, tmp_path):
     _, out, _ = run("explain", "all_reduce", "ring", "-n", "4", "--json")
     file = tmp_path / "ring.json"
     file.write_text(out)
@@ -188,7 +188,7 @@ def test_algorithms_as_json_and_csv_agree(run):
     assert [int(r["rounds"]) for r in rows] == [r["rounds"] for r in result]
 
 
-def test_verify_takes_whatever_explain_takes(run, tmp_path):
+def test_verify_takes_the_arguments_of_explain(run, tmp_path):
     for target in ("ring:both", "ring+circulant", "tree+ring", "all"):
         code, out, _ = run("verify", target, "-n", "1..5")
         assert (code, target in out or target == "all") == (0, True)
@@ -217,14 +217,14 @@ def test_verify_json_has_the_counter_example(run, tmp_path):
     assert result["counter_example"]["doubled"] == [0]
 
 
-def test_nothing_verified_is_no_proof(run):
+def test_verify_that_verified_nothing_fails(run):
     for more in ([], ["--json"]):
         code, out, err = run("verify", "torus:shape=2x2", "-n", "5", *more)
         assert (code, out) == (2, "")
         assert "nothing was verified" in err
 
 
-def test_a_helper_beside_a_file_can_be_imported(run, tmp_path):
+def test_module_beside_an_algorithm_file_can_be_imported(run, tmp_path):
     (tmp_path / "helper_of_mine.py").write_text(
         "def next_of(c, n): return (c + 1) % n\n"
     )

@@ -73,7 +73,7 @@ def test_doctor_checks_each_host(capfd, tmp_path):
     assert not result["world"]["failed"]
 
 
-def test_a_world_across_hosts(capfd, tmp_path):
+def test_doctor_checks_a_world_across_hosts(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     where = ["--hosts", "a,b", "--address", f"127.0.0.1:{free_port()}", "--json"]
     main(["doctor", "--ssh", ssh, *where])
@@ -92,7 +92,7 @@ def named(findings, what):
     return next(found for found in findings if found.what == what)
 
 
-def test_too_few_descriptors_are_found():
+def test_doctor_finds_too_few_descriptors():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
@@ -104,7 +104,7 @@ def test_too_few_descriptors_are_found():
     assert found.fix
 
 
-def test_a_kernel_that_forbids_single_copy_is_found(monkeypatch, tmp_path):
+def test_doctor_finds_a_kernel_that_forbids_single_copy(monkeypatch, tmp_path):
     scope = tmp_path / "ptrace_scope"
     monkeypatch.setattr(host, "_YAMA", scope)
     assert named(examine(False), "single copy").ok
@@ -116,14 +116,14 @@ def test_a_kernel_that_forbids_single_copy_is_found(monkeypatch, tmp_path):
     assert "sysctl -w kernel.yama.ptrace_scope=0" in found.fix
 
 
-def test_a_host_without_a_name_is_found(monkeypatch):
+def test_doctor_finds_a_host_without_a_name(monkeypatch):
     monkeypatch.setattr(host.socket, "gethostname", lambda: "no-such-host.invalid")
     found = named(examine(True), "own name")
     assert not found.ok
     assert "/etc/hosts" in found.fix
 
 
-def test_an_interface_that_is_down_is_found(monkeypatch):
+def test_doctor_finds_an_interface_that_is_down(monkeypatch):
     monkeypatch.setattr(host, "_is_up", lambda name: name != "lo")
     monkeypatch.setenv("UNISONO_INTERFACE", "lo")
     found = named(examine(False), "interfaces")
@@ -138,7 +138,7 @@ def no_memory(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
+def test_doctor_finds_a_slow_clock_and_little_memory(monkeypatch, tmp_path):
     clock = tmp_path / "clock"
     clock.write_text("hpet\n")
     monkeypatch.setattr(host, "_CLOCK", clock)
@@ -155,7 +155,7 @@ def test_a_slow_clock_and_little_memory_are_found(monkeypatch, tmp_path):
 NOWHERE = Found(False, "was not found", "pip install nvidia-cuda-nvrtc")
 
 
-def test_a_host_without_a_gpu_needs_no_compiler(monkeypatch):
+def test_host_without_a_gpu_needs_no_compiler(monkeypatch):
     monkeypatch.setattr(host.found, "driver", lambda: Found(False, "none"))
     monkeypatch.setattr(host.found, "compiler", lambda: NOWHERE)
     found = examine(False)
@@ -164,14 +164,14 @@ def test_a_host_without_a_gpu_needs_no_compiler(monkeypatch):
     assert "not needed without a GPU" in named(found, "NVRTC").detail
 
 
-def test_a_gpu_without_a_compiler_is_found(monkeypatch):
+def test_doctor_finds_a_gpu_without_a_compiler(monkeypatch):
     monkeypatch.setattr(host.found, "driver", lambda: Found(True, "CUDA 13.0"))
     monkeypatch.setattr(host.found, "compiler", lambda: NOWHERE)
     found = named(examine(False), "NVRTC")
     assert (found.ok, found.fix) == (False, "pip install nvidia-cuda-nvrtc")
 
 
-def test_a_cache_that_others_can_write_to_is_found(monkeypatch, tmp_path):
+def test_doctor_finds_a_cache_that_others_can_write(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert named(examine(False), "kernel cache").ok
     (tmp_path / "unisono" / "kernels").mkdir(parents=True)

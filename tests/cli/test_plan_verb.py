@@ -48,9 +48,9 @@ def test_plan_of_a_mesh_prints_what_each_axis_sends(run):
 
 def test_plan_of_experts_has_the_axis_ep(run):
     _, out, _ = run("plan", "gpt:layers=4,experts=8", "--mesh", "dp=2,ep=4", "--json")
-    told = json.loads(out)
-    assert set(told["strategies"][0]["axes"]) == {"average", "ep"}
-    assert told["mesh"] == "dp=2,ep=4"
+    result = json.loads(out)
+    assert set(result["strategies"][0]["axes"]) == {"average", "ep"}
+    assert result["mesh"] == "dp=2,ep=4"
 
 
 def test_plan_suggests_a_mesh_if_no_strategy_fits(run):
@@ -69,8 +69,8 @@ def test_plan_compare_says_that_fsdp_sends_half_as_much_again(run):
     code, out, _ = run("plan", "7B", "-n", "4", "--compare")
     assert code == 0
     assert "2(n-1)/n P                 3(n-1)/n P" in out
-    told = {line.split("  ")[0]: line for line in out.splitlines() if line}
-    ddp, fsdp = (float(w) for w in told["sent per step"].split()[3::2])
+    result = {line.split("  ")[0]: line for line in out.splitlines() if line}
+    ddp, fsdp = (float(w) for w in result["sent per step"].split()[3::2])
     assert fsdp == pytest.approx(1.5 * ddp, rel=0.01)
 
 
@@ -82,9 +82,9 @@ def test_plan_json_has_the_parameters_of_the_model(run):
         "24",
         "--json",
     )
-    told = json.loads(out)
-    assert told["model"]["parameters"] == 2 * told["model"]["block"] + 98 * 24
-    assert told["strategies"][0]["strategy"] == "ddp"
+    result = json.loads(out)
+    assert result["model"]["parameters"] == 2 * result["model"]["block"] + 98 * 24
+    assert result["strategies"][0]["strategy"] == "ddp"
 
 
 def test_plan_counts_the_parameters_of_a_torch_module(run, tmp_path):
@@ -102,19 +102,19 @@ def test_plan_counts_the_parameters_of_a_torch_module(run, tmp_path):
     assert code == 0
     assert "270 parameters; 2 ranks" in out
     assert "activations are not known" in out
-    for name, told in [
+    for name, message in [
         ("Nat", "has no class or function Nat"),
         ("number", "has no class or function number"),
         ("text", "is not a torch module"),
     ]:
         code, _, err = run("plan", f"{file}:{name}")
         assert code == 2
-        assert told in err
+        assert message in err
     assert "there is no file" in run("plan", "nowhere.py:Net")[2]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["gtp2"], "unknown model 'gtp2'; nearest: gpt2"),
         (["gpt:depth=3"], "expected each of layers, hidden"),
@@ -132,10 +132,10 @@ def test_plan_counts_the_parameters_of_a_torch_module(run, tmp_path):
         (["gpt:experts=4,top_k=5"], "top_k = 5: expected 1..4"),
     ],
 )
-def test_plan_refuses_arguments_out_of_range(run, arguments, told):
+def test_plan_refuses_arguments_out_of_range(run, arguments, message):
     code, _, err = run("plan", *arguments)
     assert code == 2
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize(

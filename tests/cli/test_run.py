@@ -96,7 +96,7 @@ def test_arguments_after_the_script_belong_to_the_script(run, script):
         assert sorted(out.splitlines()) == [f"[{r}] {own} 2" for r in range(2)]
 
 
-def test_a_module_is_run_as_python_does_it(run, script, monkeypatch):
+def test_module_is_run_as_python_m_does(run, script, monkeypatch):
     file = Path(script("print(sys.argv[1:], __name__, __package__)", "tool.py"))
     (file.parent / "pack").mkdir()
     file.rename(file.parent / "pack" / "tool.py")
@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in err
 
 
-def test_help_is_for_us_only_before_the_script(run):
+def test_help_after_the_script_belongs_to_the_script(run):
     code, out, _ = run("--help")
     assert (code, "Usage: unisono run" in out) == (0, True)
 
@@ -180,7 +180,7 @@ def test_only_and_logs_select_what_is_printed_and_kept(run, script, tmp_path):
     assert sorted(output) == ["err 1", "out 1"]
 
 
-def test_the_first_failure_is_printed_last_with_its_exit_code(run, script):
+def test_first_failure_is_printed_last_with_its_exit_code(run, script):
     code, _, err = run(
         *("-n", "3", "--only", "0", "--grace", "0.2"),
         script("""
@@ -200,7 +200,7 @@ time.sleep(60)
     assert run("-n", "2", script("rank and os.kill(os.getpid(), 9)"))[0] == 137
 
 
-def test_json_tells_how_every_rank_ended(run, script):
+def test_json_has_the_outcome_of_every_rank(run, script):
     file = script("print('hello'); rank == 1 and sys.exit(3)")
     code, out, err = run("-n", "2", "--json", file)
     result = json.loads(out)
@@ -214,7 +214,7 @@ def test_json_tells_how_every_rank_ended(run, script):
     assert result["interrupted"] is None
 
 
-def test_the_timeout_reaches_the_ranks(run, script):
+def test_timeout_is_passed_to_the_ranks(run, script):
     file = script("print(os.environ.get('UNISONO_TIMEOUT_S'))")
     assert run("-n", "1", "--timeout-s", "7.5", file)[1] == "[0] 7.5\n"
     assert run("-n", "1", file)[1] == "[0] None\n"
@@ -254,7 +254,7 @@ time.sleep(60)
     assert (running.returncode, err) == (5, "unisono: ended by SIGTERM\n")
 
 
-def test_sigterm_to_ranks_that_do_not_care_ends_with_143(script):
+def test_sigterm_that_ranks_ignore_ends_with_143(script):
     with started("-n", "2", script("print('ready'); time.sleep(60)")) as running:
         for _ in range(2):
             running.stdout.readline()
@@ -279,7 +279,7 @@ except KeyboardInterrupt:
     assert (running.returncode, err) == (130, "unisono: ended by SIGINT\n")
 
 
-def test_a_second_ctrl_c_kills(script):
+def test_second_ctrl_c_kills_the_ranks(script):
     file = script("""
 def stubborn(*_):
     print("no")
@@ -299,7 +299,7 @@ while True:
     wait_for_end(*pids)
 
 
-def test_a_failure_before_ctrl_c_keeps_its_code(script):
+def test_failure_before_ctrl_c_keeps_its_code(script):
     file = script("""
 signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 print(os.getpid())
@@ -331,7 +331,7 @@ time.sleep(60)
             for word in running.stdout.readline().split()[1:]
         ]
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-        pids += [int(word) for word in children.read_text().split()]  # the warden, too
+        pids += [int(word) for word in children.read_text().split()]  # the reaper, too
         assert len(set(pids)) == 7
         running.kill()
     wait_for_end(*pids)
@@ -376,7 +376,7 @@ def read_until(terminal, wanted, within=40.0):
     return result
 
 
-def test_a_terminal_has_colours_input_and_ctrl_c(script, monkeypatch):
+def test_run_in_a_terminal_has_colours_input_and_ctrl_c(script, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     file = script("""
 if rank == 0:

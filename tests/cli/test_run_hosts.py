@@ -80,10 +80,10 @@ def lines(process, count):
     return sorted(process.stdout.readline().split(" ", 1)[1] for _ in range(count))
 
 
-# Where ranks run and what they are told
+# Where ranks run and their environment
 
 
-def test_ranks_stand_block_by_block_in_the_order_of_the_hosts(run, script):
+def test_ranks_are_consecutive_on_each_host_in_host_order(run, script):
     file = script(
         "e = os.environ\n"
         "print(host, n, e['UNISONO_LOCAL_RANK'], e['UNISONO_LOCAL_WORLD_SIZE'])"
@@ -99,7 +99,7 @@ def test_ranks_stand_block_by_block_in_the_order_of_the_hosts(run, script):
     ]
 
 
-def test_a_file_of_hosts_and_as_many_ranks_as_cores(run, script, tmp_path):
+def test_hostfile_without_numbers_starts_one_rank_per_core(run, script, tmp_path):
     file = tmp_path / "hosts"
     file.write_text("a slots=1\nb\n")
     code, out, _ = run("--hostfile", str(file), script("print(host)"))
@@ -129,7 +129,7 @@ def test_all_ranks_get_one_job_one_address_and_one_secret(run, script, ssh):
     assert "a exec" in asked
 
 
-def test_no_command_line_holds_the_secret(started, script):
+def test_secret_is_on_no_command_line(started, script):
     file = script(
         "print(os.environ['UNISONO_SECRET'], flush=True); time.sleep(60)",
     )
@@ -171,7 +171,7 @@ def test_unisono_variables_are_forwarded_and_others_by_name(run, script, monkeyp
     assert out == "[0] 0 ['ring', '3', 'a b', 'x=y', '7.0']\n"
 
 
-def test_the_folder_is_the_same_or_the_one_that_is_named(
+def test_ranks_start_in_the_same_folder_or_the_given_one(
     run, script, tmp_path, monkeypatch
 ):
     script("print(os.getcwd())")
@@ -184,7 +184,7 @@ def test_the_folder_is_the_same_or_the_one_that_is_named(
     )
 
 
-def test_modules_programs_and_their_own_options(run, script, tmp_path, monkeypatch):
+def test_modules_and_programs_get_their_own_options(run, script, tmp_path, monkeypatch):
     script("print(sys.argv[1:])", "tool.py")
     monkeypatch.chdir(tmp_path)
     own = ["--hosts", "x", "-n", "9", ""]
@@ -200,7 +200,7 @@ def test_localhost_needs_no_ssh(run, script, ssh):
     assert not ssh[1].exists()
 
 
-def test_a_login_that_prints_does_not_disturb(run, script):
+def test_output_of_the_login_shell_is_ignored(run, script):
     code, out, err = run("--hosts", "noisy:1,a:1", script("print(host)"))
     assert (code, sorted(out.splitlines()), err) == (0, ["[0] noisy", "[1] a"], "")
 
@@ -212,7 +212,7 @@ def test_rank_0_reads_our_standard_input(started, script):
     assert sorted(out.splitlines()) == ["[0] 1000000", "[1] None", "[2] 0", "[3] None"]
 
 
-def test_input_that_nobody_reads_does_not_hold_up_signals(started, script):
+def test_unread_input_does_not_delay_signals(started, script):
     file = script("print('up', flush=True); time.sleep(60)")
     with open("/dev/zero") as endless:
         process = started("--hosts", "a:2", file, stdin=endless)
@@ -232,7 +232,7 @@ def test_hosts_output_is_shown_and_logged(run, script, tmp_path):
         assert sorted(result.splitlines()) == [f"err {rank}", f"out {rank}"]
 
 
-def test_lines_are_whole_though_they_come_in_pieces(run, script):
+def test_output_lines_that_arrive_in_pieces_are_whole(run, script):
     code = "for i in range(300):\n  sys.stdout.write(f'{host}-'); sys.stdout.flush()\n"
     code += "  sys.stdout.write(f'{i}\\n')"
     _, out, _ = run("--hosts", "a:1,b:1", script(code))
@@ -244,7 +244,7 @@ def test_lines_are_whole_though_they_come_in_pieces(run, script):
 # How it ends
 
 
-def test_the_first_failure_is_named_with_its_host(run, script, tmp_path):
+def test_first_failure_is_named_with_its_host(run, script, tmp_path):
     file = script(f"""
 open(f"{tmp_path}/up{{rank}}", "w").close()
 while rank == 2 and not all(os.path.exists(f"{tmp_path}/up{{r}}") for r in range(n)):
@@ -261,7 +261,7 @@ time.sleep(60)
     assert err.rstrip().endswith("out of cheese")
 
 
-def test_a_rank_that_is_killed_gives_its_signal(run, script):
+def test_killed_rank_is_reported_with_its_signal(run, script):
     file = script("if rank == 0: os.kill(os.getpid(), 9)\ntime.sleep(60)")
     code, out, _ = run("--json", "--hosts", "a:1,b:1", "--grace", "0", file)
     result = json.loads(out)
@@ -302,7 +302,7 @@ def test_signals_reach_all_ranks(started, script, number, code):
     assert f"ended by {number.name}" in process.stderr.read()
 
 
-def test_a_second_ctrl_c_kills(started, script):
+def test_second_ctrl_c_kills_ranks_on_hosts(started, script):
     file = script("""
 signal.signal(2, lambda *_: print("no", flush=True))
 print("up", flush=True)
@@ -317,7 +317,7 @@ while True:
     assert process.wait(40) == 130
 
 
-def test_ctrl_z_pauses_the_ranks_elsewhere(started, script):
+def test_ctrl_z_pauses_ranks_on_other_hosts(started, script):
     file = script("print(os.getpid(), flush=True); time.sleep(60)")
     process = started("--hosts", "a:1,b:1", file)
     pids = [int(line) for line in lines(process, 2)]
@@ -334,7 +334,7 @@ def test_ctrl_z_pauses_the_ranks_elsewhere(started, script):
     assert process.wait(40) == 143
 
 
-def test_ctrl_c_while_hosts_are_still_being_reached(started, script, tmp_path):
+def test_ctrl_c_during_connection_to_hosts_ends_the_run(started, script, tmp_path):
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\necho waiting >> $0.log\nexec sleep 60\n")
     slow.chmod(0o755)
@@ -344,7 +344,7 @@ def test_ctrl_c_while_hosts_are_still_being_reached(started, script, tmp_path):
     assert process.wait(40) == 130
 
 
-def test_nothing_is_left_when_the_launcher_is_killed(started, script):
+def test_no_process_is_left_when_the_launcher_is_killed(started, script):
     code = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"
     code += "print(os.getpid(), child.pid, flush=True); time.sleep(60)"
     process = started("--hosts", "a,b", "-n", "2", script(code))
@@ -358,8 +358,8 @@ def parent(pid):
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def test_a_connection_that_ends_is_a_failure_of_its_ranks(started, script):
-    """The agent is killed, as its host might be: the others are told and ended."""
+def test_lost_ssh_connection_is_a_failure_of_its_ranks(started, script):
+    """The agent is killed, as its host might be: the others are ended."""
     file = script("print(host, os.getpid(), flush=True); time.sleep(60)")
     process = started("--hosts", "a,b", "-n", "2", "--grace", "0.2", "--json", file)
     result = [process.stderr.readline().split() for _ in range(4)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-def test_the_winner_for_each_size_and_the_crossovers(run):
+def test_simulate_shows_the_winner_of_each_size_and_the_crossovers(run):
     code, out, _ = run(
         *("simulate", "all_reduce", "--topology", "switch:16", "-b", "1K", "-e", "1G"),
         *("--algorithm", "recursive_doubling,circulant"),
@@ -19,7 +19,7 @@ def test_the_winner_for_each_size_and_the_crossovers(run):
     assert "on circulant beats recursive_doubling" in out
 
 
-def test_all_algorithms_take_part_by_default(run):
+def test_simulate_compares_all_algorithms_by_default(run):
     code, out, _ = run("simulate", "-t", "dgx-h100:2", "-b", "1M", "-e", "1M", "--json")
     result = json.loads(out)
     assert code == 0
@@ -29,7 +29,7 @@ def test_all_algorithms_take_part_by_default(run):
     assert result["winners"] == [best["algorithm"]]
 
 
-def test_one_algorithm_and_size_in_detail(run, tmp_path):
+def test_simulate_shows_one_algorithm_and_size_in_detail(run, tmp_path):
     trace = tmp_path / "trace.json"
     code, out, _ = run(
         *("simulate", "-t", "switch:4", "-b", "1M", "--algorithm", "ring"),
@@ -41,7 +41,7 @@ def test_one_algorithm_and_size_in_detail(run, tmp_path):
     assert json.loads(trace.read_text())["otherData"]["topology"] == "switch:4"
 
 
-def test_conditions_reach_the_simulation(run):
+def test_conditions_are_passed_to_the_simulation(run):
     def time(*more):
         command = ("simulate", "-t", "ring:4", "-b", "1M", "--algorithm", "ring")
         _, out, _ = run(*command, "--json", *more)
@@ -64,7 +64,7 @@ def test_simulate_reports_exposed_time(run):
     assert json.loads(out)["exposed"] == 0.0
 
 
-def test_a_plot_of_letters_has_every_line_and_a_legend(run):
+def test_text_plot_has_every_line_and_a_legend(run):
     code, out, _ = run(
         *("simulate", "-t", "switch:8", "-b", "1K", "-e", "1M", "--plot"),
         *("--algorithm", "ring,tree"),
@@ -74,7 +74,7 @@ def test_a_plot_of_letters_has_every_line_and_a_legend(run):
     assert "b ring" in out
 
 
-def test_a_picture_needs_matplotlib(run, tmp_path):
+def test_plot_to_a_picture_needs_matplotlib(run, tmp_path):
     pytest.importorskip("numpy")
     code, _, err = run(
         *("simulate", "-t", "switch:4", "-b", "1K", "-e", "4K"),
@@ -110,14 +110,14 @@ def test_a_picture_needs_matplotlib(run, tmp_path):
         (("-t", "ring:4", "--reduce", "0GB/s"), "above 0"),
     ],
 )
-def test_wrong_commands_are_one_line(run, arguments, why):
+def test_invalid_simulate_commands_are_one_line(run, arguments, why):
     code, _, err = run("simulate", *arguments)
     assert code == 2
     assert why in err
     assert err.count("\n") == 1
 
 
-def test_a_million_ranks_from_the_command_line(run):
+def test_simulate_verb_accepts_a_million_ranks(run):
     code, out, _ = run(
         *("simulate", "-t", "switch:1048576", "-b", "1G"),
         *("--algorithm", "circulant", "--json"),
@@ -142,7 +142,7 @@ def test_topologies_are_listed_shown_and_detected(run):
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("draw",), ("list", "ring:4")])
-def test_wrong_actions_say_what_is_right(run, arguments):
+def test_invalid_actions_are_refused_with_the_valid_ones(run, arguments):
     code, _, err = run("topology", *arguments)
     assert code == 2
     assert "list, show NAME or detect" in err

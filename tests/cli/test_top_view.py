@@ -42,7 +42,7 @@ def shown(glance, width, height=None):
     ("ranks", "hosts", "height"),
     [(2, 1, 24), (4, 1, 40), (4, 2, 24), (16, 1, 24), (64, 8, 24), (64, 8, 50)],
 )
-def test_a_view_fits_the_terminal(ranks, hosts, height):
+def test_top_view_fits_the_terminal(ranks, hosts, height):
     """Who is late is there, and the busiest link, however many ranks there are."""
     lines = shown(glance_at(ranks, hosts), 100, height)
     assert len(lines) <= height
@@ -53,7 +53,7 @@ def test_a_view_fits_the_terminal(ranks, hosts, height):
     assert len(summed) == (hosts > 1 or ranks > 4)
 
 
-def test_everything_is_drawn_where_there_is_no_limit():
+def test_top_view_without_a_limit_shows_everything():
     glance = glance_at(16, 2)
     lines = shown(glance, 300)
     assert sum(line.rstrip().endswith("near") for line in lines) == 2 * 8 * 7

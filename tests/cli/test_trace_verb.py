@@ -71,7 +71,7 @@ def script(tmp_path):
     return file
 
 
-def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
+def test_run_is_recorded_and_summarised(run, script, tmp_path):
     file, parts = tmp_path / "run.json", tmp_path / "parts"
     words = (
         "-o",
@@ -119,7 +119,7 @@ def test_a_run_is_recorded_and_summed_up(run, script, tmp_path):
     assert json.loads(out)["events"] == len(doc["traceEvents"])
 
 
-def test_a_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
+def test_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
     file = tmp_path / "run.pt.trace.json.gz"
     code, _, err = run("run", "-n", 2, "-o", file, script, "--fail")
     assert code == 3
@@ -154,7 +154,7 @@ def test_invalid_trace_commands_are_one_line(run, tmp_path, words, message):
     assert err.count("\n") == 1
 
 
-def test_the_verbs_have_examples_and_their_options_are_frozen(run):
+def test_verbs_have_examples_and_their_options_are_frozen(run):
     result = {}
     for verb in ("run", "open", "summary", "diff", "why"):
         code, out, _ = run(verb, "--help")
@@ -246,12 +246,12 @@ def test_stuck_job_shows_where_each_rank_is(tmp_path, capfd, monkeypatch):
     assert "links, the busiest first" in table
     assert "3 of 3 ranks; others wait for rank 2" in table
     assert "1 late" in table
-    verdict = why(flights.read(tmp_path / "asked"))
-    assert verdict.kind == "missing"
-    assert verdict.ranks == (2,)
+    diagnosis = why(flights.read(tmp_path / "asked"))
+    assert diagnosis.kind == "missing"
+    assert diagnosis.ranks == (2,)
     lines = STUCK.splitlines()
     stands = next(n for n, line in enumerate(lines, 1) if "while True" in line)
-    odd, *others = verdict.sides
+    odd, *others = diagnosis.sides
     assert odd.rank == 2
     assert Path(odd.file) == file
     assert odd.number in (stands, stands + 1)
@@ -260,7 +260,7 @@ def test_stuck_job_shows_where_each_rank_is(tmp_path, capfd, monkeypatch):
     assert flights.read(folder)[2].stands.filename == str(file)
 
 
-def test_a_trace_is_served_to_perfetto_alone(script, tmp_path):
+def test_trace_is_served_to_perfetto_alone(script, tmp_path):
     file = tmp_path / "t.json"
     file.write_text('{"traceEvents": []}')
     command = [sys.executable, "-m", "unisono", "trace", "open", str(file)]
@@ -295,7 +295,7 @@ def test_invalid_top_commands_are_refused(capfd, words, message):
     assert message in capfd.readouterr().err
 
 
-def test_the_options_of_top_are_frozen(capfd):
+def test_options_of_top_are_frozen(capfd):
     assert main(["top", "--help"]) == 0
     out = capfd.readouterr().out
     assert "Example: unisono top" in out

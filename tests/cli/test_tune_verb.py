@@ -16,8 +16,8 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.mark.sweep
-def test_what_was_tuned_is_what_is_chosen(run, file):
-    """Three ranks as if on two hosts: measured, written, explained."""
+def test_tuned_algorithm_is_chosen(run, file):
+    """Three ranks on two emulated hosts: measured, written, explained."""
     brief = ("--quick", "--collective", "barrier,all_gather")
     code, out, err = run("tune", "-n", "3", "--per-host", "2", *brief)
     assert (code, err) == (0, "")
@@ -78,7 +78,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run, file, command, message):
     assert err.count("\n") == 1
 
 
-def test_a_file_that_is_no_table_is_refused_before_measuring(run, file):
+def test_file_that_is_not_a_table_is_refused_before_measuring(run, file):
     file.write_text("dear diary")
     file.chmod(0o600)
     for command in ("tune -n 2", "explain all_reduce --on this"):
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_table_is_refused_before_measuring(run, file):
     assert file.read_text() == "dear diary"
 
 
-def test_a_training_step_is_told_with_all_it_assumes(run):
+def test_training_step_is_shown_with_its_assumptions(run):
     command = "simulate train --model 70B -t dgx-h100:64 --tp 8 --strategy fsdp"
     code, out, _ = run(*command.split())
     assert code == 0
@@ -103,7 +103,7 @@ def test_a_training_step_is_told_with_all_it_assumes(run):
     assert result["assumptions"]
 
 
-def test_verbs_below_others_have_help(run):
+def test_nested_verbs_have_help(run):
     for verb in ("tune", "simulate", "simulate train"):
         code, out, _ = run(*verb.split(), "--help")
         assert code == 0

@@ -51,7 +51,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("key", [0, 1, (1 << 64) - 1])
 @pytest.mark.parametrize("spec", SPECS)
-def test_codes_are_those_of_the_reference(spec, key):
+def test_native_codes_equal_the_reference(spec, key):
     rng, codec = np.random.default_rng(1), codecs.get(spec)
     for count in COUNTS:
         for kind, x in hard_values(rng, count):
@@ -62,7 +62,7 @@ def test_codes_are_those_of_the_reference(spec, key):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_values_are_those_of_the_reference(spec):
+def test_native_decoded_values_equal_the_reference(spec):
     """Whatever the code: that of values, or bytes that nobody encoded."""
     rng, codec = np.random.default_rng(2), codecs.get(spec)
     for count in COUNTS:
@@ -136,7 +136,7 @@ def test_whole_blocks_can_be_encoded_and_decoded_alone(spec):
         ("mxfp8", ml_dtypes.float8_e4m3fn, 448),
     ],
 )
-def test_at_scale_one_rounding_is_that_of_ml_dtypes(spec, dtype, most):
+def test_rounding_at_scale_one_is_that_of_ml_dtypes(spec, dtype, most):
     """Every value of the format, every midpoint, and the neighbours of those."""
     values = np.arange(128, dtype=np.uint8).view(dtype).astype(np.float32)
     values = values[np.isfinite(values)]
@@ -157,7 +157,7 @@ def test_at_scale_one_rounding_is_that_of_ml_dtypes(spec, dtype, most):
 @pytest.mark.parametrize(
     ("spec", "dtype"), [("fp16", np.float16), ("bf16", ml_dtypes.bfloat16)]
 )
-def test_halves_are_those_of_numpy_and_ml_dtypes(spec, dtype):
+def test_fp16_and_bf16_are_those_of_numpy_and_ml_dtypes(spec, dtype):
     rng = np.random.default_rng(6)
     x = from_bits(rng.integers(0, 1 << 32, 200_000, dtype=np.uint32))
     with np.errstate(all="ignore"):

@@ -66,7 +66,7 @@ def test_both_sides_know_the_same_codecs_sizes_and_keys():
         assert _native.codec_key(step, slot) == codecs.key(step, slot)
 
 
-def test_a_codec_is_spelled_as_it_is_asked_for():
+def test_codec_name_is_parsed_and_written_unchanged():
     for spec in ("fp8", "fp8:block=64", "int8:stochastic", "int4:block=32,stochastic"):
         assert str(codecs.get(spec)) == spec
         assert codecs.get(spec) is codecs.get(spec)
@@ -79,7 +79,7 @@ def test_a_codec_is_spelled_as_it_is_asked_for():
 
 
 @pytest.mark.parametrize("name", codecs.NAMES)
-def test_the_error_is_that_of_gaussian_values(name):
+def test_error_matches_the_prediction_for_gaussian_values(name):
     codec = codecs.get(name)
     assert relative_error(codec, gaussian(1 << 17, seed=1)) == pytest.approx(
         codec.error, rel=0.02
@@ -110,7 +110,7 @@ def test_stochastic_rounding_error_is_larger_by_root_two(name):
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp8", 4), ("mxfp8", 4), ("fp8_e5m2", 3)])
-def test_no_value_of_a_small_float_is_off_by_more_than_its_last_bit(name, bits):
+def test_small_float_error_is_at_most_the_last_bit(name, bits):
     x = gaussian(1 << 14)
     off = np.abs(round_trip(codecs.get(name), x) - x)
     largest = np.abs(x).reshape(-1, 32).max()
@@ -118,7 +118,7 @@ def test_no_value_of_a_small_float_is_off_by_more_than_its_last_bit(name, bits):
 
 
 @pytest.mark.parametrize(("name", "most"), [("int8", 127), ("int4", 7)])
-def test_no_whole_number_is_off_by_more_than_half_a_step(name, most):
+def test_integer_codec_error_is_at_most_half_a_step(name, most):
     x = np.random.default_rng(2).standard_t(3, 1 << 14).astype(np.float32)
     off = np.abs(round_trip(codecs.get(name), x) - x).reshape(-1, 128)
     steps = np.abs(x).reshape(-1, 128).max(axis=1, keepdims=True) / most
@@ -127,14 +127,14 @@ def test_no_whole_number_is_off_by_more_than_half_a_step(name, most):
 
 @pytest.mark.parametrize("name", ["bf16", *SCALED])
 @pytest.mark.parametrize("exponent", [-100, -20, 20, 100])
-def test_the_error_does_not_depend_on_the_unit(name, exponent):
+def test_relative_error_does_not_depend_on_the_scale(name, exponent):
     codec, x = codecs.get(name), gaussian(4096)
     scaled = relative_error(codec, x * np.float32(2.0**exponent))
     assert scaled == pytest.approx(relative_error(codec, x), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_the_largest_values_stay_finite(name):
+def test_largest_values_stay_finite(name):
     x = np.array([MOST, -MOST, 1.0, 0.0] * 40, np.float32)
     assert np.isfinite(round_trip(codecs.get(name), x)).all()
     assert np.isfinite(round_trip(codecs.get(name), x, key=3)).all()
@@ -159,7 +159,7 @@ def test_small_floats_keep_the_sign_of_zero(name):
 @pytest.mark.parametrize("key", [0, 4])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", codecs.NAMES)
-def test_what_is_not_finite_never_becomes_finite(name, bad, key):
+def test_nonfinite_values_never_become_finite(name, bad, key):
     codec = codecs.get(name)
     for place in (0, 5, 127, 128, 299):
         x = gaussian(300)
@@ -200,7 +200,7 @@ def test_nonfinite_values_make_integer_and_sign_blocks_nan(name, bad):
     np.testing.assert_array_equal(round_trip(codec, x), clean)
 
 
-def test_the_scale_byte_255_is_nan():
+def test_scale_byte_255_is_nan():
     code = codecs.get("mxfp8").encode(np.ones(32, np.float32))
     code[0] = 255
     assert np.isnan(codecs.get("mxfp8").decode(code, 32)).all()
@@ -333,6 +333,6 @@ def test_any_shape_and_stride_can_be_encoded():
         lambda raw, code: _native.codec_bytes("bf16", 8, 32),
     ],
 )
-def test_the_native_core_never_leaves_its_buffers(call):
+def test_native_codecs_stay_inside_their_buffers(call):
     with pytest.raises(ValueError, match="codec:"):
         call(ONES.view(np.uint8).copy(), CODE.copy())

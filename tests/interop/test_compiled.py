@@ -212,7 +212,7 @@ assert work.is_completed()
 """
 
 
-def test_a_lost_rank_is_named_by_the_future_and_by_wait(ranks, adapter):
+def test_future_and_wait_name_the_lost_rank(ranks, adapter):
     output = ranks(adapter, LOST, dies=[1])[0].splitlines()
     assert output[0].startswith("future: ")
     assert "PeerLost: " in output[0]
@@ -249,7 +249,7 @@ print("bye")
 
 
 @pytest.mark.sweep
-def test_a_process_may_end_without_destroying_its_group(tmp_path, adapter):
+def test_process_may_end_without_destroying_its_group(tmp_path, adapter):
     assert processes(tmp_path, adapter, LEFT) == ["bye\n"] * 2
 
 
@@ -296,11 +296,11 @@ end()
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("built")
-def test_beside_the_backend_of_another_device(ranks):
+def test_compiled_adapter_works_beside_the_backend_of_another_device(ranks):
     assert ranks("auto", MIXED) == ["compiled gloo\n"] * 2
 
 
-def test_the_other_backend_is_not_dropped_silently(monkeypatch):
+def test_python_adapter_refuses_a_second_backend(monkeypatch):
     mixed = {"cpu": "unisono", "cuda": "nccl"}
     monkeypatch.setenv(adapters.VARIABLE, "python")
     with pytest.raises(BadArgument, match="cpu:unisono,cuda:nccl"):
@@ -415,7 +415,7 @@ def test_folder_that_others_can_write_to_is_refused(kept, level):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_files_and_folders_of_another_user(kept, tmp_path):
+def test_files_of_another_user_are_rebuilt_and_folders_refused(kept, tmp_path):
     target, builds = kept
     os.chown(target, 12345, -1)
     assert not compiled.is_built()

@@ -80,7 +80,7 @@ def test_reductions_take_time_and_dependents_wait():
             assert ops[rank, need].startswith("recv")
 
 
-def test_the_simplest_file_is_as_the_format_describes_it():
+def test_simplest_file_follows_the_format():
     text = goal.dumps(unisono.schedule("broadcast", "chain:segments=1", n=3), 8)
     assert text.split("\n") == [
         *("num_ranks 3", "", "rank 0 {", "l1: send 8b to 1 tag 0", "}", ""),

@@ -56,7 +56,7 @@ def by_hand():
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "n"), PLAIN)
-def test_what_is_written_is_read_back_and_still_right(collective, algorithm, n):
+def test_written_file_is_read_back_and_verified(collective, algorithm, n):
     schedule = unisono.schedule(collective, algorithm, n=n)
     text = msccl.dumps(schedule)
     back = msccl.loads(text)
@@ -89,14 +89,14 @@ def test_files_keep_to_the_rules_of_the_runtime(collective, algorithm, n):
                         assert place <= size or collective == "all_to_all"
 
 
-def test_a_file_written_by_hand_with_fused_steps():
+def test_handwritten_file_with_fused_steps_is_read():
     schedule = msccl.loads(by_hand())
     assert schedule.title == "all_reduce by ring, n=3"
     cost = schedule.cost()
     assert cost.sent.tolist() == pytest.approx([4 / 3] * 3)
 
 
-def test_a_file_of_two_that_exchange_and_copy_to_the_output():
+def test_file_of_two_ranks_that_exchange_and_copy_is_read():
     text = """<algo name="pair" proto="Simple" nchannels="1" nchunksperloop="2"
      ngpus="2" coll="allgather" inplace="0">
      <gpu id="0" i_chunks="1" o_chunks="2" s_chunks="0">
@@ -138,21 +138,21 @@ def test_broken_files_are_refused_with_the_reason(old, new, why):
         msccl.loads(text)
 
 
-def test_a_file_that_waits_in_a_circle_is_a_deadlock():
+def test_file_with_a_cycle_of_waits_is_a_deadlock():
     text = by_hand().replace('type="s"', 'type="rcs"')
     text = text.replace('<step s="4" type="r"', '<step s="4" type="nop"')
     with pytest.raises(BadArgument, match="deadlock"):
         msccl.loads(text)
 
 
-def test_a_file_that_computes_something_else_is_proven_wrong():
+def test_file_that_computes_something_else_is_proven_wrong():
     wrong = by_hand().replace('type="rrcs"', 'type="rcs"')
     with pytest.raises(ScheduleError):
         msccl.loads(wrong)
     assert msccl.loads(wrong, verify=False).n == 3
 
 
-def test_a_race_is_refused():
+def test_race_is_refused():
     text = msccl.dumps(unisono.schedule("all_reduce", "direct", n=4))
     root = ET.fromstring(text)
     for step in root.iter("step"):
@@ -162,7 +162,7 @@ def test_a_race_is_refused():
         msccl.loads(ET.tostring(root, encoding="unicode"))
 
 
-def test_what_msccl_does_not_have_is_not_written():
+def test_schedules_that_msccl_cannot_express_are_refused():
     with pytest.raises(NotOffered, match="no scatter"):
         msccl.dumps(unisono.schedule("scatter", "tree", n=4))
     with pytest.raises(NotOffered, match="root"):

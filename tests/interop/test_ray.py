@@ -30,7 +30,7 @@ def ray():
 def cluster(ray):
     """Two nodes of two cores; every process of it is ended again.
 
-    The second takes itself for another host, so that ranks on both meet over TCP.
+    The second is an emulated host, so that ranks on both connect over TCP.
     """
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def test_ray_returns_results_by_rank_across_nodes(ray, run):
     assert len({row[4] for row in results}) == 4
 
 
-def test_resources_say_where(ray, run):
+def test_ranks_run_where_their_resources_are(ray, run):
     def node(comm):
         return ray.get_runtime_context().get_node_id()
 
@@ -80,7 +80,7 @@ def test_resources_say_where(ray, run):
     assert run(node, num_ranks=1, resources={"second": 1})[0] == second[0]
 
 
-def test_the_environment_is_set_and_local_places_are_told(run):
+def test_environment_and_local_ranks_are_set(run):
     def result(comm):
         names = "MINE", "UNISONO_LOCAL_RANK", "UNISONO_LOCAL_WORLD_SIZE"
         secret = [name for name in os.environ if "SECRET" in name]
@@ -92,7 +92,7 @@ def test_the_environment_is_set_and_local_places_are_told(run):
     assert results == [(["x", "0", "2"], []), (["x", "1", "2"], [])]
 
 
-def test_an_error_is_raised_as_itself_with_its_rank_and_node(run):
+def test_exception_is_raised_unchanged_with_rank_and_node(run):
     def fail(comm):
         comm.barrier()
         if comm.rank == 2:
@@ -107,7 +107,7 @@ def test_an_error_is_raised_as_itself_with_its_rank_and_node(run):
     assert "in fail" in note
 
 
-def test_an_error_of_ours_keeps_its_attributes(run):
+def test_unisono_error_keeps_its_attributes(run):
     def fail(comm):
         raise PeerLost("lost", ranks=[7], host="h", seq=3)
 
@@ -116,7 +116,7 @@ def test_an_error_of_ours_keeps_its_attributes(run):
     assert (error.value.ranks, error.value.host, error.value.seq) == ((7,), "h", 3)
 
 
-def test_a_dead_actor_is_named_by_rank_and_node(ray, run):
+def test_dead_actor_is_named_by_rank_and_node(ray, run):
     def die(comm):
         comm.barrier()
         if comm.rank == 1:
@@ -132,7 +132,7 @@ def test_a_dead_actor_is_named_by_rank_and_node(ray, run):
     assert error.value.host == ray.util.get_node_ip_address()
 
 
-def test_a_restart_with_as_many_ranks(run, tmp_path):
+def test_restart_has_the_same_number_of_ranks(run, tmp_path):
     mark = tmp_path / "died"
 
     def once(comm):
@@ -145,7 +145,7 @@ def test_a_restart_with_as_many_ranks(run, tmp_path):
     assert run(once, num_ranks=2, restarts=1) == [2, 2]
 
 
-def test_a_restart_on_the_survivors(run):
+def test_restart_continues_on_the_survivors(run):
     def shrink(comm):
         comm.barrier()
         if comm.world_size == 3 and comm.rank == 1:
@@ -155,7 +155,7 @@ def test_a_restart_on_the_survivors(run):
     assert run(shrink, num_ranks=3, restarts=1, min_ranks=2) == [2, 2]
 
 
-def test_restarts_come_to_an_end(run, tmp_path):
+def test_number_of_restarts_is_limited(run, tmp_path):
     log = tmp_path / "log"
 
     def fail(comm):
@@ -168,7 +168,7 @@ def test_restarts_come_to_an_end(run, tmp_path):
     assert log.read_text() == "xxx"
 
 
-def test_resources_that_the_cluster_does_not_have(run):
+def test_missing_resources_are_reported(run):
     with pytest.raises(ConnectFailed, match=r"9 times .* cannot be placed") as error:
         run(print, num_ranks=9, placement_s=0.5)
     assert "of CPU 4 in the cluster" in str(error.value)
@@ -217,7 +217,7 @@ def test_ray_runs_the_example_unchanged(ray, cluster, tmp_path):
     assert "rank 1 of 2: the sum is 3, True" in result[1]
 
 
-def test_a_script_that_fails(cluster, tmp_path):
+def test_failing_script_raises_peer_lost(cluster, tmp_path):
     from unisono.interop.ray import run_script
 
     script = tmp_path / "script.py"
@@ -295,7 +295,7 @@ def everything(collective, name, rank):
     return found
 
 
-def test_a_backend_of_ray_s_own_collectives(ray, actors):
+def test_ray_collectives_run_on_our_backend(ray, actors):
     ray.get([a.join.remote(3, r, "one") for r, a in enumerate(actors)])
     work = [a.call.remote(everything, "one", r) for r, a in enumerate(actors)]
     results = ray.get(work)
@@ -315,7 +315,7 @@ def test_a_backend_of_ray_s_own_collectives(ray, actors):
     assert ray.get(again) == results
 
 
-def test_torch_tensors_in_ray_s_collectives(ray, actors):
+def test_ray_collectives_take_torch_tensors(ray, actors):
     pytest.importorskip("torch")
 
     def work(collective):
@@ -335,7 +335,7 @@ def test_torch_tensors_in_ray_s_collectives(ray, actors):
     assert results == [([3.0] * 4, [1.0] * 2, [[0.0] * 2, [1.0] * 2])] * 2
 
 
-def test_a_group_declared_by_the_driver(ray, actors):
+def test_group_declared_by_the_driver_works(ray, actors):
     from ray.util import collective
 
     from unisono.interop.ray import register
@@ -361,7 +361,7 @@ def test_several_tensors_in_one_call_are_refused(ray, actors):
 # Last, since Ray is slow to forget a node
 
 
-def test_a_node_that_dies(ray, run, cluster):
+def test_restart_continues_without_a_dead_node(ray, run, cluster):
     """Its raylet is killed, and with it the rank there; the other one goes on alone."""
     quiet = {"include_dashboard": False, "object_store_memory": 80 << 20}
     extra = [
@@ -388,7 +388,7 @@ def test_a_node_that_dies(ray, run, cluster):
             cluster.remove_node(node, allow_graceful=False)
 
 
-def test_without_ray_the_extra_is_named(monkeypatch):
+def test_missing_ray_error_names_the_extra(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("unisono.interop.ray")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "unisono.interop.ray", raising=False)

@@ -69,14 +69,14 @@ def every_copy(rank, name, how):
 
 @pytest.mark.quick(name=["float32", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type(ranks, name):
+def test_copies_of_every_type_are_correct(ranks, name):
     ranks(3, every_copy, name, WAYS[TYPES.index(name) % len(WAYS)])
 
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("how", WAYS)
-def test_every_way_of_waiting(ranks, n, how):
+def test_copies_are_correct_by_every_way_of_waiting(ranks, n, how):
     ranks(n, every_copy, "float32", how)
 
 
@@ -114,7 +114,7 @@ def uneven(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_uneven_shares(ranks, n):
+def test_copies_of_uneven_shares_are_correct(ranks, n):
     ranks(n, uneven)
 
 
@@ -174,7 +174,7 @@ def odd_shapes(rank, how):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", WAYS)
-def test_odd_shapes(ranks, n, how):
+def test_copies_of_odd_shapes_are_correct(ranks, n, how):
     ranks(n, odd_shapes, how)
 
 
@@ -209,7 +209,7 @@ def several_at_once(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_coalesced_forms(ranks, n):
+def test_coalesced_copies_are_correct(ranks, n):
     ranks(n, several_at_once)
 
 
@@ -250,5 +250,5 @@ def both_spellings(rank):
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2])
-def test_both_spellings(ranks, n):
+def test_both_spellings_of_calls_give_the_same(ranks, n):
     ranks(n, both_spellings)

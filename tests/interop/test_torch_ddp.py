@@ -43,7 +43,7 @@ def trained(rank, name):
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("n", [2, 3])
-def test_weights_of_one_process(ranks, n, name):
+def test_ddp_weights_equal_one_process(ranks, n, name):
     ranks(n, trained, name)
 
 
@@ -59,7 +59,7 @@ def with_hook(rank, name):
 
 
 @pytest.mark.parametrize("name", ["allreduce", "fp16_compress"])
-def test_hooks(ranks, name):
+def test_comm_hooks_of_torch_work(ranks, name):
     ranks(2, with_hook, name)
 
 
@@ -75,7 +75,7 @@ def with_power(rank):
         return [p.tolist() for p in net.parameters()]
 
 
-def test_power_sgd(ranks):
+def test_power_sgd_hook_equals_one_process(ranks):
     first, second = ranks(2, with_power)
     assert first == second
     (single,) = ranks(1, with_power)
@@ -100,7 +100,7 @@ def bf16_hook(rank):
         close(net.parameters(), right.parameters(), 1e-2)
 
 
-def test_a_hook_of_ones_own(ranks):
+def test_custom_comm_hook_works(ranks):
     ranks(2, bf16_hook)
 
 
@@ -118,7 +118,7 @@ def accumulated(rank):
         close([p.grad for p in net.parameters()], [p.grad for p in right.parameters()])
 
 
-def test_no_sync(ranks):
+def test_no_sync_accumulates_gradients(ranks):
     ranks(2, accumulated)
 
 
@@ -132,7 +132,7 @@ def joined(rank):
         return [p.tolist() for p in net.parameters()]
 
 
-def test_uneven_inputs(ranks):
+def test_join_with_uneven_inputs_gives_equal_weights(ranks):
     weights = ranks(3, joined)
     assert weights[0] == weights[1] == weights[2]
 
@@ -151,7 +151,7 @@ def zero(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
-def test_zero_redundancy_optimizer(ranks, n):
+def test_zero_redundancy_optimizer_equals_one_process(ranks, n):
     ranks(n, zero)
 
 
@@ -168,7 +168,7 @@ def buffers(rank):
         assert ddp._get_ddp_logging_data()["backend_name"] == "unisono"
 
 
-def test_buffers(ranks):
+def test_buffers_follow_rank_0(ranks):
     ranks(2, buffers)
 
 
@@ -183,5 +183,5 @@ def compiled(rank):
 
 
 @pytest.mark.sweep
-def test_compiled(ranks):
+def test_compiled_ddp_equals_plain_ddp(ranks):
     ranks(2, compiled)

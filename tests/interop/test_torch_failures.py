@@ -62,7 +62,7 @@ def killed_in_backward(rank, hook):
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_a_rank_is_killed_in_backward(forks, hook):
+def test_rank_killed_in_backward_is_named(forks, hook):
     ends = forks.run(3, killed_in_backward, hook)
     assert ends[1].status == -signal.SIGKILL
     for end in (ends[0], ends[2]):
@@ -94,7 +94,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_a_rank_is_killed(forks, what):
+def test_killed_rank_is_named(forks, what):
     ends = forks.run(3, killed_in, what)
     for end in (ends[0], ends[2]):
         assert end.status == 0, end.stderr
@@ -115,12 +115,12 @@ def errors_have_both_types(rank):
         return True
 
 
-def test_errors_are_torchs_and_ours(forks):
+def test_errors_are_of_torch_and_unisono_types(forks):
     assert forks.run(2, errors_have_both_types)[0].value is True
 
 
 def mismatched(rank, what):
-    """What every rank is told when rank 1 calls something else."""
+    """The error of every rank when rank 1 calls something else."""
     with group(rank):
         odd = rank.number == 1
         x = torch.ones(5)
@@ -138,7 +138,7 @@ def mismatched(rank, what):
 
 
 @pytest.mark.parametrize("what", ["size", "type", "operation", "root", "collective"])
-def test_ranks_that_call_different_things(ranks, what):
+def test_different_calls_raise_mismatch(ranks, what):
     for result in ranks(3, mismatched, what):
         assert result["error"] == "CollectiveMismatch"
         assert "rank 1" in result["message"]
@@ -154,7 +154,7 @@ def uneven_models(rank):
         return attempt(lambda: ddp(torch.ones(4, 50)).sum().backward())
 
 
-def test_a_mismatch_in_backward(ranks):
+def test_mismatch_in_backward_is_raised(ranks):
     for result in ranks(2, uneven_models):
         assert "CollectiveMismatch" in result["message"] + result["error"]
 
@@ -174,5 +174,5 @@ def in_detail(rank):
         dist.all_gather(outs, torch.ones(3))
 
 
-def test_torchs_debug_level_detail(ranks):
+def test_debug_level_detail_works(ranks):
     ranks(2, in_detail)

@@ -19,7 +19,7 @@ dist.destroy_process_group()
 
 @pytest.mark.quick(n=[1])
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_import_is_needed(n, tmp_path: Path):
+def test_backend_works_without_importing_unisono(n, tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n)]

@@ -46,7 +46,7 @@ def some_groups(rank):
         summed(mine, [0, 3] if me in (0, 3) else [1, 2])
 
 
-def test_some_groups(ranks):
+def test_overlapping_groups_work(ranks):
     ranks(4, some_groups)
 
 
@@ -65,7 +65,7 @@ def meshes(rank):
         assert list(cube.get_coordinate()) == [me // 2, 0, me % 2]
 
 
-def test_meshes(ranks):
+def test_device_meshes_work(ranks):
     ranks(4, meshes)
 
 
@@ -89,7 +89,7 @@ def many(rank, times):
         await_that(lambda: resources()[1] <= before[1] + 3, "the end of threads")
 
 
-def test_hundreds_of_groups(ranks):
+def test_hundreds_of_groups_leak_nothing(ranks):
     assert ranks(2, many, 300) == [None, None]
 
 
@@ -117,7 +117,7 @@ def from_threads(rank):
 
 
 @pytest.mark.sweep
-def test_groups_used_from_threads(ranks):
+def test_groups_work_from_threads(ranks):
     assert ranks(3, from_threads) == [[], [], []]
 
 
@@ -134,7 +134,7 @@ def only_messages(rank):
         dist.barrier()
 
 
-def test_a_group_that_its_first_member_never_uses(ranks):
+def test_group_works_if_its_first_member_never_uses_it(ranks):
     ranks(3, only_messages)
 
 
@@ -146,7 +146,7 @@ def of_itself(rank):
         summed(made, pair)
 
 
-def test_groups_made_by_their_members(ranks):
+def test_groups_made_only_by_their_members_work(ranks):
     ranks(4, of_itself)
 
 
@@ -160,7 +160,7 @@ def used_after(rank):
         return result
 
 
-def test_a_group_that_was_destroyed(ranks):
+def test_destroyed_group_is_closed(ranks):
     for result in ranks(2, used_after):
         assert "closed" in result["message"]
 

@@ -30,7 +30,7 @@ def on_a_store(rank, kind):
 @pytest.mark.parametrize(
     ("n", "kind"), [(1, "hash"), (1, "file"), (1, "tcp"), (2, "file"), (3, "tcp")]
 )
-def test_every_store(ranks, n, kind):
+def test_every_kind_of_store_works(ranks, n, kind):
     ranks(n, on_a_store, kind)
 
 
@@ -48,7 +48,7 @@ def again(rank, kind):
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_again_on_one_store(ranks, kind):
+def test_groups_can_be_made_again_on_one_store(ranks, kind):
     ranks(3, again, kind)
 
 
@@ -63,17 +63,17 @@ def spelled(rank, name):
 
 
 @pytest.mark.parametrize("name", ["unisono", "UNISONO", "cpu:unisono"])
-def test_every_spelling(ranks, name):
+def test_every_spelling_of_the_backend_works(ranks, name):
     assert ranks(2, spelled, name) == [name.lower()] * 2
 
 
 def late(rank, where):
-    """Rank 1 does not come; who waits for it is told so."""
+    """Rank 1 does not arrive; a rank that waits for it gets an error."""
     limit = timedelta(seconds=0.5)
     with group(rank):
         made = dist.new_group(timeout=limit if where == "group" else None)
         x, result = torch.ones(3), None
-        if where != "group":  # where a rank that is slow would be told so here
+        if where != "group":  # where a slow rank would get an error here
             dist.all_reduce(x, group=made)
         if where == "method":
             made.set_timeout(limit)
@@ -97,7 +97,7 @@ def late(rank, where):
 
 
 @pytest.mark.parametrize("where", ["group", "method", "call", "wait", "future"])
-def test_timeouts(ranks, where):
+def test_timeout_names_the_late_rank(ranks, where):
     result, took = ranks(2, late, where)[0]
     if where != "future":  # whose errors are plain ones
         assert result["error"] == "CollectiveTimeout"
@@ -130,7 +130,7 @@ def store_waits(key):
     dist.distributed_c10d._get_default_store().wait([key])
 
 
-def test_a_wait_can_be_repeated(ranks):
+def test_wait_can_be_repeated(ranks):
     assert ranks(2, waited_again)[0]["error"] == "CollectiveTimeout"
 
 
@@ -185,7 +185,7 @@ FEW = ["nothing", "a receive in flight"]
 
 @pytest.mark.quick(names=[FEW])
 @pytest.mark.parametrize("names", [FEW, list(ENDINGS)], ids=["few", "all"])
-def test_exit_without_destroy(names, tmp_path: Path):
+def test_process_may_exit_without_destroying_its_group(names, tmp_path: Path):
     endings = {name: ENDINGS[name] for name in names}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(endings), str(tmp_path)],

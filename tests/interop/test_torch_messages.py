@@ -38,7 +38,7 @@ def ring(rank, name):
 @pytest.mark.parametrize(
     "name", ["float32", "bool", "bfloat16", "float8_e4m3fnuz", "uint64", "complex64"]
 )
-def test_ring(ranks, n, name):
+def test_messages_pass_around_a_ring(ranks, n, name):
     ranks(n, ring, name)
 
 
@@ -68,7 +68,7 @@ def from_anybody(rank):
                 dist.send(torch.full((1,), 2.0), 0, tag=10)
 
 
-def test_from_anybody(ranks):
+def test_recv_from_any_source_gives_the_sender(ranks):
     ranks(4, from_anybody)
 
 
@@ -92,7 +92,7 @@ def before_collectives(rank):
         expect(x, torch.full((3,), float(n * n)))
 
 
-def test_receives_before_collectives(ranks):
+def test_posted_receive_does_not_block_a_collective(ranks):
     ranks(3, before_collectives)
 
 
@@ -114,7 +114,7 @@ def in_batches(rank):
 
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4])
-def test_batches(ranks, n):
+def test_batches_of_messages_arrive(ranks, n):
     ranks(n, in_batches)
 
 
@@ -124,7 +124,7 @@ def to_itself(rank):
         assert result["error"] == "ValueError"
 
 
-def test_nobody_sends_to_itself(ranks):
+def test_send_to_itself_is_refused(ranks):
     ranks(2, to_itself)
 
 
@@ -136,7 +136,7 @@ def wrong_size(rank):
         return attempt(dist.recv, torch.empty(3), 0)
 
 
-def test_a_message_that_does_not_fit(ranks):
+def test_message_that_does_not_fit_is_an_error(ranks):
     _, result = ranks(2, wrong_size)
     assert "20 bytes" in result["message"]
 
@@ -169,7 +169,7 @@ def objects(rank):
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_objects(ranks, n):
+def test_objects_are_gathered_and_broadcast(ranks, n):
     ranks(n, objects)
 
 
@@ -188,7 +188,7 @@ def barriers(rank):
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 4])
-def test_barriers(ranks, n):
+def test_no_rank_leaves_a_barrier_before_all_arrive(ranks, n):
     came, went = zip(*ranks(n, barriers), strict=True)
     assert max(came) <= min(went)  # nobody goes before all have come
 
@@ -198,8 +198,8 @@ def without_some(rank, wait_all):
     with group(rank) as pg:
         result, limit = None, timedelta(seconds=20)
         if rank.number == 0:
-            meeting = pg._calls.meeting
-            until(lambda: meeting._has("barrier/1/3"))
+            rendezvous = pg._calls.rendezvous
+            until(lambda: rendezvous._has("barrier/1/3"))
             limit = timedelta(seconds=0.4)
         if rank.number in (0, 3):
             result = attempt(pg.monitored_barrier, limit, wait_all_ranks=wait_all)
@@ -208,7 +208,7 @@ def without_some(rank, wait_all):
 
 
 @pytest.mark.parametrize("wait_all", [False, True])
-def test_monitored_barrier_names_who_is_missing(ranks, wait_all):
+def test_monitored_barrier_names_missing_ranks(ranks, wait_all):
     result = ranks(4, without_some, wait_all)
     who = "Ranks 1, 2" if wait_all else "Rank 1"
     assert result[0]["message"].startswith(f"{who} failed to pass monitoredBarrier")

@@ -50,5 +50,5 @@ def pipelined(rank, name):
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("n", [2, 3])
-def test_pipelines(ranks, n, name):
+def test_pipeline_schedules_equal_one_process(ranks, n, name):
     ranks(n, pipelined, name)

@@ -86,7 +86,7 @@ def all_reduces(rank, name):
 
 @pytest.mark.quick(name=["float32", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("name", TYPES)
-def test_all_reduce_of_every_type(ranks, name):
+def test_all_reduce_of_every_type_is_correct(ranks, name):
     ranks(3, all_reduces, name)
 
 
@@ -121,7 +121,7 @@ def every_reduction(rank, name):
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool", "complex64"])
-def test_every_reduction(ranks, n, name):
+def test_every_reduction_is_correct(ranks, n, name):
     ranks(n, every_reduction, name)
 
 
@@ -146,7 +146,7 @@ def premultiplied(rank, name):
 
 @pytest.mark.quick(name=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16"])
-def test_premultiplied_sum(ranks, name):
+def test_premultiplied_sum_is_correct(ranks, name):
     ranks(3, premultiplied, name)
 
 
@@ -165,7 +165,7 @@ def uneven_shares(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_uneven_reduce_scatter(ranks, n):
+def test_uneven_reduce_scatter_is_correct(ranks, n):
     ranks(n, uneven_shares)
 
 
@@ -200,7 +200,7 @@ def several_at_once(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_coalesced_reductions(ranks, n):
+def test_coalesced_reductions_are_correct(ranks, n):
     ranks(n, several_at_once)
 
 
@@ -242,7 +242,7 @@ def odd_shapes(rank, how):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", WAYS)
-def test_odd_shapes(ranks, n, how):
+def test_reductions_of_odd_shapes_are_correct(ranks, n, how):
     ranks(n, odd_shapes, how)
 
 
@@ -253,7 +253,7 @@ def conjugated(rank):
         expect(x.resolve_conj(), torch.full((4,), complex(rank.n, -3)))
 
 
-def test_conjugated_views(ranks):
+def test_conjugated_views_are_reduced(ranks):
     ranks(2, conjugated)
 
 
@@ -270,7 +270,7 @@ def dropped(rank):
         assert all(bool((x == 3.0).all()) for x in others), "memory was used again"
 
 
-def test_nobody_holds_the_work(ranks):
+def test_work_without_references_completes(ranks):
     ranks(2, dropped)
 
 
@@ -286,7 +286,7 @@ def waited_twice(rank):
             future.wait()
 
 
-def test_waiting_beside_a_future(ranks):
+def test_wait_and_future_complete_together(ranks):
     ranks(2, waited_twice)
 
 
@@ -312,7 +312,7 @@ def sparse_sums(rank, name):
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", ["float32", "int64"])
-def test_sparse_all_reduce(ranks, n, name):
+def test_sparse_all_reduce_is_correct(ranks, n, name):
     ranks(n, sparse_sums, name)
 
 
@@ -327,5 +327,5 @@ def profiled(rank):
         return [names.count(f"unisono:{what}") for what in ("all_reduce", "broadcast")]
 
 
-def test_the_profiler_sees_calls(ranks):
+def test_profiler_records_calls(ranks):
     assert ranks(2, profiled) == [[2, 1], [2, 1]]

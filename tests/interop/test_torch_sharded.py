@@ -66,11 +66,11 @@ def plain_fsdp(rank, how):
     ("how", "n"),
     [("plain", 2), ("plain", 3), ("mixed", 2), ("prefetch", 2), ("factor", 2)],
 )
-def test_fully_shard(ranks, how, n):
+def test_fully_shard_equals_one_process(ranks, how, n):
     ranks(n, plain_fsdp, how)
 
 
-def test_hybrid_sharding(ranks):
+def test_hybrid_sharding_equals_one_process(ranks):
     ranks(4, plain_fsdp, "hybrid")
 
 
@@ -91,7 +91,7 @@ def first_fsdp(rank, strategy):
 
 @pytest.mark.quick(strategy=["FULL_SHARD"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
-def test_first_fsdp(ranks, strategy):
+def test_fsdp_1_equals_one_process(ranks, strategy):
     ranks(2, first_fsdp, strategy)
 
 
@@ -114,7 +114,7 @@ def redistributed(rank):
 
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3])
-def test_redistribution(ranks, n):
+def test_dtensor_redistribution_is_correct(ranks, n):
     ranks(n, redistributed)
 
 
@@ -130,7 +130,7 @@ def tensor_parallel(rank):
         close(full(net), right.parameters())
 
 
-def test_tensor_parallel(ranks):
+def test_tensor_parallel_equals_one_process(ranks):
     ranks(2, tensor_parallel)
 
 
@@ -162,7 +162,7 @@ def sequence_parallel(rank):
         close([net.up.weight.grad.full_tensor()], [right.up.weight.grad], 1e-5)
 
 
-def test_sequence_parallel(ranks):
+def test_sequence_parallel_equals_one_process(ranks):
     ranks(2, sequence_parallel)
 
 
@@ -178,7 +178,7 @@ def two_dimensions(rank):
         close(full(net), alone(2, Plain).parameters())
 
 
-def test_two_dimensions(ranks):
+def test_tensor_parallel_and_fsdp_on_a_mesh_equal_one_process(ranks):
     ranks(4, two_dimensions)
 
 
@@ -203,5 +203,5 @@ def saved(rank, asynchronous):
 
 @pytest.mark.quick(asynchronous=[False])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_checkpoints(ranks, asynchronous):
+def test_distributed_checkpoints_save_and_load(ranks, asynchronous):
     ranks(2, saved, asynchronous)

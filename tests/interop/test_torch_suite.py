@@ -55,5 +55,5 @@ def ends(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_torchs_own(ends, name):
+def test_torch_suite_test_passes(ends, name):
     assert ends[name]["how"] == "passed", ends[name]["why"]

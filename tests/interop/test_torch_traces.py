@@ -17,15 +17,15 @@ from unisono.trace.flights import to_pickle
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_what_torch_has_named_stands_beside_our_calls(tmp_path):
+def test_torch_ranges_are_beside_unisono_calls_in_the_trace(tmp_path):
     tracing._SPANS.clear()
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         with profiled(), torch.profiler.record_function("forward"):
             x = torch.ones(20, 20) @ torch.ones(20, 20)
             comm.all_reduce(x.numpy())
-        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.session.logbook)])
     tracing._SPANS.clear()
     assert trace.faults(doc) == []
     slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
@@ -37,7 +37,7 @@ def test_what_torch_has_named_stands_beside_our_calls(tmp_path):
     assert around["ts"] - slack <= middle <= around["ts"] + around["dur"] + slack
 
 
-def test_ranges_alone_can_be_kept():
+def test_ranges_are_recorded_without_operators():
     tracing._SPANS.clear()
     with profiled(operators=False), torch.profiler.record_function("mine"):
         torch.ones(3).add(1)
@@ -49,14 +49,14 @@ def test_ranges_alone_can_be_kept():
 
 
 def recorded(comm):
-    tracing.start(comm.core.transport.logbook)
+    tracing.start(comm.core.session.logbook)
     comm.all_reduce(np.ones(1000, np.float32), algorithm="ring")
     comm.barrier()
-    tracing.stop(comm.core.transport.logbook)
+    tracing.stop(comm.core.session.logbook)
     return trace.gather(comm)
 
 
-def test_torchs_reader_of_profiles_takes_the_file(tmp_path):
+def test_profile_reader_of_torch_reads_the_file(tmp_path):
     analysis = pytest.importorskip("torch._inductor.analysis.profile_analysis")
     doc, *_ = world(2).run(recorded)
     file = tmp_path / "run.pt.trace.json"
@@ -73,7 +73,7 @@ def test_torchs_reader_of_profiles_takes_the_file(tmp_path):
     )
 
 
-def test_torchs_flight_analyser_takes_the_records(tmp_path, monkeypatch):
+def test_flight_analyser_of_torch_reads_the_records(tmp_path, monkeypatch):
     folder, pickles = tmp_path / "records", tmp_path / "pickles"
     monkeypatch.setenv(recorder.FLIGHT_DIR, str(folder))
     config = pytest.importorskip(

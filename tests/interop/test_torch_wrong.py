@@ -128,7 +128,7 @@ def a_root_short_of_tensors(rank):
         return result
 
 
-def test_a_root_short_of_tensors(ranks):
+def test_root_with_too_few_tensors_is_refused(ranks):
     result = ranks(n, a_root_short_of_tensors)[0]
     assert "a list of 2 tensors expected, got 1" in result["message"]
 

@@ -101,7 +101,7 @@ def environ():
 
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
-def test_same_script_under_every_launcher(engine, environ):
+def test_same_script_runs_under_every_launcher(engine, environ):
     done = subprocess.run(
         [*COMMANDS[engine](), str(SCRIPT)],
         capture_output=True,
@@ -116,7 +116,7 @@ def test_same_script_under_every_launcher(engine, environ):
 
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
-def test_a_failing_rank_fails_the_job(engine, environ, tmp_path):
+def test_failing_rank_fails_the_job(engine, environ, tmp_path):
     """Survivors raise PeerLost; whatever the launcher does, the job fails."""
     script = tmp_path / "fails.py"
     script.write_text(
@@ -183,7 +183,7 @@ def across_ssh(ssh, environ):
     [across_ssh, two_torchruns, across_open_mpi, across_mpich, across_srun],
     ids=["unisono run", "torchrun", "Open MPI", "MPICH", "srun"],
 )
-def test_same_script_across_two_hosts(engine, environ, tmp_path):
+def test_same_script_runs_across_two_hosts(engine, environ, tmp_path):
     ssh, _ = stand_in(tmp_path)
     environ["UNISONO_SECRET"] = secrets.token_hex(32)
     running = [

@@ -32,13 +32,13 @@ rank, n = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_WORLD_SIZE"])
 class PeerLost(Exception): pass
 def file_of(other):
     return os.path.join(os.environ["MEET"], str(other))
-def meet():
+def rendezvous():
     with open(file_of(rank) + ".new", "w") as file:
         file.write(str(os.getpid()))
     os.rename(file_of(rank) + ".new", file_of(rank))
     while not all(os.path.exists(file_of(other)) for other in range(n)):
         time.sleep(0.005)
-def outlive(*ranks):  # whom this one has met
+def outlive(*ranks):  # of which this one knows
     for other in ranks:
         with open(file_of(other)) as file:
             pid = file.read()
@@ -240,7 +240,7 @@ def test_outcome_names_the_signal():
 
 def test_rank_that_reports_peer_lost_is_not_first_failure():
     code = """
-meet()
+rendezvous()
 if rank == 1:
     outlive(0, 2)
     raise ValueError("the cause")
@@ -258,7 +258,7 @@ raise PeerLost("rank 1 is gone")
 
 def test_killed_rank_is_first_failure_before_its_reporters():
     code = """
-meet()
+rendezvous()
 if rank == 2:
     outlive(0, 1)
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -269,10 +269,10 @@ raise PeerLost("rank 2 is gone")
 
 
 def test_earliest_of_equal_failures_is_first():
-    code = "meet(); outlive(*range(rank + 1, n)); sys.exit(5 + rank)"
+    code = "rendezvous(); outlive(*range(rank + 1, n)); sys.exit(5 + rank)"
     outcome, _, _ = start(code, 3, grace_s=30)
     assert (outcome.first_failure.rank, outcome.exit_code) == (2, 7)
-    code = "meet(); outlive(*range(rank)); raise PeerLost('x')"
+    code = "rendezvous(); outlive(*range(rank)); raise PeerLost('x')"
     outcome, _, _ = start(code, 2, grace_s=30)
     assert outcome.first_failure.rank == 0
 
@@ -295,7 +295,7 @@ def test_other_ranks_are_ended_after_the_grace_period():
     code = """
 if rank == 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-meet()
+rendezvous()
 if rank == 0:
     sys.exit(3)
 time.sleep(60)

@@ -71,7 +71,7 @@ def launched(network, *arguments):
 
 
 @needs_hosts()
-def test_a_world_across_networks(network):
+def test_world_across_networks_runs(network):
     """Rank 0 listens at the first host's own address, with a secret: no loopback."""
     outcome, out, err = launched(network)
     assert outcome.exit_code == 0, err
@@ -79,7 +79,7 @@ def test_a_world_across_networks(network):
 
 
 @needs_hosts()
-def test_a_rank_killed_on_another_host_is_named_first(network):
+def test_rank_killed_on_another_host_is_named_first(network):
     outcome, _, err = launched(network, "die")
     first = outcome.first_failure
     assert (first.rank, first.hostname, first.signal) == (2, network[0][1], "SIGKILL")

@@ -74,7 +74,7 @@ def test_results_may_be_large(forked):
     assert [array.sum() for array in result] == [0, 2_000_000]
 
 
-def test_the_exception_of_a_rank_is_raised_with_its_traceback(forked):
+def test_exception_of_a_rank_is_raised_with_its_traceback(forked):
     def fail(comm):
         if comm.rank == 1:
             raise KeyError("missing", 3)
@@ -127,7 +127,7 @@ def fail_with(error):
     raise error
 
 
-def test_a_killed_rank_is_named_with_its_signal(forked):
+def test_killed_rank_is_named_with_its_signal(forked):
     def fail(comm):
         if comm.rank == 2:
             time.sleep(0.1)
@@ -166,7 +166,7 @@ def test_others_and_their_children_are_ended_after_the_grace_period(forked, tmp_
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_an_interrupt_ends_the_ranks(forked, tmp_path):
+def test_interrupt_ends_the_ranks(forked, tmp_path):
     def hang(comm):
         write(tmp_path / f"{comm.rank}", str(os.getpid()))
         time.sleep(60)
@@ -217,12 +217,12 @@ def add_up(comm, base):
 
 @pytest.mark.quick(method=["fork", "forkserver"])
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_real_all_reduce(method):
+def test_spawned_ranks_all_reduce(method):
     result = spawn(add_up, 3, (10,), method=method)
     assert result == [(r, 3, [33.0] * 5) for r in range(3)]
 
 
-def test_a_world_of_one():
+def test_spawn_of_one_rank_works():
     assert spawn(add_up, 1, (2,)) == [(0, 1, [2.0] * 5)]
 
 

@@ -124,14 +124,14 @@ FAULTS = (
         "p2p/channel.cpp",
         "box.ring->truncated.store(1, std::memory_order_release);",
         "memory_order_release",
-        "message given up after another",
+        "message aborted after another",
     ),
     _relaxed(
         "truncation without acquire",
         "p2p/channel_receive.cpp",
         "inboxes_[from].ring->truncated.load(std::memory_order_acquire) != 0;",
         "memory_order_acquire",
-        "message given up after another",
+        "message aborted after another",
     ),
     # A swapped store.
     Fault(
@@ -183,7 +183,7 @@ FAULTS = (
         "memory/zero_copy.cpp",
         "has_writers() && now_ns() < until;)",
         f"!{_if('buffers used again at once')} && has_writers() && now_ns() < until;)",
-        "one gives up, exposed",
+        "one aborts, exposed",
     ),
     Fault(
         "delivered without a look",
@@ -192,7 +192,7 @@ FAULTS = (
         "  if (!really)",
         "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
         f"  if (!really || {_if('delivered without a look')})",
-        "one gives up, exposed",
+        "one aborts, exposed",
     ),
     # The last look of a reader.
     Fault(
@@ -203,14 +203,14 @@ FAULTS = (
         f"  if (!{_if('the last look before what was read')})\n"
         "    std::atomic_thread_fence(std::memory_order_acquire);\n"
         "  if (const Failure broken",
-        "one gives up, read by others",
+        "one aborts, read by others",
     ),
     Fault(
         "no last look",
         "engine/collective.cpp",
         "  if (status != Status::done || exposed_ == 0)\n",
         f"  if (status != Status::done || exposed_ == 0 || {_if('no last look')})\n",
-        "one gives up, read by others",
+        "one aborts, read by others",
     ),
     # Waits left out.
     Fault(
@@ -258,7 +258,7 @@ FAULTS = (
         "    abort.store(found = failure.word(), std::memory_order_release);\n"
         "  else if (abort.compare_exchange_strong(found, failure.word(), "
         "std::memory_order_acq_rel)) {",
-        "several give up",
+        "several abort",
     ),
     Fault(
         "its own failure reported",
@@ -266,7 +266,7 @@ FAULTS = (
         "  wake_sleepers(layout_, size());\n  return Failure::of(found);",
         "  wake_sleepers(layout_, size());\n"
         f"  return {_if('its own failure reported')} ? failure : Failure::of(found);",
-        "several give up",
+        "several abort",
     ),
     Fault(
         "abandoned without notice",
@@ -274,7 +274,7 @@ FAULTS = (
         "  if (transfer.done_ < transfer.bytes_) {\n    box.ring->truncated.store(",
         f"  if (!{_if('abandoned without notice')} &&\n"
         "      transfer.done_ < transfer.bytes_) {\n    box.ring->truncated.store(",
-        "message given up",
+        "message aborted",
         {"retries": 2},
     ),
     # Sleep: these cost time in the product, so they are looked for where no sleep ends.

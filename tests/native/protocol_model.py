@@ -198,8 +198,8 @@ def _programs() -> str:
             contract = verified(collective, algorithm, n, 0).contract
             ones = contract.chunk_sizes(contract.num_chunks)
             text += f"{name} {n}\n" + "".join(map(_column, offsets(contract, ones)))
-            for lent in range(4):
-                made = lowered(collective, algorithm, n, 0, lent)
+            for exposed in range(4):
+                made = lowered(collective, algorithm, n, 0, exposed)
                 text += "".join(map(_program, made.programs))
     return text
 
@@ -224,8 +224,8 @@ class Report:
 
 def explore(program: Path, scenario: str, number: int = 2, **options: Any) -> Report:
     """Explores a scenario; `number` is that of its ranks, or a seed."""
-    told = {"programs": program.parent / "programs.txt", "scenario": scenario}
-    words = [f"{key}={value}" for key, value in (told | options).items()]
+    arguments = {"programs": program.parent / "programs.txt", "scenario": scenario}
+    words = [f"{key}={value}" for key, value in (arguments | options).items()]
     return Report(**json.loads(_run([program, *words, f"number={number}"])))
 
 

@@ -30,11 +30,11 @@ SOUND: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("windows, then others", 2, {}),
     ("exposed", 2, {}),
     ("exposed, in pieces", 2, {}),
-    ("one gives up", 2, {}),
-    ("several give up", 2, {}),
-    ("one gives up, exposed", 2, {}),
-    ("several give up, exposed", 2, {}),
-    ("one gives up, read by others", 2, {}),
+    ("one aborts", 2, {}),
+    ("several abort", 2, {}),
+    ("one aborts, exposed", 2, {}),
+    ("several abort, exposed", 2, {}),
+    ("one aborts, read by others", 2, {}),
     ("mismatch", 2, {}),
     ("guard", 2, {}),
     ("guard", 3, {}),
@@ -43,15 +43,15 @@ SOUND: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("driven", 2, WITHOUT_TIMEOUTS),
     ("messages", 2, {"retries": 2}),
     ("long message", 2, {"retries": 3}),
-    ("message given up", 2, {"retries": 2}),
-    ("message given up after another", 2, {"retries": 2}),
+    ("message aborted", 2, {"retries": 2}),
+    ("message aborted after another", 2, {"retries": 2}),
 )
 LARGE: tuple[tuple[str, int, dict[str, int]], ...] = (
     ("arrival", 3, {}),
     ("windows, one way", 3, {}),
     ("exposed, in pieces", 3, {}),
-    ("one gives up", 3, {}),
-    ("several give up", 3, {}),
+    ("one aborts", 3, {}),
+    ("several abort", 3, {}),
     ("mismatch", 3, {}),
     ("sleeping", 3, WITHOUT_TIMEOUTS),
     ("exposed", 2, {"retries": 1}),
@@ -121,7 +121,9 @@ def test_reduced_search_finds_what_full_search_finds(program: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_reduced_search_finds_what_full_search_finds_in_many(program: Path) -> None:
+def test_reduced_search_finds_what_full_search_finds_in_many_programs(
+    program: Path,
+) -> None:
     _same_outcomes(program, range(12, 400))
 
 
@@ -134,7 +136,7 @@ def test_protocol_holds(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("scenario", "ranks", "options"), LARGE)
-def test_protocol_holds_for_more(
+def test_protocol_holds_for_more_scenarios(
     program: Path, scenario: str, ranks: int, options: dict[str, int]
 ) -> None:
     _sound(program, scenario, ranks, **options)

@@ -109,24 +109,24 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_commands_see_the_copy(tree):
+def test_commands_use_the_copy(tree):
     words = ["timeit", "-n1", "-r1", "-s", "import unisono; print(unisono.__file__)"]
     assert str(tree.folder / "src") in tree.run(*words)
 
 
-def test_an_algorithm(tree):
+def test_algorithm_example_works(tree):
     done = tree.carry_out(section("An algorithm"))
     assert done == {"python": 1, "diff": 1, "console": 2}
     tree.run("ruff", "format", "--check", "src/unisono/algorithms", "tests/algorithms")
 
 
-def test_a_strategy(tree):
+def test_strategy_example_works(tree):
     done = tree.carry_out(section("A strategy"))
     assert done == {"python": 2, "diff": 1, "console": 1}
     tree.run("ruff", "format", "--check", "src/unisono/parallel", "tests/parallel")
 
 
-def test_files_of_the_transports_are_there():
+def test_files_of_the_transports_exist():
     text = section("A transport")
     for folder in re.findall(r"`((?:src|native|tests)(?:/[\w/]+)?)`", text):
         assert (ROOT / folder).is_dir(), folder

@@ -39,7 +39,7 @@ def broken(file):
             yield target
 
 
-def test_all_links_of_the_site_lead_somewhere(docs):
+def test_all_links_of_the_site_have_targets(docs):
     pages = sorted(docs.rglob("*.md"))
     assert {"index.md", "glossary.md", "ring.md"} <= {page.name for page in pages}
     found = {str(p.relative_to(docs)): list(broken(p)) for p in pages}
@@ -47,7 +47,7 @@ def test_all_links_of_the_site_lead_somewhere(docs):
 
 
 @pytest.mark.parametrize("page", BESIDE, ids=lambda page: page.name)
-def test_links_beside_the_code_lead_somewhere(page):
+def test_links_outside_the_site_have_targets(page):
     assert list(broken(page)) == []
 
 

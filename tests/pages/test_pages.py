@@ -26,7 +26,7 @@ def test_every_algorithm_has_its_page(docs, name):
             assert text.rstrip().endswith(algorithm.paper)
 
 
-def test_the_table_of_everything_tells_who_wins_where(docs):
+def test_table_of_algorithms_shows_where_each_wins(docs):
     text = (docs / "algorithms" / "index.md").read_text(encoding="utf-8")
     for collective, name in library():
         assert re.search(rf"^\| {collective} \| \[{name}\b", text, re.MULTILINE)
@@ -47,7 +47,7 @@ def test_pictures_are_drawings_with_a_title(docs):
         assert root[0].text
 
 
-def test_what_is_drawn_can_be_played(docs):
+def test_drawn_schedules_have_a_player(docs):
     drawn = re.compile(r"!\[[^\]]+\]\(([^)]+)\.svg\)\{ \.schedule \}")
     for page in sorted(docs.rglob("*.md")):
         for picture in drawn.findall(page.read_text(encoding="utf-8")):
@@ -56,23 +56,23 @@ def test_what_is_drawn_can_be_played(docs):
             assert len(moving) < 500_000
 
 
-def test_a_picture_that_nobody_can_draw_ends_the_build(tmp_path):
+def test_picture_that_cannot_be_drawn_fails_the_build(tmp_path):
     from docs.make_pages import picture
 
     with pytest.raises(SystemExit, match=r"nobody can draw sketch\.svg"):
         picture(tmp_path / "sketch.svg")
 
 
-def test_at_every_size_somebody_wins():
+def test_every_size_has_a_winner():
     from docs import winning
 
-    told = {name: winning.won(name, "all_reduce", "switch:4") for name in NAMES}
-    at_each_size = zip(*(flags for flags in told.values() if flags), strict=True)
+    wins = {name: winning.won(name, "all_reduce", "switch:4") for name in NAMES}
+    at_each_size = zip(*(flags for flags in wins.values() if flags), strict=True)
     assert all(any(flags) for flags in at_each_size)
-    assert not all(told["tree"])
+    assert not all(wins["tree"])
 
 
-def test_runs_of_sizes_in_words():
+def test_ranges_of_sizes_are_written_in_words():
     from docs.winning import SIZES, ranges
 
     def said(*places):
@@ -92,7 +92,7 @@ def shown(html, page):
     return on_page_content(html, page=page)
 
 
-def test_a_picture_moves_where_there_is_a_page_that_does(tmp_path):
+def test_picture_is_animated_where_a_page_exists(tmp_path):
     page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(tmp_path / "a.md")))
     image = '<p><img alt="A ring" class="schedule" src="ring.svg" /></p>'
     other = '<p><img alt="A map" src="ring.svg" /></p>'
@@ -104,7 +104,7 @@ def test_a_picture_moves_where_there_is_a_page_that_does(tmp_path):
     assert shown(other, page) == other
 
 
-def test_a_page_that_fetches_something_ends_the_build():
+def test_page_that_loads_from_elsewhere_fails_the_build():
     from docs.live import on_post_page
 
     page = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))

@@ -38,13 +38,13 @@ def commands(text):
                     yield line
 
 
-def test_both_have_the_same_code_and_commands():
+def test_both_readmes_have_the_same_code_and_commands():
     assert code(ENGLISH) == code(CHINESE)
     assert list(commands(ENGLISH)) == list(commands(CHINESE))
     assert len([line for line in commands(ENGLISH) if "first.py" not in line]) == 5
 
 
-def test_the_overviews_have_the_same_code_and_commands():
+def test_overviews_have_the_same_code_and_commands():
     english, chinese = (
         (ROOT / "docs" / name).read_text(encoding="utf-8")
         for name in ("overview.md", "overview.zh.md")
@@ -53,12 +53,12 @@ def test_the_overviews_have_the_same_code_and_commands():
     assert len(list(commands(english))) > 10
 
 
-def test_both_tell_the_same_numbers():
+def test_both_readmes_have_the_same_numbers():
     pattern = r"\d[\d,]*\.\d+|\d+,\d+"
     assert sorted(re.findall(pattern, ENGLISH)) == sorted(re.findall(pattern, CHINESE))
 
 
-def test_they_lead_to_each_other():
+def test_readmes_link_to_each_other():
     assert "](README.zh.md)" in ENGLISH
     assert "](README.md)" in CHINESE
 
@@ -72,24 +72,24 @@ def app():
 
 
 @pytest.mark.parametrize("line", ALL)
-def test_commands_on_pages_are_understood(app, line):
+def test_commands_on_pages_are_valid(app, line):
     """They are parsed as the command line would, not run."""
     app.parse_args(shlex.split(line)[1:], print_error=False, exit_on_error=False)
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
-def test_the_script_prints_what_stands_below_it(name, tmp_path, monkeypatch):
+def test_script_of_the_readme_prints_the_shown_output(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Page(ROOT / name).run() == 2
 
 
-def test_the_first_snippet_of_the_overview_runs(capsys):
+def test_first_snippet_of_the_overview_runs(capsys):
     first = next(iter(snippets((ROOT / "docs" / "overview.md").read_text("utf-8"))))
     exec(first.text, {})
     assert "step 8/8  all_gather" in capsys.readouterr().out
 
 
-def test_every_measured_number_stands_in_the_measurements():
+def test_every_measured_row_is_on_the_performance_page():
     measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| \d.*\|$", ENGLISH, re.MULTILINE)
     assert len(table) == 4
@@ -98,7 +98,7 @@ def test_every_measured_number_stands_in_the_measurements():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_on_pages_is_python(page):
+def test_python_on_pages_compiles(page):
     for snippet in snippets(page.read_text(encoding="utf-8")):
         if snippet.kind == "python":
             compile(snippet.text, f"{page.name}:{snippet.line}", "exec")
@@ -114,8 +114,8 @@ def test_options_that_pages_name_exist():
         verb = re.match(r"simulate train|trace [a-z]+|[a-z]+", row)[0].split()
         code, known = here(["unisono", *verb, "--help"])
         assert code == 0
-        told = set(option.findall(row))
-        assert told <= set(option.findall(known)), row
+        named = set(option.findall(row))
+        assert named <= set(option.findall(known)), row
 
 
 def test_variables_that_pages_name_exist():

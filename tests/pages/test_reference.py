@@ -93,12 +93,12 @@ def test_every_page_is_in_the_navigation_and_in_the_index(pages):
         assert f"]({file}.md)" in index
 
 
-def test_pages_that_exist_are_those_that_are_made(docs, pages):
+def test_existing_pages_are_those_that_are_made(docs, pages):
     made = {file.stem for file in (docs / "reference").glob("*.md")}
     assert made == {*pages, "index"}
 
 
-def test_the_docs_extra_has_what_the_site_is_built_with():
+def test_docs_extra_has_what_the_site_is_built_with():
     class Loader(yaml.SafeLoader):
         """mkdocs.yml names Python objects, which are of no matter here."""
 

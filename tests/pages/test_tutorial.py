@@ -24,11 +24,11 @@ def test_every_snippet_runs(page, here):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_page_has_a_picture_of_a_schedule_or_of_what_was_simulated(page):
+def test_every_page_has_a_picture_of_a_schedule_or_simulation(page):
     assert re.search(r"!\[[^\]]+\]\(\.\./pictures/", page.read_text(encoding="utf-8"))
 
 
-def test_the_pages_follow_each_other():
+def test_pages_are_numbered_without_gaps():
     titles = [p.read_text(encoding="utf-8").partition("\n")[0] for p in PAGES]
     numbers = sorted(int(re.match(r"# (\d+)\. ", title)[1]) for title in titles)
     assert numbers == list(range(1, len(PAGES) + 1))
@@ -41,7 +41,7 @@ def write(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```pycon\n>>> 1 + 1\n3\n```\n", "Expected:\n    3"),
         ("```python\nassert 1 == 2\n```\n", ""),
@@ -54,13 +54,13 @@ def write(folder, text):
         ("```pycon\n1 + 1\n```\n", "no >>> in it"),
     ],
 )
-def test_a_page_that_does_not_hold_is_found(text, told, here):
+def test_page_with_wrong_output_is_detected(text, message, here):
     with pytest.raises((AssertionError, ZeroDivisionError)) as wrong:
         write(here, text).run()
-    assert told in str(wrong.value)
+    assert message in str(wrong.value)
 
 
-def test_an_exit_code_can_be_expected(here):
+def test_exit_code_can_be_expected(here):
     page = "```console\n$ unisono explain all_reduce none -n 2; echo $?\n...\n2\n```\n"
     assert write(here, page).run() == 1
 
@@ -70,7 +70,7 @@ def uncommented(snippet):
     return re.sub(r" *# .*", "", snippet.text)
 
 
-def test_the_first_page_in_chinese_has_the_same_snippets():
+def test_first_page_in_chinese_has_the_same_snippets():
     one, other = (
         [(s.kind, s.title, uncommented(s)) for s in snippets(f.read_text("utf-8"))]
         for f in (TUTORIAL / "first.md", TUTORIAL / "first.zh.md")

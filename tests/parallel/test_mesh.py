@@ -9,7 +9,7 @@ from unisono.parallel.common.mesh import host_order
 from unisono.testing import world
 
 
-def test_the_last_axis_varies_fastest():
+def test_last_axis_varies_fastest():
     def look(comm):
         with Mesh(comm, dp=2, tp=3) as mesh:
             ranks = np.array([comm.rank], np.int64)

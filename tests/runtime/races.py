@@ -42,7 +42,7 @@ def everything(comm):
     return rank
 
 
-def lent(comm):
+def exposed(comm):
     """Large calls on buffers that all can reach."""
     n, rank = comm.world_size, comm.rank
     x, whole = comm.empty(50_000), comm.empty(n * 50_000)
@@ -99,13 +99,13 @@ for n in (2, 3, 4):
     for window, hosts in (
         (4096, ()),
         (65536, ()),
-        (65536, range(n)),  # as if each were on a host of its own,
+        (65536, range(n)),  # each on an emulated host of its own,
         (4096, [r % 2 for r in range(n)]),  # or on two, in turn
     ):
         with world(n, window=window, hosts=hosts) as w:
             for _ in range(ROUNDS // n // (1 if not hosts else 2)):
                 w.run(everything)
-                w.run(lent)
+                w.run(exposed)
                 w.run(messages)
             w.run(two_threads)
 sys.stdout.write("no races seen\n")

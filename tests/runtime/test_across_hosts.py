@@ -1,5 +1,5 @@
-"""Ranks on several hosts, simulated ones: what works on one host works there, and what
-goes wrong is told by name on every rank.
+"""Ranks on several hosts, emulated ones: what works on one host works there, and what
+goes wrong is an error with names on every rank.
 
 Between the hosts there are streams over loopback, with handshakes, seals and checksums;
 within them there is shared memory.
@@ -141,7 +141,7 @@ def test_everything_works_across_hosts(hosts, forks):
 
 
 @pytest.mark.sweep
-def test_thirteen_ranks_on_three_hosts(forks):
+def test_thirteen_ranks_on_three_hosts_work(forks):
     ends = forks.run(13, everything, [1, 5000], hosts=(5, 4, 4))
     assert [end.value for end in ends] == [[3, []]] * 13, ends
 
@@ -151,7 +151,7 @@ def in_new_processes(comm):
 
 
 @pytest.mark.sweep
-def test_processes_with_only_the_environment_in_common():
+def test_processes_connect_by_the_environment_alone():
     assert world_across([2, 1]).run(in_new_processes) == [[]] * 3
 
 
@@ -205,7 +205,7 @@ def is_one_ahead(rank):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
-def test_a_rank_that_is_one_call_ahead(hosts, forks):
+def test_rank_one_call_ahead_raises_mismatch(hosts, forks):
     ends = forks.run(sum(hosts), is_one_ahead, hosts=hosts)
     for end in ends:
         error = end.value
@@ -219,7 +219,7 @@ def test_a_rank_that_is_one_call_ahead(hosts, forks):
 
 
 def is_late(rank, count, late):
-    """The last of those who come is not patient; the others tell whom they await."""
+    """The last rank to arrive warns early; the others report whom they wait for."""
     with rank.init(timeout_s=100) as comm:
         for _ in range(2):
             comm.all_reduce(ones())
@@ -233,7 +233,7 @@ def is_late(rank, count, late):
             wait_policy = 1.0
         else:
             comm.core.native.set_wait_policy(
-                *comm.core.transport.wait_policy, int(0.2e9), int(20e9)
+                *comm.core.session.wait_policy, int(0.2e9), int(20e9)
             )
             work = comm.all_reduce(ones(count), async_op=True)
             await_that(lambda: os.fstat(2).st_size, "a warning")
@@ -245,7 +245,7 @@ def is_late(rank, count, late):
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", [(1, 1), (2, 1), (2, 2), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("count", [10, 300_000])
-def test_a_late_rank_is_named(hosts, count, forks):
+def test_late_rank_is_named(hosts, count, forks):
     n = sum(hosts)
     late = (n - 1) * (count == 10)
     for end in forks.run(n, is_late, count, late, hosts=hosts):
@@ -271,7 +271,7 @@ def closes(rank, call, who):
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
 @pytest.mark.parametrize("call", ["sum", "rows", "from 1"])
-def test_a_rank_that_closes_is_named(hosts, call, forks):
+def test_rank_that_closes_is_named(hosts, call, forks):
     n = sum(hosts)
     who = n - 1 if call != "from 1" else 1
     ends = forks.run(n, closes, call, who, hosts=hosts)
@@ -298,7 +298,7 @@ def leaves_a_group(rank, who):
 
 @pytest.mark.quick(who=[1])
 @pytest.mark.parametrize("who", [0, 1, 2])
-def test_a_rank_that_leaves_a_group_only_breaks_that(who, forks):
+def test_rank_that_leaves_a_group_breaks_only_that_group(who, forks):
     for end in forks.run(3, leaves_a_group, who, hosts=(2, 1)):
         assert end.status == 0, end
         if end.rank != who:
@@ -322,7 +322,7 @@ def last_words(rank):
 
 @pytest.mark.quick(hosts=[(2, 1)])
 @pytest.mark.parametrize("hosts", SMALL_SHAPES, ids=str)
-def test_what_was_sent_before_a_rank_closed_arrives(hosts, forks):
+def test_messages_sent_before_a_rank_closed_arrive(hosts, forks):
     ends = forks.run(sum(hosts), last_words, hosts=hosts)
     assert [end.value for end in ends] == [True] * sum(hosts), ends
 
@@ -360,7 +360,7 @@ def is_killed(rank, who):
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_a_rank_that_died_before_it_was_needed(who, forks):
+def test_rank_that_died_before_it_was_needed_is_named(who, forks):
     ends = forks.run(3, is_killed, who, hosts=(1, 1, 1))
     for end in ends:
         if end.rank != who:

@@ -1,6 +1,6 @@
 """Bad networks between hosts: the right result or a named error, never silence.
 
-A proxy stands in the way of ranks on simulated hosts, which needs no privileges: those
+A proxy stands in the way of ranks on emulated hosts, which needs no privileges: those
 who dial rank 1 dial it through one proxy, and rank 1 reaches rank 0 through another,
 its lifeline included. And hosts that are network namespaces are parted by their switch.
 """
@@ -130,7 +130,7 @@ def test_corrupted_byte_raises_on_all_ranks(scene):
     all_raise(scene.results(), "Corrupted")
 
 
-def test_a_corrupted_byte_beside_the_lifeline(scene):
+def test_corrupted_byte_beside_the_lifeline_raises_on_all_ranks(scene):
     scene.await_work()
     scene.to_0.corrupt(direction="forth")
     all_raise(scene.results(), "Corrupted", "PeerLost")
@@ -146,7 +146,7 @@ def test_slow_network_changes_no_result(scene):
 
 
 @pytest.mark.parametrize("scene", [CALM], ids=["calm"], indirect=True)
-def test_network_that_freezes_briefly(scene):
+def test_network_that_freezes_briefly_changes_no_result(scene):
     scene.await_work()
     for proxy in (scene.to_0, scene.to_1):
         proxy.freeze()
@@ -157,7 +157,7 @@ def test_network_that_freezes_briefly(scene):
     all_well(scene.end())
 
 
-def test_network_that_freezes_for_ever(scene):
+def test_network_that_freezes_for_ever_raises_peer_lost(scene):
     scene.await_work()
     scene.to_0.freeze()
     scene.to_1.freeze()
@@ -170,27 +170,27 @@ LATE = CALM | {"UNISONO_TIMEOUT_S": "8"}
 
 
 @pytest.mark.parametrize("scene", [LATE], ids=["late"], indirect=True)
-def test_one_frozen_direction(scene):
+def test_one_frozen_direction_raises_timeout(scene):
     """Both live and say so; the call is late."""
     scene.await_work()
     scene.to_1.freeze("forth")
     all_raise(scene.results(), "CollectiveTimeout")
 
 
-def test_a_connection_that_is_half_closed(scene):
+def test_half_closed_connection_raises_peer_lost(scene):
     scene.await_work()
     scene.to_1.half_close("forth")
     all_raise(scene.results(), "PeerLost")
 
 
 @pytest.mark.parametrize("scene", [{"n": 2}, {"n": 3}], ids=["2", "3"], indirect=True)
-def test_a_connection_that_is_reset(scene):
+def test_reset_connection_raises_peer_lost(scene):
     scene.await_work()
     scene.to_1.drop()
     all_raise(scene.results(), "PeerLost")
 
 
-def test_a_stream_that_is_cut_off(scene):
+def test_truncated_stream_raises_peer_lost(scene):
     scene.await_work()
     scene.to_1.truncate(scene.to_1.nbytes["forth"] + 100_000, direction="forth")
     all_raise(scene.results(), "PeerLost")
@@ -204,7 +204,7 @@ def test_invalid_address_is_refused(forks):
 
 
 def refuses(rank):
-    return attempt(rank.init, meeting_s=1) if rank.number else None
+    return attempt(rank.init, rendezvous_timeout_s=1) if rank.number else None
 
 
 # --- between namespaces
@@ -238,13 +238,13 @@ def await_turns(found, n, more):
 
 
 @needs_hosts()
-def test_a_short_partition_heals(hosts, tmp_path):
+def test_short_partition_raises_no_error(hosts, tmp_path):
     flag = tmp_path / "flag"
     with running(hosts, [2, 1], flag, silence_s=30) as found:
         hosts.partition({0}, {1})
         before = found.stdout(0)
         time.sleep(1)
-        # what had come before may still be added up, and told
+        # what had come before may still be summed, and reported
         assert len(found.stdout(0)) <= len(before) + 2, "this was no partition"
         hosts.heal()
         await_turns(found, 3, 3)
@@ -276,7 +276,7 @@ def test_after_a_long_partition_each_side_names_the_other(
 
 
 @needs_hosts()
-def test_a_host_that_vanishes_is_named(hosts, tmp_path):
+def test_host_that_vanishes_is_named(hosts, tmp_path):
     with running(hosts, [1, 1, 2], tmp_path / "flag") as found:
         hosts.vanish(2)
         ends = found.wait()

@@ -103,7 +103,7 @@ def unfinished(comm):
     return sum(not r["retired"] for r in comm.records())
 
 
-def test_interrupt_behind_another_threads_call(forks):
+def test_interrupt_ends_a_wait_for_the_call_of_another_thread(forks):
     first, _ = forks.run(2, interrupted_behind_another_thread)
     assert len(first.value) == 2, first
     assert "KeyboardInterrupt" in first.value, first

@@ -14,7 +14,7 @@ from unisono.testing import world
 # --- alone
 
 
-def test_a_world_of_one_is_no_special_case():
+def test_world_of_one_is_no_special_case():
     with unisono.init(0, 1) as comm:
         x = np.arange(4.0)
         assert comm.all_reduce(x) is x
@@ -99,7 +99,7 @@ def test_other_ranks_notice_a_close():
     assert found[0] == found[2] == ((1,), "all_reduce", 2)
 
 
-def test_the_world_ends_when_one_of_its_ranks_raises():
+def test_world_ends_when_one_of_its_ranks_raises():
     def fails(comm):
         if comm.rank == 1:
             raise KeyError("mine")
@@ -170,7 +170,7 @@ def test_splits_on_processes():
     on_processes(parts, 4)
 
 
-def test_a_duplicate_is_another_world(worlds):
+def test_duplicate_is_independent_of_its_parent(worlds):
     def twice(comm):
         other = comm.duplicate()
         assert (other.rank, other.world_size) == (comm.rank, comm.world_size)
@@ -216,7 +216,7 @@ def test_colors_and_keys_are_whole_numbers(worlds):
 
 
 @pytest.mark.parametrize("algorithm", [None, "dissemination", "direct"])
-def test_a_barrier_waits_for_all(worlds, algorithm):
+def test_barrier_waits_for_all(worlds, algorithm):
     def waited(comm):
         how = {} if algorithm is None else {"algorithm": algorithm}
         comm.barrier(**how)

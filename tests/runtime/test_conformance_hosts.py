@@ -1,6 +1,6 @@
 """The same on several hosts: messages between them, memory within, to the bit.
 
-The ranks are threads that behave as if they were on different hosts: their streams are
+The ranks are threads on emulated hosts: their streams are
 real sockets, with frames, seals and checksums.
 """
 
@@ -29,7 +29,7 @@ PLACES = [
 
 @pytest.mark.quick(hosts=[(0, 1), (0, 0, 1, 1, 2)])
 @pytest.mark.parametrize("hosts", PLACES, ids=str)
-def test_every_algorithm_on_any_hosts(hosts):
+def test_every_algorithm_on_any_hosts_is_correct(hosts):
     """Sizes from nothing to many pieces, and to what is read in place."""
     n = len(hosts)
     elements = [0, 1, n - 1, n, 2777, 9001] if n < 6 else [1, 2777, 9001]
@@ -40,7 +40,7 @@ def test_every_algorithm_on_any_hosts(hosts):
 
 @pytest.mark.quick(hosts=[(0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 0, 1, 2)], ids=str)
-def test_algorithms_with_parameters_on_any_hosts(hosts):
+def test_algorithms_with_parameters_on_any_hosts_are_correct(hosts):
     n = len(hosts)
     cases = every_algorithm(n, [3 * n + 1, 1999], SPECIAL)
     with world(n, window=2048, hosts=hosts) as w:
@@ -49,7 +49,7 @@ def test_algorithms_with_parameters_on_any_hosts(hosts):
 
 @pytest.mark.quick(hosts=[(0, 0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1), (0, 1, 2)], ids=str)
-def test_every_type_and_operation_on_any_hosts(hosts):
+def test_every_type_and_operation_on_any_hosts_is_correct(hosts):
     n = len(hosts)
     cases = [*every_reduction(n), *every_type(n)]
     with world(n, window=1024, hosts=hosts) as w:
@@ -58,7 +58,7 @@ def test_every_type_and_operation_on_any_hosts(hosts):
 
 @pytest.mark.quick(hosts=[(0, 0, 1, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)], ids=str)
-def test_messages_of_many_frames(hosts):
+def test_calls_of_many_frames_are_correct(hosts):
     """More than the sockets buffer, so that all ranks send and receive at once."""
     n = len(hosts)
     by = [

@@ -20,7 +20,7 @@ def hosts():
 
 @pytest.mark.quick(ranks=[(1, 1)])
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 3, 1), (1, 2, 1, 1)], ids=str)
-def test_some_algorithms_between_namespaces(ranks, hosts):
+def test_algorithms_between_namespaces_are_correct(ranks, hosts):
     n = sum(ranks)
     cases = every_algorithm(n, [1, n + 1, 40_001], ONE_OF_EACH)
     if n == 2:

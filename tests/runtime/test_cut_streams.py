@@ -4,11 +4,11 @@ Wherever bytes move (frames of collectives, the rings of messages, records of TL
 lifelines) native code asks `allowed` (native/support/failpoint.hpp) how many may move
 at once. Here that is 1, or one less, as many, and one more than a head or a header has,
 or a number from a seed; and at every other try it is none, as if the socket were not
-ready, so that whoever reads has to come back in the middle.
+ready, so that the reader has to continue in the middle.
 
-That these tests find what they are for was tried: when `Post::begins` does not wait for
-the whole head of a message, as it once did not, `test_messages` hangs until its time is
-up with cuts of 1 byte, of a header and one more, and by chance.
+These tests find a planted fault: if the receiver of messages does not wait for the
+whole header, `test_cut_streams_change_no_message` hangs until its timeout, with cuts of
+1 byte, of a header and one more, and of random sizes.
 """
 
 import contextlib
@@ -113,35 +113,35 @@ def everything_small(comm):
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
 @pytest.mark.parametrize("how", FEW)
-def test_collectives(how, tls):
+def test_cut_streams_change_no_collective(how, tls):
     run(how, (0, 0, 1), tls, collectives, 7)
 
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
 @pytest.mark.parametrize("how", FEW)
-def test_messages(how, tls):
+def test_cut_streams_change_no_message(how, tls):
     run(how, (0, 1), tls, small_messages)
 
 
 @pytest.mark.parametrize("how", FEW)
-def test_objects(how):
+def test_cut_streams_change_no_object(how):
     run(how, (0, 1), None, small_objects)
 
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
 @pytest.mark.parametrize("how", FEW)
-def test_control_messages(how, tls):
+def test_cut_streams_change_no_control_message(how, tls):
     run(how, (0, 0, 1), tls, control)
 
 
 @pytest.mark.parametrize("tls", ENCRYPTED)
-def test_what_is_large(tls):
+def test_cut_streams_change_no_large_call(tls):
     """Frames and messages of many kilobytes, cut into some hundred bytes."""
     run("cut=5", (0, 1), tls, collectives, 9000)
     run("cut=6", (0, 1), tls, messages)
 
 
-def test_what_is_in_flight():
+def test_cut_streams_change_no_call_in_flight():
     run("cut=7", (0, 0, 1), None, in_flight)
     run("cut=8", (0, 0, 1), None, groups)
 
@@ -150,14 +150,14 @@ def test_what_is_in_flight():
 @pytest.mark.parametrize("tls", ENCRYPTED)
 @pytest.mark.parametrize("hosts", PLACES, ids=str)
 @pytest.mark.parametrize("how", [*FEW, *MANY])
-def test_everything_with_every_kind_of_cut(how, hosts, tls):
+def test_every_kind_of_cut_changes_nothing(how, hosts, tls):
     run(how, hosts, tls, everything_small)
     run(how, hosts, tls, control)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(9, 21))
-def test_large_calls_with_random_cuts(seed):
+def test_random_cuts_change_no_large_call(seed):
     for function in (messages, objects, groups, in_flight):
         run(f"cut={seed}", (0, 1, 1), None, function)
 
@@ -189,20 +189,20 @@ def one_gives_up(comm, who):
 
 def test_failure_reaches_a_host_without_a_stream_to_its_reporter():
     """Rank 2 waits for rank 0, which finds the communicator broken by rank 1 and so
-    never opens a stream: threads on simulated hosts once had no other way to hear it.
+    never opens a stream: threads on emulated hosts once had no other way to hear it.
     """
     with world(3, hosts=(0, 0, 1), timeout_s=60.0) as made:
         assert made.run(one_gives_up, 1) == [[]] * 3
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_sleeps(seed):
+def test_random_sleeps_change_nothing(seed):
     sleepy_world(seed)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3, 60))
-def test_more_random_sleeps(seed):
+def test_more_random_sleeps_change_nothing(seed):
     sleepy_world(seed)
 
 

@@ -1,6 +1,6 @@
 """Whole worlds that encrypt: the same results, and nothing for who sits on the wire.
 
-First among threads, by sockets within this process; then among processes that meet,
+First among threads, by sockets within this process; then among processes that connect,
 where rank 1 reaches rank 0 through somebody who listens or meddles.
 """
 
@@ -90,7 +90,7 @@ def test_send_and_recv_encrypted():
         assert w.run(post) == ["all came"] * 2
 
 
-def test_an_unknown_kind_of_tls():
+def test_unknown_kind_of_tls_is_refused():
     with pytest.raises(BadArgument, match="tls = 'ssl3': expected 'mutual'"):
         world(2, tls="ssl3")
     with pytest.raises(BadArgument, match="tls = 'none': expected 'mutual'"):
@@ -215,7 +215,7 @@ def test_tampering_raises_a_named_error(at, way):
             ENCRYPTED | {"UNISONO_TIMEOUT_S": "20", "UNISONO_SILENCE_S": "3"},
             *(proxy, port),
             timeout_s=60,
-            meets=False,
+            init=False,
         )
         with plan.start(attempt, 400_000, 8) as running:
             ends = running.wait()
@@ -228,19 +228,19 @@ def test_tampering_raises_a_named_error(at, way):
 def attempt(elements, times):
     """The name of what a rank ends by."""
     try:
-        with contextlib.closing(unisono.init(meeting_s=8)) as comm:
+        with contextlib.closing(unisono.init(rendezvous_timeout_s=8)) as comm:
             return train(comm, elements, times)
     except TransportError as why:
         return type(why).__name__
 
 
-def meet(meeting_s):
+def attempt_init(rendezvous_timeout_s):
     """Why a rank does not connect, with the error's name."""
     try:
-        unisono.init(meeting_s=meeting_s).close()
+        unisono.init(rendezvous_timeout_s=rendezvous_timeout_s).close()
     except (TransportError, BadArgument) as why:
         return f"{type(why).__name__}: {why}"
-    return "met"
+    return "connected"
 
 
 @pytest.mark.quick(encrypts=[1])
@@ -249,7 +249,9 @@ def test_rank_without_tls_is_refused_with_an_error(encrypts):
     def env_of(rank):
         return {"UNISONO_TLS": "mutual"} if rank == encrypts else {}
 
-    result = world_across([1, 1], env=HERE, env_of=env_of, meets=False).run(meet, 40.0)
+    result = world_across([1, 1], env=HERE, env_of=env_of, init=False).run(
+        attempt_init, 40.0
+    )
     names = ["encrypts, rank 1 does not", "does not encrypt, rank 1 does"]
     assert result[1].startswith("Refused: ")
     assert f"rank 0 {names[encrypts]}" in result[1]
@@ -260,7 +262,7 @@ def test_rank_without_tls_is_refused_with_an_error(encrypts):
 
 def test_tls_without_a_secret_is_refused():
     env = ENCRYPTED | {"UNISONO_SECRET": ""}
-    result = world_across([1, 1], env=env, meets=False).run(meet, 5.0)
+    result = world_across([1, 1], env=env, init=False).run(attempt_init, 5.0)
     for one in result:
         assert one.startswith("BadArgument: tls='mutual': this job has no secret")
 
@@ -289,7 +291,7 @@ def test_joining_ranks_must_encrypt():
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank == 2 else {}
 
-    plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
+    plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, init=False)
     result = plan.run(elastic_programs.grows_or_joins, 2, 3)
     assert sorted(one[0] for one in result) == [0, 1, 2]
 
@@ -298,7 +300,7 @@ def joins_without(result):
     """The error of a joining rank without TLS; the others wait for it meanwhile."""
     if "UNISONO_JOIN" in os.environ:
         try:
-            unisono.init(meeting_s=40)
+            unisono.init(rendezvous_timeout_s=40)
         except TransportError as why:
             return f"{type(why).__name__}: {why}"
         finally:
@@ -315,6 +317,6 @@ def test_joining_rank_without_tls_is_refused(tmp_path):
     def env_of(rank):
         return {"UNISONO_JOIN": "1", "UNISONO_TLS": ""} if rank == 2 else {}
 
-    plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, meets=False)
+    plan = world_across([1, 1, 1], env=ENCRYPTED, env_of=env_of, init=False)
     text = plan.run(joins_without, str(tmp_path / "told"))
     assert text[2].startswith("Refused: rank 0 encrypts, rank ")

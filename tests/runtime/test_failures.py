@@ -50,8 +50,8 @@ def ones(count=10, dtype="float32"):
 
 
 def until_broken(comm):
-    """Wait until the others have given up what this rank has not begun."""
-    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a verdict")
+    """Wait until the others have aborted what this rank has not begun."""
+    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a failure")
 
 
 def until_called(comm, rank, seq):
@@ -153,7 +153,7 @@ def one_ahead(comm):
     return done, error
 
 
-def test_a_rank_that_is_one_call_ahead():
+def test_rank_one_call_ahead_raises_mismatch():
     with world(3) as w:
         ends = w.run(one_ahead)
         assert any(done[0] for done, _ in ends)  # who is slow may hear of it in there
@@ -223,7 +223,7 @@ def with_deadline_of_one_call(comm, passed):
     return error, time.monotonic() - began
 
 
-def test_timeout_of_one_call():
+def test_timeout_applies_to_one_call():
     passed = threading.Barrier(2)
     error, took = world(2, timeout_s=100).run(with_deadline_of_one_call, passed)[0]
     assert error["error"] == "CollectiveTimeout"
@@ -249,7 +249,7 @@ def with_deadline_from(rank, where):
 
 
 @pytest.mark.parametrize("where", ["argument", "environment"])
-def test_timeout_of_all_calls(where, forks):
+def test_timeout_applies_to_all_calls(where, forks):
     ends = forks.run(2, with_deadline_from, where)
     seconds, error = ends[0].value
     assert seconds == 0.3
@@ -276,7 +276,7 @@ def test_invalid_timeout_argument_is_refused(seconds):
         w.comms[0].all_reduce(ones(), timeout_s=seconds)
 
 
-def test_infinite_timeout():
+def test_infinite_timeout_is_accepted():
     import unisono
 
     with unisono.init(timeout_s=float("inf")) as comm:
@@ -386,7 +386,7 @@ def exchanges(rank, rounds, count):
     comm.barrier()
 
 
-def test_many_messages_in_flight(forks):
+def test_many_messages_in_flight_arrive(forks):
     """They are advanced by the waiting thread and the progress thread, at once."""
     for end in forks.run(3, exchanges, 1500, 50_000):
         assert (end.status, end.error) == (0, ""), end
@@ -461,18 +461,18 @@ def is_a_slow_reader(rank, collective):
 
 
 @pytest.mark.parametrize("collective", ["gather", "broadcast"])
-def test_a_slow_reader_gets_this_call_and_not_the_next(collective, forks):
+def test_slow_reader_gets_the_data_of_its_own_call(collective, forks):
     for end in forks.run(3, is_a_slow_reader, collective):
         assert end.value == [], end
 
 
 def warns(rank):
-    """Rank 0 is the one that is not patient, and comes when only one is missing."""
+    """Rank 0 warns early, and arrives when only one is missing."""
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
         comm.core.native.set_wait_policy(
-            *comm.core.transport.wait_policy, int(0.2e9), int(20e9)
+            *comm.core.session.wait_policy, int(0.2e9), int(20e9)
         )
         threading.Thread(target=tells_of_warnings, args=(rank, 3)).start()
         until_called(comm, 1, 2)
@@ -572,7 +572,7 @@ def test_ctrl_c_ends_any_call(name, forks):
     assert error["error"] == "KeyboardInterrupt", error
     assert took < 60
     lost = ends[1].value
-    if name == "send":  # and so has given up a message halfway
+    if name == "send":  # and so has aborted a message halfway
         assert lost["error"] in ("PeerLost", "TransportError")
         return
     assert lost["error"] == "PeerLost"
@@ -637,10 +637,10 @@ def test_signal_handler_that_returns_affects_no_call(forks):
 def gives_up_its_array(rank):
     """Interrupted in a call that stands behind one in flight; then the other comes."""
     comm = rank.init(timeout_s=100)
-    rank.tell("met")
-    rank.until("met", 0, 1)
+    rank.tell("connected")
+    rank.until("connected", 0, 1)
     if rank.number == 1:
-        rank.until("given up", 0)
+        rank.until("aborted", 0)
         first = attempt(comm.all_reduce, ones())
         found = first, attempt(comm.all_reduce, np.full(50_000, 7.0, np.float32))
         rank.tell("came")
@@ -656,7 +656,7 @@ def gives_up_its_array(rank):
     error = attempt(calls)
     given.clear()
     others = [np.full(50_000, 3.0, np.float32) for _ in range(20)]
-    rank.tell("given up")
+    rank.tell("aborted")
     rank.until("came", 1)
     for work in works:
         attempt(work.wait, timeout_s=5)
@@ -664,7 +664,7 @@ def gives_up_its_array(rank):
     return error["error"], at in [x.ctypes.data for x in others], spoilt
 
 
-def test_an_interrupted_call_writes_nothing_afterwards(forks):
+def test_interrupted_call_writes_nothing_afterwards(forks):
     error, reused, spoilt = forks.run(2, gives_up_its_array)[0].value
     assert error == "KeyboardInterrupt"
     assert spoilt == [], f"memory that was given back was written to; reused: {reused}"
@@ -716,7 +716,7 @@ time.sleep(0.2)
 """
 
 
-def test_a_thread_in_a_call_does_not_break_the_exit():
+def test_thread_in_a_call_does_not_break_the_exit():
     done = subprocess.run(
         [sys.executable, "-c", ENDS_EARLY], capture_output=True, timeout=30, check=False
     )
@@ -879,7 +879,7 @@ def needs_nobody(rank):
     return total, 1.0, attempt(comm.barrier)
 
 
-def test_a_rank_that_is_not_needed_may_leave(forks):
+def test_rank_that_is_not_needed_may_leave(forks):
     ends = forks.run(3, needs_nobody)
     assert [end.status for end in ends] == [0, 0, 0], ends
     for end in ends[:2]:
@@ -918,7 +918,7 @@ def test_death_is_noticed_in_a_group_of_a_closed_parent(forks):
     assert ends[0].value["error"] in ("PeerLost", "UsageError")
 
 
-def test_an_error_of_one_rank_ends_a_world_of_threads():
+def test_error_of_one_rank_ends_a_world_of_threads():
     def rank(comm):
         comm.barrier()
         if comm.rank == 2:
@@ -969,7 +969,7 @@ def leaves_a_dump(rank, folder):
     return "no error"
 
 
-def test_the_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
+def test_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
     folder = tmp_path / "not yet there"
     ends = forks.run(2, leaves_a_dump, str(folder))
     file = folder / f"unisono-rank0-{ends[0].pid}.json"
@@ -993,7 +993,7 @@ def test_the_flight_recorder_is_dumped_on_an_error(tmp_path, forks):
     assert times == sorted(times)
 
 
-def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
+def test_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
     file = tmp_path / "a file"
     file.write_text("")
     monkeypatch.setenv("UNISONO_FLIGHT_DIR", str(file))
@@ -1072,7 +1072,7 @@ def breaks_before_joining(rank):
         def refuse(*args, **options):
             raise FileNotFoundError
 
-        comm.core.transport.communicator = refuse
+        comm.core.session.communicator = refuse
         with pytest.raises(FileNotFoundError):
             comm.split(0)
         comm.core.native.abort_unreachable(1, True)

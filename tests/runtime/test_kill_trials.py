@@ -203,7 +203,7 @@ STOPPED = [
     STOPPED,
     ids=lambda trial: f"{trial.program}-{trial.algorithm}-{trial.count}",
 )
-def test_a_stopped_rank_is_warned_about_and_named(trial, server):
+def test_stopped_rank_is_warned_about_and_named(trial, server):
     stopped = msgspec.structs.replace(trial, action="stop", late_s=0.2, timeout_s=3.0)
     report = server.run(stopped)
     check(report)

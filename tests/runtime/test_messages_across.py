@@ -1,4 +1,4 @@
-"""Messages between hosts: given up half way, announced too large, with cut heads."""
+"""Messages between hosts: aborted half way, announced too large, with cut heads."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ DATA, LEAVES = 1, 2  # the kind of a frame, and a flag of it
 
 
 @pytest.mark.parametrize("short_of", [1, 8, 23])
-def test_header_across_the_end_of_the_ring_buffer(short_of):
+def test_header_across_the_end_of_the_ring_buffer_is_read(short_of):
     """Frames end where the ring ends, so the head of the next message comes in two.
 
     The second part is held back; without the mend it is taken for there already.
@@ -140,7 +140,7 @@ def victim():
 
 
 @pytest.mark.parametrize("nbytes", [(1 << 48) + 1, 1 << 63, (1 << 64) - 1])
-def test_a_message_larger_than_any_is_refused(victim, nbytes):
+def test_message_above_the_size_limit_is_refused(victim, nbytes):
     with Forger(victim, messages=True) as forger:
         forger.announce(nbytes)
         for tag in (0, 1):
@@ -184,11 +184,11 @@ def test_unknown_flags_are_refused(victim):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_failure_over_the_lifeline(victim, wrong):
+def test_failure_arrives_over_the_lifeline(victim, wrong):
     ends = socket.socketpair()
     wires = [_native.SocketWire(end.detach()) for end in ends]
     nothing = (b"", b"")
-    victim.core.transport.engine.connect_lifeline(
+    victim.core.session.engine.connect_lifeline(
         [wires[1], None], [KEY, b""], [KEY, b""], 0, 10**9, 60 * 10**9
     )
     hub = _native.Lifeline(0, [None, wires[0]], [nothing, (KEY, KEY)])
@@ -198,7 +198,7 @@ def test_failure_over_the_lifeline(victim, wrong):
     hub.close()
 
 
-def test_note_with_unknown_numbers(victim):
+def test_note_with_unknown_numbers_is_shown_with_question_marks(victim):
     """A call that differs, by who has an element type and an operation more."""
     with Forger(victim, messages=False) as forger:
         lengths = b"\xff" * 4

@@ -8,7 +8,8 @@ import pytest
 import unisono
 from unisono import BadArgument, PeerLost, ReduceOp
 from unisono.dtypes import OPS
-from unisono.testing import world
+from unisono.runtime.observe import monitor
+from unisono.testing import world, world_across
 
 
 def test_reduce_op_constants_and_avg_name_the_same_reductions():
@@ -86,7 +87,7 @@ def test_abort_ends_calls_of_all_ranks_and_names_the_rank():
     world(3).run(rank)
 
 
-def test_abort_is_heard_on_other_hosts():
+def test_abort_ends_calls_on_other_hosts():
     def rank(comm):
         if comm.rank == 0:
             comm.abort()
@@ -122,6 +123,10 @@ def old_coded():
     world(2, hosts=(0, 1)).run(rank)
 
 
+def old_meeting():
+    unisono.init(meeting_s=1.0).close()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -130,8 +135,31 @@ def old_coded():
         (old_gather, "gather_objects"),
         (old_all_gather, "all_gather_objects"),
         (old_coded, 'codec="fp8@hosts"'),
+        (old_meeting, "rendezvous_timeout_s"),
     ],
 )
 def test_old_names_work_and_warn(old, new):
     with pytest.warns(DeprecationWarning, match="is now .*" + new):
         old()
+
+
+def test_old_name_of_rendezvous_timeout_sets_it():
+    with (
+        pytest.warns(DeprecationWarning, match="meeting_s"),
+        pytest.raises(unisono.ConnectFailed, match=r"within 0\.2 s"),
+    ):
+        unisono.init(join=True, job="nowhere", meeting_s=0.2)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False)])
+def test_old_variable_of_the_monitor_works_and_warns(value, expected, monkeypatch):
+    monkeypatch.setenv(monitor.MONITOR, "1" if value == "0" else "0")
+    assert monitor.is_requested() != expected
+    monkeypatch.setenv("UNISONO_WATCH", value)
+    with pytest.warns(DeprecationWarning, match="is now UNISONO_MONITOR"):
+        assert monitor.is_requested() is expected
+
+
+def test_old_option_of_world_across_works_and_warns():
+    with pytest.warns(DeprecationWarning, match=r"is now world_across\(init=\)"):
+        assert not world_across([1], meets=False).init

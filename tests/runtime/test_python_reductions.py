@@ -78,7 +78,7 @@ def test_functions_are_folded_in_rank_order(worlds, n):
     worlds(n).run(by_function)
 
 
-def test_same_on_processes():
+def test_python_reductions_are_the_same_on_processes():
     on_processes(by_function, 3)
 
 

@@ -48,7 +48,7 @@ def test_small_floats_are_rounded_once_from_the_float32_sum(worlds, n, dtype):
 
 
 @pytest.mark.sweep
-def test_same_on_processes():
+def test_reproducible_sums_are_the_same_on_processes():
     for results in on_processes(reduced, 3, ([5, 70_000], "bfloat16")):
         for found in results:
             wanted = in_rank_order(3, found.size, "bfloat16")
@@ -78,9 +78,9 @@ def test_reproducible_sums_do_not_depend_on_processes_and_zero_copy():
 def everywhere(comm):
     found = reduced(comm, SIZES, reproducible=True)
     for count in SIZES:
-        lent = comm.empty(count)
-        lent[:] = numbers(comm.rank, count)
-        found.append(comm.all_reduce(lent, reproducible=True).copy())
+        exposed = comm.empty(count)
+        exposed[:] = numbers(comm.rank, count)
+        found.append(comm.all_reduce(exposed, reproducible=True).copy())
     return found
 
 
@@ -94,7 +94,7 @@ def everywhere(comm):
     st.data(),
     st.sampled_from(["float32", "bfloat16"]),
 )
-def test_a_part_reduced_alone_is_that_part_of_the_whole(worlds, n, count, data, dtype):
+def test_part_reduced_alone_has_the_bits_of_the_whole(worlds, n, count, data, dtype):
     start = data.draw(st.integers(0, count - 1))
     end = data.draw(st.integers(start, count))
 
@@ -135,7 +135,7 @@ def test_two_ranks_have_only_one_order(worlds, algorithm):
             assert (bits(found) == bits(in_rank_order(2, found.size))).all()
 
 
-def test_the_environment_does_not_change_the_order(worlds, monkeypatch):
+def test_environment_does_not_change_the_order(worlds, monkeypatch):
     monkeypatch.setenv("UNISONO_ALGORITHM", "ring")
     for results in worlds(3, 512).run(lambda c: reduced(c, SIZES, reproducible=True)):
         for found in results:

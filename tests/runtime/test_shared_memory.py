@@ -77,7 +77,7 @@ def makes_and_drops_beside_a_stopped_rank(rank):
     return more
 
 
-def test_making_and_dropping_memory_waits_for_no_stopped_rank(forks):
+def test_creating_and_dropping_memory_does_not_wait_for_a_stopped_rank(forks):
     making, stopped = forks.run(2, makes_and_drops_beside_a_stopped_rank)
     assert making.value <= 2, "descriptors of memory that is gone are kept"
     assert stopped.status == 0, stopped
@@ -132,12 +132,12 @@ def takes_in_late(rank):
         held = comm.empty(10, np.uint8)
         comm.barrier()
         return held.size
-    engine = comm.core.transport.engine
+    engine = comm.core.session.engine
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     os.symlink(str(os.getpid()), f"{rank.folder}/none")  # takes no descriptor
     await_that(engine.out_of_resources, "a shortage")
-    error = attempt(comm.core.transport.await_segment, 0, 2, 20.0)
+    error = attempt(comm.core.session.await_segment, 0, 2, 20.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await_that(lambda: engine.has(0, 2), "the segment")
     await_that(lambda: not engine.out_of_resources(), "the end of the shortage")
@@ -145,7 +145,7 @@ def takes_in_late(rank):
     return error
 
 
-def test_a_segment_that_found_no_descriptor_arrives_when_there_is_one(forks):
+def test_segment_without_a_free_descriptor_arrives_later(forks):
     made, late = forks.run(2, takes_in_late)
     assert not late.error, late.stderr
     assert made.value == 10, made
@@ -169,13 +169,13 @@ def maps_what_it_touches(rank, mebibytes):
     return after - before
 
 
-def test_segments_of_others_take_no_page_tables_until_they_are_used(forks):
+def test_segments_of_others_use_no_page_tables_before_use(forks):
     ends = forks.run(3, maps_what_it_touches, 64)
     # To map 64 MiB takes 128 KiB of page tables.
     assert ends[0].value < 64, ends[0]
 
 
-def test_a_communicator_has_windows_for_the_ranks_of_its_host_alone():
+def test_communicator_has_windows_for_the_ranks_of_its_host_alone():
     needed = _native.Comm.memory_needed
     half = 256 << 10
     assert needed(256, 4, half) < needed(4, 4, half) + (512 << 10)
@@ -184,7 +184,7 @@ def test_a_communicator_has_windows_for_the_ranks_of_its_host_alone():
 
 def windows_of_two_hosts(rank):
     comm = rank.init(timeout_s=40)
-    window = comm.core.transport.window
+    window = comm.core.session.window
     maps = Path("/proc/self/maps").read_text().splitlines()
     places = [line.split()[0].split("-") for line in maps if "memfd:unisono" in line]
     sizes = [int(end, 16) - int(start, 16) for start, end in places]
@@ -227,11 +227,11 @@ def drops_communicators(rank, count):
             )
             counts.append(descriptors())
             comm.barrier()
-    return counts, len(comm.core.transport.users)
+    return counts, len(comm.core.session.users)
 
 
 @pytest.mark.parametrize("hosts", [(), (2, 1)], ids=str)
-def test_dropped_communicators_give_everything_back(hosts, forks):
+def test_dropped_communicators_release_everything(hosts, forks):
     ends = forks.run(3, drops_communicators, 40, hosts=hosts)
     for end in ends:
         assert not end.error, end.stderr

@@ -48,7 +48,7 @@ def reaching(comm, cases):
 
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_every_algorithm(n):
+def test_single_copy_is_correct_for_every_algorithm(n):
     cases = every_algorithm(n, [large(n)])
     results = unisono.spawn(reaching, n, (cases,))
     if any(reach != REACHES for _, reach in results):
@@ -148,7 +148,7 @@ def goes_on(comm):
     os.kill(comm.peers[1].pid, signal.SIGCONT)
 
 
-def test_a_buffer_is_not_written_after_its_call_has_failed(forks):
+def test_buffer_is_not_written_after_its_call_has_failed(forks):
     first, second = forks.run(2, given_up)
     assert first.value == [7.0, 7.0], first
     assert second.status == 0, second
@@ -224,7 +224,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_buffer_that_may_still_be_written_is_kept(forks, ending):
+def test_buffer_that_may_still_be_written_is_kept(forks, ending):
     first, second = forks.run(2, stopped_in_write, ending)
     assert first.value is True, first
     assert second.status == 0, second

@@ -34,7 +34,7 @@ def failpoints():
 
 @pytest.mark.quick(seed=[0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_delays_on_threads(failpoints, seed):
+def test_random_delays_on_threads_change_nothing(failpoints, seed):
     """Calls of many pieces by other algorithms each time, hence with other readers."""
     chance = random.Random(seed)
     n = chance.randint(3, 6)
@@ -56,7 +56,7 @@ def slow_reader(comm):
     return bool((x == 1).all()), bool((y == 2).all())
 
 
-def test_a_reader_of_the_last_call_is_waited_for_in_the_next():
+def test_next_call_waits_for_readers_of_the_last():
     assert on_processes(slow_reader, 3) == [(True, True)] * 3
 
 
@@ -65,7 +65,7 @@ def stumbling(comm, cases):
     return perform(comm, cases)
 
 
-def test_random_delays_on_processes():
+def test_random_delays_on_processes_change_nothing():
     cases = every_algorithm(4, [40_000, 300_001], A_FEW)
     random.Random(4).shuffle(cases)
     check(cases, on_processes(stumbling, 4, (cases,)))

@@ -22,7 +22,7 @@ NAMES = {
 }
 
 
-def lent_cases(n):
+def exposed_cases(n):
     """Inputs and outputs exposed by no rank, by some, and by all."""
     nobody, everybody = frozenset(), frozenset(range(n))
     some = frozenset({0, n - 1})
@@ -44,15 +44,15 @@ def lent_cases(n):
 
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize("n", [2, 4, 5])
-def test_exposed_buffers_on_processes(n):
-    cases = [c for c in lent_cases(n) if c.counts % n == 0]
+def test_exposed_buffers_on_processes_are_correct(n):
+    cases = [c for c in exposed_cases(n) if c.counts % n == 0]
     assert len(cases) > 100
     check(cases, on_processes(perform, n, (cases,)))
 
 
-def test_exposed_buffers_on_threads(worlds):
+def test_exposed_buffers_on_threads_are_correct(worlds):
     """Threads expose everything anyway; shared buffers must change nothing."""
-    cases = lent_cases(4)
+    cases = exposed_cases(4)
     check(cases, worlds(4, 2048).run(perform, cases))
 
 
@@ -127,10 +127,10 @@ def parts_and_ends(comm):
         work.wait()
 
 
-def test_parts_of_buffers_and_buffers_that_end():
+def test_parts_of_buffers_and_freed_buffers_work():
     on_processes(parts_and_ends, 4)
 
 
-def test_the_same_on_threads(worlds):
+def test_parts_and_overwritten_buffers_on_threads_work(worlds):
     worlds(4).run(parts_and_ends)
     worlds(4).run(overwritten, 20)

@@ -114,7 +114,7 @@ def test_uneven_counts_are_kept_and_cut_the_larger_pieces_first(n, cut, data, wh
     assert (cuts.max(axis=1) - cuts.min(axis=1) <= 1).all()
 
 
-def test_a_table_of_counts_is_read_row_by_row():
+def test_table_of_counts_is_read_row_by_row():
     made = Contract(ALL_TO_ALL, 2, 0, 4)
     assert made.chunk_sizes(np.array([[1, 2], [3, 4]])).tolist() == [1, 2, 3, 4]
 
@@ -141,13 +141,13 @@ def test_counts_of_the_wrong_number_or_sign_are_refused(what, message):
 
 
 @pytest.mark.parametrize("n", [0, -1])
-def test_a_world_without_ranks_is_refused(n):
+def test_world_without_ranks_is_refused(n):
     with pytest.raises(BadArgument, match="at least one rank"):
         Contract(BROADCAST, n, 0, 1)
 
 
 @pytest.mark.parametrize("root", [-1, 3, 4])
-def test_a_root_outside_the_world_is_refused(root):
+def test_root_outside_the_world_is_refused(root):
     with pytest.raises(BadArgument, match=r"ranks are 0\.\.2"):
         Contract(BROADCAST, 3, root, 1)
 
@@ -162,12 +162,12 @@ def test_chunks_that_do_not_come_in_equal_shares_are_refused(what, chunks):
 
 
 @pytest.mark.parametrize("what", COLLECTIVES.values(), ids=COLLECTIVES)
-def test_between_finds_the_collective_of_two_places(what):
+def test_between_finds_the_collective_of_two_holders(what):
     wanted = ALL_GATHER if what is BARRIER else what
     assert between(what.before, what.after) is wanted
 
 
-def test_between_refuses_places_that_no_collective_joins():
+def test_between_refuses_holders_that_no_collective_connects():
     known = {(c.before, c.after) for c in COLLECTIVES.values()}
     others = {(a, b) for a in Holders for b in Holders} - known
     assert others
@@ -189,7 +189,7 @@ def test_collectives_are_found_by_name(name):
         ("alltoall", "all_to_all"),
     ],
 )
-def test_an_unknown_collective_is_answered_with_the_nearest_name_first(wrong, near):
+def test_unknown_collective_is_refused_with_the_nearest_name_first(wrong, near):
     message = f"unknown collective '{wrong}'; nearest: {near}, "
     with pytest.raises(BadArgument, match=message):
         collective(wrong)

@@ -152,7 +152,7 @@ def test_random_steps_match_the_reference_interpreter(rows):
     assert reported(made) == traced(made)
 
 
-def test_a_copy_counts_as_coming_from_its_sender():
+def test_copy_has_the_order_of_its_sender():
     """Rank 3 adds to a copy of rank 0's value as rank 0 itself does: (0 + 1) + 2."""
     twice = [reduce_step(0, src=[1, 2], dst=rank) for rank in (0, 3)]
     steps = [
@@ -193,7 +193,7 @@ def test_depths_are_known_in_closed_form(n):
 
 
 @pytest.mark.parametrize("levels", range(5))
-def test_doubling_is_as_deep_as_it_has_levels(levels):
+def test_depth_of_doubling_is_its_number_of_levels(levels):
     for name in ("recursive_doubling", "halving_doubling", "swing", "dissemination"):
         made = unisono.schedule("all_reduce", name, 1 << levels)
         assert reported(made) == (True, levels)

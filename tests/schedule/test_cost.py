@@ -102,7 +102,7 @@ def test_totals_sent_and_received_are_equal(case, n, count):
 
 @law
 @given(cases, worlds, st.one_of(st.none(), counts))
-def test_the_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
+def test_table_of_pairs_sums_to_what_is_sent_and_received(case, n, count):
     cost = scheduled(case, n).cost(count)
     assert cost.pairs.shape == (n, n)
     assert cost.pairs.sum(axis=1) == pytest.approx(cost.sent)
@@ -124,7 +124,7 @@ def test_uneven_shares_move_as_many_elements_as_their_transfers_do(case, n, data
 
 @law
 @given(worlds, st.data())
-def test_uneven_shares_go_everywhere_once(n, data):
+def test_uneven_shares_reach_every_rank_once(n, data):
     result = data.draw(st.lists(counts, min_size=n, max_size=n))
     for what in ("all_gather", "reduce_scatter"):
         cost = unisono.schedule(what, "ring", n).cost(result)
@@ -173,7 +173,7 @@ def test_collectives_that_only_copy_have_no_work(case, n, count):
 
 
 @pytest.mark.parametrize(("what", "name"), CASES)
-def test_a_world_of_one_costs_nothing(what, name):
+def test_world_of_one_costs_nothing(what, name):
     cost = unisono.schedule(what, name, 1).cost(100)
     assert (cost.steps, cost.rounds, cost.messages, cost.transfers) == (0, 0, 0, 0)
     assert not sized(cost).any()
@@ -183,7 +183,7 @@ def test_a_world_of_one_costs_nothing(what, name):
 @pytest.mark.parametrize("name", ["dissemination", "hierarchical"])
 @pytest.mark.parametrize("n", [2, 5, 8])
 @pytest.mark.parametrize("count", [None, 1000])
-def test_a_barrier_has_messages_but_no_bytes(name, n, count):
+def test_barrier_has_messages_but_no_bytes(name, n, count):
     cost = unisono.schedule("barrier", name, n).cost(count)
     assert cost.messages > 0
     assert cost.rounds >= (n - 1).bit_length()
@@ -212,7 +212,7 @@ def test_no_algorithm_beats_the_lower_bound(what, name):
         ("barrier", "dissemination", "rounds"),
     ],
 )
-def test_some_algorithms_meet_the_bound(what, name, term):
+def test_some_algorithms_reach_the_bound(what, name, term):
     for n in range(2, 18):
         distance = unisono.schedule(what, name, n).cost().distance[term]
         assert distance == pytest.approx(1)
@@ -226,7 +226,7 @@ def test_distance_is_infinite_where_the_bound_is_zero():
     assert spoilt.cost([1, 1, 1]).distance["work"] == float("inf")
 
 
-def test_a_cost_is_plain_data():
+def test_cost_is_plain_data():
     cost = unisono.schedule("all_reduce", "ring", 4).cost(8)
     plain = json.loads(json.dumps(cost.as_dict()))
     assert plain["sent"] == cost.sent.tolist() == [12.0] * 4
@@ -235,7 +235,7 @@ def test_a_cost_is_plain_data():
         assert plain[name] == getattr(cost, name)
 
 
-def test_the_table_of_pairs_is_refused_where_it_would_be_too_large(monkeypatch):
+def test_table_of_pairs_is_refused_where_it_would_be_too_large(monkeypatch):
     cost = unisono.schedule("all_gather", "ring", 5).cost()
     monkeypatch.setattr(sys.modules["unisono.schedule.cost"], "MAX_PAIRS", 4)
     with pytest.raises(BadArgument, match="n = 5, but the table is made for up to 4"):
@@ -243,7 +243,7 @@ def test_the_table_of_pairs_is_refused_where_it_would_be_too_large(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [2**63, [2**62] * 4, [[1], [2, 3]], 1.5, "4"])
-def test_counts_beyond_memory_or_reason_are_refused(count):
+def test_counts_that_are_too_large_or_malformed_are_refused(count):
     with pytest.raises(BadArgument, match="count"):
         unisono.schedule("all_gather", "ring", 4).cost(count)
 

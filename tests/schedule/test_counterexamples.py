@@ -89,7 +89,7 @@ def test_broken_rule_error_has_step_rank_and_chunk(judge, what, case):
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_the_transfer_that_breaks_a_rule_is_found_among_right_ones(judge, at):
+def test_transfer_that_breaks_a_rule_is_found_among_correct_ones(judge, at):
     fine = [copy_step(c, src=c, dst=(c + 1) % N) for c in range(N)]
     step = together([*fine[:at], copy_step(2, src=2, dst=7), *fine[at:]])
     found = error(
@@ -98,7 +98,7 @@ def test_the_transfer_that_breaks_a_rule_is_found_among_right_ones(judge, at):
     assert (found.step, found.rank, found.chunk) == (2, 7, 2)
 
 
-def test_a_copy_and_reductions_share_a_slot(judge):
+def test_copy_and_reductions_share_a_slot(judge):
     steps = [
         reduce_step(0, src=0, dst=1),
         together([reduce_step(0, src=2, dst=0), copy_step(0, src=1, dst=0)]),
@@ -142,7 +142,7 @@ def test_doubled_names_the_ranks_counted_twice(n, data):
     assert str(found) == str(error(check_exactly, wrong))
 
 
-def test_the_step_of_a_doubling_is_the_first_that_spoilt_the_slot(judge):
+def test_step_of_a_doubled_value_is_the_first_wrong_one(judge):
     tree = list(unisono.schedule("reduce", "tree", N))
     extra = reduce_step(0, src=1, dst=2)
     wrong = from_steps(REDUCE, N, [tree[0], extra, *tree[1:], extra], num_chunks=1)
@@ -151,7 +151,7 @@ def test_the_step_of_a_doubling_is_the_first_that_spoilt_the_slot(judge):
     assert "rank 0 already counts rank 1 in chunk 0" in str(found)
 
 
-def test_only_the_chunk_that_is_wrong_is_blamed(judge):
+def test_only_the_wrong_chunk_is_reported(judge):
     ring = unisono.schedule("all_reduce", "ring", N)
     first, *rest = ring
     wrong = ring.but(make=lambda: [first.where(first.chunk != 2), *rest])
@@ -244,7 +244,7 @@ def test_many_ranks_are_counted_rather_than_listed():
     assert found.missing == tuple(range(2, 20))
 
 
-def test_a_schedule_without_steps_keeps_a_contract_only_alone(judge):
+def test_schedule_without_steps_keeps_its_contract_only_with_one_rank(judge):
     judge(from_steps(ALL_REDUCE, 1, [], num_chunks=1))
     found = error(judge, from_steps(ALL_REDUCE, 2, [], num_chunks=1))
     assert (found.rank, found.missing, found.step) == (0, (1,), None)

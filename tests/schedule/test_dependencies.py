@@ -97,7 +97,7 @@ def test_every_edge_leads_to_a_later_step(case, n):
 
 @law
 @given(cases, st.integers(1, 6))
-def test_what_a_transfer_waits_for_are_the_edges_that_lead_to_it(case, n):
+def test_transfer_waits_for_its_incoming_edges(case, n):
     made = scheduled(case, n).dependencies()
     result = [(b, a) for a in range(made.step.size) for b in made.of(a).tolist()]
     pairs = zip(made.before.tolist(), made.after.tolist(), strict=True)
@@ -180,7 +180,7 @@ def survives(schedule: Schedule, edges: Edges, rng: random.Random) -> bool:
 
 
 @pytest.mark.parametrize(("what", "name"), CASES)
-def test_any_order_that_respects_the_edges_keeps_the_contract(what, name):
+def test_order_that_respects_edges_keeps_the_contract(what, name):
     for n in (1, 2, 5, 8):
         made = unisono.schedule(what, name, n)
         edges, rng = edges_of(made), random.Random(n)
@@ -199,21 +199,21 @@ def test_any_root_and_order_keep_the_contract(case, n, rng, data):
     ("what", "name"),
     [("all_reduce", "ring"), ("reduce", "tree"), ("all_reduce", "dissemination:carry")],
 )
-def test_an_order_that_respects_no_edges_does_not_keep_the_contract(what, name):
+def test_order_that_ignores_edges_breaks_the_contract(what, name):
     made = unisono.schedule(what, name, 7)
     rng = random.Random(1)
     assert not all(survives(made, set(), rng) for _ in range(5))
 
 
 @pytest.mark.parametrize("n", [*range(1, 10), 13])
-def test_a_ring_is_one_chain_as_long_as_its_steps(n):
+def test_ring_has_a_chain_as_long_as_its_steps(n):
     for what, chain in (("all_reduce", 2 * (n - 1)), ("all_gather", n - 1)):
         made = unisono.schedule(what, "ring", n)
         assert made.dependencies().longest_chain() == chain == made.num_steps
 
 
 @pytest.mark.parametrize("n", [*range(2, 10), 13, 16])
-def test_a_tree_is_as_long_a_chain_as_it_is_deep(n):
+def test_tree_has_a_chain_as_long_as_its_depth(n):
     chains = {
         what: unisono.schedule(what, "tree", n).dependencies().longest_chain()
         for what in ("broadcast", "reduce")
@@ -223,7 +223,7 @@ def test_a_tree_is_as_long_a_chain_as_it_is_deep(n):
 
 
 @pytest.mark.parametrize("levels", range(1, 5))
-def test_a_tree_up_and_down_is_a_chain_of_both(levels):
+def test_tree_all_reduce_has_a_chain_of_both_trees(levels):
     made = unisono.schedule("all_reduce", "tree", 1 << levels)
     assert made.dependencies().longest_chain() == 2 * levels
 
@@ -237,6 +237,6 @@ def test_no_chain_is_longer_than_there_are_steps(case, n):
     assert (found.longest_chain() == 0) == (made.num_steps == 0)
 
 
-def test_a_world_of_one_waits_for_nothing():
+def test_world_of_one_has_no_dependencies():
     alone = unisono.schedule("all_reduce", "ring", 1).dependencies()
     assert (len(alone), alone.step.size, alone.longest_chain()) == (0, 0, 0)

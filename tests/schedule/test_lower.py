@@ -76,7 +76,7 @@ def test_calls_follow_each_other_through_the_same_windows(seeds):
 @pytest.mark.quick(worlds=[[1, 2, 3, 5]])
 @pytest.mark.parametrize("worlds", [[1, 2, 3, 5], [4, 8, 9]], ids=str)
 @pytest.mark.parametrize(("what", "name"), REDUCING)
-def test_canonical_is_what_is_rounded_once_in_rank_order(what, name, worlds):
+def test_canonical_means_one_rounding_in_rank_order(what, name, worlds):
     for made in schedules(what, name, worlds):
         one = call(made, MODES[made.n % 4], made.n, lanes=64, dtype="bfloat16")
         found = play([one], rounded_sum)[0]
@@ -95,7 +95,7 @@ def test_canonical_is_what_is_rounded_once_in_rank_order(what, name, worlds):
 
 
 @pytest.mark.parametrize(("what", "name"), [v for v in PLAIN if v not in REDUCING])
-def test_what_only_copies_is_canonical(what, name):
+def test_collectives_that_only_copy_are_canonical(what, name):
     assert all(lower(s).canonical for s in schedules(what, name, [1, 2, 5]))
 
 
@@ -124,7 +124,7 @@ def test_programs_wait_no_more_often_than_steps_need():
         assert len(waited) == len(set(waited)) == 2 * 3
 
 
-def test_ranks_that_are_not_there_are_refused():
+def test_ranks_outside_the_world_are_refused():
     steps = [copy_step([0], src=[0], dst=[2])]
     with pytest.raises(ScheduleError):
         lower(from_steps(BROADCAST, 2, steps, num_chunks=1))

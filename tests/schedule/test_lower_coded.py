@@ -111,7 +111,7 @@ def cases():
 
 @pytest.mark.quick(n=[3, 4])
 @pytest.mark.parametrize(("what", "name", "n"), list(cases()))
-def test_codes_in_any_order_and_the_same_bits_everywhere(what, name, n):
+def test_coded_programs_give_the_same_bits_in_any_order(what, name, n):
     random = Random(f"{what} {name} coded")
     for made in schedules(what, name, [n]):
         allowed = check(made, Scope.ALL, (), seed=made.n)
@@ -145,7 +145,7 @@ def test_noise_factor_follows_the_closed_form(n):
         assert math.isclose(two_levels, math.sqrt(3), rel_tol=0.05)
 
 
-def test_between_hosts_alone_what_stays_inside_is_exact():
+def test_codec_between_hosts_keeps_values_within_a_host_exact():
     hosts = (0,) * 4 + (1,) * 4
     made = schedule("all_reduce", "hierarchical:hosts=0x4.1x4,by=direct/direct", 8)
     inside = lower(made, hosts=hosts, coded=Scope.HOSTS)

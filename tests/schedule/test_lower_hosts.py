@@ -72,8 +72,8 @@ def test_calls_follow_each_other_on_the_same_streams_and_windows(seeds):
 
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "direct", "hierarchical"])
-def test_nothing_of_another_host_is_read_and_modes_agree_on_the_messages(name):
-    """Each host decides by itself which buffers are lent; the streams stay the same."""
+def test_programs_read_no_memory_of_other_hosts_and_modes_agree_on_messages(name):
+    """Each host decides which buffers are exposed; the streams stay the same."""
     hosts = (0, 0, 1, 1, 2, 0, 1)
     made = schedule("all_reduce", name, len(hosts))
     sent, read = set(), set()
@@ -96,7 +96,7 @@ def test_nothing_of_another_host_is_read_and_modes_agree_on_the_messages(name):
     assert len(sent) == len(read) == 1
 
 
-def test_one_rank_on_each_host_keeps_nothing_in_windows_unless_it_is_exchanged():
+def test_one_rank_per_host_uses_no_windows():
     for name in ("ring", "direct", "halving_doubling"):
         made = schedule("all_reduce", name, 8)
         lowered = lower(
@@ -105,7 +105,7 @@ def test_one_rank_on_each_host_keeps_nothing_in_windows_unless_it_is_exchanged()
         assert lowered.places == 0
 
 
-def test_a_buffer_that_is_used_again_before_its_messages_left_is_found():
+def test_buffer_reused_before_its_messages_are_sent_is_detected():
     """The machine that plays programs is not blind to what leaves."""
     made = schedule("broadcast", "naive", 4)
     one = call(made, (True, True), 1, hosts=(0, 1, 2, 3))

@@ -24,7 +24,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-def test_a_placement_has_one_short_text(text):
+def test_placement_has_one_short_text(text):
     assert written(WRITTEN[text]) == text
     assert parse_hosts(text, len(WRITTEN[text])).tolist() == WRITTEN[text]
 
@@ -37,7 +37,7 @@ def test_written_placement_is_parsed_back(hosts):
 
 @law
 @given(placements)
-def test_hosts_are_numbered_by_their_first_ranks_whatever_they_are_called(hosts):
+def test_hosts_are_numbered_by_their_first_ranks(hosts):
     found = numbered([f"node{h}" for h in hosts])
     assert found == numbered(hosts) == numbered(found)
     assert found[0] == 0
@@ -49,13 +49,13 @@ def test_hosts_are_numbered_by_their_first_ranks_whatever_they_are_called(hosts)
 @pytest.mark.parametrize(
     "text", ["", ".", "0..1", "a", "0x", "0x0", "x3", "3-1", "0-", "0 1", "-1", "0,1"]
 )
-def test_other_texts_are_refused_with_what_is_right(text):
+def test_invalid_texts_are_refused_with_the_expected_form(text):
     with pytest.raises(BadArgument, match=r"0\.1\.0\.1"):
         parse_hosts(text, 4)
 
 
 @pytest.mark.parametrize("text", ["0.1", "0x5", "0-1x3", "0x999999999", "0-999999999"])
-def test_another_number_of_ranks_is_refused_before_anything_is_laid_out(text):
+def test_wrong_number_of_ranks_is_refused_before_allocation(text):
     with pytest.raises(UnsupportedWorld, match="there are 4") as refused:
         parse_hosts(text, 4)
     assert refused.value.n == 4

@@ -39,7 +39,7 @@ def test_inside_and_across_make_the_same_collective(what, sizes, data):
 @pytest.mark.parametrize(("first", "last"), HALVES)
 @law
 @given(sizes=group_sizes, data=st.data())
-def test_an_all_reduce_goes_inside_across_and_back(first, last, sizes, data):
+def test_all_reduce_runs_within_across_and_within_groups(first, last, sizes, data):
     inside = [drawn(data, first, size) for size in sizes]
     back = [drawn(data, last, size) for size in sizes]
     made = product(inside, drawn(data, "all_reduce", len(sizes)), back)
@@ -49,7 +49,7 @@ def test_an_all_reduce_goes_inside_across_and_back(first, last, sizes, data):
 
 @law
 @given(group_sizes, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data())
-def test_a_product_across_makes_another_level(sizes, outer, data):
+def test_product_of_a_product_has_another_level(sizes, outer, data):
     hosts = [drawn(data, "all_gather", size) for size in outer]
     across = product(hosts, drawn(data, "all_gather", len(outer)))
     sizes = (sizes * across.n)[: across.n]
@@ -65,7 +65,7 @@ def test_steps_inside_and_across_follow_each_other():
     assert [step.phase for step in made] == phases
 
 
-def test_every_group_acts_out_its_own_schedule():
+def test_every_group_runs_its_own_schedule():
     inside = [unisono.schedule("all_gather", name, 4) for name in ("direct", "ring")]
     made = product(inside, unisono.schedule("all_gather", "direct", 2))
     assert verify(made)
@@ -74,7 +74,7 @@ def test_every_group_acts_out_its_own_schedule():
     assert all((step.src >= 4).all() for step in steps[1:])
 
 
-def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
+def test_carrier_has_the_same_relative_position_in_its_group():
     groups = RankGroups(np.array([4, 2, 3]))
     ranks = np.arange(9)
     places = [groups.carrier(ranks, np.full(9, group)).tolist() for group in range(3)]
@@ -83,7 +83,7 @@ def test_a_carrier_stands_at_the_same_place_scaled_to_its_group():
     assert places[2] == [0, 0, 1, 2, 0, 1, 0, 1, 2]
 
 
-def test_pieces_of_one_share_are_carried_by_many():
+def test_pieces_of_one_share_have_several_carriers():
     groups = RankGroups(np.array([4, 1]))
     last, part = np.full(4, 4), np.arange(4)
     assert groups.times_larger == 4
@@ -105,7 +105,7 @@ def test_groups_of_another_number_than_ranks_across_are_refused():
         product(inside, unisono.schedule("all_gather", "ring", 4))
 
 
-def test_an_all_reduce_without_a_way_back_is_refused():
+def test_all_reduce_without_a_final_phase_is_refused():
     across = unisono.schedule("all_reduce", "ring", 2)
     for what in ("reduce_scatter", "reduce"):
         name = "ring" if what == "reduce_scatter" else "tree"

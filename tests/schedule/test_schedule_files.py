@@ -85,7 +85,7 @@ def written(path: Path, data: object) -> Path:
     return path
 
 
-def test_a_file_written_by_hand_is_read(tmp_path):
+def test_handwritten_file_is_read(tmp_path):
     more = {"cost": {"rounds": 2}, "phases": ["first"]}
     read = load(written(tmp_path / "own.json", document() | more))
     assert (read.name, read.root, read.num_temporaries) == ("by hand", 0, 0)
@@ -93,7 +93,7 @@ def test_a_file_written_by_hand_is_read(tmp_path):
     assert read.verify().transfers == 6
 
 
-def test_json_says_only_where_a_name_changes(tmp_path):
+def test_json_has_names_only_where_they_change(tmp_path):
     path = tmp_path / "carry.json"
     save(unisono.schedule("all_reduce", "dissemination:carry", 3), path)
     rows = [row for step in json.loads(path.read_text())["steps"] for row in step]
@@ -155,7 +155,7 @@ def test_files_of_other_kinds_are_refused(tmp_path, suffix, text):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_cut_short_is_refused(tmp_path, suffix):
+def test_truncated_file_is_refused(tmp_path, suffix):
     path = tmp_path / f"cut{suffix}"
     save(unisono.schedule("all_gather", "ring", 5), path)
     path.write_bytes(path.read_bytes()[:-40])
@@ -207,7 +207,7 @@ def test_npz_with_arrays_of_the_wrong_kind_is_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_damaged_byte_is_refused_or_does_no_harm(tmp_path, suffix):
+def test_damaged_byte_is_refused_or_changes_nothing(tmp_path, suffix):
     made = unisono.schedule("all_gather", "ring", 4)
     save(made, tmp_path / f"right{suffix}")
     right = (tmp_path / f"right{suffix}").read_bytes()
@@ -224,7 +224,7 @@ def test_a_damaged_byte_is_refused_or_does_no_harm(tmp_path, suffix):
     assert refused
 
 
-def test_a_single_array_under_the_name_npz_is_refused(tmp_path):
+def test_single_array_under_the_name_npz_is_refused(tmp_path):
     with open(tmp_path / "bad.npz", "wb") as file:
         np.save(file, np.arange(3))
     with pytest.raises(BadArgument, match="not a schedule"):
@@ -232,7 +232,7 @@ def test_a_single_array_under_the_name_npz_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_is_not_there_is_refused(tmp_path, suffix):
+def test_missing_file_is_refused(tmp_path, suffix):
     with pytest.raises(BadArgument, match="No such file"):
         load(tmp_path / f"none{suffix}")
 

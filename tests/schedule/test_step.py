@@ -49,7 +49,7 @@ def test_arguments_that_do_not_fit_are_refused(make):
 
 @pytest.mark.parametrize("wrong", [0.5, 1.0, [0, 1.5], "0", True, np.nan, None])
 @pytest.mark.parametrize("where", ["chunk", "src", "dst", "into"])
-def test_anything_but_whole_numbers_is_refused(where, wrong):
+def test_values_other_than_integers_are_refused(where, wrong):
     if where == "into" and wrong is None:
         return  # then the chunk keeps its name
     with pytest.raises(BadArgument, match="whole numbers"):
@@ -141,7 +141,7 @@ def test_together_of_one_step_and_nothing_is_that_step():
 
 @law
 @given(rows, st.data())
-def test_where_keeps_what_is_true_and_the_phase(rows, data):
+def test_where_keeps_masked_transfers_and_the_phase(rows, data):
     flags = st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))
     keep = data.draw(flags)
     kept = step_of(rows).where(np.array(keep, dtype=bool))
@@ -165,7 +165,7 @@ def test_backwards_swaps_ends_names_and_on_request_kinds(rows, swap):
 
 @law
 @given(rows, st.booleans())
-def test_backwards_twice_is_the_same(rows, swap):
+def test_backwards_twice_is_the_identity(rows, swap):
     step = step_of(rows)
     twice = step.backwards(swap_kinds=swap).backwards(swap_kinds=swap)
     assert list(twice) == rows
@@ -194,6 +194,6 @@ def test_named_changes_the_phase_alone():
         (Transfer(1, 1, 0, False, 5), "chunk 0 as 5: 1 → 1 (copy)"),
     ],
 )
-def test_a_transfer_reads_as_what_goes_where_and_how(transfer, text):
+def test_text_of_a_transfer_has_chunk_ranks_and_kind(transfer, text):
     assert str(transfer) == text
     assert transfer.kind in text

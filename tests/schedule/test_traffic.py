@@ -44,7 +44,7 @@ def test_traffic_is_the_sum_over_transfers(key, hosts):
     st.lists(st.integers(0, 2), min_size=1, max_size=9),
     st.integers(1, 6),
 )
-def test_a_split_schedule_has_the_traffic_of_the_whole_split(name, hosts, segments):
+def test_split_schedule_has_the_traffic_of_the_whole_split(name, hosts, segments):
     made = schedule("all_reduce", name, len(hosts))
     foretold = traffic(made, hosts).split(segments)
     found = traffic(made.split(segments), hosts)
@@ -54,14 +54,14 @@ def test_a_split_schedule_has_the_traffic_of_the_whole_split(name, hosts, segmen
     assert (foretold.peers >= found.peers).all()
 
 
-def test_where_every_rank_has_its_own_host_everything_crosses():
+def test_one_rank_per_host_sends_everything_between_hosts():
     made = schedule("all_reduce", "ring", 5)
     counted = traffic(made, range(5))
     assert counted.leaving == pytest.approx(made.cost().sent)
     assert (counted.peers == 1).all()
 
 
-def test_on_one_host_nothing_crosses():
+def test_one_host_sends_nothing_between_hosts():
     counted = traffic(schedule("all_reduce", "ring", 5), [0] * 5)
     assert not counted.leaving.any()
     assert not counted.peers.any()
@@ -74,6 +74,6 @@ def test_barrier_sends_messages_without_bytes():
 
 
 @pytest.mark.parametrize("hosts", [[0], [0] * 5, [0, 0, 0, -1], [0.5] * 4])
-def test_another_number_of_hosts_or_none_is_refused(hosts):
+def test_invalid_hosts_are_refused(hosts):
     with pytest.raises(BadArgument):
         traffic(schedule("all_reduce", "ring", 4), hosts)

@@ -97,7 +97,7 @@ def test_temporaries_are_refused_as_parts():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-def test_mirrored_twice_is_the_same(what, name):
+def test_mirror_twice_is_the_identity(what, name):
     for n in (1, 4, 5):
         once = unisono.schedule(what, name, n)
         assert steps_of(once.mirror().mirror()) == steps_of(once)
@@ -115,17 +115,17 @@ def test_mirror_of_a_schedule_without_waste_keeps_its_contract(what, name):
 
 @pytest.mark.parametrize("name", names_for("all_to_all"))
 @pytest.mark.parametrize("n", WORLDS)
-def test_an_all_to_all_backwards_is_one(name, n):
+def test_mirror_of_an_all_to_all_is_an_all_to_all(name, n):
     assert verify(unisono.schedule("all_to_all", name, n).mirror()).exact
 
 
-def test_a_mirror_renames_the_phases():
+def test_mirror_renames_the_phases():
     inside_out = unisono.schedule("all_gather", "hierarchical", 6).mirror()
     phases = list(dict.fromkeys(step.phase for step in inside_out))
     assert phases == ["reduce_scatter inside", "reduce_scatter across"]
 
 
-def test_a_mirror_folds_out_what_was_folded_in():
+def test_mirror_swaps_fold_in_and_fold_out():
     phases = [
         step.phase for step in unisono.schedule("all_gather", "swing", 5).mirror()
     ]
@@ -140,7 +140,7 @@ def test_mirror_of_a_schedule_with_waste_is_wrong():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-def test_segments_add_as_many_steps_less_one(what, name):
+def test_s_segments_add_s_minus_1_steps(what, name):
     for n, segments in ((2, 1), (2, 3), (5, 2), (5, 3)):
         whole = unisono.schedule(what, name, n)
         cut = whole.split(segments)
@@ -149,7 +149,7 @@ def test_segments_add_as_many_steps_less_one(what, name):
         assert verify(cut).transfers == segments * verify(whole).transfers
 
 
-def test_a_world_of_one_stays_without_steps_however_split():
+def test_world_of_one_stays_without_steps_however_split():
     assert unisono.schedule("broadcast", "tree", 1).split(4).num_steps == 0
 
 
@@ -162,7 +162,7 @@ def test_fewer_segments_than_one_are_refused(segments):
 @pytest.mark.parametrize(("what", "name"), KEYS)
 @quick
 @given(n=st.integers(1, 9), data=st.data())
-def test_other_ranks_can_play_the_parts(what, name, n, data):
+def test_relabelled_ranks_keep_the_contract(what, name, n, data):
     ranks = data.draw(st.permutations(range(n)))
     root = data.draw(st.integers(0, n - 1))
     made = relabel(unisono.schedule(what, name, n).rooted_at(root), ranks)
@@ -173,7 +173,7 @@ def test_other_ranks_can_play_the_parts(what, name, n, data):
 @pytest.mark.parametrize(
     "ranks", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
 )
-def test_relabelling_by_no_permutation_is_refused(ranks):
+def test_relabelling_without_a_permutation_is_refused(ranks):
     with pytest.raises(BadArgument, match=r"each of 0\.\.3 once"):
         unisono.schedule("all_gather", "ring", 4).relabel(ranks)
 
@@ -189,7 +189,7 @@ def test_any_rank_can_be_the_root(what, name):
 
 
 @pytest.mark.parametrize("root", [-1, 4])
-def test_a_root_outside_the_world_is_refused(root):
+def test_root_outside_the_world_is_refused(root):
     for what in ("broadcast", "all_gather"):
         name = names_for(what)[0]
         with pytest.raises(BadArgument, match=f"root = {root}"):
@@ -202,7 +202,7 @@ def test_rooted_at_leaves_collectives_without_root_unchanged():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-def test_finer_chunks_travel_together(what, name):
+def test_refined_chunks_are_sent_together(what, name):
     for n, pieces in ((1, 2), (4, 1), (5, 3)):
         whole = unisono.schedule(what, name, n)
         finer = refine(whole, pieces)

@@ -127,7 +127,7 @@ def replaced(steps: list[Step], at: int, by: Step) -> list[Step]:
     return [*steps[:at], by, *steps[at + 1 :]]
 
 
-def verdict(schedule: Schedule) -> str:
+def outcome(schedule: Schedule) -> str:
     try:
         proof = verify(schedule)
     except ScheduleError as wrong:
@@ -136,9 +136,9 @@ def verdict(schedule: Schedule) -> str:
 
 
 def test_random_faults_are_of_several_kinds():
-    verdicts = {verdict(schedule) for schedule in wrong_ones()}
-    assert len(verdicts) >= 6
-    assert any("second copy" in text for text in verdicts)
+    outcomes = {outcome(schedule) for schedule in wrong_ones()}
+    assert len(outcomes) >= 6
+    assert any("second copy" in text for text in outcomes)
 
 
 @pytest.mark.parametrize("state_bytes", [1, 100, 1000])
@@ -147,12 +147,12 @@ def test_verification_in_several_batches_gives_the_same_result(
 ):
     right = [unisono.schedule(what, name, 6) for what, name in KEYS]
     wrong = wrong_ones()
-    at_once = [verdict(schedule) for schedule in (*right, *wrong)]
+    at_once = [outcome(schedule) for schedule in (*right, *wrong)]
     monkeypatch.setattr(VERIFIER, "STATE_BYTES", state_bytes)
-    assert [verdict(schedule) for schedule in (*right, *wrong)] == at_once
+    assert [outcome(schedule) for schedule in (*right, *wrong)] == at_once
 
 
-def test_the_budget_decides_how_many_chunks_are_taken_at_a_time(monkeypatch):
+def test_budget_decides_how_many_chunks_are_taken_at_a_time(monkeypatch):
     ring = unisono.schedule("all_reduce", "ring", 6)
     asked = []
 
@@ -176,12 +176,12 @@ def test_chunks_that_may_mix_are_taken_together(monkeypatch):
 def test_results_without_the_native_core_are_the_same(monkeypatch):
     schedules = [unisono.schedule(what, name, 5) for what, name in CASES]
     schedules += wrong_ones()
-    result = [verdict(schedule) for schedule in schedules]
+    result = [outcome(schedule) for schedule in schedules]
     monkeypatch.setattr(sys.modules["unisono.schedule.domains"], "_native", None)
-    assert [verdict(schedule) for schedule in schedules] == result
+    assert [outcome(schedule) for schedule in schedules] == result
 
 
-def test_an_algorithm_that_is_wrong_only_sometimes_is_reported():
+def test_algorithm_that_is_wrong_in_some_iterations_is_reported():
     ring = unisono.schedule("all_gather", "ring", 4)
     asked = []
 
@@ -199,7 +199,7 @@ def test_an_algorithm_that_is_wrong_only_sometimes_is_reported():
 
 @law
 @given(st.sampled_from(CASES), st.integers(1, 9), st.integers(0, 2**63))
-def test_a_proof_counts_steps_and_transfers_and_keeps_its_seed(case, n, seed):
+def test_proof_counts_steps_and_transfers_and_keeps_its_seed(case, n, seed):
     made = scheduled(case, n)
     proof = verify(made, seed=seed)
     assert (proof.schedule, proof.seed) == (made, seed)
@@ -211,18 +211,18 @@ def test_a_proof_counts_steps_and_transfers_and_keeps_its_seed(case, n, seed):
 
 @law
 @given(st.sampled_from(CASES), st.integers(1, 9))
-def test_the_exact_interpreter_finds_no_fault_in_the_library(case, n):
+def test_exact_interpreter_accepts_the_library(case, n):
     check_exactly(scheduled(case, n))
 
 
-def test_a_proof_reads_as_one_line():
+def test_proof_reads_as_one_line():
     proof = unisono.schedule("all_reduce", "ring", 5).verify()
     begin = "verified: all_reduce by ring, n=5: 40 transfers in 8 steps, "
     assert str(proof).startswith(begin)
     assert str(proof).endswith("chance of error: below 2^-60")
 
 
-def test_an_exact_proof_of_what_moves_originals_leaves_no_doubt():
+def test_exact_proof_of_copies_has_no_error_probability():
     assert "error: none" in str(verify(unisono.schedule("scatter", "tree", 5)))
 
 
@@ -243,12 +243,12 @@ def test_odd_primes_are_those_of_the_sieve():
 @pytest.mark.parametrize(
     "composite", [41 * 43, 3215031751, (2**31 - 1) ** 2, 3825123056546413051]
 )
-def test_composites_that_fool_few_bases_are_found(composite):
+def test_composites_that_pass_few_bases_are_detected(composite):
     assert not is_prime(composite)
 
 
 @pytest.mark.parametrize("prime", [41, 2**31 - 1, 2**61 - 1, 2**64 - 59])
-def test_large_primes_are_found(prime):
+def test_large_primes_are_recognised(prime):
     assert is_prime(prime)
 
 

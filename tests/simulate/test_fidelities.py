@@ -55,7 +55,7 @@ SYMMETRIC = [
 
 @pytest.mark.parametrize("algorithm", SYMMETRIC)
 @pytest.mark.parametrize("topology", ["switch:8", "switch:16", "full:8", "ring:8"])
-def test_the_three_fidelities_agree_where_nothing_drifts(algorithm, topology):
+def test_three_fidelities_agree_where_ranks_step_together(algorithm, topology):
     times = [
         simulate(algorithm, topology, MB, fidelity).time
         for fidelity in ("closed", "steps", "events")
@@ -76,7 +76,7 @@ def test_nothing_is_faster_than_the_cut_bound(collective, topology):
             assert 0 < found.optimum <= 1
 
 
-def test_the_bound_is_reached_where_theory_says_so():
+def test_bound_is_reached_where_theory_says_so():
     large = 1 << 34
     for collective, algorithm in (
         ("all_reduce", "circulant"),
@@ -91,7 +91,7 @@ def test_the_bound_is_reached_where_theory_says_so():
     assert torus.optimum > 0.99
 
 
-def test_a_bound_by_hosts_is_tighter_than_one_by_ranks():
+def test_bound_by_hosts_is_tighter_than_one_by_ranks():
     where = parse("dgx-h100:4,nics=1")
     bound = least_time(COLLECTIVES["all_reduce"], where, 1 << 30)
     card = where.wiring.links.bandwidth.min()
@@ -107,7 +107,7 @@ def test_bounds_of_rooted_and_other_collectives(collective, factor):
     assert bound == pytest.approx(factor * 1e12 * BETA, rel=1e-6)
 
 
-def test_the_events_dependencies_are_those_of_the_schedule():
+def test_dependencies_of_events_are_those_of_the_schedule():
     for collective, algorithm, n in (
         ("all_reduce", "ring", 5),
         ("all_reduce", "direct", 4),
@@ -138,7 +138,7 @@ def test_the_events_dependencies_are_those_of_the_schedule():
         assert found == wanted, algorithm
 
 
-def test_fair_shares_of_a_crowded_link():
+def test_flows_on_one_link_get_fair_shares():
     """Two flows share a link, one of them has a narrow link of its own besides."""
     gather = unisono.schedule("gather", "naive", n=3)
     found = simulate(gather, "switch:3", 3 * MB, "events", slow={"1>switch": 0.25})
@@ -171,7 +171,7 @@ def test_carried_bytes_equal_those_of_the_cost():
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
-def test_a_straggler_is_on_the_critical_path(fidelity):
+def test_straggler_is_on_the_critical_path(fidelity):
     found = simulate("ring", "switch:8", MB, fidelity, delays={5: 1e-3})
     assert found.path[0].src == 5
     assert found.path[0].start >= 1e-3
@@ -180,7 +180,7 @@ def test_a_straggler_is_on_the_critical_path(fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
-def test_a_slow_link_decides_and_is_named(fidelity):
+def test_slow_link_decides_and_is_named(fidelity):
     found = simulate("ring", "ring:8", MB, fidelity, slow={"2>3": 0.01})
     assert found.time > 10 * simulate("ring", "ring:8", MB, fidelity).time
     assert "2>3" in {hop.link for hop in found.path}
@@ -202,7 +202,7 @@ def test_ranks_that_cannot_be_reached_are_named():
 
 
 @pytest.mark.parametrize("fidelity", ["closed", "steps", "events"])
-def test_a_codec_saves_bytes_and_costs_time(fidelity):
+def test_codec_saves_bytes_and_costs_time(fidelity):
     half = alone(fidelity, codec=CodecModel(0.5))
     hops = 14
     saved = hops * MB / 8 * BETA / 2
@@ -212,13 +212,13 @@ def test_a_codec_saves_bytes_and_costs_time(fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["closed", "steps", "events"])
-def test_reducing_costs_what_it_is_said_to_cost(fidelity):
+def test_reduction_cost_is_added_as_given(fidelity):
     more = alone(fidelity, reduce=1e-9) - alone(fidelity, reduce=0.0)
     assert more == pytest.approx(7 * MB / 8 * 1e-9, rel=1e-6)
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
-def test_segments_make_a_pipeline_of_a_chain(fidelity):
+def test_chain_with_segments_is_a_pipeline(fidelity):
     def time(segments):
         return simulate(
             "chain:segments=1",
@@ -235,7 +235,7 @@ def test_segments_make_a_pipeline_of_a_chain(fidelity):
     assert time(32) == pytest.approx(expected, rel=0.05)
 
 
-def test_many_sizes_at_once_are_the_same_as_one_by_one():
+def test_many_sizes_at_once_equal_one_by_one():
     where, sizes = parse("dgx-h100:2"), [16 << 10, MB, 64 * MB]
     for algorithm in ("ring", "direct", "hierarchical", "tree"):
         together = [r.time for r in sweep(algorithm, where, sizes)]
@@ -243,7 +243,7 @@ def test_many_sizes_at_once_are_the_same_as_one_by_one():
         assert together == pytest.approx(single, rel=1e-6)
 
 
-def test_long_steps_are_cut_up_without_changing_anything(monkeypatch):
+def test_long_steps_in_parts_give_the_same_result(monkeypatch):
     from unisono.simulate import messages as module
 
     schedule = unisono.schedule("all_reduce", "hierarchical:levels=4x4", n=16)
@@ -270,7 +270,7 @@ LAWFUL = [
 
 
 @pytest.mark.parametrize(("topology", "algorithm"), LAWFUL)
-def test_closed_forms_meet_sizes_they_were_not_derived_from(topology, algorithm):
+def test_closed_forms_hold_for_sizes_they_were_not_fitted_to(topology, algorithm):
     where = parse(topology)
     if where.n > 512:
         where = parse(topology.replace("64", "48"))
@@ -284,7 +284,7 @@ def test_closed_forms_meet_sizes_they_were_not_derived_from(topology, algorithm)
         assert closed.bound == pytest.approx(steps.bound, rel=0.05) or nbytes < MB
 
 
-def test_a_million_ranks_have_a_closed_form():
+def test_million_ranks_have_a_closed_form():
     found = simulate("circulant", "switch:1000000", 1 << 30)
     assert found.fidelity == "closed"
     n, rounds = 1_000_000, 40
@@ -343,14 +343,14 @@ def test_invalid_codecs_are_refused(codec):
         CodecModel(*codec)
 
 
-def test_a_schedule_of_another_world_is_refused():
+def test_schedule_of_another_world_size_is_refused():
     with pytest.raises(BadTopology, match="has 8 ranks"):
         simulate(unisono.schedule("all_reduce", "ring", n=4), "switch:8", 8)
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events"])
 @pytest.mark.parametrize(("src", "dst", "chunk"), [(0, 4, 0), (-1, 0, 0), (0, 1, 9)])
-def test_a_schedule_that_leaves_its_world_is_refused(fidelity, src, dst, chunk):
+def test_schedule_with_ranks_outside_its_world_is_refused(fidelity, src, dst, chunk):
     wrong = unisono.schedule("broadcast", "tree", n=4).but(
         make=lambda: [copy_step(chunk, src, dst)]
     )
@@ -394,7 +394,7 @@ def test_results_have_text_and_json():
     assert result["busbw"] == pytest.approx(found.algbw * 2 * 7 / 8)
 
 
-def test_a_trace_has_every_message_twice_and_an_arrow():
+def test_trace_has_two_slices_and_an_arrow_per_message():
     found = simulate("ring", "switch:4", MB, "events")
     result = json.loads(to_chrome(found))
     slices = [e for e in result["traceEvents"] if e["ph"] == "X"]
@@ -407,7 +407,7 @@ def test_a_trace_has_every_message_twice_and_an_arrow():
     assert all(e["name"] == f"to {e['args']['peer']}" for e in sends)
 
 
-def test_there_is_no_trace_of_a_closed_form():
+def test_closed_form_has_no_trace():
     with pytest.raises(BadArgument, match="no messages"):
         to_chrome(simulate("ring", "switch:4", MB, "closed"))
 
@@ -452,7 +452,7 @@ def test_circulant_beats_folded_rabenseifner_at_thirteen():
         assert circulant < folded
 
 
-def test_a_ring_wins_on_a_ring_and_a_torus_on_a_torus():
+def test_ring_is_fastest_on_a_ring_and_torus_on_a_torus():
     ring, halving = winner("ring:16", 256 * MB, "ring:both", "rabenseifner")
     assert ring < halving
     torus, ring = winner("torus:4x4", 256 * MB, "torus", "ring")

@@ -17,7 +17,9 @@ def switch(n, **changes):
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events", "closed"])
-def test_a_link_keeps_a_part_of_its_bandwidth_while_both_ways_are_busy(fidelity):
+def test_link_keeps_a_fraction_of_its_bandwidth_while_both_directions_are_busy(
+    fidelity,
+):
     where = switch(4, duplex=0.8)
     ring = simulate("ring", where, 4 * MIB, fidelity, reduce=0)
     assert ring.time == pytest.approx(6 * MIB / 0.8e9, rel=1e-6)
@@ -26,7 +28,7 @@ def test_a_link_keeps_a_part_of_its_bandwidth_while_both_ways_are_busy(fidelity)
     assert one_way.time == pytest.approx(alone.time, rel=1e-9)
 
 
-def test_what_both_ways_leave_is_known_again_when_one_way_falls_silent():
+def test_bandwidth_is_restored_when_one_direction_ends():
     """Rank 1 sends twice as much as it gets: the second half goes at the full rate."""
     text = """
     ranks = 2
@@ -64,7 +66,7 @@ def test_every_link_of_a_preset_has_its_other_direction():
         assert (links.dst[twins] == links.src).all()
 
 
-def test_a_link_of_one_direction_has_no_other():
+def test_one_way_link_has_no_reverse():
     where = loads(
         """
         ranks = 3
@@ -92,7 +94,7 @@ def test_a_link_of_one_direction_has_no_other():
     assert other == {"0>1": "", "1>2": "", "2>0": "0>2", "0>2": "2>0"}
 
 
-def test_with_streams_the_messages_of_a_root_go_side_by_side():
+def test_streams_send_the_messages_of_a_root_concurrently():
     seconds = MIB / 1e9
     in_steps = simulate("tree", switch(4), MIB, "events", collective="broadcast")
     assert in_steps.time == pytest.approx(2 * seconds)
@@ -109,7 +111,7 @@ def test_streams_keep_the_order_of_messages_to_one_rank():
 
 
 @pytest.mark.parametrize("duplex", [0.0, -1.0, 1.5, float("nan")])
-def test_a_part_that_cannot_be_kept_is_refused(duplex):
+def test_duplex_fraction_out_of_range_is_refused(duplex):
     with pytest.raises(BadTopology, match="duplex"):
         switch(4, duplex=duplex)
 
@@ -117,7 +119,7 @@ def test_a_part_that_cannot_be_kept_is_refused(duplex):
 # Beside computing
 
 
-def test_what_is_left_after_the_computing_is_exposed():
+def test_time_after_the_computation_is_exposed():
     alone = simulate("ring", switch(4), MIB)
     half = simulate("ring", switch(4), MIB, compute=alone.time / 2)
     assert half.time == pytest.approx(alone.time)
@@ -143,7 +145,7 @@ def test_computing_slows_a_collective_for_as_long_as_it_lasts():
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": -1.0}, {"share": 0.0}, {"share": 1.1}])
-def test_computing_that_cannot_be_is_refused(wrong):
+def test_computation_out_of_range_is_refused(wrong):
     with pytest.raises(BadArgument, match="compute"):
         Compute(**wrong)
 
@@ -171,13 +173,13 @@ def test_simulation_that_exceeds_memory_is_refused_before_it_starts(monkeypatch)
     assert "of memory" in both.left_out["direct"]
 
 
-def test_events_that_do_not_fit_are_refused_as_they_come(monkeypatch):
+def test_events_beyond_memory_are_refused(monkeypatch):
     monkeypatch.setattr(limits, "memory_free", lambda: 1 << 20)
     with pytest.raises(NotOffered, match="of memory"):
         simulate("ring", "switch:64", MIB, "events")
 
 
-def test_ends_that_are_taken_together_change_next_to_nothing():
+def test_merging_close_events_changes_little():
     """Of 9,120 flows at once, those that end within 1e-5 of each other end together."""
     result = {"fidelity": "events", "collective": "all_gather"}
     uneven = simulate("direct", "switch:96", 96 * 10_417 + 5, **result)

@@ -155,9 +155,9 @@ tasks = st.lists(
     st.tuples(st.sampled_from(STREAMS), st.floats(0, 10), st.sets(st.integers(0, 9))),
     max_size=10,
 ).map(
-    lambda told: [
+    lambda drawn: [
         Task(str(i), stream, s, tuple(a for a in sorted(after) if a < i))
-        for i, (stream, s, after) in enumerate(told)
+        for i, (stream, s, after) in enumerate(drawn)
     ]
 )
 

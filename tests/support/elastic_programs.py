@@ -12,7 +12,7 @@ import unisono
 from unisono.runtime.world import grow as growing
 from unisono.runtime.world import shrink_protocol as shrinking
 from unisono.runtime.world.agreement import ActionKind
-from unisono.runtime.world.first import open_transports
+from unisono.runtime.world.first import open_sessions
 from unisono.transports import endpoints, join
 
 
@@ -62,7 +62,7 @@ def works_until_it_dies(comm, victim):
 
 
 def world_summary(comm):
-    assert open_transports() == [comm.core.transport]  # the world before it has ended
+    assert open_sessions() == [comm.core.session]  # the world before it has ended
     epoch = comm.core.membership.epoch
     return comm.rank, comm.world_size, epoch, works(comm), comm.left_out
 
@@ -78,7 +78,7 @@ def loses(comm, victims):
 
 
 def loses_rank_0(comm, knows):
-    """The other one shrinks; it may be told that rank 0 has ended."""
+    """The other one shrinks; it may see that rank 0 has ended."""
     works_until_it_dies(comm, 0)
     try:
         return world_summary(comm.shrink(timeout_s=20, dead=[0] if knows else []))
@@ -90,9 +90,7 @@ def fails_in_split(comm):
     """Rank 0 fails before it has joined the group that the others wait in."""
     works(comm)
     if comm.rank == 0:
-        comm.core.transport.communicator = lambda *_, **__: (_ for _ in ()).throw(
-            OSError
-        )
+        comm.core.session.communicator = lambda *_, **__: (_ for _ in ()).throw(OSError)
     try:
         comm.split(0)
     except (OSError, unisono.PeerLost) as error:
@@ -101,7 +99,7 @@ def fails_in_split(comm):
 
 def _dies_at(point):
     """Have this process killed at a point of shrinking."""
-    if point == "first word":
+    if point == "request":
         endpoints.LocalLink.send = endpoints.RemoteLink.send = lambda *_: die()
     elif point == "proposal":
         true_act = shrinking._AgreementDriver._act
@@ -113,7 +111,7 @@ def _dies_at(point):
             return true_act(self)
 
         shrinking._AgreementDriver._act = act
-    elif point == "met":
+    elif point == "connected":
         shrinking.form_world.__globals__["_AgreementDriver"]._rendezvous = _after(
             shrinking._AgreementDriver._rendezvous
         )
@@ -269,17 +267,17 @@ def grows(comm, world_size):
 
 
 def joins():
-    return world_summary(unisono.init(join=True, meeting_s=100))
+    return world_summary(unisono.init(join=True, rendezvous_timeout_s=100))
 
 
 def begun(n):
-    """The world of the first n ranks, though all were told of more."""
+    """The world of the first n ranks, though all were started for more."""
     rank, job = int(os.environ["UNISONO_RANK"]), os.environ["UNISONO_JOB"]
-    return unisono.init(rank, n, job=job, meeting_s=100)
+    return unisono.init(rank, n, job=job, rendezvous_timeout_s=100)
 
 
 def grows_or_joins(first, world_size, shrinks=()):
-    """With meets=False: the last ranks were told to join."""
+    """With init=False: the last ranks join."""
     if "UNISONO_JOIN" in os.environ:
         return joins()
     comm = begun(first)
@@ -312,7 +310,7 @@ def dies_while_others_wait_to_grow(comm, victim):
 
 
 def a_newcomer_dies(first, world_size):
-    """It is welcome, and gone before all have met; the others are as many as before."""
+    """It is admitted, and dies before all have connected; the others continue."""
     if "UNISONO_JOIN" in os.environ:
         true_ask = join.Joiner.ask
 
@@ -322,6 +320,6 @@ def a_newcomer_dies(first, world_size):
 
         join.Joiner.ask = ask
         return joins()
-    shrinking.RENDEZVOUS_S = growing.RENDEZVOUS_S = 2.0
+    shrinking.RENDEZVOUS_TIMEOUT_S = growing.RENDEZVOUS_TIMEOUT_S = 2.0
     comm = begun(first)
     return grows(comm, world_size)

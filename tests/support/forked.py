@@ -3,9 +3,9 @@
     with Forks() as forks:
         ends = forks.run(3, some_function, 1, "two")
 
-calls some_function(rank, 1, "two") in three processes at once, where `rank` can meet
-the others, and tells how each ended. The function must stand in a file by its name; its
-arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
+calls some_function(rank, 1, "two") in three processes at once, where `rank` can connect
+to the others, and tells how each ended. The function must stand in a file by its name;
+its arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
 forking process reads the file once, so what it imports costs the ranks nothing.
 
 No order between processes comes by itself: a rank that must be later than another
@@ -57,7 +57,7 @@ class Rank:
         os.rename(file.name, f"{self.folder}/{word} of {self.number}")
 
     def until(self, word, *ranks):
-        """Wait until these ranks have told it; their pids."""
+        """Wait until these ranks have reported it; their pids."""
         files = [Path(self.folder) / f"{word} of {number}" for number in ranks]
         for file in files:
             await_that(file.exists, file.name)
@@ -152,7 +152,7 @@ class Forks:
     def run(self, n, function, *args, hosts=(), env=()):
         """Run function(rank, *args) as n processes; their ends by rank.
 
-        `hosts` are the numbers of ranks on each of several hosts, which are simulated;
+        `hosts` are the numbers of ranks on each of several hosts, which are emulated;
         `env` has for each rank what its environment has more than that.
         """
         code = function.__code__
@@ -205,7 +205,7 @@ def child(order, rank, job, tell, stderr):
     os._exit(status)
 
 
-def meeting():
+def rendezvous_options():
     """The environment of ranks of several hosts."""
     from unisono.runtime.world.address import free_port
 
@@ -227,7 +227,7 @@ def run_in(folder, order):
     job = secrets.token_hex(8)
     ranks = []
     module_of(order["file"])
-    common = meeting() if order["hosts"] else {}
+    common = rendezvous_options() if order["hosts"] else {}
     places = [h for h, count in enumerate(order["hosts"]) for _ in range(count)]
     for rank in range(order["n"]):
         hear, tell = os.pipe()

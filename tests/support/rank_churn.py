@@ -5,7 +5,7 @@
 The program is one like examples/elastic.py: it prints "at <step>" for each step, then
 "end:" and its result, and joins a running world if UNISONO_JOIN is set. Every few steps
 a rank drawn from the seed is killed, and a new process started in its place at once.
-With `hosts` the ranks are on that many simulated hosts.
+With `hosts` the ranks are on that many emulated hosts.
 """
 
 from __future__ import annotations

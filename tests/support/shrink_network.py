@@ -69,7 +69,7 @@ class Partition:
             and (a in side or not one_way)
             and not (leaky and rng.random() < 0.3)
         }
-        # At the start, or when the early ranks have met without the late ones.
+        # At the start, or when the early ranks have connected without the late ones.
         begin = rng.choice((0.0, rng.random() * 0.5, WAIT_S + rng.random()))
         lasts = rng.choice((0.3, 3.0, 25.0, 1e9))
         return cls(begin, begin + lasts, frozenset(cut), rng.random() < 0.6)
@@ -107,7 +107,7 @@ class FailureSchedule:
             partitions[i] = replace(each, cut=each.cut - inside)
         wrong_first_address = frozenset(p for p in range(n) if rng.random() < 0.2)
         calls = plain.calls
-        if rng.random() < 0.3:  # some call when the others have just met
+        if rng.random() < 0.3:  # some call when the others have just connected
             late = WAIT_S + rng.random()
             calls = tuple(late if rng.random() < 0.4 else call for call in calls)
         return replace(

@@ -174,7 +174,7 @@ class Simulation(SimulatedNetwork):
         else:
             self.settle(participant, proposal)
 
-    def fail(self, participant: Participant, proposal: Proposal, met: bool) -> None:
+    def fail(self, participant: Participant, proposal: Proposal, entered: bool) -> None:
         if participant.process in self.crashed:
             return
         participant.is_joining = False
@@ -187,7 +187,7 @@ class Simulation(SimulatedNetwork):
         for rank in list(participant.asked):
             self.cancel_request(participant, rank)
         participant.links.clear()
-        participant.rules.failed(proposal, met=met)
+        participant.rules.failed(proposal, entered=entered)
         self.advance(participant)
 
     # --- outcome

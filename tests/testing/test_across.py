@@ -1,4 +1,4 @@
-"""Worlds of processes on simulated hosts: environment, results, no leftovers."""
+"""Worlds of processes on emulated hosts: environment, results, no leftovers."""
 
 import os
 import re
@@ -73,19 +73,19 @@ def test_every_rank_has_its_environment():
 
 
 def test_every_run_is_a_job_of_its_own():
-    world = world_across([1], meets=False)
+    world = world_across([1], init=False)
     names = ["UNISONO_JOB", "UNISONO_SECRET", "UNISONO_HOST_ID"]
     first, second = world.run(environment, names), world.run(environment, names)
     for name in names:
         assert first[0][name] != second[0][name]
 
 
-def test_variables_for_all_and_for_one():
+def test_variables_are_set_for_all_and_for_one_rank():
     world = world_across(
         [1, 1],
         env={"A": "all", "B": "all"},
         env_of=lambda rank: {"B": f"of {rank}"},
-        meets=False,
+        init=False,
     )
     assert world.run(environment, ["A", "B"]) == [
         {"A": "all", "B": "of 0"},
@@ -93,17 +93,17 @@ def test_variables_for_all_and_for_one():
     ]
 
 
-def test_a_function_has_a_communicator_and_its_result_returns():
+def test_function_gets_a_communicator_and_returns_its_result():
     assert world_across([3]).run(add_up, 10) == [[33.0] * 3] * 3
 
 
-def test_the_first_failure_is_raised_as_itself():
+def test_first_failure_is_raised_unchanged():
     with pytest.raises(LookupError, match="of my own") as caught:
         world_across([2]).run(fail_on_1)
     assert "rank 1" in "\n".join(caught.value.__notes__)
 
 
-def test_a_killed_rank_is_named_and_the_others_errors_are_kept():
+def test_killed_rank_is_named_and_the_others_errors_are_kept():
     with world_across([3], grace_s=30).start(barriers) as running:
         await_output(running, 1)
         running.signal(1, signal.SIGKILL)
@@ -131,7 +131,7 @@ def barriers(comm):
 
 @pytest.mark.parametrize("stuck", [dawdle, stop])
 def test_ranks_that_are_stuck_show_their_stacks(stuck):
-    with world_across([1, 1], meets=False).start(stuck) as running:
+    with world_across([1, 1], init=False).start(stuck) as running:
         for rank in range(2):
             await_output(running, rank)
         ends = running.wait(timeout_s=0.3)
@@ -142,9 +142,9 @@ def test_ranks_that_are_stuck_show_their_stacks(stuck):
     assert "\n".join(caught.value.__notes__).count(f"in {stuck.__name__}") == 2
 
 
-def test_a_world_has_a_timeout_of_its_own():
+def test_world_has_a_timeout_of_its_own():
     with pytest.raises(CollectiveTimeout, match="rank 0 still ran"):
-        world_across([1], meets=False, timeout_s=0.1).run(dawdle)
+        world_across([1], init=False, timeout_s=0.1).run(dawdle)
 
 
 def test_others_have_a_grace_period_after_a_failure(tmp_path):
@@ -169,10 +169,10 @@ def test_others_have_a_grace_period_after_a_failure(tmp_path):
 
 def test_nothing_is_left_behind():
     before = set(os.listdir("/proc/self/fd"))
-    with world_across([1], meets=False).start(dawdle) as running:
+    with world_across([1], init=False).start(dawdle) as running:
         pids = running.pids
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    pids = world_across([1], meets=False).run(child_that_stays)
+    pids = world_across([1], init=False).run(child_that_stays)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             wait_for_no_group(pid)
@@ -192,7 +192,7 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path):
     script.write_text(
         "from test_across import dawdle\n"
         "from unisono.testing import world_across\n"
-        "running = world_across([2], meets=False).start(dawdle)\n"
+        "running = world_across([2], init=False).start(dawdle)\n"
         "print(*running.pids, flush=True)\n"
         "running.wait()\n"
     )
@@ -210,11 +210,11 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path):
             wait_for_no_group(pid)
 
 
-def test_what_cannot_be_sent_is_refused():
+def test_unpicklable_functions_and_results_are_refused():
     with pytest.raises(BadArgument, match="cannot be sent"):
         world_across([1]).run(lambda comm: None)
     with pytest.raises(BadArgument, match="this rank returned, a function"):
-        world_across([1], meets=False).run(unsendable)
+        world_across([1], init=False).run(unsendable)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_invalid_worlds_are_refused(hosts, options, message):
 
 
 @pytest.mark.parametrize("command", ["python script.py", []])
-def test_a_command_is_a_list(command):
+def test_command_is_a_list(command):
     with pytest.raises(BadArgument, match="expected a list"):
         world_across([1]).run_command(command)
 

@@ -37,7 +37,7 @@ def test_missing_tools_are_named(without_tools):
     assert mark.kwargs["reason"] == hosts_available()
 
 
-def test_without_privileges_root_is_asked_for():
+def test_error_without_privileges_asks_for_root():
     if not (shutil.which("ip") and shutil.which("tc")):
         pytest.skip("needs ip and tc")
     done = subprocess.run(
@@ -46,6 +46,6 @@ def test_without_privileges_root_is_asked_for():
     assert done.stdout.startswith("needs root: unshare: "), done
 
 
-def test_a_queue_too_short_for_one_stream_is_refused():
+def test_queue_too_short_for_one_stream_is_refused():
     with pytest.raises(BadArgument, match="queue = 1K: expected 256K or more"):
         Hosts(2, queue="1K")

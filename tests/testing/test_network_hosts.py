@@ -40,7 +40,7 @@ def networks():
     return found
 
 
-def door(host, address=None):
+def server_on(host, address=None):
     address = address or host.address
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return host.call(lambda: socket.create_server((address, 0), family=family))
@@ -52,7 +52,7 @@ def dial(host, server, timeout_s=30):
 
 
 def reaches(hosts, src, dst, timeout_s=30):
-    with door(hosts[dst]) as server:
+    with server_on(hosts[dst]) as server:
         try:
             dial(hosts[src], server, timeout_s).close()
         except TimeoutError:
@@ -64,7 +64,7 @@ def test_all_hosts_reach_each_other_by_both_protocols(hosts):
     for src in hosts:
         for dst in hosts:
             for address in (dst.address, dst.address6):
-                with door(dst, address) as server, dial(src, server) as dialed:
+                with server_on(dst, address) as server, dial(src, server) as dialed:
                     taken, peer = server.accept()
                     taken.close()
                     assert peer[0] in (src.address, src.address6)
@@ -76,7 +76,7 @@ def test_hosts_have_names_identities_and_a_loopback(hosts):
     assert socket.gethostname() not in {h.name for h in hosts}
     assert len({h.identity for h in hosts}) == 3
     for host in hosts:
-        with door(host, "127.0.0.1") as server:
+        with server_on(host, "127.0.0.1") as server:
             dial(host, server).close()
 
 
@@ -90,7 +90,7 @@ def reason_not_to_reach(address):
         return 0
 
 
-def test_the_machines_own_network_is_not_touched(hosts):
+def test_network_of_the_machine_is_unchanged(hosts):
     links = socket.if_nameindex()
     with Hosts(2, rate="1gbit") as others:
         assert socket.if_nameindex() == links
@@ -103,7 +103,7 @@ def test_the_machines_own_network_is_not_touched(hosts):
             assert found == errno.ENETUNREACH
 
 
-def test_a_process_lives_on_its_host(hosts):
+def test_process_runs_on_its_host(hosts):
     code = (
         "import os, socket; print(socket.gethostname(), os.environ['UNISONO_HOST_ID']"
     )
@@ -134,7 +134,7 @@ def test_partition_separates_hosts_and_heals(healed):
 
 
 def test_connections_survive_a_short_partition(healed):
-    with door(healed[1]) as server, dial(healed[0], server) as dialed:
+    with server_on(healed[1]) as server, dial(healed[0], server) as dialed:
         taken, _ = server.accept()
         with taken:
             healed.partition({0}, {1})
@@ -148,7 +148,7 @@ def test_connections_survive_a_short_partition(healed):
 
 
 def test_vanished_host_sends_nothing(healed):
-    with door(healed[1]) as server, dial(healed[0], server) as dialed:
+    with server_on(healed[1]) as server, dial(healed[0], server) as dialed:
         taken, _ = server.accept()
         with taken:
             healed.vanish(1)
@@ -165,7 +165,7 @@ def test_vanished_host_sends_nothing(healed):
 
 def seconds_for(hosts, nbytes):
     """To carry so many bytes from host 0 to host 1."""
-    with door(hosts[1]) as server, dial(hosts[0], server, 30) as dialed:
+    with server_on(hosts[1]) as server, dial(hosts[0], server, 30) as dialed:
         taken, _ = server.accept()
         with taken:
             sender = threading.Thread(target=dialed.sendall, args=(bytes(nbytes),))
@@ -197,7 +197,7 @@ def told_by(hosts, i, command):
     return hosts[i].call(lambda: subprocess.getoutput(command))
 
 
-def test_a_limit_is_lifted_again(hosts):
+def test_limit_is_lifted_again(hosts):
     hosts.limit(0, "1gbit")
     assert "tbf" in told_by(hosts, 0, "tc qdisc show dev eth0")
     hosts.limit(0, None)
@@ -214,14 +214,14 @@ def test_latency_needs_netem_and_says_so():
 def test_latency_is_added_both_ways():
     if why := _netem_missing():
         pytest.skip(why)
-    with Hosts(2, latency="20ms", rate="1gbit") as hosts, door(hosts[1]) as server:
+    with Hosts(2, latency="20ms", rate="1gbit") as hosts, server_on(hosts[1]) as server:
         began = time.monotonic()
         dial(hosts[0], server).close()
         assert time.monotonic() - began > 0.039
 
 
-def test_a_proxy_lives_on_its_host(hosts):
-    with door(hosts[2]) as server:
+def test_proxy_runs_on_its_host(hosts):
+    with server_on(hosts[2]) as server:
         where = server.getsockname()
         proxy = hosts[1].call(lambda: Proxy(where, listen=hosts[1].address))
         with proxy:
@@ -233,7 +233,7 @@ def test_a_proxy_lives_on_its_host(hosts):
     assert (host, peer[0]) == (hosts[1].address, hosts[1].address)
 
 
-def test_worlds_live_on_hosts(hosts):
+def test_worlds_run_on_hosts(hosts):
     code = (
         "import os, socket; print(socket.gethostname(), os.environ['UNISONO_HOST_ID']"
     )

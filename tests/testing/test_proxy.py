@@ -77,7 +77,7 @@ def test_all_bytes_pass_both_ways_and_are_counted(proxy, ends):
     assert proxy.log == []
 
 
-def test_many_connections_at_once(proxy, server):
+def test_many_connections_at_once_work(proxy, server):
     def echo():
         for _ in range(8):
             taken, _ = server.accept()
@@ -124,7 +124,7 @@ def test_throttle_is_never_faster(proxy, ends):
     assert carry(target, dialer, data) == data
 
 
-def test_a_freeze_holds_all_and_a_thaw_loses_nothing(proxy, ends):
+def test_freeze_stops_all_bytes_and_thaw_loses_none(proxy, ends):
     dialer, target = ends
     proxy.freeze("forth")
     dialer.sendall(b"held")
@@ -138,7 +138,7 @@ def test_a_freeze_holds_all_and_a_thaw_loses_nothing(proxy, ends):
     assert target.recv(4) == b"held"
 
 
-def test_a_frozen_stream_takes_no_more_than_the_kernel_holds(proxy, ends):
+def test_frozen_stream_accepts_no_more_than_kernel_buffers(proxy, ends):
     dialer, _ = ends
     proxy.freeze()
     dialer.settimeout(0.3)
@@ -183,7 +183,7 @@ def test_reset_of_one_end_resets_the_other(proxy, ends):
         target.recv(1)
 
 
-def test_a_bit_is_flipped_where_it_was_asked_for(proxy, ends):
+def test_bit_is_flipped_at_the_given_position(proxy, ends):
     dialer, target = ends
     proxy.corrupt(at=[7, 99_999], bit=3, direction="forth")
     data = payload(200_000)
@@ -198,7 +198,7 @@ def test_a_bit_is_flipped_where_it_was_asked_for(proxy, ends):
     ]
 
 
-def test_the_next_byte_is_flipped_once(proxy, ends):
+def test_next_byte_is_flipped_once(proxy, ends):
     dialer, target = ends
     dialer.sendall(b"abc")
     assert target.recv(3) == b"abc"
@@ -229,7 +229,7 @@ def test_random_faults_are_determined_by_the_seed(server):
     assert flips_by_chance(2, server) != first
 
 
-def test_a_truncated_stream_ends_early(proxy, ends):
+def test_truncated_stream_ends_early(proxy, ends):
     dialer, target = ends
     proxy.truncate(100_000, direction="forth")
     data = payload(300_000)
@@ -237,7 +237,7 @@ def test_a_truncated_stream_ends_early(proxy, ends):
     assert carry(target, dialer, b"whole") == b"whole"
 
 
-def test_a_frame_comes_twice(proxy, ends):
+def test_frame_can_be_duplicated(proxy, ends):
     dialer, target = ends
     proxy.duplicate(10, at=1, first=5, direction="forth")
     data = payload(100)
@@ -245,7 +245,7 @@ def test_a_frame_comes_twice(proxy, ends):
     assert [(d.what, d.offset) for d in proxy.log] == [("duplicate", 15)]
 
 
-def test_two_frames_change_places(proxy, ends):
+def test_two_frames_can_be_swapped(proxy, ends):
     dialer, target = ends
     proxy.reorder(10, at=2, direction="forth")
     data = payload(100)
@@ -253,7 +253,7 @@ def test_two_frames_change_places(proxy, ends):
     assert carry(dialer, target, data) == swapped
 
 
-def test_the_last_frame_is_not_lost_when_none_follows(proxy, ends):
+def test_last_frame_is_not_lost_when_none_follows(proxy, ends):
     dialer, target = ends
     proxy.reorder(10, at=0, direction="forth")
     assert carry(dialer, target, b"0123456789") == b"0123456789"
@@ -342,7 +342,7 @@ def test_clients_wait_until_there_is_a_target(server):
             assert target.recv(5) == b"early"
 
 
-def test_ipv6_on_both_sides():
+def test_ipv6_works_on_both_sides():
     with (
         socket.create_server(("::1", 0), family=socket.AF_INET6) as server,
         Proxy(f"[::1]:{server.getsockname()[1]}", listen="::1") as proxy,

@@ -98,18 +98,18 @@ def test_sizes_and_diameters_are_those_of_the_shape(name, n, hops):
     assert int((topology.route(*pairs(n)) >= 0).sum(axis=1).max()) == hops
 
 
-def test_a_fat_tree_has_as_much_going_up_as_down_at_every_level():
+def test_fat_tree_has_equal_bandwidth_up_and_down_at_every_level():
     links = parse("fat-tree:4").wiring.links
     assert len(links) == 6 * 16
     assert len(set(zip(links.src.tolist(), links.dst.tolist(), strict=True))) == 96
 
 
-def test_a_million_ranks_cost_nothing_until_somebody_looks():
+def test_million_ranks_use_no_memory_until_read():
     assert parse("switch:1000000").n == 1_000_000
     assert "wiring" not in vars(parse("switch:1000000"))
 
 
-def test_options_reach_the_links():
+def test_options_apply_to_the_links():
     links = parse("switch:3,bandwidth=1e9,latency=3us").wiring.links
     assert set(links.bandwidth) == {1e9}
     assert set(links.latency) == {3e-6}
@@ -142,7 +142,7 @@ def test_unknown_topology_names_are_refused_with_the_reason(text, why):
 
 
 @pytest.mark.parametrize("rate", ["0", "nan", "inf"])
-def test_a_link_without_sensible_bandwidth_is_refused_by_name(rate):
+def test_link_without_sensible_bandwidth_is_refused_by_name(rate):
     with pytest.raises(BadTopology, match="link 0>switch has bandwidth"):
         _ = parse(f"switch:3,bandwidth={rate}").wiring
 
@@ -194,7 +194,7 @@ def test_wrong_files_are_refused_with_the_reason(change, why):
         loads(text, "own.toml")
 
 
-def test_a_folder_is_no_topology(tmp_path):
+def test_folder_as_topology_is_refused(tmp_path):
     with pytest.raises(BadTopology, match="cannot be read"):
         load(tmp_path)
 
@@ -213,7 +213,7 @@ def test_routes_avoid_failed_links_and_no_others():
         assert before[before >= 0].tolist() == after[after >= 0].tolist()
 
 
-def test_ranks_that_failures_cut_off_are_named():
+def test_ranks_unreachable_by_failed_links_are_named():
     star = parse("switch:4")
     route = around(
         "switch:4", star.wiring, np.array(star.wiring.links_named("2>switch"))
@@ -238,7 +238,7 @@ def machine(root, files):
     return detect(root)
 
 
-def test_a_machine_is_read_from_the_kernels_files(tmp_path):
+def test_machine_is_read_from_kernel_files(tmp_path):
     cpu, net = "sys/devices/system/cpu", "sys/class/net"
     found = machine(
         tmp_path,
@@ -267,7 +267,7 @@ def test_a_machine_is_read_from_the_kernels_files(tmp_path):
     assert found.topology().n == 7
 
 
-def test_an_empty_machine_still_has_a_core(tmp_path):
+def test_machine_without_kernel_files_has_one_core(tmp_path):
     assert detect(tmp_path).cores == 1
 
 

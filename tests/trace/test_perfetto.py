@@ -190,7 +190,7 @@ def train(comm, file):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
-def test_a_training_run_of_four_ranks(opened, tmp_path, hosts):
+def test_perfetto_reads_a_training_run_of_four_ranks(opened, tmp_path, hosts):
     torch = pytest.importorskip("torch")
     file = tmp_path / "run.pt.trace.json.gz"
     tracing._SPANS.clear()
@@ -223,7 +223,7 @@ def test_a_training_run_of_four_ranks(opened, tmp_path, hosts):
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
-def test_a_simulated_run(opened, tmp_path, algorithm):
+def test_perfetto_reads_a_simulated_run(opened, tmp_path, algorithm):
     file = tmp_path / "model.json"
     found = simulate(algorithm, "switch:4", 1 << 20, "events")
     file.write_text(to_chrome(found))
@@ -232,7 +232,7 @@ def test_a_simulated_run(opened, tmp_path, algorithm):
     assert ask("select count(*) from flow") == [(found.messages,)]
 
 
-def test_slices_that_a_reader_might_confuse(opened, tmp_path):
+def test_perfetto_reads_adjacent_and_nested_slices(opened, tmp_path):
     """Neighbours an odd nanosecond apart, one within another, one that came early."""
     sheet = Sheet()
     for k in range(100):

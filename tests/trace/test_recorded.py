@@ -48,7 +48,7 @@ def work(comm):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
-def test_a_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
+def test_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
     file = tmp_path / "run.pt.trace.json.gz"
 
     def rank(comm):
@@ -77,9 +77,9 @@ def test_a_trace_of_four_ranks_answers_sql(tmp_path, tables, hosts):
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
 def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
     def rank(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(1000), algorithm=algorithm)
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(4, hosts=hosts).run(rank)
@@ -92,11 +92,11 @@ def test_there_is_an_arrow_for_every_transfer_of_the_schedule(algorithm, hosts):
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1)])
-def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts):
+def test_coded_messages_have_arrows_and_encoding_times(tables, hosts):
     def rank(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(4000, np.float32), algorithm="ring", codec="fp8")
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(4, hosts=hosts).run(rank)
@@ -110,11 +110,11 @@ def test_codes_have_their_arrows_and_tell_how_long_they_were_made(tables, hosts)
     assert call.startswith("fp8")
 
 
-def test_an_arrow_leads_to_the_rank_that_sent():
+def test_arrow_leads_to_the_rank_that_sent():
     def rank(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(1000), algorithm="ring")
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
         return trace.gather(comm)
 
     doc, *_ = world(5).run(rank)
@@ -137,7 +137,7 @@ def test_nothing_is_recorded_unless_it_is_on():
         trace.stop()
         comm.barrier()
         comm.all_reduce(np.ones(5))
-        return tracing.harvest(comm.core.transport.logbook)
+        return tracing.harvest(comm.core.session.logbook)
 
     def counts(part):
         return np.frombuffer(part.calls, tracing.CALLED)["count"].tolist()
@@ -153,9 +153,9 @@ def test_recording_can_be_switched_on_again():
     with world(1) as alone:
         (comm,) = alone.comms
         for count, on in ((1, True), (2, False), (3, True)):
-            (tracing.start if on else tracing.stop)(comm.core.transport.logbook)
+            (tracing.start if on else tracing.stop)(comm.core.session.logbook)
             comm.all_reduce(np.ones(count))
-        part = tracing.harvest(comm.core.transport.logbook)
+        part = tracing.harvest(comm.core.session.logbook)
     assert np.frombuffer(part.calls, tracing.CALLED)["count"].tolist() == [1, 3]
 
 
@@ -163,10 +163,10 @@ def test_overwritten_events_are_counted(monkeypatch):
     monkeypatch.setenv(tracing.EVENTS, "16")
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         for _ in range(10):
             comm.all_reduce(np.ones(4))
-        part = tracing.harvest(comm.core.transport.logbook)
+        part = tracing.harvest(comm.core.session.logbook)
     assert len(part.calls) == 2 * tracing.CALLED.itemsize
     assert part.lost[0] == 8
     assert part.lost[1] > 0
@@ -179,16 +179,16 @@ def test_overwritten_events_are_counted(monkeypatch):
 def test_invalid_number_of_events_is_refused(monkeypatch, events):
     monkeypatch.setenv(tracing.EVENTS, events)
     with world(1) as alone, pytest.raises(BadArgument, match="expected a number"):
-        tracing.start(alone.comms[0].core.transport.logbook)
+        tracing.start(alone.comms[0].core.session.logbook)
 
 
-def test_a_call_names_the_line_that_made_it():
+def test_call_has_the_line_that_made_it():
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones(4))
         comm.all_reduce(np.ones(4), algorithm="naive")
-        part = tracing.harvest(comm.core.transport.logbook)
+        part = tracing.harvest(comm.core.session.logbook)
     doc = trace.merge([part])
     lines = [
         e["args"]["line"] for e in doc["traceEvents"] if e.get("cat") == "collective"
@@ -199,12 +199,12 @@ def test_a_call_names_the_line_that_made_it():
     assert numbers[1] == numbers[0] + 1
 
 
-def test_clocks_are_brought_together():
+def test_clocks_of_hosts_are_aligned():
     def rank(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.barrier()
-        tracing.stop(comm.core.transport.logbook)
-        return tracing.harvest(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
+        return tracing.harvest(comm.core.session.logbook)
 
     parts = world(2).run(rank)
     apart = trace.merge([parts[0], shifted(parts[1], 10**12)])
@@ -229,10 +229,10 @@ def shifted(part, ns):
     return tracing.TracePart(**fields)
 
 
-def test_hosts_compare_their_clocks_over_the_job_itself():
+def test_hosts_compare_their_clocks_over_the_job():
     def rank(comm):
         compare_clocks(comm)
-        return comm.core.transport.logbook.clock
+        return comm.core.session.logbook.clock
 
     clocks = world(4, hosts=(0, 0, 1, 2)).run(rank)
     assert clocks[:2] == [(0, 0), (0, 0)]
@@ -242,16 +242,16 @@ def test_hosts_compare_their_clocks_over_the_job_itself():
         assert abs(offset) <= doubt
 
 
-def test_ranges_stand_beside_the_calls():
+def test_ranges_are_beside_the_calls():
     with world(1) as alone:
         (comm,) = alone.comms
         tracing._SPANS.clear()
         with trace.span("before it is on"):
             pass
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         with trace.span("forward"):
             comm.all_reduce(np.ones(3))
-        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.session.logbook)])
     slices = {e["name"]: e for e in doc["traceEvents"] if e["ph"] == "X"}
     ours, call = slices["forward"], slices["all_reduce"]
     assert "before it is on" not in slices
@@ -272,7 +272,7 @@ def test_ranks_write_their_parts_to_the_given_folder(tmp_path, monkeypatch):
 
 def across(comm):
     comm.all_reduce(np.ones(5000))
-    return comm.core.transport.logbook.clock
+    return comm.core.session.logbook.clock
 
 
 def test_processes_on_several_hosts_leave_parts_on_one_clock(tmp_path, monkeypatch):
@@ -308,7 +308,7 @@ def test_truncated_part_is_refused(tmp_path, monkeypatch):
 
 def test_part_of_another_version_is_refused(tmp_path):
     with world(1) as alone:
-        part = tracing.harvest(alone.comms[0].core.transport.logbook)
+        part = tracing.harvest(alone.comms[0].core.session.logbook)
     part.version += 1
     (tmp_path / "rank0-1.trace").write_bytes(msgspec.msgpack.encode(part))
     with pytest.raises(Corrupted, match="record it again"):
@@ -343,7 +343,7 @@ def test_holistic_trace_analysis_loads_the_file(tmp_path):
 
 
 def test_recording_without_a_communicator_is_refused(monkeypatch):
-    monkeypatch.setattr("unisono.trace.record.open_transports", list)
+    monkeypatch.setattr("unisono.trace.record.open_sessions", list)
     with pytest.raises(BadArgument, match=r"call unisono\.init first"):
         trace.start()
 
@@ -358,7 +358,7 @@ def test_files_that_are_no_trace_are_refused(tmp_path, text):
         read(file)
 
 
-def test_a_folder_without_parts_is_refused(tmp_path):
+def test_folder_without_parts_is_refused(tmp_path):
     with pytest.raises(BadArgument, match="no parts"):
         read(tmp_path)
     with pytest.raises(BadArgument, match="cannot be read"):
@@ -373,13 +373,13 @@ def good():
 
 
 def recorded(comm):
-    tracing.start(comm.core.transport.logbook)
+    tracing.start(comm.core.session.logbook)
     comm.all_reduce(np.ones(100), algorithm="ring")
-    tracing.stop(comm.core.transport.logbook)
+    tracing.stop(comm.core.session.logbook)
     return trace.gather(comm)
 
 
-def test_faults_are_found():
+def test_faults_of_a_trace_are_found():
     doc = good()
     assert trace.faults(doc) == []
     text = json.dumps(doc)
@@ -406,7 +406,7 @@ def test_faults_are_found():
 def test_several_threads_may_record_at_once():
     with world(1) as alone:
         (comm,) = alone.comms
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
 
         def calls():
             for _ in range(50):
@@ -417,7 +417,7 @@ def test_several_threads_may_record_at_once():
             thread.start()
         for thread in threads:
             thread.join()
-        doc = trace.merge([tracing.harvest(comm.core.transport.logbook)])
+        doc = trace.merge([tracing.harvest(comm.core.session.logbook)])
     assert trace.faults(doc) == []
     names = [e["name"] for e in doc["traceEvents"] if e.get("cat") == "collective"]
     assert names == ["all_reduce"] * 200

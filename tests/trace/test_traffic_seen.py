@@ -60,7 +60,7 @@ def test_communicators_are_added_up_and_may_come_and_go():
     assert [(link.dst, link.rate) for link in anew.links] == [(1, 4.0)]
 
 
-def test_hosts_of_one_name_are_told_apart():
+def test_hosts_of_one_name_are_distinguished():
     result = {0: answer((*WORLD, [0, 1, 2], 0), names=("same", "same", "same"))}
     assert [(p.src, p.dst) for p in links_of(result).hosts] == [
         ("host 0", "host 1"),

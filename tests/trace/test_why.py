@@ -1,4 +1,4 @@
-"""The verdict on a job: faults are injected, and the right rank and line are named."""
+"""Diagnosis of a job: faults are injected, and the right rank and line are named."""
 
 import json
 import os
@@ -47,11 +47,11 @@ def judged(capsys):
     return judge
 
 
-def sides(told):
-    return {side["rank"]: (side["file"], side["number"]) for side in told["sides"]}
+def sides(document):
+    return {side["rank"]: (side["file"], side["number"]) for side in document["sides"]}
 
 
-def test_a_rank_with_another_type_is_named_with_both_lines(folder, judged):
+def test_rank_with_another_type_is_named_with_both_lines(folder, judged):
     def rank(comm):
         if comm.rank == 2:
             comm.all_gather(np.ones(8, np.float64))  # the odd one
@@ -73,7 +73,7 @@ def test_a_rank_with_another_type_is_named_with_both_lines(folder, judged):
     assert "where ranks 0, 1, 3 called all_gather(float32 × 32)" in first
 
 
-def test_a_rank_with_another_shape_is_named_with_both(folder, judged):
+def test_rank_with_another_shape_is_named_with_both(folder, judged):
     def rank(comm):
         comm.all_reduce(np.ones((6, 2) if comm.rank == 1 else (2, 6)))
 
@@ -86,7 +86,9 @@ def test_a_rank_with_another_shape_is_named_with_both(folder, judged):
     assert "where ranks 0, 2 called all_reduce(float64[2, 6], sum)" in first
 
 
-def test_ranks_with_other_steps_of_one_name_are_found(folder, tmp_path, judged):
+def test_ranks_with_different_steps_of_one_algorithm_are_named(
+    folder, tmp_path, judged
+):
     file = tmp_path / "mine.py"
     names = ["ring", "direct", "ring"]
     sources = [
@@ -110,7 +112,7 @@ def test_ranks_with_other_steps_of_one_name_are_found(folder, tmp_path, judged):
     assert text.splitlines()[0].count(f"by {file} (steps ") == 2
 
 
-def test_a_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
+def test_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
     def rank(comm):
         for step in range(4):
             comm.all_reduce(np.ones(10))
@@ -135,11 +137,11 @@ def test_a_rank_that_skipped_a_call_is_named_with_that_line(folder, judged):
     for rank in there:  # and if the third one hears of it in the call before?
         kept = [e for e in seen[2 - rank].entries if e.collective_seq_id < 8]
         left = {2 - rank: msgspec.structs.replace(seen[2 - rank], entries=kept)}
-        verdict = why(seen | left)
-        assert (verdict.kind, verdict.ranks) == ("skipped", (1,))
+        diagnosis = why(seen | left)
+        assert (diagnosis.kind, diagnosis.ranks) == ("skipped", (1,))
 
 
-def test_one_that_skipped_a_call_like_the_next_is_found_by_its_lines(folder, judged):
+def test_skipped_call_equal_to_the_next_is_found_by_its_line(folder, judged):
     def rank(comm):
         comm.all_reduce(np.ones(4))
         if comm.rank != 2:
@@ -164,7 +166,7 @@ def waits_for_the_others(comm, seq):
         time.sleep(0.001)
 
 
-def test_a_rank_that_is_slow_by_200_ms_is_named_with_the_line(folder, judged):
+def test_rank_slow_by_200_ms_is_named_with_the_line(folder, judged):
     def rank(comm):
         for step in range(6):
             comm.barrier()
@@ -184,7 +186,7 @@ def test_a_rank_that_is_slow_by_200_ms_is_named_with_the_line(folder, judged):
 
 
 def test_absent_rank_is_named_with_its_current_line(folder, judged):
-    """The others give up; the verdict reaches the stuck rank, whose watch writes."""
+    """The others time out; the failure reaches the stuck rank, whose monitor writes."""
     files = [folder / f"unisono-rank{r}-{os.getpid()}.json" for r in range(3)]
 
     def rank(comm):
@@ -233,7 +235,7 @@ def test_rank_without_a_record_is_reported(folder, judged, monkeypatch):
     assert result["ranks"] == [1]
 
 
-def test_the_records_have_the_fields_that_pytorch_names(folder):
+def test_records_have_the_fields_of_pytorch(folder):
     with world(2) as two:
         two.run(lambda comm: comm.all_reduce(np.ones(3), label="grads"))
     result = json.loads((folder / f"unisono-rank0-{os.getpid()}.json").read_text())
@@ -260,7 +262,7 @@ def test_the_records_have_the_fields_that_pytorch_names(folder):
 
 def test_most_severe_reason_is_kept(tmp_path):
     with world(1) as alone:
-        logbook = alone.comms[0].core.transport.logbook
+        logbook = alone.comms[0].core.session.logbook
         for grave in (
             recorder.LEFT,
             recorder.FAILED,
@@ -279,7 +281,7 @@ def test_files_that_are_no_record_are_refused(tmp_path, text, capsys):
     assert "not a flight record" in capsys.readouterr().err
 
 
-def test_a_folder_without_records_is_refused(tmp_path):
+def test_folder_without_records_is_refused(tmp_path):
     with pytest.raises(BadArgument, match="no flight records"):
         flights.read(tmp_path)
     with pytest.raises(BadArgument, match="expected a folder"):
@@ -294,16 +296,14 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_clocks_of_hosts_count():
+def test_clock_offsets_of_hosts_are_applied():
     """A rank whose clock is an hour ahead is not late."""
     tracing.enable_call_sites()
 
     def rank(comm):
         comm.all_reduce(np.ones(3))
         return json.loads(
-            msgspec.json.encode(
-                recorder.flight(comm.core.transport.logbook, "asked", {})
-            )
+            msgspec.json.encode(recorder.flight(comm.core.session.logbook, "asked", {}))
         )
 
     result = world(2).run(rank)
@@ -311,12 +311,12 @@ def test_the_clocks_of_hosts_count():
     for entry in result[1]["entries"]:
         entry["time_created_ns"] += hour
 
-    def verdict():
+    def diagnosis():
         decoded = [msgspec.convert(t, FlightRecord) for t in result]
         return why({f.rank: f for f in decoded})
 
-    assert verdict().ranks == (1,)
+    assert diagnosis().ranks == (1,)
     result[1]["clock_ns"] = -hour
-    late = verdict()
+    late = diagnosis()
     assert late.kind == "nothing" or "1 of 1" in late.verdict
     assert "3600000 ms" not in late.verdict

@@ -1,4 +1,4 @@
-"""One rank, or one stranger, in a network namespace: run by test_namespaces.
+"""A rank, or a client without the secret, in a network namespace: for test_namespaces.
 
 Arguments as JSON; what was found as JSON on the last line.
 """
@@ -34,7 +34,7 @@ def rank(number, n, where, secret, interface):
     found = {"hosts": table.hosts, "why": table.why}
     found["addresses"] = [entry.address for entry in table.entries]
     found["turned_away"] = table.listener.rejected
-    # Rank 0 ends last, for its port is what strangers are after.
+    # Rank 0 ends last, since other clients connect to its port.
     if number > 0:
         table.lifelines[0].socket.recv(1)
     else:
@@ -43,7 +43,7 @@ def rank(number, n, where, secret, interface):
     return found
 
 
-def stranger(where):
+def intruder(where):
     address, until = Address.parse(where), time.monotonic() + 60
     said = b""
     for number in range(64):
@@ -62,7 +62,7 @@ def stranger(where):
 if __name__ == "__main__":
     what, *rest = json.loads(sys.argv[1])
     try:
-        end = {"rank": rank, "stranger": stranger}[what](*rest)
+        end = {"rank": rank, "intruder": intruder}[what](*rest)
     except UnisonoError as error:
         end = {"error": type(error).__name__, "message": str(error)}
     sys.stdout.write(json.dumps(end) + "\n")

@@ -93,7 +93,7 @@ def flaw(key: bytes, epoch: int, number: int, limit: int, header: bytes) -> str:
 # --- the lifeline's frames
 
 EVENT = struct.Struct("<IIIIQQ")
-BEAT, DEAD, LEFT, VERDICT = range(4)
+BEAT, DEAD, LEFT, FAILURE = range(4)
 
 
 def event(kind, rank=0, cause=0, reporter=0, comm=0, word=0) -> bytes:

@@ -2,7 +2,7 @@
 
     with Star(4) as star:                     # rank 0 is the hub, 1 to 3 are leaves
         star[2].announce_failure(7, 1)
-        star.hears(3, ("verdict", 2, "none", 2, 7, 1))
+        star.hears(3, ("failure", 2, "none", 2, 7, 1))
 
 Some ranks can be left out of the star, to be played by a test with a plain socket or by
 another process: `Star(4, without=[2])` keeps their end of the connection.
@@ -19,7 +19,7 @@ import time
 
 from unisono import _native
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CALM = {"beat_ms": 100, "limit_ms": 20_000}
 
 
@@ -43,7 +43,7 @@ def keys(rank, n):
 
 def until(holds, what="it"):
     """Wait until something holds; the limit is there for what hangs."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline, f"{what} does not happen"
         time.sleep(0.005)
@@ -101,11 +101,11 @@ class Star:
             self.hears(rank, event)
 
     def settle(self, ranks):
-        """A verdict from one of them comes after all that it was told before."""
+        """A failure that one of them announces arrives after all earlier events."""
         teller, *others = ranks
         word = time.monotonic_ns()
         self[teller].announce_failure(99, word)
-        self.all_hear(("verdict", teller, "none", teller, 99, word), others)
+        self.all_hear(("failure", teller, "none", teller, 99, word), others)
 
     def news(self, rank):
         """What a rank heard, without what `settle` says."""
@@ -146,7 +146,7 @@ class Process:
             self.child.send_signal(signal.SIGCONT)
             self.child.kill()
         self.child.stdout.close()
-        self.child.wait(PATIENCE_S)
+        self.child.wait(TIMEOUT_S)
 
     def send(self, number):
         self.child.send_signal(number)
@@ -156,14 +156,14 @@ class Process:
         self.child.stdin.close()
         text = self.child.stdout.read()
         heard = [tuple(event) for event in json.loads(text or "[]")]
-        return heard, self.child.wait(PATIENCE_S)
+        return heard, self.child.wait(TIMEOUT_S)
 
 
 def forks():
     """A child that outlives this process, and holds on to all it inherited."""
     child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE_S))
+        signal.alarm(int(TIMEOUT_S))
         os.close(1)
         while True:
             time.sleep(1)

@@ -40,7 +40,7 @@ def here(monkeypatch):
         (" localhost:1 ", "localhost", 1),
     ],
 )
-def test_addresses_are_read_and_written(text, host, port):
+def test_addresses_are_parsed_and_formatted(text, host, port):
     found = Address.parse(text)
     assert found == Address(host, port)
     assert str(found) == text.strip()
@@ -50,30 +50,30 @@ def test_addresses_are_read_and_written(text, host, port):
     "text",
     ["", "host", ":80", "host:", "::1:80", "[::1]", "h:65536", "a b:1", "h:-1", "h:٣"],
 )
-def test_what_is_no_address(text):
+def test_invalid_address_is_refused(text):
     with pytest.raises(BadArgument, match="expected host:port"):
         Address.parse(text)
 
 
-def test_a_host_that_nobody_knows():
+def test_unknown_host_is_an_error():
     with pytest.raises(ConnectFailed, match="no such host"):
         Address("no.such.host.invalid", 1).resolve()
 
 
-def test_loopback_by_default():
+def test_loopback_is_the_default():
     choice = choose()
     assert choice.host == "127.0.0.1"
     assert str(choice) == "127.0.0.1 on lo: loopback, since no other was named"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_by_route(host):
+def test_interface_is_chosen_by_route(host):
     choice = choose(None, Address(host, 0))
     assert choice.host == host
     assert str(choice) == f"{host} on lo: the route to {host} leaves there"
 
 
-def test_no_route(monkeypatch):
+def test_missing_route_is_an_error(monkeypatch):
     def unreachable(self, where):
         raise OSError(101, "Network is unreachable")
 
@@ -83,7 +83,7 @@ def test_no_route(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "towards", "host", "interface"),
+    ("given", "towards", "host", "interface"),
     [
         ("eth0", None, "10.0.3.4", "eth0"),
         ("eth0", "10.0.3.1", "10.0.3.4", "eth0"),
@@ -97,28 +97,28 @@ def test_no_route(monkeypatch):
         (" lo ", None, "127.0.0.1", "lo"),
     ],
 )
-def test_by_name(here, told, towards, host, interface):
-    choice = choose(told, Address(towards, 1) if towards else None)
+def test_interface_is_chosen_by_name(here, given, towards, host, interface):
+    choice = choose(given, Address(towards, 1) if towards else None)
     assert (choice.host, choice.interface, choice.bind) == (host, interface, "")
-    assert f"UNISONO_INTERFACE={told.strip()}" in choice.why
+    assert f"UNISONO_INTERFACE={given.strip()}" in choice.why
 
 
 @pytest.mark.parametrize(
-    "told", ["eth7", "10.9.0.0/16", "10.0.3.5", "fd01::/16", "1/2"]
+    "given", ["eth7", "10.9.0.0/16", "10.0.3.5", "fd01::/16", "1/2"]
 )
-def test_names_that_lead_nowhere(here, told):
+def test_unknown_interface_is_refused(here, given):
     with pytest.raises(BadArgument, match=r"there are lo \(127.0.0.1, ::1\), eth0"):
-        choose(told)
+        choose(given)
 
 
-@pytest.mark.parametrize(("told", "to"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
-def test_all_interfaces_only_by_name(told, to):
-    choice = choose(told, Address(to, 1))
-    assert (choice.host, choice.bind) == (to, told)
+@pytest.mark.parametrize(("given", "to"), [("0.0.0.0", "127.0.0.1"), ("::", "::1")])
+def test_all_interfaces_are_used_only_if_named(given, to):
+    choice = choose(given, Address(to, 1))
+    assert (choice.host, choice.bind) == (to, given)
     assert "means all" in choice.why
 
 
-def test_a_name_for_several_addresses(monkeypatch):
+def test_name_with_several_addresses_gives_one_of_this_host(monkeypatch):
     """Of those that it stands for, one that this host has."""
     both = [(socket.AF_INET, (host, 1)) for host in ("203.0.113.7", "127.0.1.1")]
 
@@ -134,7 +134,7 @@ def test_a_name_for_several_addresses(monkeypatch):
     assert chosen_address(Address("203.0.113.7", 1)).host == "203.0.113.7"
 
 
-def test_link_local_addresses_travel_without_their_interface():
+def test_link_local_addresses_are_sent_without_their_interface():
     mine = Address("fe80::4%eth0", 80)
     assert mine.sent() == Address("fe80::4", 80)
     assert mine.sent().received("enp3") == Address("fe80::4%enp3", 80)
@@ -142,7 +142,7 @@ def test_link_local_addresses_travel_without_their_interface():
         assert other.sent().received("enp3") == other
 
 
-def test_the_interfaces_of_this_host():
+def test_interfaces_of_this_host_have_valid_addresses():
     found = interfaces()
     assert "127.0.0.1" in found["lo"]
     for hosts in found.values():
@@ -150,7 +150,7 @@ def test_the_interfaces_of_this_host():
             ipaddress.ip_address(host)
 
 
-def test_loopback():
+def test_is_loopback_recognises_loopback_addresses():
     assert is_loopback("127.8.8.8")
     assert is_loopback("::1")
     for host in ("10.0.0.1", "0.0.0.0", "::", "localhost", "fe80::1%lo"):
@@ -158,7 +158,7 @@ def test_loopback():
 
 
 @pytest.mark.parametrize("host", ["10.0.3.4", "0.0.0.0", "::", "fd00::4"])
-def test_no_secret_means_loopback(host):
+def test_network_address_without_secret_is_refused(host):
     with pytest.raises(BadArgument, match=r"openssl rand -hex 32.*insecure=True"):
         refuse_open(host, open_secret("job"))
     refuse_open(host, open_secret("job", anywhere=True))

@@ -1,4 +1,4 @@
-"""Handshakes and letters over sockets that move a few bytes at a time, or none."""
+"""Handshakes and control messages over sockets that move few or no bytes at a time."""
 
 import contextlib
 import random
@@ -76,7 +76,7 @@ class Word(msgspec.Struct):
 
 
 def talk(sockets, sessions):
-    """A letter each way."""
+    """A control message in each direction."""
     messages = [
         ControlMessages(connection_over(sock, authenticated))
         for sock, authenticated in zip(sockets, sessions, strict=True)
@@ -108,7 +108,7 @@ def blocking(how):
 
 
 def accepting(how):
-    """As the thread that accepts does it: it never waits for anybody."""
+    """As the thread that accepts does it: it never blocks."""
     with short_pair(how) as (mine, theirs), selectors.DefaultSelector() as selector:
         found = []
         other = threading.Thread(
@@ -129,6 +129,6 @@ def accepting(how):
 
 
 @pytest.mark.parametrize("act", [blocking, accepting])
-def test_a_handshake_and_letters_in_every_cut(act):
+def test_handshake_and_control_messages_work_with_any_cut(act):
     for how in CUTS:
         act(how)

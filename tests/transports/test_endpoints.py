@@ -11,9 +11,7 @@ import pytest
 from unisono.errors import ConnectFailed
 from unisono.runtime.world.agreement import Agreement, AgreementRequest
 from unisono.runtime.world.shrink_protocol import _AgreementDriver
-from unisono.transports import connect
-from unisono.transports import endpoints as doors
-from unisono.transports import join as gate
+from unisono.transports import connect, endpoints, join
 from unisono.transports.addresses import Address, chosen_address
 from unisono.transports.connect import connect_to
 from unisono.transports.handshake import RENDEZVOUS, Identity, Purpose, Refused
@@ -64,13 +62,13 @@ def at(listener):
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY), ("::1", HERE)])
 def test_connect_once_tries_all_addresses_of_a_name(hosts, named, rank_0):
     named(*hosts)
-    doors.connect_once(at(rank_0), ME, 0, Purpose("agree")).close()
+    endpoints.connect_once(at(rank_0), ME, 0, Purpose("agree")).close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
 def test_joiner_tries_all_addresses_of_a_name(hosts, named, rank_0):
     named(*hosts)
-    gate.Joiner("job", str(at(rank_0)), SECRET)._connect().close()
+    join.Joiner("job", str(at(rank_0)), SECRET)._connect().close()
 
 
 @pytest.mark.parametrize("hosts", [(NOBODY, HERE), (HERE, NOBODY)])
@@ -82,7 +80,7 @@ def test_connect_to_tries_all_addresses_of_a_name(hosts, named, rank_0):
 def test_refused_needs_all_addresses_to_refuse_and_names_them(named, rank_0):
     named(NOBODY, THERE)
     with pytest.raises(ConnectionRefusedError, match=f"{NOBODY}: .*; {THERE}: "):
-        doors.connect_once(at(rank_0), ME, 0, Purpose("agree"))
+        endpoints.connect_once(at(rank_0), ME, 0, Purpose("agree"))
     with pytest.raises(ConnectFailed, match=f"{NOBODY}: .*; {THERE}: "):
         connect_to(at(rank_0), ME, 0, RENDEZVOUS, timeout_s=0.1)
 
@@ -91,19 +89,19 @@ def test_refused_needs_all_addresses_to_refuse_and_names_them(named, rank_0):
 def test_unreachable_address_is_not_reported_as_refused(hosts, named):
     named(*hosts)
     with pytest.raises(OSError, match=f"{NOBODY}: .*refused") as found:
-        doors.connect_once(Address("node0", 9), ME, 0, Purpose("agree"))
+        endpoints.connect_once(Address("node0", 9), ME, 0, Purpose("agree"))
     assert not isinstance(found.value, ConnectionRefusedError)
     assert UNREACHABLE in str(found.value)
 
 
 def test_refusal_with_a_reason_takes_precedence():
     refused = Refused("why", result=3, epoch=7)
-    told = connect._of_all(
+    error = connect._of_all(
         [("a", OSError(errno.EHOSTUNREACH, "no route")), ("b", refused)]
     )
-    assert isinstance(told, Refused)
-    assert (told.result, told.epoch) == (3, 7)
-    assert "a: no route; b: why" in str(told)
+    assert isinstance(error, Refused)
+    assert (error.result, error.epoch) == (3, 7)
+    assert "a: no route; b: why" in str(error)
 
 
 def test_rank_0_listens_at_all_addresses_of_its_name(named):
@@ -121,27 +119,27 @@ def test_rank_0_listens_at_all_addresses_of_its_name(named):
 def test_ranks_connect_by_different_addresses_of_rank_0(named):
     """Two interfaces, and each of the others reaches only one of them."""
     named(THERE, HERE)
-    told, ready, tables = [], threading.Event(), {}
+    ports, ready, tables = [], threading.Event(), {}
 
     def announce(address):
-        told.append(address.port)
+        ports.append(address.port)
         ready.set()
 
-    def meet(rank, host):
+    def take_part(rank, host):
         how = {"announce": announce} if rank == 0 else {}
         tables[rank] = rendezvous(
-            *(rank, 3, "job", f"{host}:{told[0] if told else 0}"),
+            *(rank, 3, "job", f"{host}:{ports[0] if ports else 0}"),
             **how,
             secret=SECRET,
             version="1",
             timeout_s=GENEROUS_S,
         )
 
-    first = threading.Thread(target=meet, args=(0, "node0"))
+    first = threading.Thread(target=take_part, args=(0, "node0"))
     first.start()
     assert ready.wait(GENEROUS_S)
     others = [
-        threading.Thread(target=meet, args=(rank, host))
+        threading.Thread(target=take_part, args=(rank, host))
         for rank, host in ((1, HERE), (2, THERE))
     ]
     for one in others:
@@ -208,13 +206,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anothe
 def test_endpoint_rejects_another_user_with_the_pid_of_a_rank():
     name = abstract("job/0/agree/0/4242")
     child = AnotherUser(lambda: end_of(name))
-    door = doors._LocalEndpoint("job/0/agree", 0, [4242, child.pid])
+    endpoint = endpoints._LocalEndpoint("job/0/agree", 0, [4242, child.pid])
     try:
-        door.answer(AgreementRequest(False, 0, (), ()))
+        endpoint.answer(AgreementRequest(False, 0, (), ()))
         child.go()
         assert child.status() == 7
     finally:
-        door.close()
+        endpoint.close()
 
 
 @as_root
@@ -231,16 +229,16 @@ def test_connect_rejects_another_user_at_the_endpoint():
         return 0
 
     child = AnotherUser(squat)
-    door = doors._LocalEndpoint("job/1/agree", 0, [os.getpid(), child.pid])
-    door._names[1] = name
+    endpoint = endpoints._LocalEndpoint("job/1/agree", 0, [os.getpid(), child.pid])
+    endpoint._names[1] = name
     try:
         child.go()
         assert os.read(ready[0], 1)
         with pytest.raises(ConnectionRefusedError, match=f"process {child.pid}"):
-            door.connect(1)
+            endpoint.connect(1)
     finally:
         os.write(go[1], b"!")
-        door.close()
+        endpoint.close()
         assert child.status() == 0
         for fd in (*ready, *go):
             os.close(fd)
@@ -250,7 +248,7 @@ def test_connect_rejects_another_user_at_the_endpoint():
 def test_join_endpoint_rejects_another_user():
     job = secrets.token_hex(8)
     name = abstract(f"{job}/join")
-    opened = gate.JoinEndpoint.open_local(job)
+    opened = join.JoinEndpoint.open_local(job)
     try:
         child = AnotherUser(lambda: end_of(name))
         child.go()
@@ -270,7 +268,7 @@ def test_join_endpoint_rejects_another_user():
 
 
 class Refusing:
-    """A door whose every knock ends like this."""
+    """An endpoint whose every connection attempt ends like this."""
 
     def __init__(self, is_local, why):
         self.is_local, self.why = is_local, why
@@ -284,7 +282,7 @@ def survivor(is_local, why, *, dead=(), ended=()):
     engine = SimpleNamespace(dead=dead.__contains__, ended=ended.__contains__)
     hosts = (0, 0, 0) if is_local else (0, 0, 1)
     made = object.__new__(_AgreementDriver)
-    made.transport = SimpleNamespace(
+    made.session = SimpleNamespace(
         engine=engine,
         peers=[Peer(rank, 1, "host") for rank in range(3)],
         here=lambda ranks: [r for r in ranks if hosts[r] == 0],
@@ -337,18 +335,18 @@ def test_requests_of_other_ranks_are_not_acceptable(rank):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "welcome",
     [
-        gate.Welcome(),
-        gate.Welcome(5, 4, 1, "x", before=2),
-        gate.Welcome(1, 4, 1, "x", before=2),
-        gate.Welcome(2, 4, -1, "x", before=2),
-        gate.Welcome(2, 4, 1 << 40, "x", before=2),
-        gate.Welcome(2, 1 << 40, 1, "x", before=2),
-        gate.Welcome(2, 4, 1, "x", before=4),
+        join.Welcome(),
+        join.Welcome(5, 4, 1, "x", before=2),
+        join.Welcome(1, 4, 1, "x", before=2),
+        join.Welcome(2, 4, -1, "x", before=2),
+        join.Welcome(2, 4, 1 << 40, "x", before=2),
+        join.Welcome(2, 1 << 40, 1, "x", before=2),
+        join.Welcome(2, 4, 1, "x", before=4),
     ],
     ids=str,
 )
-def test_welcome_with_impossible_numbers_is_invalid(told):
-    assert not told.is_valid()
-    assert gate.Welcome(2, 4, 1, "x", before=2).is_valid()
+def test_welcome_with_impossible_numbers_is_invalid(welcome):
+    assert not welcome.is_valid()
+    assert join.Welcome(2, 4, 1, "x", before=2).is_valid()

@@ -24,18 +24,18 @@ KNOWN = {
 }
 
 
-def test_the_table_is_always_there():
+def test_table_checksum_is_always_available():
     assert WAYS[-1] == "table"
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=WAYS)
-def test_known_checksums(way):
+def test_checksum_has_known_values(way):
     for data, expected in KNOWN.items():
         assert _native.crc32c(data, way=way) == expected
         assert wire.crc32c(data) == expected
 
 
-def test_all_ways_agree_at_every_length_and_place():
+def test_checksum_implementations_agree_at_every_length_and_offset():
     data = np.random.default_rng(1).integers(0, 256, 40_000, dtype=np.uint8)
     lengths = [*range(1100), 2048, 4095, 12_287, 12_288, 12_289, 16_384, 39_000]
     for i, length in enumerate(lengths):
@@ -46,7 +46,7 @@ def test_all_ways_agree_at_every_length_and_place():
 
 @given(st.binary(max_size=1500), st.integers(0, 2**32 - 1), st.floats(0, 1))
 @settings(max_examples=60)
-def test_a_checksum_in_parts_is_that_of_the_whole(data, seed, place):
+def test_checksum_in_parts_equals_that_of_the_whole(data, seed, place):
     cut = int(place * len(data))
     expected = wire.crc32c(data, seed)
     for way in range(len(WAYS)):
@@ -54,12 +54,12 @@ def test_a_checksum_in_parts_is_that_of_the_whole(data, seed, place):
         assert _native.crc32c(data[cut:], first, way) == expected
 
 
-def test_a_way_that_is_not_there():
+def test_unknown_checksum_implementation_is_refused():
     with pytest.raises(ValueError, match="no such way"):
         _native.crc32c(b"", way=len(WAYS))
 
 
-def test_known_keyed_checksums():
+def test_keyed_checksum_has_known_values():
     # From the paper and its reference code: the key and the data count upwards.
     expected = {0: 0x726FDB47DD0E0E31, 8: 0x93F5F5799A932462, 15: 0xA129CA6149BE45E5}
     for length, value in expected.items():
@@ -69,7 +69,7 @@ def test_known_keyed_checksums():
 
 @given(st.binary(min_size=16, max_size=16), st.binary(max_size=300))
 @settings(max_examples=60)
-def test_keyed_checksums_agree(key, data):
+def test_keyed_checksum_equals_the_reference(key, data):
     assert _native.siphash(key, data) == wire.siphash(key, data)
 
 
@@ -88,14 +88,14 @@ WORDS = {
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=60)
-def test_what_the_core_seals_is_what_the_reference_writes(frames, epoch, rng):
+def test_sealed_frames_equal_the_reference(frames, epoch, rng):
     seal = _native.Seal(KEY, epoch)
     stream, expected = b"", []
     for number, (payload, words) in enumerate(frames):
         kind = rng.choice((wire.DATA, wire.NOTE, wire.CONTROL))
         head = seal.seal(payload, kind, **words)
-        told = {"kind": kind, "epoch": epoch, "number": number}
-        assert head + payload == wire.frame(KEY, payload, **told, **words)
+        fields = {"kind": kind, "epoch": epoch, "number": number}
+        assert head + payload == wire.frame(KEY, payload, **fields, **words)
         stream += head + payload
         expected.append((head, payload))
     assert received(stream, epoch, rng) == (expected, "none")
@@ -124,7 +124,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_every_flaw_of_a_header_has_its_name(name):
+def test_every_invalid_header_field_is_named(name):
     made = wire.frame(KEY, b"x" * 100, **({"epoch": 7} | CHANGED[name]))
     assert _native.Seal(KEY, 7).check(made[:64], 100) == name
     assert wire.flaw(KEY, 7, 0, 100, made[:64]) == name
@@ -132,13 +132,13 @@ def test_every_flaw_of_a_header_has_its_name(name):
 
 @given(st.dictionaries(st.sampled_from(wire.FIELDS[1:12]), st.integers(0, 9)))
 @settings(max_examples=200)
-def test_headers_are_judged_as_the_reference_judges_them(changed):
+def test_header_check_equals_the_reference(changed):
     header = wire.frame(KEY, b"", **changed)[:64]
     expected = wire.flaw(KEY, 3, 0, 5, header)
     assert _native.Seal(KEY, 3).check(header, 5) == expected
 
 
-def test_a_refused_header_does_not_count():
+def test_refused_header_does_not_advance_the_number():
     seal = _native.Seal(KEY, 0)
     first, second = (wire.frame(KEY, b"", number=i) for i in range(2))
     assert [seal.check(h, 0) for h in (second, first, first, second)] == [
@@ -149,7 +149,7 @@ def test_a_refused_header_does_not_count():
     ]
 
 
-def test_every_flipped_bit_is_found():
+def test_every_flipped_bit_is_detected():
     payload = b"sixteen bytes ok"
     made = wire.frame(KEY, payload)
     for bit in range(8 * len(made)):
@@ -162,7 +162,7 @@ def test_every_flipped_bit_is_found():
         assert reader.flaw() == found
 
 
-def test_nothing_is_read_after_a_flaw():
+def test_nothing_is_read_after_an_invalid_header():
     first, second = (wire.frame(KEY, b"abc", number=i) for i in range(2))
     reader = _native.FrameReader(KEY, 0, 64)
     assert reader.feed(b"?" + first) == []
@@ -170,7 +170,7 @@ def test_nothing_is_read_after_a_flaw():
     assert reader.feed(first + second) == []
 
 
-def test_a_stream_that_ends_inside_a_frame_can_be_seen():
+def test_end_of_stream_inside_a_frame_is_detected():
     made = wire.frame(KEY, b"abc")
     for cut in range(1, len(made)):
         reader = _native.FrameReader(KEY, 0, 64)
@@ -180,14 +180,14 @@ def test_a_stream_that_ends_inside_a_frame_can_be_seen():
         assert not reader.inside()
 
 
-def test_a_huge_length_is_refused_before_any_of_it_is_read():
+def test_huge_length_is_refused_before_reading_the_payload():
     made = wire.frame(KEY, b"", length=2**32 - 1)
     reader = _native.FrameReader(KEY, 0, 64)
     reader.feed(made)
     assert reader.flaw() == "length"
 
 
-def test_a_payload_of_another_length_is_not_the_payload():
+def test_payload_of_another_length_fails_the_check():
     seal = _native.Seal(KEY, 0)
     head = seal.seal(b"abc", wire.DATA)
     assert seal.check_payload(head, b"abc")
@@ -196,19 +196,19 @@ def test_a_payload_of_another_length_is_not_the_payload():
 
 
 @pytest.mark.parametrize("size", [0, 15, 17])
-def test_a_key_of_another_size(size):
+def test_key_of_another_size_is_refused(size):
     with pytest.raises(ValueError, match="16 bytes"):
         _native.Seal(bytes(size), 0)
     with pytest.raises(ValueError, match="16 bytes"):
         _native.siphash(bytes(size), b"")
 
 
-def test_a_header_of_another_size():
+def test_header_of_another_size_is_refused():
     with pytest.raises(ValueError, match="64 bytes"):
         _native.Seal(KEY, 0).check(bytes(63), 0)
 
 
-def test_of_a_million_damaged_streams_nothing_damaged_is_believed():
+def test_million_damaged_streams_give_no_damaged_frame():
     seed = random.randrange(2**63)
     counts = _native.fuzz_frames(seed, 1_000_000)
     assert counts["wrong"] == 0, f"_native.fuzz_frames({seed}, 1_000_000): {counts}"
@@ -218,6 +218,6 @@ def test_of_a_million_damaged_streams_nothing_damaged_is_believed():
     assert counts["frames"] > 100_000
 
 
-def test_the_same_seed_does_the_same():
+def test_fuzzing_is_determined_by_the_seed():
     assert _native.fuzz_frames(5, 1000) == _native.fuzz_frames(5, 1000)
     assert _native.fuzz_frames(5, 1000) != _native.fuzz_frames(6, 1000)

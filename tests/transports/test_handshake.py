@@ -98,15 +98,15 @@ def test_handshake_over_sockets():
 def test_keys_and_secrets_are_in_no_repr():
     frames, mine, _ = shake()
     assert frames
-    told = f"{mine!r} {ONE!r}"
+    text = f"{mine!r} {ONE!r}"
     for hidden in (mine.send_key, mine.receive_key, ONE.job_id):
-        assert repr(hidden) not in told
-    assert SECRET.hex() not in told
+        assert repr(hidden) not in text
+    assert SECRET.hex() not in text
 
 
 def test_purpose_text_and_limits():
     assert str(data_purpose(3, 1)) == "data of communicator 3, stream 1"
-    assert str(RENDEZVOUS) == "meet"
+    assert str(RENDEZVOUS) == "rdzv"
     assert lifeline_purpose(5).kind == "life"
     for wrong in (
         {"kind": ""},
@@ -173,9 +173,9 @@ def test_garbage_is_rejected_at_each_frame(garbage, stage):
 
 
 def test_handshake_fails_with_another_secret():
-    stranger = Identity(make_secret(), "job", 1)
+    intruder = Identity(make_secret(), "job", 1)
     with pytest.raises(NotAuthentic):
-        ServerHandshake(TWO).take(ClientHandshake(stranger, 2, RENDEZVOUS).opening)
+        ServerHandshake(TWO).take(ClientHandshake(intruder, 2, RENDEZVOUS).opening)
     with pytest.raises(NotAuthentic):
         ServerHandshake(Identity(make_secret(), "job", 2)).take(
             ClientHandshake(ONE, 2, RENDEZVOUS).opening
@@ -232,7 +232,7 @@ def test_answers_of_two_handshakes_cannot_be_swapped():
 
 
 @pytest.mark.parametrize(
-    ("other", "verdict", "says"),
+    ("other", "result", "says"),
     [
         (
             Identity(SECRET, "another", 2),
@@ -251,13 +251,13 @@ def test_answers_of_two_handshakes_cannot_be_swapped():
         ),
     ],
 )
-def test_client_with_the_secret_gets_the_reason_of_a_refusal(other, verdict, says):
+def test_client_with_the_secret_gets_the_reason_of_a_refusal(other, result, says):
     dialer, answerer = ClientHandshake(ONE, 2, RENDEZVOUS), ServerHandshake(other)
     reply = answerer.take(dialer.opening)
-    assert answerer.refusal.result == verdict
+    assert answerer.refusal.result == result
     with pytest.raises(Refused, match=says) as caught:
         dialer.take(reply)
-    assert caught.value.result == verdict
+    assert caught.value.result == result
     assert caught.value.epoch == other.epoch
     for wrong in (reply[:32], reply[-32:]):
         with pytest.raises(NotAuthentic):
@@ -360,7 +360,7 @@ def test_refusal_over_sockets():
         assert found == [HandshakeResult.OTHER_JOB]
 
 
-# --- letters
+# --- control messages
 
 
 class Note(msgspec.Struct):
@@ -392,7 +392,7 @@ def test_control_messages_arrive_in_order(messages):
 
 
 def raw_of(messages, note):
-    """The bytes of a letter, taken off the wire."""
+    """The bytes of a control message on the wire."""
     one, two = messages
     one.send(note, timeout_s=30)
     return two.connection.socket.recv(1 << 16)

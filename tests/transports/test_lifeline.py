@@ -27,7 +27,7 @@ def left(rank):
 # --- deaths
 
 
-def test_all_others_hear_of_a_killed_leaf():
+def test_all_ranks_get_the_death_notice_of_a_killed_leaf():
     with Star(4, without=[2]) as star, Process(star, 2) as process:
         process.send(signal.SIGKILL)
         star.all_hear(dead(2, "gone"))
@@ -35,7 +35,7 @@ def test_all_others_hear_of_a_killed_leaf():
         assert all(star.news(rank) == [dead(2, "gone")] for rank in (0, 1, 3))
 
 
-def test_all_leaves_hear_of_a_killed_hub():
+def test_all_leaves_get_the_death_notice_of_a_killed_hub():
     with Star(4, without=[0]) as star, Process(star, 0) as process:
         process.send(signal.SIGKILL)
         for rank in (1, 2, 3):
@@ -43,7 +43,7 @@ def test_all_leaves_hear_of_a_killed_hub():
             assert star[rank].silence() == [-1] * 4
 
 
-def test_leaves_that_die_together():
+def test_leaves_that_die_together_are_all_reported():
     gone = (1, 3, 5)
     with Star(6, without=gone) as star:
         processes = [Process(star, rank) for rank in gone]
@@ -58,7 +58,7 @@ def test_leaves_that_die_together():
             process.__exit__()
 
 
-def test_a_stopped_process_is_stalled_then_silent_and_hears_it_when_it_goes_on():
+def test_stopped_process_is_marked_dead_and_gets_the_notice_when_continued():
     quick = {"beat_ms": 50, "limit_ms": 2500}
     star = Star(3, without=[1], begun=False, **quick)  # a process is slow to start
     with star, Process(star, 1) as process:
@@ -72,25 +72,25 @@ def test_a_stopped_process_is_stalled_then_silent_and_hears_it_when_it_goes_on()
         assert (heard, status) == ([dead(1, "silent")], 0)
 
 
-def test_a_stop_shorter_than_the_limit_hurts_nobody():
+def test_stop_shorter_than_the_limit_has_no_effect():
     with Star(3, without=[1]) as star, Process(star, 1) as process:
         process.send(signal.SIGSTOP)
         until(lambda: star[0].silence()[1] > 400, "rank 1 is stalled")
         star[2].announce_failure(5, 6)
-        star.hears(0, ("verdict", 2, "none", 2, 5, 6))
+        star.hears(0, ("failure", 2, "none", 2, 5, 6))
         process.send(signal.SIGCONT)
         until(lambda: star[0].silence()[1] < 100, "rank 1 is heard again")
         heard, status = process.end()
-        assert (heard, status) == ([("verdict", 2, "none", 2, 5, 6)], 0)
+        assert (heard, status) == ([("failure", 2, "none", 2, 5, 6)], 0)
         star.all_hear(left(1))
 
 
-def test_a_hub_that_says_nothing_is_silent():
+def test_hub_without_heartbeat_is_dead_by_silence():
     with Star(2, without=[0], beat_ms=50, limit_ms=300) as star:
         star.hears(1, dead(0, "silent", 1))
 
 
-def test_a_rank_can_be_declared_dead_and_hears_it_too():
+def test_rank_declared_dead_gets_its_own_death_notice():
     with Star(4) as star:
         assert star[3].announce_dead(1, "corrupted")
         star.all_hear(dead(1, "corrupted", 3), [0, 1, 2])
@@ -101,7 +101,7 @@ def test_a_rank_can_be_declared_dead_and_hears_it_too():
         assert star.news(3) == []
 
 
-def test_a_death_is_news_once():
+def test_death_is_reported_once():
     with Star(4) as star:
         for rank in (0, 2, 3):
             star[rank].announce_dead(1, "gone")
@@ -114,7 +114,7 @@ def test_a_death_is_news_once():
 # --- goodbyes
 
 
-def test_who_says_goodbye_has_left_and_is_not_dead():
+def test_rank_that_closes_has_left_and_is_not_dead():
     with Star(4) as star:
         star[2].close()
         star.all_hear(left(2), [0, 1, 3])
@@ -125,7 +125,7 @@ def test_who_says_goodbye_has_left_and_is_not_dead():
         assert star.news(1) == [left(2)]
 
 
-def test_a_hub_that_says_goodbye_is_not_dead():
+def test_hub_that_closes_has_left_and_is_not_dead():
     with Star(3) as star:
         star[0].close()
         star.all_hear(left(0), [1, 2])
@@ -134,7 +134,7 @@ def test_a_hub_that_says_goodbye_is_not_dead():
 
 
 @pytest.mark.parametrize("tcp", [True, False], ids=["tcp", "unix"])
-def test_when_all_say_goodbye_at_once_nobody_is_dead(tcp):
+def test_no_rank_is_dead_when_all_close_at_once(tcp):
     for _ in range(10):
         star = Star(6, tcp=tcp, beat_ms=1)
         closers = [threading.Thread(target=line.close) for line in star.lines.values()]
@@ -145,31 +145,31 @@ def test_when_all_say_goodbye_at_once_nobody_is_dead(tcp):
         assert not [e for r in range(6) for e in star.take(r) if e[0] == "dead"]
 
 
-def test_what_was_told_before_a_goodbye_is_heard():
+def test_announcements_before_close_arrive():
     with Star(3) as star:
         for word in range(100):
             star[1].announce_failure(1, word)
         star[1].close()
         star.hears(2, left(1))
         assert star.take(2)[:-1] == [
-            ("verdict", 1, "none", 1, 1, w) for w in range(100)
+            ("failure", 1, "none", 1, 1, w) for w in range(100)
         ]
 
 
-def test_a_process_that_ends_without_goodbye_is_dead():
+def test_process_that_ends_without_close_is_dead():
     with Star(3, without=[1]) as star, Process(star, 1, then="vanish") as process:
         assert process.end() == ([], 0)
         star.all_hear(dead(1, "gone"))
 
 
-def test_an_interpreter_can_end_with_a_lifeline_open():
+def test_interpreter_can_end_with_a_lifeline_open():
     with Star(3, without=[1]) as star, Process(star, 1, then="forget") as process:
         assert process.end() == ([], 0)
         until(lambda: star.take(2), "its end is heard")
         assert star.take(2)[0] in (left(1), dead(1, "gone"))
 
 
-def test_closing_twice_and_telling_after_it():
+def test_close_twice_works_and_later_announcements_are_refused():
     with Star(2) as star:
         star[1].close()
         star[1].close()
@@ -177,15 +177,15 @@ def test_closing_twice_and_telling_after_it():
         assert not star[1].announce_dead(0, "gone")
 
 
-def test_a_goodbye_does_not_wait_for_who_never_answers():
+def test_close_does_not_wait_for_ranks_that_never_answer():
     with Star(3, without=[1, 2]) as star:
         star[0].close()
 
 
-# --- verdicts
+# --- failures
 
 
-def test_verdicts_of_all_at_once_are_heard_by_all_in_one_order():
+def test_concurrent_failures_reach_all_ranks_in_one_order():
     n, count = 5, 400
     with Star(n) as star:
         tellers = [
@@ -210,10 +210,10 @@ def test_verdicts_of_all_at_once_are_heard_by_all_in_one_order():
         assert third == fourth
 
 
-def test_sixty_four_leaves():
+def test_lifeline_has_64_leaves():
     with Star(65, limit_ms=60_000) as star:
         star[64].announce_failure(3, 2**64 - 1)
-        event = ("verdict", 64, "none", 64, 3, 2**64 - 1)
+        event = ("failure", 64, "none", 64, 3, 2**64 - 1)
         star.all_hear(event, range(64))
         star[10].close()
         star.all_hear(left(10), [r for r in range(65) if r != 10])
@@ -249,12 +249,12 @@ HOSTILE = {
     "no such rank": (sealed(wire.event(wire.DEAD, 4, 1, 1)), "corrupted"),
     "no such cause": (sealed(wire.event(wire.DEAD, 2, 6, 1)), "corrupted"),
     "a goodbye of another": (sealed(wire.event(wire.LEFT, 2, 0, 1)), "corrupted"),
-    "a word of another": (sealed(wire.event(wire.VERDICT, 2, 0, 2)), "corrupted"),
+    "a word of another": (sealed(wire.event(wire.FAILURE, 2, 0, 2)), "corrupted"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_bytes_that_nobody_should_send_end_the_sender_alone(name):
+def test_invalid_bytes_end_only_their_sender(name):
     data, cause = HOSTILE[name]
     with Star(4, without=[1]) as star:
         star.outside[1, 0].sendall(data)
@@ -263,19 +263,19 @@ def test_bytes_that_nobody_should_send_end_the_sender_alone(name):
         assert all(star.news(rank) == [dead(1, cause)] for rank in (0, 2, 3))
 
 
-def test_bytes_that_come_one_by_one():
+def test_bytes_that_arrive_one_by_one_are_read():
     with Star(3, without=[1]) as star:
-        verdict = wire.event(wire.VERDICT, 1, 0, 1, 8, 9)
-        for byte in sealed(BEAT) + sealed(verdict, 1):
+        failure = wire.event(wire.FAILURE, 1, 0, 1, 8, 9)
+        for byte in sealed(BEAT) + sealed(failure, 1):
             star.outside[1, 0].sendall(bytes([byte]))
-        star.all_hear(("verdict", 1, "none", 1, 8, 9))
+        star.all_hear(("failure", 1, "none", 1, 8, 9))
 
 
 # --- who does not read
 
 
 class Deaf:
-    """A leaf that beats, and never reads what it is told."""
+    """A leaf that beats, and never reads."""
 
     def __init__(self, end, rank):
         self._end, self._rank = end, rank
@@ -306,7 +306,7 @@ class Deaf:
     [(15_000, 30_000), (60_000, 150_000)],
     ids=["for the limit", "by far too much"],
 )
-def test_a_leaf_that_does_not_read_is_slow_and_hurts_nobody(limit_ms, count):
+def test_leaf_that_does_not_read_is_marked_slow_and_affects_no_other(limit_ms, count):
     with Star(3, without=[1], tcp=False, limit_ms=limit_ms) as star:
         with Deaf(star.outside[1, 0], 1):
             for word in range(count):
@@ -315,7 +315,7 @@ def test_a_leaf_that_does_not_read_is_slow_and_hurts_nobody(limit_ms, count):
                     star.settle([0, 2])  # who reads keeps up
             star.hears(2, dead(1, "slow"))
             star.settle([0, 2])
-        words = [e[5] for e in star.news(2) if e[0] == "verdict"]
+        words = [e[5] for e in star.news(2) if e[0] == "failure"]
         assert words == list(range(count))
 
 
@@ -323,7 +323,7 @@ def test_a_leaf_that_does_not_read_is_slow_and_hurts_nobody(limit_ms, count):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_no_lifeline():
+def test_forked_child_has_no_lifeline():
     with Star(3) as star:
         child = os.fork()
         if child == 0:
@@ -345,7 +345,7 @@ def test_a_forked_child_has_no_lifeline():
         assert all(star.news(rank) == [] for rank in range(3))
 
 
-def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent():
+def test_living_child_does_not_hide_the_death_of_its_parent():
     with Star(3, without=[1]) as star, Process(star, 1, then="fork") as process:
         process.send(signal.SIGKILL)
         try:
@@ -354,7 +354,7 @@ def test_a_child_that_lives_on_does_not_hide_the_death_of_its_parent():
             os.kill(int(process.first), signal.SIGKILL)
 
 
-def test_too_few_descriptors():
+def test_too_few_descriptors_are_an_error():
     near, far = pair()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for spare in (0, 1):
@@ -374,7 +374,7 @@ def test_too_few_descriptors():
     far.close()
 
 
-def test_a_connection_that_is_not_open():
+def test_lifeline_on_a_closed_descriptor_is_refused():
     near, far = pair()
     far.close()
     number = near.fileno()
@@ -398,21 +398,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be(name):
+def test_invalid_lifeline_arguments_are_refused(name):
     (rank, fds), options, match = WRONG[name]
     fds = [fd if fd < 0 else os.dup(fd) for fd in fds]
     with pytest.raises(ValueError, match=match):
         _native.Lifeline(rank, wires(fds), keys(rank, len(fds)), **options)
 
 
-def test_keys_that_do_not_fit():
+def test_keys_of_wrong_number_or_size_are_refused():
     with pytest.raises(ValueError, match="two keys"):
         _native.Lifeline(0, [None, None], keys(0, 3))
     with pytest.raises(ValueError, match="16 bytes"):
         _native.Lifeline(1, wires([os.dup(0), -1]), [(b"short", b"short")] * 2)
 
 
-def test_telling_what_cannot_be():
+def test_announcement_of_an_unknown_rank_or_cause_is_refused():
     with Star(2) as star:
         with pytest.raises(ValueError, match="does not exist"):
             star[0].announce_dead(2, "gone")
@@ -420,7 +420,7 @@ def test_telling_what_cannot_be():
             star[0].announce_dead(1, "bored")
 
 
-def test_a_world_of_one():
+def test_lifeline_of_one_rank_works():
     with Star(1) as star:
         assert star[0].announce_failure(1, 1)
         assert star[0].silence() == [-1]

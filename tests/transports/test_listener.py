@@ -1,4 +1,4 @@
-"""A rank's port: ranks find each other through it, and strangers change nothing."""
+"""A rank's port: ranks find each other through it, and other clients change nothing."""
 
 import contextlib
 import logging
@@ -239,13 +239,13 @@ def test_handler_that_raises_closes_only_its_connection(pair, caplog):
         one.set_handler("data", handler)
         late = two.connect(0, data_purpose(4), GENEROUS_S)
         with closing([early, late]):
-            for told in (early, late):
-                told.socket.settimeout(GENEROUS_S)
-                assert told.socket.recv(1) == b""
+            for connection in (early, late):
+                connection.socket.settimeout(GENEROUS_S)
+                assert connection.socket.recv(1) == b""
         talk(*pair)
     assert one.rejected == 2
-    told = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
-    assert told in caplog.text
+    message = "rank 1: for data of communicator 3, stream 0: RuntimeError: in a handler"
+    assert message in caplog.text
 
 
 def test_error_of_a_pending_connection_closes_only_that_one(pair, monkeypatch):
@@ -254,11 +254,11 @@ def test_error_of_a_pending_connection_closes_only_that_one(pair, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(PendingConnection, "read", hear)
-        with socket.create_connection(tuple_of(pair[0].address)) as stranger:
-            stranger.sendall(b"x")
-            stranger.settimeout(GENEROUS_S)
+        with socket.create_connection(tuple_of(pair[0].address)) as client:
+            client.sendall(b"x")
+            client.settimeout(GENEROUS_S)
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+                assert client.recv(1) == b""
     talk(*pair)
 
 
@@ -392,16 +392,16 @@ def test_connect_with_another_secret_is_not_authentic(pair, hasty):
 
 
 @pytest.mark.parametrize(
-    ("me", "verdict"),
+    ("me", "result"),
     [
         (Identity(SECRET, "other", 1), HandshakeResult.OTHER_JOB),
         (Identity(SECRET, "job", 0), HandshakeResult.OTHER_RANK),
     ],
 )
-def test_connect_reports_the_reason_of_a_refusal(me, verdict, pair, hasty):
+def test_connect_reports_the_reason_of_a_refusal(me, result, pair, hasty):
     with pytest.raises(Refused) as caught:
         connect_to(pair[0].address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
-    assert caught.value.result == verdict
+    assert caught.value.result == result
     assert not pair[0]._arrived
 
 
@@ -429,7 +429,7 @@ def test_connect_retries_with_a_rank_that_is_an_epoch_behind(hasty):
             dialed.result().close()
 
 
-# --- strangers
+# --- clients without the secret
 
 
 @pytest.mark.parametrize("says", pending_clients.TALKATIVE)
@@ -468,7 +468,7 @@ def test_200_pending_connections_delay_no_rank(pair):
 
 
 def test_flooding_sender_displaces_its_own_connections(pair):
-    """A rank from elsewhere, slow in its handshake, outlasts a crowd from one place."""
+    """A slow rank of another address is kept beside many clients of one address."""
     address = pair[0].address
     slow = socket.socket()
     with contextlib.ExitStack() as stack:
@@ -553,18 +553,18 @@ def test_rejections_are_logged_once_a_second(pair, caplog):
 
 
 def without_descriptors(rank):
-    """The reception outlives a time without descriptors."""
+    """The listener survives a time without descriptors."""
     one, two = listeners(2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
-    crowd = [socket.socket() for _ in range(3)]
+    clients = [socket.socket() for _ in range(3)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
-    for sock in crowd:
+    for sock in clients:
         sock.settimeout(10)
         sock.connect((one.address.host, one.address.port))
     time.sleep(0.5)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for sock in crowd:
+    for sock in clients:
         sock.close()
     talk(one, two)
     one.close()

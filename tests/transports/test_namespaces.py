@@ -79,7 +79,7 @@ def ends_of(processes):
     return ends
 
 
-def meet(hosts, wheres, secret, interface=None):
+def connect(hosts, wheres, secret, interface=None):
     """Ranks 0 and 2 on the first host, 1 on the second."""
     places = [hosts[0], hosts[1], hosts[0]]
     ranks = enumerate(zip(places, wheres, strict=True))
@@ -89,44 +89,44 @@ def meet(hosts, wheres, secret, interface=None):
 
 
 @pytest.mark.parametrize("host", ["10.77.0.{}", "fd77::{}"])
-def test_by_route(host, hosts):
+def test_ranks_connect_by_route(host, hosts):
     port = 29500
     zero, one = host.format(1), host.format(2)
     where = f"[{zero}]:{port}" if ":" in zero else f"{zero}:{port}"
-    ends = meet(hosts, [where] * 3, make_secret().hex())
+    ends = connect(hosts, [where] * 3, make_secret().hex())
     for end in ends:
         assert end.get("hosts") == [0, 1, 0], end
     assert ends[1]["why"] == f"{one} on wire2: the route to {zero} leaves there"
     assert one in ends[0]["addresses"][1]
 
 
-def test_by_link_local_addresses(hosts):
+def test_ranks_connect_by_link_local_addresses(hosts):
     """Each host has its own name for the interface."""
     wheres = [f"[fe80::77:1%wire{number}]:29501" for number in (1, 2, 1)]
-    ends = meet(hosts, wheres, make_secret().hex())
+    ends = connect(hosts, wheres, make_secret().hex())
     for end in ends:
         assert end.get("hosts") == [0, 1, 0], end
         assert "%" not in "".join(end["addresses"])
 
 
-def test_by_network(hosts):
-    ends = meet(hosts, ["10.77.0.1:29502"] * 3, make_secret().hex(), "10.77.0.0/16")
+def test_ranks_connect_by_a_given_network(hosts):
+    ends = connect(hosts, ["10.77.0.1:29502"] * 3, make_secret().hex(), "10.77.0.0/16")
     for end in ends:
         assert "UNISONO_INTERFACE=10.77.0.0/16 holds it" in end["why"]
 
 
-def test_no_secret_no_network(hosts):
-    for end in meet(hosts, ["10.77.0.1:29503"] * 3, ""):
+def test_ranks_without_secret_refuse_network_addresses(hosts):
+    for end in connect(hosts, ["10.77.0.1:29503"] * 3, ""):
         assert end["error"] == "BadArgument"
         assert "has no secret" in end["message"]
 
 
-def test_a_stranger_on_another_host_gets_nowhere(hosts):
+def test_client_without_secret_on_another_host_is_rejected(hosts):
     where = "10.77.0.1:29504"
-    crowd = [start(hosts[1], "stranger", where) for _ in range(2)]
-    ends = meet(hosts, [where] * 3, make_secret().hex())
+    intruders = [start(hosts[1], "intruder", where) for _ in range(2)]
+    ends = connect(hosts, [where] * 3, make_secret().hex())
     for end in ends:
         assert end.get("hosts") == [0, 1, 0], end
-    for end in ends_of(crowd):
+    for end in ends_of(intruders):
         assert end["said"] == 0
         assert end["tried"] > 0

@@ -1,4 +1,4 @@
-"""Ranks on several hosts meet, or all are told why not."""
+"""Ranks on several hosts connect, or all get the reason."""
 
 import contextlib
 import os
@@ -14,8 +14,7 @@ import pytest
 
 from forked import Forks, attempt
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
-from unisono.transports import connect
-from unisono.transports import rendezvous_hosts as meeting
+from unisono.transports import connect, rendezvous_hosts
 from unisono.transports.addresses import Address
 from unisono.transports.connect import connect_to
 from unisono.transports.control import ControlMessages
@@ -30,8 +29,8 @@ SECRET = make_secret()
 GENEROUS_S = 60.0
 
 
-class Meeting:
-    """Ranks as threads: each is told where rank 0 listens once it does."""
+class Gathering:
+    """Ranks as threads: each gets the address of rank 0 once it listens."""
 
     def __init__(self, host="127.0.0.1"):
         self.host = host
@@ -74,8 +73,8 @@ def all_of(n, **options):
 
 
 @contextlib.contextmanager
-def met(n, host="127.0.0.1", **options):
-    tables = Meeting(host).run(*all_of(n, **options))
+def connected(n, host="127.0.0.1", **options):
+    tables = Gathering(host).run(*all_of(n, **options))
     assert not [r for r in tables if isinstance(r, Exception)], tables
     try:
         yield tables
@@ -93,30 +92,33 @@ def forks():
 @pytest.fixture
 def hasty(monkeypatch):
     monkeypatch.setattr(connect, "REFUSED_S", 0.2)
-    monkeypatch.setattr(meeting, "_GRACE_S", 0.5)
+    monkeypatch.setattr(rendezvous_hosts, "_GRACE_S", 0.5)
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """Rank 0's time is not up before something holds of it, whatever it was told."""
+def extended_wait(monkeypatch):
+    """Rank 0 does not time out before a condition holds, whatever its timeout."""
 
     def until(holds, tick_s=GENEROUS_S):
-        left, end = meeting._Server.left.fget, time.monotonic() + 3 * GENEROUS_S
+        left, end = (
+            rendezvous_hosts._Server.left.fget,
+            time.monotonic() + 3 * GENEROUS_S,
+        )
 
         def lasting(self):
             return left(self) if holds(self) or time.monotonic() > end else tick_s
 
-        monkeypatch.setattr(meeting._Server, "left", property(lasting))
+        monkeypatch.setattr(rendezvous_hosts._Server, "left", property(lasting))
 
     return until
 
 
-# --- those who meet
+# --- ranks that connect
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
 def test_all_ranks_have_the_same_rank_table(n):
-    with met(n) as tables:
+    with connected(n) as tables:
         for rank, table in enumerate(tables):
             assert table.rank == rank
             assert table.entries == tables[0].entries
@@ -130,7 +132,7 @@ def test_all_ranks_have_the_same_rank_table(n):
 
 
 def test_lifelines_are_those_of_their_ranks():
-    with met(4) as tables:
+    with connected(4) as tables:
         for rank in range(1, 4):
             here, there = tables[0].lifelines[rank], tables[rank].lifelines[0]
             assert here.send_key == there.receive_key
@@ -140,7 +142,7 @@ def test_lifelines_are_those_of_their_ranks():
 
 
 def test_every_two_ranks_can_connect_afterwards():
-    with met(3) as tables:
+    with connected(3) as tables:
         for one in range(3):
             for two in range(one):
                 there = tables[one].listener.connect(two, data_purpose(1), GENEROUS_S)
@@ -152,26 +154,26 @@ def test_every_two_ranks_can_connect_afterwards():
 
 @pytest.mark.parametrize("host", ["::1", "localhost"])
 def test_rank_0_can_be_named_by_host_or_ipv6(host):
-    with met(2, host) as tables:
+    with connected(2, host) as tables:
         assert "was given as the address" in tables[0].why
         assert "on lo: the route to" in tables[1].why
 
 
 def test_interface_is_chosen_by_name():
-    with met(2, interface="lo") as tables:
+    with connected(2, interface="lo") as tables:
         for table in tables:
             assert "UNISONO_INTERFACE=lo names the interface" in table.why
 
 
 def test_all_interfaces_are_used_if_named():
-    with met(3, interface="0.0.0.0") as tables:
+    with connected(3, interface="0.0.0.0") as tables:
         assert tables[1].listener.address.host == "0.0.0.0"
         assert tables[1].entries[2].address.startswith("127.0.0.1:")
         tables[1].listener.connect(2, data_purpose(1), GENEROUS_S).close()
 
 
 def test_rendezvous_without_secret_works_on_loopback():
-    with met(2, secret=None) as tables:
+    with connected(2, secret=None) as tables:
         assert tables[0].listener.me.secret.is_open
 
 
@@ -185,7 +187,7 @@ def is_on(rank, folder, hosts, secret):
 
 
 def comes_from_a_process(rank, folder, secret, **options):
-    """Meet by a file that tells rank 0's port."""
+    """Rendezvous by a file with rank 0's port."""
     options = {"version": "1", "timeout_s": GENEROUS_S} | options
     path = f"{folder}/address"
     where = "127.0.0.1:0"
@@ -222,11 +224,11 @@ def test_hosts_are_distinguished_by_identity(forks, tmp_path):
             assert peers[r] == f"rank {r} (pid {other.pid} on {hosts[r]})"
 
 
-def test_host_id_divides_a_host_and_joins_none(monkeypatch):
+def test_host_id_emulates_hosts_and_joins_none(monkeypatch):
     monkeypatch.delenv("UNISONO_HOST_ID", raising=False)
     mine = host_identity()
-    monkeypatch.setenv("UNISONO_HOST_ID", "pretended")
-    assert host_identity() == "pretended" + mine
+    monkeypatch.setenv("UNISONO_HOST_ID", "emulated")
+    assert host_identity() == "emulated" + mine
     assert "pid:[" in mine
     assert "net:[" in mine
 
@@ -235,11 +237,11 @@ def test_host_id_divides_a_host_and_joins_none(monkeypatch):
 
 
 @pytest.mark.parametrize("absent", [[2], [1, 2]])
-def test_missing_ranks_are_named_to_all(absent, hasty, patient):
+def test_missing_ranks_are_named_to_all(absent, hasty, extended_wait):
     present = [rank for rank in range(1, 4) if rank not in absent]
-    patient(lambda hosting: all(map(hosting._is_connected, present)))
+    extended_wait(lambda hosting: all(map(hosting._is_connected, present)))
     calls = [(rank, 4, {}) for rank in present]
-    for end in Meeting().run((0, 4, {"timeout_s": 0.4}), *calls):
+    for end in Gathering().run((0, 4, {"timeout_s": 0.4}), *calls):
         assert isinstance(end, ConnectFailed), end
         assert end.missing == tuple(absent)
         assert "did not connect to 127.0.0.1:" in str(end)
@@ -268,8 +270,8 @@ def test_rendezvous_without_rank_0_times_out(hasty):
 def test_rank_that_does_not_fit_is_reported_to_all(
     rank, n, options, says, hasty, monkeypatch
 ):
-    gathering = Meeting()
-    greet, greeted = meeting._Server._greet, threading.Event()
+    gathering = Gathering()
+    greet, greeted = rendezvous_hosts._Server._greet, threading.Event()
 
     def greet_and_tell(self, messages):
         greet(self, messages)
@@ -281,7 +283,7 @@ def test_rank_that_does_not_fit_is_reported_to_all(
             gathering.come(rank, n, **options)
         ends.append(caught.value)
 
-    monkeypatch.setattr(meeting._Server, "_greet", greet_and_tell)
+    monkeypatch.setattr(rendezvous_hosts._Server, "_greet", greet_and_tell)
     ends = []
     ends += gathering.run((0, 3, {}), (2, 3, {}), during=comes_last)
     assert len(ends) == 3
@@ -291,7 +293,7 @@ def test_rank_that_does_not_fit_is_reported_to_all(
 
 
 def test_rank_of_another_job_is_refused_and_the_others_connect(hasty):
-    ends = Meeting().run(*all_of(2), (1, 2, {"job": "other"}))
+    ends = Gathering().run(*all_of(2), (1, 2, {"job": "other"}))
     assert isinstance(ends[2], Refused)
     assert "belongs to another job than 'other'" in str(ends[2])
     assert [e for e in ends[:2] if isinstance(e, Exception)] == []
@@ -311,10 +313,10 @@ def test_rank_of_another_job_is_refused_and_the_others_connect(hasty):
     ],
 )
 def test_refused_client_gets_the_reason_and_rank_0_waits_on(
-    options, error, says, hasty, patient
+    options, error, says, hasty, extended_wait
 ):
-    gathering, tried = Meeting(), threading.Event()
-    patient(lambda hosting: tried.is_set(), tick_s=0.1)
+    gathering, tried = Gathering(), threading.Event()
+    extended_wait(lambda hosting: tried.is_set(), tick_s=0.1)
 
     def comes():
         try:
@@ -330,9 +332,9 @@ def test_refused_client_gets_the_reason_and_rank_0_waits_on(
     assert "rejected, the last from 127.0.0.1" in str(host)
 
 
-def test_clients_retry_past_a_rank_0_of_the_job_before():
+def test_clients_retry_after_a_rank_0_of_an_earlier_job():
     """The run before ends while the next begins, at the same place."""
-    before = Meeting()
+    before = Gathering()
     (stale,) = before.run((0, 1, {"job": "before"}))
     where = str(stale.listener.address)
     with ThreadPoolExecutor(2) as pool:
@@ -388,7 +390,7 @@ def test_rendezvous_refuses_bad_arguments(rank, where, says):
 
 
 def test_rank_that_died_waiting_may_connect_again():
-    gathering = Meeting()
+    gathering = Gathering()
 
     def dies():
         assert gathering.announced.wait(GENEROUS_S)
@@ -402,7 +404,7 @@ def test_rank_that_died_waiting_may_connect_again():
     def later(rank, n, **options):
         if rank == 1:
             assert gathering.come_again.wait(GENEROUS_S)
-        return Meeting.come(gathering, rank, n, **options)
+        return Gathering.come(gathering, rank, n, **options)
 
     gathering.come = later
     tables = gathering.run(*all_of(3), during=dies)
@@ -415,7 +417,7 @@ def says_hello(gathering, rank, n, **changes):
     """A rank that comes no further than its hello."""
     me = Identity(SECRET, "job", rank)
     connection = connect_to(gathering.address, me, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
-    hello = meeting._hello(rank, n, "1", Address("127.0.0.1", 1))
+    hello = rendezvous_hosts._hello(rank, n, "1", Address("127.0.0.1", 1))
     for name, value in changes.items():
         if name != "address":
             setattr(hello, name, value)
@@ -436,7 +438,7 @@ def says_hello(gathering, rank, n, **changes):
     ],
 )
 def test_unreadable_hello_fails_the_rendezvous(changes, hasty):
-    gathering = Meeting()
+    gathering = Gathering()
     opened = []
 
     def lies():
@@ -450,21 +452,21 @@ def test_unreadable_hello_fails_the_rendezvous(changes, hasty):
 
 
 def test_hello_with_another_rank_fails_the_rendezvous(hasty):
-    gathering = Meeting()
+    gathering = Gathering()
 
     def lies():
         assert gathering.announced.wait(GENEROUS_S)
-        entry = meeting._hello(2, 3, "1", Address("127.0.0.1", 1)).entry
+        entry = rendezvous_hosts._hello(2, 3, "1", Address("127.0.0.1", 1)).entry
         says_hello(gathering, 1, 3, entry=entry).close()
 
     (end,) = gathering.run((0, 3, {}), during=lies)
     assert "rank 1 has sent the hello of rank 2" in str(end)
 
 
-def test_rank_without_lifeline_is_missing(hasty, patient):
+def test_rank_without_lifeline_is_missing(hasty, extended_wait):
     """A rank that stops between its hello and its lifeline is named."""
-    gathering = Meeting()
-    patient(lambda hosting: hosting.clients)
+    gathering = Gathering()
+    extended_wait(lambda hosting: hosting.clients)
     opened = []
 
     def stops():
@@ -479,16 +481,16 @@ def test_rank_without_lifeline_is_missing(hasty, patient):
 
 
 def test_pending_clients_do_not_disturb_the_rendezvous():
-    gathering = Meeting()
+    gathering = Gathering()
 
-    def crowd():
+    def pending():
         assert gathering.announced.wait(GENEROUS_S)
         with contextlib.ExitStack() as stack:
             for number in range(100):
                 sock = stack.enter_context(pending_clients.connect(gathering.address))
                 pending_clients.ALL[number % len(pending_clients.ALL)](sock)
 
-    tables = gathering.run(*all_of(4), during=crowd)
+    tables = gathering.run(*all_of(4), during=pending)
     for table in tables:
         assert not isinstance(table, Exception), table
         assert table.hosts == [0] * 4
@@ -496,7 +498,7 @@ def test_pending_clients_do_not_disturb_the_rendezvous():
 
 
 def is_killed(rank, folder, victim, secret):
-    """All meet, one is killed, and whose lifeline leads to it reads its end."""
+    """All connect, one is killed, and whose lifeline leads to it reads its end."""
     table = comes_from_a_process(rank, folder, secret)
     if rank.number == victim:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -513,7 +515,7 @@ def is_killed(rank, folder, victim, secret):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
+def test_lifeline_ends_with_its_process(victim, forks, tmp_path):
     ends = forks.run(3, is_killed, str(tmp_path), victim, SECRET.hex())
     assert ends[victim].status == -signal.SIGKILL
     watching = {0: [1, 2], 2: [0]}[victim]
@@ -527,14 +529,14 @@ def test_a_lifeline_ends_with_its_process(victim, forks, tmp_path):
 def rank_0_dies(rank, folder, secret):
     """When rank 1 has come with its lifeline, and waits for the third."""
     if rank.number == 0:
-        true_wait = meeting._Server._await_clients
+        true_wait = rendezvous_hosts._Server._await_clients
 
         def wait(self):
             true_wait(self)
             if self._is_connected(1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        meeting._Server._await_clients = wait
+        rendezvous_hosts._Server._await_clients = wait
     if rank.number == 2:
         return None
     return attempt(comes_from_a_process, rank, folder, secret)

@@ -1,4 +1,4 @@
-"""How processes of one host meet: with many descriptors, few, and in namespaces."""
+"""How processes of one host connect: with many descriptors, few, and in namespaces."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from unisono.errors import ConnectFailed
-from unisono.runtime.observe import monitor as watch
+from unisono.runtime.observe import monitor
 from unisono.transports import limits
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports.rendezvous_local import Hello, LocalRendezvous
@@ -30,7 +30,7 @@ NEW_PIDS = 0x20000000
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks(UNISONO_WATCH="1") as made:
+    with Forks(UNISONO_MONITOR="1") as made:
         yield made
 
 
@@ -44,16 +44,16 @@ def opens_many_files(rank, number):
             for _ in range(1100):
                 held.enter_context(open(os.devnull))
         comm = rank.init(timeout_s=30)
-        told = comm.all_reduce(np.ones(4, np.float32)).tolist()
+        result = comm.all_reduce(np.ones(4, np.float32)).tolist()
         comm.barrier()
         if rank.number == number:
-            told += asked_of_the_watch()
+            result += asked_of_the_monitor()
         comm.barrier()
-        return told
+        return result
 
 
-def asked_of_the_watch():
-    prefix = f"@{watch.PREFIX}{os.getuid()}-{os.getpid()}-"
+def asked_of_the_monitor():
+    prefix = f"@{monitor.PREFIX}{os.getuid()}-{os.getpid()}-"
     lines = Path("/proc/net/unix").read_text().splitlines()
     (name,) = [line.split()[-1] for line in lines if prefix in line]
     with socket.socket(socket.AF_UNIX) as line:
@@ -85,7 +85,7 @@ def raises_the_limit(rank):
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0], min(hard, limits.MOST)
 
 
-def test_the_soft_limit_of_descriptors_becomes_the_hard_one(forks):
+def test_soft_limit_of_descriptors_becomes_the_hard_one(forks):
     for end in forks.run(2, raises_the_limit):
         found, expected = end.value
         assert found == expected
@@ -95,7 +95,7 @@ def has_too_few(rank):
     if rank.number == 1:
         used = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
-    return attempt(rank.init, meeting_s=20, timeout_s=20)
+    return attempt(rank.init, rendezvous_timeout_s=20, timeout_s=20)
 
 
 def test_error_for_too_few_descriptors_has_numbers(forks):
@@ -132,10 +132,10 @@ def handed_over(monkeypatch, errors, timeout_s=20.0):
     guest = SimpleNamespace(connection=ours, hello=SimpleNamespace(rank=2, pid=7))
     with ours, theirs, other:
         hosting(timeout_s)._pass_socket(guest, 1, one)
-        told, fds, _, _ = socket.recv_fds(theirs, 16, 1)
+        data, fds, _, _ = socket.recv_fds(theirs, 16, 1)
     for fd in fds:
         os.close(fd)
-    return int.from_bytes(told, "little"), len(fds)
+    return int.from_bytes(data, "little"), len(fds)
 
 
 def test_passing_sockets_waits_while_too_many_are_in_transit(monkeypatch):
@@ -144,16 +144,16 @@ def test_passing_sockets_waits_while_too_many_are_in_transit(monkeypatch):
 
 
 def test_too_many_sockets_in_transit_is_not_reported_as_death(monkeypatch):
-    with pytest.raises(ConnectFailed, match=r"in transit.*ulimit -n") as told:
+    with pytest.raises(ConnectFailed, match=r"in transit.*ulimit -n") as caught:
         handed_over(monkeypatch, iter(lambda: errno.ETOOMANYREFS, 0), 0.05)
-    assert "died" not in str(told.value)
-    assert told.value.missing == ()
+    assert "died" not in str(caught.value)
+    assert caught.value.missing == ()
 
 
 def test_rank_that_closes_during_the_rendezvous_has_died(monkeypatch):
-    with pytest.raises(ConnectFailed, match=r"rank 2 \(pid 7\) died") as told:
+    with pytest.raises(ConnectFailed, match=r"rank 2 \(pid 7\) died") as caught:
         handed_over(monkeypatch, [errno.EPIPE])
-    assert told.value.missing == (2,)
+    assert caught.value.missing == (2,)
 
 
 # --- pid namespaces
@@ -165,13 +165,13 @@ def in_a_pid_namespace(function, *args):
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_PIDS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     if os.fork() == 0:
-        told = "nothing"
+        text = "nothing"
         try:
-            told = json.dumps(function(*args))
+            text = json.dumps(function(*args))
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
         finally:
-            os.write(tell, told.encode())
+            os.write(tell, text.encode())
             os._exit(0)
     os.close(tell)
     with os.fdopen(hear) as file:

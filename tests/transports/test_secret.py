@@ -37,12 +37,12 @@ def file(tmp_path):
     return path
 
 
-def test_new_ones_differ():
+def test_new_secrets_differ():
     assert make_secret() != make_secret()
     assert make_secret() != "a secret"
 
 
-def test_from_the_environment_once_and_kept():
+def test_secret_is_taken_from_the_environment_once_and_kept():
     environ = {"UNISONO_SECRET": DIGITS, "OTHER": "1"}
     found = find_secret(environ)
     assert found.hex() == DIGITS
@@ -50,18 +50,18 @@ def test_from_the_environment_once_and_kept():
     assert find_secret(environ) is found
 
 
-def test_none_is_none():
+def test_missing_secret_is_none():
     assert find_secret({}) is None
     assert find_secret({"UNISONO_SECRET": ""}) is None
 
 
-def test_one_that_was_handed_over():
+def test_kept_secret_is_found():
     mine = make_secret()
     keep_secret(mine)
     assert find_secret({}) is mine
 
 
-def test_the_environment_of_the_process_and_its_children():
+def test_secret_is_removed_from_the_environment_of_children():
     program = (
         "import os, subprocess, sys\n"
         "from unisono.transports.secret import find_secret\n"
@@ -83,7 +83,7 @@ def test_the_environment_of_the_process_and_its_children():
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
-def test_from_a_file(file, mode):
+def test_secret_is_read_from_a_file(file, mode):
     file.chmod(mode)
     environ = {"UNISONO_SECRET_FILE": str(file)}
     assert find_secret(environ).hex() == DIGITS
@@ -91,20 +91,20 @@ def test_from_a_file(file, mode):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620])
-def test_a_file_that_others_may_use(file, mode):
+def test_secret_file_readable_by_others_is_refused(file, mode):
     file.chmod(mode)
     with pytest.raises(BadArgument, match=f"mode 0{mode:o}.*chmod 600 {file}"):
         find_secret({"UNISONO_SECRET_FILE": str(file)})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user(file):
+def test_secret_file_of_another_user_is_refused(file):
     os.chown(file, 65534, -1)
     with pytest.raises(BadArgument, match="belongs to user 65534, this is user 0"):
         find_secret({"UNISONO_SECRET_FILE": str(file)})
 
 
-def test_files_that_are_none(tmp_path):
+def test_missing_or_special_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, says in [
         ("absent", "No such file"),
@@ -117,7 +117,7 @@ def test_files_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "open pipe", "file"])
-def test_from_a_descriptor(kind, file):
+def test_secret_is_read_from_a_descriptor_and_closed(kind, file):
     tell = -1
     if kind == "file":
         fd = os.open(file, os.O_RDONLY)
@@ -137,12 +137,12 @@ def test_from_a_descriptor(kind, file):
 
 
 @pytest.mark.parametrize("number", ["-1", "three", "999999", "1e3"])
-def test_descriptors_that_are_none(number):
+def test_invalid_descriptor_is_refused(number):
     with pytest.raises(BadArgument, match="UNISONO_SECRET_FD"):
         find_secret({"UNISONO_SECRET_FD": number})
 
 
-def test_the_narrowest_way_counts(file):
+def test_variable_takes_precedence_over_the_file(file):
     other = "ab" * 32
     environ = {"UNISONO_SECRET": other, "UNISONO_SECRET_FILE": str(file)}
     assert find_secret(environ).hex() == other
@@ -151,14 +151,14 @@ def test_the_narrowest_way_counts(file):
 @pytest.mark.parametrize(
     "text", ["cafe", DIGITS[:-1], DIGITS + "0", "x" * 64, DIGITS[:-1] + "٣"]
 )
-def test_what_is_wrong_is_refused_and_not_shown(text):
+def test_invalid_secret_is_refused_and_not_shown(text):
     with pytest.raises(BadArgument, match="openssl rand -hex 32") as caught:
         find_secret({"UNISONO_SECRET": text})
     assert text not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
-def test_sizes():
+def test_wrong_sizes_of_secrets_and_keys_are_refused():
     for raw in (b"", b"x" * 31, b"x" * 33):
         with pytest.raises(BadArgument, match="expected 32"):
             Secret(raw)
@@ -167,25 +167,25 @@ def test_sizes():
             make_secret().key(b"use", size)
 
 
-def test_it_does_not_show():
+def test_secret_is_in_no_repr_and_not_pickled():
     mine = make_secret()
-    for told in (repr(mine), str(mine), f"{mine}", f"{[mine]}"):
-        assert mine.hex() not in told
-        assert repr(mine._raw) not in told
+    for text in (repr(mine), str(mine), f"{mine}", f"{[mine]}"):
+        assert mine.hex() not in text
+        assert repr(mine._raw) not in text
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(mine)
 
 
-def test_keys_are_those_of_hkdf():
+def test_derived_keys_are_those_of_hkdf():
     mine = Secret(bytes(range(32)))
     extracted = hmac.new(b"unisono", bytes(range(32)), hashlib.sha256).digest()
-    told = b"\x00\x03use" + b"bound" + b"\x01"
-    expected = hmac.new(extracted, told, hashlib.sha256).digest()
+    info = b"\x00\x03use" + b"bound" + b"\x01"
+    expected = hmac.new(extracted, info, hashlib.sha256).digest()
     assert mine.key(b"use", bound_to=b"bound") == expected
     assert mine.key(b"use", 16, bound_to=b"bound") == expected[:16]
 
 
-def test_keys_of_different_uses_differ():
+def test_derived_keys_of_different_uses_differ():
     mine = make_secret()
     keys = {
         mine.key(b"a"),
@@ -197,7 +197,7 @@ def test_keys_of_different_uses_differ():
     assert len(keys) == 5
 
 
-def test_the_open_one_follows_from_the_job_and_is_said_aloud_once(caplog):
+def test_open_secret_is_derived_from_the_job_and_warned_about_once(caplog):
     with caplog.at_level(logging.WARNING, "unisono"):
         one, same, other = open_secret("a"), open_secret("a"), open_secret("b")
     assert one == same != other

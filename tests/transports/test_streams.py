@@ -140,7 +140,7 @@ def test_waiting_streams_are_bounded_and_ended_ones_go_first(
         ends[2].wire.fileno()
 
 
-def test_last_closed_communicators_are_remembered(mine, monkeypatch):
+def test_last_closed_communicators_are_known(mine, monkeypatch):
     monkeypatch.setattr(streams, "_MOST_GONE", 3)
     for number in range(10):
         mine.leave(number)

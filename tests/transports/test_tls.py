@@ -99,12 +99,12 @@ class Middle:
         return self.wire[source][before:]
 
     def hears(self, target=1):
-        """All that an end has been told."""
-        told = b""
+        """All that an end has received."""
+        received = b""
         with contextlib.suppress(BlockingIOError):
             while more := self.ends[target].recv(1 << 20):
-                told += more
-        return told
+                received += more
+        return received
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def refuses(middle, target=1):
 
 @settings(max_examples=30)
 @given(st.lists(st.binary(max_size=40_000), max_size=6), st.sampled_from([0, 1]))
-def test_what_is_said_is_heard(parts, source):
+def test_sent_bytes_are_received(parts, source):
     with Middle() as middle:
         assert middle.open()
         for part in parts:
@@ -133,7 +133,7 @@ def test_what_is_said_is_heard(parts, source):
             assert middle.hears(1 - source) == part
 
 
-def test_no_byte_of_it_can_be_seen(middle):
+def test_ciphertext_shows_no_plain_text(middle):
     pattern = b"the weights of the model"
     wire = middle.says(pattern * 5000)
     assert pattern[:8] not in wire
@@ -143,7 +143,7 @@ def test_no_byte_of_it_can_be_seen(middle):
     assert middle.hears() == pattern * 5000
 
 
-def test_two_connections_by_one_key_have_nothing_in_common():
+def test_two_connections_with_one_key_have_different_ciphertext():
     wires = []
     for _ in range(2):
         with Middle() as middle:
@@ -153,7 +153,7 @@ def test_two_connections_by_one_key_have_nothing_in_common():
     assert wires[0][5:] != wires[1][5:]
 
 
-def test_any_byte_changed_is_noticed():
+def test_changed_record_byte_is_detected():
     with Middle() as middle:
         assert middle.open()
         nbytes = len(middle.says(b"one record"))
@@ -166,7 +166,7 @@ def test_any_byte_changed_is_noticed():
             assert refuses(middle)
 
 
-def test_records_cannot_be_repeated_swapped_or_left_out(middle):
+def test_repeated_or_omitted_records_are_refused(middle):
     wires = [middle.says(word) for word in (b"first", b"second", b"third")]
     middle.put(1, wires[0])
     assert middle.hears() == b"first"
@@ -182,18 +182,18 @@ def test_records_cannot_be_repeated_swapped_or_left_out(middle):
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.0\r\n\r\n", bytes(5), b"\x17\x03\x03\0\1x"]
 )
-def test_what_somebody_else_says_is_refused(middle, said):
+def test_bytes_of_other_protocols_are_refused(middle, said):
     middle.put(1, said + bytes(64))
     assert refuses(middle)
 
 
-def test_our_own_words_sent_back_are_refused(middle):
+def test_reflected_records_are_refused(middle):
     middle.put(0, middle.says(b"mine"))
     assert refuses(middle, 0)
 
 
 @pytest.mark.parametrize("source", [0, 1])
-def test_an_opening_with_any_byte_changed_does_not_open(source):
+def test_changed_handshake_byte_fails_the_handshake(source):
     """Or what is changed does not matter: never do the two ends hear it differently."""
     with Middle() as middle:
         assert middle.open()
@@ -215,7 +215,7 @@ def test_an_opening_with_any_byte_changed_does_not_open(source):
                 pytest.fail(f"byte {at} of {nbytes} changed, and nobody noticed")
 
 
-def test_who_has_another_key_is_refused():
+def test_peer_with_another_key_is_refused():
     with (
         Middle(keys=(KEY, bytes(32))) as middle,
         pytest.raises(NotAuthentic, match="does not hold the key"),
@@ -223,7 +223,7 @@ def test_who_has_another_key_is_refused():
         middle.open()
 
 
-def test_the_key_changes_on_the_way():
+def test_key_is_updated_during_a_connection():
     with Middle(lifetime=100_000) as middle:
         assert middle.open()
         for _ in range(8):
@@ -235,7 +235,7 @@ def test_the_key_changes_on_the_way():
         assert middle.hears(0) == b"back"
 
 
-def test_what_does_not_fit_is_offered_again():
+def test_full_socket_makes_the_sender_retry_without_loss():
     """More than the socket holds, read slowly: nothing is lost or said twice."""
     near, far = socket.socketpair()
     with near, far:
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_offered_again():
         assert waited
 
 
-def test_bytes_that_only_tls_holds_are_told(middle):
+def test_decrypted_bytes_not_yet_read_are_pending(middle):
     middle.put(1, middle.says(bytes(1000)))
     assert middle.ends[1].recv(10) == bytes(10)
     assert middle.ends[1].has_pending()  # though the socket is empty
@@ -267,7 +267,7 @@ def test_bytes_that_only_tls_holds_are_told(middle):
     assert not middle.ends[1].has_pending()
 
 
-def test_an_end_is_an_end(middle):
+def test_end_of_stream_is_reported(middle):
     middle.put(1, middle.says(b"last"))
     middle.socks[3].close()
     assert middle.ends[1].recv(10) == b"last"
@@ -276,7 +276,7 @@ def test_an_end_is_an_end(middle):
         middle.ends[1].send(b"to nobody")
 
 
-def test_a_key_of_the_wrong_size():
+def test_tls_key_of_the_wrong_size_is_refused():
     with pytest.raises(ValueError, match="32 bytes"):
         _native.Tls(0, b"short", True)
 
@@ -284,7 +284,7 @@ def test_a_key_of_the_wrong_size():
 # --- whether it is wanted, and can be had
 
 
-def test_what_can_be_wanted():
+def test_tls_option_is_mutual_or_nothing():
     assert tls.wanted("mutual")
     assert not tls.wanted(None)
     assert not tls.wanted("")
@@ -292,7 +292,7 @@ def test_what_can_be_wanted():
         tls.wanted("yes", "UNISONO_TLS")
 
 
-def test_without_a_secret_there_is_nothing_to_encrypt_by():
+def test_tls_without_a_secret_is_refused():
     tls.check(SECRET)
     with pytest.raises(BadArgument, match="this job has no secret"):
         tls.check(open_secret("job"))
@@ -300,7 +300,7 @@ def test_without_a_secret_there_is_nothing_to_encrypt_by():
         tls.check(None)
 
 
-def test_without_openssl_the_error_says_what_to_install(tmp_path):
+def test_missing_openssl_error_says_what_to_install(tmp_path):
     """A library that is none stands before the real one."""
     (tmp_path / "libssl.so.3").write_bytes(b"no library")
     script = (
@@ -310,7 +310,7 @@ def test_without_openssl_the_error_says_what_to_install(tmp_path):
         "try: unisono.init(0, 2, job='job', tls='mutual')\n"
         "except unisono.MissingLibrary as why: print(why)\n"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ
         | {
@@ -323,28 +323,28 @@ def test_without_openssl_the_error_says_what_to_install(tmp_path):
         check=True,
         timeout=50,
     ).stdout
-    assert "tls='mutual' needs OpenSSL 3" in told
-    assert "apt install libssl3" in told
+    assert "tls='mutual' needs OpenSSL 3" in output
+    assert "apt install libssl3" in output
     assert issubclass(MissingLibrary, MissingExtra)
 
 
 # --- the handshake that goes before
 
 
-def met(one_wants, other_wants):
+def handshake(one_wants, other_wants):
     one = Identity(SECRET, "job", 1, tls=one_wants)
     other = Identity(SECRET, "job", 2, tls=other_wants)
     dialer, answerer = ClientHandshake(one, 2, RENDEZVOUS), ServerHandshake(other)
     return dialer, answerer, answerer.take(dialer.opening)
 
 
-def test_both_have_one_key_for_tls():
-    dialer, answerer, answer = met(True, True)
+def test_both_sides_derive_the_same_tls_key():
+    dialer, answerer, answer = handshake(True, True)
     answerer.take(dialer.take(answer))
     assert dialer.authenticated.tls_key == answerer.authenticated.tls_key
     assert len(dialer.authenticated.tls_key) == 32
     assert dialer.authenticated.tls_key.hex() not in repr(dialer.authenticated)
-    dialer, answerer, answer = met(False, False)
+    dialer, answerer, answer = handshake(False, False)
     answerer.take(dialer.take(answer))
     assert dialer.authenticated.tls_key == answerer.authenticated.tls_key == b""
 
@@ -356,8 +356,8 @@ def test_both_have_one_key_for_tls():
         (False, True, "rank 2 encrypts, rank 1 does not"),
     ],
 )
-def test_who_differs_is_told(one, other, said):
-    dialer, answerer, answer = met(one, other)
+def test_handshake_reports_a_tls_mismatch_to_both_sides(one, other, said):
+    dialer, answerer, answer = handshake(one, other)
     assert answerer.refusal is None  # the offer might be a recorded one
     answerer.take(dialer.take(answer))
     assert answerer.authenticated is dialer.authenticated is None
@@ -367,14 +367,14 @@ def test_who_differs_is_told(one, other, said):
     assert said in str(dialer.refusal)
 
 
-def test_who_differs_must_be_able_to_confirm_it():
-    _, answerer, _ = met(True, False)
+def test_tls_mismatch_needs_an_authentic_confirmation():
+    _, answerer, _ = handshake(True, False)
     with pytest.raises(NotAuthentic):
         answerer.take(bytes(32))
     assert answerer.refusal is None
 
 
-# --- at a reception
+# --- at a listener
 
 
 def listener(rank, wants=True, **options):
@@ -382,24 +382,24 @@ def listener(rank, wants=True, **options):
     return Listener(Address("127.0.0.1", 0), member, **options)
 
 
-def test_who_has_another_secret_does_not_get_as_far(monkeypatch):
+def test_peer_with_another_secret_fails_before_tls(monkeypatch):
     monkeypatch.setattr(connect, "REFUSED_S", 0.2)
-    stranger = Identity(make_secret(), "job", 1, tls=True)
+    intruder = Identity(make_secret(), "job", 1, tls=True)
     with listener(0) as host, pytest.raises(NotAuthentic, match="without an answer"):
-        connect.connect_to(host.address, stranger, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
+        connect.connect_to(host.address, intruder, 0, RENDEZVOUS, timeout_s=GENEROUS_S)
 
 
 @pytest.mark.parametrize("host_wants", [True, False])
-def test_who_differs_is_known_to_both(host_wants):
+def test_listener_and_client_report_a_tls_mismatch(host_wants):
     with listener(0, host_wants) as host, listener(1, not host_wants) as guest:
         guest.add_addresses({0: host.address})
         with pytest.raises(Refused, match="give all ranks the same, tls='mutual'"):
             guest.connect(0, RENDEZVOUS, GENEROUS_S)
-        assert host.next_of("meet", timeout_s=GENEROUS_S) == []
+        assert host.next_of("rdzv", timeout_s=GENEROUS_S) == []
         assert "rank 1" in host.tls_mismatch
 
 
-def test_letters_travel_encrypted():
+def test_control_messages_are_encrypted():
     with listener(0) as host, listener(1) as guest, ThreadPoolExecutor() as pool:
         guest.add_addresses({0: host.address})
         expected = pool.submit(host.expect, 1, RENDEZVOUS, GENEROUS_S)
@@ -409,13 +409,13 @@ def test_letters_travel_encrypted():
         )
         assert mine.tls is not None
         assert theirs.tls is not None
-        letter = RankEntry(1, 2, "host", "identity" * 9000, 4, "address")
-        sent = pool.submit(ControlMessages(mine).send, letter, timeout_s=GENEROUS_S)
+        entry = RankEntry(1, 2, "host", "identity" * 9000, 4, "address")
+        sent = pool.submit(ControlMessages(mine).send, entry, timeout_s=GENEROUS_S)
         got = ControlMessages(theirs).receive(
             RankEntry, longest=1 << 20, timeout_s=GENEROUS_S
         )
         sent.result(GENEROUS_S)
-        assert got == letter
+        assert got == entry
         with pytest.raises(TimeoutError):
             theirs.receive(1, timeout_s=0.01)
         mine.socket.sendall(b"in the clear, as nobody of this job would" * 9)
@@ -426,28 +426,28 @@ def test_letters_travel_encrypted():
 
 
 @pytest.mark.parametrize("then", ["rubbish", "nothing"])
-def test_one_who_proves_itself_but_cannot_open_holds_up_nobody(then):
+def test_client_that_fails_tls_does_not_delay_others(then):
     with listener(0, handshake_s=0.5) as host, listener(1) as guest:
         guest.add_addresses({0: host.address})
         rules = ClientHandshake(Identity(SECRET, "job", 1, tls=True), 0, RENDEZVOUS)
         where = (host.address.host, host.address.port)
-        with socket.create_connection(where, timeout=GENEROUS_S) as stranger:
-            stranger.sendall(rules.opening)
-            answer = stranger.recv(rules.wanted, socket.MSG_WAITALL)
-            stranger.sendall(rules.take(answer))
+        with socket.create_connection(where, timeout=GENEROUS_S) as intruder:
+            intruder.sendall(rules.opening)
+            answer = intruder.recv(rules.wanted, socket.MSG_WAITALL)
+            intruder.sendall(rules.take(answer))
             if then == "rubbish":
-                stranger.sendall(bytes(500))
+                intruder.sendall(bytes(500))
             made = guest.connect(0, data_label(3), GENEROUS_S)  # meanwhile, another
             host.expect(1, data_label(3), GENEROUS_S).close()
             made.close()
             with contextlib.suppress(ConnectionError):
-                while stranger.recv(100):
+                while intruder.recv(100):
                     pass
         until(lambda: host.rejected == 1, "it is turned away")
 
 
-def test_who_is_silent_after_the_handshake_is_not_waited_for():
-    """A dialer whose opening is never answered gives up in time."""
+def test_silent_peer_times_out_in_the_tls_handshake():
+    """A dialer whose opening is never answered times out."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         began = time.monotonic()
@@ -531,14 +531,14 @@ def test_lifelines_are_encrypted():
     with Encrypted(4) as star:
         for word in range(200):
             star[2].announce_failure(7, word)
-        star.all_hear(("verdict", 2, "none", 2, 7, 199), [0, 1, 3])
+        star.all_hear(("failure", 2, "none", 2, 7, 199), [0, 1, 3])
         star[3].close()
         star.all_hear(("left", 3, "none", 3, 0, 0), [0, 1, 2])
 
 
-def test_a_meddler_on_a_lifeline_is_found_out():
+def test_changed_lifeline_record_is_not_authentic():
     with Encrypted(3) as star:
         star[1].announce_failure(7, 1)
-        star.all_hear(("verdict", 1, "none", 1, 7, 1), [0, 2])
+        star.all_hear(("failure", 1, "none", 1, 7, 1), [0, 2])
         star.flips[1] = True
         star.hears(2, ("dead", 1, "not authentic", 0, 0, 0))

@@ -42,7 +42,7 @@ def test_noise_widens_the_errors_and_leaves_the_values(seed):
     assert 0.01 < found.error < 0.06
 
 
-def test_the_errors_hold_the_truth_about_as_often_as_they_say():
+def test_confidence_intervals_contain_the_truth_as_often_as_stated():
     held, sizes = 0, SIZES * 4
     for seed in range(60):
         piece = fit(sizes, times(sizes, 5e-6, 1e-10, noise=0.05, seed=seed)).pieces[0]

@@ -21,12 +21,12 @@ def measured(n=2, placement="0x2", kind="inside"):
     return TunedWorld(n, placement, (machine(),), (), (small, large), 1e-10)
 
 
-def test_without_a_table_bandwidths_are_defaults_and_it_says_so(monkeypatch):
+def test_missing_table_gives_default_bandwidths_and_a_note(monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     assert "defaults, not measured: `unisono tune` measures" in this_machine().about
 
 
-def test_with_a_table_links_are_as_measured_and_it_says_so(file):
+def test_table_gives_measured_links_and_is_named(file):
     save(measured(), file)
     where = topology_named("this")
     assert "as measured by `unisono tune` on 2 ranks" in where.about

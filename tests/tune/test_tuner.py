@@ -93,15 +93,15 @@ def test_predicted_cost_across_hosts_is_the_slower_of_link_and_ranks():
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), st.floats(1e-6, 1.0)))
-def test_raced_are_those_near_the_best(told):
-    found = nearest(told, {})
-    best = min(told.values(), default=0.0)
-    assert all(told[name] <= NEAR * best for name in found)
-    near = [name for name in told if told[name] <= NEAR * best]
+def test_candidates_near_the_best_are_raced(times):
+    found = nearest(times, {})
+    best = min(times.values(), default=0.0)
+    assert all(times[name] <= NEAR * best for name in found)
+    near = [name for name in times if times[name] <= NEAR * best]
     assert len(found) == min(len(near), MOST_RACED)
 
 
-def test_predictions_are_corrected_by_what_came_out():
+def test_predictions_are_corrected_by_measurements():
     result = {"a": 1.0, "b": 1.5, "c": 4.0, "d": 1.2}
     assert nearest(result, {}) == ["a", "d"]
     assert nearest(result, {}, refused={"a"}) == ["d", "b"]
@@ -111,7 +111,7 @@ def test_predictions_are_corrected_by_what_came_out():
     assert nearest(result | {"e": 2.0}, {"a": 2.2, "d": 1.2, "e": 2.0}) == ["b"]
 
 
-def test_the_quickest_wins_unless_the_usual_is_as_quick():
+def test_fastest_wins_unless_the_default_is_as_fast():
     result = dict.fromkeys("abc", 1.0)
     clear = {"a": [2.0, 2.1, 2.2], "b": [1.0, 1.1, 1.2], "c": [3.0, 3.0, 3.0]}
     found = winner(64, result, clear, "a")
@@ -156,7 +156,7 @@ def a_world(n):
     )
 
 
-def test_a_table_is_for_its_owner_and_keeps_other_worlds(file):
+def test_table_is_private_and_keeps_other_worlds(file):
     assert save(a_world(3)) == file
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -167,14 +167,14 @@ def test_a_table_is_for_its_owner_and_keeps_other_worlds(file):
     assert [p.name for p in file.parent.iterdir()] == ["table.json"]
 
 
-def test_a_table_of_another_version_is_replaced(file):
+def test_table_of_another_version_is_replaced(file):
     save(a_world(3))
     file.write_text(file.read_text().replace(unisono.__version__, "0.0.1"))
     save(a_world(2))
     assert [w.n for w in tuned.load(file).worlds] == [2]
 
 
-def test_a_file_of_the_users_that_is_no_table_is_left_alone(file):
+def test_file_that_is_not_a_table_is_not_overwritten(file):
     file.parent.mkdir()
     file.write_text("dear diary")
     file.chmod(0o600)
@@ -194,7 +194,7 @@ def test_damaged_default_table_is_replaced(tmp_path, monkeypatch):
     assert [w.n for w in Tuned(tuned.load(where).worlds).worlds] == [2]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadArgument, match="cannot be written"):
         save(a_world(2), tmp_path / "file" / "table.json")

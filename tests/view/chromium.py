@@ -22,7 +22,7 @@ FLAGS = (
     *("--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--force-color-profile=srgb", "--remote-debugging-pipe", "about:blank"),
 )
-PATIENCE = 120.0
+TIMEOUT_S = 120.0
 """Seconds until a browser that does not answer is said to hang."""
 
 
@@ -89,7 +89,7 @@ class Browser:
             self._note(outcome)
 
     def _hear(self):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while b"\0" not in self.rest:
             ready, _, _ = select.select([self.into], [], [], 1.0)
             if ready:
@@ -100,10 +100,10 @@ class Browser:
         message, _, self.rest = self.rest.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, told):
+    def _note(self, message):
         """Keep what a page complains of: errors, warnings, exceptions."""
-        about = told.get("params", {})
-        match told.get("method"):
+        about = message.get("params", {})
+        match message.get("method"):
             case "Runtime.exceptionThrown":
                 self.complaints.append(about["exceptionDetails"])
             case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning"):
@@ -141,7 +141,7 @@ class Browser:
 
     def wait(self, code):
         """Until an expression holds."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             answer = self.call(
                 "Runtime.evaluate", expression=f"!!({code})", returnByValue=True

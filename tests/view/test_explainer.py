@@ -103,7 +103,7 @@ def test_every_step_shows_who_holds_what(page, name, algorithm, n):
         assert page.text(".sentence") == output
 
 
-def test_by_time_everything_has_arrived_in_the_end_and_in_order(page):
+def test_playing_by_time_delivers_everything_in_order(page):
     made = unisono.schedule("all_reduce", "recursive_doubling", n=6)
     story = tell(made, "cloud:3x2", "1M")
     page.show(made, topology="cloud:3x2")
@@ -173,7 +173,7 @@ def test_player_works_by_keyboard_alone(page):
     assert page.run("document.querySelector('[data-by]').dataset.by") == "time"
 
 
-def test_everything_can_be_reached_by_tab_and_shows_it(page):
+def test_every_control_is_reachable_by_tab_and_shows_focus(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     reached = []
     for _ in range(30):
@@ -206,7 +206,7 @@ def test_screen_readers_hear_a_name_for_every_control(page):
     assert all(name for _, name in named)
 
 
-def test_tabs_turn_by_arrows(page):
+def test_arrow_keys_change_tabs(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     page.run("document.querySelector('[role=tab]').focus()")
     page.browser.press("ArrowRight")
@@ -215,7 +215,7 @@ def test_tabs_turn_by_arrows(page):
     assert page.at == 0  # the arrow was for the tabs
 
 
-def test_four_views_of_one_object(page):
+def test_four_views_show_the_same_object(page):
     made = unisono.schedule("all_reduce", "ring", n=5)
     story = tell(made)
     page.show(made)
@@ -238,7 +238,7 @@ def test_four_views_of_one_object(page):
     assert "Rank 0 has chunk 0: a+b+c+d+e" in hidden[0]
 
 
-def test_a_click_on_the_timeline_goes_there(page):
+def test_click_on_the_timeline_moves_to_that_time(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     page.view("timeline")
     page.browser.click(".timeline svg")
@@ -246,7 +246,7 @@ def test_a_click_on_the_timeline_goes_there(page):
     assert page.at > 0
 
 
-def test_two_under_one_clock(page):
+def test_two_schedules_play_on_one_clock(page):
     ring = unisono.schedule("all_reduce", "ring", n=4)
     tree = unisono.schedule("all_reduce", "tree", n=4)
     page.show(ring, beside=tree, width=1180)
@@ -277,7 +277,7 @@ def test_text_has_enough_contrast(page, theme):
         assert result["count"] > 20
 
 
-def test_the_theme_can_be_chosen(page):
+def test_theme_can_be_chosen(page):
     page.show(unisono.schedule("all_reduce", "ring", n=3))
     back = "getComputedStyle(document.body).backgroundColor"
     light = page.run(back)
@@ -301,7 +301,7 @@ def test_page_fits_a_phone(page):
     assert min(touch) >= 36
 
 
-def test_a_world_of_one_has_nothing_to_do(page):
+def test_world_of_one_has_no_steps(page):
     page.show(unisono.schedule("all_reduce", "ring", n=1))
     page.browser.press("ArrowRight")
     assert page.at == 0

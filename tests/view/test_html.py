@@ -60,7 +60,7 @@ def test_sixteen_ranks_fit_into_half_a_mebibyte(key):
     assert len(page.encode()) < LIMIT
 
 
-def test_times_and_bytes_are_the_simulators():
+def test_times_and_bytes_are_those_of_the_simulator():
     made = unisono.schedule("all_reduce", "ring", n=4)
     story = tell(made, "switch:4", "64M")
     found = simulate(made, "switch:4", "64M")
@@ -70,7 +70,7 @@ def test_times_and_bytes_are_the_simulators():
     assert all(leaves < arrives for *_, leaves, arrives in story.messages)
 
 
-def test_captions_of_the_ring():
+def test_ring_has_its_captions():
     result = captions("all_reduce", "ring", 5)
     assert result[0] == (
         "Every rank sends one chunk to the next rank, which adds it to its own: each "
@@ -143,7 +143,7 @@ def test_names_cannot_break_out_of_the_page():
     assert json.loads(data)[0]["about"] == evil
 
 
-def test_without_scripts_the_page_is_still_the_story():
+def test_page_without_scripts_has_the_whole_story():
     page = to_html(unisono.schedule("all_reduce", "ring", n=5))
     body = page.partition("<main")[2].partition("</main>")[0]
     assert body.count("<li>") == 9
@@ -171,7 +171,7 @@ def test_bad_input_is_refused_with_the_reason():
 
 
 @pytest.mark.parametrize("name", ["ring:5", "dgx-h100:2", "fat-tree:4", "torus:4x4"])
-def test_nodes_have_places_of_their_own_and_routes_follow_links(name):
+def test_nodes_have_distinct_positions_and_routes_follow_links(name):
     topology = parse(name)
     wiring = topology.wiring
     places = place(topology)

@@ -20,7 +20,7 @@ def test_explanation_is_a_string():
     assert result.schedule.n == 3
 
 
-def test_the_still_picture_has_a_sentence_for_each_step():
+def test_still_picture_has_a_sentence_for_each_step():
     result = unisono.explain(unisono.schedule(*RING, n=3))._repr_html_()
     assert "<svg" in result
     assert "<script" not in result
@@ -45,7 +45,7 @@ def test_widget_without_the_extra_names_it(monkeypatch):
         unisono.explain(unisono.schedule(*RING, n=3)).widget()
 
 
-def test_the_widget_carries_the_story():
+def test_widget_has_the_story():
     pytest.importorskip("anywidget", reason="no anywidget: pip install anywidget")
     made = unisono.schedule(*RING, n=3)
     widget = unisono.explain(made).widget(topology="switch:3")
@@ -55,7 +55,7 @@ def test_the_widget_carries_the_story():
     assert "application/vnd.jupyter.widget-view+json" in bundle[0]
 
 
-def test_the_widget_plays_and_keeps_to_itself(browser):
+def test_widget_plays_and_does_not_affect_the_notebook(browser):
     import msgspec
 
     stories = msgspec.json.encode([tell(unisono.schedule(*RING, n=3))]).decode()

@@ -184,7 +184,7 @@ def test_strategies_come_from_a_recording():
     assert least["FSDP"] < least["DDP"]
 
 
-def test_the_verb_serves_until_it_is_interrupted():
+def test_verb_serves_until_it_is_interrupted():
     started = subprocess.Popen(
         [sys.executable, "-m", "unisono", "studio", "--json"],
         stdout=subprocess.PIPE,
@@ -276,7 +276,7 @@ def test_strategies_can_be_walked_through(desk_page):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_recorded_trace_is_drawn(desk_page, tmp_path, packed):
+def test_recorded_trace_is_drawn(desk_page, tmp_path, packed):
     result = simulate(unisono.schedule("all_reduce", "ring", n=4), "switch:4", "1M")
     file = tmp_path / ("ring.json.gz" if packed else "ring.json")
     data = to_chrome(result).encode()

@@ -28,12 +28,12 @@ def test_every_algorithm_has_a_well_formed_picture(key, n):
     assert "chance of error" in tree.find(f"{NS}desc").text
 
 
-def test_the_picture_in_the_readme_is_the_one_we_draw():
+def test_picture_in_the_readme_is_current():
     drawn = to_svg(unisono.schedule("all_reduce", "ring", n=5))
     assert (ROOT / "docs" / "ring.svg").read_text(encoding="utf-8") == drawn
 
 
-def test_one_panel_a_step_and_one_arrow_a_transfer():
+def test_svg_has_one_panel_per_step_and_one_arrow_per_transfer():
     s = unisono.schedule("all_reduce", "ring", n=5)
     tree = parse(s)
     arrows = [p for p in tree.iter(f"{NS}path") if p.get("class") == "a"]
@@ -49,7 +49,7 @@ def test_changed_cells_are_ringed():
     assert len(rings) == 12
 
 
-def test_large_worlds_become_one_table_a_phase():
+def test_large_worlds_have_one_table_per_phase():
     s = unisono.schedule("all_reduce", "hierarchical", n=100)
     captions = [t.text for t in parse(s).iter(f"{NS}text") if t.get("class") == "p"]
     assert captions == [
@@ -60,13 +60,13 @@ def test_large_worlds_become_one_table_a_phase():
     assert len(to_svg(s)) < 100_000
 
 
-def test_it_loads_nothing_from_elsewhere():
+def test_svg_loads_nothing_from_elsewhere():
     text = to_svg(unisono.schedule("all_to_all", "bruck", n=4))
     assert "href" not in text
     assert text.count("http") == 1  # the name space
 
 
-def test_a_wrong_schedule_is_not_drawn_as_if_right():
+def test_wrong_schedule_is_not_drawn():
     wrong = from_steps(
         collective("all_reduce"), 2, [reduce_step(0, 0, 1)], num_chunks=1
     )

@@ -32,7 +32,7 @@ def test_every_algorithm_is_drawn_as_before(key):
     check_golden(f"{'-'.join(key)}.txt", explain(made) + "\n")
 
 
-def test_the_textbook_ring_has_four_and_four_steps():
+def test_textbook_ring_has_four_and_four_steps():
     text = explain(unisono.schedule("all_reduce", "ring", n=5))
     phases = [
         line.split()[-1] for line in text.splitlines() if line.startswith("step ")
@@ -42,7 +42,7 @@ def test_the_textbook_ring_has_four_and_four_steps():
     assert "8 rounds (at least 3)" in text
 
 
-def test_a_half_made_sum_looks_half_made():
+def test_partial_sum_is_drawn_as_partial():
     text = picture(unisono.schedule("all_reduce", "ring", n=5))
     first = text.split("\n\n")[1]
     assert "[·bc··]" in first
@@ -76,7 +76,7 @@ def test_every_line_of_an_explanation_fits_the_screen():
             assert widest <= 100, f"{made.title}: {widest} columns"
 
 
-def test_no_picture_of_a_hundred_thousand_ranks():
+def test_hundred_thousand_ranks_have_no_picture():
     s = unisono.schedule("all_reduce", "ring", n=100_000)
     with pytest.raises(BadArgument, match="at most 1024"):
         picture(s)
@@ -84,7 +84,7 @@ def test_no_picture_of_a_hundred_thousand_ranks():
         explain(s)
 
 
-def test_a_wrong_schedule_is_not_explained_but_its_picture_marks_what_is_wrong():
+def test_wrong_schedule_is_not_explained_but_its_picture_marks_what_is_wrong():
     all_reduce = collective("all_reduce")
     twice = [reduce_step(0, [0, 1], [1, 0]), reduce_step(0, [0, 1], [1, 0])]
     wrong = from_steps(all_reduce, 2, twice, num_chunks=1)

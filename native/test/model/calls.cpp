@@ -1,5 +1,5 @@
-// Collectives that go well: nothing is read before it is there, and nothing that is read, or
-// written by others, changes under their hands. The explorer finds a violation as a race.
+// Collectives that succeed: no value is read before it is written, and no buffer changes while
+// other ranks read or write it. The explorer finds a violation as a race.
 
 #include "test/model/world.hpp"
 
@@ -20,7 +20,7 @@ Element value(int call, int rank, int at) {
   return Element(call * 1000 + (rank + 1) * 100 + at);
 }
 
-struct Part { // of a rank's work: one call, of all ranks' elements summed or gathered
+struct Part { // one call of a rank: the elements of all ranks are summed or gathered
   std::string name;
   Cut cut;
 };
@@ -50,7 +50,7 @@ Scenario calls(int n, const std::vector<Part> &parts) {
             wanted += value(int(i), q, e);
           check(output[e] == wanted, "a result is wrong");
         }
-        // They are this rank's again, for whatever it likes.
+        // The rank may use its buffers again.
         for (int e = 0; e < chunks * pieces; ++e)
           input[e] = output[e] = 0;
       }
@@ -64,19 +64,19 @@ Scenario calls(int n, const std::vector<Part> &parts) {
 void add_calls(Scenarios &all) {
   const Cut header{1, true, false}, three{3, false, false}, one{1, false, false},
       exposed{1, false, true}, exposed_twice{2, false, true};
-  // What others read is in the header: the third call uses that of the first again.
+  // Other ranks read from the header: the third call uses the header of the first again.
   all["arrival"] = [=](int n) {
     return calls(n, {{"naive", header}, {"naive", header}, {"naive", header}});
   };
   // Three generations in two halves.
   all["windows"] = [=](int n) { return calls(n, {{"direct", three}}); };
-  // Nobody waits for the readers but who writes the window again.
+  // Only the rank that writes the window again waits for its readers.
   all["windows, one way"] = [=](int n) { return calls(n, {{"broadcast", three}}); };
-  // Other readers in the next call.
+  // The next call has other readers.
   all["windows, then others"] = [=](int n) {
     return calls(n, {{"direct", one}, {"gather", one}, {"naive", one}});
   };
-  // Buffers used where they lie: read by others, and written by others.
+  // Exposed buffers: other ranks read them in place, and write them in place.
   all["exposed"] = [=](int n) { return calls(n, {{"direct", exposed}, {"gather", exposed}}); };
   all["exposed, in pieces"] = [=](int n) { return calls(n, {{"direct", exposed_twice}}); };
 }

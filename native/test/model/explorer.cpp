@@ -18,7 +18,7 @@ namespace {
 
 constexpr int max_threads = 5;
 constexpr int max_locations = 384;
-constexpr int nobody = -1; // runs: the scenario is made, or looked at when all have ended
+constexpr int no_thread = -1; // no thread runs: the scenario is made, or checked at the end
 
 using Clock = std::array<std::uint32_t, max_threads>;
 
@@ -31,10 +31,10 @@ void join(Clock &into, const Clock &from) {
     into[t] = std::max(into[t], from[t]);
 }
 
-// Of each location, the oldest store that may still be read: an index into its stores.
+// For each location, the oldest store that may still be read: an index into its stores.
 using Seen = std::array<std::uint16_t, max_locations>;
 
-// What a thread knows: what has happened before, and what it can no longer fail to see.
+// The view of a thread: the events that happened before, and the oldest stores it may read.
 struct View {
   Clock clock{};
   Seen seen{};
@@ -55,7 +55,7 @@ bool in_total_order(const Op &op) {
 
 struct Store {
   std::uint64_t value;
-  View view; // what whoever reads it with acquire gets to know
+  View view; // the view that a read with acquire takes over
   int event; // -1: the value at the beginning
 };
 
@@ -83,7 +83,7 @@ struct Thread {
   bool begun = false;
   bool woken = false; // from sleep, by another thread
   State state = stopped;
-  Op op; // what it will do next, if it is stopped
+  Op op; // its next operation, if it is stopped
   Answer answer;
   View now;
   View released, acquired;                    // by fences: for later stores, from earlier loads
@@ -93,10 +93,10 @@ struct Thread {
   std::uint32_t events = 0;
 };
 
-// One decision of an execution: who goes on, and what it reads.
+// One decision of an execution: which thread runs next, and which store it reads.
 struct Sleep { // of a thread whose next operation has been explored from here
-  bool fast = false; // nothing has happened that could change it
-  int least = 0;     // or: only stores have come since, and of these it must read one
+  bool fast = false; // nothing has happened since that could change it
+  int least = 0;     // or: it must read one of the stores that were added since
 };
 struct Node {
   int thread = 0;
@@ -106,10 +106,10 @@ struct Node {
   std::array<Sleep, max_threads> sleep{};
 };
 
-// Plain accesses to four bytes; those of other executions do not count.
+// Plain accesses to four bytes; those of other executions are ignored.
 struct Cell {
   std::uint64_t execution = 0;
-  int writer = nobody;
+  int writer = no_thread;
   std::uint32_t written = 0;
   Clock read{};
 };
@@ -122,7 +122,7 @@ const char *const order_names[] = {"relaxed", "consume", "acquire",
                                    "release", "acq_rel", "seq_cst"};
 
 // Memory of an execution: a part for the scenario and one for each thread, so that addresses
-// do not depend on who went first. Nothing is freed before the end.
+// do not depend on the order of the threads. Nothing is freed before the end.
 class Arena {
 public:
   Arena() {
@@ -210,14 +210,14 @@ public:
   void access(std::uintptr_t at, std::size_t bytes, bool writes);
   void await();
   void fail(const std::string &what);
-  bool running() const { return current_ != nobody; }
+  bool running() const { return current_ != no_thread; }
   bool planted(const char *fault) const { return options_.fault == fault; }
   void *allocate(std::size_t bytes, std::size_t alignment) {
     return inside_ ? arena_.allocate(current_, bytes, alignment) : nullptr;
   }
   void *memory(std::size_t bytes) { return arena_.allocate(current_, bytes, 16); }
   bool owns(const void *at) const { return arena_.owns(std::uintptr_t(at)); }
-  // While it is the explorer's own code that runs, memory is the process's.
+  // While the explorer's own code runs, memory is allocated from the process.
   struct Outside {
     explicit Outside(Explorer &explorer) : explorer(explorer), before(explorer.inside_) {
       explorer.inside_ = false;
@@ -231,7 +231,7 @@ public:
   struct Racing { // memory in which plain accesses may race
     std::uintptr_t at;
     std::size_t bytes;
-    std::uintptr_t word; // of which each access is a relaxed operation
+    std::uintptr_t word; // each access to it is a relaxed operation
   };
   std::vector<Racing> may_race;
 
@@ -284,16 +284,17 @@ private:
   std::vector<int> total_order_;
   Seen total_seen_{};
   std::uint64_t execution_ = 0;
-  std::size_t fresh_ = 0; // the first decision that was not made before
+  std::size_t fresh_ = 0; // the first decision that is new in this execution
   bool timed_out_ = false;
-  bool idle_ = false; // nothing new will come of it
+  bool idle_ = false; // the rest of this execution has nothing new
 
-  // An atomic that only one thread uses needs no decisions. If another turns up, all begins anew.
+  // An atomic that only one thread uses needs no decisions. If another thread uses it, the
+  // exploration restarts.
   std::unordered_map<std::uintptr_t, int> owner_;
   std::unordered_set<std::uintptr_t> shared_;
   bool again_ = false;
 
-  int current_ = nobody;
+  int current_ = no_thread;
   bool inside_ = false;
   jmp_buf scheduler_;
 };
@@ -319,7 +320,7 @@ Report Explorer::explore() {
   return report;
 }
 
-// Goes back to the last decision that has another way left.
+// Goes back to the last decision that has an unexplored alternative.
 bool Explorer::next() {
   if (options_.most != 0 && report.executions >= options_.most) {
     report.all = false;
@@ -437,7 +438,7 @@ void Explorer::finish() {
   }
 }
 
-// Whether it would wait for ever if nobody did anything any more.
+// Whether the thread would wait for ever if no other thread ran.
 bool Explorer::hung(const Thread &thread) const {
   if (thread.state == Thread::sleeping && !options_.timeouts)
     return true;
@@ -457,7 +458,7 @@ bool Explorer::has_news(const Thread &thread) const {
                      [&](const auto &look) { return is_old(thread, look); });
 }
 
-// Those who wait go on as far as their next operation when there is something new for them.
+// Waiting threads continue to their next operation when a value that they read has changed.
 void Explorer::wake_up() {
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     Thread &thread = threads_[t];
@@ -496,7 +497,7 @@ unsigned Explorer::enabled() const {
   return able;
 }
 
-// Threads are coroutines: begun by makecontext, then by jumps, which cost no system call.
+// Threads are coroutines: makecontext starts them, then jumps switch without a system call.
 void Explorer::enter() {
   Explorer &self = *explorer;
   const auto me = std::size_t(self.current_);
@@ -523,7 +524,7 @@ void Explorer::resume(int thread) {
     ::setcontext(&next.first);
   }
   inside_ = false;
-  current_ = nobody;
+  current_ = no_thread;
 }
 
 void Explorer::stop() {
@@ -561,7 +562,7 @@ bool Explorer::is_private(const Op &op) {
     return true;
   shared_.insert(op.at);
   again_ = true;
-  stop(); // for good
+  stop(); // it does not continue
   return false;
 }
 
@@ -581,8 +582,8 @@ int Explorer::location(const Op &op) {
   return found->second;
 }
 
-// Which stores an operation may read, the newest first; for others than loads there is but
-// one way, except that a comparison may also fail by an older value.
+// The stores that an operation may read, the newest first. Operations other than loads read
+// the newest only, except that a comparison may also fail by an older value.
 std::vector<int> Explorer::choices(int thread, int least) {
   const Thread &who = threads_[std::size_t(thread)];
   const Op &op = who.op;
@@ -715,9 +716,9 @@ void Explorer::fence(Thread &thread, int order) {
     thread.released = thread.now;
 }
 
-// Whether two events of different threads, in this order, may come out differently in the
-// other. A store and a later load need not be turned round: the load may read an older value,
-// unless it is told to read the newest.
+// Whether two events of different threads may have another result in the other order. A store
+// and a later load need not be reversed, since the load may read an older value, unless it
+// must read the newest.
 bool Explorer::reversible(const Event &earlier, const Event &later) const {
   const bool total = in_total_order(earlier.op) && in_total_order(later.op);
   if (earlier.location < 0 || later.location < 0)
@@ -727,7 +728,7 @@ bool Explorer::reversible(const Event &earlier, const Event &later) const {
   return writes(later.op.kind) || total || (options_.newest && writes(earlier.op.kind));
 }
 
-// Finds what the new event races with, and sees to it that the other order is tried.
+// Finds the events that race with the new one, and schedules the other order.
 void Explorer::order(int at) {
   Event &event = events_[std::size_t(at)];
   Thread &thread = threads_[std::size_t(event.thread)];
@@ -749,7 +750,7 @@ void Explorer::order(int at) {
       races.push_back(b);
     join(reach, earlier.order);
   }
-  if (event.location >= 0) { // what it reads comes before it
+  if (event.location >= 0) { // the store that it reads comes before it
     const auto &stores = locations_[std::size_t(event.location)].stores;
     const int from = event.store - (stores[std::size_t(event.store)].event == at ? 1 : 0);
     if (const int store = stores[std::size_t(from)].event; store >= 0 && from >= 0)
@@ -765,8 +766,8 @@ void Explorer::order(int at) {
       race(b, at);
 }
 
-// Before `earlier` some thread must be tried that begins what does not depend on it and leads
-// to `later`.
+// Before `earlier`, a thread must be tried that runs events that do not depend on it and that
+// lead to `later`.
 void Explorer::race(int earlier, int later) {
   const Event &first = events_[std::size_t(earlier)];
   Node &node = stack_[std::size_t(earlier)];
@@ -775,12 +776,12 @@ void Explorer::race(int earlier, int later) {
     if (!knows(events_[std::size_t(j)].order, first.thread, first.count))
       apart.push_back(j);
   apart.push_back(later);
-  unsigned met = 0, initials = 0;
+  unsigned seen = 0, initials = 0;
   for (std::size_t j = 0; j < apart.size(); ++j) {
     const Event &event = events_[std::size_t(apart[j])];
-    if ((met & bit(event.thread)) != 0)
+    if ((seen & bit(event.thread)) != 0)
       continue;
-    met |= bit(event.thread);
+    seen |= bit(event.thread);
     bool first_of_all = true;
     for (std::size_t g = 0; g < j && first_of_all; ++g) {
       const Event &before = events_[std::size_t(apart[g])];
@@ -799,8 +800,8 @@ void Explorer::race(int earlier, int later) {
     node.backtrack |= (possible & bit(wanted)) != 0 ? bit(wanted) : bit(__builtin_ctz(possible));
 }
 
-// What was explored from this decision need not be explored again after it, as long as
-// nothing happens that makes a difference to it.
+// An operation that was explored from this decision need not be explored again after it, until
+// an event that affects it happens.
 std::array<Sleep, max_threads> Explorer::asleep_after(const Node &node,
                                                       const Event &event) const {
   std::array<Sleep, max_threads> after{};
@@ -833,15 +834,15 @@ void Explorer::await() {
   Thread &me = threads_[std::size_t(current_)];
   me.state = Thread::waiting;
   const Outside outside(*this);
-  // It will not go on in this execution. If the last that it did was to read something old,
-  // another execution begins alike and goes further: the one in which it reads the newest.
+  // The thread does not continue in this execution. If its last operation read an old value,
+  // another execution has the same beginning and continues: there it reads the newest value.
   idle_ = options_.reduce && me.retries == 0 && me.op.kind == Kind::load &&
           !me.looked_at.empty() && is_old(me, me.looked_at.back());
   stop();
 }
 
-// Accesses that may race come one after the other, in every order, and are ordered by fences
-// alone, as relaxed operations are; but they see the newest value.
+// Accesses that may race happen one after the other, in every order, and only fences order
+// them, as for relaxed operations; but they read the newest value.
 bool Explorer::race_as_meant(std::uintptr_t at) {
   for (const Racing &racing : may_race)
     if (at >= racing.at && at < racing.at + racing.bytes) {
@@ -861,8 +862,8 @@ void Explorer::access(std::uintptr_t at, std::size_t bytes, bool writes) {
   for (std::size_t c = arena_.offset(at) / 4; c <= (arena_.offset(at) + bytes - 1) / 4; ++c) {
     Cell &cell = cells_[c];
     if (cell.execution != execution_)
-      cell = {execution_, nobody, 0, {}};
-    bool races = cell.writer != nobody && cell.writer != me &&
+      cell = {execution_, no_thread, 0, {}};
+    bool races = cell.writer != no_thread && cell.writer != me &&
                  !knows(clock, cell.writer, cell.written);
     if (writes)
       for (int t = 0; t < max_threads; ++t)
@@ -888,7 +889,7 @@ void Explorer::fail(const std::string &what) {
       report.trace.push_back(describe(event));
   }
   if (running())
-    stop(); // for good
+    stop(); // it does not continue
 }
 
 std::string Explorer::name_of(std::uintptr_t at) const {
@@ -920,7 +921,7 @@ std::string Explorer::describe(const Event &event) const {
 } // namespace
 
 Report explore(const Options &options, const std::function<Scenario()> &make) {
-  // Never deleted: what is left of the last execution lies in memory of the model.
+  // Never deleted: objects of the last execution are in memory of the model.
   explorer = new Explorer(options, make);
   return explorer->explore();
 }

@@ -4,9 +4,9 @@
 // turns every atomic operation into a call, and puts a call before every plain access. Here
 // these calls do not go to ThreadSanitizer but to hooks.cpp, which hands them to an Explorer.
 // The threads are coroutines of one process. Each stops before its next atomic operation, and
-// the explorer decides who goes on, and which of the values it may legally read a load returns;
-// execution by execution, depth first, until there is nothing left to try. docs/protocol.md
-// says what is modelled, what is not, and how executions that differ in nothing are left out.
+// the explorer decides which thread runs, and which of the allowed values a load returns,
+// execution by execution, depth first, until all are explored. docs/protocol.md says what is
+// modelled, what is not, and how equivalent executions are left out.
 
 #pragma once
 
@@ -33,21 +33,21 @@ struct Options {
 struct Report {
   std::uint64_t executions = 0; // all of the following
   std::uint64_t complete = 0;   // all threads ended
-  std::uint64_t waiting = 0;    // somebody waits for a value that another execution brings
-  std::uint64_t pruned = 0;     // led to what had been explored
+  std::uint64_t waiting = 0;    // a thread waits for a value that it reads in another execution
+  std::uint64_t pruned = 0;     // equivalent to one that was explored
   std::uint64_t timeouts = 0;   // executions in which a sleep had to end by itself
   std::uint64_t events = 0, longest = 0;
   bool all = true; // false: stopped at Options::most
   std::string error;
-  std::vector<std::string> trace; // how it came to the error
+  std::vector<std::string> trace; // the events that led to the error
   std::set<std::string> outcomes;
   std::map<std::uintptr_t, int> ordered; // operations with an order, by where they are called
 };
 
-// What is explored: made anew for each execution by `make`, whose own work comes before all.
+// A scenario: `make` makes it again for each execution, before all threads run.
 struct Scenario {
   std::vector<std::function<void()>> threads;
-  std::function<void()> ended = [] {}; // asked when all threads have
+  std::function<void()> ended = [] {}; // called when all threads have ended
 };
 Report explore(const Options &options, const std::function<Scenario()> &make);
 
@@ -55,8 +55,8 @@ Report explore(const Options &options, const std::function<Scenario()> &make);
 void check(bool holds, const char *what);
 void outcome(const std::string &what);
 bool planted(const char *fault);
-// A wait has found nothing. The thread goes on when something that it has read since the
-// last wait has a newer value; at the latest then it would find out in the product as well.
+// A wait has found nothing. The thread continues when a value that it has read since the last
+// wait is newer; in the product it would see the new value then at the latest.
 void await();
 // For the trace; and memory in which plain accesses may race, because they are meant to.
 void name(const volatile void *at, const std::string &what);

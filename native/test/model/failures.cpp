@@ -1,5 +1,5 @@
-// Calls that fail: all ranks that fail name the same cause, and a rank that has given a call up
-// has its buffers for itself.
+// Calls that fail: all ranks that fail report the same cause, and no other rank uses the buffers
+// of a rank whose call has failed.
 
 #include "test/model/world.hpp"
 
@@ -15,13 +15,13 @@ struct Outcome {
   Failure failure[3];
 };
 
-// The first `impatient` ranks give up when they have to wait; the others hear of it.
-Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective = "direct") {
+// The first `impatient` ranks abort when they have to wait; the others see the failure.
+Scenario aborting(int n, int impatient, Cut cut, const std::string &collective = "direct") {
   auto *world = new World(n);
   auto *what = new Outcome;
   name(what->input, "inputs");
-  // Nobody waits for readers: they look once more when they are done, and what they have read
-  // counts for nothing if somebody gave up.
+  // No rank waits for readers: they check for a failure when they are done, and discard what
+  // they have read if a rank has aborted.
   const bool gathers = collective == "gather";
   if (gathers)
     may_race(what->input, sizeof what->input);
@@ -39,7 +39,7 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
       for (int e = 0; e < count && what->done[r]; ++e)
         check(what->output[r][e] == Element(gathers ? e + 1 : n * (n + 1) / 2),
               "a result is wrong");
-      for (int e = 0; e < count; ++e) // they serve something else now
+      for (int e = 0; e < count; ++e) // the buffers are in use for other data now
         what->input[r][e] = what->output[r][e] = 77;
     });
   }
@@ -55,7 +55,7 @@ Scenario giving_up(int n, int impatient, Cut cut, const std::string &collective 
       check((*world)[r].layout().block(std::size_t(r)).writing.load() == 0,
             "a rank says for ever that it writes");
       for (const Element e : what->output[r])
-        check(e == 0 || e == 77, "somebody wrote to a buffer after its call had ended");
+        check(e == 0 || e == 77, "a buffer was written after its call had ended");
     }
     outcome(text);
   };
@@ -85,7 +85,7 @@ Scenario mismatch(int n) {
   return scenario;
 }
 
-// The guard of writes alone: all others write to a buffer of rank 0, which gives up.
+// The write guard alone: all others write to a buffer of rank 0, which aborts.
 Scenario guard(int n) {
   auto *world = new World(n);
   auto *buffer = new Element[3]();
@@ -113,12 +113,12 @@ Scenario guard(int n) {
 
 void add_failures(Scenarios &all) {
   const Cut one{1, false, false}, exposed{1, false, true};
-  all["one gives up"] = [=](int n) { return giving_up(n, 1, one); };
-  all["several give up"] = [=](int n) { return giving_up(n, 2, one); };
-  all["one gives up, exposed"] = [=](int n) { return giving_up(n, 1, exposed); };
-  all["several give up, exposed"] = [=](int n) { return giving_up(n, 2, exposed); };
-  all["one gives up, read by others"] = [=](int n) {
-    return giving_up(n, 1, exposed, "gather");
+  all["one aborts"] = [=](int n) { return aborting(n, 1, one); };
+  all["several abort"] = [=](int n) { return aborting(n, 2, one); };
+  all["one aborts, exposed"] = [=](int n) { return aborting(n, 1, exposed); };
+  all["several abort, exposed"] = [=](int n) { return aborting(n, 2, exposed); };
+  all["one aborts, read by others"] = [=](int n) {
+    return aborting(n, 1, exposed, "gather");
   };
   all["mismatch"] = [](int n) { return mismatch(n); };
   all["guard"] = [](int n) { return guard(n); };

@@ -96,7 +96,7 @@ extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_vptr_update(void **, void *) {}
 extern "C" void __tsan_vptr_read(void **) {}
 
-// Copies: what they do, with both sides told.
+// Copies: both sides are reported as accesses.
 #define WRAPPED(result, name, ...)                   \
   extern "C" result __real_##name(__VA_ARGS__);      \
   extern "C" result __wrap_##name(__VA_ARGS__)
@@ -107,7 +107,7 @@ WRAPPED(void *, memcpy, void *to, const void *from, std::size_t bytes) {
   return std::memmove(to, from, bytes);
 }
 
-// Locks, sleep, and time, which stands still.
+// Locks, sleep, and time, which does not advance.
 WRAPPED(int, pthread_mutex_lock, pthread_mutex_t *mutex) {
   model::perform({Kind::lock, std::uintptr_t(mutex), 4, __ATOMIC_ACQUIRE, 0, 1, 0, SITE});
   return 0;
@@ -143,7 +143,7 @@ extern "C" long __wrap_syscall(long number, ...) {
   return 0;
 }
 
-// Memory: what threads share is made by the product itself, from memory of the model.
+// Memory: the product allocates what threads share from memory of the model.
 WRAPPED(int, memfd_create, const char *, unsigned) { return 1000; }
 WRAPPED(int, posix_fallocate, int, off_t, off_t) { return 0; }
 WRAPPED(int, munmap, void *, std::size_t) { return 0; }
@@ -171,7 +171,7 @@ void operator delete(void *at, std::size_t) noexcept { operator delete(at); }
 void operator delete(void *at, std::align_val_t) noexcept { operator delete(at); }
 void operator delete(void *at, std::size_t, std::align_val_t) noexcept { operator delete(at); }
 
-// What the model leaves out (other hosts, codecs, traces) is linked to this.
+// Functions that the model leaves out (other hosts, codecs, traces) link to this.
 extern "C" void unmodelled(const char *name) {
   std::fprintf(stderr, "%s is not part of the model, but was called\n", name);
   std::abort();

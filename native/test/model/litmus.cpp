@@ -1,5 +1,5 @@
-// Whether the explorer is right: small programs whose outcomes under C++ are known, and random
-// ones, on which the reduced search must find what the full one finds.
+// Tests of the explorer: small programs whose outcomes under C++ are known, and random
+// programs, for which the reduced search must find what the full search finds.
 
 #include <atomic>
 #include <cstdlib>
@@ -72,7 +72,7 @@ Scenario message(memory_order store, memory_order load, bool fences) {
                 2);
 }
 
-// Two writers, two readers that may disagree on which came first.
+// Two writers, and two readers that may disagree on their order.
 Scenario independent(memory_order store, memory_order load) {
   return litmus({[=](Words &w) { w.x.store(1, store); }, [=](Words &w) { w.y.store(1, store); },
                  [=](Words &w) {
@@ -86,7 +86,8 @@ Scenario independent(memory_order store, memory_order load) {
                 4);
 }
 
-// Store and look on both sides, as WriteGuard and wait_for_writers: one side by a comparison and a fence.
+// Store and load on both sides, as in WriteGuard and wait_for_writers: one side by a comparison
+// and a fence.
 Scenario store_and_look(memory_order order) {
   return litmus({[=](Words &w) {
                    w.x.store(1, order == seq_cst ? seq_cst : release);
@@ -113,7 +114,7 @@ Scenario coherence() {
                 2);
 }
 
-// A release sequence: the middle operation is relaxed, and what the first released goes on.
+// A release sequence: the middle operation is relaxed and continues the release of the first.
 Scenario sequence(bool by_store) {
   return litmus({[](Words &w) {
                    w.plain = 1;
@@ -141,7 +142,7 @@ Scenario adding() {
   return scenario;
 }
 
-// A thread that waits, and one that never comes.
+// A thread that waits for a store that never happens.
 Scenario waiting(bool comes) {
   return litmus({[](Words &w) {
                    while (w.x.load(acquire) == 0)

@@ -1,4 +1,4 @@
-// Explores one scenario, told on the command line as name=value, and prints the report as JSON.
+// Explores one scenario, given on the command line as name=value, and prints the report as JSON.
 
 #include <cstdio>
 #include <cstdlib>
@@ -59,7 +59,7 @@ void print(const Report &report) {
 } // namespace
 
 int main(int argc, char **argv) {
-  __libc_single_threaded = 0; // so that what shared pointers count is counted by atomics
+  __libc_single_threaded = 0; // so that shared pointers count with atomics
   Scenarios all;
   add_litmus(all);
   add_calls(all);

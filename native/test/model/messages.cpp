@@ -32,7 +32,7 @@ bool transfer(Comm &comm, Transfer::Direction direction, std::size_t peer, Eleme
   return status == Status::done;
 }
 
-// Rank 0 sends to the last rank; those between them only look on.
+// Rank 0 sends to the last rank; the ranks between them do nothing.
 Scenario messages(int count, std::size_t elements) {
   auto *world = new World(2);
   auto *mail = new Mail;
@@ -61,8 +61,8 @@ Scenario messages(int count, std::size_t elements) {
   return scenario;
 }
 
-// The sender gives up when the ring is full: who waits for the rest must hear of it, and gets
-// what was sent whole before it.
+// The sender aborts when the ring is full: a receiver that waits for the rest must see the
+// failure, and receives the messages that were sent completely before.
 Scenario cut(int whole) {
   auto *world = new World(2);
   auto *mail = new Mail;
@@ -76,7 +76,7 @@ Scenario cut(int whole) {
             "a send fails");
     const bool done = transfer((*world)[0], Transfer::Direction::send, 1, mail->sent[whole],
                                most, true, &failure);
-    outcome(done ? "sent" : "given up");
+    outcome(done ? "sent" : "aborted");
     if (!done)
       for (Element &e : mail->sent[whole])
         e = 77;
@@ -101,8 +101,8 @@ Scenario cut(int whole) {
 void add_messages(Scenarios &all) {
   all["messages"] = [](int) { return messages(2, 2); };
   all["long message"] = [](int) { return messages(1, 6); };
-  all["message given up"] = [](int) { return cut(0); };
-  all["message given up after another"] = [](int) { return cut(1); };
+  all["message aborted"] = [](int) { return cut(0); };
+  all["message aborted after another"] = [](int) { return cut(1); };
 }
 
 } // namespace model

@@ -1,4 +1,4 @@
-// What is explored, by name; the number is that of the ranks, or a seed.
+// The scenarios, by name; the number is the number of ranks, or a seed.
 
 #pragma once
 

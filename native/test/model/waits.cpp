@@ -1,6 +1,6 @@
-// Sleeping and waking. A wake can be missed, by design, and then costs the time of a short sleep;
-// so with sleeps that end by themselves nobody may wait for ever, and without them nobody may
-// as long as all see every store at once.
+// Sleeping and waking. A wake can be missed, by design, and then costs the time of a short sleep.
+// So with sleeps that time out no rank may wait for ever; without timeouts no rank may wait for
+// ever under sequential consistency.
 
 #include "memory/wait.hpp"
 #include "test/model/world.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr WaitPolicy none{0, 0, 500'000};
 
-// All but rank 0 sleep until it has moved on, each in the loop that drive has.
+// All but rank 0 sleep until it has advanced, each in the loop of Comm::drive.
 Scenario sleeping(int n) {
   auto *world = new World(n);
   Scenario scenario;

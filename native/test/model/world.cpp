@@ -8,7 +8,7 @@
 #include "engine/progress.hpp"
 #include "net/event.hpp"
 
-// What a process has beside its communicators: nothing of it is modelled.
+// The state of a process beside its communicators, none of which is modelled.
 namespace unisono {
 Progress::~Progress() = default;
 void Progress::add(Comm *) {}
@@ -24,7 +24,7 @@ namespace {
 
 std::map<std::string, Lowered> all_lowered;
 
-// Kept for all executions; they are only written to.
+// Kept for all executions; they are only written.
 std::shared_ptr<Recorder> recorder;
 std::shared_ptr<Progress> progress;
 

@@ -60,7 +60,7 @@ def _letter(i: int) -> str:
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """The same by matplotlib, in a file whose name says the format."""
+    """The same by matplotlib, in a file whose suffix is the format."""
     figure, axis = pyplot("--picture").subplots(figsize=(8, 5))
     for name in best(comparison):
         times = [r.time for r in comparison.results[name]]

@@ -1,4 +1,4 @@
-"""What this machine would choose: the table's word if there is one, else the rules'."""
+"""What this machine would choose: by the tuned table if there is one, or by rules."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def style(axes: Any, *, sizes: Sequence[int] = (), **settings: Any) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the figure to a file whose name says the format, and close it."""
+    """Write the figure to a file whose suffix is the format, and close it."""
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""`unisono simulate train`: a training step on machines one need not have."""
+"""`unisono simulate train`: a training step on any machines."""
 
 from __future__ import annotations
 

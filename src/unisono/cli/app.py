@@ -1,6 +1,6 @@
 """The verbs together: every module here that defines a function of its own name.
 
-A module may name functions in BELOW: verbs below its own, as in `simulate train`.
+A module may list functions in BELOW: nested verbs, as in `simulate train`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`unisono bench`: how fast collectives are here, and how fast others are.
+"""`unisono bench`: how fast collectives are here, and those of other libraries.
 
-The words and columns are those of nccl-tests, but for `-n`, which means ranks. How it
-is measured is described in `_bench`.
+The options and columns are those of nccl-tests, except for `-n`, which means ranks. How
+it is measured is described in `_bench`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def bench(
     check
         1 counts wrong elements, 0 does not.
     dtype
-        Element type, in our words or in nccl-tests'.
+        Element type, by our name or that of nccl-tests.
     op
         Reduction.
     root
@@ -96,10 +96,10 @@ def bench(
     vs
         Peers to measure in the same run: gloo, openmpi, mpich (see make peers).
     per_host
-        Let unisono's ranks behave as if so many were on each host: between hosts they
+        Emulate hosts with so many of unisono's ranks on each: between hosts they
         communicate by TCP, on this machine's loopback.
     shared
-        Measure on buffers from comm.empty, which live in shared memory.
+        Measure on buffers from comm.empty, which are in shared memory.
     json
         Print one JSON document, under the keys of nccl-tests.
     csv_
@@ -248,7 +248,7 @@ def _refuse_too_large(task: _Task, most: int) -> None:
 
 
 def _refuse_unwritable(*paths: Path | None) -> None:
-    """Say so before minutes of measuring, not after."""
+    """Refuse invalid options before minutes of measuring, not after."""
     for path in paths:
         if path and not os.access(path.parent, os.W_OK):
             raise BadArgument(f"{path}: cannot be written: no such folder, or not ours")

@@ -1,8 +1,8 @@
-"""`unisono doctor`: is this host, are these hosts, fit to run ranks?
+"""`unisono doctor`: whether this host, or these hosts, can run ranks.
 
-First every host is asked by itself, all at once, so that one which cannot be reached
-does not hide what ails the others. Then those that can be reached form one small world,
-started and met exactly as `unisono run` does it: what works here works there.
+First every host is checked alone, all at the same time, so that an unreachable host
+does not hide the problems of others. Then the reachable hosts form one small world,
+started and connected exactly as `unisono run` does it.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ def _one(way: RemoteOptions, host: HostSpec) -> tuple[bool, list[Finding]]:
 
 
 def _world_here(ranks: int) -> WorldFindings:
-    said, err = io.BytesIO(), io.BytesIO()
+    output, err = io.BytesIO(), io.BytesIO()
     command = [sys.executable, "-m", "unisono.cli._doctor.rank"]
     environment = {
         "UNISONO_TIMEOUT_S": os.environ.get("UNISONO_TIMEOUT_S", _PATIENCE_S)
     }
-    outcome = launch(command, ranks, RankOutput(said, err), environment=environment)
-    return _world(said, outcome)
+    outcome = launch(command, ranks, RankOutput(output, err), environment=environment)
+    return _world(output, outcome)
 
 
 def _world_on(
@@ -160,16 +160,16 @@ def _world_on(
     return _world(output, outcome)
 
 
-def _world(said: io.BytesIO, outcome: Outcome) -> WorldFindings:
-    findings = _marked(said, WorldFindings)
+def _world(output: io.BytesIO, outcome: Outcome) -> WorldFindings:
+    findings = _marked(output, WorldFindings)
     if findings:
         return next((one for one in findings if not one.failed), findings[0])
     message = outcome.report() or "the ranks printed nothing"
     return WorldFindings([], {}, {}, [], [], [], failed=message)
 
 
-def _marked(said: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:
+def _marked(output: io.BytesIO, kind: type[_Kind]) -> list[_Kind]:
     """What was printed for us, among whatever else was."""
-    lines = said.getvalue().decode(errors="replace").splitlines()
+    lines = output.getvalue().decode(errors="replace").splitlines()
     texts = [line.partition(MARK)[2] for line in lines if MARK in line]
     return [msgspec.json.decode(text, type=kind) for text in texts]

@@ -49,7 +49,7 @@ def env(*, json: bool = False) -> int:
             else os.cpu_count()
         ),
         "world": _world(),
-        "meeting": _meeting(),
+        "rendezvous": _rendezvous(),
         "GPU driver": found.driver().words,
         "NVRTC": found.compiler().words,
         "kernels": found.kernels().words,
@@ -70,15 +70,15 @@ def env(*, json: bool = False) -> int:
 
 
 def _world() -> str:
-    """What `unisono.init()` would find here, and by which launcher's word."""
+    """What `unisono.init()` would find here, and by which launcher."""
     try:
         return find_world().why
     except BadArgument as error:
         return f"none: {error}"
 
 
-def _meeting() -> str:
-    """The rendezvous of that world."""
+def _rendezvous() -> str:
+    """Where the ranks of that world connect first."""
     try:
         world = find_world()
         if not world.hosts_several:

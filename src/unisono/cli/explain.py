@@ -109,7 +109,7 @@ def explain(
 def _refuse(
     wanted: list[str], *, size: str, topology: str, beside: str, json: bool
 ) -> None:
-    """Say so if options do not go together."""
+    """Refuse options that exclude each other."""
     if json and (wanted or size):
         raise BadArgument("--json stands alone: leave out --svg, --html and --size")
     if len(wanted) > 1:
@@ -120,7 +120,7 @@ def _refuse(
 
 
 def _fitting(algorithm: str, topology: str) -> str:
-    """The algorithm's name with what the topology knows filled in."""
+    """The algorithm's name, completed from the topology."""
     if not topology:
         return algorithm
     from unisono.simulate.candidates import fitted

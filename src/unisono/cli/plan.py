@@ -100,7 +100,7 @@ def plan(
     microbatches
         Of a pipeline; four times the ranks if not given.
     memory
-        Memory of a rank, as 24G: says what fits, and what to try if nothing does.
+        Memory of a rank, as 24G: shows what fits, and what to try if nothing does.
     compare
         Compare ddp and fsdp: what each sends, and why.
     json

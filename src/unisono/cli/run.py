@@ -1,9 +1,9 @@
 """`unisono run`: a script as n ranks on this host, or on others by ssh.
 
-What stands before the script is for us, and what stands behind it is for the script,
-whatever it looks like. A parser that sorts options by name cannot know this border. So
-the verb takes all its words unread, finds the border itself, and hands over what it
-found with the sign that ends options, `--`, in between.
+Options before the script are those of `unisono run`, and all arguments after it are
+those of the script. A parser that sorts options by name cannot find this border. So the
+verb takes all its arguments unparsed, finds the border itself, and passes both parts
+on, with `--`, which ends options, in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.errors import BadArgument
 from unisono.launch.local import launch
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
-from unisono.runtime.observe.monitor import WATCH
+from unisono.runtime.observe.monitor import MONITOR
 from unisono.runtime.observe.recorder import FLIGHT_DIR
 
 TAKE_A_VALUE = (
@@ -31,7 +31,7 @@ TAKE_A_VALUE = (
     *("--hostfile", "--ssh", "--python", "--chdir", "--address", "--env", "-x"),
     "--records",
 )
-"""The options behind which another word stands."""
+"""The options that take a value."""
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 run = App(
@@ -114,7 +114,7 @@ def _run(
     grace
         Seconds that the others have to report after the first failure.
     timeout_s
-        Seconds after which a collective gives up, unless the script says otherwise.
+        Seconds after which a collective times out, unless the script sets others.
     hosts
         Where to run it, by ssh: names, with a number of ranks or without, as a,b:4,c.
     hostfile
@@ -137,7 +137,7 @@ def _run(
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
     grace_s = seconds_of("--grace", grace)
-    environment = {WATCH: "1", **_hosts.variables(env or [])}
+    environment = {MONITOR: "1", **_hosts.variables(env or [])}
     if records is not None:
         environment[FLIGHT_DIR] = str(records.absolute())
     if timeout_s:

@@ -11,7 +11,7 @@ from unisono.errors import BadArgument
 
 
 def secret(*, file: Path | None = None, json: bool = False) -> int:
-    """Make the secret by which the ranks of one job know each other.
+    """Make the secret by which the ranks of one job authenticate each other.
 
     `unisono run` makes one by itself; elsewhere, before the job is started:
     export UNISONO_SECRET=$(unisono secret). With a file, the ranks are given its name
@@ -37,7 +37,7 @@ def secret(*, file: Path | None = None, json: bool = False) -> int:
 
 
 def _write(file: Path, text: str) -> None:
-    """To a file that was not there before: who made it could read it."""
+    """Write a new file: the creator of an existing one could read it."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as why:

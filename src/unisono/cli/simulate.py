@@ -1,4 +1,4 @@
-"""`unisono simulate`: how long collectives would take on machines one need not have."""
+"""`unisono simulate`: how long collectives would take on any machines."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def simulate(
     codec
         What travels instead, as ratio=0.26,encode=1e-11,decode=1e-11 (seconds a byte).
     reduce
-        How fast a rank adds up, as 20GB/s; otherwise as the topology says.
+        How fast a rank reduces, as 20GB/s; otherwise that of the topology.
     compute
         What every rank computes meanwhile, as 5ms: what is left then is exposed.
     share

@@ -19,7 +19,7 @@ def studio(
 ) -> int:
     """Serve the explainer on loopback: algorithms, costs, strategies, traces.
 
-    It ends with Ctrl-C. Nobody but this machine can reach it.
+    It ends with Ctrl-C. Only this machine can reach it.
 
     Example: unisono studio --open
 

@@ -1,4 +1,4 @@
-"""`unisono top`: a job that runs, looked at while it runs."""
+"""`unisono top`: a live view of a running job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.trace.live import RankStatus, Snapshot, look
 from unisono.units import format_bandwidth, format_bytes, format_seconds
 
 NOTES = 3
-"""Lines below the tables, if there is something to say."""
+"""Lines below the tables, for notes."""
 FRAME = 3
 """Lines of a table besides its rows: its title, its head, and what was left out."""
 
@@ -30,7 +30,7 @@ def top(
     """Where the ranks of a job are: calls, which are late, traffic by link.
 
     Only asks: nothing of the job is changed. A rank can be asked if unisono run has
-    started it, or if UNISONO_WATCH=1 was set. It ends by Ctrl-C, or with the job.
+    started it, or if UNISONO_MONITOR=1 was set. It ends by Ctrl-C, or with the job.
 
     Example: unisono top
 
@@ -106,7 +106,7 @@ def lines_for(height: int, ranks: int, links: int, hosts: int) -> tuple[int, int
 
 
 def _ranks(snapshot: Snapshot, shown: int, *, in_one_line: bool) -> Table:
-    """Where each rank is; who is late is marked by a word, not by a colour alone."""
+    """Where each rank is; a late rank is marked by a word, not by a colour alone."""
     late = snapshot.late
     names = {row.rank for row in snapshot.rows}
     title = f"{len(names)} of {snapshot.world_size} ranks"

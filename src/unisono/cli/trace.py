@@ -1,4 +1,4 @@
-"""`unisono trace`: record a run, look at it, compare two, ask why one went wrong."""
+"""`unisono trace`: record a run, show it, compare two, diagnose a failed one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Our own options, which stand before the script, and the words of `run`."""
+    """Our own options, which are before the script, and the arguments of `run`."""
     ours: dict[str, str] = {}
     theirs: list[str] = []
     left = list(words)
@@ -104,12 +104,12 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif left:
             ours[word] = left.pop(0)
         else:
-            raise BadArgument(f"trace run {word}: expected a path behind it")
+            raise BadArgument(f"trace run {word}: expected a path after it")
     return ours, [*theirs, *left]
 
 
 def summary(path: Path, /, *, json: bool = False) -> int:
-    """Time per collective, what was exposed, who was late, and how near the floor.
+    """Time per collective, exposed time, late ranks, and the distance to the floor.
 
     Example: unisono trace summary run.pt.trace.json.gz
 
@@ -157,7 +157,7 @@ def why(
     pickle: Path | None = None,
     json: bool = False,
 ) -> int:
-    """What went wrong: who is the cause, in which call, and on which line.
+    """What went wrong: which rank is the cause, in which call, and on which line.
 
     Reads the flight records that ranks leave (unisono run --records, or
     UNISONO_FLIGHT_DIR). Without a folder the ranks of this user's job that runs are
@@ -183,11 +183,11 @@ def why(
 
 
 def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:
-    verdict = judge(flights.read(folder))
+    diagnosis = judge(flights.read(folder))
     if json:
-        print_json(verdict.as_dict())
+        print_json(diagnosis.as_dict())
     else:
-        print(verdict)
+        print(diagnosis)
     if pickle is not None:
         files = flights.to_pickle(folder, pickle)
         message = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"
@@ -267,7 +267,7 @@ def _serve(path: Path, port: str, *, once: bool) -> int:
 
 
 class _OneFile(http.server.BaseHTTPRequestHandler):
-    """Serves one file to Perfetto's page, and nothing else to anybody."""
+    """Serves one file to Perfetto's page, and nothing else."""
 
     def __init__(self, path: Path, *rest: object) -> None:
         self._path = path

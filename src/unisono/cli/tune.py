@@ -1,4 +1,4 @@
-"""`unisono tune`: measure this machine, and remember which algorithm wins where."""
+"""`unisono tune`: measure this machine, and record which algorithm is fastest where."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def tune(
     n
         Number of ranks.
     per_host
-        Let the ranks behave as if so many were on each host: between hosts they
-        communicate over TCP, on this machine's loopback.
+        Emulate hosts with so many ranks on each: between hosts they communicate
+        over TCP, on this machine's loopback.
     quick
         Five collectives at six sizes, in seconds rather than minutes.
     collective

@@ -1,4 +1,4 @@
-"""`unisono verify`: prove algorithms right for many n, or show where not."""
+"""`unisono verify`: prove algorithms for many n, or show a counter-example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels instead: floats as fewer bytes, and what that does to their values.
+"""Codecs: floats as fewer bytes, and the effect on their values.
 
 get, Codec   dense codecs by name: a block of elements becomes a scale and short codes
 reference    the same in NumPy: the definition, which native code equals bit for bit

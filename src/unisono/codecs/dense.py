@@ -2,7 +2,7 @@
 
     get("fp8")                    e4m3, block 128, a float32 scale before each block
     get("int8:block=64")          other blocks: multiples of 32
-    get("int4:stochastic")        rounded by chance, by a key of step and slot
+    get("int4:stochastic")        stochastic rounding, by a key of step and slot
 
 Every element is sent, in fewer bits, so sizes are known beforehand and codes can be
 cut at any multiple of the block. Native code does the work, with the widest vectors
@@ -103,7 +103,7 @@ def _block(spec: str, name: str, value: str) -> int:
 
 
 def key(step: int, slot: int) -> int:
-    """The key of one rounding by chance: that of buffer `slot` in step `step`.
+    """The key of one stochastic rounding: that of buffer `slot` in step `step`.
 
     Another step or slot rounds differently; the same ones round equally, everywhere.
     """
@@ -307,7 +307,7 @@ class Codec:
             )
         if self.stochastic and key == 0:
             raise BadArgument(
-                f"codec {self}: rounds by chance and needs a key other than 0: "
+                f"codec {self}: rounds stochastically and needs a key other than 0: "
                 "encode(x, key=codecs.key(step, slot))"
             )
         return key
@@ -326,7 +326,7 @@ def _raw(array: Array) -> Bytes:
 
 @cache
 def _measured_error(codec: Codec) -> float:
-    """Measured once, on values from a fixed seed: all ranks come to the same."""
+    """Measured once, on values from a fixed seed: all ranks get the same."""
     x = np.random.default_rng(8).standard_normal(1 << 17).astype(np.float32)
     code = codec.encode(x, key=1 if codec.stochastic else 0)
     lost = codec.decode(code, x.size).astype(np.float64) - x

@@ -1,22 +1,22 @@
-"""Error feedback: what was not sent is not lost, it is sent later.
+"""Error feedback: values that were not sent are sent later.
 
-    wanted   = gradient + residual         what should travel
+    wanted   = gradient + residual         what should be sent
     sent     = a part of it, or a coarse copy
     residual = wanted - sent               for the next step
 
-With this, biased schemes (top-k, signs) come to the same place as the uncompressed
-run; without it they need not. The residual is as large as the gradient, belongs to one
+With this, biased schemes (top-k, signs) converge as the uncompressed run does; without
+it they need not. The residual is as large as the gradient, belongs to one
 rank, and is saved with the optimizer's state.
 
-Momentum correction: if the optimizer's momentum were applied to what arrives, elements
-that wait would miss the momentum of the steps in which they waited. So the velocity is
-kept here, by each rank of its own gradients, and it is velocities that add up and wait:
+Momentum correction: if the optimizer's momentum were applied to the received values,
+elements that are sent later would miss the momentum of the steps before. So each rank
+keeps the velocity of its own gradients here, and velocities are summed and kept:
 
     velocity = momentum · velocity + gradient
     wanted   = velocity + residual         both are zero again where it was sent
 
-Values that are not finite have been sent to all; they are not kept, since it
-would spoil all steps to come.
+Values that are not finite have been sent to all; they are not kept, since they would
+make all later steps not finite.
 
 Seide et al., "1-bit stochastic gradient descent" (2014); Karimireddy et al., "Error
 feedback fixes SignSGD" (2019); Lin et al., "Deep gradient compression" (2018).
@@ -35,7 +35,7 @@ Memory = dict[str, NDArray[Any]]
 
 
 class Feedback:
-    """What one rank has not sent of one tensor; it lives in `memory`, by name."""
+    """What one rank has not sent of one tensor; it is kept in `memory`, by name."""
 
     def __init__(self, memory: Memory, count: int, momentum: float = 0.0) -> None:
         """Nothing is left at first."""
@@ -50,7 +50,7 @@ class Feedback:
         return self._memory["residual"]
 
     def wanted(self, x: Floats) -> Floats:
-        """What should travel, now that x has come: all that waits. Not a copy."""
+        """What should be sent, with x added: all that was kept. Not a copy."""
         if self._momentum:
             velocity = self._memory["velocity"]
             velocity *= np.float32(self._momentum)

@@ -1,10 +1,10 @@
 """How a scheme is written: its name, and after a colon its options.
 
-    topk:0.01                   the first option may go without its name
-    topk:k=1000,momentum=0.9    several are parted by commas
+    topk:0.01                   the first option may be given without its name
+    topk:k=1000,momentum=0.9    several are separated by commas
 
-The schemes of this table look at a whole tensor, or at several steps, to say what is
-sent: they are no encodings of one block after the other, and have ways of their own.
+The schemes of this table use a whole tensor, or several steps, to choose what is sent:
+they do not encode block by block, and have their own code paths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix of gradients travels as the product of two thin ones.
+"""PowerSGD: a matrix of gradients is sent as the product of two thin matrices.
 
     M (a × b)  ≈  P (a × r) · Qᵀ (r × b)         r(a+b) numbers instead of ab
 
@@ -10,8 +10,8 @@ change slowly); each arrow is a plain all_reduce, since everything sent is linea
 
 What every rank computes from sums must have the same bits everywhere, though ranks may
 have other processors and other BLAS. So orthogonalising and the last product are made
-of additions and multiplications in an order that is written down here. What a rank
-computes of its own M may be as fast as can be.
+of additions and multiplications in a fixed order. What a rank computes from its own M
+alone may use any order.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD" (2019).
 """
@@ -33,7 +33,7 @@ _TINY = 1e-30
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Matrices travel with this rank; `warmup` steps before that send them whole."""
+    """Matrices are sent with this rank; `warmup` steps before that send them whole."""
 
     rank: int = 4
     warmup: int = 0

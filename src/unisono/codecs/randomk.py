@@ -1,14 +1,15 @@
 """Random-k: elements selected at random, the same on all ranks; no indices are sent.
 
-All ranks draw with one seed, and what they drew can be added up by any all_reduce, as a
+All ranks draw with one seed, and any all_reduce can sum the selected elements, as a
 shorter tensor. The selection is stratified: one element in each of k runs.
 
     x        |  .   .   .   | .   .   .  | .   .   .  |      k = 3
     drawn         1               2        0                 by hash(seed, run)
 
-So every element has the same chance (runs differ by one element at most), places come
-in ascending order, and k numbers are drawn instead of a permutation of all elements.
-The numbers are arithmetic on 64 bits, the same on every machine and in every version.
+So every element has the same probability (runs differ by one element at most), indices
+are in ascending order, and k numbers are drawn instead of a permutation of all
+elements. The numbers are arithmetic on 64 bits, the same on every machine and in every
+version.
 
 Wangni et al., "Gradient sparsification" (2018); Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators" (2014), for the mixing of bits.

@@ -4,8 +4,9 @@ A code is a row of blocks. A block is a scale, then the codes of its elements; a
 is its code times the scale. The last block may be shorter. `encode` and `decode` take
 whole arrays of float32, and everything between is in rows: one row for each block.
 
-Rounding is to nearest, ties to even, or by chance: then 32 random bits of each element,
-which depend on the key and the element's place alone, decide between its neighbours.
+Rounding is to nearest, ties to even, or stochastic: then 32 random bits of each
+element, which depend on the key and the element's index alone, decide between its
+neighbours.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Array = NDArray[Any]
 Rows = tuple[Array, Array]  # scales as bytes, codes as bytes; a row for each block
 
 GROUP = 32
-"""Elements that share 64 random bits, of which each makes 32 of its own."""
+"""Elements that share 64 random bits, from which each derives its own 32."""
 
 LEAST_SCALE = np.float32(2.0**-126)
 """Its inverse is finite; blocks below it lose precision, and then become zero."""
 
 
 def encode(name: str, x: Array, block: int, key: int = 0) -> Array:
-    """The code of float32s; with a `key` that is not 0 rounded by chance."""
+    """The code of float32s; with a `key` that is not 0 rounded stochastically."""
     random = draws(key, x.size) if key else None
     with np.errstate(all="ignore"):
         parts = [
@@ -43,7 +44,7 @@ def encode(name: str, x: Array, block: int, key: int = 0) -> Array:
 
 
 def decode(name: str, code: Array, count: int, block: int) -> Array:
-    """What a code of `count` elements stands for, as float32."""
+    """The values of a code of `count` elements, as float32."""
     kind, values, at = _CODECS[name], [np.empty(0, np.float32)], 0
     with np.errstate(all="ignore"):
         for begin, end, size in _pieces(count, block):
@@ -116,7 +117,7 @@ class FloatFormat:
         return 2 - (1 << (self.exponent - 1))
 
     def value(self, code: Array) -> Array:
-        """What codes stand for, in float32."""
+        """The values of codes, in float32."""
         code = code.astype(np.int64)
         size = code & ((1 << (self.exponent + self.mantissa)) - 1)
         field = size >> self.mantissa

@@ -1,12 +1,12 @@
-"""Top-k: the k largest elements travel, each with its place; the rest waits.
+"""Top-k: the k largest elements are sent, each with its index; the rest is kept.
 
     x          | .1  -7  .2   3  .0  -.4  9  .1 |       k = 3
     sent       (1, -7) (3, 3) (6, 9)                    8 bytes each
     residual   | .1   0  .2   0  .0  -.4  0  .1 |       added to the next gradient
 
 What is left out is never more than (1 - k/count) of the squared norm, so with error
-feedback (`feedback`) nothing is lost for good. Every rank chooses for itself; the sum
-of their choices has up to n·k elements, and `runtime.sparse` says how it is made.
+feedback (`feedback`) nothing is lost. Every rank selects its own elements; the sum of
+the selections has up to n·k elements (`runtime.compress.sparse` computes it).
 
 NaN counts as larger than anything, so it is sent first.
 

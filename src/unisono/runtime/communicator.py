@@ -5,7 +5,7 @@
     shard = comm.reduce_scatter(x, op="mean")
     work = comm.all_gather(x, async_op=True); y = work.wait()
 
-All ranks make the same calls in the same order; if they do not, all are told so. Every
+All ranks make the same calls in the same order; otherwise all raise an error. Every
 call returns the right answer or raises, at the latest after `timeout_s`. A communicator
 may be used by several threads; calls then queue.
 
@@ -13,9 +13,9 @@ Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+d
 `async_op=True` (returns a Work), `timeout_s=`, `label=` (what the call is for: ranks
 must agree on that too, and errors and records name it), and those that reduce also
 `reproducible=True` (the bits depend on nothing but the inputs). With `codec="fp8"` (see
-`unisono.codecs`) values travel as codes, a little wrong and much smaller: between all
+`unisono.codecs`) values are sent as codes, smaller and less exact: between all
 ranks, or with `codec="fp8@hosts"` only between hosts. All ranks still end with the same
-bits, and the root of a broadcast, too, holds what others got. A call is refused if the
+bits, and the root of a broadcast, too, has the decoded values. A call is refused if the
 relative error of its result, known beforehand, is above `error_bound=`.
 """
 
@@ -35,8 +35,7 @@ from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import readable, shape_and_dtype
-from unisono.runtime.call.options import CallOptions as How
-from unisono.runtime.call.options import Options
+from unisono.runtime.call.options import CallOptions, Options
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
@@ -144,13 +143,13 @@ class Communicator:
             if state == 1:
                 return x if out is None else out
             raise self.core.failure()
-        reduction = as_reduction(op)
+        reduction, options = as_reduction(op), CallOptions(**how)
         if how.get("codec") is not None and is_scheme(how["codec"]):
-            return compress.all_reduce(self, x, out, reduction, How(**how))
+            return compress.all_reduce(self, x, out, reduction, options)
         if reduction.in_python:
-            return python_reductions.all_reduce(self, x, out, reduction, How(**how))
+            return python_reductions.all_reduce(self, x, out, reduction, options)
         call = arguments.all_reduce(self._position, x, out)
-        return self.core.run(call, reduction, How(**how), (_ALL_REDUCE, x, out, op, 0))
+        return self.core.run(call, reduction, options, (_ALL_REDUCE, x, out, op, 0))
 
     def broadcast(
         self, x: Any, *, root: int = 0, out: Any = None, **how: Unpack[Options]
@@ -162,7 +161,7 @@ class Communicator:
             raise self.core.failure()
         call = arguments.broadcast(self._position, x, out, root)
         key = _BROADCAST, x, out, None, root
-        return self.core.run(call, _COPIES, How(**how), key)
+        return self.core.run(call, _COPIES, CallOptions(**how), key)
 
     def reduce(
         self,
@@ -179,11 +178,11 @@ class Communicator:
             if state == 1:
                 return None if root != self.rank else x if out is None else out
             raise self.core.failure()
-        reduction = as_reduction(op)
+        reduction, options = as_reduction(op), CallOptions(**how)
         if reduction.in_python:
-            return python_reductions.reduce(self, x, out, reduction, root, How(**how))
+            return python_reductions.reduce(self, x, out, reduction, root, options)
         call = arguments.reduce(self._position, x, out, root)
-        return self.core.run(call, reduction, How(**how), key)
+        return self.core.run(call, reduction, options, key)
 
     def all_gather(
         self,
@@ -204,7 +203,7 @@ class Communicator:
                 return out
             raise self.core.failure()
         call = arguments.all_gather(self._position, x, out, counts)
-        return self.core.run(call, _COPIES, How(**how), key if even else None)
+        return self.core.run(call, _COPIES, CallOptions(**how), key if even else None)
 
     def reduce_scatter(
         self,
@@ -222,13 +221,13 @@ class Communicator:
             if state == 1:
                 return out
             raise self.core.failure()
-        reduction = as_reduction(op)
+        reduction, options = as_reduction(op), CallOptions(**how)
         if reduction.in_python:
             return python_reductions.reduce_scatter(
-                self, x, out, reduction, counts, How(**how)
+                self, x, out, reduction, counts, options
             )
         call = arguments.reduce_scatter(self._position, x, out, counts)
-        return self.core.run(call, reduction, How(**how), key if even else None)
+        return self.core.run(call, reduction, options, key if even else None)
 
     def gather(
         self,
@@ -248,7 +247,7 @@ class Communicator:
                 return out
             raise self.core.failure()
         call = arguments.gather(self._position, x, out, root, counts)
-        return self.core.run(call, _COPIES, How(**how), key if plain else None)
+        return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
     def scatter(
         self,
@@ -268,7 +267,7 @@ class Communicator:
                 return out
             raise self.core.failure()
         call = arguments.scatter(self._position, x, out, root, counts)
-        return self.core.run(call, _COPIES, How(**how), key if plain else None)
+        return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
     def all_to_all(
         self,
@@ -297,8 +296,8 @@ class Communicator:
             )
             send_counts = matrix[self.rank]
         call = arguments.all_to_all(self._position, x, out, send_counts, matrix)
-        told = key if even and out is not None else None
-        return self.core.run(call, _COPIES, How(**how), told)
+        quick = key if even and out is not None else None
+        return self.core.run(call, _COPIES, CallOptions(**how), quick)
 
     def barrier(self, **how: Unpack[Options]) -> Any:
         """Wait until every rank has come here."""
@@ -309,14 +308,15 @@ class Communicator:
             raise self.core.failure()
         nothing = readable(_NOTHING, "barrier")
         call = arguments.Call("barrier", 0, nothing, nothing, None)
-        return self.core.run(call, _COPIES, How(**how), key)
+        return self.core.run(call, _COPIES, CallOptions(**how), key)
 
     def send(self, x: Any, dst: int, *, tag: int = 0, **how: Unpack[Options]) -> Any:
         """Send x to rank `dst`, which receives it with the same tag.
 
         A small message leaves at once; a large one leaves as it is received.
         """
-        return self.core.transfer("send", readable(x, "send"), dst, tag, How(**how))
+        source = readable(x, "send")
+        return self.core.transfer("send", source, dst, tag, CallOptions(**how))
 
     def recv(
         self,
@@ -326,12 +326,13 @@ class Communicator:
         tag: int = 0,
         **how: Unpack[Options],
     ) -> Any:
-        """Receive into `out` from rank `src`, or from whoever sends first if None.
+        """Receive into `out` from rank `src`, or from any rank if None.
 
-        With async_op=True the Work's `source` tells who it was.
+        With async_op=True the Work's `source` is the sender.
         """
         target, finish = arguments.target_of(out, "recv")
-        return self.core.transfer("recv", target, src, tag, How(**how), out, finish)
+        options = CallOptions(**how)
+        return self.core.transfer("recv", target, src, tag, options, out, finish)
 
     def sendrecv(
         self,
@@ -361,7 +362,9 @@ class Communicator:
         self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
     ) -> Any:
         """Reduce the x of ranks 0 to this one, in place or in `out`."""
-        return scans.scan(self, x, out, as_reduction(op), How(**how), inclusive=True)
+        return scans.scan(
+            self, x, out, as_reduction(op), CallOptions(**how), inclusive=True
+        )
 
     def exscan(
         self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
@@ -370,7 +373,9 @@ class Communicator:
 
         Rank 0 gets what changes nothing: 0 of a sum, 1 of a product, infinity of min.
         """
-        return scans.scan(self, x, out, as_reduction(op), How(**how), inclusive=False)
+        return scans.scan(
+            self, x, out, as_reduction(op), CallOptions(**how), inclusive=False
+        )
 
     def broadcast_object(
         self, thing: Any = None, root: int = 0, *, allow_pickle: bool = False
@@ -482,13 +487,13 @@ class Communicator:
         sizes, name = shape_and_dtype(shape, dtype)
         if device != "cpu":
             return DeviceArray(sizes, name, ordinal_of(device))
-        raw = self.core.transport.buffer(prod(sizes) * DTYPES[name].itemsize)
+        raw = self.core.session.buffer(prod(sizes) * DTYPES[name].itemsize)
         return raw.view(numpy_dtype(name)).reshape(sizes)
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
         """What would run for such a call, and why; how long it took, if it has run."""
         if collective == "all_reduce" and is_scheme(how.get("codec")):
-            return compress.explain(self, x, How(**how))
+            return compress.explain(self, x, CallOptions(**how))
         return explain.explain(self.core, collective, x, **how)
 
     @property
@@ -503,7 +508,7 @@ class Communicator:
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""
-        return recorder.records(self.core.transport.logbook)
+        return recorder.records(self.core.session.logbook)
 
     def __enter__(self) -> Communicator:
         """For `with unisono.init() as comm:`."""

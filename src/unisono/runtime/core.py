@@ -68,7 +68,7 @@ class Core:
 
     def __init__(
         self,
-        transport: Session,
+        session: Session,
         native: _native.Comm,
         ranks: Sequence[int],
         *,
@@ -78,13 +78,13 @@ class Core:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         """`agreed` is a number that identifies this communicator on all its ranks."""
-        self.transport = transport
+        self.session = session
         self.native = native
         self.world_ranks = tuple(ranks)
         self.agreed = agreed
         self.splits = 0
         numbers: dict[int, int] = {}
-        places = [transport.hosts[r] for r in ranks]
+        places = [session.hosts[r] for r in ranks]
         self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
         self.hosts_if_several = self.hosts if any(self.hosts) else ()
         self.plans: dict[object, _native.Plan] = {}
@@ -97,32 +97,32 @@ class Core:
         self.closed = False
         # Only a world's first communicator has one.
         self.membership: ResizableWorld | None = None
-        self.rank = self.world_ranks.index(transport.rank)
+        self.rank = self.world_ranks.index(session.rank)
         self.world_size = len(self.world_ranks)
         self.name = name
         self.position = Position(self.rank, self.world_size)
         native.set_wait_policy(
-            *transport.wait_policy, int(LATE_S * 1e9), nanoseconds(timeout_s)
+            *session.wait_policy, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
         self.quick = _native.quick_of(native)
         self.exceeded_s = -1.0  # the timeout of the call that broke it
-        transport.admit(self, native.id(), Known(name, agreed, self.world_ranks))
+        session.admit(self, native.id(), Known(name, agreed, self.world_ranks))
         self._dropped = finalize(
-            self, transport.close_dropped, native, agreed, on_close, self.in_flight
+            self, session.close_dropped, native, agreed, on_close, self.in_flight
         )
         self._dropped.atexit = False  # at exit all are closed anyway
 
     @classmethod
     def joined(
         cls,
-        transport: Session,
+        session: Session,
         ranks: Sequence[int],
         segment: int,
         *,
         agreed: int,
         timeout_s: float,
-        meeting_s: float,
+        rendezvous_timeout_s: float,
         name: str,
         cancelled: Callable[[], bool] = bool,
     ) -> Self:
@@ -130,16 +130,20 @@ class Core:
 
         `agreed` is a number that identifies it on all its ranks.
         """
-        native = transport.communicator(
-            ranks, segment, agreed=agreed, timeout_s=meeting_s, cancelled=cancelled
+        native = session.communicator(
+            ranks,
+            segment,
+            agreed=agreed,
+            timeout_s=rendezvous_timeout_s,
+            cancelled=cancelled,
         )
 
         def release() -> None:
-            if transport.owner(ranks) == transport.rank:
-                transport.engine.drop(segment)
+            if session.owner(ranks) == session.rank:
+                session.engine.drop(segment)
 
         return cls(
-            transport,
+            session,
             native,
             ranks,
             agreed=agreed,
@@ -163,7 +167,7 @@ class Core:
     @property
     def peers(self) -> list[Peer]:
         """Process and host of each rank of this communicator."""
-        world = self.transport.peers
+        world = self.session.peers
         return [
             Peer(r, world[w].pid, world[w].host) for r, w in enumerate(self.world_ranks)
         ]
@@ -274,7 +278,7 @@ class Core:
                 how,
                 self.position,
                 self.spec,
-                window=self.transport.window,
+                window=self.session.window,
                 hosts=self.hosts_if_several,
             )
             self.connect(destinations, call.collective)
@@ -288,9 +292,9 @@ class Core:
             kind,
             self.world_size,
             self.rank,
-            window=self.transport.window,
+            window=self.session.window,
             hosts=self.hosts_if_several,
-            reaches=self.transport.reaches,
+            reaches=self.session.reaches,
         )
         self.connect(destinations, call.collective)
         return plan
@@ -304,7 +308,7 @@ class Core:
             named=how.algorithm,
             reproducible=how.reproducible,
             hosts=self.hosts_if_several or None,
-            tuned=self.transport.tuned,
+            tuned=self.session.tuned,
             itemsize=call.dtype.itemsize,
         )
         what = call.collective, call.dtype, reduction, call.root, call.counts
@@ -328,7 +332,7 @@ class Core:
         self, ranks: Sequence[int], what: str, *, messages: bool = False
     ) -> None:
         """Open the streams to these ranks, if they are on other hosts."""
-        streams = self.transport.streams
+        streams = self.session.streams
         for rank in ranks:
             if streams is None or self.native.is_connected_to(rank, messages):
                 continue  # it is on this host, or connected already
@@ -432,14 +436,17 @@ class Core:
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if no call is possible any more; `words` then describes the call."""
-        if self.transport.engine.forked():
+        self._refuse_fork(what)
+        self.check_open(what)
+        if self.native.failure()[0] != FailureCode.NONE:
+            raise error_of_call(self, refused=what, words=words())
+
+    def _refuse_fork(self, what: str) -> None:
+        if self.session.engine.forked():
             raise UsageError(
                 f"{what}: this process is a fork of rank {self.rank} and not itself a "
                 "rank; start ranks with unisono.spawn or unisono run"
             )
-        self.check_open(what)
-        if self.native.failure()[0] != FailureCode.NONE:
-            raise error_of_call(self, refused=what, words=words())
 
     def check_open(self, what: str) -> None:
         """Raise UsageError if it is closed."""
@@ -448,11 +455,7 @@ class Core:
 
     def changeable(self, what: str) -> ResizableWorld:
         """The world, to shrink or grow; UsageError if it cannot."""
-        if self.transport.engine.forked():
-            raise UsageError(
-                f"{what}: this process is a fork of rank {self.rank} and not itself a "
-                "rank; only the ranks themselves can resize their world"
-            )
+        self._refuse_fork(what)
         if self.membership is None and self.agreed:
             raise UsageError(
                 f"{what}: {self.name!r} is a group of a world, made by split or "
@@ -473,11 +476,11 @@ class Core:
         self._leave()
         if self._on_close is not None:
             self._on_close()
-        self.transport.users.discard(self)
+        self.session.users.discard(self)
         if self.membership is not None:
             self.membership.release()
-        if not self.transport.users:
-            self.transport.close()
+        if not self.session.users:
+            self.session.close()
 
     def abort(self) -> None:
         """Break it for all ranks, and leave."""
@@ -485,9 +488,9 @@ class Core:
         self.close()
 
     def abandon(self) -> None:
-        """Close it, but keep the transport: the ranks may form another world."""
+        """Close it, but keep the session: the ranks may form another world."""
         self._leave()
-        self.transport.users.discard(self)
+        self.session.users.discard(self)
 
     def _leave(self) -> None:
         self.closed = True
@@ -495,8 +498,8 @@ class Core:
         if self._device_plane is not None:
             self._device_plane.close()
         self.native.close()
-        if self.transport.streams is not None:
-            self.transport.streams.leave(self.agreed)
+        if self.session.streams is not None:
+            self.session.streams.leave(self.agreed)
         self.in_flight.end()
 
 

@@ -35,9 +35,9 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
     members = [r for r in order if color is not None and pairs[r, 0] == mine]
     world = [comm.core.world_ranks[r] for r in members]
     segment = 0
-    owner = comm.core.transport.owner(world) if members else -1
+    owner = comm.core.session.owner(world) if members else -1
     if owner == comm.core.world_ranks[comm.rank]:
-        segment = comm.core.transport.memory_for(world)
+        segment = comm.core.session.memory_for(world)
     segments = comm.all_gather(np.array([segment], np.int64))
     comm.core.splits += 1
     if not members:
@@ -45,12 +45,12 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
     number = int(segments[comm.core.world_ranks.index(owner)])
     try:
         joined = Core.joined(
-            comm.core.transport,
+            comm.core.session,
             world,
             number,
             agreed=agreed_number(f"{comm.core.agreed}/{comm.core.splits}/{mine}"),
             timeout_s=comm.timeout_s,
-            meeting_s=comm.timeout_s,
+            rendezvous_timeout_s=comm.timeout_s,
             name=f"{comm.name}/{mine}",
             cancelled=lambda: bool(_blockers(comm, members)),
         )

@@ -10,7 +10,7 @@ verify        proof by random values; `domains` holds the values
 oracle        proof bit by bit, and counter-examples
 consistency   same bits on all ranks? how deep are the sums?
 cost          rounds, bytes, reductions, and the lower bounds
-placement     which rank lives on which host
+placement     which rank is on which host
 traffic       what leaves and enters each host
 dependencies  which transfers must wait for which
 files         JSON and npz

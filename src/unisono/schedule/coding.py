@@ -1,18 +1,18 @@
-"""Which values travel as codes, and what that does to the result.
+"""Which values are sent as codes, and the effect on the result.
 
-A codec makes a value smaller for the way, and a little wrong. So what is encoded, and
-how often, is settled here, before anything runs:
+A codec makes a value smaller and less exact. So what is encoded, and how often, is
+decided here, before anything runs:
 
-- A sum is made of its rank's own value as it is and of others' values as their codes
-  mean. It is encoded once, by the rank that made it, and only if others read it.
-- A copy of a code is that code: what is handed on is never encoded again.
-- Whoever made what others hold as a result keeps what the code says, and not what it
-  had before. So all ranks hold the same bits.
+- A sum is computed from the rank's own exact value and from the decoded values of other
+  ranks. It is encoded once, by the rank that computed it, and only if others read it.
+- A copy of a code is that code: a forwarded value is never encoded again.
+- A rank that computed a result of others keeps the decoded value, not its exact one. So
+  all ranks hold the same bits.
 
-Where ranks make the same sum each for itself, as in recursive doubling, the second and
-third do not suffice: then everybody also reads its own value as its code says. Whether
-all ranks end with the same bits is checked in any case, by comparing how every result
-came about.
+Where several ranks compute the same sum, as in recursive doubling, the second and third
+rule do not suffice: then every rank also uses its own value as decoded. Whether all
+ranks end with the same bits is checked in any case, by comparing how every result is
+computed.
 
 The scope of the codes may be all ranks, or only what crosses between hosts. Then a
 value is a code for all of its readers if any copy of it crosses, and for none if not.
@@ -33,7 +33,7 @@ from unisono.schedule.versions import Version
 
 
 class Scope(enum.StrEnum):
-    """Where values travel as codes: between all ranks, or only between hosts."""
+    """Where values are sent as codes: between all ranks, or only between hosts."""
 
     ALL = "all"
     HOSTS = "hosts"
@@ -53,11 +53,11 @@ def settle(
     crossing = {origin[v] for v in made if v.remote_readers}
     for v in made:
         v.coded = scope is Scope.ALL or origin[v] in crossing
-    everybody = schedule.collective.after is Holders.EVERYWHERE
+    everywhere = schedule.collective.after is Holders.EVERYWHERE
     for own_as_code in (False, True):
         _homes(made, origin, has_output, own_as_code)
         values = _values(made)
-        if not everybody or _same_bits(values):
+        if not everywhere or _same_bits(values):
             return _noise(values)
     raise BadArgument(
         f"{schedule.title}: with a codec its ranks would end with different bits; use "

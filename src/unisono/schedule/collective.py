@@ -113,7 +113,7 @@ ALL_TO_ALL = Collective(
     "every rank gets one share from each rank",
 )
 # Last, so that `between` finds all_gather first: a barrier is an all_gather of the
-# words "I am here", which take no bytes.
+# messages that a rank has arrived, which have no bytes.
 BARRIER = Collective(
     "barrier",
     Holders.OWNER,

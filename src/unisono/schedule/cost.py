@@ -8,7 +8,7 @@ another in one step are one message. So
     span       what passes through the busiest rank, summed over steps: bandwidth
     work       what the busiest rank adds up, summed over steps: reduction
 
-Sizes are fractions of one rank's buffer, or whatever unit the count given was in.
+Sizes are fractions of one rank's buffer, or in the unit of the given count.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _weights(
 ) -> tuple[Floats, int]:
     """The size of every slot in whole numbers, and how many of them are one unit.
 
-    A temporary is as large as the chunk it stands in for.
+    A temporary is as large as the chunk that it replaces.
     """
     contract, unit = schedule.contract, 1
     if schedule.collective is BARRIER:
@@ -181,10 +181,11 @@ def _weights(
 
 
 def lower_bound(schedule: ReadableSchedule, weight: Floats) -> Bound:
-    """What every schedule needs, from who must learn of what.
+    """The least that every schedule of the contract needs.
 
-    Rounds: what a rank knows at most doubles. Span: what must leave or reach some rank.
-    Work: all but one contribution to everything must be added, by n ranks at best.
+    Rounds: the data of a rank at most doubles in a round. Span: what some rank must
+    send or receive. Work: all but one contribution to everything must be added, by n
+    ranks at best.
     """
     n = schedule.n
     if n == 1:

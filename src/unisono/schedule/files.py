@@ -1,7 +1,7 @@
 """Schedules in files: JSON for people, npz for machines.
 
 Both hold the contract and every transfer. A file is only data: reading one proves
-nothing, so `load` verifies what it read unless told not to.
+nothing, so `load` verifies what it read unless verify=False.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a schedule to one program per rank.
 
 Inside a host, where ranks can read each other's memory, a transfer becomes a *pull*:
-the destination reads its own value and everything that is due to it in that step, from
-wherever those values lie, in one pass, in rank order. So a program is a list of actions
+the destination reads its own value and all values that it receives in that step, from
+where they are stored, in one pass, in rank order. So a program is a list of actions
 of one form,
 
     wait for some ranks to have done so many actions;
@@ -11,8 +11,8 @@ of one form,
 and a *publish* is the action whose only source is the rank's own input and whose result
 goes to its window, where others read it.
 
-Every value that a slot ever has is a *version* of it, with a home of its own. A version
-that others read lies in a place of its own in its rank's window, so it is never
+Every value that a slot ever has is a *version* of it, with its own storage (`Home`). A
+version that others read has its own place in its rank's window, so it is never
 overwritten while a rank reads it, even where two ranks exchange a slot in one step.
 Where inputs or outputs are themselves in shared memory, a version can stay there, and
 nothing is copied; then the rank that overwrites it waits for its readers first. There,
@@ -20,17 +20,17 @@ too, a value of which others only need a copy can be *delivered*: its rank write
 their outputs, and they need not read it.
 
 Between hosts a transfer becomes a *message*: its rank sends the version from where it
-lies as soon as it is made, beside whatever else it does, and the source of the action
-that reads it is the stream it arrives on. The messages from one rank to another have
-one order, that in which their readers come. What was sent may be overwritten when it
-has left. That cannot lock up: a message is read in an earlier step than what waits for
-it to leave (otherwise it leaves from the window, which no rank overwrites), and it is
-made in an earlier step than it is read, so whatever is first in the order of steps can
-always go on.
+is stored as soon as it is made, concurrently with other actions, and the source of the
+action that reads it is the stream it arrives on. The messages from one rank to another
+have one order, that of the actions that read them. A buffer may be overwritten when its
+message has been sent. That cannot deadlock: a message is read in an earlier step than
+the action that waits until it is sent (otherwise it is sent from the window, which no
+rank overwrites), and it is made in an earlier step than it is read, so the first action
+in the order of steps can always run.
 
-With a codec, others read codes instead of values: each lies in a place of its own in
-its rank's window, and messages leave from there, too. Nothing is exposed or delivered
-then. `coding.py` says what is encoded, and when.
+With a codec, others read codes instead of values: each has its own place in its rank's
+window, and messages are sent from there, too. Nothing is exposed or delivered then.
+`coding.py` decides what is encoded, and when.
 
 Programs do not depend on byte counts. An executor cuts the chunks into pieces and runs
 the program on each piece in turn.
@@ -66,8 +66,8 @@ def lower(
 ) -> Lowered:
     """The programs of `schedule`, for buffers that others can read, or cannot.
 
-    `hosts` are the numbers of the ranks' hosts; None if there is but one. `coded` tells
-    between which ranks values travel as codes; then no buffer is shared.
+    `hosts` are the numbers of the ranks' hosts; None if there is but one. `coded` is
+    between which ranks values are sent as codes; then no buffer is shared.
     """
     n = schedule.n
     hosts = hosts or [0] * n
@@ -121,7 +121,7 @@ def _settle(
     input_shared: bool,
     output_shared: bool,
 ) -> None:
-    """Give every version its home: a place in a window, the output, or both."""
+    """Give every version its storage: a place in a window, the output, or both."""
     for v in made:
         outputs = has_output(v.rank, v.slot)
         # Where a slot is read and overwritten in one step, its old value must be kept
@@ -234,7 +234,7 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
 
 
 def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
-    """What a rank sends, and to which reader: in the order the readers come."""
+    """What a rank sends, and to which reader: in the order of the readers."""
     sent = [(v, w) for v in mine for w in v.remote_readers]
     sent.sort(key=lambda pair: _comes(pair[1], n))
     count: Counter[int] = Counter()
@@ -245,7 +245,7 @@ def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
 
 
 def _comes(reader: Version, n: int) -> tuple[int, int, int, int]:
-    """The order of those who read messages; that of `_numbered`, for one rank."""
+    """The order of the readers of messages; that of `_numbered`, for one rank."""
     return reader.step, _nearest(reader, reader.sources, n), reader.slot, reader.rank
 
 
@@ -299,7 +299,7 @@ def _program(
 
 
 def _message(v: Version, reader: Version) -> StreamMessage:
-    """v on its way to one who reads it, from where it lies."""
+    """The message that sends v to a reader, from where it is stored."""
     if v.code is not None:
         home, index = Home.CODE, v.code
     elif v.window is not None:

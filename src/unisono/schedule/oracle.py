@@ -1,4 +1,4 @@
-"""The exact interpreter: who has contributed to what, bit by bit, and what went wrong.
+"""The exact interpreter: which ranks contribute to which slot, and what is wrong.
 
 A slot holds contributions to one chunk, as a Python integer with one bit per rank.
 Adding two slots that share a bit counts that contribution twice, and nothing can take

@@ -1,7 +1,7 @@
-"""Placement: which rank lives on which host.
+"""Placement: which rank is on which host.
 
 A placement is a host number for every rank, in rank order. As a name must stay short,
-it is written in terms joined by dots, each some hosts in a row and how often:
+it is written as terms joined by dots, each some consecutive hosts and a repetition:
 
     0x5.1x4.2x4     five ranks on host 0, then four on 1, then four on 2
     0-3x2           0 1 2 3 0 1 2 3, round robin over four hosts
@@ -82,7 +82,7 @@ def _ascending(hosts: Sequence[int], at: int) -> range:
 
 
 def _repeated(hosts: Sequence[int], at: int, length: int) -> tuple[int, int]:
-    """A row of that length, and how many times it stands there in succession."""
+    """A row of that length, and how many times it is repeated."""
     row, times = hosts[at : at + length], 1
     while hosts[at + times * length : at + (times + 1) * length] == row:
         times += 1

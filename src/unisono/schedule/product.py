@@ -2,9 +2,9 @@
 
 Ranks are numbered group by group. Across the groups a chunk is carried by one rank of
 each group, its *carrier* there, so that all ranks of a group share the work: with equal
-groups these are the ranks of the same place; with unequal ones the places are scaled,
-and if some are twice as large as others shares are cut finer, so that many ranks take
-turns with what comes from few.
+groups these are the ranks with the same position; with unequal ones the positions are
+scaled, and if some groups are twice as large as others shares are cut finer, so that
+many ranks of a large group divide the shares of few.
 
     all_gather      across the groups, each carrier for its chunks; then inside
     reduce_scatter  the mirror of that

@@ -1,7 +1,7 @@
 """Programs: what each rank does, as `lower` makes it of a schedule.
 
-Where values travel as codes (see `coding.py`), a place of a window holds either a value
-or a code, and the two kinds are numbered apart.
+Where values are sent as codes (see `coding.py`), a place of a window holds either a
+value or a code, and the two kinds are numbered separately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class Home(enum.IntEnum):
-    """Where a source lies: a rank's input, its output, its window; or it is sent.
+    """Where a source is stored: a rank's input, its output, its window; or it is sent.
 
     CODE is a place of a window as well, for a code.
     """
@@ -126,13 +126,13 @@ class Noise:
 class Lowered:
     """All programs of a schedule, made together because they wait for each other.
 
-    `places` is how many a window must have; `depth` counts the steps. `canonical` tells
+    `places` is how many a window must have; `depth` counts the steps. `canonical` is
     whether every sum is made in one pass over all ranks' inputs, in rank order, so that
     its bits depend on nothing but the inputs.
 
-    Where values travel as codes, `codes` is how many places a window must have for
+    Where values are sent as codes, `codes` is how many places a window must have for
     them beside the `places` for values, and `noise` is what that does to the result.
-    `replicated` tells whether several ranks encode the same sum, each for itself.
+    `replicated` is whether several ranks encode the same sum, each for itself.
     """
 
     programs: tuple[Program, ...]

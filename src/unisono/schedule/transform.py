@@ -1,14 +1,14 @@
 """Schedules from schedules.
 
     then(a, b)        a and afterwards b          reduce_scatter, all_gather: all_reduce
-    mirror(a)         a reversed                  all_gather -> reduce_scatter
-    split(a, m)       a pipelined over m parts    one chunk -> m, each a step behind
-    relabel(a, ranks) ranks renumbered            any root, any order
-    refine(a, k)      every chunk cut in k        so that two have the same chunks
-    fold(a, n)        more ranks than a has       the surplus hands in and gets back
-    product(...)      levels of a hierarchy       in product.py
+    mirror(a)         a reversed                  all_gather -> reduce_scatter split(a,
+    m)       a pipelined over m parts    one chunk -> m, each a step behind relabel(a,
+    ranks) ranks renumbered            any root, any order refine(a, k)      every chunk
+    cut in k        so that two have the same chunks fold(a, n)        more ranks than a
+    has       extra ranks send to others and get back product(...)      levels of a
+    hierarchy       in product.py
 
-Most of the others rest on one mechanism, `embed`: a small schedule runs inside a large
+Most of the others use one mechanism, `embed`: a small schedule runs inside a large
 one, given the local chunk of each chunk and the rank for each local rank.
 """
 
@@ -103,7 +103,7 @@ def phase(name: str, steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def refine(schedule: S, pieces: int) -> S:
-    """The same schedule with every chunk cut into `pieces` that travel together."""
+    """The same schedule with every chunk cut into `pieces` that are sent together."""
     if pieces == 1:
         return schedule
     finer = np.arange(schedule.num_chunks * pieces) // pieces
@@ -234,7 +234,7 @@ def split(schedule: S, segments: int) -> S:
 def relabel(schedule: S, ranks: ArrayLike) -> S:
     """The same schedule with rank r replaced by `ranks[r]`.
 
-    Where chunks belong to ranks they change hands too, so that the contract stays kept.
+    Where chunks belong to ranks their owners change too, so that the contract holds.
     """
     new = whole_numbers(ranks)
     n = schedule.n

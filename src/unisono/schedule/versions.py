@@ -1,4 +1,4 @@
-"""Every value that every slot ever has: what lowering gives a home to.
+"""Every value that every slot ever has: what lowering assigns storage to.
 
 A *version* is one value of one slot (rank, chunk), made by a step out of other
 versions, or given from the beginning. Readers are either the rank itself, other ranks
@@ -22,7 +22,7 @@ from unisono.schedule.step import Step
 
 @dataclass(eq=False, slots=True)
 class Version:
-    """One value of one slot, who reads it, and where it lives."""
+    """One value of one slot, its readers, and where it is stored."""
 
     rank: int
     slot: int
@@ -62,7 +62,7 @@ class Version:
         return self.step < 0
 
     def read_by(self, reader: Version, *, here: bool) -> None:
-        """Note who reads it, on its own host or on another."""
+        """Record a reader, on the same host or on another."""
         if (reader.rank, reader.slot) == (self.rank, self.slot):
             self.at_home = True
         else:

@@ -1,7 +1,7 @@
 """WHEN it arrives: schedules on a topology, given a clock.
 
 api         the one call, `simulate`, and `sweep` for many sizes
-conditions  who is late, what is slow or down, what a codec changes
+conditions  late ranks, slow or failed links, and codecs
 closed      any number of ranks in microseconds, by laws that are derived
 steps       a clock for every rank, a load for every link, step by step
 events      flows that share links fairly, event by event (native)
@@ -11,7 +11,7 @@ limits      what would not fit, or take minutes, is refused first
 result      time, bandwidth, utilisation, critical path
 chrome      the same as a trace for Perfetto or chrome://tracing
 candidates  the algorithms there are, under names that fit a topology
-compare     who wins for which size, and where that changes
+compare     which algorithm is fastest at each size, and where that changes
 groups      collectives of all groups of a mesh axis at once
 streams     tasks on concurrent streams
 training    a training step: what a strategy computes and sends

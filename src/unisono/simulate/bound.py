@@ -1,10 +1,10 @@
-"""The topology's own optimum: what no schedule can beat there.
+"""A lower bound of the topology, which no schedule can beat.
 
-Cut the ranks into parts. What a collective must bring out of a part, or into it, has to
-cross the links that leave it, and those have only so much bandwidth together. Any cut
-gives a bound that is true; the best of the cuts tried here (all ranks apart, all hosts
-apart, whatever regions the topology names) is usually the one that counts. To this
-comes once the least latency of a message that crosses the cut.
+Cut the ranks into parts. The data that a collective must send out of a part, or into
+it, has to cross the links that leave it, which have a limited total bandwidth. Any cut
+gives a valid bound; the best of the cuts tried here (all ranks apart, all hosts apart,
+the regions that the topology names) is usually the one that decides. The least latency
+of a message that crosses the cut is added once.
 
 For one part of m among n ranks, of b bytes in a buffer:
 
@@ -19,7 +19,7 @@ For one part of m among n ranks, of b bytes in a buffer:
     all_to_all    b m (n-m)/n        b m (n-m)/n
 
 The last column is what Patarasuk and Yuan count: each element takes k-1 crossings to be
-added up and k-1 to be handed out, by any rank.
+reduced and k-1 to be distributed, by any rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which algorithms there are for a collective on a topology, under fitting names.
 
-A hierarchy has to know how many ranks a host has, and a torus its sides. Where a name
-does not say and the topology does, the name is completed: `hierarchical` on dgx-h100:16
-is `hierarchical:levels=8x16`.
+A hierarchy needs the number of ranks of a host, and a torus its sides. Where a name
+does not have them and the topology does, the name is completed: `hierarchical` on
+dgx-h100:16 is `hierarchical:levels=8x16`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.topology.topology import Topology
 
 
 def fitted(algorithm: str, topology: Topology) -> str:
-    """The name with what the topology knows filled in."""
+    """The name, completed from the topology."""
     name, _, options = algorithm.partition(":")
     if name == "hierarchical" and "levels=" not in options:
         levels = _levels(topology)

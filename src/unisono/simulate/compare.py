@@ -1,4 +1,4 @@
-"""Who wins for which size, and where that changes."""
+"""Which algorithm is fastest at each size, and where that changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under which conditions a schedule runs: who is late, which links are slow or down.
+"""Conditions of a run: which ranks are late, which links are slow or failed.
 
     Conditions(delays={3: 1e-3}, slow={"0>switch": 0.1}, failed=["4-5"])
 
@@ -22,7 +22,7 @@ from unisono.topology.topology import Floats, Route, Topology
 
 @dataclass(frozen=True)
 class CodecModel:
-    """`ratio` of the bytes travel; encoding and decoding take seconds per byte."""
+    """`ratio` of the bytes is sent; encoding and decoding take seconds per byte."""
 
     ratio: float = 1.0
     encode: float = 0.0

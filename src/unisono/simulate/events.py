@@ -1,10 +1,10 @@
-"""Event by event: messages wait for their data, and flows share links fairly.
+"""Simulation by events: messages wait for their data, and flows share links fairly.
 
 A message waits until everything that it reads and overwrites is done (the dependencies
-of the schedule, not its steps), and until its sender's earlier steps have left; or, if
-the topology has `streams`, those to the same rank. Then it is a flow along its route.
-Whenever one begins or ends, the rates of those that share a crowded link with it are
-set anew, max-min fair. The work is done by the native core.
+of the schedule, not its steps), and until its sender's earlier messages are sent; or,
+if the topology has `streams`, those to the same rank. Then it is a flow along its
+route. When a flow begins or ends, the rates of flows that share a saturated link with
+it are computed again, max-min fair. The native core does the work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:  # a source tree without its native core
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """What came out: when ranks were through, what links carried, every message."""
+    """The result: when ranks finished, what links carried, and every message."""
 
     world: SimulatedWorld
     count: int

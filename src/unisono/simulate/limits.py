@@ -1,11 +1,10 @@
-"""What would not fit into memory, or take longer than anybody waits, is refused first.
+"""Simulations that would exceed memory or take too long are refused before they run.
 
-A step in which all ranks send to all has n²
-transfers; at 16,384 ranks that is more memory than most machines have, and a process
-that takes it is killed without a word. And where all those share links, each message
-that starts or ends changes the rates of all others, which the event simulation follows
-one by one. Both can be predicted, from small members of the same family and from
-the steps as they come.
+A step in which all ranks send to all has n² transfers; at 16,384 ranks that is more
+memory than most machines have, and the kernel kills a process that allocates it. And
+where all those share links, each message that starts or ends changes the rates of all
+others, which the event simulation follows one by one. Both can be predicted, from small
+worlds with the same algorithm and from the steps as they are made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From transfers to messages: all that goes from one rank to another in one step.
+"""From transfers to messages: all data from one rank to another in one step.
 
 A step of a hierarchy on 16,384 ranks has thirty million transfers but sixteen thousand
-messages, and transfers of one message mostly stand side by side. So runs of equal pairs
-are added up first, and only the runs are sorted.
+messages, and the transfers of one message are mostly adjacent. So runs of equal pairs
+are summed first, and only the runs are sorted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Messages:
 def chunk_bytes(schedule: Schedule, nbytes: int | None) -> Floats:
     """The bytes of every slot when a rank's buffer has so many; None: one in all.
 
-    A temporary is as large as the chunk it stands in for.
+    A temporary is as large as the chunk that it replaces.
     """
     if schedule.collective is BARRIER:
         sizes = np.zeros(schedule.num_chunks)

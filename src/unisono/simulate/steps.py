@@ -1,20 +1,19 @@
-"""Step by step: a clock for every rank, and the load of every link in every step.
+"""Simulation by steps: a clock for every rank, and the load of links in every step.
 
-In a step each rank sends its messages, which takes it some time for each, and they
-travel along their routes. All messages of one step that cross a link share it: a
-message takes as long as its most loaded link needs for everything on it, and then the
-latencies of its route. A link of which both directions are in use in a step has what
-the topology's `duplex` leaves it. A link serves one step after the other. A rank is
-through with the step when its last message has left and all that it gets has arrived
-and been added up. Then, not before, its next step begins; other ranks may be ahead or
-behind.
+In a step each rank sends its messages, with an overhead for each, along their routes.
+All messages of one step that cross a link share it: a message takes as long as its most
+loaded link needs for everything on it, and then the latencies of its route. A link with
+both directions in use in a step has the fraction `duplex` of its bandwidth. A link
+serves one step after the other. A rank has finished a step when its last message is
+sent and all messages to it have arrived and are reduced. Then its next step begins;
+other ranks may be ahead or behind.
 
-That is exact where the messages of a step begin together. Where ranks have drifted
-apart it takes messages for simultaneous that are not; the event simulation does not.
+That is exact where the messages of a step begin together. Where ranks are in different
+steps it treats messages as simultaneous that are not; the event simulation does not.
 
-Everything is an array over all messages of a step, and over all sizes asked for: what
-depends on bytes is proportional to them, so it is worked out once. Routes are
-remembered, and so a ring on a thousand ranks takes a third of a second.
+Everything is an array over all messages of a step, and over all given sizes: times are
+linear in bytes, so they are computed once. Routes are cached, so a ring of a thousand
+ranks takes a third of a second.
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ class Clocks:
     def _wait(
         self, after: Floats, pattern: StepPattern, drained: Floats, arrived: Floats
     ) -> None:
-        """Nobody is through before its messages have left, nor before all is there."""
+        """A rank ends a step when its messages are sent and all for it have arrived."""
         mine, others = pattern.senders, pattern.receivers
         if mine.size < pattern.src.size:
             drained = np.maximum.reduceat(drained, pattern.first, axis=1)

@@ -333,7 +333,7 @@ def train(
     peak = setup.peak or PEAKS.get(where.name.partition(":")[0], 0.0)
     if not peak:
         raise BadArgument(
-            f"train: {where.name} does not tell how fast its ranks compute; give peak="
+            f"train: {where.name} does not have the speed of its ranks; give peak="
         )
     plan = Planner(what, where, setup, peak * setup.efficiency)
     {"ddp": ddp, "fsdp": fsdp}[setup.strategy](plan)

@@ -1,7 +1,7 @@
 """For tests and notebooks: worlds of threads or processes, and expected results.
 
 world           ranks as threads of this process
-world_across    ranks as processes, on simulated hosts or in network namespaces
+world_across    ranks as processes, on emulated hosts or in network namespaces
 Hosts           network namespaces with links of a given speed; needs root
 Proxy           a faulty network between two processes; needs no privileges
 check_transport what any transport must do, checked in worlds of several sizes

@@ -98,8 +98,8 @@ class RankProcess:
         try:
             found: RankReport = pickle.loads(data)
         except Exception as why:
-            said = f"what rank {self.number} returned cannot be read here: {why}"
-            return RankReport(failed=True, error=BadArgument(f"world_across: {said}"))
+            text = f"what rank {self.number} returned cannot be read here: {why}"
+            return RankReport(failed=True, error=BadArgument(f"world_across: {text}"))
         return found
 
     def close(self) -> None:

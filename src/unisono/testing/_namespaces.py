@@ -1,6 +1,6 @@
 """Anonymous network namespaces: each exists as long as a process uses it.
 
-`ip netns add` writes a name into /run, and whoever is killed leaves it behind. Here a
+`ip netns add` writes a name into /run, and a killed process leaves it behind. Here a
 thread steps into a new namespace, opens a descriptor of it, and ends; the descriptor
 keeps the namespace. When our process is gone, in whatever way, so are its descriptors,
 and with the last process inside the kernel takes the namespace down, links and all.

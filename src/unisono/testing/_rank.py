@@ -21,8 +21,8 @@ def main(order: int, report: int) -> None:
     """Run the function in the descriptor `order`; write its result to `report`."""
     try:
         with os.fdopen(order, "rb") as file:
-            function, args, meets = pickle.loads(file.read())
-        data, failed = _pickled(_result(function, args, meets)), False
+            function, args, init = pickle.loads(file.read())
+        data, failed = _pickled(_result(function, args, init)), False
     except BaseException as error:
         traceback.print_exc()
         data, failed = pickled_error(error), True
@@ -32,8 +32,8 @@ def main(order: int, report: int) -> None:
         sys.exit(1)
 
 
-def _result(function: Any, args: tuple[Any, ...], meets: bool) -> Any:
-    if not meets:
+def _result(function: Any, args: tuple[Any, ...], init: bool) -> Any:
+    if not init:
         return function(*args)
     comm = unisono.init()
     result = function(comm, *args)

@@ -83,20 +83,20 @@ class Relay:
 
     def do(self, what: Callable[[], T]) -> T:
         """Run a function in the thread, and wait for it."""
-        told: Future[T] = Future()
+        result: Future[T] = Future()
 
         def answer() -> None:
             try:
-                told.set_result(what())
+                result.set_result(what())
             except BaseException as error:
-                told.set_exception(error)
+                result.set_exception(error)
 
         if self._closed:
             raise UsageError("the proxy is closed; make another one")
         self._asked.append(answer)
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")
-        return told.result(_CALL_S)
+        return result.result(_CALL_S)
 
     def close(self) -> None:
         """Reset all connections and stop listening."""

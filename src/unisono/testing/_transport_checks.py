@@ -201,7 +201,7 @@ def both_directions(ranks: Ranks) -> None:
 
 
 def any_source(ranks: Ranks) -> None:
-    """Rank 0 receives from whoever sends."""
+    """Rank 0 receives from any rank."""
     with ranks.communicator() as comm:
         if comm.rank > 0:
             comm.send(payload(100, comm.rank, 0), 0)
@@ -298,7 +298,7 @@ def world_of(ranks: Ranks, name: str) -> Ranks:
 
 
 def closed(ranks: Ranks) -> None:
-    """One rank closes its communicator: the others are told who, at once."""
+    """One rank closes its communicator: the others get its rank, at once."""
     comm = ranks.connect()
     try:
         comm.barrier()
@@ -414,8 +414,8 @@ def await_release(before: Counter[str]) -> Counter[str]:
     until = time.monotonic() + _SETTLE_S
     while left := (now := held()) - before:
         if time.monotonic() > until:
-            told = ", ".join(f"{count} × {what}" for what, count in left.items())
-            raise AssertionError(f"left after all ranks have closed: {told}")
+            text = ", ".join(f"{count} × {what}" for what, count in left.items())
+            raise AssertionError(f"left after all ranks have closed: {text}")
         gc.collect()
         time.sleep(0.01)
     return now

@@ -1,9 +1,9 @@
-"""Ranks as processes on several hosts, simulated ones or network namespaces.
+"""Ranks as processes on several hosts, emulated ones or network namespaces.
 
     results = world_across([2, 3, 1]).run(work, 10)      # work(comm, 10) on six ranks
 
 The first two ranks are on one host, the next three on another. By default the hosts are
-simulated (UNISONO_HOST_ID): all ranks are processes of this machine and use loopback.
+emulated (UNISONO_HOST_ID): all ranks are processes of this machine and use loopback.
 With `on=hosts`, made by `testing.Hosts`, they run in network namespaces and communicate
 over the links of those. The environment is that of a launcher: rank and local rank,
 world size, the job's name and secret, and rank 0's address.
@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from unisono.deprecation import warn_renamed
 from unisono.errors import (
     BadArgument,
     CollectiveTimeout,
@@ -70,14 +71,18 @@ class WorldAcross:
         grace_s: float = 5.0,
         env: Mapping[str, str] | None = None,
         env_of: Callable[[int], Mapping[str, str]] | None = None,
-        meets: bool = True,
+        init: bool = True,
+        meets: bool | None = None,
     ) -> None:
         """`hosts` are the numbers of ranks on each.
 
         `env` is added to the environment of all ranks, env_of(rank) to that of one.
-        With meets=False a function gets no communicator, and may call `unisono.init`
-        itself.
+        With init=False a function gets no communicator, and may call `unisono.init`
+        itself; `meets` is the old name of `init`.
         """
+        if meets is not None:
+            warn_renamed("world_across(meets=)", "world_across(init=)", level=4)
+            init = meets
         self.hosts = [whole_number("world_across: ranks on a host", n) for n in hosts]
         if not self.hosts or min(self.hosts) < 1:
             raise BadArgument(
@@ -95,7 +100,7 @@ class WorldAcross:
                 "seconds, above 0"
             )
         self.on, self.timeout_s, self.grace_s = on, timeout_s, grace_s
-        self.env, self.env_of, self.meets = env or {}, env_of, meets
+        self.env, self.env_of, self.init = env or {}, env_of, init
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """function(comm, *args) on every rank; their results by rank.
@@ -122,7 +127,7 @@ class WorldAcross:
                 "a new process does not find it; define it in a module"
             )
         try:
-            order = pickle.dumps((function, args, self.meets))
+            order = pickle.dumps((function, args, self.init))
         except (pickle.PicklingError, AttributeError, TypeError) as why:
             raise BadArgument(
                 f"world_across: the function and its arguments cannot be sent: {why}; "
@@ -151,18 +156,18 @@ class WorldAcross:
             "UNISONO_ADDRESS": self._address(),
             **self.env,
         }
-        told: list[dict[str, str]] = []
+        environments: list[dict[str, str]] = []
         for host, n in enumerate(self.hosts):
             for local_rank in range(n):
                 place = {
-                    "UNISONO_RANK": str(len(told)),
+                    "UNISONO_RANK": str(len(environments)),
                     "UNISONO_LOCAL_RANK": str(local_rank),
                     "UNISONO_LOCAL_WORLD_SIZE": str(n),
                     "UNISONO_HOST_ID": self._identity(host, job),
                 }
-                own = self.env_of(len(told)) if self.env_of else {}
-                told.append({**common, **place, **own})
-        return told
+                own = self.env_of(len(environments)) if self.env_of else {}
+                environments.append({**common, **place, **own})
+        return environments
 
     def _identity(self, host: int, job: str) -> str:
         return f"host{host}-{job}" if self.on is None else self.on[host].identity
@@ -189,8 +194,8 @@ class RunningWorld:
             self._reaper = undo.enter_context(Reaper())
             undo.callback(self._close_ranks)
             hosts = [h for h, n in enumerate(plan.hosts) for _ in range(n)]
-            told = plan.environments()
-            for number, (host, env) in enumerate(zip(hosts, told, strict=True)):
+            environments = plan.environments()
+            for number, (host, env) in enumerate(zip(hosts, environments, strict=True)):
                 self._start(RankProcess(number, host), command, order, env)
             self._open = undo.pop_all()
 
@@ -338,10 +343,10 @@ def world_across(hosts: Sequence[int], **options: Any) -> WorldAcross:
 def _failure(end: EndedRank) -> BaseException:
     if end.error is not None and isinstance(end.error, Exception):
         return end.error
-    said = f"world_across: rank {end.rank} (pid {end.pid}) ended by {end.how}"
+    text = f"world_across: rank {end.rank} (pid {end.pid}) ended by {end.how}"
     if end.status < 0:
-        return PeerLost(said, ranks=[end.rank], pids=[end.pid], host=f"host{end.host}")
-    return UnisonoError(said)
+        return PeerLost(text, ranks=[end.rank], pids=[end.pid], host=f"host{end.host}")
+    return UnisonoError(text)
 
 
 def _bootstrap(order: int, report: int) -> str:

@@ -74,7 +74,7 @@ def check_transport(
 
     `transport` is a name, a Transport, or a function that makes one. If it connects
     processes, it is sent to new ones by pickle; between hosts each process is on a
-    simulated host of its own. `checks` are names of some of the checks; by default all
+    emulated host of its own. `checks` are names of some of the checks; by default all
     are run. `timeout_s` is the timeout of connecting and of every call.
     """
     wrong = sorted(set(checks or ()) - {*CHECKS, "killed"})
@@ -138,11 +138,11 @@ def _raise_first(errors: Sequence[AssertionError]) -> None:
 
 def _check_processes(plan: _Plan, hosts: Sequence[int]) -> None:
     limit = plan.timeout_s * (len(plan.checks) + 2)
-    world_across(hosts, meets=False, timeout_s=limit).run(_rank, plan)
+    world_across(hosts, init=False, timeout_s=limit).run(_rank, plan)
 
 
 def _check_killed(plan: _Plan, hosts: Sequence[int]) -> None:
-    across = world_across(hosts, meets=False, timeout_s=3 * plan.timeout_s)
+    across = world_across(hosts, init=False, timeout_s=3 * plan.timeout_s)
     with across.start(_rank_until_killed, plan) as running:
         for end in running.wait():
             if end.rank < sum(hosts) - 1 and end.error is not None:

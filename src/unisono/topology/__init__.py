@@ -3,7 +3,7 @@
 topology   what a topology is: nodes, directed links, the way from rank to rank
 presets    regular shapes: ring, full, switch, torus, fat-tree, dragonfly
 clusters   machines: dgx-h100, cloud, wan
-routing    the quickest path where no arithmetic knows it, and round failed links
+routing    the quickest path in any graph, and around failed links
 files      a user's own, as TOML
 detect     this machine
 

@@ -2,7 +2,7 @@
 
 Nothing is measured here. Bandwidths of the topology that follows are rough defaults by
 kind of link (memory inside a NUMA node, memory across, what a card claims); `unisono
-tune` is there to measure them.
+tune` measures them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Machine:
     ) -> Topology:
         """A rank on each core; memory of a NUMA node is a switch, linked to others.
 
-        Who has measured what a message pays on its way to the switch, and the bandwidth
-        there, says so; otherwise they are defaults.
+        The latency and bandwidth of a message to the switch can be given if they were
+        measured; otherwise they are defaults.
         """
         measured = bool(latency or bandwidth)
         late, rate = (latency, bandwidth or MEMORY) if measured else (0.1e-6, MEMORY)

@@ -27,7 +27,7 @@
     kind = "wire"
 
 A list of links joins each of the first to each of the second. Messages take the
-quickest path; ranks pass on what is for others.
+quickest path; ranks forward messages for others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regular shapes, where arithmetic knows every route.
+"""Regular shapes, whose routes are computed by arithmetic.
 
     ring:8            neighbours linked, messages go the shorter way round
     full:8            a link from every rank to every other

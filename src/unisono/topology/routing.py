@@ -1,9 +1,9 @@
 """The quickest path between ranks of any graph, found by Dijkstra's algorithm.
 
-Regular shapes know their routes by arithmetic. A user's own topology does not, nor does
-any once a link has failed. "Quickest" is for a message of 64 KiB, so that a wide detour
-beats a narrow line; among equals the path with fewer links wins, then the one found
-first, so that all agree.
+Regular shapes compute their routes by arithmetic. A user's own topology cannot, nor can
+any topology with a failed link. "Quickest" is for a message of 64 KiB, so that a wide
+detour beats a narrow line; among equals the path with fewer links wins, then the one
+found first, so that all agree.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Ranks are the nodes 0..n-1; switches, network cards and the like come after. A link has
 a latency, a bandwidth and a kind ("nvlink", "network"); its two directions are two
 links. A route is the list of links that a message takes from one rank to another, and
-routing is a function of arrays, since a simulator asks for thousands at once.
+routing is a function of arrays, since a simulator needs thousands at once.
 
-A `Topology` knows its name and its size; links are made at their first use, so
-that one of a million ranks costs nothing until then.
+A `Topology` has its name and size; links are made at first use, so that a million
+ranks cost nothing until then.
 """
 
 from __future__ import annotations
@@ -184,11 +184,12 @@ class Topology:
     `overhead` is the time a rank needs for each message it sends, besides the links';
     `reduce` the time to add up one byte, where that is not hidden behind the links.
     `duplex` is the part of its bandwidth that a link keeps while its other direction is
-    busy, too: over TCP less than 1, since acknowledgements travel among the data. With
-    `streams` messages to different ranks leave side by side, as over sockets, instead
-    of step by step. `per_host` is how many ranks every host has, `shape` the sides of a
-    torus; names of algorithms are fitted to these. `grown(k)` is the member of the same
-    family that is `scale` = k large, from which costs for any size are derived.
+    busy, too: over TCP less than 1, since acknowledgements share the link with the
+    data. With `streams` messages to different ranks leave side by side, as over
+    sockets, instead of step by step. `per_host` is how many ranks every host has,
+    `shape` the sides of a torus; names of algorithms are fitted to these. `grown(k)` is
+    the member of the same family that is `scale` = k large, from which costs for any
+    size are derived.
     """
 
     name: str
@@ -218,7 +219,7 @@ class Topology:
 
     @cached_property
     def wiring(self) -> Wiring:
-        """Nodes and links, made and checked when first asked for."""
+        """Nodes and links, made and checked at first use."""
         return self.wire().checked(self.name)
 
     @cached_property

@@ -1,6 +1,6 @@
 """The ranks of a job that runs, asked over their sockets; nothing there is changed.
 
-Every rank that is watched (unisono run sees to it; UNISONO_WATCH=1 elsewhere) listens
+Every rank with a monitor (unisono run sets it; UNISONO_MONITOR=1 elsewhere) listens
 at a Unix socket that has no file. The kernel lists them, gives both ends the process of
 the other, and accepts no other machine; a rank answers its own user only.
 """
@@ -83,7 +83,7 @@ def one_job(pid: int | None = None) -> list[MonitorSocket]:
     if not chosen:
         raise BadArgument(
             "no job of this user on this host has monitor sockets; unisono run opens "
-            "one for each rank, and other launchers do with UNISONO_WATCH=1"
+            "one for each rank, and other launchers do with UNISONO_MONITOR=1"
         )
     if len(chosen) > 1:
         some = ", ".join(str(ranks[0].pid) for ranks in chosen)

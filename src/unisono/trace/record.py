@@ -14,30 +14,30 @@ from unisono.errors import BadArgument
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.observe import tracing
 from unisono.runtime.world.clocks import compare_clocks
-from unisono.runtime.world.first import open_transports
+from unisono.runtime.world.first import open_sessions
 from unisono.trace.document import Document, merge, write
 from unisono.transports.session import Session
 
 
 def start() -> None:
     """Record from now on what the ranks of this process do."""
-    for transport in _here():
-        tracing.start(transport.logbook)
+    for session in _here():
+        tracing.start(session.logbook)
 
 
 def stop() -> None:
     """Record no more, until it is started again; what there is stays."""
-    for transport in _here():
-        tracing.stop(transport.logbook)
+    for session in _here():
+        tracing.stop(session.logbook)
 
 
 def _here() -> list[Session]:
-    transports = [t for t in open_transports() if not t.engine.forked()]
-    if not transports:
+    sessions = [s for s in open_sessions() if not s.engine.forked()]
+    if not sessions:
         raise BadArgument(
             "trace: no communicator is open here; call unisono.init first"
         )
-    return transports
+    return sessions
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def span(name: str, category: str = "user_annotation") -> Iterator[None]:
     try:
         yield
     finally:
-        if any(transport.engine.is_tracing() for transport in open_transports()):
+        if any(session.engine.is_tracing() for session in open_sessions()):
             end, thread = time.monotonic_ns(), threading.current_thread().name
             tracing.add_span(tracing.Span(name, begin, end, thread, category))
 
@@ -57,7 +57,7 @@ def gather(comm: Communicator, root: int = 0) -> Document | None:
 
     All ranks of `comm` call it. The document is rank `root`'s; the others get None.
     """
-    part = msgspec.msgpack.encode(tracing.harvest(comm.core.transport.logbook))
+    part = msgspec.msgpack.encode(tracing.harvest(comm.core.session.logbook))
     parts = comm.gather_objects(part, root=root)
     if parts is None:
         return None
@@ -73,11 +73,11 @@ def recording(comm: Communicator, path: str | Path) -> Iterator[None]:
     """
     if len(set(comm.hosts)) > 1:
         compare_clocks(comm)
-    tracing.start(comm.core.transport.logbook)
+    tracing.start(comm.core.session.logbook)
     try:
         yield
     finally:
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
     doc = gather(comm)
     if doc is not None:
         write(doc, Path(path))

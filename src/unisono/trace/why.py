@@ -18,7 +18,7 @@ from statistics import median
 from unisono.trace.flights import FlightRecord, GroupInfo, RecordedCall, groups
 
 LATE_NS = 1_000_000
-"""Below this nobody is called late."""
+"""Below this no rank is called late."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class Purpose:
         return f"{self.kind} of communicator {self.communicator}, stream {self.stream}"
 
 
-RENDEZVOUS = Purpose("meet")
+RENDEZVOUS = Purpose("rdzv")
 
 
 def lifeline_purpose(token: int) -> Purpose:

@@ -68,8 +68,8 @@ class ConnectOptions:
     without one only loopback addresses are accepted, unless `insecure`. `interface`
     chooses the network. With `tls` everything between hosts is encrypted.
 
-    `tuned` is whether rank 0 has a table of the algorithms that are fast here; all
-    ranks learn it.
+    `tuned` is whether rank 0 has a tuned table; it becomes the session's `note`, on
+    rank 0 at least.
     """
 
     rank: int

@@ -2,8 +2,8 @@
 
 Two ranks are on one host if they can share memory and see each other's processes: the
 same boot of the same kernel, one user, and the same namespaces of processes and of the
-network (they pass each other memory through Unix sockets). UNISONO_HOST_ID divides what
-would be one host, as if there were several; it cannot join several.
+network (they pass each other memory through Unix sockets). UNISONO_HOST_ID emulates
+several hosts on one; it cannot join several.
 """
 
 from __future__ import annotations

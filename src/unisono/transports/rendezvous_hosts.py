@@ -184,7 +184,7 @@ class _Server:
         except ConnectFailed as why:
             answer = _Answer(wrong=str(why), missing=list(why.missing))
             self._send_all(answer)
-            self.queue += self.listener.next_of("meet", timeout_s=0.0)
+            self.queue += self.listener.next_of("rdzv", timeout_s=0.0)
             for connection in self.queue:
                 self._send(ControlMessages(connection), answer)
             raise
@@ -207,7 +207,7 @@ class _Server:
 
     def _await_clients(self) -> None:
         wait = self.left if self.lost is str else min(self.left, _TICK_S)
-        self.queue += self.listener.next_of("meet", "life", timeout_s=wait)
+        self.queue += self.listener.next_of("rdzv", "life", timeout_s=wait)
         while self.queue:
             one = self.queue.pop(0)
             if one.purpose == RENDEZVOUS:

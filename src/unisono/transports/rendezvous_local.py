@@ -64,7 +64,7 @@ class Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class _Client:
+class _LocalClient:
     """A rank that has connected; `seen` is its process id as the kernel reports it.
 
     That is 0, or a number of its own, if it is in another pid namespace.
@@ -107,7 +107,7 @@ class LocalRendezvous:
     def serve(self, offer: Answer) -> tuple[dict[int, socket.socket], Answer]:
         """Wait for all others, and connect every two of them."""
         n = self.me.world_size
-        clients: dict[int, _Client] = {}
+        clients: dict[int, _LocalClient] = {}
         with seqpacket() as listener:
             self._listen(listener)
             try:
@@ -128,7 +128,7 @@ class LocalRendezvous:
                 for client in clients.values():
                     client.connection.close()
 
-    def _cancel(self, clients: Mapping[int, _Client], why: Exception) -> None:
+    def _cancel(self, clients: Mapping[int, _LocalClient], why: Exception) -> None:
         reason = str(why)
         if isinstance(why, OSError) and are_used_up(why):
             reason = too_few_descriptors(0, self.me.world_size)
@@ -152,7 +152,7 @@ class LocalRendezvous:
                     ) from why
                 time.sleep(0.01)
 
-    def _clients(self, listener: socket.socket) -> Iterator[_Client]:
+    def _clients(self, listener: socket.socket) -> Iterator[_LocalClient]:
         """Clients as they send their hello; a silent one delays no other."""
         n = self.me.world_size
         if n == 1:
@@ -183,7 +183,7 @@ class LocalRendezvous:
                         one.close()
                     else:
                         known.add(hello.rank)
-                        yield _Client(one, credentials(one)[0], hello)
+                        yield _LocalClient(one, credentials(one)[0], hello)
 
     def _admit(self, listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()
@@ -195,7 +195,7 @@ class LocalRendezvous:
     def _wait(self) -> float:
         return max(0.0, min(self.left, 1.0 if self.lost is str else 0.05))
 
-    def _objection(self, hello: Hello, clients: Mapping[int, _Client]) -> str:
+    def _objection(self, hello: Hello, clients: Mapping[int, _LocalClient]) -> str:
         mine = self.me
         if hello.version != mine.version:
             return (
@@ -217,7 +217,7 @@ class LocalRendezvous:
         return ""
 
     def _connect_pairs(
-        self, clients: Mapping[int, _Client], offer: Answer
+        self, clients: Mapping[int, _LocalClient], offer: Answer
     ) -> tuple[dict[int, socket.socket], Answer]:
         n = self.me.world_size
         apart = [r for r, g in clients.items() if g.is_apart(self.me.namespace)]
@@ -240,7 +240,7 @@ class LocalRendezvous:
                         self._pass_socket(clients[holder], peer, end)
         return mine, answer
 
-    def _pass_socket(self, client: _Client, peer: int, end: socket.socket) -> None:
+    def _pass_socket(self, client: _LocalClient, peer: int, end: socket.socket) -> None:
         rank, to = client.hello.rank, [peer.to_bytes(4, "little")]
         with end:
             while True:

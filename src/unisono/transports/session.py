@@ -129,8 +129,9 @@ class Session:
     ranks' hosts, and `streams` the streams to other hosts, if there are any. `reaches`:
     the ranks of every host can read each other's own memory. `leave` closes what else
     the transport has opened, and `why` says how hosts are connected. Across hosts
-    `listener` is where this rank accepts connections. `note` is a number that rank 0
-    has sent to all at the rendezvous, `tuned` the table of fast algorithms that they
+    `listener` is where this rank accepts connections. `note` is 1 if rank 0 has
+    a tuned table: on one host all ranks know it from the rendezvous, across hosts rank
+    0 alone, until the first communicator is made. `tuned` is the table that all ranks
     have agreed on since. `apart` are the ranks of this host that are in another pid
     namespace than rank 0.
     """

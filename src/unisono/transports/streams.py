@@ -118,7 +118,7 @@ class Streams:
                 self._gone.popitem(last=False)
 
     def leave_all(self) -> None:
-        """Close this rank's end of the communicators that nobody has closed."""
+        """Close this rank's end of the communicators that are still open."""
         with self._lock:
             members = list(self._members.items())
         for agreed, member in members:
@@ -126,7 +126,7 @@ class Streams:
             self.leave(agreed)
 
     def close(self) -> None:
-        """Let go of what nobody came for."""
+        """Close streams that no communicator took."""
         with self._lock:
             waiting = [each for some in self._waiting.values() for each in some]
             self._waiting.clear()
@@ -245,7 +245,7 @@ StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
 
 
 def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
-    """The streams of n ranks that are threads, as if they were on several hosts."""
+    """The streams of n ranks that are threads on emulated hosts."""
     made: list[Streams] = []
 
     def opener(rank: int) -> OpenStream:

@@ -78,7 +78,7 @@ class Tcp(Transport):
         )
         try:
             engine = _engine(table, options, limit_s)
-            return self._session(table, engine, options.epoch, lanes, limit_s)
+            return self._session(table, engine, options, lanes, limit_s)
         except BaseException:
             table.close()
             raise
@@ -91,7 +91,7 @@ class Tcp(Transport):
         self,
         table: RankTable,
         engine: Engine,
-        epoch: int,
+        options: ConnectOptions,
         lanes: int,
         limit_s: float,
     ) -> Session:
@@ -104,7 +104,7 @@ class Tcp(Transport):
             _tune_socket(made.socket, limit_s)
             return StreamEnd(self.wire(made), made.send_key)
 
-        streams = Streams(open_stream, lanes=lanes, epoch=epoch)
+        streams = Streams(open_stream, lanes=lanes, epoch=options.epoch)
 
         def arrived(made: Connection) -> None:
             _tune_socket(made.socket, limit_s)
@@ -129,6 +129,7 @@ class Tcp(Transport):
             leave=leave,
             why=table.why,
             listener=listener,
+            note=int(options.rank == 0 and options.tuned),
         )
 
 

@@ -1,8 +1,7 @@
 """Ranks as threads of one process: for notebooks and tests, on the same engine.
 
-All buffers can be read in place, since all ranks have the same memory; unless they are
-told to behave as if they were on several hosts. Then they talk over wires, by default
-over pairs of sockets.
+All buffers can be read in place, since all ranks have the same memory. On emulated
+hosts they send over wires instead, by default over pairs of sockets.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def alone() -> Session:
 
 
 class _Waiting:
-    """The threads that have come for one world, until all are there or one gives up."""
+    """The threads of one world that have connected, until all have or one fails."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

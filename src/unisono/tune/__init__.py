@@ -1,15 +1,15 @@
-"""Measured, not guessed: what links cost here, and which algorithm wins at which size.
+"""Measurements: what links cost here, and which algorithm is fastest at which size.
 
 fit         latency and bandwidth from measured times, in pieces, with their errors
-measure     a stopwatch for all ranks of a communicator
+measure     times that all ranks of a communicator measure together
 candidates  algorithms × segments × radix × levels that could win
 price       what each would take, from the fits
-race        who is tried, who is raced, who has won
+race        which candidates are tried and raced, and which wins
 tuner       the candidates near the best are raced; the winners make the table
 files       the table on disk; `runtime/plan/tuned.py` reads it
 this        this machine as a topology, with the links that were measured
 
-`unisono tune` does all this with ranks of its own. On a cluster, start it as any other
+`unisono tune` starts its own ranks. On a cluster, start it as any other
 program: `unisono run --hosts a:4,b:4 -m unisono.tune`.
 """
 

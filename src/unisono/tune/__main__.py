@@ -13,7 +13,7 @@ from unisono.tune.files import destination
 
 
 def main() -> None:
-    """Tune, with a word on standard error for each thing that is begun."""
+    """Tune, with a line on standard error for each measurement."""
     words = sys.argv[1:]
     if words not in ([], ["quick"]):
         raise BadArgument(f"unisono.tune {' '.join(words)}: expected quick, or nothing")

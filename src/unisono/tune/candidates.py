@@ -1,10 +1,10 @@
-"""What could win: every algorithm there is, with its segments, radix and levels.
+"""Candidates: every algorithm, with its segments, radix and levels.
 
 Names are the library's; parameters called `segments` and `radix` are tried with a few
 values. Hierarchies are made for the placement: on several hosts the levels are the
 hosts, on one they are a few ways to cut the ranks into equal groups. An all_reduce that
-does not leave the same bits on all ranks is never a candidate. Of names that come to
-the same steps, as most do on two ranks, the first stands for all.
+does not leave the same bits on all ranks is never a candidate. Of names with
+the same steps, as most have on two ranks, the first is kept.
 """
 
 from __future__ import annotations

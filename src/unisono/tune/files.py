@@ -1,4 +1,4 @@
-"""The table on disk: JSON that can be read, of this user alone, written in one move."""
+"""The table on disk: JSON, private to this user, replaced atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono.runtime.plan.tuned import (
 
 
 def destination() -> Path:
-    """Where a new table goes: where it would be read from.
+    """The path of a new table: where it would be read from.
 
     A file that the user has named and that is no table is left alone, and refused here:
     before anything is measured.
@@ -65,7 +65,7 @@ def _others(file: Path, world: TunedWorld) -> list[TunedWorld]:
 
 
 def _write(file: Path, text: bytes) -> None:
-    """All of it or nothing: who reads meanwhile finds the old one."""
+    """Replace the file atomically: a concurrent reader finds the old one."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:

@@ -1,12 +1,12 @@
 """Latency and seconds per byte from measured times: straight lines, piece by piece.
 
-A link does not have one speed. Small messages ride in a cache line, large ones fall out
-of the caches, and a transport changes its ways in between. So the sizes are cut into at
-most three ranges, each with a line of its own: time = latency + byte * size.
+A link does not have one speed. Small messages fit in a cache line, large ones do not
+fit in the caches, and a transport changes its protocol in between. So the sizes are
+divided into at most three ranges, each with its own line: time = latency + byte * size.
 
-An error of a tenth counts the same for 5 µs and for 5 ms, so residuals are taken in
-parts of the measured time. Where to cut is tried out, all ways; whether a cut is worth
-it decides Schwarz's criterion, which wants a better fit for each number spent.
+An error of a tenth counts the same for 5 µs and for 5 ms, so residuals are relative to
+the measured time. All ways to divide the sizes are tried; Schwarz's criterion decides
+whether a further range improves the fit enough for its parameters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A stopwatch that all ranks hold together.
+"""Times that all ranks measure together.
 
 A time is that of the slowest rank, as the mean of a batch of calls after a barrier; how
-many calls make a batch is found out once and agreed. Contenders take turns, round after
-round, each round beginning with another, so that a machine which slows down slows all.
-Ranks exchange settings by the communicator itself, so any launcher will do.
+many calls make a batch is measured once and agreed. Candidates alternate in rounds,
+each round beginning with another, so that a load on the machine slows all of them.
+Ranks exchange settings over the communicator, so any launcher works.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Stopwatch:
 
 
 def elements(collective: str, nbytes: int, n: int, itemsize: int) -> int:
-    """How many elements a rank holds so that all it takes part in is about `nbytes`."""
+    """How many elements a rank holds so that the whole call has about `nbytes`."""
     if collective == "barrier":
         return 0
     parts = 1 if collective in WHOLE else n

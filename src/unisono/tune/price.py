@@ -1,12 +1,12 @@
-"""What a schedule would take here, from what was fitted.
+"""The predicted time of a schedule here, from the fitted costs.
 
-A step lasts as long as the slower of two things that go on at once: the busiest host's
-bytes on the links between hosts, with something for each further peer that a rank
-speaks to; and the busiest rank's bytes inside. Where ranks outnumber cores they take
-turns, so what counts inside is at least all bytes of a host over its cores. Then comes
-what is added up. Steps follow each other.
+A step takes the longer of two concurrent times: that of the busiest host's bytes on the
+links between hosts, with a cost for each further peer of a rank; and that of the
+busiest rank's bytes within its host. Where ranks outnumber cores they share them, so
+the time within a host is at least that of all its bytes divided by its cores. The cost
+of reductions is added. Steps follow each other.
 
-It is a rough picture, and meant to be: it decides who is raced, not who wins.
+The model is rough on purpose: it decides which candidates are raced, not which wins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who is raced, and who has won: decisions from predicted and measured times alone.
+"""Which candidates are raced, and which wins, from predicted and measured times alone.
 
-The best of many is also the luckiest. So who would take the place of the usual choice
-has to win a race of many, and then to beat it once more, alone and turn by turn.
+The best of many candidates is often the best by chance. So a candidate replaces the
+default choice only if it wins a race of many, and then wins again against the default
+alone, round by round.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from statistics import median
 from unisono.runtime.plan.tuned import TunedRow
 
 NEAR = 1.25
-"""Who is raced: all whose predicted time is at most so many times the best."""
+"""Candidates with a predicted time of at most so many times the best are raced."""
 MOST_RACED = 8
 SAME = 1.03
 """A difference that is not worth leaving the usual choice for."""
 WORTH_A_TRY = 4.0
-"""Who is tried at all: the model is not off by more than that, it is hoped."""
+"""Candidates with a predicted time of at most so many times the best are tried."""
 
 
 def nearest(
@@ -25,7 +26,7 @@ def nearest(
     times: Mapping[str, float],
     refused: Collection[str] = (),
 ) -> list[str]:
-    """Who is to be raced next: within 1.25 of the best, and not raced yet.
+    """The candidates to race next: within 1.25 of the best, and not raced yet.
 
     `expected` are predictions, or times of one try, `times` what was measured. What was
     measured of some gives the error of the prediction; the others are assumed to have
@@ -79,7 +80,7 @@ def decided(
     expected: Mapping[str, float],
     again: Mapping[str, Sequence[float]],
 ) -> TunedRow:
-    """The row after its winner and the usual choice have met alone."""
+    """The row after the race of its winner against the default choice alone."""
     names = [row.algorithm, usual]
     first, second = names if beats(again[names[0]], again[usual]) else names[::-1]
     return TunedRow(
@@ -95,9 +96,9 @@ def decided(
 
 
 def beats(mine: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether one is quicker turn by turn: clearly, and in two turns of three.
+    """Whether one is faster round by round: clearly, and in two rounds of three.
 
-    What slows the machine down in a turn slows both, so turns are compared, not means.
+    A load on the machine in a round slows both, so rounds are compared, not means.
     """
     ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
     won = sum(ratio > 1 for ratio in ratios)
@@ -105,6 +106,6 @@ def beats(mine: Sequence[float], theirs: Sequence[float]) -> bool:
 
 
 def promising(expected: Mapping[str, float]) -> list[str]:
-    """Who is worth a try: all but those that are predicted to be far behind."""
+    """The candidates to try: all but those with a much larger predicted time."""
     best = min(expected.values(), default=0.0)
     return [name for name in expected if expected[name] <= WORTH_A_TRY * best]

@@ -1,9 +1,9 @@
-"""This machine as a topology, with what was measured on it where something was.
+"""This machine as a topology, with measured links if there is a tuned table.
 
 `topology.detect` reads the kernel's files, which have no bandwidths. If `unisono
 tune` has left a table of this machine, the links inside a host have the latency and
-bandwidth that were fitted there, and adding up costs what it cost. Which of the two it
-is stands in what the topology says about itself.
+bandwidth that were fitted there, and reductions have the measured cost. The description
+of the topology says which of the two it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def topology_named(text: str) -> Topology:
 
 
 def this_machine() -> Topology:
-    """A rank on each core, with measured links if there is a table, and its word."""
+    """A rank on each core, with measured links if there is a table; a description."""
     machine_ = detect()
     try:
         world = _measured(machine_.cores)

@@ -3,13 +3,13 @@
     tuner = Tuner(comm)             on every rank
     tuner.links()                   messages and a few collectives, fitted
     tuner.part("all_reduce")        the candidates near the best, raced
-    tuner.world()                   what goes into the table
+    tuner.world()                   the entry of the table
 
-Rank 0 decides what is measured next and broadcasts it, so all do the same whatever
-their processors make of the last bit. For every size the candidates are predicted, all
-that are not hopeless are tried for a moment, and those within 1.25 of the best are
-raced, always together with what would be chosen without a table. Whoever would take the
-place of that has to beat it once more. So the model may be wrong, but not unnoticed.
+Rank 0 decides what is measured next and broadcasts it, so all ranks do the same even if
+their floating-point results differ. For every size the times of the candidates are
+predicted, all that are not far behind are measured briefly, and those within 1.25 of
+the best are raced, always together with the default choice. A candidate that would
+replace the default has to beat it once more. So an error of the model is found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from unisono.tune.price import LinkCosts
 from unisono.tune.race import decided, nearest, promising, winner
 
 FURTHER = 2
-"""How often those are added who come near once predictions are corrected."""
+"""How often candidates are added that are near after predictions are corrected."""
 _REDUCED = 1 << 20
 """The size at which the cost of adding up is measured."""
 
@@ -233,7 +233,8 @@ class Tuner:
         row = self._agreed(winner(nbytes, expected, times, usual) if leads else None)
         if row.algorithm == usual or usual not in times:
             return row
-        # The best of many has been lucky: it has to beat the usual one once more.
+        # The best of many may be the best by chance: it has to beat the default once
+        # more.
         watch = replace(self.watch, rounds=2 * self.watch.rounds)
         again = self._raced(collective, nbytes, [usual, row.algorithm], watch)
         return self._agreed(decided(row, usual, expected, again) if leads else None)
@@ -253,7 +254,7 @@ class Tuner:
         return msgspec.convert(plain, TunedRow)
 
     def world(self) -> TunedWorld:
-        """Everything that was found, as it goes into a table."""
+        """All results, as an entry of a table."""
         machines = self.comm.all_gather_objects(machine())
         n = self.comm.world_size
         return TunedWorld(

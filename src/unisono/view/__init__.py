@@ -1,10 +1,10 @@
-"""Schedules on screen: as text, as SVG, and as a page that moves.
+"""Schedules as pictures: as text, as SVG, and as an animated page.
 
 facts       the sentences under every picture
-frames      after each step, who holds what
-text, svg   pictures that stand still
+frames      the contents of all slots after each step
+text, svg   still pictures
 captions    what a step does, in one sentence
-layout      where the nodes of a topology lie
+layout      the positions of a topology's nodes
 story       a schedule with all that a page shows of it, as plain data
 assets      the page's code, from the modules in web/
 html        the page, in one file

@@ -1,10 +1,9 @@
 """The page's code, as one script and one style.
 
-The source lies in `web/`: small modules in plain JavaScript, with types that `tsc`
-checks. A page that stands alone cannot import, so the modules are joined here: each
-becomes a function that is called once, after those that it imports, and returns what it
-exports. Types are comments, for `tsc` alone, and stay behind. There is nothing else to
-build.
+The source is in `web/`: small modules in plain JavaScript, with types that `tsc`
+checks. A self-contained page cannot import, so the modules are joined here: each
+becomes a function that is called once, after those that it imports, and returns its
+exports. Types are comments for `tsc` and are removed. There is no other build step.
 """
 
 from __future__ import annotations

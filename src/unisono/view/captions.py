@@ -3,8 +3,8 @@
     Every rank sends one chunk to the next rank, which adds it to its own: each sum just
     made holds 2 of 5 contributions.
 
-Which ranks send to which is matched with patterns (a rotation, pairs that exchange, one
-to many), since that is how people think of it; only what fits none of them is listed.
+Senders and receivers are matched with patterns (a rotation, pairs that exchange, one to
+many); only transfers that fit none of them are listed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _MIXED = ", where some is added and some is kept"
 
 
 def _who(pairs: list[Pair], n: int, what: str, effect: str) -> str:
-    """Who sends what to whom, and what becomes of it there."""
+    """The sentence: senders, receivers, and what the receivers do."""
     if not pairs:
         return "Chunks change their place within each rank's own memory"
     several = what.endswith("chunks") or _gathered(pairs)

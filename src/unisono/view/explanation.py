@@ -1,8 +1,8 @@
-"""What `unisono.explain` returns: text, which notebooks show as more than that.
+"""What `unisono.explain` returns: a string, which notebooks show as a picture.
 
-In a terminal it is the string it always was. In a notebook it is the widget, if
-anywidget is there (`pip install 'unisono[notebook]'`), and else a picture that stands
-still, with a sentence for every step.
+In a terminal it is a string. In a notebook it is the widget, if anywidget is installed
+(`pip install 'unisono[notebook]'`), and else a still picture, with a sentence for every
+step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a picture of a schedule shows: after each step, who holds what.
+"""What a picture of a schedule shows: the contents of all slots after each step.
 
-Rank is a column and chunk a row. A cell shows whose contributions are in it, so that a
-half-made sum looks half made. Both the text and the SVG are drawn from these frames.
+Rank is a column and chunk a row. A cell shows the contributions in it, so that a
+partial sum is visible. Both the text and the SVG are drawn from these frames.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page that stands alone: play, pause and scrub a schedule, in four views.
+"""A self-contained page: play, pause and scrub a schedule, in four views.
 
 Everything is in the one file (under 500 KiB up to 16 ranks), nothing is loaded, and a
 content security policy with the digests of its own script and style lets nothing else

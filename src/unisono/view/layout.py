@@ -1,9 +1,9 @@
-"""Where the nodes of a topology lie in a drawing.
+"""The positions of a topology's nodes in a drawing.
 
-Ranks stand on a circle, rank 0 on top and the others clockwise, so that neighbours in
-number are neighbours in the picture. Whatever lies between them (switches, network
-cards) rests in the middle of what it is linked to, as if every link were a spring; and
-nodes that would lie on one another move apart.
+Ranks are on a circle, rank 0 on top and the others clockwise, so that consecutive ranks
+are neighbours in the picture. Other nodes (switches, network cards) are at the mean of
+their neighbours, as if every link were a spring; and nodes that would overlap are moved
+apart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A schedule as plain data for an animated page, all of it derived.
 
-The page computes nothing of its own. Which contributions travel with a transfer, what
-a step does in words, when a message leaves and arrives on a topology and over which
-nodes: all that is worked out here, by the same ledger that draws the text and the same
-simulator that `unisono simulate` asks. Times are microseconds, sizes bytes.
+The page itself computes nothing. Which contributions a transfer has, what a step does
+in words, when a message is sent and arrives on a topology and over which nodes: all
+that is computed here, by the same ledger that draws the text and the same simulator
+that `unisono simulate` uses. Times are microseconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unisono.view.frames import MAX_RANKS, row_names
 from unisono.view.layout import links, place, route
 
 SIZE = 1 << 20
-"""How large a rank's buffer is, if nobody says."""
+"""The size of a rank's buffer by default."""
 
 MOST_MOVES = 20_000
 EVERYWHERE, NOWHERE = -1, -2

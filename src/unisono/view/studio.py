@@ -1,10 +1,10 @@
 """The studio: the page with choices, served to this machine's own browser.
 
-It binds to loopback only. A page of somebody else in the same browser can reach
-loopback too, so whoever asks must name us in the Host header (which undoes names that
-are made to point here), must not come from another site, and gets nothing done but
-reading: names are looked up, no file is opened and no code of others is run. The
-content security policy lets the page load from us alone.
+It binds to loopback only. A page of another site in the same browser can reach loopback
+too, so a request must name this server in the Host header (against DNS rebinding), must
+not come from another site, and can only read: names are looked up, no file is opened
+and no code of others is run. The content security policy lets the page load from this
+server alone.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: the terminal is for what the user should know."""
+        """Log nothing: the terminal is for messages to the user."""
 
 
 def _parameters(query: str) -> Mapping[str, str]:

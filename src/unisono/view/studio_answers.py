@@ -1,7 +1,7 @@
-"""What the studio answers: choices, stories, cost curves. Words in, plain data out.
+"""Answers of the studio: choices, stories, cost curves, from parameters to plain data.
 
-Everything is asked for by name. Names of files are refused here, since a page of
-somebody else could ask for them.
+Everything is requested by name. Names of files are refused here, since a page of
+another site could request them.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 The grammar is that of the text. Rank is a column, chunk a row; a cell has one segment
 for each contributor, filled with that rank's colour (and its letter, where there is
-room) once its share is in. A ring round a cell marks one that has just changed. Arrows
+room) once its share is in. A ring around a cell marks one that has just changed. Arrows
 are transfers: a full head adds, a hollow head copies. Above sixteen ranks each phase
-becomes a table of who sends how much to whom.
+becomes a table of bytes by sender and receiver.
 
-The file stands alone, follows the reader's light or dark theme, and says in words what
-it shows.
+The file is self-contained, follows the reader's light or dark theme, and says in words
+what it shows.
 """
 
 from __future__ import annotations

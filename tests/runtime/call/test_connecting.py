@@ -28,13 +28,13 @@ def connects(rank):
         led = rank.number == CONNECTS and part.core.native.is_connected_to(
             STOPPED, False
         )
-        patience = 20.0 if rank.number == CONNECTS else 2.0
+        timeout_s = 20.0 if rank.number == CONNECTS else 2.0
         error = attempt(
             part.broadcast,
             np.ones(4),
             root=CONNECTS,
             algorithm="naive",
-            timeout_s=patience,
+            timeout_s=timeout_s,
         )
         rank.tell("told")
         if rank.number == 0:

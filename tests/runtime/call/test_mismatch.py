@@ -129,7 +129,7 @@ def broadcast(n):
 '''
 
 
-def test_an_algorithm_may_use_its_arrays_again(mine):
+def test_algorithm_may_reuse_its_arrays(mine):
     mine.write_text(REUSING)
 
     def call(comm):
@@ -326,14 +326,12 @@ def test_trace_has_full_names(tmp_path):
     label = f"step 7 in {ODD}"
 
     def run(comm):
-        tracing.start(comm.core.transport.logbook)
+        tracing.start(comm.core.session.logbook)
         comm.all_reduce(np.ones((3, 4)), label=label)
-        tracing.stop(comm.core.transport.logbook)
+        tracing.stop(comm.core.session.logbook)
         folder = tmp_path / str(comm.rank)
-        part = tracing.read_part(
-            tracing.write_part(comm.core.transport.logbook, folder)
-        )
-        shortened = tracing.harvest(comm.core.transport.logbook)
+        part = tracing.read_part(tracing.write_part(comm.core.session.logbook, folder))
+        shortened = tracing.harvest(comm.core.session.logbook)
         shortened.names = {}
         return part, shortened
 
@@ -405,7 +403,7 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
         assert w.run(run) == [8.0] * 4
 
 
-def test_the_core_refuses_programs_that_it_cannot_count():
+def test_native_core_refuses_programs_that_it_cannot_count():
     none = np.zeros((0, 2), np.int32)
     with pytest.raises(ValueError, match="more actions"):
         _native.Program(
@@ -457,9 +455,9 @@ def hooks():
     return ctypes.cast(at, ctypes.POINTER(Hooks)).contents
 
 
-def test_a_call_is_in_the_trace_before_its_end_can_be_seen():
+def test_call_is_in_the_trace_before_its_end_is_visible():
     def run(comm):
-        engine, seen, ended = comm.core.transport.engine, [], threading.Event()
+        engine, seen, ended = comm.core.session.engine, [], threading.Event()
         engine.start_trace(64, 64)
         comm.barrier()
 

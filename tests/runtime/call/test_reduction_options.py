@@ -37,15 +37,15 @@ def test_named_reduction_has_name_and_code(op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_named_reduction_is_checked_against_the_type(op, name):
-    def verdict(check):
+    def outcome(check):
         try:
             check()
         except BadArgument as error:
             return str(error)
 
     dtype = DTYPES[name]
-    ours = verdict(lambda: as_reduction(op).check(dtype))
-    assert ours == verdict(lambda: check_op(dtype, op))
+    ours = outcome(lambda: as_reduction(op).check(dtype))
+    assert ours == outcome(lambda: check_op(dtype, op))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_factor_is_a_number_or_one_element(factor, shown):
     hash(reduction)
 
 
-def test_a_factor_may_be_a_small_float_or_a_tensor():
+def test_factor_may_be_a_small_float_or_a_tensor():
     torch = pytest.importorskip("torch")
     assert premul_sum(numpy_dtype("bfloat16").type(0.5)).factor == 0.5
     assert premul_sum(torch.tensor([0.125])).factor == 0.125
@@ -98,7 +98,7 @@ def test_other_factors_are_refused(factor):
         (10**400, "float64", "the factor overflows float64"),
     ],
 )
-def test_a_factor_must_suit_the_elements(factor, name, message):
+def test_factor_of_an_unsuitable_type_is_refused(factor, name, message):
     with pytest.raises(BadArgument, match=message):
         premul_sum(factor).check(DTYPES[name])
     with pytest.raises(BadArgument, match=message):
@@ -109,7 +109,7 @@ def test_a_factor_must_suit_the_elements(factor, name, message):
     ("factor", "name"),
     [(2.0, "int8"), (-3, "uint64"), (0.5, "bfloat16"), (2, "float16")],
 )
-def test_a_factor_that_suits_passes(factor, name):
+def test_factor_of_a_suitable_type_is_accepted(factor, name):
     premul_sum(factor).check(DTYPES[name])
     premul_sum(1 + 1j).check(DTYPES["complex64"])
 
@@ -167,7 +167,7 @@ def test_any_function_is_a_reduction_for_any_type(op, shown):
         hnp.arrays(np.int64, (3,), elements=st.integers(-9, 9)), min_size=1, max_size=6
     )
 )
-def test_a_fold_goes_from_the_left(parts):
+def test_fold_goes_from_the_left(parts):
     kept = [p.copy() for p in parts]
     total = fold(lambda a, b: 2 * a - b, parts)
     assert (total == functools.reduce(lambda a, b: 2 * a - b, kept)).all()
@@ -212,7 +212,7 @@ def test_function_may_modify_its_arguments(function, expected):
 
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_a_fold_keeps_type_and_shape(name, shape):
+def test_fold_keeps_type_and_shape(name, shape):
     x = np.ones(shape, numpy_dtype(name))
     total = fold(np.maximum if DTYPES[name].kind != "c" else np.add, [x, x])
     assert isinstance(total, np.ndarray)
@@ -229,13 +229,13 @@ def test_a_fold_keeps_type_and_shape(name, shape):
         (lambda a, b: np.dot(a, b), r"returned float32\[\]"),
     ],
 )
-def test_a_function_that_changes_shape_or_type_is_refused(function, message):
+def test_function_that_changes_shape_or_type_is_refused(function, message):
     x = np.ones(3, np.float32)
     with pytest.raises(BadArgument, match=message):
         fold(function, [x, x])
 
 
-def test_a_fold_of_nothing_is_refused_and_of_one_is_a_copy():
+def test_fold_of_nothing_is_refused_and_of_one_is_a_copy():
     with pytest.raises(BadArgument, match="at least one"):
         fold(combine, [])
     x = np.arange(3)

@@ -45,12 +45,12 @@ def uneven_cases(n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-def test_uneven_shares_on_threads(worlds, n):
+def test_uneven_shares_on_threads_are_correct(worlds, n):
     cases = uneven_cases(n)
     check(cases, worlds(n).run(perform, cases))
 
 
-def test_uneven_shares_on_processes():
+def test_uneven_shares_on_processes_are_correct():
     cases = uneven_cases(4)
     check(cases, on_processes(perform, 4, (cases,)))
 
@@ -80,7 +80,7 @@ def any_cases(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(any_cases(), st.sampled_from([512, 4096, 1 << 16]))
-def test_any_counts_types_and_roots(worlds, cases, window):
+def test_any_counts_types_and_roots_are_correct(worlds, cases, window):
     check(cases, worlds(cases[0].n, window).run(perform, cases))
 
 
@@ -89,7 +89,7 @@ def test_any_counts_types_and_roots(worlds, cases, window):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=3))
-def test_rows_of_any_shape(worlds, n, shape):
+def test_rows_of_any_shape_are_correct(worlds, n, shape):
     """Shares are rows: slices along the first axis, whatever the others are."""
 
     def gathered(comm):

@@ -1,4 +1,4 @@
-"""Calls in flight: many at once, waited for, given up, dropped; and several threads."""
+"""Calls in flight: many at once, waited for, aborted, dropped; and several threads."""
 
 import gc
 import threading

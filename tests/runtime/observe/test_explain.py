@@ -70,7 +70,7 @@ def test_explain_refuses_invalid_calls(worlds):
     worlds(1).run(refused)
 
 
-def test_the_environment_names_algorithms(monkeypatch):
+def test_environment_variable_chooses_algorithms(monkeypatch):
     monkeypatch.setenv("UNISONO_ALGORITHM", "all_reduce=ring;broadcast=tree")
 
     def run(comm):
@@ -141,7 +141,7 @@ def test_every_call_is_recorded():
             )
 
 
-def test_the_last_2000_calls_are_kept():
+def test_last_2000_calls_are_kept():
     def recorded(comm):
         x = np.ones(1)
         for _ in range(2100):

@@ -21,7 +21,7 @@ class Looks:
     def __call__(self, *more):
         comms = [self.comm, *more]
         result = self.asked.report(
-            self.comm.core.transport, [comm.core for comm in comms]
+            self.comm.core.session, [comm.core for comm in comms]
         )
         assert result["rank"] == self.comm.rank
         for group, comm in zip(result["groups"], comms, strict=True):
@@ -198,7 +198,7 @@ def test_counting_during_calls():
 
         def watch():
             while not done.wait(0.005):
-                look.asked.report(comm.core.transport, [comm.core])
+                look.asked.report(comm.core.session, [comm.core])
 
         beside = threading.Thread(target=watch)
         beside.start()

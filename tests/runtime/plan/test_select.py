@@ -82,7 +82,7 @@ def test_one_rank_per_host_is_not_hierarchical(what):
 
 
 @pytest.mark.parametrize("hosts", [TWO_BY_FOUR, IN_TURN, THIRTEEN, (0, 0, 0, 0, 1)])
-def test_an_all_reduce_of_shared_hosts_loads_their_links_least(hosts):
+def test_all_reduce_on_shared_hosts_loads_links_least(hosts):
     num_hosts = len(set(hosts))
     for nbytes in (1 << 20, 16 << 20, 256 << 20):
         made = unisono.schedule(
@@ -114,7 +114,7 @@ def test_large_calls_are_cut_so_that_the_levels_overlap():
 
 
 @pytest.mark.parametrize("what", COLLECTIVES)
-def test_a_larger_call_is_never_expected_to_take_less(what):
+def test_predicted_time_does_not_decrease_with_size(what):
     for hosts in (IN_TURN, THIRTEEN, tuple(range(6))):
         for name in FLAT[what]:
             times = [predict.predicted(what, name, 1, hosts, b) for b in SIZES]
@@ -123,7 +123,7 @@ def test_a_larger_call_is_never_expected_to_take_less(what):
             assert what == "barrier" or times[-1] > times[0]
 
 
-def test_a_network_of_single_ranks_trades_bytes_for_steps():
+def test_one_rank_per_host_trades_bytes_for_steps():
     """Few steps while it is small, few bytes once it is large."""
     assert chosen("all_reduce", 8, range(3)).algorithm == "naive"
     assert chosen("all_reduce", 8, range(4)).algorithm == "naive"

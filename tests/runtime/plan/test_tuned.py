@@ -70,7 +70,7 @@ def chosen(table, nbytes=8, itemsize=4, collective="all_reduce", n=2, **more):
         *((90, "recursive_doubling"), (91, "ring"), (1024, "ring"), (1 << 40, "ring")),
     ],
 )
-def test_the_nearest_size_that_was_measured_decides(nbytes, algorithm):
+def test_nearest_size_that_was_measured_decides(nbytes, algorithm):
     found = chosen(Tuned([a_world()]), nbytes)
     assert found.algorithm == algorithm
     assert found.by == "table"
@@ -177,7 +177,7 @@ def test_invalid_tables_are_refused(file, made, message):
         tuned.read(file)
 
 
-def test_a_table_that_others_can_write_is_not_read(file):
+def test_table_that_others_can_write_is_not_read(file):
     write(file).chmod(0o620)
     with pytest.raises(BadArgument, match="chmod 600"):
         tuned.read(file)
@@ -196,7 +196,7 @@ def test_tables_of_other_machines_or_versions_are_refused(file):
         tuned.load(file)
 
 
-def test_zero_means_none(monkeypatch):
+def test_variable_of_zero_means_no_table(monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     assert tuned.path() is None
     assert not tuned.is_there()

@@ -112,7 +112,7 @@ def test_missing_or_invalid_variable_is_named(environ, message):
         place(environ)
 
 
-def test_a_step_without_a_list_of_nodes():
+def test_slurm_step_without_a_node_list_is_refused():
     result = {name: value for name, value in SLURM.items() if "NODELIST" not in name}
     with pytest.raises(
         BadArgument, match="SLURM_STEP_NODELIST is not set; set UNISONO"

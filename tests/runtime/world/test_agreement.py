@@ -81,7 +81,7 @@ def test_minority_continues_on_one_host_only():
 def test_rank_is_bound_to_a_world_others_may_have_settled():
     """0 and 1, two of three, may have continued there, whatever 2 has received."""
     one = rules(2, 5)
-    one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    one.failed(Proposal(1, (0, 1, 2), (3, 4)), entered=True)
     one.learn(unreachable=[0, 1])
     one.receive_request(3, NOTHING)
     one.receive_request(4, NOTHING)
@@ -91,9 +91,9 @@ def test_rank_is_bound_to_a_world_others_may_have_settled():
 
 
 @pytest.mark.parametrize("gone", [{"dead": [0, 1]}, {"unreachable": [0]}], ids=str)
-def test_rank_is_free_if_no_majority_is_left_of_a_met_world(gone):
+def test_rank_is_free_if_no_majority_is_left_of_an_entered_world(gone):
     one = rules(2, 5)
-    one.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    one.failed(Proposal(1, (0, 1, 2), (3, 4)), entered=True)
     one.learn(**gone)
     one.learn(dead=[1])
     one.receive_request(3, NOTHING)
@@ -102,7 +102,7 @@ def test_rank_is_free_if_no_majority_is_left_of_a_met_world(gone):
         ActionKind.HOST if "dead" in gone else ActionKind.NO_MAJORITY
     )
     other = rules(1, 5)
-    other.failed(Proposal(1, (0, 1, 2), (3, 4)), met=True)
+    other.failed(Proposal(1, (0, 1, 2), (3, 4)), entered=True)
     other.learn(unreachable=[0])  # one of three cannot have continued
     for rank in (2, 3, 4):
         other.receive_request(rank, NOTHING)
@@ -230,11 +230,11 @@ def test_coordinator_wait_reply_extends_the_deadline():
     assert one.step(24.1).ranks == (2,)
 
 
-def test_met_world_is_settled_if_another_settled_it():
+def test_entered_world_is_settled_if_another_settled_it():
     world = Proposal(1, (0, 1, 2), (), "here")
     one = rules(1, 3)
     one.step(0.0)
-    one.failed(world, met=True)
+    one.failed(world, entered=True)
     one.receive_reply(2, AgreementReply(settled=world), 1.0)
     assert one.step(1.0).kind is ActionKind.SETTLE
     other = rules(1, 3)
@@ -267,7 +267,7 @@ def test_rank_taken_for_dead_is_excluded():
 
 
 def torn(seed):
-    """Three of five meet without the late ones, and are partitioned just then."""
+    """Three of five connect without the late ones, and are partitioned just then."""
     rng = random.Random(seed)
     ranks = range(5)
     cut = frozenset((a, b) for a in ranks for b in ranks if (a < 2) != (b < 2))
@@ -321,8 +321,8 @@ def everything_may(group, n):
     return True
 
 
-def forgets_what_it_met(self, proposal, *, met):
-    TRUE_FAILED(self, proposal, met=False)
+def forgets_what_it_entered(self, proposal, *, entered):
+    TRUE_FAILED(self, proposal, entered=False)
 
 
 def believes_rumours(self, rank, message):
@@ -351,7 +351,7 @@ TRUE_RECEIVE_REQUEST = Agreement.receive_request
     ("where", "name", "mistake", "kind"),
     [
         (agreement, "is_majority", everything_may, FailureSchedule.random),
-        (Agreement, "failed", forgets_what_it_met, FailureSchedule.random),
+        (Agreement, "failed", forgets_what_it_entered, FailureSchedule.random),
         (Agreement, "receive_request", believes_rumours, FailureSchedule.random),
         (
             shrink_network.SimulatedNetwork,

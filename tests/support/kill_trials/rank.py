@@ -142,7 +142,7 @@ def _set_timeouts(comm: Communicator, trial: Trial) -> None:
     """Give the engine the trial's timeouts."""
     comm.timeout_s = trial.timeout_s
     comm.core.native.set_wait_policy(
-        *comm.core.transport.wait_policy,
+        *comm.core.session.wait_policy,
         int(trial.late_s * 1e9),
         int(trial.timeout_s * 1e9),
     )

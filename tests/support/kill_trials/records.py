@@ -15,7 +15,7 @@ class Trial(msgspec.Struct, frozen=True):
     reported. With `hold` the victim is stopped at its failpoint and killed there from
     outside, so that the time of its death is known.
 
-    `hosts` are the numbers of ranks on each of several simulated hosts: shared memory
+    `hosts` are the numbers of ranks on each of several emulated hosts: shared memory
     within a host, TCP over loopback between hosts. Without it all ranks are on one.
 
     With the action "delay" no rank is lost: all ranks run `rounds` rounds, and sleep

@@ -1,10 +1,10 @@
-"""How `unisono bench` measures: persistent processes of every system, taking turns.
+"""How `unisono bench` measures: persistent processes of every system, in turns.
 
-cases      what is measured: amounts, bandwidth factors, the memory floor
+cases      what is measured: amounts, bandwidth factors, the lower bound of memory
 inputs     values whose reduction is exact in any order, and the count of wrong ones
 systems    the calls of unisono, gloo and MPI, as one rank makes them
 worker     the process of one rank: it measures on command and answers
-groups     starting the processes of a system, and talking to them
+groups     starting the processes of a system, and sending them commands
 driver     turns: every system measures the same size within the same second
 figures    from times to rows: medians, percentiles, bandwidths, ratios
 report     the table, JSON and CSV

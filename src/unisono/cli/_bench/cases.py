@@ -1,14 +1,14 @@
-"""What is measured: one collective on so many elements, and what that amounts to.
+"""What is measured: one collective on a number of elements, and its amounts.
 
 The size S and the factor of the bus bandwidth are those of nccl-tests, so that figures
-can be laid side by side: S is the whole array where each rank holds a part of it, and
+can be compared: S is the whole array where each rank holds a part of it, and
 the bus bandwidth is S / time × factor, which says how busy a link is whatever n is.
 
-The floor is the time that the bytes themselves take, were there nothing but memory: all
-that the ranks of a direct schedule read and write, at the bandwidth at which as many
-processes copy arrays, measured in the same run. With S bytes, n ranks and k = S / n, a
-rank on ordinary buffers must stage what others read in a window (a read and a write),
-and on buffers from `comm.empty` need not:
+The floor is the time of the memory traffic alone: all that the ranks of a direct
+schedule read and write, at the bandwidth at which as many processes copy arrays,
+measured in the same run. With S bytes, n ranks and k = S / n, a rank on ordinary
+buffers must stage what others read in a window (a read and a write), and on buffers
+from `comm.empty` need not:
 
                     shared buffers                    more when staged
     all_reduce      2 S: reads and writes all of it   4 (S - k) + 2 k - S
@@ -46,7 +46,7 @@ TYPE_NAMES = {
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
-"""Where nccl-tests has another word for a type than we have; `-d` takes both."""
+"""Types that have another name in nccl-tests; `-d` takes both."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def redop(self) -> str:
-        """The reduction in nccl-tests' words, "none" if there is none."""
+        """The reduction as nccl-tests names it, "none" if there is none."""
         if self.collective not in REDUCING:
             return "none"
         return "avg" if self.op == "mean" else self.op
@@ -114,7 +114,7 @@ class Case:
         }.get(self.collective, (whole, whole))
 
     def plain(self) -> dict[str, Any]:
-        """The case as it travels to the workers."""
+        """The case as it is sent to the workers."""
         return asdict(self)
 
 
@@ -129,7 +129,7 @@ def case_of(
 
 
 def dtype_named(name: str) -> str:
-    """Our name of a type that is written in ours or in nccl-tests' words."""
+    """Our name of a type, given by our name or that of nccl-tests."""
     ours = {theirs: mine for mine, theirs in TYPE_NAMES.items()}
     dtype = ours.get(name, name)
     if dtype not in DTYPES:
@@ -138,7 +138,7 @@ def dtype_named(name: str) -> str:
 
 
 def op_named(name: str) -> str:
-    """Our name of a reduction that is written in ours or in nccl-tests' words."""
+    """Our name of a reduction, given by our name or that of nccl-tests."""
     op = "mean" if name == "avg" else name
     if op not in OPS:
         raise unknown("reduction", name, OPS)

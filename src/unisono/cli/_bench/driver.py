@@ -1,10 +1,10 @@
 """Turns: every system measures the same case within the same second.
 
-The processes of all systems live as long as the run, and only one system is awake at a
-time. For each case all of them prepare (one call, checked) and find out how many calls
-make a batch of a few hundredths of a second. Then they take turns, round after round
-and each round beginning with another, so that a machine that slows down slows all of
-them. From 1 MiB on, copying memory is one more contender, which gives the floor.
+The processes of all systems run as long as the benchmark, and only one system is active
+at a time. For each case all of them prepare (one call, checked) and determine how many
+calls make a batch of a few hundredths of a second. Then they alternate in rounds, each
+round beginning with another system, so that a load on the machine slows all of them.
+From 1 MiB on, copies of memory are measured as well, which gives the floor.
 """
 
 from __future__ import annotations

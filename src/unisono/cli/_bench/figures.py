@@ -1,8 +1,8 @@
 """From times to rows.
 
 The time of a round is that of its slowest rank: a collective is done when the last rank
-is. The median over the rounds is reported. Single calls are timed in a batch of
-their own, again as the slowest rank's; with fewer than a hundred of them the 99th
+is. The median over the rounds is reported. Single calls are timed in a
+separate batch, again as the slowest rank's; with fewer than a hundred of them the 99th
 percentile is the slowest call.
 
 A ratio is the median, over the rounds, of our time over the best peer's in the same

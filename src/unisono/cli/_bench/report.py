@@ -1,7 +1,8 @@
 """The table, JSON and CSV: nccl-tests' columns and keys first, then ours.
 
 Lines that are not rows begin with `#`, and a row has the thirteen columns of nccl-tests
-in its widths; a place that a collective does not have shows N/A. To their right:
+in its widths; in-place or out-of-place columns that a collective does not have show
+N/A. To their right:
 
     algorithm   what unisono ran
     i_p99       the 99th percentile of single calls, in the place compared (µs)
@@ -172,8 +173,8 @@ class BenchReport:
 
     def footer(self) -> Iterator[str]:
         """The lines after the last row."""
-        verdict = "FAILED" if self.wrong else "OK"
-        yield f"# {'Out of bounds values':<20} : {self.wrong} {verdict}"
+        result = "FAILED" if self.wrong else "OK"
+        yield f"# {'Out of bounds values':<20} : {self.wrong} {result}"
         yield f"# {'Avg bus bandwidth':<20} : {self.average_busbw:g} "
         yield "#"
         yield from self._ratio_lines()

@@ -1,8 +1,8 @@
-"""The systems that are measured, as one rank of each sees its own.
+"""The systems that are measured, as one rank uses them.
 
-Each gives the same things: a barrier, memory for arrays, and for a case the call that
-is to be timed, with all its arguments bound. The peers get what their users would do
-for speed: flat tensors for gloo, and for MPI the upper-case methods of mpi4py with the
+Each class has the same methods: a barrier, memory for arrays, and for a case the call
+to be timed, with all its arguments bound. The peers are used as their users would for
+speed: flat tensors for gloo, and for MPI the upper-case methods of mpi4py with the
 element type spelled out, which saves it a third of a microsecond per call.
 
 Only the standard library and NumPy are imported at the top, because MPI's ranks run in
@@ -82,10 +82,10 @@ class Unisono:
 
     refusals: tuple[type[Exception], ...] = (UsageError, MissingExtra)
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
         """Join the world of this rendezvous."""
         init: Any = import_module("unisono").init
-        self.comm = init(rank=rank, world_size=n, job=meeting)
+        self.comm = init(rank=rank, world_size=n, job=rendezvous)
         self.rank = rank
         self.barrier: Call = self.comm.barrier
 
@@ -141,13 +141,13 @@ class Unisono:
 class Gloo(_Peer):
     """gloo as torch.distributed offers it on a CPU."""
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
-        """Meet at a file."""
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
+        """Rendezvous by a file."""
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)
         self.dist = import_module("torch.distributed")
         self.dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=n
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=n
         )
         self.rank = rank
         self.barrier: Call = self.dist.barrier
@@ -199,7 +199,7 @@ class Gloo(_Peer):
         return both
 
     def _tensor(self, array: Array, dtype: str) -> Any:
-        """The same memory as a tensor; NumPy knows small floats as strangers only."""
+        """The same memory as a tensor; small floats are extension types of NumPy."""
         if DTYPES[dtype].kind != "v":
             return self.torch.from_numpy(array)
         raw = array.view(np.int16 if array.itemsize == 2 else np.int8)
@@ -213,7 +213,7 @@ class Gloo(_Peer):
 class Mpi(_Peer):
     """Open MPI or MPICH through mpi4py, whichever the environment has."""
 
-    def __init__(self, rank: int, n: int, meeting: str) -> None:
+    def __init__(self, rank: int, n: int, rendezvous: str) -> None:
         """MPI has the rank from its launcher."""
         self.mpi = import_module("mpi4py.MPI")
         self.world = self.mpi.COMM_WORLD
@@ -223,7 +223,7 @@ class Mpi(_Peer):
             raise BadArgument(f"MPI's world has {self.world.size} ranks, expected {n}")
 
     def empty(self, count: int, dtype: str, *, shared: bool) -> Array:
-        """Ordinary memory, if MPI knows what is to be in it."""
+        """Ordinary memory, if MPI has the element type."""
         if dtype not in _MPI_TYPES:
             raise BadArgument(f"MPI has no {dtype}")
         return super().empty(count, dtype, shared=shared)

@@ -1,11 +1,11 @@
 """The process of one rank of one system: it measures on command, and answers.
 
-Commands come as lines of JSON over a Unix socket, one answer each. Between them the
-process waits in a read and uses no CPU, so that the other systems are measured as if
-alone. When the driver is gone the read ends, and so does the process.
+Commands arrive as lines of JSON over a Unix socket, one answer each. Between them the
+process waits in a read and uses no CPU, so that it does not disturb the other systems.
+When the driver ends the read ends, and so does the process.
 
 A batch is timed as a whole after a barrier, without one between its calls, and with the
-garbage collector at rest. In-place reductions work on what the call before has left.
+garbage collector off. In-place reductions work on the result of the call before.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Worker:
 
 def main() -> None:
     """Join the system, then run the driver's commands until it disconnects."""
-    name, address, rank, n, meeting = sys.argv[1:6]
-    system = SYSTEMS[name](int(rank), int(n), meeting)
+    name, address, rank, n, rendezvous = sys.argv[1:6]
+    system = SYSTEMS[name](int(rank), int(n), rendezvous)
     worker = Worker(system, int(n))
     with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
         connection.connect(address)  # if the driver is gone already, so are we

@@ -1,7 +1,7 @@
-"""One host: does it have what ranks need? Each question is one function.
+"""Checks of one host. Each check is one function.
 
-An answer is a finding: what was seen, whether that will do, and if not, the command
-that mends it. `python -m unisono.cli._doctor.host` prints them for another host.
+A check gives a finding: what was found, whether it suffices, and if not, the command
+that fixes it. `python -m unisono.cli._doctor.host` prints them for another host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One rank of the doctor's world: are answers right, clocks equal, and pairs fast?
+"""One rank of the doctor's world: checks of results, clocks, and pairs of ranks.
 
 All ranks compute the same small collectives and compare with NumPy, then every pair is
-measured alone while the others wait in a barrier: latency by messages of 8 bytes to and
-fro, bandwidth by large ones. In large worlds one rank of each host stands for it. Rank
-0 prints what all have found.
+measured alone while the others wait in a barrier: latency by messages of 8 bytes in
+both directions, bandwidth by large ones. In large worlds one rank of each host
+represents it. Rank 0 prints the findings of all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WorldFindings(msgspec.Struct):
 
 
 def main() -> int:
-    """Meet, try, measure, print."""
+    """Connect, check, measure, print."""
     try:
         comm = unisono.init()
         findings = _examine(comm)

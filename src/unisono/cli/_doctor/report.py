@@ -43,7 +43,7 @@ def of_world(found: WorldFindings, *, several: bool) -> list[Finding]:
 
 
 def show(findings: Iterable[Finding]) -> None:
-    """One line each; the command to run stands under what it mends."""
+    """One line each; below a problem, the command that fixes it."""
     for finding in findings:
         where = f"{finding.where}: " if finding.where else ""
         detail = " ".join(finding.detail.split())

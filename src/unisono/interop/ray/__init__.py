@@ -84,7 +84,7 @@ def run_script(path: str | Path, *argv: str, **options: Unpack[RayOptions]) -> N
 def _play(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    meets: bool,
+    takes_comm: bool,
     *,
     num_ranks: int,
     resources: Mapping[str, float] | None = None,
@@ -112,7 +112,7 @@ def _play(
     plan = RayJob(
         fn=fn,
         args=args,
-        meets=meets,
+        takes_comm=takes_comm,
         resources=_resources(resources),
         strategy=strategy,
         placement_s=placement_s,

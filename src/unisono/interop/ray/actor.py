@@ -2,8 +2,8 @@
 
 Two ranks share a host, in our sense, if they can reach each other's memory and Unix
 sockets. Ray's nodes are something else: two of them may be on one machine, and two
-containers of one machine may be one node each. So the kernel is asked, as it is when
-ranks meet.
+containers of one machine may be one node each. So the host is identified by the
+kernel, as at the rendezvous.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class RankActor:
     def play(
         self,
         variables: Mapping[str, str],
-        meets: bool,
+        takes_comm: bool,
         work: tuple[Callable[..., Any], tuple[Any, ...]],
     ) -> bytes:
         """Be a rank: `variables` is the environment of one. The report, pickled."""
         fn, args = work
         os.environ.update(variables)
         try:
-            if meets:
+            if takes_comm:
                 with unisono.init() as comm:  # left in any case: the others wait
                     result = fn(comm, *args)
             else:

@@ -6,7 +6,7 @@ they do it in Ray's own store of keys and values, the way its gloo groups do.
 
 A store remembers what a group of the same name left there when its ranks died. So rank
 0 offers a new word, the others answer it with one of theirs, and the agreement repeats
-all of them: nobody can take an old line for a new one.
+all of them, so an old line is not taken for a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.errors import BadArgument, ConnectFailed
 from unisono.interop.ray.actor import environment, places, whereabouts
 
 NAME = "unisono"
-_MEETING_S = 60.0
+_RENDEZVOUS_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _OPS = {
     ReduceOp.SUM: "sum",
@@ -88,7 +88,7 @@ class _Store:
         if time.monotonic() >= self._until:
             raise ConnectFailed(
                 f"rank {rank} of {n}: ranks {missing} have not joined the group within "
-                f"{_MEETING_S:.0f} s; all actors of a group must create it",
+                f"{_RENDEZVOUS_TIMEOUT_S:.0f} s; all actors of a group must create it",
                 missing=missing,
             )
         time.sleep(_POLL_S)
@@ -141,9 +141,9 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
-        """Meet the other ranks."""
+        """Rendezvous with the other ranks."""
         super().__init__(world_size, rank, group_name)
-        store = _Store(group_name, time.monotonic() + _MEETING_S)
+        store = _Store(group_name, time.monotonic() + _RENDEZVOUS_TIMEOUT_S)
         agreed = _follow(store, rank, world_size) if rank else _lead(store, world_size)
         with environment(agreed.variables | places(agreed.hosts)[rank]):
             self._comm = unisono.init()

@@ -36,7 +36,7 @@ class RayJob:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    meets: bool  # whether `fn` is given a communicator
+    takes_comm: bool  # whether `fn` is given a communicator
     resources: dict[str, float]
     strategy: str
     placement_s: float
@@ -105,7 +105,7 @@ class _Attempt:
         )
         try:
             self._place(group)
-            self._meet()
+            self._number_ranks()
             self._listen()
         finally:
             for rank in self._ranks:
@@ -145,7 +145,7 @@ class _Attempt:
             made = actor.options(scheduling_strategy=at, **options).remote()
             self._ranks.append(_ActorState(made, number=bundle))
 
-    def _meet(self) -> None:
+    def _number_ranks(self) -> None:
         """Ask all where they are, and number them anew, host by host."""
         for rank in self._ranks:
             try:
@@ -189,7 +189,7 @@ class _Attempt:
         plan = self._plan
         work = ray.put((plan.fn, plan.args))  # once, however many ranks there are
         waiting = {
-            rank.actor.play.remote(variables, plan.meets, work): rank
+            rank.actor.play.remote(variables, plan.takes_comm, work): rank
             for rank, variables in zip(self._ranks, self._variables(), strict=True)
         }
         until: float | None = None

@@ -54,7 +54,7 @@ def _create(options: Any, pg_options: Any = None) -> Any:
 
 
 def _stand_in_for(other: str) -> None:
-    """Whoever asks for the backend `other` on the CPU gets this one."""
+    """A program that asks for the backend `other` on the CPU gets this one."""
     from torch.distributed import distributed_c10d
 
     c10d: Any = distributed_c10d

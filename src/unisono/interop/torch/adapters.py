@@ -60,18 +60,18 @@ def make(options: Any, pg_options: Any = None) -> Any:
     devices = _devices(sys._getframe())
     try:
         name = chosen(devices)
-        if name == "compiled":  # before anybody waits for us
+        if name == "compiled":  # before another rank waits for this one
             from unisono.interop.torch import compiled
 
             compiled.load()
-        meeting = GroupRendezvous(options)
+        rendezvous = GroupRendezvous(options)
     except Exception as error:
         raise for_torch(error) from None
     if name == "python":
         from unisono.interop.torch.process_group import UnisonoProcessGroup
 
-        return UnisonoProcessGroup(meeting, options.store)
-    return _compiled_one(meeting, options, devices)
+        return UnisonoProcessGroup(rendezvous, options.store)
+    return _compiled_one(rendezvous, options, devices)
 
 
 def adapter_of(group: Any = None) -> str:
@@ -93,14 +93,16 @@ def adapter_of(group: Any = None) -> str:
     raise BadArgument(f"{group!r} is not a group of the unisono backend")
 
 
-def _compiled_one(meeting: Any, options: Any, devices: Mapping[str, str] | None) -> Any:
+def _compiled_one(
+    rendezvous: Any, options: Any, devices: Mapping[str, str] | None
+) -> Any:
     """A whole group if unisono is its only backend, so that it has this name."""
     import torch._C._distributed_c10d as c10d
 
     from unisono.interop.torch import compiled
     from unisono.interop.torch.collectives import TorchCollectives
 
-    calls = TorchCollectives(meeting)
+    calls = TorchCollectives(rendezvous)
     calls.records = False  # the compiled work does
     wrapped = c10d.get_debug_level() == c10d.DebugLevel.DETAIL  # by torch, afterwards
     if devices is not None and len(devices) == 1 and not wrapped:

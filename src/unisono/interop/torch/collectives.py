@@ -48,11 +48,11 @@ _LEAVING_S = 10.0
 class TorchCollectives:
     """The calls of one group on one rank."""
 
-    def __init__(self, meeting: GroupRendezvous) -> None:
-        """Nobody is met yet, unless this is the group of all."""
-        self.meeting = meeting
-        self.rank, self.size = meeting.rank, meeting.size
-        self.timeout_s = meeting.timeout_s
+    def __init__(self, rendezvous: GroupRendezvous) -> None:
+        """No rank is connected yet, unless this is the group of all."""
+        self.rendezvous = rendezvous
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        self.timeout_s = rendezvous.timeout_s
         self.completer = Completer()
         self.records = True  # for torch's profiler
         self.latest: Part | None = None  # of the calls in flight, which end in order
@@ -146,7 +146,7 @@ class TorchCollectives:
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
-        """Everybody's tensor on every rank, one output for each."""
+        """The tensors of all ranks on every rank, one output for each."""
         run = CallBuilder(self, opts, outputs)
         for into, x in zip(outputs, inputs, strict=True):
             self._expect("all_gather", into)
@@ -163,7 +163,7 @@ class TorchCollectives:
         return self.allgather(turned, inputs, opts)
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any) -> PendingCall:
-        """Everybody's tensor on every rank, one after the other."""
+        """The tensors of all ranks on every rank, one after the other."""
         if self._fits(opts, x, output, self.size, 1):
             return self._now("all_gather", [output], x, output, output.numel(), opts)
         return self.all_gather_single_coalesced([output], [x], opts)
@@ -186,7 +186,7 @@ class TorchCollectives:
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
-        """Everybody's tensor on the root."""
+        """The tensors of all ranks on the root."""
         run = CallBuilder(self, opts, outputs)
         (tensor,) = inputs
         x = run.keep(to_read(tensor, "gather"))
@@ -264,7 +264,7 @@ class TorchCollectives:
         return self._message(PendingCall, tensors, None, "send", x, to, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> PendingCall:
-        """One message, from `src` or from anybody."""
+        """One message, from `src` or from any rank."""
         (tensor,) = tensors
         y, finish = to_write(tensor, "recv")
         kind = AnySourceRecv if src is None else PendingCall
@@ -282,7 +282,7 @@ class TorchCollectives:
     ) -> PendingCall:
         x = known(x)
         try:
-            call = getattr(self.meeting.communicator(), name)
+            call = getattr(self.rendezvous.communicator(), name)
             part = call(x, peer, tag=tag, async_op=True, timeout_s=self.timeout_s)
         except UnisonoError as error:
             raise for_torch(error) from None
@@ -290,7 +290,7 @@ class TorchCollectives:
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """A barrier at which rank 0 names the missing ranks, through the store."""
-        self.meeting.monitored_barrier(timeout, wait_all_ranks)
+        self.rendezvous.monitored_barrier(timeout, wait_all_ranks)
 
     def start_together(self) -> None:
         """Whatever is called from now on is one work in the end."""
@@ -321,7 +321,7 @@ class TorchCollectives:
     def close(self) -> None:
         """Leave the group at once."""
         self.completer.close()
-        self.meeting.close()
+        self.rendezvous.close()
 
     def _fits(self, opts: Any, x: Tensor, y: Tensor, more: int, fewer: int) -> bool:
         """Whether a blocking call can be made at once: y has more/fewer of x."""
@@ -363,7 +363,7 @@ class TorchCollectives:
     def start(self, *call: Any, **how: Any) -> Part | None:
         """`Core.start`, whose errors are torch's as well."""
         try:
-            return self.meeting.communicator().core.start(*call, **how)
+            return self.rendezvous.communicator().core.start(*call, **how)
         except UnisonoError as error:
             raise for_torch(error) from None
 

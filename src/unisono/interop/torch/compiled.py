@@ -1,11 +1,11 @@
 """The adapter in C++, built for the torch, the Python and the sources that are there.
 
-Nobody ships a binary for every torch, and the headers are in its wheel: one call of the
+There is no binary for every torch, and the headers are in its wheel: one call of the
 compiler makes the module, in about half a minute. It is kept in the user's cache folder
 under a name that tells what it was made from, so that another torch gets another one.
 Ranks that build at once wait for the first of them.
 
-What is loaded runs as this user, so nobody else may have made or changed it: see
+What is loaded runs as this user, so no other user may have made or changed it: see
 `user_cache.py`. What was checked is what is loaded: the file stays open, and is loaded
 through its descriptor.
 """

@@ -28,12 +28,12 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     adapter = "python"
 
-    def __init__(self, meeting: GroupRendezvous, store: Any) -> None:
+    def __init__(self, rendezvous: GroupRendezvous, store: Any) -> None:
         """`store` is the group's own."""
-        super().__init__(meeting.rank, meeting.size)
-        self._calls = TorchCollectives(meeting)
+        super().__init__(rendezvous.rank, rendezvous.size)
+        self._calls = TorchCollectives(rendezvous)
         self._store = store
-        self._group_name = meeting.name
+        self._group_name = rendezvous.name
         self._description = "undefined"
         self._sequence = 0
 
@@ -162,7 +162,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
         return self._calls.broadcast(_several(tensors), opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> PendingCall:
-        """Everybody's tensor on all ranks."""
+        """The tensors of all ranks, on every rank."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = _options(c10d.AllgatherOptions, opts)
@@ -178,7 +178,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def all_gather_single(
         self, output: Tensor, x: Tensor, opts: Any = None
     ) -> PendingCall:
-        """Everybody's tensor on all ranks, in one."""
+        """The tensors of all ranks, on every rank, in one."""
         opts = _options(c10d.AllgatherOptions, opts)
         return self._calls.all_gather_single(output, x, opts)
 
@@ -192,7 +192,7 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     def gather(
         self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None
     ) -> PendingCall:
-        """Everybody's tensor on the root."""
+        """The tensors of all ranks on the root."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = _rooted(c10d.GatherOptions, root, timeout)

@@ -1,13 +1,14 @@
 """How the ranks of a torch group find each other: by the store that torch gives them.
 
-The group of all ranks meets as any other world does, at a place whose name rank 0 puts
-into the store: that of a job on one host, or an address if there are several. The store
-is open to everybody who can reach it, so nothing else goes through it: who is trusted
-follows from the job's secret alone.
+The group of all ranks has a rendezvous as any other world does. Rank 0 puts its name
+into the store: a job's name on one host, or an address if there are several. Every
+process that reaches the store can read and write it, so nothing else goes through it:
+ranks trust each other by the job's secret alone.
 
-Every other group lies in memory of that world: on each host its first rank makes it at
-once, and says where in the store; whoever needs it looks there when it makes its first
-call. So making a group waits for no rank, and ranks that never use it never connect.
+Every other group has its memory in that world: on each host its first rank makes it at
+once, and puts its number into the store; another rank reads that when it makes its
+first call. So making a group waits for no rank, and ranks that never use it never
+connect.
 
 Under torchrun a store outlives a group, and the next one finds the old entries. Each
 rank counts how many groups of this name it has made, and reads only entries of its own
@@ -41,7 +42,7 @@ from unisono.transports.session import Session
 from unisono.transports.threads import alone
 from unisono.transports.tls import TLS, wanted
 
-MEETING_S = 60.0
+RENDEZVOUS_TIMEOUT_S = 60.0
 _ANSWER_S = 5.0  # for rank 0 to name the missing ranks
 _world: Session | None = None
 
@@ -60,14 +61,14 @@ class GroupRendezvous:
         self._made: Communicator | None = None
         self._turn = self._store.add(f"unisono/{self.rank}", 1)
         ranks: Sequence[int] = list(options.global_ranks_in_group)
-        self._transport = _world_of(ranks)
+        self._session = _world_of(ranks)
         self._ranks = ranks
         self._segment = 0
         self._barriers = 0
-        if self._transport is None:
-            self._made = self._meet(is_world=not ranks)
-        elif self._transport.owner(ranks) == self._transport.rank:
-            self._segment = self._transport.memory_for(ranks)
+        if self._session is None:
+            self._made = self._rendezvous(is_world=not ranks)
+        elif self._session.owner(ranks) == self._session.rank:
+            self._segment = self._session.memory_for(ranks)
             self._store.set(self._key(self._segment_entry()), str(self._segment))
 
     def communicator(self) -> Communicator:
@@ -82,8 +83,8 @@ class GroupRendezvous:
         """Leave, if it was ever used."""
         if self._made is not None:
             self._made.close()
-        elif self._segment and self._transport is not None:
-            self._transport.engine.drop(self._segment)
+        elif self._segment and self._session is not None:
+            self._session.engine.drop(self._segment)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """Rank 0 waits for each of the others, and publishes the result."""
@@ -148,20 +149,20 @@ class GroupRendezvous:
     def _has(self, entry: str) -> bool:
         return bool(self._store.check([self._key(entry)]))
 
-    def _meet(self, *, is_world: bool) -> Communicator:
+    def _rendezvous(self, *, is_world: bool) -> Communicator:
         global _world
         if self.size == 1:
-            transport = alone()
+            session = alone()
         else:
             if self.rank == 0:
                 self._store.set(self._key("job"), secrets.token_hex(16))
             (job,) = self._read(["job"])
-            transport = self._meet_all(job, min(self.timeout_s, MEETING_S))
+            session = self._connect_all(job, min(self.timeout_s, RENDEZVOUS_TIMEOUT_S))
         if is_world:
-            _world = transport
-        return first_communicator(transport, timeout_s=self.timeout_s)
+            _world = session
+        return first_communicator(session, timeout_s=self.timeout_s)
 
-    def _meet_all(self, job: str, limit_s: float) -> Session:
+    def _connect_all(self, job: str, limit_s: float) -> Session:
         """Whether on one host or on several, which all ranks read from the store."""
         self._store.set(self._key(f"host/{self.rank}"), host_identity())
         hosts = self._read([f"host/{r}" for r in range(self.size)])
@@ -194,21 +195,21 @@ class GroupRendezvous:
 
     def _segment_entry(self) -> str:
         """The name in the store for this host's memory of the group."""
-        assert self._transport is not None
-        return f"segment/{self._transport.owner(self._ranks)}"
+        assert self._session is not None
+        return f"segment/{self._session.owner(self._ranks)}"
 
     def _join(self) -> Communicator:
-        transport, ranks = self._transport, self._ranks
-        assert transport is not None
-        if transport.owner(ranks) != transport.rank:
+        session, ranks = self._session, self._ranks
+        assert session is not None
+        if session.owner(ranks) != session.rank:
             self._segment = int(self._read([self._segment_entry()])[0])
         joined = Core.joined(
-            transport,
+            session,
             ranks,
             self._segment,
             agreed=agreed_number(f"{self.name}/{self._turn}"),
             timeout_s=self.timeout_s,
-            meeting_s=min(self.timeout_s, MEETING_S),
+            rendezvous_timeout_s=min(self.timeout_s, RENDEZVOUS_TIMEOUT_S),
             name=self.name,
         )
         return Communicator(joined)

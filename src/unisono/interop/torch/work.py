@@ -235,7 +235,7 @@ class CompletedWork(PendingCall):
 
 
 class AnySourceRecv(PendingCall):
-    """A message from anybody, who is known when it has come."""
+    """A message from any rank, which is known when it has arrived."""
 
     def _noted(self) -> None:
         """Remember the sender."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unisono._native import Comm
 
 _REMOTE_PART = 4
-"""Other hosts are told after this part of the warning time, as in a call."""
+"""Other hosts are notified after this part of the warning time, as in a call."""
 _BEATS = 16
 """How often it is announced within the warning time."""
 

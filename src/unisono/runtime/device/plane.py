@@ -54,7 +54,7 @@ class HostHalf(Protocol):
     """The part of a communicator's core that its device half uses."""
 
     native: _native.Comm
-    transport: Session
+    session: Session
     world_ranks: tuple[int, ...]
     position: Position
     rank: int
@@ -113,7 +113,7 @@ class DevicePlane:
     def _make(self) -> _native.DeviceComm:
         """This rank's half, with a board in shared memory that the first rank makes."""
         host = self.host
-        session, owner = host.transport, host.world_ranks[0]
+        session, owner = host.session, host.world_ranks[0]
         number = 0
         if host.rank == 0:
             number = session.engine.create(_native.device_board_bytes(host.world_size))
@@ -290,4 +290,4 @@ class DevicePlane:
         self._kept.clear()
         self._plans.clear()
         if self.host.rank == 0:
-            self.host.transport.engine.drop(self._board)
+            self.host.session.engine.drop(self._board)

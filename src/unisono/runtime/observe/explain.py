@@ -60,7 +60,7 @@ def explain(
         named=algorithm,
         reproducible=reproducible,
         hosts=core.hosts_if_several or None,
-        tuned=core.transport.tuned,
+        tuned=core.session.tuned,
         itemsize=0 if x is None else dtype_of(x).itemsize,
     )
     spec = core.spec(choice.algorithm)
@@ -70,13 +70,13 @@ def explain(
     lines = [
         f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  why        {choice.why}",
-        f"  chosen by  {chooser(choice, core.transport.tuned)}",
+        f"  chosen by  {chooser(choice, core.session.tuned)}",
         f"  verified   {what.meaning}",
         f"  costs      {schedule.num_steps} steps; the busiest rank moves "
         f"{format_bytes(int(cost.span))}",
         f"  order      {_order(programs.canonical)}",
         f"  memory     {programs.places} places in a window of "
-        f"{format_bytes(core.transport.window)}",
+        f"{format_bytes(core.session.window)}",
     ]
     if n > 1:
         lines.append(f"  buffers    {_reaching(core)}")
@@ -130,7 +130,7 @@ def _size(x: Any) -> int:
 def _crossing(core: ObservedCore, programs: Sequence[Program]) -> str:
     """The number of hosts, of streams per rank for this call, and the network."""
     most = max(len({m.to for m in p.messages}) for p in programs)
-    where = f"; this rank is at {core.transport.why}" if core.transport.why else ""
+    where = f"; this rank is at {core.session.why}" if core.session.why else ""
     return f"{len(set(core.hosts))}; a rank sends to at most {most} on others{where}"
 
 
@@ -161,7 +161,7 @@ def _measured(
         count *= core.world_size
     times = [
         r["time_discovered_completed_ns"] - r["time_discovered_started_ns"]
-        for r in recorder.records(core.transport.logbook)
+        for r in recorder.records(core.session.logbook)
         if r["profiling_name"] == collective
         and (r["algorithm"], r["codec"]) == (found.algorithm, codec)
         and r["input_sizes"] == [[count]]

@@ -1,6 +1,6 @@
 """The monitor of a rank: a thread that answers queries and writes flight records.
 
-It runs only on request: `unisono run` sets UNISONO_WATCH=1, and a folder for flight
+It runs only on request: `unisono run` sets UNISONO_MONITOR=1, and a folder for flight
 records needs it as well. It sleeps until a client connects. The socket is not in the
 file system, so nothing is left when the process ends; the kernel gives the client's
 user id, and only the same user (or root) gets an answer. The queries are
@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from unisono.deprecation import warn_renamed
 from unisono.runtime.observe import recorder, tracing
 from unisono.runtime.observe.failures import FailureCode, describe
 from unisono.runtime.observe.subject import ObservedCore
@@ -36,8 +37,9 @@ from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
-WATCH = "UNISONO_WATCH"
-PREFIX = "unisono-watch-"
+MONITOR = "UNISONO_MONITOR"
+_OLD_VARIABLE = "UNISONO_WATCH"
+PREFIX = "unisono-monitor-"
 _CHECK_S = 0.2
 _ANSWER_S = 5.0
 _LONGEST = 64
@@ -53,16 +55,16 @@ def name_of(pid: int, rank: int, number: int) -> str:
 class Monitor:
     """The monitor of one rank."""
 
-    def __init__(self, transport: Session, folder: str) -> None:
+    def __init__(self, session: Session, folder: str) -> None:
         """Start to listen."""
-        self._transport = weakref.ref(transport)
+        self._session = weakref.ref(session)
         self._folder = folder
         self._ended = False
         self._traffic = TrafficCounter()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake, self._woken = socket.socketpair()
         try:
-            self._listener.bind(name_of(os.getpid(), transport.rank, next(_NUMBERS)))
+            self._listener.bind(name_of(os.getpid(), session.rank, next(_NUMBERS)))
             self._listener.listen(8)
         except OSError:
             self.release()
@@ -93,18 +95,18 @@ class Monitor:
         while not self._ended:
             try:
                 ready = readable([self._listener, self._woken], every)
-                transport = self._transport()
-                if transport is None or self._ended:
+                session = self._session()
+                if session is None or self._ended:
                     break
                 if self._woken.fileno() in ready and self._woken.recv(64):
-                    self._write(transport.logbook, "it was asked", recorder.REQUESTED)
+                    self._write(session.logbook, "it was asked", recorder.REQUESTED)
                 if self._listener.fileno() in ready:
-                    self._answer(transport)
+                    self._answer(session)
                 if self._folder:
-                    self._check_failures(transport)
+                    self._check_failures(session)
             except (OSError, ValueError):  # its sockets are closed
                 break
-            del transport
+            del session
         self.release()
 
     def _write(self, logbook: Logbook, why: str, severity: int) -> None:
@@ -112,65 +114,65 @@ class Monitor:
             with contextlib.suppress(OSError):
                 recorder.write(logbook, self._folder, why, severity, {})
 
-    def _check_failures(self, transport: Session) -> None:
+    def _check_failures(self, session: Session) -> None:
         """Write a record if any rank has broken a communicator."""
-        for core in _open(transport):
+        for core in _open(session):
             code, failed_rank, reporter, _ = core.native.failure()
             if code not in (FailureCode.NONE, FailureCode.LEFT):
                 why = FailureCode(code).name.lower().replace("_", " ")
                 text = (
                     f"{core.name}: {why}, rank {failed_rank}, found by rank {reporter}"
                 )
-                self._write(transport.logbook, text, recorder.REMOTE_FAILURE)
+                self._write(session.logbook, text, recorder.REMOTE_FAILURE)
 
-    def _answer(self, transport: Session) -> None:
+    def _answer(self, session: Session) -> None:
         connection, _ = self._listener.accept()
         with connection:
             connection.settimeout(_ANSWER_S)
             if credentials(connection)[1] not in (os.getuid(), 0):
                 return
             request = connection.recv(_LONGEST).strip()
-            connection.sendall(msgspec.json.encode(self._reply(transport, request)))
+            connection.sendall(msgspec.json.encode(self._reply(session, request)))
 
-    def _reply(self, transport: Session, request: bytes) -> dict[str, Any]:
+    def _reply(self, session: Session, request: bytes) -> dict[str, Any]:
         if request == b"state":
-            return state(transport)
+            return state(session)
         if request == b"record":
-            return recorder.flight(transport.logbook, "it was asked", {})
+            return recorder.flight(session.logbook, "it was asked", {})
         if request == b"links":
             try:
-                return self._traffic.report(transport, _open(transport))
+                return self._traffic.report(session, _open(session))
             except Exception as wrong:  # the other queries still work
                 return {"error": f"{type(wrong).__name__}: {wrong}"}
         return {"error": "expected state, record or links"}
 
 
-def _open(transport: Session) -> list[Any]:
+def _open(session: Session) -> list[Any]:
     """The open communicators, read from another thread than theirs."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # changed during iteration
-            return [core for core in transport.users if not core.closed]
+            return [core for core in session.users if not core.closed]
     return []
 
 
-def state(transport: Session) -> dict[str, Any]:
+def state(session: Session) -> dict[str, Any]:
     """A rank's progress, and that of the others as it sees them."""
-    me = transport.peers[transport.rank]
+    me = session.peers[session.rank]
     return {
         "rank": me.rank,
-        "world_size": len(transport.peers),
+        "world_size": len(session.peers),
         "pid": me.pid,
         "host": me.host,
-        "pids": [peer.pid for peer in transport.peers],
+        "pids": [peer.pid for peer in session.peers],
         "job": os.environ.get("UNISONO_JOB", ""),
         "time_ns": time.monotonic_ns(),
-        "communicators": _progresses(transport),
+        "communicators": _progresses(session),
     }
 
 
-def _progresses(transport: Session) -> list[dict[str, Any]]:
-    last = {e["pg_id"]: e for e in recorder.records(transport.logbook)}
-    return [_progress(core, last.get(core.native.id())) for core in _open(transport)]
+def _progresses(session: Session) -> list[dict[str, Any]]:
+    last = {e["pg_id"]: e for e in recorder.records(session.logbook)}
+    return [_progress(core, last.get(core.native.id())) for core in _open(session)]
 
 
 def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]:
@@ -196,23 +198,32 @@ def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]
     }
 
 
-def begin(transport: Session) -> None:
+def is_requested() -> bool:
+    """Whether a variable asks for the monitor; the old one counts, and warns."""
+    value = os.environ.get(MONITOR, "0")
+    if _OLD_VARIABLE in os.environ:
+        warn_renamed(_OLD_VARIABLE, MONITOR)
+        value = os.environ[_OLD_VARIABLE]
+    return value not in ("", "0")
+
+
+def begin(session: Session) -> None:
     """Start the monitor of a rank, if the user asked for it."""
     folder = recorder.folder_for_records()
-    if not folder and os.environ.get(WATCH, "0") in ("", "0"):
+    if not folder and not is_requested():
         return
     if folder:
         tracing.enable_call_sites()
     try:
-        monitor = Monitor(transport, folder)
+        monitor = Monitor(session, folder)
     except OSError:  # no descriptors left: the job runs without it
         return
     if not _MONITORS:
         os.register_at_fork(after_in_child=_release_all)
         _install_signal_handler()
     _MONITORS.add(monitor)
-    logbook = transport.logbook
-    transport.call_at_end(lambda: monitor.end(logbook))
+    logbook = session.logbook
+    session.call_at_end(lambda: monitor.end(logbook))
 
 
 def _release_all() -> None:

@@ -68,7 +68,7 @@ def _error(
     awaited: Sequence[int],
     words: str = "",
 ) -> UnisonoError:
-    core.transport.failed = True
+    core.session.failed = True
     error = error_for(
         core.native,
         core.peers,
@@ -79,5 +79,5 @@ def _error(
         awaited=awaited,
         rank=core.rank,
     )
-    dump_on_error(core.transport.logbook, core.name, error, words or call)
+    dump_on_error(core.session.logbook, core.name, error, words or call)
     return error

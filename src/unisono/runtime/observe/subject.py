@@ -24,7 +24,7 @@ class ObservedCore(Protocol):
     hosts_if_several: tuple[int, ...]
     world_ranks: tuple[int, ...]
     native: _native.Comm
-    transport: Session
+    session: Session
     closed: bool
     exceeded_s: float
     """The timeout of the call that broke the communicator on this rank, if any."""

@@ -45,7 +45,7 @@ MOMENT = np.dtype(
         *(("begin", "<i8"), ("end", "<i8"), ("bytes", "<u8"), ("seq", "<u4")),
         *(("code", "<i4"), ("communicator", "<u4"), ("peer", "<i4"), ("chunk", "<i4")),
         *(("action", "<i4"), ("piece", "<i4"), ("index", "<i4"), ("output", "<i4")),
-        *(("kind", "u1"), ("home", "u1"), ("lent", "u1"), ("unused", "u1")),
+        *(("kind", "u1"), ("home", "u1"), ("exposed", "u1"), ("unused", "u1")),
     ]
 )
 CALLED = np.dtype(
@@ -212,12 +212,12 @@ def read_part(file: Path) -> TracePart:
     return part
 
 
-def attend(transport: Session) -> None:
+def attend(session: Session) -> None:
     """If UNISONO_TRACE is set, record from now on and write a part at the end."""
-    folder, logbook = os.environ.get(TRACE, ""), transport.logbook
+    folder, logbook = os.environ.get(TRACE, ""), session.logbook
     if folder:
         start(logbook)
-        transport.call_at_end(lambda: _leave_part(logbook, Path(folder)))
+        session.call_at_end(lambda: _leave_part(logbook, Path(folder)))
 
 
 def _leave_part(logbook: Logbook, folder: Path) -> None:

@@ -182,12 +182,12 @@ class TrafficCounter:
         self._upto = 0
         self._in_flight: set[int] = set()
 
-    def report(self, transport: Session, comms: Sequence[Any]) -> dict[str, Any]:
+    def report(self, session: Session, comms: Sequence[Any]) -> dict[str, Any]:
         """The counts, by world rank; for JSON."""
         # Read before the records: whatever is counted has a record, or had one.
         counted = {core.native.id(): core.native.sent_bytes() for core in comms}
         at = _native.now_ns()
-        records = sorted(transport.engine.records())
+        records = sorted(session.engine.records())
         fresh = [r for r in records if r[0] > self._upto or r[0] in self._in_flight]
         done = [r for r in fresh if r[6] == _COMPLETED]
         in_flight = [r for r in fresh if r[6] <= _STARTED]
@@ -203,10 +203,10 @@ class TrafficCounter:
             group.add(core, mine, counted[number], at)
         self._groups = groups
         return {
-            "rank": transport.rank,
+            "rank": session.rank,
             "time_ns": at,
-            "hosts": list(transport.hosts),
-            "names": [peer.host for peer in transport.peers],
+            "hosts": list(session.hosts),
+            "names": [peer.host for peer in session.peers],
             "groups": [
                 {
                     "name": core.name,

@@ -9,7 +9,7 @@ One host needs none. Across hosts every launcher has its own way to name rank 0'
     mpirun      has no such variable: UNISONO_ADDRESS must be set
 
 Every host must find the same address without communication. The secret comes from
-whoever starts the job; without one, the error says how to make one.
+the launcher of the job; without one, the error says how to make one.
 """
 
 from __future__ import annotations

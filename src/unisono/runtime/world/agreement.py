@@ -2,11 +2,12 @@
 
 The lowest rank that is not known to be gone is the coordinator. The others send it a
 request with the ranks that they miss; when every rank has done so or is gone, or the
-time is up, it proposes a world: these members, this epoch. The members then meet. That
-world is *settled* for a rank when its first barrier there has passed, for then all
-members have met; the agreement ends when the second has, for then all know that.
+time is up, it proposes a world: these members, this epoch. The members then enter it by
+a rendezvous. That world is *settled* for a rank when its first barrier there has
+passed, for then all members have entered it; the agreement ends when the second has,
+for then all know that.
 
-  request ──► propose ──► meet, barrier ──► settled, barrier ──► done
+  request ──► propose ──► enter, barrier ──► settled, barrier ──► done
     ▲                           │                │
     └── failed: request again ──┘                └── failed: agree again, in that world
 
@@ -28,11 +29,12 @@ that share a member are never both in use. On one host every live rank can be re
 and unreachable only means that it has not called: it has agreed with no other, and gets
 a reply when it does. There no majority is needed (`one_host`).
 
-A world that a rank has met but not settled is binding: another member may have settled
-it and continued from there, out of reach. So a rank that has met a world joins another
-one only if the members missing there are dead, or too few to continue from the world
-that was met. And a rank that keeps a world without knowing that all do (`is_strict`)
-counts the dead as absent, for they may have joined another world before.
+A world that a rank has entered but not settled is binding: another member may have
+settled it and continued from there, out of reach. So a rank that has entered a world
+joins another one only if the members missing there are dead, or too few to continue
+from the world that was entered. And a rank that keeps a world without knowing that all
+do (`is_strict`) counts the dead as absent, for they may have joined another world
+before.
 
 Unreachability spreads: a request names the ranks that its sender has excluded, and the
 coordinator excludes them too, since the sender will not accept them again. An excluded
@@ -47,7 +49,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-RENDEZVOUS_S = 10.0
+RENDEZVOUS_TIMEOUT_S = 10.0
 """How much longer than announced a coordinator may take: it may be in a rendezvous."""
 _EPOCHS = range(1 << 31)
 _LONGEST_S = 1e6
@@ -70,18 +72,19 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
 class AgreementRequest(msgspec.Struct, frozen=True, array_like=True):
     """A rank follows another as coordinator, or (as coordinator) asks it to follow.
 
-    `met` has the members of each world that it has met without knowing it settled.
+    `entered` has the members of each world that it has entered without knowing it
+    settled.
     """
 
     is_coordinator: bool
     last_epoch: int
     dead: tuple[int, ...]
     unreachable: tuple[int, ...]
-    met: tuple[tuple[int, ...], ...] = ()
+    entered: tuple[tuple[int, ...], ...] = ()
 
     def is_valid(self, n: int) -> bool:
         """Whether a rank of a world of n can have sent this."""
-        lists = (self.dead, self.unreachable, *self.met)
+        lists = (self.dead, self.unreachable, *self.entered)
         return self.last_epoch in _EPOCHS and all(_are_ranks(some, n) for some in lists)
 
 
@@ -114,7 +117,7 @@ class ActionKind(enum.Enum):
     ASK = "send requests to these ranks, and wait for messages"
     HOST = "send this proposal to its members, and host their rendezvous"
     JOIN = "join the rendezvous of this proposal"
-    SETTLE = "the world that was met is settled; agree again from there"
+    SETTLE = "the world that was entered is settled; agree again from there"
     LEFT_OUT = "the others have settled a world without this rank"
     NO_MAJORITY = "too few ranks are left"
 
@@ -168,14 +171,14 @@ class Agreement:
     outbox: list[tuple[int, AgreementReply]] = field(default_factory=list)
     """Replies to send, with their destinations; the caller takes them out."""
     unsettled: Proposal | None = None
-    """A world that was met, not settled: another's first barrier may have passed."""
+    """A world that was entered, not settled: a first barrier may have passed."""
     _last_epoch: int = 0
     _president: int = -1
     _until: float = 0.0
     _acked: set[int] = field(default_factory=set)
     _askers: set[int] = field(default_factory=set)
-    _met: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """By rank, the worlds that it has met: they may be settled, and are binding."""
+    _entered: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """By rank, the worlds that it has entered: they may be settled, and are binding."""
     _accepted: Proposal | None = None
     _final: AgreementAction | None = None
 
@@ -198,7 +201,7 @@ class Agreement:
             self._last_epoch,
             tuple(self.dead),
             tuple(self.unreachable),
-            self._met.get(self.me, ()),
+            self._entered.get(self.me, ()),
         )
 
     # --- events
@@ -222,7 +225,7 @@ class Agreement:
         if self.me in message.dead or self.me in message.unreachable:
             self.unreachable.add(rank)  # it has excluded us
             return
-        self._met[rank] = message.met
+        self._entered[rank] = message.entered
         self.dead.update(message.dead)
         self.unreachable.update(message.unreachable)
         self._last_epoch = max(self._last_epoch, message.last_epoch)
@@ -249,7 +252,7 @@ class Agreement:
         elif message.missing and rank == self.coordinator:
             self._final = AgreementAction(ActionKind.NO_MAJORITY, message.missing)
         elif message.wait_s and rank == self._president:
-            self._until = now + message.wait_s + RENDEZVOUS_S
+            self._until = now + message.wait_s + RENDEZVOUS_TIMEOUT_S
 
     def _receive_settled(self, settled: Proposal) -> None:
         self._send_to_followers(AgreementReply(settled=settled))
@@ -261,17 +264,17 @@ class Agreement:
         if is_later and rank == self.coordinator and self.me in proposal.members:
             self._accepted = proposal
 
-    def failed(self, proposal: Proposal, *, met: bool) -> None:
-        """The rendezvous has failed, or the first barrier after it (`met`)."""
+    def failed(self, proposal: Proposal, *, entered: bool) -> None:
+        """The rendezvous has failed, or the first barrier after it (`entered`)."""
         self._last_epoch = max(self._last_epoch, proposal.epoch)
         self._accepted = None
         self._president = -1
         for ranks in (self.followers, self._acked, self._askers):
             ranks.clear()
-        self.unsettled = proposal if met else None
-        mine = self._met.get(self.me, ())
-        if met and proposal.members not in mine:
-            self._met[self.me] = (*mine, proposal.members)
+        self.unsettled = proposal if entered else None
+        mine = self._entered.get(self.me, ())
+        if entered and proposal.members not in mine:
+            self._entered[self.me] = (*mine, proposal.members)
 
     # --- actions
 
@@ -322,15 +325,15 @@ class Agreement:
         return AgreementAction(ActionKind.HOST, proposal.members, proposal)
 
     def _compatible(self, came: set[int]) -> set[int]:
-        """The ranks that can be in one world, given the worlds they have met before."""
+        """The ranks that can be in one world, given the worlds they have entered."""
         here = set(came)
         while bound := {rank for rank in here if self._is_bound(rank, here)}:
             here -= bound
         return here
 
     def _is_bound(self, rank: int, here: set[int]) -> bool:
-        """Whether absent ranks can have settled and continued a world it has met."""
-        for members in self._met.get(rank, ()):
+        """Whether absent ranks can have settled and continued an entered world."""
+        for members in self._entered.get(rank, ()):
             absent = set(members) - here
             if not absent <= self.dead and may_continue(absent, members):
                 return True

@@ -28,7 +28,7 @@ def compare_clocks(comm: Communicator) -> None:
             _answer_pings(comm)
     comm.broadcast(found)
     offset, uncertainty = found[hosts.index(comm.hosts[comm.rank])].tolist()
-    comm.core.transport.logbook.clock = offset, uncertainty
+    comm.core.session.logbook.clock = offset, uncertainty
 
 
 def _measure_offset(comm: Communicator, rank: int) -> tuple[int, int]:

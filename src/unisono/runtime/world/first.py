@@ -1,4 +1,4 @@
-"""The first communicator of a world, on a transport whose ranks are connected."""
+"""The first communicator of a world, on a session whose ranks are connected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from unisono import _native
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.core import Core
 from unisono.runtime.observe import monitor, tracing
-from unisono.runtime.plan import tuned
 from unisono.runtime.plan.plans import SINGLE_COPY
 from unisono.runtime.world import clocks, tuned_agreement
 from unisono.transports.session import Session
 
-RENDEZVOUS_S = 60.0
+RENDEZVOUS_TIMEOUT_S = 60.0
 _UNTRIED, _REACHES = 0, 1  # as the native core counts
 _EPOCHS: defaultdict[str, Iterator[int]] = defaultdict(count)
 # Kept even without a communicator: a process that never closed its last one leaves the
@@ -39,42 +38,47 @@ def count_epochs_from(job: str, epoch: int) -> None:
 
 
 def first_communicator(
-    transport: Session, *, timeout_s: float, meeting_s: float = RENDEZVOUS_S
+    session: Session,
+    *,
+    timeout_s: float,
+    rendezvous_timeout_s: float = RENDEZVOUS_TIMEOUT_S,
 ) -> Communicator:
     """The communicator of all ranks; on each host one rank makes its shared memory."""
-    ranks = range(len(transport.peers))
+    ranks = range(len(session.peers))
     segment = 1
-    if transport.rank == transport.owner(ranks):
-        segment = transport.memory_for(ranks)
-    native = transport.communicator(ranks, segment, agreed=0, timeout_s=meeting_s)
-    _OPEN.add(transport)
-    transport.closers.append(lambda: _OPEN.discard(transport))
-    comm = Communicator(Core(transport, native, ranks, agreed=0, timeout_s=timeout_s))
+    if session.rank == session.owner(ranks):
+        segment = session.memory_for(ranks)
+    native = session.communicator(
+        ranks, segment, agreed=0, timeout_s=rendezvous_timeout_s
+    )
+    _OPEN.add(session)
+    session.closers.append(lambda: _OPEN.discard(session))
+    comm = Communicator(Core(session, native, ranks, agreed=0, timeout_s=timeout_s))
     try:
-        _agree(comm, native, meeting_s)
-        monitor.begin(transport)
-        tracing.attend(transport)
+        _agree(comm, native, rendezvous_timeout_s)
+        monitor.begin(session)
+        tracing.attend(session)
     except BaseException:
         comm.close()  # or its port stays open, and the rank seems to be alive
         raise
     return comm
 
 
-def _agree(comm: Communicator, native: _native.Comm, meeting_s: float) -> None:
+def _agree(
+    comm: Communicator, native: _native.Comm, rendezvous_timeout_s: float
+) -> None:
     """Agree on what must be equal on all ranks: memory access and tuned table."""
-    transport = comm.core.transport
-    if len(set(transport.hosts)) > 1 and transport.leave is not None:
-        ends = time.monotonic() + meeting_s
-        transport.reaches, transport.note, traced = _agree_on_options(
-            comm, native, ends
-        )
+    session = comm.core.session
+    if len(set(session.hosts)) > 1 and session.leave is not None:
+        ends = time.monotonic() + rendezvous_timeout_s
+        session.reaches, session.note, traced = _agree_on_options(comm, native, ends)
         if traced:
             clocks.compare_clocks(comm)
-    elif transport.leave is not None:  # rendezvous was over TCP, but on one host
-        there = np.array([comm.rank == 0 and tuned.is_there()], np.int32)
-        transport.note = int(comm.broadcast(there, timeout_s=meeting_s)[0])
-    if transport.note:
-        transport.tuned = tuned_agreement.agree(comm, meeting_s)
+    elif session.leave is not None:  # rendezvous was over TCP, but on one host
+        there = np.array([session.note], np.int32)
+        session.note = int(comm.broadcast(there, timeout_s=rendezvous_timeout_s)[0])
+    if session.note:
+        session.tuned = tuned_agreement.agree(comm, rendezvous_timeout_s)
 
 
 def _agree_on_options(
@@ -90,7 +94,7 @@ def _agree_on_options(
         found = native.test_cross_memory_access()
         time.sleep(0.0 if found != _UNTRIED else 0.001)
     reaches = found == _REACHES and os.environ.get(SINGLE_COPY, "1") != "0"
-    none = not (comm.rank == 0 and tuned.is_there())
+    none = not comm.core.session.note
     left = max(1.0, deadline - time.monotonic())
     traces = bool(os.environ.get(tracing.TRACE))
     votes = np.array([reaches, none, traces], np.int32)
@@ -98,17 +102,17 @@ def _agree_on_options(
     return bool(agreed[0]), int(not agreed[1]), bool(agreed[2])
 
 
-def open_transports() -> list[Session]:
-    """The transports of the worlds that this process is in."""
-    return [transport for transport in list(_OPEN) if not transport.closed]
+def open_sessions() -> list[Session]:
+    """The sessions of the worlds that this process is in."""
+    return [session for session in list(_OPEN) if not session.closed]
 
 
 @atexit.register
 def _leave() -> None:
     """At exit, tell the others that this rank leaves."""
     _native.process_exiting()
-    for transport in list(_OPEN):
-        if not transport.engine.forked():
-            for comm in list(transport.users):
+    for session in list(_OPEN):
+        if not session.engine.forked():
+            for comm in list(session.users):
                 comm.close()
-            transport.close()
+            session.close()

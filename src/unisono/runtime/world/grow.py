@@ -27,7 +27,7 @@ from unisono.errors import (
 )
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.world.agreement import RENDEZVOUS_S, Proposal
+from unisono.runtime.world.agreement import RENDEZVOUS_TIMEOUT_S, Proposal
 from unisono.runtime.world.first import count_epochs_from, first_communicator
 from unisono.runtime.world.membership import Membership, ResizeFunctions, membership_of
 from unisono.runtime.world.shrink import ResizeLock, revoke
@@ -41,7 +41,7 @@ from unisono.transports.session import Session
 from unisono.transports.tls import check
 
 _MESSAGE_BYTES = 1024
-_AGREEMENT_TIMEOUT_S = 3 * RENDEZVOUS_S
+_AGREEMENT_TIMEOUT_S = 3 * RENDEZVOUS_TIMEOUT_S
 """For ranks that still wait, at a rendezvous or barrier, in a world that has failed."""
 
 
@@ -115,7 +115,7 @@ class _GrowCoordinator:
             return JoinEndpoint.open_local(member.job)
         secret = _secret_or_open(member.secret, member.job, member.insecure)
         endpoints = [endpoint.listener for endpoint in member.kept]
-        found = [self.comm.core.transport.listener, *endpoints]
+        found = [self.comm.core.session.listener, *endpoints]
         me = Identity(secret, member.job, 0, tls=member.tls)
         return JoinEndpoint.open_remote(self.address, me, [one for one in found if one])
 
@@ -158,7 +158,7 @@ class _GrowCoordinator:
 
     def _check_ranks(self) -> None:
         """If one of the ranks is lost, tell the others, which wait for a message."""
-        engine = self.comm.core.transport.engine
+        engine = self.comm.core.session.engine
         dead = [r for r in range(self.comm.world_size) if engine.dead(r)]
         if dead:
             _broadcast_welcome(self.comm, Welcome(dead=tuple(dead)))
@@ -168,7 +168,7 @@ class _GrowCoordinator:
     def _rendezvous_address(self) -> str:
         if not self.member.across:
             return os.urandom(8).hex()
-        listener = self.comm.core.transport.listener
+        listener = self.comm.core.session.listener
         here = Address.parse(self.address) if listener is None else listener.address
         return str(Address(here.host, 0))
 
@@ -231,7 +231,7 @@ def _form_world(
     announce: Callable[[str], None] = lambda place: None,
 ) -> Communicator:
     """Form the next world with the new processes, or agree on another if that fails."""
-    old, rank, limit = comm.core.transport, comm.rank, comm.timeout_s
+    old, rank, limit = comm.core.session, comm.rank, comm.timeout_s
     later = member.later(welcome.epoch)
     living = [r for r in range(comm.world_size) if not old.engine.dead(r)]
 
@@ -241,17 +241,17 @@ def _form_world(
 
     def attempt() -> Communicator:
         try:
-            transport = later.rendezvous(
+            session = later.rendezvous(
                 rank,
                 welcome.world_size,
                 welcome.place,
-                timeout_s=RENDEZVOUS_S,
+                timeout_s=RENDEZVOUS_TIMEOUT_S,
                 announce=announce,
                 lost=lost,
             )
         finally:
             revoke(old)  # if it failed, ranks that do not know of it call shrink, too
-        return _first(transport, later, limit)
+        return _first(session, later, limit)
 
     all_ranks = tuple(range(comm.world_size))
     found = form_world(
@@ -264,13 +264,13 @@ def _form_world(
     return _settled(found.comm, found.left_out)
 
 
-def _first(transport: Session, member: Membership, timeout_s: float) -> Communicator:
+def _first(session: Session, member: Membership, timeout_s: float) -> Communicator:
     try:
         made = first_communicator(
-            transport, timeout_s=timeout_s, meeting_s=RENDEZVOUS_S
+            session, timeout_s=timeout_s, rendezvous_timeout_s=RENDEZVOUS_TIMEOUT_S
         )
     except BaseException:
-        transport.close()
+        session.close()
         raise
     made.core.membership = member
     return made
@@ -291,7 +291,7 @@ def join(
     *,
     changes: ResizeFunctions,
     timeout_s: float,
-    meeting_s: float,
+    rendezvous_timeout_s: float,
     insecure: bool,
     tls: bool = False,
     fabric: str = "",
@@ -320,7 +320,7 @@ def join(
     )
     hello = Joining(unisono.__version__, os.getpid(), socket.gethostname())
     coming = Joiner(job, address, secret, tls)
-    until = time.monotonic() + meeting_s
+    until = time.monotonic() + rendezvous_timeout_s
     while time.monotonic() < until:
         welcome = coming.ask(hello, until)
         if welcome is None:
@@ -335,8 +335,8 @@ def join(
     where = f"at {address}" if address else "on this host"
     raise ConnectFailed(
         f"join: no rank admitted this process to the job {job!r} {where} within "
-        f"{meeting_s:g} s{coming.trouble}: do its ranks call comm.grow, and have they "
-        "the same job, address and secret?"
+        f"{rendezvous_timeout_s:g} s{coming.trouble}: do its ranks call comm.grow, and "
+        "have they the same job, address and secret?"
     )
 
 
@@ -346,22 +346,25 @@ def _join_world(
     """The communicator of the grown world; None if it was not formed."""
     comm: Communicator | None = None
     try:
-        transport = member.rendezvous(
-            welcome.rank, welcome.world_size, welcome.place, timeout_s=RENDEZVOUS_S
+        session = member.rendezvous(
+            welcome.rank,
+            welcome.world_size,
+            welcome.place,
+            timeout_s=RENDEZVOUS_TIMEOUT_S,
         )
-        comm = _first(transport, member, timeout_s)
-        comm.barrier(timeout_s=RENDEZVOUS_S)
+        comm = _first(session, member, timeout_s)
+        comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
     except (UnisonoError, OSError):
         if comm is not None:
             comm.close()
         return None
     try:
-        comm.barrier(timeout_s=RENDEZVOUS_S)
+        comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
     except UnisonoError:  # the others may have settled it: agree with them
-        transport = comm.core.transport
-        revoke(transport)
+        session = comm.core.session
+        revoke(session)
         found = form_world(
-            transport,
+            session,
             member,
             _AGREEMENT_TIMEOUT_S,
             lambda made, _: _first(made, member, timeout_s),

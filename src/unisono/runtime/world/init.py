@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 
 from unisono import _native
+from unisono.deprecation import warn_renamed
 from unisono.errors import BadArgument
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world import grow, shrink
 from unisono.runtime.world.address import ADDRESS, no_secret, rendezvous_address
 from unisono.runtime.world.environment import WorldEnvironment, find_world
-from unisono.runtime.world.first import RENDEZVOUS_S, first_communicator, next_epoch
+from unisono.runtime.world.first import (
+    RENDEZVOUS_TIMEOUT_S,
+    first_communicator,
+    next_epoch,
+)
 from unisono.runtime.world.membership import Membership, ResizeFunctions
 from unisono.transports.addresses import Address, is_loopback
 from unisono.transports.registry import FABRIC
@@ -28,29 +33,42 @@ def init(
     *,
     job: str | None = None,
     timeout_s: float | None = None,
-    meeting_s: float = RENDEZVOUS_S,
+    rendezvous_timeout_s: float = RENDEZVOUS_TIMEOUT_S,
     insecure: bool = False,
     tls: str | None = None,
     fabric: str | None = None,
     join: bool | None = None,
+    meeting_s: float | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
 
     Rank and world size come from the arguments or from the launcher of this process:
     unisono run, torchrun, mpirun, srun; without a launcher it is a world of one.
-    `timeout_s` is the timeout of every call, `meeting_s` how long to wait for the other
-    ranks at the rendezvous. Across hosts a job has a secret, unless `insecure`; with
-    tls="mutual", or UNISONO_TLS, the same on all ranks, everything between hosts is
-    encrypted. `fabric`, or UNISONO_FABRIC, the same on all ranks, names the transport;
-    by default ranks of one host share memory, and ranks of several connect by TCP.
+    `timeout_s` is the timeout of every call, `rendezvous_timeout_s` that of the
+    rendezvous with the other ranks. Across hosts a job has a secret, unless `insecure`;
+    with tls="mutual", or UNISONO_TLS, the same on all ranks, everything between hosts
+    is encrypted. `fabric`, or UNISONO_FABRIC, the same on all ranks, names the
+    transport; by default ranks of one host share memory, and ranks of several connect
+    by TCP.
 
     With `join`, or UNISONO_JOIN=1, this process joins a running job, whose ranks call
-    `comm.grow`: rank and world size are then assigned by the job.
+    `comm.grow`: rank and world size are then assigned by the job. `meeting_s` is the
+    old name of `rendezvous_timeout_s`.
     """
+    if meeting_s is not None:
+        warn_renamed("init(meeting_s=)", "init(rendezvous_timeout_s=)")
+        rendezvous_timeout_s = meeting_s
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
         return _join(
-            rank, world_size, job, timeout_s, meeting_s, insecure, encrypted, fabric
+            rank,
+            world_size,
+            job,
+            timeout_s,
+            rendezvous_timeout_s,
+            insecure,
+            encrypted,
+            fabric,
         )
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
@@ -58,10 +76,12 @@ def init(
     _arm_failpoints()
     member = membership(world, insecure, encrypted, fabric)
     address = member.address if member.across else ""
-    transport = member.rendezvous(
-        world.rank, world.world_size, address, timeout_s=meeting_s
+    session = member.rendezvous(
+        world.rank, world.world_size, address, timeout_s=rendezvous_timeout_s
     )
-    comm = first_communicator(transport, timeout_s=limit, meeting_s=meeting_s)
+    comm = first_communicator(
+        session, timeout_s=limit, rendezvous_timeout_s=rendezvous_timeout_s
+    )
     comm.core.membership = member
     return comm
 
@@ -71,7 +91,7 @@ def _join(
     world_size: int | None,
     job: str | None,
     timeout_s: float | None,
-    meeting_s: float,
+    rendezvous_timeout_s: float,
     insecure: bool,
     tls: bool,
     fabric: str | None,
@@ -88,7 +108,7 @@ def _join(
         os.environ.get(ADDRESS, ""),
         changes=_CHANGES,
         timeout_s=limit,
-        meeting_s=meeting_s,
+        rendezvous_timeout_s=rendezvous_timeout_s,
         insecure=insecure,
         tls=tls,
         fabric=_fabric(fabric),

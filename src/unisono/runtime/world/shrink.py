@@ -51,14 +51,16 @@ def shrink(
     known = [_other_rank(comm, rank) for rank in dead]
     with ResizeLock("shrink"):
         comm.core.check_open("shrink")
-        transport = comm.core.transport
+        session = comm.core.session
         limit = comm.timeout_s
-        revoke(transport)
+        revoke(session)
 
-        def first(made: Session, meeting_s: float) -> Communicator:
-            return first_communicator(made, timeout_s=limit, meeting_s=meeting_s)
+        def first(made: Session, rendezvous_timeout_s: float) -> Communicator:
+            return first_communicator(
+                made, timeout_s=limit, rendezvous_timeout_s=rendezvous_timeout_s
+            )
 
-        found = form_world(transport, member, timeout_s, first, dead=known)
+        found = form_world(session, member, timeout_s, first, dead=known)
         made = found.comm
         made.left_out = found.left_out
         count_epochs_from(member.job, membership_of(made).epoch + 1)
@@ -75,13 +77,13 @@ def _other_rank(comm: Communicator, rank: int) -> int:
     return found
 
 
-def revoke(transport: Session) -> None:
-    """Close every communicator of a world, but not the world's transport.
+def revoke(session: Session) -> None:
+    """Close every communicator of a world, but not the world's session.
 
     All at once: closing one waits for the thread that runs calls in flight on the
     others, and that runs until they are closed, too.
     """
-    users = list(transport.users)
+    users = list(session.users)
     closing = [threading.Thread(target=user.abandon) for user in users[1:]]
     for thread in closing:
         thread.start()

@@ -19,7 +19,7 @@ import msgspec
 from unisono.errors import ConnectFailed, PeerLost, UnisonoError
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.agreement import (
-    RENDEZVOUS_S,
+    RENDEZVOUS_TIMEOUT_S,
     ActionKind,
     Agreement,
     AgreementAction,
@@ -57,7 +57,7 @@ class FormedWorld:
 
 
 def form_world(
-    transport: Session,
+    session: Session,
     member: Membership,
     timeout_s: float,
     first: MakeCommunicator,
@@ -72,7 +72,7 @@ def form_world(
     says, have certainly exited; `voters` as in `Agreement`.
     """
     names = list(
-        range(len(transport.peers))
+        range(len(session.peers))
     )  # their ranks in the world that shrink was called on
     drivers: list[_AgreementDriver] = []
     left_out: list[int] = []
@@ -80,7 +80,7 @@ def form_world(
     try:
         while True:
             part = _AgreementDriver(
-                transport, member, timeout_s, first, is_strict, voters
+                session, member, timeout_s, first, is_strict, voters
             )
             drivers.append(part)
             part.rules.learn(dead=dead)
@@ -93,14 +93,14 @@ def form_world(
             names = [names[r] for r in proposal.members]
             names += [-1] * (comm.world_size - len(names))  # joining ranks had none
             member = member.later(proposal.epoch)
-            transport = comm.core.transport
+            session = comm.core.session
             if all_settled:
                 break
             drivers[-1].answer(proposal)
             comm.core.abandon()
     except BaseException:
         for part in drivers:
-            part.transport.close()
+            part.session.close()
             part.close()
         member.release()
         raise
@@ -111,27 +111,27 @@ def form_world(
         )
     comm.core.membership = member
     for part in drivers:
-        _retire(part.transport, keeps_endpoint=bool(left_out))
+        _retire(part.session, keeps_endpoint=bool(left_out))
         if not left_out:
             part.close()
     return FormedWorld(comm, tuple(sorted(r for r in left_out if r >= 0)))
 
 
-def _retire(transport: Session, *, keeps_endpoint: bool) -> None:
+def _retire(session: Session, *, keeps_endpoint: bool) -> None:
     """Close a world, but keep its endpoint if others may still connect."""
-    if not keeps_endpoint or transport.listener is None:
-        transport.close()
+    if not keeps_endpoint or session.listener is None:
+        session.close()
         return
-    transport.retire()
-    if transport.streams is not None:
-        transport.streams.close()
+    session.retire()
+    if session.streams is not None:
+        session.streams.close()
 
 
 @dataclass(eq=False)
 class _AgreementDriver:
     """Carries out one rank's agreement in one world."""
 
-    transport: Session
+    session: Session
     member: Membership
     timeout_s: float
     first: MakeCommunicator
@@ -153,12 +153,12 @@ class _AgreementDriver:
     def __post_init__(self) -> None:
         """Open the endpoint."""
         self.endpoint = open_shrink_endpoint(
-            self.transport, self.member.job, self.member.epoch
+            self.session, self.member.job, self.member.epoch
         )
         self.endpoints.append(self.endpoint)
         self.rules = Agreement(
-            self.transport.rank,
-            len(self.transport.peers),
+            self.session.rank,
+            len(self.session.peers),
             self.member.epoch,
             self.timeout_s,
             self.endpoint.is_local,
@@ -199,7 +199,7 @@ class _AgreementDriver:
         if step.kind in (ActionKind.HOST, ActionKind.JOIN) and step.proposal:
             hosts = step.kind is ActionKind.HOST
             return self._try_proposal(
-                step.proposal, lambda met: self._rendezvous(met, hosts)
+                step.proposal, lambda proposed: self._rendezvous(proposed, hosts)
             )
         raise self._error(step)
 
@@ -229,8 +229,8 @@ class _AgreementDriver:
         """
         if self.endpoint.is_local:  # the other's endpoint shows it, see `_refused`
             return
-        engine, rules = self.transport.engine, self.rules
-        for rank in self.transport.here(range(rules.n)):
+        engine, rules = self.session.engine, self.rules
+        for rank in self.session.here(range(rules.n)):
             if rank == rules.me or rank in rules.dead:
                 continue
             while not engine.ended(rank) and self._may_be_exiting(rank):
@@ -245,7 +245,7 @@ class _AgreementDriver:
         return now < self.exit_deadline.setdefault(rank, now + _EXIT_S)
 
     def _connect(self, rank: int) -> None:
-        is_dead = self.transport.engine.dead(rank)
+        is_dead = self.session.engine.dead(rank)
         self.retry[rank] = time.monotonic() + _RETRY_S
         try:
             link = self.endpoint.connect(rank)
@@ -330,73 +330,73 @@ class _AgreementDriver:
     # --- rendezvous
 
     def _try_proposal(
-        self, proposal: Proposal, meet: Callable[[list[Proposal]], Communicator]
+        self, proposal: Proposal, enter: Callable[[list[Proposal]], Communicator]
     ) -> tuple[Proposal, Communicator, bool] | None:
         """Form the world of a proposal, and pass two barriers in it."""
         self._drop_unsettled()
         self.attempts += 1
-        met = [proposal]
+        proposed = [proposal]
         comm: Communicator | None = None
         try:
-            comm = meet(met)
-            comm.barrier(timeout_s=RENDEZVOUS_S)
+            comm = enter(proposed)
+            comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except (UnisonoError, OSError):
             if self.attempts > 2 * self.rules.n + 3:
                 if comm is not None:
                     comm.close()
                 raise
-            self._failed(met[0], comm)
+            self._failed(proposed[0], comm)
             return None
         except BaseException:
             if comm is not None:
                 comm.close()
             raise
         try:
-            comm.barrier(timeout_s=RENDEZVOUS_S)
+            comm.barrier(timeout_s=RENDEZVOUS_TIMEOUT_S)
         except UnisonoError:
-            return self._settled(met[0], comm, False)
-        return self._settled(met[0], comm, True)
+            return self._settled(proposed[0], comm, False)
+        return self._settled(proposed[0], comm, True)
 
-    def _rendezvous(self, met: list[Proposal], hosts: bool) -> Communicator:
-        """The communicator of a proposal; the one in `met` gets its address."""
-        proposal = met[0]
+    def _rendezvous(self, proposed: list[Proposal], hosts: bool) -> Communicator:
+        """The communicator of a proposal; the one in `proposed` gets its address."""
+        proposal = proposed[0]
         place = proposal.address
         if hosts:
             place = self._own_address()
 
         def announce(found: str) -> None:
             if hosts:
-                met[0] = msgspec.structs.replace(proposal, address=found)
+                proposed[0] = msgspec.structs.replace(proposal, address=found)
                 for rank in proposal.members:
                     if rank in self.incoming:
-                        self.incoming[rank].send(AgreementReply(proposal=met[0]))
+                        self.incoming[rank].send(AgreementReply(proposal=proposed[0]))
 
         member = self.member.later(proposal.epoch)
-        transport = member.rendezvous(
+        session = member.rendezvous(
             proposal.members.index(self.rules.me),
             len(proposal.members),
             place,
-            timeout_s=min(RENDEZVOUS_S, max(self.timeout_s, 1.0)),
+            timeout_s=min(RENDEZVOUS_TIMEOUT_S, max(self.timeout_s, 1.0)),
             announce=announce,
             lost=self._failure_of(proposal),
         )
         try:
-            comm = self.first(transport, RENDEZVOUS_S)
+            comm = self.first(session, RENDEZVOUS_TIMEOUT_S)
         except BaseException:
-            transport.close()
+            session.close()
             raise
         comm.core.membership = member
         return comm
 
     def _own_address(self) -> str:
-        if self.transport.listener is None:
+        if self.session.listener is None:
             return secrets.token_hex(8)
-        here = self.transport.listener.address
+        here = self.session.listener.address
         return str(type(here)(here.host, 0))
 
     def _failure_of(self, proposal: Proposal) -> Callable[[], str]:
         """A function that says why a rendezvous cannot succeed, or nothing."""
-        engine, peers = self.transport.engine, self.transport.peers
+        engine, peers = self.session.engine, self.session.peers
         living = [r for r in proposal.members if not engine.dead(r)]
         host = self.outgoing.get(proposal.members[0])
 
@@ -414,21 +414,21 @@ class _AgreementDriver:
         self.unsettled = comm
         self._close_links()
         self.retry.clear()
-        self.rules.failed(proposal, met=comm is not None)
+        self.rules.failed(proposal, entered=comm is not None)
 
     def _drop_unsettled(self) -> None:
-        """The world that was met is not formed: answer ranks that keep it."""
+        """The world that was entered is not formed: answer ranks that keep it."""
         comm, self.unsettled = self.unsettled, None
         if comm is None:
             return
         member = membership_of(comm)
         comm.core.abandon()
-        transport = comm.core.transport
-        if len(transport.peers) > 1:
-            endpoint = open_shrink_endpoint(transport, member.job, member.epoch)
+        session = comm.core.session
+        if len(session.peers) > 1:
+            endpoint = open_shrink_endpoint(session, member.job, member.epoch)
             endpoint.answer(AgreementReply(settled=_NO_WORLD))
             self.endpoints.append(endpoint)
-        _retire(transport, keeps_endpoint=True)
+        _retire(session, keeps_endpoint=True)
 
     def _settled(
         self, proposal: Proposal, comm: Communicator, all_settled: bool
@@ -449,7 +449,7 @@ class _AgreementDriver:
     # --- errors
 
     def _error(self, step: AgreementAction) -> UnisonoError:
-        peers = self.transport.peers
+        peers = self.session.peers
         if step.kind is ActionKind.NO_MAJORITY:
             away = ", ".join(str(peers[r]) for r in step.ranks)
             return ConnectFailed(
