@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def warn_renamed(old: str, new: str, *, level: int = 3) -> None:
@@ -27,3 +31,16 @@ def old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(sys.modules[module], renamed[name])
 
     return getattr_
+
+
+def renamed_method(old: str, method: Callable[P, T]) -> Callable[P, T]:
+    """A method under its old name, which works and warns."""
+
+    @wraps(method)
+    def renamed(*args: P.args, **kwargs: P.kwargs) -> T:
+        warn_renamed(old, method.__name__)
+        return method(*args, **kwargs)
+
+    renamed.__name__ = old
+    renamed.__doc__ = f"The old name of `{method.__name__}`."
+    return renamed

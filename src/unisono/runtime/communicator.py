@@ -22,21 +22,19 @@ relative error of its result, known beforehand, is above `error_bound=`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, Unpack
 
 import numpy as np
 
 from unisono.codecs.options import is_scheme
-from unisono.deprecation import warn_renamed
-from unisono.devices.arrays import DeviceArray, ordinal_of
-from unisono.dtypes import DTYPES, numpy_dtype
+from unisono.deprecation import renamed_method
 from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
-from unisono.runtime.call.buffers import readable, shape_and_dtype
+from unisono.runtime.call.buffers import readable
 from unisono.runtime.call.options import CallOptions, Options
 from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.call.shared_arrays import shared_array
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.observe import explain, recorder
@@ -407,17 +405,8 @@ class Communicator:
         """Give each rank its one of the root's objects, a sequence of world_size."""
         return object_collectives.scatter_objects(self, things, root, allow_pickle)
 
-    def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
-        """The old name of `all_gather_objects`."""
-        warn_renamed("all_gather_object", "all_gather_objects")
-        return self.all_gather_objects(thing, allow_pickle=allow_pickle)
-
-    def gather_object(
-        self, thing: Any, root: int = 0, *, allow_pickle: bool = False
-    ) -> list[Any] | None:
-        """The old name of `gather_objects`."""
-        warn_renamed("gather_object", "gather_objects")
-        return self.gather_objects(thing, root, allow_pickle=allow_pickle)
+    all_gather_object = renamed_method("all_gather_object", all_gather_objects)
+    gather_object = renamed_method("gather_object", gather_objects)
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """A communicator of all ranks that give the same color, ordered by key.
@@ -471,11 +460,7 @@ class Communicator:
         return found
 
     def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: Any = "float32",
-        *,
-        device: str = "cpu",
+        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: str = "cpu"
     ) -> Any:
         """An array in memory that all ranks can use: collectives on it copy nothing.
 
@@ -484,11 +469,7 @@ class Communicator:
         `DeviceArray`, of which torch.as_tensor and cupy.asarray make theirs.
         """
         self.core.check_usable("empty")
-        sizes, name = shape_and_dtype(shape, dtype)
-        if device != "cpu":
-            return DeviceArray(sizes, name, ordinal_of(device))
-        raw = self.core.session.buffer(prod(sizes) * DTYPES[name].itemsize)
-        return raw.view(numpy_dtype(name)).reshape(sizes)
+        return shared_array(self.core.session, shape, dtype, device)
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
         """What would run for such a call, and why; how long it took, if it has run."""
