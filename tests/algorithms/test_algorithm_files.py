@@ -1,12 +1,14 @@
 """Algorithms of others: from a file given by its path, or an installed package."""
 
 import sys
+import threading
 from textwrap import dedent
+from types import ModuleType
 
 import pytest
 
 from unisono import BadArgument, ScheduleError, schedule
-from unisono.algorithms import library, load_file
+from unisono.algorithms import library, load_file, read
 
 RIGHT = """
     '''Told by the root.'''
@@ -268,3 +270,44 @@ def test_invalid_decorator_arguments_are_refused(written, text):
     with pytest.raises(BadArgument) as wrong:
         schedule("broadcast", path, 4)
     assert path in str(wrong.value) or "plain functions" in str(wrong.value)
+
+
+GATED = """
+    import a_gate
+    from unisono import algorithm
+    from unisono.schedule import copy_step
+
+    @algorithm
+    def broadcast(n):
+        yield from steps(n)
+
+    a_gate.reached.set()
+    assert a_gate.opened.wait(30)
+
+    def steps(n):
+        for r in range(1, n):
+            yield copy_step(0, src=0, dst=r)
+"""
+
+
+def test_file_is_complete_for_a_thread_that_reads_it_while_another_loads_it(
+    written, monkeypatch
+):
+    gate = ModuleType("a_gate")
+    gate.reached, gate.opened = threading.Event(), threading.Event()
+    monkeypatch.setitem(sys.modules, "a_gate", gate)
+    path = written(GATED)
+    found = []
+
+    def use():
+        found.append(len(list(schedule("broadcast", read(path), 3))))
+
+    first, second = (threading.Thread(target=use) for _ in range(2))
+    first.start()
+    assert gate.reached.wait(30)
+    second.start()
+    second.join(0.5)  # it ends only where it does not wait for the first
+    gate.opened.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert found == [2, 2]

@@ -7,6 +7,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -166,18 +167,24 @@ def read(algorithm: str) -> Spec:
     return Spec(algorithm, tuple((path, _read_file(path)) for path in paths))
 
 
+_LOADING = threading.RLock()
+"""Held while a file is run: until then its module is in sys.modules, and incomplete."""
+
+
 def _read_file(path: str) -> str:
     """The module of a file's content, loaded unless it was before."""
     file, source = _source(path)
     name = _module_name(file, source)
-    if name not in sys.modules:
-        _load(path, file, source)
+    with _LOADING:
+        if name not in sys.modules:
+            _load(path, file, source)
     return name
 
 
 def load_file(path: str | Path) -> list[Algorithm]:
     """The algorithms defined in a Python file; BadArgument, with the line, if not."""
-    return _load(path, *_source(path))
+    with _LOADING:
+        return _load(path, *_source(path))
 
 
 def _source(path: str | Path) -> tuple[Path, bytes]:
