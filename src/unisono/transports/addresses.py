@@ -70,6 +70,14 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    def is_number(self) -> bool:
+        """Whether the host is an IP address and not a name."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
     def resolve(self) -> list[tuple[int, SocketAddress]]:
         """What the system makes of it: families and socket addresses, best first."""
         try:

@@ -35,7 +35,13 @@ from unisono.errors import (
     PeerLost,
     TransportError,
 )
-from unisono.transports.addresses import Address, Choice, choose, chosen_address
+from unisono.transports.addresses import (
+    Address,
+    Choice,
+    choose,
+    chosen_address,
+    refuse_open,
+)
 from unisono.transports.connect import Connection, connect_to
 from unisono.transports.control import ControlMessages
 from unisono.transports.handshake import RENDEZVOUS, Identity, lifeline_purpose
@@ -98,6 +104,8 @@ def rendezvous(
     if rank > 0 and place.port == 0:
         raise BadArgument(f"address = {address}: rank {rank} needs the real port")
     known = secret or open_secret(job, anywhere=insecure)
+    if place.is_number():  # said even where there is no route to it
+        refuse_open(place.host, known)
     me = Identity(known, job, rank, epoch, tls)
     until = time.monotonic() + timeout_s
     if rank == 0:
