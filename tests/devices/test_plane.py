@@ -48,3 +48,22 @@ def test_every_type_and_operation_between_threads():
 def test_every_algorithm_between_processes():
     cases = with_arrays(every_algorithm(3, [4, 2777]))
     check(cases, unisono.spawn(perform_on_device, 3, (cases,)))
+
+
+def explained(comm):
+    x = comm.empty((1 << 16,), device="cuda")
+    before = comm.explain("all_reduce", x)
+    stream = _native.CudaStream(0)
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(30)
+    return before, comm.explain("all_reduce", x, algorithm="ring")
+
+
+def test_explain_names_device_algorithm_and_blocks():
+    with world(2) as w:
+        before, after = w.run(explained)[0]
+    assert "all_reduce of 256 KiB on 2 ranks by direct" in before
+    assert "cuda:0" in before
+    assert "connect at their first call" in before
+    assert "on 2 ranks by ring" in after
+    assert "2 blocks of 512 threads; 2 ranks share a device" in after

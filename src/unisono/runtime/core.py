@@ -18,6 +18,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.algorithms import Spec, read
+from unisono.devices.arrays import DeviceView
 from unisono.dtypes import DType
 from unisono.errors import (
     BadArgument,
@@ -33,6 +34,7 @@ from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
+from unisono.runtime.device.explain import explain_on_device
 from unisono.runtime.device.plane import DevicePlane
 from unisono.runtime.observe.failures import FailureCode, describe_call
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
@@ -200,6 +202,26 @@ class Core:
             self._device_plane = DevicePlane(self, ordinal)
             self.in_flight.device = self._device_plane.native
         return self._device_plane
+
+    def explain_on_device(
+        self,
+        collective: str,
+        view: DeviceView,
+        *,
+        algorithm: str | None,
+        root: int,
+        reproducible: bool,
+    ) -> str:
+        """What would run for a call on an array of a device."""
+        return explain_on_device(
+            self._device_plane,
+            self.world_size,
+            collective,
+            view,
+            algorithm=algorithm,
+            root=root,
+            reproducible=reproducible,
+        )
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls on a device have ended."""

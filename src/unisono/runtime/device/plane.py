@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from unisono import _native
-from unisono.algorithms import Spec, library
+from unisono.algorithms import Spec
 from unisono.devices.arrays import (
     DeviceArray,
     current_stream,
@@ -29,10 +29,10 @@ from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import nanoseconds
+from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.work import DeviceWork, await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
-from unisono.runtime.plan.select import choose
 from unisono.transports.session import Session
 
 WINDOW = 8 << 20
@@ -240,27 +240,21 @@ class DevicePlane:
         found = self._plans.get(key)
         if found is None:
             reduction.check(dtype)
-            spec = self.host.spec(self.algorithm(call, how))
+            choice = algorithm_on_device(
+                call.collective,
+                call.total * dtype.itemsize,
+                self.host.world_size,
+                dtype,
+                named=how.algorithm,
+                reproducible=how.reproducible,
+            )
+            spec = self.host.spec(choice.algorithm)
             what = call.collective, dtype, reduction, call.root, call.counts, spec
             kind = CallKind(*what, how.label, shape=call.shape)
             size, rank = self.host.world_size, self.host.rank
             plan = device_plan(kind, size, rank, window=WINDOW)
             found = self._plans[key] = _native.DevicePlan(self.ordinal, plan)
         return found
-
-    def algorithm(self, call: Call, how: CallOptions) -> str:
-        """The named one; or direct, where each rank reads what it needs and no more."""
-        named = how.algorithm
-        if named is None and (call.collective, "direct") in library():
-            named = "direct"
-        return choose(
-            call.collective,
-            call.total * call.dtype.itemsize,
-            self.host.world_size,
-            named=named,
-            reproducible=how.reproducible,
-            itemsize=call.dtype.itemsize,
-        ).algorithm
 
     def _refuse(self, call: Call, reduction: Reduction, how: CallOptions) -> None:
         if call.device != self.ordinal:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from unisono.devices.arrays import is_on_device, view_of
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
 from unisono.runtime.call.options import CallOptions
@@ -38,6 +39,14 @@ def explain(
     if x is None and collective != "barrier":
         raise BadArgument(
             f"explain({collective!r}, x): an array is required, for its size"
+        )
+    if x is not None and is_on_device(x):
+        return core.explain_on_device(
+            collective,
+            view_of(x, "explain"),
+            algorithm=algorithm,
+            root=root,
+            reproducible=reproducible,
         )
     nbytes = 0 if x is None else _size(x)
     if collective in ("all_gather", "gather"):
@@ -82,14 +91,21 @@ def explain(
         lines.append(f"  buffers    {_reaching(core)}")
     if core.hosts_if_several:
         lines.append(f"  hosts      {_crossing(core, programs.programs)}")
+    lines += _of_choice(choice)
+    lines.append(f"  measured   {_measured(core, collective, x, choice)}")
+    return "\n".join(lines)
+
+
+def _of_choice(choice: AlgorithmChoice) -> list[str]:
+    """What else is known of a choice: the second best, the prediction, the table."""
+    lines = []
     if choice.runner_up:
         lines.append(f"  runner-up  {runner_up(choice)}")
     if choice.predicted:
         lines.append(f"  predicted  {format_seconds(choice.predicted)}")
     if choice.row is not None:
         lines.append(f"  tuned      {when_tuned(choice.row)}")
-    lines.append(f"  measured   {_measured(core, collective, x, choice)}")
-    return "\n".join(lines)
+    return lines
 
 
 def chooser(choice: AlgorithmChoice, tuned: Tuned | None) -> str:

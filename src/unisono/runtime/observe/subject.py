@@ -7,6 +7,7 @@ from typing import Protocol
 
 from unisono import _native
 from unisono.algorithms import Spec
+from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
@@ -50,3 +51,14 @@ class ObservedCore(Protocol):
 
     def kind(self, call: Call, reduction: Reduction, how: CallOptions) -> CallKind:
         """What the ranks must agree on in a call."""
+
+    def explain_on_device(
+        self,
+        collective: str,
+        view: DeviceView,
+        *,
+        algorithm: str | None,
+        root: int,
+        reproducible: bool,
+    ) -> str:
+        """What would run for a call on an array of a device."""

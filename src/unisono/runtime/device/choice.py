@@ -1,0 +1,36 @@
+"""The algorithm of a call on a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unisono.algorithms import library
+from unisono.dtypes import DType
+from unisono.runtime.plan.select import AlgorithmChoice, choose
+
+DIRECT = "direct"
+
+
+def algorithm_on_device(
+    collective: str,
+    nbytes: int,
+    n: int,
+    dtype: DType,
+    *,
+    named: str | None,
+    reproducible: bool,
+) -> AlgorithmChoice:
+    """The named one; or direct, by which a rank reads what it needs and no more."""
+    by_rule = named is None and (collective, DIRECT) in library()
+    choice = choose(
+        collective,
+        nbytes,
+        n,
+        named=DIRECT if by_rule else named,
+        reproducible=reproducible,
+        itemsize=dtype.itemsize,
+    )
+    if not by_rule:
+        return choice
+    why = "on a device every rank can read the memory of all, so direct moves least"
+    return replace(choice, by="rule", why=why)

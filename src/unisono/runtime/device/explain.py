@@ -1,0 +1,55 @@
+"""`comm.explain` for arrays on a device: what the kernel would run, and how."""
+
+from __future__ import annotations
+
+from unisono import _native
+from unisono.devices.arrays import DeviceView
+from unisono.runtime.device.choice import algorithm_on_device
+from unisono.runtime.device.plane import THREADS, WINDOW, DevicePlane
+from unisono.runtime.plan.plans import lowered, verified
+from unisono.schedule.collective import collective as find_collective
+from unisono.units import format_bytes
+
+
+def explain_on_device(
+    plane: DevicePlane | None,
+    n: int,
+    collective: str,
+    view: DeviceView,
+    *,
+    algorithm: str | None,
+    root: int,
+    reproducible: bool,
+) -> str:
+    """A few readable lines; nothing is run. `plane` is None before the first call."""
+    what = find_collective(collective)
+    nbytes = view.dtype.itemsize
+    for axis in view.shape:
+        nbytes *= axis
+    if collective in ("all_gather", "gather"):
+        nbytes *= n
+    choice = algorithm_on_device(
+        collective, nbytes, n, view.dtype, named=algorithm, reproducible=reproducible
+    )
+    key = collective, choice.algorithm, n, root if what.rooted else 0
+    places = [lowered(*key, mode).places for mode in range(4)]
+    device = _native.cuda_device(view.ordinal)
+    emulated = " (emulated)" if _native.cuda_is_emulated() else ""
+    lines = [
+        f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
+        f"  device     cuda:{view.ordinal}, {device.name}{emulated}",
+        f"  why        {choice.why}",
+        f"  verified   {what.meaning}",
+        f"  costs      {verified(*key).num_steps} steps in one kernel",
+        f"  memory     through windows of {format_bytes(WINDOW)}: {places[0]} places; "
+        f"with buffers that all ranks can use in place: {places[3]}",
+    ]
+    if plane is None:
+        lines.append("  kernel     the ranks connect at their first call on the device")
+    else:
+        facts = plane.facts
+        lines.append(
+            f"  kernel     {plane.blocks(nbytes)} blocks of {THREADS} threads; "
+            f"{facts.ranks_per_device} ranks share a device"
+        )
+    return "\n".join(lines)
