@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
-.PHONY: stubs wheels sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -98,6 +98,11 @@ campaign: $(VENV)/.test
 
 soak: $(VENV)/.test
 	@$(BIN)/python tests/campaign --soak --minutes $(MINUTES) $(if $(OUT),--out $(OUT))
+
+# The tests of the device plane on the GPU of this machine instead of the emulated driver.
+gpu-test: $(VENV)/.test
+	@nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/devices/test_plane*.py
 
 # torch's own tests of its backends, on ours; the tests run a few of these.
 torch-suite: $(VENV)/.test

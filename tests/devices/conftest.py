@@ -1,4 +1,7 @@
-"""The device plane is tested on an emulated driver, whose kernels are CPU threads."""
+"""The device plane is tested on an emulated driver, whose kernels are CPU threads.
+
+`make gpu-test` runs the same tests of the plane on the GPU of the machine.
+"""
 
 import pytest
 
@@ -7,8 +10,9 @@ import emulated as cuda
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
-    monkeypatch.setenv("UNISONO_CUDA_DRIVER", "emulated")
-    monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "2")
+    if not cuda.ON_GPU:
+        monkeypatch.setenv("UNISONO_CUDA_DRIVER", "emulated")
+        monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "2")
 
 
 @pytest.fixture

@@ -66,4 +66,4 @@ def test_explain_names_device_algorithm_and_blocks():
     assert "cuda:0" in before
     assert "connect at their first call" in before
     assert "on 2 ranks by ring" in after
-    assert "2 blocks of 512 threads; 2 ranks share a device" in after
+    assert "blocks of 512 threads; 2 ranks share a device" in after

@@ -1,6 +1,7 @@
-"""CUDA's driver as the emulation has it, called through ctypes."""
+"""CUDA's driver, called through ctypes: the emulation, or that of the machine's GPU."""
 
 import ctypes
+import os
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from ctypes import c_uint64 as c_address
 
@@ -46,10 +47,19 @@ class Access(ctypes.Structure):
     _fields_ = (("location_type", c_int), ("location", c_int), ("flags", c_int))
 
 
-_functions = {
-    name: ctypes.CFUNCTYPE(c_int)(address)
-    for name, address in _native.emulated_functions().items()
-}
+ON_GPU = os.environ.get("UNISONO_GPU_TESTS") == "1"
+"""Set by `make gpu-test`: the tests use the machine's driver and GPU."""
+
+
+def _found() -> dict[str, object]:
+    names = _native.emulated_functions()
+    if ON_GPU:
+        library = ctypes.CDLL("libcuda.so.1")
+        return {name: getattr(library, name) for name in names}
+    return {name: ctypes.CFUNCTYPE(c_int)(at) for name, at in names.items()}
+
+
+_functions = _found()
 GRAIN = 2 << 20
 """The granularity of physical memory."""
 
