@@ -32,6 +32,7 @@ template <class T> nb::bytes bytes_of(const T &value) {
 // What a device's memory is: the ordinal, the base and the size of its allocation.
 std::tuple<int, Address, std::size_t> locate(Address address) {
   int ordinal = 0;
+  const CurrentDevice current(Device::of(0)); // any context will do
   UNISONO_CUDA(cuPointerGetAttribute, &ordinal, pointer_device, address);
   const AddressRange range = range_of(address);
   return {ordinal, range.base, range.bytes};

@@ -27,7 +27,12 @@ from unisono.errors import (
     UsageError,
     whole_number,
 )
-from unisono.runtime.call.arguments import Call, Position, is_on_device
+from unisono.runtime.call.arguments import (
+    Call,
+    Position,
+    is_on_device,
+    refuse_device,
+)
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallOptions
@@ -408,6 +413,8 @@ class Core:
     ) -> Any:
         """Send or receive one message."""
         self.check_usable(name)
+        how.refuse_stream(name)
+        refuse_device(Call(name, buffer.count, buffer, buffer, None), name)
         how.refuse_codec(name, "encode the message yourself, with unisono.codecs")
         if peer is not None:
             peer = whole_number("dst" if name == "send" else "src", peer)

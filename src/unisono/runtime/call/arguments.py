@@ -90,6 +90,14 @@ def is_on_device(call: Call) -> bool:
     )
 
 
+def refuse_device(call: Call, what: str) -> None:
+    """Raise BadArgument if an array is on a device; `what` runs on the host alone."""
+    if is_on_device(call):
+        raise BadArgument(
+            f"{what} is not supported on CUDA arrays; copy the array to the host"
+        )
+
+
 def _place(buffer: Buffer | None) -> str:
     if buffer is None or buffer.device == HOST:
         return "the host"

@@ -146,7 +146,7 @@ class DevicePlane:
 
     def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
         """Start a call on the caller's current stream, or beside it (async_op)."""
-        self._refuse(call, reduction, how)
+        self._refuse(call, how)
         self._check(call.collective)
         stream = self._stream_of(call, how)
         if how.async_op:
@@ -256,7 +256,7 @@ class DevicePlane:
             found = self._plans[key] = _native.DevicePlan(self.ordinal, plan)
         return found
 
-    def _refuse(self, call: Call, reduction: Reduction, how: CallOptions) -> None:
+    def _refuse(self, call: Call, how: CallOptions) -> None:
         if call.device != self.ordinal:
             raise BadArgument(
                 f"{call.collective}: the array is on cuda:{call.device}, this "
@@ -265,11 +265,6 @@ class DevicePlane:
         if how.codec is not None:
             raise BadArgument(
                 f"{call.collective}: codec= is not supported on CUDA arrays"
-            )
-        if reduction.in_python:
-            raise BadArgument(
-                f"{call.collective}: op = {reduction.name} is not supported on CUDA "
-                "arrays; use one of the named reductions"
             )
 
     def synchronize(self, timeout_s: float | None) -> None:

@@ -1,0 +1,125 @@
+"""What counts as an array on a device, and what is refused."""
+
+import numpy as np
+import pytest
+
+from device_cases import to_device
+from unisono import _native, premul_sum
+from unisono.devices.arrays import (
+    DeviceArray,
+    is_on_device,
+    ordinal_of,
+    row_strides,
+    view_of,
+)
+from unisono.dtypes import DTYPES
+from unisono.errors import BadArgument, UnsupportedWorld
+from unisono.testing import world
+
+
+class Foreign:
+    """An array of a library that has CUDA's array interface and nothing else."""
+
+    def __init__(self, base, **changes):
+        self.base = base
+        self.__cuda_array_interface__ = base.__cuda_array_interface__ | changes
+
+
+@pytest.fixture
+def base():
+    return to_device(np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+@pytest.mark.parametrize("x", [np.ones(3), [1.0], 3, None])
+def test_arrays_of_the_host_are_not_on_a_device(x):
+    assert not is_on_device(x)
+
+
+def test_array_interface_is_read(base):
+    view = view_of(Foreign(base, stream=7), "call")
+    assert (view.shape, view.dtype, view.ordinal) == ((3, 4), DTYPES["float32"], 0)
+    assert view.address == base.view.address
+    assert view.is_contiguous
+    assert not view.is_readonly
+    assert view.stream == 7
+
+
+@pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if d.kind != "v"])
+def test_every_element_type_is_recognised(name):
+    x = DeviceArray((2,), name, 0)
+    assert view_of(Foreign(x), "call").dtype == DTYPES[name]
+
+
+@pytest.mark.parametrize("name", list(DTYPES))
+def test_our_own_arrays_have_every_element_type(name):
+    assert view_of(DeviceArray((2, 0, 3), name, 0), "call").dtype == DTYPES[name]
+
+
+def test_strides_tell_whether_an_array_is_contiguous(base):
+    assert view_of(Foreign(base, strides=(16, 4)), "call").is_contiguous
+    assert not view_of(Foreign(base, strides=(4, 12)), "call").is_contiguous
+    assert row_strides((2, 3, 5), 4) == (60, 20, 4)
+
+
+def test_foreign_arrays_take_part(base):
+    with world(1) as w:
+        result = w.run(lambda comm: comm.all_gather(Foreign(base)))[0]
+    assert result.numpy().tolist() == base.numpy().tolist()
+
+
+def call(x, **how):
+    """The error of an all_reduce on a world of one rank."""
+    with world(1) as w, pytest.raises(BadArgument) as raised:
+        w.run(lambda comm: comm.all_reduce(x, **how))
+    return str(raised.value)
+
+
+def test_unusable_arrays_are_refused(base):
+    address = base.view.address
+    assert "masked" in call(Foreign(base, mask=base))
+    assert "byte order" in call(Foreign(base, typestr=">f4"))
+    assert "element type" in call(Foreign(base, typestr="<V4"))
+    assert "not contiguous" in call(Foreign(base, strides=(4, 12)))
+    assert "read-only" in call(Foreign(base, data=(address, True)))
+
+
+def test_arrays_in_different_places_are_refused(base):
+    out = np.zeros((3, 4), np.float32)
+    assert "x is on cuda:0, out on the host" in call(base, out=out)
+    assert "x is on the host, out on cuda:0" in call(out, out=base)
+
+
+def test_what_devices_do_not_support_is_refused(base):
+    assert "codec= is not supported" in call(base, codec="fp16")
+    assert "not supported on CUDA" in call(base, op=premul_sum(0.5))
+    assert "not supported on CUDA" in call(base, op=np.add)
+    assert "not supported on CUDA" in call(base, codec="topk:0.1")
+    with world(1) as w, pytest.raises(BadArgument, match="scan is not supported"):
+        w.run(lambda comm: comm.scan(base))
+    with world(1) as w, pytest.raises(BadArgument, match="send is not supported"):
+        w.run(lambda comm: comm.send(base, 0))
+
+
+def test_ranks_on_several_hosts_are_refused(base):
+    with world(2, hosts=(0, 1)) as w, pytest.raises(UnsupportedWorld, match="one host"):
+        w.run(lambda comm: comm.all_reduce(base, stream=_native.CudaStream(0)))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0"])
+def test_unknown_devices_are_refused(device):
+    with pytest.raises(BadArgument, match="device = "):
+        ordinal_of(device)
+
+
+def test_copies_check_shape_and_type(base):
+    with pytest.raises(BadArgument, match="expected float32"):
+        base.copy_from(np.ones((3, 4)))
+    base.copy_from(np.full((3, 4), 2, np.float32)[::-1])
+    assert (base.numpy() == 2).all()
+
+
+def test_empty_makes_arrays_on_a_device():
+    with world(1) as w:
+        x = w.run(lambda comm: comm.empty((3, 5), "bfloat16", device="cuda:0"))[0]
+    assert isinstance(x, DeviceArray)
+    assert (x.shape, x.dtype, x.nbytes) == ((3, 5), "bfloat16", 30)
