@@ -97,7 +97,7 @@ private:
       mine_.calls = call;
       mine_.last_pieces = U64(program->pieces);
       if (target_.block() == 0)
-        *call_.done = call;
+        target_.store_release(call_.done, call);
     }
     return true;
   }

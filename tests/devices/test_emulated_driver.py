@@ -241,18 +241,29 @@ def test_freed_memory_is_not_mapped_and_not_given_again_soon(driver):
     os.close(writer)
 
 
-def test_wrong_ranges_are_refused(driver):
-    x = cuda.allocate(4096)
-    with refused(1):
-        cuda.allocate(0)
-    with refused(1):
-        cuda.write(x + 4000, bytes(97))
-    with refused(1):
-        cuda.copy(x, x + 1, 4096)
-    with refused(1):
-        cuda.fill(x, 0, 4097)
-    with refused(1):
-        cuda.free(x + 8)
+def test_wrong_ranges_are_refused():
+    """In a process of its own: nothing else is allocated behind the range."""
+    said = alone(
+        """
+        import emulated as cuda
+
+        cuda.initialize()
+        x = cuda.allocate(4096)
+        for wrong in (
+            lambda: cuda.allocate(0),
+            lambda: cuda.write(x + 4000, bytes(97)),
+            lambda: cuda.copy(x, x + 1, 4096),
+            lambda: cuda.fill(x, 0, 4097),
+            lambda: cuda.free(x + 8),
+        ):
+            try:
+                wrong()
+                print("accepted")
+            except cuda.CudaError as error:
+                print(error.code)
+        """
+    )
+    assert said.split() == ["1"] * 5
 
 
 def test_memory_is_limited():
