@@ -123,7 +123,7 @@ class Communicator:
         Such calls run on a stream and do not wait for the device: an error is raised by
         the next call, or here. CollectiveTimeout after `timeout_s`, if given.
         """
-        self.core.synchronize(timeout_s)
+        self.core.device.synchronize(timeout_s)
 
     def close(self) -> None:
         """Leave. Others that still wait for this rank raise PeerLost."""

@@ -7,7 +7,6 @@ When a call fails, the native core's failure code becomes an error that names ra
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 
 from unisono import _native
 from unisono.algorithms import Spec, read
-from unisono.devices.arrays import DeviceView
 from unisono.dtypes import DType
 from unisono.errors import (
     BadArgument,
@@ -39,8 +37,7 @@ from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
-from unisono.runtime.device.explain import explain_on_device
-from unisono.runtime.device.plane import DevicePlane
+from unisono.runtime.device.half import DeviceHalf
 from unisono.runtime.observe.failures import FailureCode, describe_call
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
@@ -99,7 +96,7 @@ class Core:
         self.single_use: deque[object] = deque(maxlen=256)
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self.in_flight = CallsInFlight(native)
-        self._device_plane: DevicePlane | None = None
+        self.device = DeviceHalf(self)
         self._on_close = on_close
         self.closed = False
         # Only a world's first communicator has one.
@@ -188,7 +185,7 @@ class Core:
     ) -> Any:
         """Run a call, or start it; `quick` is the key of the native core's cache."""
         if is_on_device(call):
-            return self.device_plane(call.device).run(call, reduction, how)
+            return self.device.run(call, reduction, how)
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
         if how.async_op:
@@ -199,39 +196,6 @@ class Core:
                 self.native.remember(*quick, plan)
             return call.result if call.finish is None else call.finish(call.result)
         raise self.failure(how.timeout_s)
-
-    def device_plane(self, ordinal: int) -> DevicePlane:
-        """The device half of this communicator; all ranks make it at its first use."""
-        if self._device_plane is None:
-            self.check_usable("device communicator")
-            self._device_plane = DevicePlane(self, ordinal)
-            self.in_flight.device = self._device_plane.native
-        return self._device_plane
-
-    def explain_on_device(
-        self,
-        collective: str,
-        view: DeviceView,
-        *,
-        algorithm: str | None,
-        root: int,
-        reproducible: bool,
-    ) -> str:
-        """What would run for a call on an array of a device."""
-        return explain_on_device(
-            self._device_plane,
-            self.world_size,
-            collective,
-            view,
-            algorithm=algorithm,
-            root=root,
-            reproducible=reproducible,
-        )
-
-    def synchronize(self, timeout_s: float | None) -> None:
-        """Wait on the host until all calls on a device have ended."""
-        if self._device_plane is not None:
-            self._device_plane.synchronize(timeout_s)
 
     def start(
         self,
@@ -524,8 +488,7 @@ class Core:
     def _leave(self) -> None:
         self.closed = True
         self._dropped.detach()
-        if self._device_plane is not None:
-            self._device_plane.close()
+        self.device.close()
         self.native.close()
         if self.session.streams is not None:
             self.session.streams.leave(self.agreed)
@@ -535,8 +498,3 @@ class Core:
 _PLAIN = CallOptions()
 _PROBE = np.zeros((2, 3))
 _native.learn_arrays(np.ndarray, _PROBE, _PROBE.ctypes.data, list(_PROBE.shape))
-
-
-def agreed_number(text: str) -> int:
-    """A 64-bit hash of a text that is the same on all ranks."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from unisono.errors import (
     whole_number,
 )
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.core import Core, agreed_number
+from unisono.runtime.core import Core
 from unisono.runtime.observe.failures import FailureCode
 
 Group = TypeVar("Group", bound=Collectives)
@@ -25,6 +26,11 @@ _LEFT, _DEAD = 4, 5  # fields of the native core's state of a rank
 _LOOK_NS = 50_000_000
 _GRACE_NS = 2_000_000_000
 """For the last messages of a barrier that others have passed and may have closed."""
+
+
+def agreed_number(text: str) -> int:
+    """A 64-bit hash of a text that is the same on all ranks."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def split(comm: Group, color: int | None, key: int) -> Group | None:

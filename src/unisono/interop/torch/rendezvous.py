@@ -31,7 +31,8 @@ import torch.distributed as dist
 import unisono
 from unisono.errors import ConnectFailed
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.core import Core, agreed_number
+from unisono.runtime.core import Core
+from unisono.runtime.groups import agreed_number
 from unisono.runtime.plan import tuned
 from unisono.runtime.world.first import first_communicator
 from unisono.transports import registry

@@ -29,6 +29,7 @@ from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import nanoseconds
+from unisono.runtime.call.work import CallsInFlight
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.work import DeviceWork, await_device
 from unisono.runtime.plan.device_plans import device_plan
@@ -61,6 +62,7 @@ class HostHalf(Protocol):
     world_size: int
     hosts_if_several: tuple[int, ...]
     exceeded_s: float
+    in_flight: CallsInFlight
 
     @property
     def timeout_s(self) -> float:

@@ -41,7 +41,7 @@ def explain(
             f"explain({collective!r}, x): an array is required, for its size"
         )
     if x is not None and is_on_device(x):
-        return core.explain_on_device(
+        return core.device.explain(
             collective,
             view_of(x, "explain"),
             algorithm=algorithm,

@@ -15,6 +15,21 @@ from unisono.runtime.plan.plans import CallKind
 from unisono.transports.session import Peer, Session
 
 
+class DeviceExplainer(Protocol):
+    """The device half of a communicator, for `explain`."""
+
+    def explain(
+        self,
+        collective: str,
+        view: DeviceView,
+        *,
+        algorithm: str | None,
+        root: int,
+        reproducible: bool,
+    ) -> str:
+        """What would run for a call on an array of a device."""
+
+
 class ObservedCore(Protocol):
     """A communicator's core, for `explain`, the monitor and the traffic counter."""
 
@@ -29,6 +44,10 @@ class ObservedCore(Protocol):
     closed: bool
     exceeded_s: float
     """The timeout of the call that broke the communicator on this rank, if any."""
+
+    @property
+    def device(self) -> DeviceExplainer:
+        """Its device half."""
 
     @property
     def peers(self) -> list[Peer]:
@@ -51,14 +70,3 @@ class ObservedCore(Protocol):
 
     def kind(self, call: Call, reduction: Reduction, how: CallOptions) -> CallKind:
         """What the ranks must agree on in a call."""
-
-    def explain_on_device(
-        self,
-        collective: str,
-        view: DeviceView,
-        *,
-        algorithm: str | None,
-        root: int,
-        reproducible: bool,
-    ) -> str:
-        """What would run for a call on an array of a device."""
