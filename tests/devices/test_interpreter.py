@@ -3,6 +3,7 @@
 import pytest
 
 from conformance import (
+    Case,
     check,
     every_algorithm,
     every_reduction,
@@ -14,24 +15,51 @@ from interpreted import MODES, InterpretedWorld
 WORLDS = [*range(1, 9), 13]
 
 
-def run_all(world, cases, **how):
+def run_all(world, cases, modes=MODES, **how):
     prepare([c for c in cases if c.algorithm])
-    for mode in MODES:
+    for mode in modes:
         for case in cases:
             check([case], [[r] for r in world.run(case, mode, **how)])
 
 
-@pytest.mark.quick(n=[1, 2, 3, 5])
+def interpreted(n):
+    """A world whose windows hold several pieces of most cases."""
+    return InterpretedWorld(n, 4096 if n < 4 else 1 << 16)
+
+
+@pytest.mark.quick(n=[1, 3])
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_algorithm_in_every_mode(n):
     """One slice and several, one piece and several, windows and exposed buffers."""
-    run_all(
-        InterpretedWorld(n, 4096 if n < 4 else 1 << 16),
-        every_algorithm(n, [0, 1, n - 1, 311, 2777]),
-    )
+    run_all(interpreted(n), every_algorithm(n, [0, 1, n - 1, 311, 2777]))
 
 
-@pytest.mark.quick(n=[3])
+@pytest.mark.quick(n=[3], mode=[0])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_every_type_and_operation(n):
-    run_all(InterpretedWorld(n), [*every_reduction(n), *every_type(n)])
+def test_every_type_and_operation(n, mode):
+    run_all(interpreted(n), [*every_reduction(n), *every_type(n)], [mode])
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+def test_odd_alignment(offset):
+    cases = [
+        Case("all_reduce", None, 3, 1001, dtype=dtype)
+        for dtype in ("float32", "bfloat16", "int8", "complex128")
+    ]
+    run_all(interpreted(3), [*cases, Case("all_gather", None, 3, 999)], offset=offset)
+
+
+def test_uneven_counts():
+    cases = [
+        Case("all_gather", None, 3, (0, 700, 31)),
+        Case("reduce_scatter", None, 3, (5, 0, 1100)),
+        Case("all_to_all", None, 3, (1, 0, 3, 0, 500, 6, 7, 8, 0)),
+    ]
+    run_all(interpreted(3), cases)
+
+
+@pytest.mark.parametrize(("blocks", "threads"), [(1, 1), (5, 3)])
+def test_any_number_of_blocks_and_threads(blocks, threads):
+    cases = [Case("all_reduce", name, 3, 2777) for name in ("ring", "direct")]
+    run_all(interpreted(3), cases, blocks=blocks, threads=threads)
