@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <list>
 #include <mutex>
 
@@ -46,7 +47,11 @@ private:
       now.remove_if([](Pending &p) {
         if (p.is_ready && !p.is_ready())
           return false;
-        p.release();
+        try {
+          p.release();
+        } catch (const std::exception &) {
+          // The driver fails, and has nothing left to release.
+        }
         return true;
       });
       lock.lock();

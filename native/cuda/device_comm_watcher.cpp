@@ -35,7 +35,14 @@ void DeviceComm::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     lock.unlock();
-    look();
+    try {
+      look();
+    } catch (const Error &) { // the driver fails: this rank cannot take part any more
+      const auto me = std::uint32_t(rank_);
+      comm_.abort({FailureKind::connection_lost, me, me,
+                   std::uint32_t(done() + 1) | device_call});
+      __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+    }
     lock.lock();
     wake_.wait_for(lock, period, [this] { return stop_; });
   }
@@ -105,7 +112,11 @@ void DeviceComm::wait_for_calls() {
     (void)api().cuEventSynchronize(last_);
   }
   const std::uint64_t closed = done() + 1;
-  arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+  try {
+    arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+  } catch (const Error &) {
+    // The driver fails: kernels of other ranks find out by their timeouts.
+  }
 }
 
 void DeviceComm::stop_watching() {

@@ -121,3 +121,19 @@ def test_killed_rank_is_named_and_survivors_go_on():
         assert lost == (1,), text
         assert "died" in text
         assert total == 2
+
+
+def starved(comm):
+    try:
+        comm.all_reduce(to_device(np.ones(3, np.float32)))
+    except unisono.DeviceError as error:
+        return str(error)
+    return ""
+
+
+def test_driver_errors_are_device_errors(monkeypatch):
+    """A device whose memory is too small for the windows."""
+    monkeypatch.setenv("UNISONO_EMULATED_MEMORY", str(1 << 20))
+    for text in unisono.spawn(starved, 1):
+        assert "CUDA's driver failed" in text
+        assert "OUT_OF_MEMORY" in text

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono import _native
 from unisono.devices.arrays import DeviceView
+from unisono.errors import DeviceError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
@@ -22,11 +24,16 @@ class DeviceHalf:
 
     def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
         """Run a call, or start it; at the first one all ranks connect their devices."""
-        if self._plane is None:
-            self._host.check_usable(call.collective)
-            self._plane = DevicePlane(self._host, call.device)
-            self._host.in_flight.device = self._plane.native
-        return self._plane.run(call, reduction, how)
+        try:
+            if self._plane is None:
+                self._host.check_usable(call.collective)
+                self._plane = DevicePlane(self._host, call.device)
+                self._host.in_flight.device = self._plane.native
+            return self._plane.run(call, reduction, how)
+        except _native.CudaError as why:
+            raise DeviceError(
+                f"{call.collective}: CUDA's driver failed: {why}"
+            ) from why
 
     def explain(
         self,
