@@ -23,6 +23,9 @@ using namespace unisono::cuda;
 
 namespace {
 
+// The driver may wait for a kernel, which may wait for another thread's call.
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
 Stream stream_of(std::uint64_t handle) { return reinterpret_cast<Stream>(handle); }
 
 template <class T> nb::bytes bytes_of(const T &value) {
@@ -143,11 +146,11 @@ void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   comm.connect(ranks);
 }
 
-void launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
+bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
             int threads) {
   nb::gil_scoped_release unlocked;
-  comm.launch(
+  return comm.launch(
       {&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks, threads});
 }
 
@@ -183,12 +186,12 @@ void bind_cuda(nb::module_ &m) {
       .def("write", &write_memory, nb::arg("address"), nb::arg("bytes"))
       .def("read", &read_memory, nb::arg("address"), nb::arg("bytes"));
   nb::class_<CudaEvent>(m, "CudaEvent")
-      .def(nb::init<int>(), nb::arg("ordinal"))
-      .def("record", &CudaEvent::record, nb::arg("stream"))
-      .def("query", &CudaEvent::query)
-      .def("order", &CudaEvent::order, nb::arg("stream"));
+      .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
+      .def("record", &CudaEvent::record, nb::arg("stream"), Unlocked())
+      .def("query", &CudaEvent::query, Unlocked())
+      .def("order", &CudaEvent::order, nb::arg("stream"), Unlocked());
   nb::class_<CudaStream>(m, "CudaStream")
-      .def(nb::init<int>(), nb::arg("ordinal"))
+      .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
       .def_prop_ro("handle", &CudaStream::handle);
   nb::class_<unisono::cuda::Kernel>(m, "CudaKernel")
       .def("__init__",
@@ -213,14 +216,14 @@ void bind_cuda(nb::module_ &m) {
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
            nb::arg("threads"))
-      .def("is_idle", &DeviceComm::is_idle)
+      .def("is_idle", &DeviceComm::is_idle, Unlocked())
       .def("ranks_here", &DeviceComm::ranks_here)
       .def("launched", &DeviceComm::launched)
       .def("done", &DeviceComm::done)
-      .def("look", &DeviceComm::look, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &DeviceComm::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("look", &DeviceComm::look, Unlocked())
+      .def("close", &DeviceComm::close, Unlocked());
   m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));
   m.def("make_device_comm", &make_comm, nb::arg("comm"), nb::arg("ordinal"), nb::arg("half"),
         nb::arg("owner"), nb::arg("segment"), nb::keep_alive<0, 1>(),
-        nb::call_guard<nb::gil_scoped_release>());
+        Unlocked());
 }

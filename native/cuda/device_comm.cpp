@@ -83,6 +83,7 @@ Announcement DeviceComm::announcement() const {
 void DeviceComm::connect(const std::vector<Announcement> &ranks) {
   std::vector<Peer> peers(ranks.size());
   one_process_ = true;
+  is_unmappable_.resize(ranks.size());
   for (std::size_t q = 0; q < ranks.size(); ++q) {
     const Announcement &rank = ranks[q];
     Address arena = rank.arena;
@@ -107,13 +108,15 @@ std::size_t DeviceComm::ranks_here() const {
   return std::size_t(std::count(is_here_.begin(), is_here_.end(), true));
 }
 
-void DeviceComm::launch(const Arguments &a) {
+bool DeviceComm::launch(const Arguments &a) {
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
-  map_new_segments();
+  const bool captured = order_after_last(a.stream);
+  if (!captured) // to map is forbidden during a capture
+    map_new_segments();
   expose(launch, 0, a.input);
   expose(launch, 1, a.output);
   launch.peers = peers_.as<const Peer>();
@@ -123,14 +126,14 @@ void DeviceComm::launch(const Arguments &a) {
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
   launch.done = const_cast<std::uint64_t *>(&words->done);
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
-  const bool captured = order_after_last(a.stream);
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
                unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
   if (captured)
-    return;
+    return true;
   launched_.fetch_add(1, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, last_, a.stream);
+  return false;
 }
 
 // Lets other ranks use the input (0) or the output (1) in place, if all of them can.

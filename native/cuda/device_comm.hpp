@@ -86,8 +86,9 @@ public:
     std::int64_t timeout_ns; // 0: none
     int blocks, threads;
   };
-  // Starts a call on a stream, after the earlier calls of this communicator.
-  void launch(const Arguments &arguments);
+  // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
+  // captured instead, for a graph.
+  bool launch(const Arguments &arguments);
 
   // How many of the ranks are in this process.
   std::size_t ranks_here() const;
@@ -97,7 +98,7 @@ public:
   std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   // Calls that have ended, as far as the host has seen.
   std::uint64_t done() const;
-  // Looks for failures now, as the watcher does from time to time.
+  // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
   void look();
   // No more calls. Waits until those that were made have ended or failed. To be called before
   // the communicator behind it is closed.
@@ -145,6 +146,7 @@ private:
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process
+  std::vector<bool> is_unmappable_; // by rank: whether mapping a segment of it has failed
   std::mutex mapping_;
   std::vector<std::unique_ptr<ImportedMemory>> imported_;
   std::map<Address, Known> known_; // by base

@@ -58,9 +58,11 @@ bool DeviceComm::is_mapped_by_all(std::uint64_t segment) const {
 // Maps what other ranks have shared since the last time. A segment that cannot be mapped is
 // the last one of its rank that is: its calls go through the windows.
 void DeviceComm::map_new_segments() {
-  const std::lock_guard only(mapping_);
+  const std::unique_lock only(mapping_, std::try_to_lock);
+  if (!only)
+    return; // another thread is at it
   for (std::size_t q = 0; q < world_ranks_.size() && !one_process_; ++q) {
-    if (q == rank_)
+    if (q == rank_ || is_unmappable_[q])
       continue;
     Word &mapped = board_[rank_].mapped[q];
     std::uint64_t count = mapped.load(std::memory_order_relaxed);
@@ -70,8 +72,10 @@ void DeviceComm::map_new_segments() {
       Address address = segment.base;
       if (!is_here_[q]) {
         auto memory = ImportedMemory::open(device_, segment.handle);
-        if (!memory)
-          return;
+        if (!memory) {
+          is_unmappable_[q] = true;
+          break;
+        }
         address = memory->address();
         imported_.push_back(std::move(memory));
       }

@@ -37,6 +37,7 @@ void DeviceComm::watch() {
     lock.unlock();
     try {
       look();
+      map_new_segments();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
       comm_.abort({FailureKind::connection_lost, me, me,
@@ -53,7 +54,6 @@ void DeviceComm::look() {
     return;
   report_failure();
   report_deaths();
-  map_new_segments();
   if (comm_.failure().kind != FailureKind::none)
     __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
 }

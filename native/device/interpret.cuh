@@ -64,65 +64,52 @@ private:
     return call_.peers[rank].words->blocks[target_.block()];
   }
 
-  // The rounds of a call: round 0 is what this rank does before it arrives, the first
-  // actions of its program on the first piece; round k runs the program on piece k - 1.
   UNISONO_DEVICE bool execute() {
-    const std::int32_t led = actions_before_arrival();
-    const ProgramTables *program = &call_.programs[0];
+    if (has_failed())
+      return false;
+    publish_arrival();
+    if (!arrive())
+      return false;
+    const ProgramTables &program = call_.programs[shared_.exposed];
     UNISONO_NO_UNROLL
-    for (std::int64_t round = 0; round <= program->pieces; ++round) {
-      const bool arrived = round > 0;
-      const std::int64_t piece = arrived ? round - 1 : 0;
-      if (piece >= 2 && !window_is_free(*program, piece))
+    for (std::int64_t piece = 0; piece < program.pieces; ++piece) {
+      if (piece >= 2 && !window_is_free(program, piece))
         return false;
       UNISONO_NO_UNROLL
-      for (std::int32_t a = round == 1 ? led : 0; a < (arrived ? program->num_actions : led);
-           ++a)
-        if (!run_action(*program, a, piece))
+      for (std::int32_t a = 0; a < program.num_actions; ++a)
+        if (!run_action(program, a, piece))
           return false;
-      if (arrived) {
-        if (target_.thread() == 0)
-          report(piece + 1, 0);
-      } else {
-        publish_arrival();
-        if (!arrive())
-          return false;
-        program = &call_.programs[shared_.exposed];
-      }
+      if (target_.thread() == 0)
+        report(piece + 1, 0);
     }
-    if (!wait(program->exits, program->num_exits, program->pieces - 1))
+    if (!wait(program.exits, program.num_exits, program.pieces - 1))
       return false;
     if (target_.thread() == 0) {
       const U64 call = number();
       mine_.calls = call;
-      mine_.last_pieces = U64(program->pieces);
       if (target_.block() == 0)
         target_.store_release(call_.done, call);
     }
     return true;
   }
 
-  // A rank whose input goes through its window writes it there before it arrives.
-  //
-  // The half of the window that this call begins with was last used two generations ago. If
-  // the call before had only one, that was in a call that every rank has left: the one
-  // before arrived only after it. Otherwise a rank may still read it, and nothing is
-  // written before all have arrived.
-  UNISONO_DEVICE std::int32_t actions_before_arrival() const {
-    const bool leads = (call_.flags & exposes_input) == 0 && mine_.last_pieces <= 1;
-    return leads ? call_.programs[0].lead[call_.rank] : 0;
+  // Whether a call before this one has failed: then this one publishes nothing, since the
+  // other ranks would take it for the one that has failed.
+  UNISONO_DEVICE bool has_failed() {
+    return target_.any(target_.thread() == 0 &&
+                       target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0);
   }
 
   UNISONO_DEVICE void publish_arrival() {
     if (target_.thread() == 0)
       shared_.exposed = std::uint32_t(call_.flags);
-    target_.sync(); // all threads have read the words of this block
+    target_.sync();
     if (target_.thread() != 0)
       return;
     const U64 call = number();
     Arrival &arrival = mine_.arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
-    arrival.flags = call_.flags;
+    arrival.flags = call_.flags | U64(target_.blocks()) << flag_bits;
     arrival.summary = call_.summary;
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
@@ -138,13 +125,15 @@ private:
     for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads()) {
       const Arrival &arrival = words(q).arrivals[call & 1];
       failed = !poll(&arrival.call, call, q);
-      if (!failed && arrival.fingerprint != call_.fingerprint) {
+      if (!failed && (arrival.fingerprint != call_.fingerprint ||
+                      arrival.flags >> flag_bits != U64(target_.blocks()))) {
         fail(Why::mismatch, q, &arrival.summary);
         failed = true;
       }
       if (failed)
         break;
-      target_.and_in_block(&shared_.exposed, std::uint32_t(arrival.flags));
+      target_.and_in_block(&shared_.exposed,
+                           std::uint32_t(arrival.flags) & (exposes_input | exposes_output));
       shared_.inputs[q] = buffer(q, arrival, 0);
       shared_.outputs[q] = buffer(q, arrival, 1);
     }
@@ -207,8 +196,11 @@ private:
   }
 
   UNISONO_DEVICE bool given_up(std::int32_t rank) {
-    if (target_.load_host(call_.abort) != 0 ||
-        target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
+    if (target_.load_host(call_.abort) != 0) {
+      (void)target_.claim(&call_.peers[call_.rank].words->failed); // for the calls behind it
+      return true;
+    }
+    if (target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
     const U64 closed = target_.load_acquire(&call_.peers[rank].words->closed);
     if (closed != 0 && closed <= number()) {

@@ -20,6 +20,7 @@ constexpr unsigned progress_action_bits = 20; // the rest of a progress word is 
 
 // What all ranks expose is the number of the program that they run.
 enum Flag : U64 { exposes_input = 1, exposes_output = 2 };
+constexpr unsigned flag_bits = 8; // above them are the blocks of the launch
 
 // What a call is, for the error message when calls differ.
 struct Summary {
@@ -43,9 +44,7 @@ struct Arrival {
 // graph replays it.
 struct BlockWords {
   alignas(128) U64 progress; // generation and actions done; stored with release
-  // Read by nobody else:
-  U64 calls;       // that have ended
-  U64 last_pieces; // generations of the last of them
+  U64 calls; // that have ended; read by nobody else
   alignas(128) Arrival arrivals[2];
 };
 
@@ -70,7 +69,6 @@ struct ProgramTables {
   const rows::Source *sources;
   const rows::Wait *waits, *exits;
   const std::int32_t *deliveries, *readers;
-  const std::int32_t *lead; // of each rank
   std::int32_t num_actions, num_exits, num_readers;
   std::int32_t tail;           // actions at the end that no other rank waits for
   std::int64_t piece, pieces;  // elements of a chunk that are processed at a time

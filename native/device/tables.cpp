@@ -1,6 +1,7 @@
 #include "device/tables.hpp"
 
 #include <cstring>
+#include <stdexcept>
 
 namespace unisono::device {
 
@@ -32,9 +33,13 @@ template <class Row> std::size_t PackedPlan::add(const std::vector<Row> &table) 
 }
 
 PackedPlan::Packed PackedPlan::add(const Program &program) {
+  for (const Program::Action &action : program.actions)
+    if (action.end_source - action.first_source > most_ranks ||
+        action.end_delivery - action.first_delivery > most_ranks)
+      throw std::invalid_argument("an action has more sources or deliveries than a device "
+                                  "can hold: choose another algorithm");
   return {add(program.actions), add(program.sources),    add(program.waits),
-          add(program.exits),   add(program.deliveries), add(program.readers),
-          add(program.lead)};
+          add(program.exits),   add(program.deliveries), add(program.readers)};
 }
 
 Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n) const {
@@ -50,7 +55,6 @@ Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n
                              at<rows::Wait>(base, packed.exits),
                              at<std::int32_t>(base, packed.deliveries),
                              at<std::int32_t>(base, packed.readers),
-                             at<std::int32_t>(base, packed.lead),
                              std::int32_t(program.actions.size()),
                              std::int32_t(program.exits.size()),
                              std::int32_t(program.readers.size()),

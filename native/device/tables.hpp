@@ -23,7 +23,7 @@ public:
 
 private:
   struct Packed { // offsets of the tables of one program
-    std::size_t actions, sources, waits, exits, deliveries, readers, lead;
+    std::size_t actions, sources, waits, exits, deliveries, readers;
   };
   template <class Row> std::size_t add(const std::vector<Row> &table);
   Packed add(const Program &program);

@@ -63,3 +63,12 @@ def test_uneven_counts():
 def test_any_number_of_blocks_and_threads(blocks, threads):
     cases = [Case("all_reduce", name, 3, 2777) for name in ("ring", "direct")]
     run_all(interpreted(3), cases, blocks=blocks, threads=threads)
+
+
+def test_number_of_blocks_changes_from_call_to_call():
+    """Blocks that take no part in a call are behind the others in the next one."""
+    world = interpreted(3)
+    for turn in range(40):
+        blocks = (4, 1, 3, 1, 2)[turn % 5]
+        case = Case("all_reduce", ("direct", "ring")[turn % 2], 3, 700 + 300 * turn)
+        run_all(world, [case], [turn % 3 and 2], blocks=blocks, threads=1)

@@ -124,16 +124,20 @@ def test_killed_rank_is_named_and_survivors_go_on():
 
 
 def starved(comm):
-    try:
-        comm.all_reduce(to_device(np.ones(3, np.float32)))
-    except unisono.DeviceError as error:
-        return str(error)
-    return ""
+    if comm.rank == 1:  # its device is too small for the windows
+        os.environ["UNISONO_EMULATED_MEMORY"] = str(1 << 20)
+    found = []
+    for _ in range(2):
+        try:
+            comm.all_reduce(to_device(np.ones(3, np.float32)))
+        except unisono.DeviceError as error:
+            found.append(str(error))
+    return found
 
 
-def test_driver_errors_are_device_errors(monkeypatch):
-    """A device whose memory is too small for the windows."""
-    monkeypatch.setenv("UNISONO_EMULATED_MEMORY", str(1 << 20))
-    for text in unisono.spawn(starved, 1):
-        assert "CUDA's driver failed" in text
-        assert "OUT_OF_MEMORY" in text
+def test_device_that_cannot_be_connected_is_named_on_all_ranks():
+    for texts in unisono.spawn(starved, 2):
+        for text in texts:
+            assert "could not be connected; rank 1: " in text
+            assert "OUT_OF_MEMORY" in text
+        assert len(texts) == 2

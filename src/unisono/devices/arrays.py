@@ -77,11 +77,15 @@ def view_of(x: Any, where: str) -> DeviceView:
     if isinstance(x, DeviceArray):
         return x.view
     if hasattr(x, "__cuda_array_interface__"):
-        return _by_array_interface(x.__cuda_array_interface__, where)
+        about = x.__cuda_array_interface__
+        ordinal = getattr(getattr(x, "device", None), "id", None)  # CuPy's
+        return _by_array_interface(about, ordinal, where)
     return _by_dlpack(x, where)
 
 
-def _by_array_interface(about: dict[str, Any], where: str) -> DeviceView:
+def _by_array_interface(
+    about: dict[str, Any], ordinal: int | None, where: str
+) -> DeviceView:
     shape = tuple(about["shape"])
     name = _name_of(about["typestr"], where)
     dtype = DTYPES[name]
@@ -90,7 +94,8 @@ def _by_array_interface(about: dict[str, Any], where: str) -> DeviceView:
         raise BadArgument(f"{where}: a masked array cannot be used")
     strides = about.get("strides")
     contiguous = strides is None or tuple(strides) == row_strides(shape, dtype.itemsize)
-    ordinal = _native.cuda_locate(address)[0] if address else 0
+    if ordinal is None:
+        ordinal = _native.cuda_locate(address)[0] if address else 0
     return DeviceView(
         address,
         shape,
@@ -147,15 +152,18 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def current_stream(x: Any, view: DeviceView) -> int:
-    """The stream that the library of x would launch on now, as CUDA's handle."""
+def current_stream(x: Any, view: DeviceView) -> int | None:
+    """The stream that the library of x would launch on now, as CUDA's handle.
+
+    None if it has no such thing: then the default stream, or the one that is given.
+    """
     if hasattr(x, "data_ptr"):
         torch = sys.modules["torch"]
         return int(torch.cuda.current_stream(x.device).cuda_stream)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return int(cupy.cuda.get_current_stream().ptr)
-    return view.stream
+    return view.stream or None
 
 
 class DeviceArray:

@@ -96,7 +96,7 @@ class Core:
         self.single_use: deque[object] = deque(maxlen=256)
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self.in_flight = CallsInFlight(native)
-        self.device = DeviceHalf(self)
+        self.device = DeviceHalf()
         self._on_close = on_close
         self.closed = False
         # Only a world's first communicator has one.
@@ -163,9 +163,8 @@ class Core:
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self.native.set_timeout(
-            nanoseconds(seconds)
-        )  # of calls that the native core runs alone
+        # Of calls that the native core runs alone.
+        self.native.set_timeout(nanoseconds(seconds))
         self._timeout_s = seconds
 
     @property
@@ -185,7 +184,7 @@ class Core:
     ) -> Any:
         """Run a call, or start it; `quick` is the key of the native core's cache."""
         if is_on_device(call):
-            return self.device.run(call, reduction, how)
+            return self.device.run(self, call, reduction, how)
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
         if how.async_op:
@@ -278,7 +277,7 @@ class Core:
         how.refuse_stream(call.collective)
         kind = self.kind(call, reduction, how)
         if how.reproducible:
-            self._refuse_other_orders(kind)
+            self.refuse_other_orders(kind)
         plan, destinations = make_plan(
             kind,
             self.world_size,
@@ -338,7 +337,8 @@ class Core:
                 late = time.monotonic() >= deadline - 0.1 * self.timeout_s
                 raise self._unreachable(rank, what, late=late) from why
 
-    def _refuse_other_orders(self, kind: CallKind) -> None:
+    def refuse_other_orders(self, kind: CallKind) -> None:
+        """Raise BadArgument if an algorithm does not reduce in the order of ranks."""
         made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
         if not made.canonical:
             raise BadArgument(

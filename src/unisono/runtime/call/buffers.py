@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import _native
-from unisono.devices.arrays import is_on_device, new_array, view_of
+from unisono.devices.arrays import DeviceArray, is_on_device, new_array, view_of
 from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
 
@@ -73,7 +73,8 @@ def buffer_of(x: Any, where: str) -> Buffer:
     """The buffer of a contiguous array."""
     if is_on_device(x):
         view = view_of(x, where)
-        return Buffer(x, view.address, view.shape, view.dtype, view.ordinal)
+        address = 0 if 0 in view.shape else view.address
+        return Buffer(x, address, view.shape, view.dtype, view.ordinal)
     if is_tensor(x):
         return Buffer(x, x.data_ptr(), tuple(x.shape), dtype_of(x))
     return Buffer(x, address_of(x), x.shape, _dtype(x, where))
@@ -127,6 +128,10 @@ def copy_back(x: Any, stand_in: Any) -> None:
     """Bring the result from the contiguous stand-in to where it was wanted."""
     if is_tensor(x):
         x.detach().copy_(stand_in)
+    elif isinstance(x, DeviceArray):
+        raise BadArgument(
+            "x and out overlap: give two arrays, or tensors of torch or CuPy"
+        )
     else:
         x[...] = stand_in
 

@@ -127,6 +127,7 @@ class CallsInFlight:
         """No call is in flight yet."""
         self._comm = comm
         self.device: _native.DeviceComm | None = None
+        self.device_arrays: deque[Any] = deque()  # of calls on the device
         self._calls: deque[tuple[_native.Work, object]] = deque()
         self._lock = threading.Lock()
 
@@ -141,7 +142,7 @@ class CallsInFlight:
     def pending(self) -> bool:
         """Whether any call has not ended."""
         device = self.device
-        if device is not None and device.done() < device.launched():
+        if device is not None and not device.is_idle():
             return True
         with self._lock:
             return any(work.state() == _PENDING for work, _ in self._calls)
@@ -166,6 +167,7 @@ class CallsInFlight:
 
     def end(self) -> None:
         """The communicator is closed: release all arrays."""
+        self.device_arrays.clear()
         with self._lock:
             while self._calls:
                 self._release(*self._calls.popleft())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from unisono.algorithms import library
 from unisono.dtypes import DType
 from unisono.runtime.plan.select import AlgorithmChoice, choose
@@ -21,16 +19,15 @@ def algorithm_on_device(
     reproducible: bool,
 ) -> AlgorithmChoice:
     """The named one; or direct, by which a rank reads what it needs and no more."""
-    by_rule = named is None and (collective, DIRECT) in library()
     choice = choose(
         collective,
         nbytes,
         n,
-        named=DIRECT if by_rule else named,
+        named=named,
         reproducible=reproducible,
         itemsize=dtype.itemsize,
     )
-    if not by_rule:
+    if choice.by in ("caller", "variable") or (collective, DIRECT) not in library():
         return choice
     why = "on a device every rank can read the memory of all, so direct moves least"
-    return replace(choice, by="rule", why=why)
+    return AlgorithmChoice(DIRECT, why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from unisono import _native
@@ -17,18 +18,20 @@ from unisono.runtime.device.plane import DevicePlane, HostHalf
 class DeviceHalf:
     """Calls on CUDA arrays; nothing is made before the first of them."""
 
-    def __init__(self, host: HostHalf) -> None:
-        """`host` is the core of the communicator."""
-        self._host = host
+    def __init__(self) -> None:
+        """It is given its communicator with each call, and refers to it weakly."""
         self._plane: DevicePlane | None = None
 
-    def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
+    def run(
+        self, host: HostHalf, call: Call, reduction: Reduction, how: CallOptions
+    ) -> Any:
         """Run a call, or start it; at the first one all ranks connect their devices."""
         try:
             if self._plane is None:
-                self._host.check_usable(call.collective)
-                self._plane = DevicePlane(self._host, call.device)
-                self._host.in_flight.device = self._plane.native
+                host.check_usable(call.collective)
+                self._plane = DevicePlane(host, call.device)
+                host.in_flight.device = self._plane.native
+                host.in_flight.device_arrays = self._plane.kept
             return self._plane.run(call, reduction, how)
         except _native.CudaError as why:
             raise DeviceError(
@@ -37,6 +40,7 @@ class DeviceHalf:
 
     def explain(
         self,
+        n: int,
         collective: str,
         view: DeviceView,
         *,
@@ -47,7 +51,7 @@ class DeviceHalf:
         """What would run for a call on such an array; nothing is run or made."""
         return explain_on_device(
             self._plane,
-            self._host.world_size,
+            n,
             collective,
             view,
             algorithm=algorithm,
@@ -63,4 +67,5 @@ class DeviceHalf:
     def close(self) -> None:
         """Wait for the calls in flight, and release its memory."""
         if self._plane is not None:
-            self._plane.close()
+            with suppress(_native.CudaError):  # a driver that fails has ended them
+                self._plane.close()

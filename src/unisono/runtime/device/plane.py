@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from unisono.devices.arrays import (
     view_of,
 )
 from unisono.devices.kernels import kernel
-from unisono.errors import BadArgument, UnsupportedWorld
+from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
 from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
@@ -43,12 +45,18 @@ THREADS = 512
 BYTES_PER_BLOCK = 16 << 10
 """A call has one block for so many bytes of its largest buffer, up to a limit."""
 BLOCKS = "UNISONO_CUDA_BLOCKS"
-"""The most blocks of a call, if set; all ranks must have the same."""
+"""The most blocks of a call, if set; the smallest of all ranks counts."""
+MOST_PLANS = 1024
+"""Plans with tables on the device that are kept."""
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
 REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+_TEXT = 240  # bytes of an error that all ranks raise
 _LEGACY_DEFAULT = (0, 1)
 """CUDA's handles of the default stream that all threads of a process share."""
+
+
+T = TypeVar("T")
 
 
 class HostHalf(Protocol):
@@ -77,6 +85,9 @@ class HostHalf(Protocol):
     def check_usable(self, what: str) -> None:
         """Raise the error of the communicator if it has failed."""
 
+    def refuse_other_orders(self, kind: CallKind) -> None:
+        """Raise BadArgument if an algorithm does not reduce in the order of ranks."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -84,6 +95,7 @@ class Facts:
 
     ranks_per_device: int
     multiprocessors: int
+    most_blocks: int
 
 
 class DevicePlane:
@@ -103,14 +115,21 @@ class DevicePlane:
                 f"{_native.MOST_DEVICE_RANKS} are supported on CUDA devices",
                 n=host.world_size,
             )
-        self.host = host
+        self._host = ref(host)
         self.ordinal = ordinal
         self.native = self._make()
         self.facts = self._connect()
         self._plans: dict[object, _native.DevicePlan] = {}
         self._stream: _native.CudaStream | None = None
-        self._in_flight: deque[tuple[_native.CudaEvent, object]] = deque()
-        self._kept: deque[tuple[int, object]] = deque()
+        # Arrays of calls in flight, and the events behind these.
+        self.kept: deque[tuple[_native.CudaEvent, object]] = deque()
+
+    @property
+    def host(self) -> HostHalf:
+        """The core of the communicator, which is there as long as calls are made."""
+        host = self._host()
+        assert host is not None
+        return host
 
     def _make(self) -> _native.DeviceComm:
         """This rank's half, with a board in shared memory that the first rank makes."""
@@ -119,24 +138,47 @@ class DevicePlane:
         number = 0
         if host.rank == 0:
             number = session.engine.create(_native.device_board_bytes(host.world_size))
-        number = int.from_bytes(
-            self._all_gather(number.to_bytes(8, "little"))[0], "little"
-        )
-        self._board = number
-        session.await_segment(owner, number, host.timeout_s)
-        return _native.make_device_comm(
-            host.native, self.ordinal, WINDOW, owner, number
-        )
+        rows = self._all_gather(number.to_bytes(8, "little"))
+        number = int.from_bytes(rows[0], "little")
+        try:
+            session.await_segment(owner, number, host.timeout_s)
+            return self._together(
+                lambda: _native.make_device_comm(
+                    host.native, self.ordinal, WINDOW, owner, number
+                )
+            )
+        finally:  # who has mapped it keeps it
+            if host.rank == 0:
+                session.engine.drop(number)
 
     def _connect(self) -> Facts:
         """Map the memory of the others."""
         device = _native.cuda_device(self.ordinal)
         about = device.uuid + device.multiprocessors.to_bytes(4, "little")
+        about += _most_blocks().to_bytes(4, "little")
         announced = self._all_gather(self.native.announcement() + about)
-        self.native.connect([row[: -len(about)] for row in announced])
-        uuids = [row[-len(about) : -4] for row in announced]
-        sizes = [int.from_bytes(row[-4:], "little") for row in announced]
-        return Facts(max(uuids.count(u) for u in uuids), min(sizes))
+        arenas = [row[: -len(about)] for row in announced]
+        self._together(lambda: self.native.connect(arenas))
+        uuids = [row[-len(about) : -8] for row in announced]
+        sizes = [int.from_bytes(row[-8:-4], "little") for row in announced]
+        blocks = [int.from_bytes(row[-4:], "little") for row in announced]
+        return Facts(max(uuids.count(u) for u in uuids), min(sizes), min(blocks))
+
+    def _together(self, step: Callable[[], T]) -> T:
+        """A step of all ranks; if it fails on one, all raise the same DeviceError."""
+        made: list[T] = []
+        why = ""
+        try:
+            made.append(step())
+        except _native.CudaError as error:
+            why = str(error)
+        said = self._all_gather(why.encode()[:_TEXT].ljust(_TEXT, b"\0"))
+        for rank, text in enumerate(said):
+            if words := text.rstrip(b"\0").decode(errors="replace"):
+                raise DeviceError(
+                    f"the ranks' devices could not be connected; rank {rank}: {words}"
+                )
+        return made[0]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
         """The same number of bytes of each rank, by the communicator's host half."""
@@ -150,23 +192,54 @@ class DevicePlane:
         """Start a call on the caller's current stream, or beside it (async_op)."""
         self._refuse(call, how)
         self._check(call.collective)
-        stream = self._stream_of(call, how)
+        given = None if how.stream is None else stream_handle(how.stream)
+        current = self._current_stream(call, given)
+        stream = current if given is None else given
+        self._refuse_shared_stream(call, stream)
         if how.async_op:
-            return self._start(call, reduction, how, stream)
-        self._launch(call, reduction, how, stream)
-        self._keep(call)
+            stream = self._own_stream()
+        if stream != current:  # what was made for the call is on the current one
+            self._event_on(current).order(stream)
+        captured = self._launch(call, reduction, how, stream)
+        if captured:  # its graph keeps the arrays
+            return call.result if call.finish is None else call.finish(call.result)
+        if stream != current or _is_ours(call):
+            return self._beside(call, how, stream, given)
         return call.result if call.finish is None else call.finish(call.result)
 
-    def _stream_of(self, call: Call, how: CallOptions) -> int:
-        """The stream that is given, or the current one of the array's library."""
+    def _beside(
+        self, call: Call, how: CallOptions, stream: int, given: int | None
+    ) -> Any:
+        """The result of a call on another stream, whose arrays must be kept."""
+        event = self._event_on(stream)
+        self._keep(event, call)
+        if how.async_op:
+            return DeviceWork(
+                call, event, lambda: self._current_stream(call, given), self._check
+            )
+        if call.finish is None:
+            return call.result
+        event.order(self._current_stream(call, given))
+        return call.finish(call.result)
+
+    def _event_on(self, stream: int) -> _native.CudaEvent:
+        event = _native.CudaEvent(self.ordinal)
+        event.record(stream)
+        return event
+
+    def _own_stream(self) -> int:
+        if self._stream is None:
+            self._stream = _native.CudaStream(self.ordinal)
+        return self._stream.handle
+
+    def _current_stream(self, call: Call, given: int | None) -> int:
+        """That of the array's library; if it has none, the given or the default one."""
         some = call.input or call.output
         assert some is not None
-        view = view_of(some.array, call.collective)
-        stream = (
-            current_stream(some.array, view)
-            if how.stream is None
-            else stream_handle(how.stream)
-        )
+        found = current_stream(some.array, view_of(some.array, call.collective))
+        return found if found is not None else given or 0
+
+    def _refuse_shared_stream(self, call: Call, stream: int) -> None:
         if stream in _LEGACY_DEFAULT and self.native.ranks_here() > 1:
             raise BadArgument(
                 f"{call.collective}: {self.native.ranks_here()} ranks are threads of "
@@ -174,46 +247,27 @@ class DevicePlane:
                 "stream, which all threads share, they would wait for ever. Give each "
                 "rank a stream of its own, with torch.cuda.stream() or stream="
             )
-        return stream
 
     def _check(self, what: str) -> None:
         """Raise if the communicator has failed, on the host or on a device."""
         self.native.look()
         self.host.check_usable(what)
 
-    def _keep(self, call: Call) -> None:
-        """Keep our own arrays until the call has ended; others know streams."""
-        arrays = [b.array for b in (call.input, call.output) if b is not None]
-        done = self.native.done()
-        while self._kept and self._kept[0][0] <= done:
-            self._kept.popleft()
-        if any(isinstance(array, DeviceArray) for array in arrays):
-            self._kept.append((self.native.launched(), arrays))
-
-    def _start(
-        self, call: Call, reduction: Reduction, how: CallOptions, stream: int
-    ) -> DeviceWork:
-        """Launch on a stream of ours, after what is on the caller's stream."""
-        if self._stream is None:
-            self._stream = _native.CudaStream(self.ordinal)
-        event = _native.CudaEvent(self.ordinal)
-        event.record(stream)
-        event.order(self._stream.handle)
-        self._launch(call, reduction, how, self._stream.handle)
-        event.record(self._stream.handle)
-        while self._in_flight and self._in_flight[0][0].query():
-            self._in_flight.popleft()
-        self._in_flight.append((event, (call.input, call.output)))
-        return DeviceWork(call, event, stream, self._check)
+    def _keep(self, event: _native.CudaEvent, call: Call) -> None:
+        """Keep the arrays of a call until it has ended."""
+        while self.kept and self.kept[0][0].query():
+            self.kept.popleft()
+        self.kept.append((event, (call.input, call.output)))
 
     def _launch(
         self, call: Call, reduction: Reduction, how: CallOptions, stream: int
-    ) -> None:
+    ) -> bool:
+        """Whether the call was captured for a graph, instead of launched."""
         plan = self._plan(call, reduction, how)
         op = reduction.op if call.collective in REDUCING else None
         limit = self.host.timeout_s if how.timeout_s is None else how.timeout_s
         self.host.exceeded_s = limit  # for the error, if it is
-        self.native.launch(
+        return self.native.launch(
             plan,
             kernel(self.ordinal, call.dtype, op),
             *call.addresses,
@@ -228,8 +282,7 @@ class DevicePlane:
         facts = self.facts
         resident = 2 * facts.multiprocessors  # of 512 threads with 64 registers each
         share = resident // (facts.ranks_per_device * COMMUNICATORS_AT_ONCE)
-        most = int(os.environ.get(BLOCKS, share) or share)
-        limit = max(1, min(share, most, _native.MOST_DEVICE_BLOCKS))
+        limit = max(1, min(share, facts.most_blocks))
         return max(1, min(limit, -(-nbytes // BYTES_PER_BLOCK)))
 
     def _plan(
@@ -253,8 +306,12 @@ class DevicePlane:
             spec = self.host.spec(choice.algorithm)
             what = call.collective, dtype, reduction, call.root, call.counts, spec
             kind = CallKind(*what, how.label, shape=call.shape)
+            if how.reproducible:
+                self.host.refuse_other_orders(kind)
             size, rank = self.host.world_size, self.host.rank
             plan = device_plan(kind, size, rank, window=WINDOW)
+            if len(self._plans) > MOST_PLANS:
+                self._plans.clear()
             found = self._plans[key] = _native.DevicePlan(self.ordinal, plan)
         return found
 
@@ -264,6 +321,7 @@ class DevicePlane:
                 f"{call.collective}: the array is on cuda:{call.device}, this "
                 f"communicator uses cuda:{self.ordinal}; a rank has one device"
             )
+        how.refuse_codec_options(call.collective)
         if how.codec is not None:
             raise BadArgument(
                 f"{call.collective}: codec= is not supported on CUDA arrays"
@@ -277,8 +335,19 @@ class DevicePlane:
     def close(self) -> None:
         """Wait for the calls in flight, and release its memory."""
         self.native.close()
-        self._in_flight.clear()
-        self._kept.clear()
+        self.kept.clear()
         self._plans.clear()
-        if self.host.rank == 0:
-            self.host.session.engine.drop(self._board)
+
+
+def _most_blocks() -> int:
+    """The limit of the environment, or of the kernel."""
+    most = os.environ.get(BLOCKS, "")
+    if not most.isdigit():
+        return int(_native.MOST_DEVICE_BLOCKS)
+    return max(1, min(int(most), _native.MOST_DEVICE_BLOCKS))
+
+
+def _is_ours(call: Call) -> bool:
+    """Whether an array is a DeviceArray; other libraries free memory by stream."""
+    both = call.input, call.output
+    return any(isinstance(b.array, DeviceArray) for b in both if b is not None)

@@ -41,21 +41,21 @@ class DeviceWork:
         self,
         call: Call,
         event: _native.CudaEvent,
-        stream: int,
+        current: Callable[[], int],
         check: Callable[[str], None],
     ) -> None:
         """`event` is recorded behind the call; `check` raises if one has failed.
 
-        `stream` is the one that was current when the call was made.
+        `current` tells the current stream.
         """
         self._call = call
         self._event = event
-        self._stream = stream
+        self._current = current
         self._check = check
         self.call = call.collective
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Let the stream that was current at the call wait for it; the result.
+        """Let the current stream wait for it, and return the result.
 
         The host does not wait, as with torch's own backends; with `timeout_s` it does,
         and CollectiveTimeout is raised if the call is not done by then.
@@ -63,7 +63,7 @@ class DeviceWork:
         if timeout_s is not None:
             self.synchronize(timeout_s)
         self._check(self.call)
-        self._event.order(self._stream)
+        self._event.order(self._current())
         finish, self._call.finish = self._call.finish, None
         result = self._call.result
         return result if finish is None else finish(result)

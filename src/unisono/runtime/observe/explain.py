@@ -42,6 +42,7 @@ def explain(
         )
     if x is not None and is_on_device(x):
         return core.device.explain(
+            n,
             collective,
             view_of(x, "explain"),
             algorithm=algorithm,

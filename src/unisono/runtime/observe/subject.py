@@ -20,6 +20,7 @@ class DeviceExplainer(Protocol):
 
     def explain(
         self,
+        n: int,
         collective: str,
         view: DeviceView,
         *,
