@@ -92,22 +92,22 @@ def opened(target: Path) -> int:
 
 
 @contextmanager
-def alone(lock: Path, patience_s: float | None = None) -> Iterator[None]:
+def alone(lock: Path, timeout_s: float | None = None) -> Iterator[None]:
     """One process at a time; the lock goes with the process.
 
-    With `patience_s` the wait is bounded: the holder may have been stopped. Whoever has
+    With `timeout_s` the wait is bounded: the holder may have been stopped. Whoever has
     waited so long goes on, so what it then does must be right beside the holder.
     """
     with lock.open("w") as file:
-        if patience_s is None:
+        if timeout_s is None:
             fcntl.flock(file, fcntl.LOCK_EX)
         else:
-            _lock_for(file.fileno(), patience_s)
+            _lock_for(file.fileno(), timeout_s)
         yield
 
 
-def _lock_for(descriptor: int, patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
+def _lock_for(descriptor: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -54,7 +54,7 @@ def test_json_has_the_matrices(capfd):
                 assert (value is None) == (i == j)
                 assert value == matrix[j][i]
                 assert value is None or value > 0
-    assert {"what", "ok", "told", "fix", "where"} <= result["findings"][0].keys()
+    assert {"what", "ok", "detail", "fix", "where"} <= result["findings"][0].keys()
 
 
 def test_doctor_checks_each_host(capfd, tmp_path):
@@ -66,8 +66,8 @@ def test_doctor_checks_each_host(capfd, tmp_path):
     assert {f["what"] for f in of["a"]} >= {"ssh", "cores", "ports", "own name"}
     ssh_of = {f["where"]: f for f in result["findings"] if f["what"] == "ssh"}
     assert ssh_of["a"]["ok"]
-    assert "cannot be reached" in ssh_of["down"]["told"]
-    assert "give the path of Python" in ssh_of["bare"]["told"]
+    assert "cannot be reached" in ssh_of["down"]["detail"]
+    assert "give the path of Python" in ssh_of["bare"]["detail"]
     # One host is left, and its ranks are a world.
     assert len(result["world"]["hosts"]) == 2
     assert not result["world"]["failed"]

@@ -4,7 +4,7 @@ import pytest
 
 from unisono.chrome import Sheet
 from unisono.trace.draw import COLLECTIVE
-from unisono.trace.summary import differences, summarise, told_differences
+from unisono.trace.summary import differences, differences_text, summarise
 
 MB = 1_000_000
 
@@ -96,7 +96,7 @@ def test_two_traces_are_compared_by_kind_of_call():
         (2 * MB, True, False),
         (MB, False, True),
     ]
-    text = told_differences(changes)
+    text = differences_text(changes)
     assert "2 → 0" in text
     assert "0 → 1" in text
 

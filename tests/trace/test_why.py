@@ -318,5 +318,5 @@ def test_clock_offsets_of_hosts_are_applied():
     assert diagnosis().ranks == (1,)
     result[1]["clock_ns"] = -hour
     late = diagnosis()
-    assert late.kind == "nothing" or "1 of 1" in late.verdict
-    assert "3600000 ms" not in late.verdict
+    assert late.kind == "nothing" or "1 of 1" in late.summary
+    assert "3600000 ms" not in late.summary

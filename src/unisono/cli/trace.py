@@ -21,7 +21,7 @@ from unisono.errors import BadArgument
 from unisono.runtime.observe.tracing import TRACE
 from unisono.trace import ask, document, flights
 from unisono.trace.document import read, read_parts
-from unisono.trace.summary import differences, summarise, told_differences
+from unisono.trace.summary import differences, differences_text, summarise
 from unisono.trace.why import why as judge
 from unisono.units import format_bytes
 
@@ -146,7 +146,7 @@ def diff(before: Path, after: Path, /, *, json: bool = False) -> int:
     if json:
         print_json([{**vars(change), "ratio": change.ratio} for change in changes])
     else:
-        print(told_differences(changes))
+        print(differences_text(changes))
     return 0
 
 

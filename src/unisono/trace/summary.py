@@ -328,7 +328,7 @@ def differences(one: TraceSummary, other: TraceSummary) -> list[CallChange]:
     return sorted(changes, key=weight)
 
 
-def told_differences(changes: Sequence[CallChange]) -> str:
+def differences_text(changes: Sequence[CallChange]) -> str:
     """The same as a table."""
     heads = ["collective", "size", "calls", "before", "after", "times"]
     rows = []

@@ -37,7 +37,7 @@ class Diagnosis:
     """What is wrong, and who is the cause. `kind` is one word for tools."""
 
     kind: str
-    verdict: str
+    summary: str
     ranks: tuple[int, ...] = ()
     group: str = ""
     members: tuple[int, ...] = ()
@@ -46,8 +46,8 @@ class Diagnosis:
     sides: tuple[RankEvidence, ...] = field(default=())
 
     def __str__(self) -> str:
-        """Verdict, group, collective, ranks; then both sides with their lines."""
-        lines = [self.verdict]
+        """Summary, group, collective, ranks; then both sides with their lines."""
+        lines = [self.summary]
         if self.group:
             members = ", ".join(map(str, self.members))
             lines.append(f"  group       {self.group!r}, ranks {members}")

@@ -40,7 +40,7 @@ class Finding(msgspec.Struct):
 
     what: str
     ok: bool
-    detail: str = msgspec.field(name="told")
+    detail: str
     fix: str = ""
     where: str = ""
 
