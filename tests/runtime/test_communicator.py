@@ -1,5 +1,6 @@
 """Communicators: made, split, duplicated, closed; barriers and objects."""
 
+import gc
 import time
 
 import numpy as np
@@ -301,3 +302,20 @@ def test_unsendable_object_does_not_block_others():
 
     with world(2) as w:
         w.run(sent)
+
+
+def test_communicators_that_have_ended_are_forgotten(monkeypatch):
+    monkeypatch.setattr("unisono.transports.session.MOST_KNOWN", 5)
+
+    def run(comm):
+        kept = [comm.duplicate() for _ in range(3)]
+        for _ in range(20):
+            comm.duplicate().close()
+            gc.collect()
+        numbers = {c.core.native.id() for c in (comm, *kept)}
+        known = comm.core.session.logbook.known
+        assert numbers <= known.keys()
+        return len(known)
+
+    with world(2) as w:
+        assert max(w.run(run)) <= 6

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet, finalize
+from weakref import WeakSet, WeakValueDictionary, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,9 @@ def refuse_too_many(n: int) -> None:
             f"a world of {n} ranks: at most {MOST_RANKS} are supported", n=n
         )
 
+
+MOST_KNOWN = 2_500
+"""More communicators than calls are recorded."""
 
 TIME_SLICE_NS = 500_000
 """How long a rank typically computes before it waits for another."""
@@ -107,9 +110,10 @@ class Known:
 class Logbook:
     """What records of this rank need; it may outlive its session for a moment.
 
-    `known` are all communicators that there ever were, by the numbers that records have
-    for them. `clock` is what to add to this host's to have rank 0's, and how sure that
-    is, in nanoseconds. `written` tells how grave the record is that was written.
+    `known` are the communicators by the numbers that records have for them: those in
+    use, and the last of the others, which the recorded calls are of. `clock` is what to
+    add to this host's to have rank 0's, and how sure that is, in nanoseconds. `written`
+    tells how grave the record is that was written.
     """
 
     engine: Engine
@@ -119,6 +123,16 @@ class Logbook:
     known: dict[int, Known] = field(default_factory=dict)
     clock: tuple[int, int] = (0, 0)
     written: int = -1
+    _users: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
+
+    def add(self, user: object, number: int, known: Known) -> None:
+        """Add a communicator; forget the oldest that is not in use, of many."""
+        self.known[number] = known
+        self._users[number] = user
+        if len(self.known) > MOST_KNOWN:
+            ended = next((n for n in self.known if n not in self._users), None)
+            if ended is not None:
+                del self.known[ended]
 
 
 @dataclass(eq=False)
@@ -179,7 +193,7 @@ class Session:
     def admit(self, user: object, number: int, known: Known) -> None:
         """Add a communicator, whose records have this number."""
         self.users.add(user)
-        self.logbook.known[number] = known
+        self.logbook.add(user, number, known)
 
     def memory_for(self, ranks: Sequence[int]) -> int:
         """Make the memory of a communicator of these ranks on this host; its number."""
