@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
-.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto
+.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto nvrtc
 .PHONY: gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak
 
 demo: $(VENV)/.cli
@@ -38,6 +38,15 @@ test-all: ready
 # What tests need, fetched and built side by side.
 ready:
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.test browser
+	@$(MAKE) --no-print-directory nvrtc
+
+# The compiler of the GPU's kernel, where it can be had; else its tests are skipped.
+nvrtc: $(VENV)/.test
+	@[ -e $(VENV)/.nvrtc ] || { \
+	  $(BIN)/python tools/requirements.py gpu > $(VENV)/gpu.txt; \
+	  timeout 240 $(INSTALL) -r $(VENV)/gpu.txt > /dev/null 2>&1 \
+	  || echo "NVRTC could not be installed: tests that compile for GPUs are skipped"; \
+	  touch $(VENV)/.nvrtc; }
 
 # A browser for the tests of the pages, where one can be had; else they are skipped.
 browser:
