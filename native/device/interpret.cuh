@@ -64,25 +64,33 @@ private:
     return call_.peers[rank].words->blocks[target_.block()];
   }
 
+  // Round 0 is the arrival; round k runs the program on piece k - 1. One loop for both keeps
+  // the number of registers down: the tables of the program are not held in any.
   UNISONO_DEVICE bool execute() {
-    if (has_failed())
-      return false;
-    publish_arrival();
-    if (!arrive())
-      return false;
-    const ProgramTables &program = call_.programs[shared_.exposed];
+    const ProgramTables *program = &call_.programs[0];
     UNISONO_NO_UNROLL
-    for (std::int64_t piece = 0; piece < program.pieces; ++piece) {
-      if (piece >= 2 && !window_is_free(program, piece))
+    for (std::int64_t round = 0; round <= program->pieces; ++round) {
+      const bool arrived = round > 0;
+      const std::int64_t piece = arrived ? round - 1 : 0;
+      if (piece >= 2 && !window_is_free(*program, piece))
         return false;
       UNISONO_NO_UNROLL
-      for (std::int32_t a = 0; a < program.num_actions; ++a)
-        if (!run_action(program, a, piece))
+      for (std::int32_t a = 0; a < (arrived ? program->num_actions : 0); ++a)
+        if (!run_action(*program, a, piece))
           return false;
-      if (target_.thread() == 0)
-        report(piece + 1, 0);
+      if (arrived) {
+        if (target_.thread() == 0)
+          report(piece + 1, 0);
+      } else {
+        if (has_failed())
+          return false;
+        publish_arrival();
+        if (!arrive())
+          return false;
+        program = &call_.programs[shared_.exposed];
+      }
     }
-    if (!wait(program.exits, program.num_exits, program.pieces - 1))
+    if (!wait(program->exits, program->num_exits, program->pieces - 1))
       return false;
     if (target_.thread() == 0) {
       const U64 call = number();

@@ -102,7 +102,9 @@ def killed(comm):
     me = Rank(comm)
     me.all_reduce()
     comm.synchronize(30)
+    comm.barrier()  # all have ended the first call
     if comm.rank == 1:
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
     error, _ = me.outcome(me.all_reduce)
     survivors = comm.shrink()
