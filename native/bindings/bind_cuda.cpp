@@ -15,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/handle.hpp"
+#include "bindings/interpreter_lock.hpp"
 #include "cuda/device_comm.hpp"
 
 namespace nb = nanobind;
@@ -24,7 +25,7 @@ using namespace unisono::cuda;
 namespace {
 
 // The driver may wait for a kernel, which may wait for another thread's call.
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+using Unlocked = nb::call_guard<GilRelease>;
 
 Stream stream_of(std::uint64_t handle) { return reinterpret_cast<Stream>(handle); }
 
@@ -59,14 +60,14 @@ DlpackView dlpack_view(nb::object given) {
 
 // Copies from or to memory of the host.
 void write_memory(const DeviceMemory &memory, std::uintptr_t from, std::size_t bytes) {
-  nb::gil_scoped_release unlocked;
+  GilRelease unlocked;
   if (bytes > memory.bytes())
     throw std::out_of_range("more bytes than the memory has");
   memory.write(0, reinterpret_cast<const void *>(from), bytes);
 }
 
 void read_memory(const DeviceMemory &memory, std::uintptr_t to, std::size_t bytes) {
-  nb::gil_scoped_release unlocked;
+  GilRelease unlocked;
   if (bytes > memory.bytes())
     throw std::out_of_range("more bytes than the memory has");
   memory.read(reinterpret_cast<void *>(to), bytes);
@@ -142,14 +143,14 @@ void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
       throw nb::value_error("an announcement of a device communicator has the wrong size");
     std::memcpy(&ranks[q], announced[q].c_str(), sizeof(Announcement));
   }
-  nb::gil_scoped_release unlocked;
+  GilRelease unlocked;
   comm.connect(ranks);
 }
 
 bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
             int threads) {
-  nb::gil_scoped_release unlocked;
+  GilRelease unlocked;
   return comm.launch(
       {&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks, threads});
 }
@@ -177,7 +178,7 @@ void bind_cuda(nb::module_ &m) {
   nb::class_<DeviceMemory>(m, "CudaMemory")
       .def("__init__",
            [](DeviceMemory *self, int ordinal, std::size_t bytes) {
-             nb::gil_scoped_release unlocked;
+             GilRelease unlocked;
              new (self) DeviceMemory(Device::of(ordinal), bytes);
            },
            nb::arg("ordinal"), nb::arg("bytes"))
@@ -197,7 +198,7 @@ void bind_cuda(nb::module_ &m) {
       .def("__init__",
            [](cuda::Kernel *self, int ordinal, nb::bytes image) {
              const char *bytes = image.c_str();
-             nb::gil_scoped_release unlocked;
+             GilRelease unlocked;
              new (self) cuda::Kernel(Device::of(ordinal), bytes);
            },
            nb::arg("ordinal"), nb::arg("image"))
@@ -206,7 +207,7 @@ void bind_cuda(nb::module_ &m) {
   nb::class_<DevicePlan>(m, "DevicePlan")
       .def("__init__",
            [](DevicePlan *self, int ordinal, const PlanHolder &plan) {
-             nb::gil_scoped_release unlocked;
+             GilRelease unlocked;
              new (self) DevicePlan(Device::of(ordinal), plan.plan);
            },
            nb::arg("ordinal"), nb::arg("plan"));
