@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/handle.hpp"
+#include "bindings/interpreter_lock.hpp"
 #include "bindings/wire_holder.hpp"
 
 namespace nb = nanobind;
@@ -122,6 +123,6 @@ void bind_comm(nb::module_ &m) {
       .def("test_cross_memory_access", [](Handle &c) { return int(c.zero_copy().test_access()); })
       .def("has_writers", [](Handle &c) { return c.zero_copy().has_writers(); })
       .def("states", &states)
-      .def("close", [](Handle &c) { c.close(); }, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", [](Handle &c) { c.close(); }, nb::call_guard<GilRelease>());
   bind_calls(m, comm);
 }

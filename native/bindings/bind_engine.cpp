@@ -148,7 +148,7 @@ void bind_engine(nb::module_ &m) {
       .def(
           "create",
           [](Engine &e, std::size_t bytes) { return e.host_peers->create(bytes); },
-          nb::call_guard<nb::gil_scoped_release>(), nb::arg("bytes"))
+          nb::call_guard<GilRelease>(), nb::arg("bytes"))
       .def(
           "has",
           [](Engine &e, std::size_t owner, std::uint64_t id) {
@@ -157,7 +157,7 @@ void bind_engine(nb::module_ &m) {
           nb::arg("owner"), nb::arg("id"))
       .def(
           "drop", [](Engine &e, std::uint64_t id) { e.host_peers->drop(id); },
-          nb::call_guard<nb::gil_scoped_release>(), nb::arg("id"))
+          nb::call_guard<GilRelease>(), nb::arg("id"))
       .def("buffer", &buffer, nb::arg("bytes"))
       .def(
           "mark_dead", [](Engine &e, std::size_t rank) { e.host_peers->mark_dead(rank); },
@@ -195,7 +195,7 @@ void bind_engine(nb::module_ &m) {
               e.lifeline->close();
             e.host_peers->close();
           },
-          nb::call_guard<nb::gil_scoped_release>());
+          nb::call_guard<GilRelease>());
   m.def("enable_call_sites", &enable_call_sites, nb::arg("ours"));
   m.def("call_site_frames", &call_site_frames, nb::arg("site"));
   m.def("now_ns", &now_ns);
