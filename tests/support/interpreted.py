@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from conformance import Case, numpy_dtype
+from conformance import REDUCING, Case, numpy_dtype
 from unisono import _native
 from unisono.algorithms import read
 from unisono.dtypes import DTYPES
@@ -32,9 +32,6 @@ def plans(case: Case, window: int) -> list[_native.Plan]:
         read(name),
     )
     return [device_plan(kind, case.n, r, window=window) for r in range(case.n)]
-
-
-REDUCING = ("reduce", "reduce_scatter", "all_reduce")
 
 
 class InterpretedWorld:

@@ -58,9 +58,10 @@ class DeviceView:
 
 def is_on_device(x: Any) -> bool:
     """Whether x is an array in the memory of a CUDA device."""
-    device = getattr(x, "device", None)
+    if isinstance(x, np.ndarray):
+        return False
     if hasattr(x, "data_ptr"):
-        return getattr(device, "type", None) == "cuda"
+        return bool(x.device.type == "cuda")
     if hasattr(x, "__cuda_array_interface__"):
         return True
     of = getattr(x, "__dlpack_device__", None)

@@ -25,12 +25,7 @@ from unisono.errors import (
     UsageError,
     whole_number,
 )
-from unisono.runtime.call.arguments import (
-    Call,
-    Position,
-    is_on_device,
-    refuse_device,
-)
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallOptions
@@ -183,7 +178,7 @@ class Core:
         quick: tuple[int, Any, Any, Any, int] | None = None,
     ) -> Any:
         """Run a call, or start it; `quick` is the key of the native core's cache."""
-        if is_on_device(call):
+        if call.is_on_device:
             return self.device.run(self, call, reduction, how)
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
@@ -193,7 +188,7 @@ class Core:
         if self.native.run(plan, *call.addresses, timeout, call):
             if quick is not None and call.finish is None and how == _PLAIN:
                 self.native.remember(*quick, plan)
-            return call.result if call.finish is None else call.finish(call.result)
+            return call.finished()
         raise self.failure(how.timeout_s)
 
     def start(
@@ -378,7 +373,7 @@ class Core:
         """Send or receive one message."""
         self.check_usable(name)
         how.refuse_stream(name)
-        refuse_device(Call(name, buffer.count, buffer, buffer, None), name)
+        Call(name, buffer.count, buffer, buffer, None).refuse_device(name)
         how.refuse_codec(name, "encode the message yourself, with unisono.codecs")
         if peer is not None:
             peer = whole_number("dst" if name == "send" else "src", peer)

@@ -60,7 +60,7 @@ def reduce_scatter(
 def _reduced(
     comm: Collectives, call: arguments.Call, reduction: Reduction, how: CallOptions
 ) -> Any:
-    arguments.refuse_device(call, f"{call.collective}: op = {reduction.name}")
+    call.refuse_device(f"{call.collective}: op = {reduction.name}")
     source = call.input
     assert source is not None
     reduction.check(source.dtype)

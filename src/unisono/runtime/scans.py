@@ -37,7 +37,7 @@ def scan(
     """See `Communicator.scan` and `Communicator.exscan`."""
     name = "scan" if inclusive else "exscan"
     call = arguments.all_reduce(comm.core.position, x, out)
-    arguments.refuse_device(call, name)
+    call.refuse_device(name)
     _refuse_misfits(name, reduction, how)
     reduction.check(call.dtype)
     comm.core.check_usable(name)

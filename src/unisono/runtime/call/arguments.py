@@ -77,25 +77,28 @@ class Call:
         return found.pop() if found else HOST
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether an array of it is in the memory of a CUDA device."""
+        x, out = self.input, self.output
+        return (x is not None and x.device != HOST) or (
+            out is not None and out.device != HOST
+        )
+
+    def refuse_device(self, what: str) -> None:
+        """Raise BadArgument if it is on a device; `what` runs on the host alone."""
+        if self.is_on_device:
+            raise BadArgument(
+                f"{what} is not supported on CUDA arrays; copy the array to the host"
+            )
+
+    def finished(self) -> Any:
+        """The result, once the output is written."""
+        return self.result if self.finish is None else self.finish(self.result)
+
+    @property
     def total(self) -> int:
         """Elements of the largest buffer that any rank holds."""
         return self.counts if isinstance(self.counts, int) else sum(self.counts)
-
-
-def is_on_device(call: Call) -> bool:
-    """Whether an array of the call is in the memory of a CUDA device."""
-    x, out = call.input, call.output
-    return (x is not None and x.device != HOST) or (
-        out is not None and out.device != HOST
-    )
-
-
-def refuse_device(call: Call, what: str) -> None:
-    """Raise BadArgument if an array is on a device; `what` runs on the host alone."""
-    if is_on_device(call):
-        raise BadArgument(
-            f"{what} is not supported on CUDA arrays; copy the array to the host"
-        )
 
 
 def _place(buffer: Buffer | None) -> str:

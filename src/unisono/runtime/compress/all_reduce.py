@@ -37,7 +37,7 @@ def all_reduce(
     """The sum or mean of the compressed x of all ranks, in place or in `out`."""
     chosen = scheme(how.codec)
     call = arguments.all_reduce(comm.core.position, x, out)
-    arguments.refuse_device(call, f"all_reduce: codec = {how.codec}")
+    call.refuse_device(f"all_reduce: codec = {how.codec}")
     _refuse_unsupported(str(how.codec), call, reduction, how)
     comm.core.check_usable("all_reduce")
     assert call.input is not None

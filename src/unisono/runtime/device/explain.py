@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.plane import THREADS, WINDOW, DevicePlane
 from unisono.runtime.plan.plans import lowered, verified
-from unisono.schedule.collective import collective as find_collective
+from unisono.schedule.collective import Collective
 from unisono.units import format_bytes
 
 
 def explain_on_device(
     plane: DevicePlane | None,
     n: int,
-    collective: str,
+    what: Collective,
     view: DeviceView,
-    *,
-    algorithm: str | None,
+    nbytes: int,
     root: int,
-    reproducible: bool,
+    how: CallOptions,
 ) -> str:
-    """A few readable lines; nothing is run. `plane` is None before the first call."""
-    what = find_collective(collective)
-    nbytes = view.dtype.itemsize
-    for axis in view.shape:
-        nbytes *= axis
-    if collective in ("all_gather", "gather"):
-        nbytes *= n
+    """A few readable lines; nothing is run. `plane` is None before the first call.
+
+    `nbytes` are those of the largest buffer that any rank holds.
+    """
     choice = algorithm_on_device(
-        collective, nbytes, n, view.dtype, named=algorithm, reproducible=reproducible
+        what.name,
+        nbytes,
+        n,
+        view.dtype,
+        named=how.algorithm,
+        reproducible=how.reproducible,
     )
-    key = collective, choice.algorithm, n, root if what.rooted else 0
+    key = what.name, choice.algorithm, n, root
     places = [lowered(*key, mode).places for mode in range(4)]
     device = _native.cuda_device(view.ordinal)
     emulated = " (emulated)" if _native.cuda_is_emulated() else ""
     lines = [
-        f"{collective} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
+        f"{what.name} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         f"  device     cuda:{view.ordinal}, {device.name}{emulated}",
         f"  why        {choice.why}",
         f"  verified   {what.meaning}",

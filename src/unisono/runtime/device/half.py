@@ -13,6 +13,7 @@ from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.explain import explain_on_device
 from unisono.runtime.device.plane import DevicePlane, HostHalf
+from unisono.schedule.collective import Collective
 
 
 class DeviceHalf:
@@ -41,23 +42,14 @@ class DeviceHalf:
     def explain(
         self,
         n: int,
-        collective: str,
+        what: Collective,
         view: DeviceView,
-        *,
-        algorithm: str | None,
+        nbytes: int,
         root: int,
-        reproducible: bool,
+        how: CallOptions,
     ) -> str:
         """What would run for a call on such an array; nothing is run or made."""
-        return explain_on_device(
-            self._plane,
-            n,
-            collective,
-            view,
-            algorithm=algorithm,
-            root=root,
-            reproducible=reproducible,
-        )
+        return explain_on_device(self._plane, n, what, view, nbytes, root, how)
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""

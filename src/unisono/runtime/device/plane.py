@@ -201,11 +201,9 @@ class DevicePlane:
         if stream != current:  # what was made for the call is on the current one
             self._event_on(current).order(stream)
         captured = self._launch(call, reduction, how, stream)
-        if captured:  # its graph keeps the arrays
-            return call.result if call.finish is None else call.finish(call.result)
-        if stream != current or _is_ours(call):
+        if not captured and (stream != current or _is_ours(call)):
             return self._beside(call, how, stream, given)
-        return call.result if call.finish is None else call.finish(call.result)
+        return call.finished()  # a graph keeps its arrays
 
     def _beside(
         self, call: Call, how: CallOptions, stream: int, given: int | None
@@ -217,10 +215,9 @@ class DevicePlane:
             return DeviceWork(
                 call, event, lambda: self._current_stream(call, given), self._check
             )
-        if call.finish is None:
-            return call.result
-        event.order(self._current_stream(call, given))
-        return call.finish(call.result)
+        if call.finish is not None:
+            event.order(self._current_stream(call, given))
+        return call.finished()
 
     def _event_on(self, stream: int) -> _native.CudaEvent:
         event = _native.CudaEvent(self.ordinal)

@@ -9,6 +9,7 @@ from typing import Any
 from unisono.devices.arrays import is_on_device, view_of
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
+from unisono.runtime.call.buffers import buffer_of
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
@@ -40,21 +41,16 @@ def explain(
         raise BadArgument(
             f"explain({collective!r}, x): an array is required, for its size"
         )
-    if x is not None and is_on_device(x):
-        return core.device.explain(
-            n,
-            collective,
-            view_of(x, "explain"),
-            algorithm=algorithm,
-            root=root,
-            reproducible=reproducible,
-        )
     nbytes = 0 if x is None else _size(x)
     if collective in ("all_gather", "gather"):
         nbytes *= n
     how = CallOptions(
         algorithm, False, None, reproducible, "", codec, coded, error_bound
     )
+    if x is not None and is_on_device(x):
+        own_root = root if what.rooted else 0
+        view = view_of(x, "explain")
+        return core.device.explain(n, what, view, nbytes, own_root, how)
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(
@@ -140,6 +136,8 @@ def when_tuned(row: TunedRow) -> str:
 
 
 def _size(x: Any) -> int:
+    if is_on_device(x):
+        return buffer_of(x, "explain").nbytes
     count = x.numel() if hasattr(x, "numel") else x.size
     return int(count) * dtype_of(x).itemsize
 

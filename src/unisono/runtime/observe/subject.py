@@ -12,6 +12,7 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import CallKind
+from unisono.schedule.collective import Collective
 from unisono.transports.session import Peer, Session
 
 
@@ -21,12 +22,11 @@ class DeviceExplainer(Protocol):
     def explain(
         self,
         n: int,
-        collective: str,
+        what: Collective,
         view: DeviceView,
-        *,
-        algorithm: str | None,
+        nbytes: int,
         root: int,
-        reproducible: bool,
+        how: CallOptions,
     ) -> str:
         """What would run for a call on an array of a device."""
 
