@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cuda/api.hpp"
+#include "cuda/block_cache.hpp"
 
 namespace unisono::cuda {
 
@@ -36,6 +37,7 @@ public:
   void write(Address to, const void *from, std::size_t bytes);
   void read(void *to, Address from, std::size_t bytes); // likewise
   void clear(Address to, std::size_t bytes);
+  BlockCache &freed() { return freed_; }
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
@@ -52,6 +54,7 @@ private:
   std::size_t memory_ = 0;
   std::mutex copying_;
   Stream copies_ = nullptr;
+  BlockCache freed_;
 };
 
 // Makes the context of a device the current one of this thread, for a while.
@@ -67,8 +70,8 @@ private:
   bool pushed_;
 };
 
-// Memory on a device, filled with zeros. The destructor does not wait for the device:
-// deferred_release.hpp.
+// Memory on a device, filled with zeros. The destructor does not wait for the device: the
+// memory is kept for the next (block_cache.hpp).
 class DeviceMemory {
 public:
   DeviceMemory() = default;
@@ -93,7 +96,7 @@ private:
   std::size_t bytes_ = 0;
 };
 
-// Memory of another process of this host.
+// Memory of another process of this host. To be destroyed by the thread that releases.
 class ImportedMemory {
 public:
   ImportedMemory(const Device &device, const IpcHandle &handle);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/deferred_release.hpp"
+#include "cuda/launch_gate.hpp"
+
 #include <unistd.h>
 
 namespace unisono::cuda {
@@ -37,9 +40,11 @@ std::vector<std::size_t> ranks_of(const Comm &comm) {
 } // namespace
 
 Kernel::Kernel(const Device &device, const void *image) : device_(device) {
-  const CurrentDevice current(device);
-  UNISONO_CUDA(cuModuleLoadData, &module_, image);
-  UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  LaunchGate::of_process().run_when_idle([&] {
+    const CurrentDevice current(device);
+    UNISONO_CUDA(cuModuleLoadData, &module_, image);
+    UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  });
 }
 
 Kernel::~Kernel() {
@@ -57,6 +62,10 @@ int Kernel::blocks_per_multiprocessor(int threads) const {
 DevicePlan::DevicePlan(Device &device, std::shared_ptr<const Plan> plan)
     : packed_(std::move(plan)), memory_(device, packed_.bytes().size()) {
   memory_.write(0, packed_.bytes().data(), packed_.bytes().size());
+}
+
+DevicePlan::~DevicePlan() {
+  release_later([tables = std::make_shared<DeviceMemory>(std::move(memory_))] {});
 }
 
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
@@ -101,6 +110,7 @@ void DeviceComm::connect(const std::vector<Announcement> &ranks) {
   }
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   connected_ = true;
+  LaunchGate::of_process().add(this, [this] { return is_in_flight(); });
   watcher_.start([this] { watch(); });
 }
 
@@ -109,6 +119,7 @@ std::size_t DeviceComm::ranks_here() const {
 }
 
 bool DeviceComm::launch(const Arguments &a) {
+  const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
@@ -125,6 +136,10 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.abort = &words->abort;
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
   launch.done = const_cast<std::uint64_t *>(&words->done);
+  if (captured) {
+    is_captured_ = true;
+    launch.begun = const_cast<std::uint64_t *>(&words->begun);
+  }
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
@@ -170,6 +185,23 @@ bool DeviceComm::order_after_last(Stream stream) {
 
 std::uint64_t DeviceComm::done() const {
   return __atomic_load_n(&host_.host<HostWords>()->done, __ATOMIC_ACQUIRE);
+}
+
+// Whether kernels of this rank may still wait for other ranks. Nothing is launched meanwhile
+// by this process, except graphs: of those the kernels tell when they begin and end, and it
+// is asked twice, since one may have been launched and not have begun.
+bool DeviceComm::is_in_flight() {
+  const HostWords &words = *host_.host<HostWords>();
+  if (__atomic_load_n(&words.abort, __ATOMIC_ACQUIRE) != 0 ||
+      __atomic_load_n(&words.failure.state, __ATOMIC_ACQUIRE) != 0)
+    return false; // its kernels end by themselves
+  if (is_captured_) {
+    const std::uint64_t now = done(), before = std::exchange(last_seen_, now);
+    if (now != before || __atomic_load_n(&words.begun, __ATOMIC_ACQUIRE) > now)
+      return true;
+  }
+  const CurrentDevice current(device_, std::nothrow);
+  return api().cuEventQuery(last_) == not_ready;
 }
 
 } // namespace unisono::cuda

@@ -48,6 +48,8 @@ private:
 class DevicePlan {
 public:
   DevicePlan(Device &device, std::shared_ptr<const Plan> plan);
+  ~DevicePlan(); // calls with it may be in flight, but none in a graph
+  DevicePlan(const DevicePlan &) = delete;
   const device::PackedPlan &packed() const { return packed_; }
   const std::byte *tables() const { return memory_.as<const std::byte>(); }
 
@@ -112,6 +114,7 @@ private:
     alignas(64) std::uint32_t abort;
     alignas(64) device::FailureSlot failure;
     alignas(64) std::uint64_t done;
+    alignas(64) std::uint64_t begun; // by graphs
   };
 
   // Buffers that are used in place: device_comm_segments.cpp.
@@ -128,6 +131,7 @@ private:
   void expose(device::Launch &launch, int which, Address address);
 
   bool is_used_by_others() const;
+  bool is_in_flight();
   void wait_for_calls();
   void stop_watching();
   void watch();
@@ -154,6 +158,8 @@ private:
   std::mutex launching_;
   std::atomic<std::uint64_t> launched_ = 0;
   Event last_ = nullptr; // behind the last call
+  bool is_captured_ = false; // a graph may make calls at any time
+  std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;

@@ -8,6 +8,7 @@
 
 #include "cuda/deferred_release.hpp"
 #include "cuda/device_comm.hpp"
+#include "cuda/launch_gate.hpp"
 
 namespace unisono::cuda {
 
@@ -65,7 +66,7 @@ void DeviceComm::report_failure() {
     return;
   const auto me = std::uint32_t(rank_);
   const auto culprit = std::min(slot.rank, std::uint32_t(world_ranks_.size() - 1));
-  const auto number = std::uint32_t(slot.call) | device_call;
+  const auto number = std::uint32_t(done() + 1) | device_call;
   const Failure failure{FailureKind(slot.why), culprit, me, number};
   if (failure.kind == FailureKind::mismatch)
     comm_.abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
@@ -111,7 +112,7 @@ void DeviceComm::wait_for_calls() {
     const CurrentDevice current(device_, std::nothrow);
     (void)api().cuEventSynchronize(last_);
   }
-  const std::uint64_t closed = done() + 1;
+  const std::uint64_t closed = 1;
   try {
     arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
   } catch (const Error &) {
@@ -136,12 +137,22 @@ void DeviceComm::release(DeviceComm *comm) {
     __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
     comm->stop_watching();
   }
-  release_later([comm, is_open] {
+  run_later([comm, is_open] {
     if (is_open)
       comm->wait_for_calls();
-    comm->imported_.clear();
-    comm->board_[comm->rank_].released.store(1, std::memory_order_release);
-    release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
+    release_later([comm] {
+      comm->imported_.clear();
+      comm->board_[comm->rank_].released.store(1, std::memory_order_release);
+    });
+    run_later(
+        [comm] {
+          LaunchGate::of_process().remove(comm);
+          delete comm;
+        },
+        [comm] {
+          const Word &released = comm->board_[comm->rank_].released;
+          return released.load(std::memory_order_relaxed) != 0 && !comm->is_used_by_others();
+        });
   });
 }
 

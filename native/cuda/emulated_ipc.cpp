@@ -179,6 +179,8 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
 Result cuIpcCloseMemHandle(Address address) {
   return with_context([&](Entry &at) -> Result {
     MemoryState &memory = *at.state.memory;
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
+      return failed;
     const auto found = memory.blocks.find(address);
     if (found == memory.blocks.end() || found->second.kind != Kind::imported)
       return invalid_handle;

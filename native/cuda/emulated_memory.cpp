@@ -205,7 +205,8 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
 
 namespace {
 
-// As CUDA does, frees memory when all work of the device has ended that may use it.
+// As CUDA does, frees memory when all work of the device has ended that may use it, and until
+// then nothing can be launched.
 Result free_block(Entry &at, Address address, Kind kind) {
   MemoryState &memory = *at.state.memory;
   const auto found = memory.blocks.find(address);
@@ -213,7 +214,7 @@ Result free_block(Entry &at, Address address, Kind kind) {
     return invalid_value;
   if (const Result refused = at.state.streams->refuse_unsafe())
     return refused;
-  if (const Result failed = at.state.streams->synchronize_device(at.lock, found->second.device))
+  if (const Result failed = at.state.streams->wait_for_kernels(at.lock, found->second.device))
     return failed;
   const auto still = memory.blocks.find(address); // another thread may have freed it
   if (still == memory.blocks.end() || still->second.kind != kind)

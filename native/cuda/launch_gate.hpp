@@ -1,0 +1,41 @@
+// Keeps functions of the driver that wait for kernels apart from collectives in flight.
+//
+// cuMemFree, cuMemFreeHost, cuMemHostUnregister, cuIpcCloseMemHandle and cuModuleLoadData wait
+// for every kernel of the process, and until they return no thread of it can launch (seen with
+// driver 580). A kernel of a collective may wait for a rank that is another thread of this
+// process and has yet to launch: then both wait, until the call times out. So these functions
+// are called only while no collective of this process is in flight, and meanwhile none can be
+// launched.
+
+#pragma once
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+namespace unisono::cuda {
+
+class LaunchGate {
+public:
+  static LaunchGate &of_process();
+
+  // To be held while a collective is launched.
+  [[nodiscard]] std::shared_lock<std::shared_mutex> launching() {
+    return std::shared_lock(mutex_);
+  }
+  // From now on `owner` is asked whether collectives of it are in flight, while none can be
+  // launched. Not from inside a step.
+  void add(const void *owner, std::function<bool()> is_in_flight);
+  void remove(const void *owner);
+  // Runs a step if nothing is in flight. Whether it did.
+  bool run_if_idle(const std::function<void()> &step);
+  // Runs it when nothing is in flight any more; in the meantime collectives can be launched.
+  void run_when_idle(const std::function<void()> &step);
+
+private:
+  std::shared_mutex mutex_;
+  std::map<const void *, std::function<bool()>> owners_;
+};
+
+} // namespace unisono::cuda
