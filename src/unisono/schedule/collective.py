@@ -135,6 +135,10 @@ COLLECTIVES: dict[str, Collective] = {
         BARRIER,
     )
 }
+REDUCING = tuple(c.name for c in COLLECTIVES.values() if c.reduces)
+"""The collectives that have an operation."""
+ROOTED = tuple(c.name for c in COLLECTIVES.values() if c.rooted)
+"""The collectives that have a root."""
 """All collectives, by name."""
 
 

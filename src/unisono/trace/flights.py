@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
+from unisono.schedule.collective import REDUCING, ROOTED
 
 _OURS = str(Path(__file__).parents[1])
 _LIBRARY = sysconfig.get_path("stdlib")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class StackFrame(msgspec.Struct, frozen=True):
@@ -80,9 +79,9 @@ class RecordedCall(msgspec.Struct):
         if self.profiling_name != "barrier":
             elements = self.shape if "," in self.shape else f" × {count}"
             words.append(f"{self.input_dtypes[0]}{elements}")
-        if self.profiling_name in _REDUCING:
+        if self.profiling_name in REDUCING:
             words.append(self.op)
-        if self.profiling_name in _ROOTED:
+        if self.profiling_name in ROOTED:
             words.append(f"root {self.root}")
         label = f" for {self.label}" if self.label else ""
         return f"{self.profiling_name}({', '.join(words)}){label}"

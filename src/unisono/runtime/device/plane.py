@@ -36,6 +36,7 @@ from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.work import DeviceWork, await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
+from unisono.schedule.collective import REDUCING
 from unisono.transports.session import Session
 
 WINDOW = 8 << 20
@@ -50,7 +51,6 @@ MOST_PLANS = 1024
 """Plans with tables on the device that are kept."""
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
-REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 _TEXT = 240  # bytes of an error that all ranks raise
 _LEGACY_DEFAULT = (0, 1)
 """CUDA's handles of the default stream that all threads of a process share."""
@@ -301,8 +301,7 @@ class DevicePlane:
                 reproducible=how.reproducible,
             )
             spec = self.host.spec(choice.algorithm)
-            what = call.collective, dtype, reduction, call.root, call.counts, spec
-            kind = CallKind(*what, how.label, shape=call.shape)
+            kind = CallKind.of(call, reduction, spec, how.label)
             if how.reproducible:
                 self.host.refuse_other_orders(kind)
             size, rank = self.host.world_size, self.host.rank

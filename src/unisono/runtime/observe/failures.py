@@ -20,6 +20,7 @@ from unisono.errors import (
 )
 from unisono.runtime.call.notes import Note, shape_text
 from unisono.runtime.plan.plans import CODES
+from unisono.schedule.collective import REDUCING, ROOTED
 from unisono.transports.session import Peer
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _DYING_S = 1.0
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
 _MOMENT_S = 1.0
-_REDUCING = ("reduce", "all_reduce", "reduce_scatter")
-_ROOTED = ("broadcast", "scatter", "gather", "reduce")
 
 
 class FailureCode(enum.IntEnum):
@@ -62,9 +61,9 @@ def describe(native_note: NativeNote) -> str:
     note = Note(*native_note)
     name, names = _nth(_NAMES, note.collective), note.names
     about = [] if name == "barrier" else [_elements(note, names.shape)]
-    if name in _REDUCING:
+    if name in REDUCING:
         about.append(_nth(OPS, note.op))
-    if name in _ROOTED:
+    if name in ROOTED:
         about.append(f"root {note.root}")
     by = f" by {names.algorithm}" if names.algorithm else ""
     by += f" in {names.codec}" if names.codec else ""
