@@ -66,10 +66,10 @@ Record &CallRecords::record(const Call &call, std::int64_t now) {
 void CallRecords::launch(const Call &call, Launch &launch) {
   const std::lock_guard lock(mutex_);
   const bool traced = trace_->on();
+  Slot *const slot = take_slot();
   Record &made = record(call, now_ns());
   const std::uint64_t number = pending_.empty() ? last_ + 1 : pending_.back().number + 1;
   made.note.seq = number;
-  Slot *const slot = take_slot();
   pending_.push_back({&made, made.id, number, slot, traced, call.queued});
   if (slot == nullptr) {
     launch.done = &on_device_->repeated;
@@ -106,6 +106,8 @@ void CallRecords::capture(const Call &call, Launch &launch) {
 
 void CallRecords::cancel() {
   const std::lock_guard lock(mutex_);
+  if (pending_.empty())
+    return; // the communicator has failed meanwhile, and this call with it
   const Pending call = pending_.back();
   pending_.pop_back();
   if (call.slot != nullptr) {
@@ -153,8 +155,10 @@ void CallRecords::fail() {
   const std::lock_guard lock(mutex_);
   read();
   const std::int64_t now = now_ns();
-  for (const Pending &call : pending_)
+  for (const Pending &call : pending_) {
+    compare_clocks(call);
     end(call, Record::failed, now);
+  }
   pending_.clear();
   used_slots_ = 0;
 }
@@ -176,6 +180,7 @@ void CallRecords::read() {
     if (number == 0)
       break;
     renumber(i, number);
+    compare_clocks(call);
     last_ = std::max(last_, number);
     ended = i + 1;
   }
@@ -205,12 +210,19 @@ void CallRecords::renumber(std::size_t first, std::uint64_t number) {
   }
 }
 
-void CallRecords::begin(Pending &call) {
+// A call that has begun was launched before.
+void CallRecords::compare_clocks(const Pending &call) {
+  const std::uint64_t begun = call.traced && call.slot ? load(call.slot->times[0]) : 0;
+  if (begun != 0 && call.record->id == call.id)
+    clock_.add(call.record->created, begun);
+}
+
+void CallRecords::begin(const Pending &call) {
   const std::uint64_t begun = call.traced && call.slot ? load(call.slot->times[0]) : 0;
   Record &record = *call.record;
   if (begun == 0 || record.id != call.id || record.begun != 0)
     return;
-  clock_.add(record.created, begun);
+  compare_clocks(call);
   record.begun = clock_.to_host(begun);
   record.state.store(Record::started, std::memory_order_relaxed);
 }
@@ -222,13 +234,12 @@ void CallRecords::end(const Pending &call, Record::State how, std::int64_t now) 
   std::int64_t times[num_times] = {};
   for (std::size_t i = 0; call.traced && call.slot && i < num_times; ++i)
     if (const std::uint64_t time = load(call.slot->times[i]); time != 0) {
-      if (i == 0)
-        clock_.add(record.created, time);
-      const std::int64_t least = i == 0 ? record.created : times[i - 1];
+      const std::int64_t least = i == 0 ? std::max(record.created, last_ended_) : times[i - 1];
       times[i] = std::clamp(clock_.to_host(time), least, std::max(least, now));
     }
   record.begun = times[0];
   record.timed = times[2] != 0;
+  last_ended_ = std::max(last_ended_, times[2]);
   record.ended = record.timed ? times[2] : now;
   record.state.store(how, std::memory_order_relaxed);
   if (call.traced)

@@ -101,8 +101,9 @@ private:
   Slot *take_slot();
   void read();
   void read_own_clock();
+  void compare_clocks(const Pending &call);
   void renumber(std::size_t first, std::uint64_t number);
-  void begin(Pending &call);
+  void begin(const Pending &call);
   void end(const Pending &call, Record::State how, std::int64_t now);
   void trace(const Record &record, std::int64_t arrived, bool queued);
 
@@ -118,6 +119,7 @@ private:
   std::uint64_t last_ = 0;
   std::size_t next_slot_ = 0, used_slots_ = 0;
   DeviceClock clock_;
+  std::int64_t last_ended_ = 0; // of the calls whose times are known
   std::int64_t asked_ = 0, last_asked_ = 0; // when the device was asked for its time
   Stream clock_stream_ = nullptr;
 };

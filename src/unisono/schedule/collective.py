@@ -135,11 +135,11 @@ COLLECTIVES: dict[str, Collective] = {
         BARRIER,
     )
 }
+"""All collectives, by name."""
 REDUCING = tuple(c.name for c in COLLECTIVES.values() if c.reduces)
 """The collectives that have an operation."""
 ROOTED = tuple(c.name for c in COLLECTIVES.values() if c.rooted)
 """The collectives that have a root."""
-"""All collectives, by name."""
 
 
 def collective(name: str) -> Collective:
