@@ -14,6 +14,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/call_sites.hpp"
 #include "bindings/handle.hpp"
 #include "bindings/interpreter_lock.hpp"
 #include "cuda/device_comm.hpp"
@@ -149,10 +150,11 @@ void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
 
 bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
-            int threads) {
+            int threads, bool queued) {
+  const std::uint32_t site = call_site_here();
   GilRelease unlocked;
-  return comm.launch(
-      {&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks, threads});
+  return comm.launch({&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks,
+                      threads, site, queued});
 }
 
 } // namespace
@@ -201,9 +203,7 @@ void bind_cuda(nb::module_ &m) {
              GilRelease unlocked;
              new (self) cuda::Kernel(Device::of(ordinal), bytes);
            },
-           nb::arg("ordinal"), nb::arg("image"))
-      .def("blocks_per_multiprocessor", &cuda::Kernel::blocks_per_multiprocessor,
-           nb::arg("threads"));
+           nb::arg("ordinal"), nb::arg("image"));
   nb::class_<DevicePlan>(m, "DevicePlan")
       .def("__init__",
            [](DevicePlan *self, int ordinal, const PlanHolder &plan) {
@@ -216,11 +216,9 @@ void bind_cuda(nb::module_ &m) {
       .def("connect", &connect, nb::arg("announced"))
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
-           nb::arg("threads"))
+           nb::arg("threads"), nb::arg("queued"))
       .def("is_idle", &DeviceComm::is_idle, Unlocked())
       .def("ranks_here", &DeviceComm::ranks_here)
-      .def("launched", &DeviceComm::launched)
-      .def("done", &DeviceComm::done)
       .def("look", &DeviceComm::look, Unlocked())
       .def("close", &DeviceComm::close, Unlocked());
   m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));

@@ -20,6 +20,7 @@ using Module = struct ModuleObject *;
 using Function = struct FunctionObject *;
 using Graph = struct GraphObject *;
 using GraphExec = struct GraphExecObject *;
+using GraphNode = struct GraphNodeObject *;
 using Allocation = std::uint64_t; // physical memory
 
 struct Uuid {
@@ -114,6 +115,8 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuStreamQuery, (Stream))                                                                   \
   X(cuStreamWaitEvent, (Stream, Event, unsigned flags))                                        \
   X(cuStreamIsCapturing, (Stream, int *status))                                                \
+  X(cuStreamGetCaptureInfo_v2, (Stream, int *status, std::uint64_t *id, Graph *,               \
+                                const GraphNode **dependencies, std::size_t *count))           \
   X(cuStreamBeginCapture_v2, (Stream, int mode))                                               \
   X(cuStreamEndCapture, (Stream, Graph *))                                                     \
   X(cuGraphInstantiateWithFlags, (GraphExec *, Graph, unsigned long long flags))               \

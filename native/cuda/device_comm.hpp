@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cuda/board.hpp"
+#include "cuda/call_records.hpp"
 #include "cuda/device.hpp"
 #include "device/tables.hpp"
 #include "engine/comm.hpp"
@@ -36,7 +37,6 @@ public:
   ~Kernel();
   Kernel(const Kernel &) = delete;
   Function function() const { return function_; }
-  int blocks_per_multiprocessor(int threads) const;
 
 private:
   const Device &device_;
@@ -87,6 +87,8 @@ public:
     Stream stream;
     std::int64_t timeout_ns; // 0: none
     int blocks, threads;
+    std::uint32_t site; // where Python called: bindings/call_sites.hpp
+    bool queued;        // not on the stream of its caller
   };
   // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
   // captured instead, for a graph.
@@ -96,10 +98,6 @@ public:
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
   bool is_idle();
-  // Calls that were made, without those that a graph repeats.
-  std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
-  // Calls that have ended, as far as the host has seen.
-  std::uint64_t done() const;
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
   void look();
   // No more calls. Waits until those that were made have ended or failed. To be called before
@@ -113,7 +111,6 @@ private:
   struct HostWords { // in pinned memory
     alignas(64) std::uint32_t abort;
     alignas(64) device::FailureSlot failure;
-    alignas(64) std::uint64_t done;
     alignas(64) std::uint64_t begun; // by graphs
   };
 
@@ -136,6 +133,8 @@ private:
   void stop_watching();
   void watch();
   void report_failure();
+  void describe_own_call(const Failure &failure);
+  std::uint32_t next_call();
   void report_deaths();
   bool order_after_last(Stream stream);
 
@@ -156,14 +155,18 @@ private:
   std::map<Address, Known> known_; // by base
   bool one_process_ = false; // addresses are valid on all ranks
   std::mutex launching_;
-  std::atomic<std::uint64_t> launched_ = 0;
   Event last_ = nullptr; // behind the last call
   bool is_captured_ = false; // a graph may make calls at any time
   std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
+  Event last_captured_ = nullptr; // behind the last call that was captured
+  std::uint64_t capture_ = 0;     // by which
+  CallRecords calls_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;
   std::atomic<bool> reported_ = false;
+  std::mutex describing_;
+  Note failed_{}; // this rank's call that has failed; its number is 0 if it is not known
   Worker watcher_;
 };
 

@@ -82,16 +82,19 @@ private:
         if (target_.thread() == 0)
           report(piece + 1, 0);
       } else {
+        take_time(0);
         if (has_failed())
           return false;
         publish_arrival();
         if (!arrive())
           return false;
+        take_time(1);
         program = &call_.programs[shared_.exposed];
       }
     }
     if (!wait(program->exits, program->num_exits, program->pieces - 1))
       return false;
+    take_time(2);
     if (target_.thread() == 0) {
       const U64 call = number();
       mine_.calls = call;
@@ -99,6 +102,12 @@ private:
         target_.store_relaxed(call_.done, call);
     }
     return true;
+  }
+
+  // For a trace. Before the loop of execute() it would cost registers of the whole kernel.
+  UNISONO_DEVICE void take_time(int which) {
+    if (call_.times != nullptr && target_.block() == 0 && target_.thread() == 0)
+      target_.store_relaxed(&call_.times[which], target_.clock_ns());
   }
 
   // Whether a call before this one has failed: then this one publishes nothing, since the
@@ -235,6 +244,8 @@ private:
     slot.why = std::uint32_t(why);
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
+    slot.call = call_.peers[call_.rank].words->blocks[0].calls + 1;
+    slot.done = call_.done;
     slot.mine = call_.summary;
     if (other != nullptr)
       slot.theirs = *other;

@@ -81,6 +81,8 @@ struct FailureSlot {
   std::uint32_t state, why;
   std::uint32_t rank; // that was waited for, or whose call differs
   std::uint32_t block;
+  U64 call;
+  const U64 *done; // of the launch
   Summary mine, theirs; // this rank's call and that rank's, if they differ
 };
 
@@ -97,8 +99,11 @@ struct Launch {
   std::int64_t half; // bytes of half a window
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;
-  U64 *done;  // in the host's memory: the calls that have ended
   U64 *begun; // in a graph, likewise: the calls that have begun; else null
+  U64 *done; // in the host's memory: becomes the number of this call when it has ended
+  // In the host's memory, if the call is traced, else null: when block 0 began, when it had
+  // seen all ranks arrive, and when it ended.
+  U64 *times;
   U64 timeout_ns;
   std::int32_t rank, n;
   std::uint32_t itemsize, divisor;

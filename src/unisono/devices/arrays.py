@@ -56,11 +56,16 @@ class DeviceView:
     stream: int = 0
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether x is a torch tensor, without importing torch."""
+    return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
+
+
 def is_on_device(x: Any) -> bool:
     """Whether x is an array in the memory of a CUDA device."""
     if isinstance(x, np.ndarray):
         return False
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         return bool(x.device.type == "cuda")
     if hasattr(x, "__cuda_array_interface__"):
         return True
@@ -70,7 +75,7 @@ def is_on_device(x: Any) -> bool:
 
 def view_of(x: Any, where: str) -> DeviceView:
     """What x is; BadArgument, which begins with `where`, if it cannot be used."""
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         contiguous = bool(x.is_contiguous())
         return DeviceView(
             x.data_ptr(), tuple(x.shape), dtype_of(x), x.device.index, contiguous
@@ -158,7 +163,7 @@ def current_stream(x: Any, view: DeviceView) -> int | None:
 
     None if it has no such thing: then the default stream, or the one that is given.
     """
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         torch = sys.modules["torch"]
         return int(torch.cuda.current_stream(x.device).cuda_stream)
     cupy = sys.modules.get("cupy")
@@ -236,7 +241,7 @@ def ordinal_of(device: str) -> int:
 
 def new_array(like: Any, view: DeviceView, shape: tuple[int, ...]) -> Any:
     """An array of the kind and type of `like`, not yet filled."""
-    if hasattr(like, "data_ptr"):
+    if is_tensor(like):
         return like.detach().new_empty(shape)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
