@@ -244,14 +244,23 @@ class Gloo(_Peer):
             "all_reduce": lambda: partial(dist.all_reduce, give, op),
             "reduce": lambda: partial(dist.reduce, give, case.root, op),
             "broadcast": lambda: partial(dist.broadcast, give, case.root),
-            "all_gather": lambda: partial(dist.all_gather_into_tensor, get, give),
+            "all_gather": lambda: partial(self._flat("all_gather"), get, give),
             "reduce_scatter": lambda: partial(
-                dist.reduce_scatter_tensor, get, give, op
+                self._flat("reduce_scatter"), get, give, op
             ),
             "all_to_all": lambda: partial(dist.all_to_all_single, get, give),
             "send_recv": lambda: self._send_recv(case, give, get),
         }
         return ready[name]()
+
+    def _flat(self, name: str) -> Any:
+        """The function on flat tensors; newer versions of torch warn of its old name."""
+        old = {
+            "all_gather": "all_gather_into_tensor",
+            "reduce_scatter": "reduce_scatter_tensor",
+        }
+        new = getattr(self.dist, f"{name}_single", None)
+        return new or getattr(self.dist, old[name])
 
     def _send_recv(self, case: Case, give: Any, get: Any) -> Call:
         after, before = (self.rank + 1) % case.n, (self.rank - 1) % case.n
