@@ -254,7 +254,7 @@ class Gloo(_Peer):
         return ready[name]()
 
     def _flat(self, name: str) -> Any:
-        """The function on flat tensors; newer versions of torch warn of its old name."""
+        """The function on flat tensors; newer versions of torch have a new name."""
         old = {
             "all_gather": "all_gather_into_tensor",
             "reduce_scatter": "reduce_scatter_tensor",
