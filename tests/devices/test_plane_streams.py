@@ -168,3 +168,25 @@ def test_stream_of_another_kind_is_refused(stream):
 def test_stream_for_an_array_of_the_host_is_refused():
     with world(1) as w, pytest.raises(BadArgument, match="CUDA arrays only"):
         w.run(lambda comm: comm.all_reduce(np.ones(3), stream=0))
+
+
+def test_the_host_waits_for_an_event():
+    called = []
+
+    def rank(comm):
+        stream, event = _native.CudaStream(0), _native.CudaEvent(0)
+        x = to_device(np.ones(4))
+        comm.all_reduce(x, stream=stream)
+        comm.synchronize(60)
+        if comm.rank == 1:
+            comm.barrier()
+            called.append(comm.rank)
+        comm.all_reduce(x, stream=stream)
+        event.record(stream.handle)
+        if comm.rank == 0:
+            comm.barrier()
+        event.synchronize()
+        return event.query(), list(called), x.numpy().tolist()
+
+    with world(2) as w:
+        assert w.run(rank) == [(True, [1], [4.0] * 4)] * 2

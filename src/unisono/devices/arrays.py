@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -185,6 +186,23 @@ class DeviceArray:
         self.ordinal = ordinal
         self.nbytes = prod(self.shape) * DTYPES[dtype].itemsize
         self._memory = _native.CudaMemory(ordinal, max(1, self.nbytes))
+        self._offset = 0
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> DeviceArray:
+        """Some of its rows, in the same memory."""
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise BadArgument(f"a DeviceArray has parts such as x[2:5], not x[{rows}]")
+        start, stop, _ = rows.indices(len(self))
+        row = self.nbytes // max(1, len(self))
+        part = copy(self)
+        part.shape = (max(0, stop - start), *self.shape[1:])
+        part.nbytes = len(part) * row
+        part._offset = self._offset + start * row
+        return part
 
     def copy_from(self, x: NDArray[Any]) -> None:
         """Copy a NumPy array of the same shape and type to the device."""
@@ -194,12 +212,12 @@ class DeviceArray:
                 f"{self.dtype}{list(self.shape)}"
             )
         whole = np.ascontiguousarray(x)
-        self._memory.write(whole.ctypes.data, whole.nbytes)
+        self._memory.write(whole.ctypes.data, whole.nbytes, self._offset)
 
     def numpy(self) -> NDArray[Any]:
         """A copy on the host; the caller waits for calls that write to it first."""
         made = np.empty(self.shape, numpy_dtype(self.dtype))
-        self._memory.read(made.ctypes.data, made.nbytes)
+        self._memory.read(made.ctypes.data, made.nbytes, self._offset)
         return made
 
     @property
@@ -207,8 +225,12 @@ class DeviceArray:
         """What it is."""
         dtype = DTYPES[self.dtype]
         return DeviceView(
-            self._memory.address, self.shape, dtype, self.ordinal, is_contiguous=True
+            self._address, self.shape, dtype, self.ordinal, is_contiguous=True
         )
+
+    @property
+    def _address(self) -> int:
+        return self._memory.address + self._offset
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -216,7 +238,7 @@ class DeviceArray:
         return {
             "shape": self.shape,
             "typestr": _typestr(DTYPES[self.dtype]),
-            "data": (self._memory.address, False),
+            "data": (self._address, False),
             "strides": None,
             "version": 3,
         }
