@@ -118,7 +118,7 @@ bool DeviceComm::launch(const Arguments &a) {
   const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
-  Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
+  Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size(), a.blocks);
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);

@@ -49,6 +49,8 @@ public:
     std::uint64_t words[2];
   };
 
+  static constexpr int sum_registers = 16;
+
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
       : block_(block), blocks_(blocks), thread_(thread), threads_(threads),
         barrier_(barrier) {}

@@ -16,6 +16,12 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  // For the sums of a thread; before 8.0 more are needed for the rest.
+#if __CUDA_ARCH__ < 800
+  static constexpr int sum_registers = 8;
+#else
+  static constexpr int sum_registers = 16;
+#endif
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
