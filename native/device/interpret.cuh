@@ -253,7 +253,7 @@ private:
     if (target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
     // A rank closes after its last kernel has ended: what is not there then never comes.
-    if (target_.load_acquire(&call_.peers[rank].words->closed) != 0 &&
+    if (target_.load_acquire_host(&call_.peers[rank].words->closed) != 0 &&
         target_.load_acquire(word) < least) {
       fail(Why::closed, rank);
       return true;

@@ -5,7 +5,9 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
+import emulated
 import unisono
 from device_cases import to_device
 from unisono import _native
@@ -141,6 +143,7 @@ def starved(comm):
     return found
 
 
+@pytest.mark.skipif(emulated.ON_GPU, reason="a GPU has enough memory")
 def test_device_that_cannot_be_connected_is_named_on_all_ranks():
     for texts in unisono.spawn(starved, 2):
         for text in texts:

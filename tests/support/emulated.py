@@ -59,6 +59,8 @@ class Access(ctypes.Structure):
 
 ON_GPU = os.environ.get("UNISONO_GPU_TESTS") == "1"
 """Set by `make gpu-test`: the tests use the machine's driver and GPU."""
+if ON_GPU:  # a queue for the stream of every rank
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _found() -> dict[str, object]:

@@ -120,6 +120,7 @@ class DevicePlane:
         self.ordinal = ordinal
         self.native = self._make()
         self.facts = self._connect()
+        self._one_device = self.facts.ranks_per_device == host.world_size
         self._plans: dict[object, _native.DevicePlan] = {}
         self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
         self._stream: _native.CudaStream | None = None
@@ -285,7 +286,7 @@ class DevicePlane:
         self.host.exceeded_s = limit  # for the error, if it is
         captured = self.native.launch(
             plan,
-            kernel(self.ordinal, call.dtype, op),
+            kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
             *call.addresses,
             stream,
             nanoseconds(limit),
