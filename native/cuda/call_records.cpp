@@ -130,6 +130,7 @@ void CallRecords::read_clock(Function kernel) {
   store(host_.clock.done, 0);
   Launch launch{}; // programs without actions
   launch.peers = &on_device_->peer;
+  launch.words = reinterpret_cast<device::RankWords *>(on_device_->words);
   launch.n = 1;
   launch.done = &on_device_->clock.done;
   launch.times = on_device_->clock.times;

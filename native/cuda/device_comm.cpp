@@ -127,6 +127,7 @@ bool DeviceComm::launch(const Arguments &a) {
   expose(launch, 0, a.input);
   expose(launch, 1, a.output);
   launch.peers = peers_.as<const Peer>();
+  launch.words = arena_.as<RankWords>();
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
   launch.abort = &words->abort;

@@ -35,6 +35,8 @@ struct Movement {
 
 // What the threads of a block share.
 template <class Vector> struct BlockMemory {
+  RankWords *words[most_ranks]; // of all ranks, as their windows
+  unsigned char *windows[most_ranks];
   const unsigned char *inputs[most_ranks]; // of all ranks, where exposed
   unsigned char *outputs[most_ranks];
   Movement movement; // of the action that runs
@@ -50,7 +52,7 @@ public:
   using Memory = BlockMemory<Vector>;
   UNISONO_DEVICE Interpreter(const Launch &call, Target target, Memory &shared)
       : call_(call), target_(target), shared_(shared),
-        mine_(words(call.rank)),
+        mine_(call.words->blocks[target.block()]),
         first_generation_(mine_.progress >> progress_action_bits) {}
 
   UNISONO_DEVICE void run() {
@@ -62,8 +64,9 @@ private:
   // Of this call; read again where it is needed, which saves registers.
   UNISONO_DEVICE U64 number() const { return mine_.calls + 1; }
 
-  UNISONO_DEVICE BlockWords &words(std::int32_t rank) const {
-    return call_.peers[rank].words->blocks[target_.block()];
+  // Of this block on another rank; known from the arrival on.
+  UNISONO_DEVICE const BlockWords &words(std::int32_t rank) const {
+    return shared_.words[rank]->blocks[target_.block()];
   }
 
   // Round 0 is the arrival; round k runs the program on piece k - 1. One loop for both keeps
@@ -85,11 +88,10 @@ private:
           report(piece + 1, 0);
       } else {
         take_time(0);
-        if (has_failed())
-          return false;
-        publish_arrival();
+        const bool failed = !publish_arrival();
         copy_tables(std::uint32_t(call_.flags)); // while the others arrive
-        if (!arrive())
+        target_.sync();
+        if (!arrive(failed))
           return false;
         take_time(1);
         program = &call_.programs[shared_.exposed];
@@ -138,19 +140,14 @@ private:
       target_.store_relaxed(&call_.times[which], target_.clock_ns());
   }
 
-  // Whether a call before this one has failed: then this one publishes nothing, since the
-  // other ranks would take it for the one that has failed.
-  UNISONO_DEVICE bool has_failed() {
-    return target_.any(target_.thread() == 0 &&
-                       target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0);
-  }
-
-  UNISONO_DEVICE void publish_arrival() {
-    if (target_.thread() == 0)
-      shared_.exposed = std::uint32_t(call_.flags);
-    target_.sync();
+  // By thread 0. If a call before this one has failed, this one publishes nothing, since the
+  // other ranks would take it for the one that has failed: false.
+  UNISONO_DEVICE bool publish_arrival() {
     if (target_.thread() != 0)
-      return;
+      return true;
+    shared_.exposed = std::uint32_t(call_.flags);
+    if (target_.load_relaxed(&call_.words->failed) != 0)
+      return false;
     const U64 call = number();
     if (call_.begun != nullptr && target_.block() == 0)
       target_.store_relaxed(call_.begun, call);
@@ -163,13 +160,15 @@ private:
       arrival.offset[i] = call_.offset[i];
     }
     target_.store_release(&arrival.call, call);
+    return true;
   }
 
   // Waits for the arrival of all ranks, compares their calls, and finds their buffers.
-  UNISONO_DEVICE bool arrive() {
+  UNISONO_DEVICE bool arrive(bool failed) {
     const U64 call = number();
-    bool failed = false;
     for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads()) {
+      shared_.words[q] = call_.peers[q].words;
+      shared_.windows[q] = call_.peers[q].windows;
       const Arrival &arrival = words(q).arrivals[call & 1];
       failed = !poll(&arrival.call, call, q);
       if (!failed && (arrival.fingerprint != call_.fingerprint ||
@@ -191,6 +190,8 @@ private:
     const U64 flag = which == 0 ? exposes_input : exposes_output;
     if ((arrival.flags & flag) == 0)
       return nullptr;
+    if (arrival.segment[which] == 0) // of a rank of this process: its address
+      return reinterpret_cast<unsigned char *>(arrival.offset[which]);
     return call_.peers[rank].segments[arrival.segment[which]] + arrival.offset[which];
   }
 
@@ -235,9 +236,14 @@ private:
     return poll(&words(rank).progress, progress_word(piece, actions), rank);
   }
 
-  // Polls a word of a rank until it is at least `least`; false if the call is given up.
+  // Polls a word of a rank until it is at least `least`; false if the call is given up. After
+  // some looks an acquire load is made only of what is there: it disturbs other blocks.
   UNISONO_DEVICE bool poll(const U64 *word, U64 least, std::int32_t rank) {
-    for (unsigned looks = 1; target_.load_acquire(word) < least; ++looks) {
+    constexpr unsigned eager_looks = 32;
+    for (unsigned looks = 1;
+         (looks > eager_looks && target_.load_relaxed(word) < least) ||
+         target_.load_acquire(word) < least;
+         ++looks) {
       if (looks % 64 == 0 && given_up(word, least, rank))
         return false;
       target_.pause(looks);
@@ -247,10 +253,10 @@ private:
 
   UNISONO_DEVICE bool given_up(const U64 *word, U64 least, std::int32_t rank) {
     if (target_.load_host(call_.abort) != 0) {
-      (void)target_.claim(&call_.peers[call_.rank].words->failed); // for the calls behind it
+      (void)target_.claim(&call_.words->failed); // for the calls behind it
       return true;
     }
-    if (target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
+    if (target_.load_relaxed(&call_.words->failed) != 0)
       return true;
     // A rank closes after its last kernel has ended: what is not there then never comes.
     if (target_.load_acquire_host(&call_.peers[rank].words->closed) != 0 &&
@@ -269,13 +275,13 @@ private:
 
   // Reports the first failure of this rank to the host.
   UNISONO_DEVICE void fail(Why why, std::int32_t rank, const Summary *other = nullptr) {
-    if (!target_.claim(&call_.peers[call_.rank].words->failed))
+    if (!target_.claim(&call_.words->failed))
       return;
     FailureSlot &slot = *call_.failure;
     slot.why = std::uint32_t(why);
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
-    slot.call = call_.peers[call_.rank].words->blocks[0].calls + 1;
+    slot.call = call_.words->blocks[0].calls + 1;
     slot.done = call_.done;
     slot.mine = call_.summary;
     if (other != nullptr)
@@ -341,7 +347,7 @@ private:
   UNISONO_DEVICE unsigned char *window(std::int32_t rank, std::int64_t at,
                                        std::int64_t piece) {
     const U64 half = (first_generation_ + U64(piece)) & 1;
-    return call_.peers[rank].windows + std::int64_t(half) * call_.half + bytes(at);
+    return shared_.windows[rank] + std::int64_t(half) * call_.half + bytes(at);
   }
 
   // Tiles are cut alike on all ranks, and in a piece that is not full as in a full one: a half

@@ -113,6 +113,7 @@ struct Launch {
   U64 fingerprint;
   Summary summary;
   const Peer *peers; // of all ranks
+  RankWords *words;  // of this one
   std::int64_t half; // bytes of half a window
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;

@@ -25,7 +25,8 @@ UNISONO_DEVICE unsigned misaligned(const Movement &m) {
 }
 
 // One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
-template <class Pack, int packs>
+// Of so many sources at a time that as many loads are on their way as with more packs.
+template <class Pack, int packs, int together>
 UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
   using Unit = typename Pack::Unit;
   Pack totals[packs];
@@ -37,8 +38,22 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
     totals[k].begin(next[k]);
+  std::int32_t s = 1;
+  if constexpr (together > 1) {
+    static_assert(packs == 1);
+    UNISONO_NO_UNROLL
+    for (; s + together <= m.num_sources; s += together) {
+      Unit several[together];
+      UNISONO_UNROLL
+      for (int i = 0; i < together; ++i)
+        several[i] = *reinterpret_cast<const Unit *>(m.sources[s + i] + at);
+      UNISONO_UNROLL
+      for (int i = 0; i < together; ++i)
+        totals[0].combine(several[i]);
+    }
+  }
   UNISONO_NO_UNROLL
-  for (std::int32_t s = 1; s < m.num_sources; ++s) {
+  for (; s < m.num_sources; ++s) {
     const unsigned char *source = m.sources[s] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
@@ -73,11 +88,11 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
     if constexpr (packs > 1) {
       UNISONO_NO_UNROLL
       for (; at + (packs - 1) * stride < tile_end; at += packs * stride)
-        run_packs<Pack, packs>(m, at, stride);
+        run_packs<Pack, packs, 1>(m, at, stride);
     }
     UNISONO_NO_UNROLL
     for (; at < tile_end; at += stride)
-      run_packs<Pack, 1>(m, at, stride);
+      run_packs<Pack, 1, Pack::together>(m, at, stride);
   }
 }
 
@@ -85,6 +100,7 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
 template <class Of> struct Copied {
   using Unit = Of;
   static constexpr std::int32_t bytes = sizeof(Unit);
+  static constexpr int together = 1; // there is only one source
   Unit value;
 
   UNISONO_DEVICE void begin(const Unit &first) { value = first; }
@@ -99,6 +115,7 @@ template <class Type, class Operation, class Of> struct Reduced {
   using Stored = typename Type::Stored;
   using Sum = typename Type::Sum;
   static constexpr std::int32_t bytes = sizeof(Unit);
+  static constexpr int together = sizeof(Unit) == 16 ? 4 : 1;
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
   // An element takes a whole register, or several.
   static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);

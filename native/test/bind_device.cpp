@@ -97,6 +97,7 @@ private:
     made.offset[0] = input;
     made.offset[1] = output;
     made.peers = peers_.data();
+    made.words = peers_[r].words;
     made.half = std::int64_t(half_);
     made.abort = &ranks_[r].abort;
     made.failure = &ranks_[r].failure;

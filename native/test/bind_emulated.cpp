@@ -57,6 +57,7 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
   made.offset[1] = places.output;
   made.flags = places.flags;
   made.peers = at<const Peer>(places.peers);
+  made.words = made.peers[rank].words;
   made.half = std::int64_t(places.half);
   made.abort = at<const std::uint32_t>(places.abort);
   made.failure = at<FailureSlot>(places.failure);
