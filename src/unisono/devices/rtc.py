@@ -43,7 +43,8 @@ def compile_kernel(
 ) -> bytes:
     """A cubin for GPUs of a compute capability, as `cuModuleLoadData` takes it.
 
-    For worlds on one device it is faster. DeviceError if it cannot be had: no NVRTC, or one that does not suit the GPU.
+    For worlds on one device it is faster. DeviceError if it cannot be had: no NVRTC, or
+    one that does not suit the GPU.
     """
     nvrtc = find()
     arch = architecture(nvrtc, capability)
