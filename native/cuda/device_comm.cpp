@@ -1,6 +1,7 @@
 #include "cuda/device_comm.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include <unistd.h>
 
@@ -13,7 +14,14 @@ using device::RankWords;
 
 namespace {
 
-constexpr std::size_t windows_at = (sizeof(RankWords) + 255) / 256 * 256;
+constexpr std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+constexpr std::size_t windows_at = rounded_up(sizeof(RankWords), 256);
+constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * half; }
+// In host memory, where they follow each other.
+constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
+
 const char *const kernel_name = "unisono_interpret";
 
 std::uint64_t this_process() {
@@ -63,7 +71,7 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board)
     : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
-      arena_(device, windows_at + 2 * half), peers_(device, comm.size() * sizeof(Peer)),
+      peers_(device, comm.size() * sizeof(Peer)),
       segments_(device, comm.size() * most_segments * sizeof(Address)),
       host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())) {
@@ -76,29 +84,87 @@ DeviceComm::~DeviceComm() {
   (void)api().cuEventDestroy_v2(last_);
 }
 
+void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
+
 Announcement DeviceComm::announcement() const {
-  return {::getpid(), process_number(), device_.ordinal(), arena_.address(), arena_.share()};
+  Announcement made{::getpid(), process_number(), device_.ordinal(), 0, device_.uuid(),
+                    arena_.address(), {}};
+  const CurrentDevice current(device_);
+  if (made.arena != 0)
+    made.has_handle = api().cuIpcGetMemHandle(&made.handle, made.arena) == success;
+  return made;
 }
 
-void DeviceComm::connect(const std::vector<Announcement> &ranks) {
-  std::vector<Peer> peers(ranks.size());
-  one_process_ = true;
+std::string DeviceComm::connect(const std::vector<Announcement> &ranks) {
   is_unmappable_.resize(ranks.size());
-  for (std::size_t q = 0; q < ranks.size(); ++q) {
-    const Announcement &rank = ranks[q];
-    Address arena = rank.arena;
+  for (const Announcement &rank : ranks)
     is_here_.push_back(rank.pid == ::getpid() && rank.process == process_number());
-    if (is_here_[q]) {
-      device_.enable_access(Device::of(rank.ordinal));
-    } else {
-      one_process_ = false;
-      imported_.push_back(std::make_unique<ImportedMemory>(device_, rank.handle));
-      arena = imported_.back()->address();
+  one_process_ = ranks_here() == ranks.size();
+  for (std::size_t q = 0; q < ranks.size(); ++q)
+    if (const std::string why = reach(q, ranks[q]); !why.empty())
+      return why;
+  return {};
+}
+
+// Finds the arena of a rank; why its memory cannot be accessed.
+std::string DeviceComm::reach(std::size_t rank, const Announcement &announced) {
+  const std::string whose = "the memory of rank " + std::to_string(rank);
+  Address arena = announced.arena;
+  if (arena == 0)
+    return {};
+  if (!device_.can_access(announced.uuid))
+    return "cuda:" + std::to_string(device_.ordinal()) + " cannot access " + whose +
+           ": the devices are no peers";
+  if (is_here_[rank]) {
+    try {
+      device_.enable_access(Device::of(announced.ordinal));
+    } catch (const Error &error) {
+      return whose + " cannot be accessed: " + error.what();
     }
-    peers[q] = {reinterpret_cast<RankWords *>(arena),
-                reinterpret_cast<unsigned char *>(arena + windows_at),
-                segments_.as<unsigned char *const>(q * most_segments * sizeof(Address))};
+  } else if (announced.has_handle == 0) {
+    return whose + " cannot be shared with other processes";
+  } else {
+    std::string why;
+    auto memory = ImportedMemory::open(device_, announced.handle, &why);
+    if (!memory)
+      return whose + " cannot be mapped: " + why;
+    arena = memory->address();
+    imported_.push_back(std::move(memory));
   }
+  arenas_.push_back(arena);
+  return {};
+}
+
+std::size_t DeviceComm::host_bytes(std::size_t n, std::size_t half) {
+  return n * arena_stride(half);
+}
+
+void DeviceComm::disconnect() {
+  imported_.clear();
+  arenas_.clear();
+}
+
+void DeviceComm::place_on_host(std::size_t owner, std::uint64_t segment) {
+  auto arenas = host_peers_->find(owner, segment);
+  if (!arenas || arenas->size() < host_bytes(world_ranks_.size(), half_))
+    throw std::invalid_argument("the segment for windows is missing or too small");
+  arena_ = DeviceMemory();
+  on_host_ = RegisteredMemory::of(device_, std::move(arenas));
+  const Address first = on_host_->on(device_);
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    arenas_.push_back(first + q * arena_stride(half_));
+}
+
+std::byte *DeviceComm::arena_on_host() const {
+  return on_host_->host() + rank_ * arena_stride(half_);
+}
+
+void DeviceComm::start() {
+  std::vector<Peer> peers;
+  for (std::size_t q = 0; q < arenas_.size(); ++q)
+    peers.push_back({reinterpret_cast<RankWords *>(arenas_[q]),
+                     reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
+                     segments_.as<unsigned char *const>(q * most_segments * sizeof(Address))});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   connected_ = true;
   watcher_.start([this] { watch(); });
@@ -117,8 +183,10 @@ bool DeviceComm::launch(const Arguments &a) {
   const bool captured = order_after_last(a.stream);
   if (!captured) // to map is forbidden during a capture
     map_new_segments();
-  expose(launch, 0, a.input);
-  expose(launch, 1, a.output);
+  if (!on_host_) {
+    expose(launch, 0, a.input);
+    expose(launch, 1, a.output);
+  }
   launch.peers = peers_.as<const Peer>();
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
@@ -129,6 +197,7 @@ bool DeviceComm::launch(const Arguments &a) {
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
                unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
+  exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
   if (captured)
     return true;
   launched_.fetch_add(1, std::memory_order_release);

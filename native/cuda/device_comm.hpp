@@ -2,7 +2,9 @@
 //
 // Each rank has an arena in device memory: the words of its blocks, and its windows. Ranks of
 // one process use each other's addresses, ranks of other processes map the arena by its
-// handle. A launch runs the interpreter; nothing on the host takes part in a call.
+// handle. Where a device cannot access the memory of another one, the arenas of all ranks are
+// in host memory that their processes share, and all calls go through the windows. A launch
+// runs the interpreter; nothing on the host takes part in a call.
 //
 // A communicator of the CPU's engine stands behind it: it knows which ranks have died or
 // closed, and its failure word breaks both halves. A thread of this class watches that word
@@ -17,10 +19,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
+#include "cuda/registered_memory.hpp"
 #include "device/tables.hpp"
 #include "engine/comm.hpp"
 
@@ -61,7 +65,9 @@ struct Announcement {
   std::int64_t pid = 0;
   std::uint64_t process = 0; // tells processes with equal pids of several namespaces apart
   std::int32_t ordinal = 0;  // valid in its own process
-  Address arena = 0;         // likewise
+  std::int32_t has_handle = 0;
+  Uuid uuid{};               // of its device
+  Address arena = 0;         // in its own process; 0: it has none in device memory
   IpcHandle handle{};
 };
 
@@ -74,9 +80,20 @@ public:
   ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
 
+  // What is done once, by all ranks together, before the first call: allocate() if the
+  // windows shall be in device memory; connect(); disconnect() and place_on_host() if they
+  // are not, or cannot be; start(). All ranks have made a step before one makes the next.
+  void allocate();
   Announcement announcement() const;
-  // Maps the arenas of all ranks; those of this process by their addresses.
-  void connect(const std::vector<Announcement> &ranks);
+  // Knows the other ranks, and maps their arenas; those of this process by their addresses.
+  // Why that cannot be done; empty if it can.
+  std::string connect(const std::vector<Announcement> &ranks);
+  // Undoes what connect() has mapped, before other ranks free it.
+  void disconnect();
+  // In a segment of shared memory with host_bytes() of zeros.
+  void place_on_host(std::size_t owner, std::uint64_t segment);
+  static std::size_t host_bytes(std::size_t n, std::size_t half);
+  void start();
 
   struct Arguments {
     const DevicePlan *plan;
@@ -90,6 +107,8 @@ public:
   // captured instead, for a graph.
   bool launch(const Arguments &arguments);
 
+  // Calls that were made with a buffer that all ranks can use in place.
+  std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
   // How many of the ranks are in this process.
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
@@ -127,8 +146,11 @@ private:
   void map_new_segments();
   void expose(device::Launch &launch, int which, Address address);
 
+  std::string reach(std::size_t rank, const Announcement &announced);
   bool is_used_by_others() const;
   void wait_for_calls();
+  void set_closed(std::uint64_t calls);
+  std::byte *arena_on_host() const; // of this rank
   void stop_watching();
   void watch();
   void report_failure();
@@ -142,6 +164,8 @@ private:
   Device &device_;
   const std::size_t half_;
   DeviceMemory arena_, peers_, segments_;
+  std::shared_ptr<RegisteredMemory> on_host_; // the arenas of all ranks, if they are there
+  std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
@@ -152,7 +176,7 @@ private:
   std::map<Address, Known> known_; // by base
   bool one_process_ = false; // addresses are valid on all ranks
   std::mutex launching_;
-  std::atomic<std::uint64_t> launched_ = 0;
+  std::atomic<std::uint64_t> launched_ = 0, exposed_ = 0;
   Event last_ = nullptr; // behind the last call
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -61,7 +61,7 @@ void DeviceComm::map_new_segments() {
   const std::unique_lock only(mapping_, std::try_to_lock);
   if (!only)
     return; // another thread is at it
-  for (std::size_t q = 0; q < world_ranks_.size() && !one_process_; ++q) {
+  for (std::size_t q = 0; q < world_ranks_.size() && !one_process_ && !on_host_; ++q) {
     if (q == rank_ || is_unmappable_[q])
       continue;
     Word &mapped = board_[rank_].mapped[q];

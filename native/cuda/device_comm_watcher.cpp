@@ -111,12 +111,19 @@ void DeviceComm::wait_for_calls() {
     const CurrentDevice current(device_, std::nothrow);
     (void)api().cuEventSynchronize(last_);
   }
-  const std::uint64_t closed = done() + 1;
   try {
-    arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+    set_closed(done() + 1);
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
+}
+
+void DeviceComm::set_closed(std::uint64_t calls) {
+  const std::size_t at = offsetof(device::RankWords, closed);
+  if (on_host_)
+    __atomic_store_n(reinterpret_cast<std::uint64_t *>(arena_on_host() + at), calls, __ATOMIC_RELEASE);
+  else
+    arena_.write(at, &calls, sizeof calls);
 }
 
 void DeviceComm::stop_watching() {
