@@ -225,6 +225,10 @@ void bind_cuda(nb::module_ &m) {
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
            nb::arg("threads"))
+      .def("sharing_of", [](DeviceComm &c, Address address, std::size_t bytes) {
+             return int(c.sharing_of(address, bytes));
+           },
+           nb::arg("address"), nb::arg("bytes"), Unlocked())
       .def("exposed", &DeviceComm::exposed)
       .def("is_idle", &DeviceComm::is_idle, Unlocked())
       .def("ranks_here", &DeviceComm::ranks_here)

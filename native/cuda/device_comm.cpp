@@ -1,6 +1,7 @@
 #include "cuda/device_comm.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include <unistd.h>
@@ -8,7 +9,6 @@
 namespace unisono::cuda {
 
 using device::Launch;
-using device::most_segments;
 using device::Peer;
 using device::RankWords;
 
@@ -19,6 +19,8 @@ constexpr std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
 }
 constexpr std::size_t windows_at = rounded_up(sizeof(RankWords), 256);
 constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * half; }
+// A call maps so many new segments of each rank; the watcher maps the others.
+constexpr std::size_t most_updates = 8;
 // In host memory, where they follow each other.
 constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
 
@@ -72,16 +74,19 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
     : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
       peers_(device, comm.size() * sizeof(Peer)),
-      segments_(device, comm.size() * most_segments * sizeof(Address)),
       host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
-      board_(reinterpret_cast<BoardRank *>(board_memory_->data())) {
+      board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
+      shared_(device, rank_, world_ranks_, host_peers_, board_),
+      mapped_(device, rank_, world_ranks_, host_peers_, board_) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuEventCreate, &last_, event_without_timing);
+  UNISONO_CUDA(cuEventCreate, &mark_, event_without_timing);
 }
 
 DeviceComm::~DeviceComm() {
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuEventDestroy_v2(last_);
+  (void)api().cuEventDestroy_v2(mark_);
 }
 
 void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
@@ -96,7 +101,6 @@ Announcement DeviceComm::announcement() const {
 }
 
 std::string DeviceComm::connect(const std::vector<Announcement> &ranks) {
-  is_unmappable_.resize(ranks.size());
   for (const Announcement &rank : ranks)
     is_here_.push_back(rank.pid == ::getpid() && rank.process == process_number());
   one_process_ = ranks_here() == ranks.size();
@@ -164,7 +168,7 @@ void DeviceComm::start() {
   for (std::size_t q = 0; q < arenas_.size(); ++q)
     peers.push_back({reinterpret_cast<RankWords *>(arenas_[q]),
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
-                     segments_.as<unsigned char *const>(q * most_segments * sizeof(Address))});
+                     mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   connected_ = true;
   watcher_.start([this] { watch(); });
@@ -181,12 +185,13 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
-  if (!captured) // to map is forbidden during a capture
-    map_new_segments();
-  if (!on_host_) {
-    expose(launch, 0, a.input);
-    expose(launch, 1, a.output);
+  if (!captured) { // to map is forbidden during a capture
+    mark_calls(a.stream);
+    update_segments(most_updates, nullptr);
   }
+  const Plan &plan = a.plan->packed().plan();
+  expose(launch, 0, a.input, plan.input_bytes);
+  expose(launch, 1, a.output, plan.output_bytes);
   launch.peers = peers_.as<const Peer>();
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
@@ -205,13 +210,56 @@ bool DeviceComm::launch(const Arguments &a) {
   return false;
 }
 
-// Lets other ranks use the input (0) or the output (1) in place, if all of them can.
-void DeviceComm::expose(Launch &launch, int which, Address address) {
-  if (const auto place = place_of(address)) {
-    launch.flags |= which == 0 ? device::exposes_input : device::exposes_output;
-    launch.segment[which] = place->segment;
-    launch.offset[which] = place->offset;
-  }
+// Lets other ranks use the input (0) or the output (1) in place, if all of them can. In
+// segment 0 offsets are addresses; an empty buffer is not read.
+void DeviceComm::expose(Launch &launch, int which, Address address, std::size_t bytes) {
+  if (on_host_)
+    return;
+  std::optional<SharedSegments::Place> place = SharedSegments::Place{0, address};
+  if (!one_process_ && address != 0 && bytes != 0)
+    place = shared_.place_of(address, bytes);
+  if (!place)
+    return;
+  launch.flags |= which == 0 ? device::exposes_input : device::exposes_output;
+  launch.segment[which] = place->segment;
+  launch.offset[which] = place->offset;
+}
+
+SharedSegments::State DeviceComm::sharing_of(Address address, std::size_t bytes) {
+  if (on_host_)
+    return SharedSegments::State::impossible;
+  if (one_process_ || address == 0 || bytes == 0)
+    return SharedSegments::State::in_place;
+  const std::lock_guard only(launching_);
+  const CurrentDevice current(device_);
+  return shared_.state_of(address, bytes);
+}
+
+void DeviceComm::update_segments(std::size_t most, CallsMade *calls) {
+  if (shares_segments())
+    mapped_.update(most, calls);
+}
+
+// Records an event behind the calls that were made so far, if somebody waits for their end.
+void DeviceComm::mark_calls(Stream stream) {
+  if (awaited_ <= ended_ || marked_ > ended_ || launched() == 0)
+    return;
+  UNISONO_CUDA(cuEventRecord, mark_, stream);
+  marked_ = launched();
+}
+
+// What a graph repeats is not counted.
+bool DeviceComm::have_ended(std::uint64_t calls) {
+  const std::unique_lock only(launching_, std::try_to_lock);
+  if (!only)
+    return false;
+  const CurrentDevice current(device_);
+  if (marked_ > ended_ && api().cuEventQuery(mark_) == success)
+    ended_ = marked_;
+  if (launched() > ended_ && api().cuEventQuery(last_) == success)
+    ended_ = launched();
+  awaited_ = std::max(awaited_, calls);
+  return calls <= ended_ && comm_.failure().kind == FailureKind::none;
 }
 
 bool DeviceComm::is_idle() {

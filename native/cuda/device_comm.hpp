@@ -15,16 +15,16 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
+#include "cuda/mapped_segments.hpp"
 #include "cuda/registered_memory.hpp"
+#include "cuda/shared_segments.hpp"
 #include "device/tables.hpp"
 #include "engine/comm.hpp"
 
@@ -71,7 +71,7 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm {
+class DeviceComm : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
@@ -114,7 +114,11 @@ public:
   // Whether all calls that were made have ended.
   bool is_idle();
   // Calls that were made, without those that a graph repeats.
-  std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  std::uint64_t launched() const override {
+    return launched_.load(std::memory_order_acquire);
+  }
+  // Whether all ranks can use a buffer in place, as far as it was used.
+  SharedSegments::State sharing_of(Address address, std::size_t bytes);
   // Calls that have ended, as far as the host has seen.
   std::uint64_t done() const;
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
@@ -133,18 +137,8 @@ private:
     alignas(64) std::uint64_t done;
   };
 
-  // Buffers that are used in place: device_comm_segments.cpp.
-  struct Place { // as other ranks find it
-    std::uint64_t segment, offset;
-  };
-  struct Known { // an allocation of this rank
-    std::uint64_t id = 0, segment = 0;
-  };
-  std::optional<Place> place_of(Address address);
-  std::uint64_t share(Address base);
-  bool is_mapped_by_all(std::uint64_t segment) const;
-  void map_new_segments();
-  void expose(device::Launch &launch, int which, Address address);
+  // Of the input (0) or the output (1).
+  void expose(device::Launch &launch, int which, Address address, std::size_t bytes);
 
   std::string reach(std::size_t rank, const Announcement &announced);
   bool is_used_by_others() const;
@@ -156,6 +150,10 @@ private:
   void report_failure();
   void report_deaths();
   bool order_after_last(Stream stream);
+  void mark_calls(Stream stream);
+  bool have_ended(std::uint64_t calls) override;
+  bool shares_segments() const { return !one_process_ && !on_host_; }
+  void update_segments(std::size_t most, CallsMade *calls);
 
   Comm &comm_;
   const std::size_t rank_;
@@ -163,21 +161,23 @@ private:
   const std::shared_ptr<HostPeers> host_peers_;
   Device &device_;
   const std::size_t half_;
-  DeviceMemory arena_, peers_, segments_;
+  DeviceMemory arena_, peers_;
   std::shared_ptr<RegisteredMemory> on_host_; // the arenas of all ranks, if they are there
   std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process
-  std::vector<bool> is_unmappable_; // by rank: whether mapping a segment of it has failed
-  std::mutex mapping_;
-  std::vector<std::unique_ptr<ImportedMemory>> imported_;
-  std::map<Address, Known> known_; // by base
+  std::vector<std::unique_ptr<ImportedMemory>> imported_; // arenas
   bool one_process_ = false; // addresses are valid on all ranks
+  SharedSegments shared_; // used by who launches
+  MappedSegments mapped_;
   std::mutex launching_;
   std::atomic<std::uint64_t> launched_ = 0, exposed_ = 0;
   Event last_ = nullptr; // behind the last call
+  // Behind some earlier call: how many are before it, how many have ended, how many shall.
+  Event mark_ = nullptr;
+  std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;

@@ -37,7 +37,7 @@ void DeviceComm::watch() {
     lock.unlock();
     try {
       look();
-      map_new_segments();
+      update_segments(most_events, this);
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
       comm_.abort({FailureKind::connection_lost, me, me,
@@ -138,6 +138,7 @@ void DeviceComm::stop_watching() {
 void DeviceComm::release(DeviceComm *comm) {
   if (comm->host_peers_->forked())
     return;
+  comm->shared_.withdraw();
   const bool is_open = comm->connected_ && !std::exchange(comm->closed_, true);
   if (is_open) { // the communicator behind it may be destroyed next
     __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
@@ -147,6 +148,7 @@ void DeviceComm::release(DeviceComm *comm) {
     if (is_open)
       comm->wait_for_calls();
     comm->imported_.clear();
+    comm->mapped_.clear();
     comm->board_[comm->rank_].released.store(1, std::memory_order_release);
     release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
   });

@@ -315,8 +315,16 @@ template <class Value> Result answer(void *into, Value value) {
   return success;
 }
 
-Result attribute_of(const Blocks::value_type &entry, int attribute, Address address,
-                    void *value) {
+// The reserved addresses around a mapping; of other memory its own.
+std::pair<Address, std::size_t> addresses_around(const MemoryState &memory,
+                                                 const Blocks::value_type &entry) {
+  if (entry.second.kind != Kind::mapped)
+    return {entry.first, entry.second.bytes};
+  return *std::prev(memory.reserved.upper_bound(entry.first));
+}
+
+Result attribute_of(const MemoryState &memory, const Blocks::value_type &entry, int attribute,
+                    Address address, void *value) {
   const Block &block = entry.second;
   const bool on_host = is_on_host(block);
   switch (attribute) {
@@ -329,8 +337,8 @@ Result attribute_of(const Blocks::value_type &entry, int attribute, Address addr
   case 8: return answer(value, 0);            // managed
   case pointer_device: return answer(value, block.device);
   case pointer_ipc_capable: return answer(value, int(block.kind == Kind::device));
-  case 11: return answer(value, entry.first); // range
-  case 12: return answer(value, block.bytes);
+  case 11: return answer(value, addresses_around(memory, entry).first); // range
+  case 12: return answer(value, addresses_around(memory, entry).second);
   case 13: return answer(value, 1); // mapped
   case 14:                          // kinds of handles that can be exported
     return answer(value, std::uint64_t(block.kind == Kind::mapped && block.physical->exportable));
@@ -345,7 +353,7 @@ Result cuPointerGetAttribute(void *value, int attribute, Address address) {
     const auto found = block_of(*at.state.memory, address);
     if (value == nullptr || found == at.state.memory->blocks.end())
       return invalid_value;
-    return attribute_of(*found, attribute, address, value);
+    return attribute_of(*at.state.memory, *found, attribute, address, value);
   });
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
@@ -45,7 +46,7 @@ def explain_on_device(
         f"  why        {choice.why}",
         f"  verified   {what.meaning}",
         f"  costs      {verified(*key).num_steps} steps in one kernel",
-        *_memory(plane, places),
+        *_memory(plane, places, view),
     ]
     if plane is None:
         lines.append("  kernel     the ranks connect at their first call on the device")
@@ -58,7 +59,19 @@ def explain_on_device(
     return "\n".join(lines)
 
 
-def _memory(plane: DevicePlane | None, places: Sequence[int]) -> list[str]:
+_SHARING = (
+    "shared at its first call",
+    "used in place by all ranks",
+    "through the windows, until all ranks have mapped it",
+    "through the windows: a rank cannot map its memory",
+    "through the windows: its memory cannot be shared, as that of pools",
+)
+"""By the numbers of SharedSegments::State."""
+
+
+def _memory(
+    plane: DevicePlane | None, places: Sequence[int], view: DeviceView
+) -> list[str]:
     """Where the data passes; `places` are those of a window, by what is exposed."""
     through = f"  memory     through windows of {format_bytes(WINDOW)}"
     if plane is not None and plane.facts.why_on_host:
@@ -66,7 +79,12 @@ def _memory(plane: DevicePlane | None, places: Sequence[int]) -> list[str]:
             f"{through} in host memory: {places[0]} places",
             f"             because {plane.facts.why_on_host}",
         ]
-    return [
+    lines = [
         f"{through}: {places[0]} places; with buffers that all ranks can use in place: "
         f"{places[3]}"
     ]
+    if plane is not None:
+        nbytes = prod(view.shape) * view.dtype.itemsize
+        state = plane.native.sharing_of(view.address, nbytes)
+        lines.append(f"             this array: {_SHARING[state]}")
+    return lines
