@@ -21,6 +21,8 @@ constexpr std::size_t windows_at = rounded_up(sizeof(RankWords), 256);
 constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * half; }
 // A call maps so many new segments of each rank; the watcher maps the others.
 constexpr std::size_t most_updates = 8;
+// The watcher looks so many times whether shared memory is still there, each time it looks.
+constexpr std::size_t most_looks = 16;
 // In host memory, where they follow each other.
 constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
 
@@ -84,6 +86,7 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
 }
 
 DeviceComm::~DeviceComm() {
+  remove_launcher(*this);
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuEventDestroy_v2(last_);
   (void)api().cuEventDestroy_v2(mark_);
@@ -170,6 +173,7 @@ void DeviceComm::start() {
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
                      mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
+  add_launcher(*this);
   connected_ = true;
   watcher_.start([this] { watch(); });
 }
@@ -179,12 +183,14 @@ std::size_t DeviceComm::ranks_here() const {
 }
 
 bool DeviceComm::launch(const Arguments &a) {
+  const auto pass = pass_launch_gate();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
+  has_captured_ = has_captured_ || captured;
   if (!captured) { // to map is forbidden during a capture
     mark_calls(a.stream);
     update_segments(most_updates, nullptr);
@@ -238,6 +244,21 @@ SharedSegments::State DeviceComm::sharing_of(Address address, std::size_t bytes)
 void DeviceComm::update_segments(std::size_t most, CallsMade *calls) {
   if (shares_segments())
     mapped_.update(most, calls);
+}
+
+// Tells the others of memory that this rank shares and its owner has freed.
+void DeviceComm::look_for_freed_memory() {
+  const std::unique_lock only(launching_, std::try_to_lock);
+  if (!only || shared_.is_empty())
+    return;
+  const CurrentDevice current(device_);
+  shared_.free_some(most_looks);
+}
+
+bool DeviceComm::may_be_busy() {
+  const std::lock_guard only(launching_);
+  const CurrentDevice current(device_, std::nothrow);
+  return has_captured_ || api().cuEventQuery(last_) == not_ready;
 }
 
 // Records an event behind the calls that were made so far, if somebody waits for their end.

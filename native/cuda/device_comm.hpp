@@ -22,6 +22,7 @@
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
+#include "cuda/launch_gate.hpp"
 #include "cuda/mapped_segments.hpp"
 #include "cuda/registered_memory.hpp"
 #include "cuda/shared_segments.hpp"
@@ -71,7 +72,7 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm : CallsMade {
+class DeviceComm : CallsMade, Launcher {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
@@ -154,6 +155,8 @@ private:
   bool have_ended(std::uint64_t calls) override;
   bool shares_segments() const { return !one_process_ && !on_host_; }
   void update_segments(std::size_t most, CallsMade *calls);
+  void look_for_freed_memory();
+  bool may_be_busy() override;
 
   Comm &comm_;
   const std::size_t rank_;
@@ -178,6 +181,7 @@ private:
   // Behind some earlier call: how many are before it, how many have ended, how many shall.
   Event mark_ = nullptr;
   std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
+  bool has_captured_ = false; // a graph may run a call at any time
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;

@@ -38,6 +38,7 @@ void DeviceComm::watch() {
     try {
       look();
       update_segments(most_events, this);
+      look_for_freed_memory();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
       comm_.abort({FailureKind::connection_lost, me, me,

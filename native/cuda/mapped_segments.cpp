@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/launch_gate.hpp"
+
 namespace unisono::cuda {
 
 MappedSegments::MappedSegments(Device &device, std::size_t rank,
@@ -54,11 +56,7 @@ bool MappedSegments::handle(std::size_t rank, const SegmentEvent &event, CallsMa
       found->second.range->unmap(event.offset);
     return true;
   case SegmentEvent::freed:
-    if (!is_unused(rank, calls))
-      return false;
-    mapped.erase(event.segment);
-    refuse(rank, event.segment, false);
-    return true;
+    return unmap(rank, event.segment, calls);
   }
   return true;
 }
@@ -82,6 +80,21 @@ bool MappedSegments::map_piece(std::size_t rank, const SegmentEvent &event,
     set_address(rank, event.segment, range->address());
   }
   return range->map(event.offset, event.bytes, descriptor.number());
+}
+
+// To close an allocation the driver waits for kernels, so that is done at another time.
+bool MappedSegments::unmap(std::size_t rank, std::uint32_t segment, CallsMade *calls) {
+  if (const auto found = mapped_[rank].find(segment); found != mapped_[rank].end()) {
+    if (found->second.range && !is_unused(rank, calls))
+      return false;
+    if (found->second.allocation)
+      release_when_idle([memory = std::shared_ptr(std::move(found->second.allocation))]() mutable {
+        memory.reset();
+      });
+    mapped_[rank].erase(found);
+  }
+  refuse(rank, segment, false);
+  return true;
 }
 
 // Whether no call of this rank uses any more what another one has freed. Calls that are made

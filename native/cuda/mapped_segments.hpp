@@ -52,6 +52,7 @@ private:
   bool handle(std::size_t rank, const SegmentEvent &event, CallsMade *calls);
   bool map_allocation(std::size_t rank, const SegmentEvent &event);
   bool map_piece(std::size_t rank, const SegmentEvent &event, const Descriptor &descriptor);
+  bool unmap(std::size_t rank, std::uint32_t segment, CallsMade *calls);
   bool is_unused(std::size_t rank, CallsMade *calls);
   void set_address(std::size_t rank, std::uint32_t segment, Address address);
   void refuse(std::size_t rank, std::uint32_t segment, bool value);

@@ -13,6 +13,7 @@ constexpr std::uint64_t as_descriptor = 1; // a handle type
 // A buffer with more mappings goes through the windows, and so many are shared by one call:
 // to export one takes up to a millisecond.
 constexpr std::size_t most_mappings = 512, most_at_once = 16;
+constexpr std::size_t most_unshareable = 4096; // that are remembered
 
 template <class T> std::optional<T> attribute(int which, Address address) {
   T value{};
@@ -145,8 +146,14 @@ bool SharedSegments::share(const Mapping &mapping) {
     return share_allocation(mapping, event);
   if (attribute<std::uint64_t>(handle_types, mapping.first).value_or(0) & as_descriptor)
     return share_piece(mapping, event);
-  unshareable_[mapping.first] = mapping.id; // of a pool, or virtual memory without descriptors
+  remember_unshareable(mapping); // of a pool, or virtual memory without descriptors
   return false;
+}
+
+void SharedSegments::remember_unshareable(const Mapping &mapping) {
+  if (unshareable_.size() >= most_unshareable) // some may be gone: they are asked again
+    unshareable_.clear();
+  unshareable_[mapping.first] = mapping.id;
 }
 
 bool SharedSegments::share_allocation(const Mapping &mapping, SegmentEvent &event) {
@@ -168,7 +175,7 @@ bool SharedSegments::share_piece(const Mapping &mapping, SegmentEvent &event) {
     return false;
   const auto descriptor = exported(mapping.first);
   if (!descriptor) {
-    unshareable_[mapping.first] = mapping.id;
+    remember_unshareable(mapping);
     return false;
   }
   event.kind = SegmentEvent::piece;
@@ -203,13 +210,58 @@ bool SharedSegments::free_overlapping(const AddressRange &range) {
     if (const auto before = std::prev(next);
         before->first + before->second.bytes > range.base)
       next = before;
-  while (next != segments_.end() && next->first < range.base + range.bytes) {
-    if (!publish({SegmentEvent::freed, next->second.number, 0, 0, 0, 0, {}}))
+  while (next != segments_.end() && next->first < range.base + range.bytes)
+    if (!free(next++))
       return false;
-    freed_.push_back({next->second.number, published()});
-    next = segments_.erase(next);
-  }
   return true;
+}
+
+bool SharedSegments::free(Segments::iterator segment) {
+  if (!publish({SegmentEvent::freed, segment->second.number, 0, 0, 0, 0, {}}))
+    return false;
+  freed_.push_back({segment->second.number, published()});
+  segments_.erase(segment);
+  return true;
+}
+
+// Frees a piece, and the segment with its last one.
+bool SharedSegments::free(Segments::iterator segment, Address piece) {
+  auto &pieces = segment->second.pieces;
+  if (pieces.size() == 1)
+    return free(segment);
+  if (!publish_freed(segment->second, piece))
+    return false;
+  pieces.erase(piece);
+  return true;
+}
+
+void SharedSegments::free_some(std::size_t most) {
+  forget_taken();
+  for (; most > 0; --most) {
+    const auto [segment, piece] = piece_behind(looked_at_);
+    if (segment == segments_.end()) {
+      looked_at_ = 0; // from the beginning, the next time
+      return;
+    }
+    const Address first = piece->first;
+    if (attribute<std::uint64_t>(mapping_id, first) != piece->second.id &&
+        !free(segment, first))
+      return; // no room: it is looked at again
+    looked_at_ = first;
+  }
+}
+
+std::pair<SharedSegments::Segments::iterator,
+          std::map<Address, SharedSegments::Piece>::iterator>
+SharedSegments::piece_behind(Address address) {
+  auto segment = segments_.upper_bound(address);
+  if (segment != segments_.begin())
+    --segment;
+  for (; segment != segments_.end(); ++segment)
+    if (const auto piece = segment->second.pieces.upper_bound(address);
+        piece != segment->second.pieces.end())
+      return {segment, piece};
+  return {segment, {}};
 }
 
 // Frees the pieces where something else is mapped now.
@@ -220,12 +272,16 @@ bool SharedSegments::free_pieces(Segment &segment, const Mapping &mapping) {
         before->first + before->second.bytes > mapping.first)
       next = before;
   while (next != segment.pieces.end() && next->first < mapping.first + mapping.bytes) {
-    if (!publish({SegmentEvent::piece_freed, segment.number, 0, next->first - segment.first,
-                  next->second.bytes, 0, {}}))
+    if (!publish_freed(segment, next->first))
       return false;
     next = segment.pieces.erase(next);
   }
   return true;
+}
+
+bool SharedSegments::publish_freed(const Segment &segment, Address piece) {
+  return publish({SegmentEvent::piece_freed, segment.number, 0, piece - segment.first,
+                  segment.pieces.at(piece).bytes, 0, {}});
 }
 
 // The number of a new segment; 0 if all are in use.

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cuda/board.hpp"
@@ -43,6 +44,11 @@ public:
   enum class State { unknown, in_place, awaited, refused, impossible };
   // Of a buffer, as far as it was used: changes nothing.
   State state_of(Address address, std::size_t bytes) const;
+
+  // Looks at some of what is shared, in turn, and tells the others what is no longer there. To
+  // be called with the device's context.
+  void free_some(std::size_t most);
+  bool is_empty() const { return segments_.empty(); }
 
   // Takes back the descriptors that others have not taken.
   void withdraw();
@@ -73,6 +79,7 @@ private:
 
   static std::optional<Mapping> mapping_of(Address address);
   Segments::const_iterator segment_at(Address address) const;
+  std::pair<Segments::iterator, std::map<Address, Piece>::iterator> piece_behind(Address);
   Coverage coverage(const Segment &segment, Address address, std::size_t bytes) const;
   bool is_shared(const Mapping &mapping) const;
   bool is_unshareable(const Mapping &mapping) const;
@@ -83,12 +90,16 @@ private:
   Segment *make_segment(const AddressRange &range, bool is_allocation);
   bool free_overlapping(const AddressRange &range);
   bool free_pieces(Segment &segment, const Mapping &mapping);
+  bool free(Segments::iterator segment);
+  bool free(Segments::iterator segment, Address piece);
+  void remember_unshareable(const Mapping &mapping);
   std::uint32_t take_number();
 
   std::uint64_t published() const;
   bool can_publish() const;
   bool publish(const SegmentEvent &event);
   bool publish(const SegmentEvent &event, Segment &segment, const Mapping &mapping);
+  bool publish_freed(const Segment &segment, Address piece);
   std::uint64_t handled_by_all() const;
   bool is_refused(std::uint32_t segment) const;
   void forget_taken();
@@ -101,6 +112,7 @@ private:
   BoardRank *const board_;
   Segments segments_;
   std::map<Address, std::uint64_t> unshareable_; // mappings, by their first addresses
+  Address looked_at_ = 0; // the piece that was looked at last
   std::uint32_t last_number_ = 0;
   struct Freed { // a number that is used again when all have handled the event
     std::uint32_t number;

@@ -240,3 +240,153 @@ def split(comm):
 
 def test_groups_share_with_their_own_ranks():
     assert unisono.spawn(split, 4) == [(True, 2)] * 4
+
+
+# What is freed
+
+
+def mapped_here():
+    """How many times memory of emulated devices is mapped into this process."""
+    with open("/proc/self/maps") as maps:
+        return sum("unisono-emulated" in line for line in maps)
+
+
+def settles(is_settled):
+    """Wait until something is so, within the limit."""
+    begun = time.monotonic()
+    while not is_settled():
+        if time.monotonic() - begun > LIMIT_S:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+only_emulated = pytest.mark.skipif(
+    emulated.ON_GPU, reason="mappings are counted, which only the emulation shows"
+)
+
+
+def freed_allocations(comm):
+    """The one of the last call is kept until the next."""
+    rank, arrays = Rank(comm), [to_device(ones(64)) for _ in range(21)]
+    for x in arrays:
+        assert rank.until(x)
+    comm.barrier()
+    many = mapped_here()
+    arrays.clear()
+    return settles(lambda: mapped_here() <= many - 20 - 20)
+
+
+@only_emulated
+def test_freed_allocations_are_unmapped_by_the_others():
+    assert unisono.spawn(freed_allocations, 2) == [True] * 2
+
+
+def freed_pieces(comm):
+    rank, memory = Rank(comm), Range(6).map()
+    x = memory.array(0, ones(6 * GRAIN))
+    assert rank.until(x)
+    comm.barrier()
+    many = mapped_here()
+    memory.unmap(1, 2, 4)
+    parts = settles(lambda: mapped_here() <= many - 6)
+    assert rank.until(memory.array(5 * GRAIN, ones(GRAIN)))
+    comm.barrier()
+    few = mapped_here()
+    memory.free()
+    return parts, settles(lambda: mapped_here() <= few - 6)
+
+
+@only_emulated
+def test_freed_pieces_are_unmapped_by_the_others():
+    assert unisono.spawn(freed_pieces, 2) == [(True, True)] * 2
+
+
+def numbers_again(comm):
+    """More segments, one after another, than there are numbers."""
+    rank = Rank(comm)
+    for _ in range(24):
+        arrays = [to_device(ones(64)) for _ in range(50)]
+        for x in arrays:
+            comm.all_reduce(x, stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+    return rank.until(to_device(ones(64)))
+
+
+def test_numbers_of_segments_are_used_again():
+    assert unisono.spawn(numbers_again, 2) == [True] * 2
+
+
+def used_in_flight(comm):
+    """What rank 0 frees while a call of rank 1 is in flight."""
+    rank, memory = Rank(comm), Range(4).map()
+    x, y = memory.array(0, ones(2 * GRAIN)), to_device(ones(64))
+    assert rank.until(x)
+    assert rank.until(y)
+    comm.barrier()
+    before = mapped_here()
+    if comm.rank == 0:
+        memory.unmap(0, 1)
+        time.sleep(0.3)  # so that it is known, and would be unmapped
+        comm.all_reduce(y, stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+        return True
+    comm.all_reduce(y, stream=rank.stream)
+    during = before
+    while not rank.native.is_idle():
+        during = mapped_here() if not rank.native.is_idle() else during
+    comm.synchronize(LIMIT_S)
+    return during == before and settles(lambda: mapped_here() <= before - 2)
+
+
+@only_emulated
+def test_memory_is_not_unmapped_while_a_call_is_in_flight():
+    assert unisono.spawn(used_in_flight, 2) == [True] * 2
+
+
+def without_rest(comm):
+    """Calls on memory that comes and goes, and no pause between them."""
+    rank = Rank(comm)
+    results = []
+    for i in range(150):
+        memory = Range(2).map() if i % 3 == 0 else None
+        x = to_device(ones(400)) if memory is None else memory.array(8, ones(400))
+        emulated.write(
+            x.__cuda_array_interface__["data"][0],
+            (ones(400) * (i + comm.rank)).tobytes(),
+        )
+        comm.all_reduce(x, stream=rank.stream)
+        comm.all_reduce(x, op="max", stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+        results.append(bool((x.numpy() == 2 * i + 1).all()))
+        if memory is not None:
+            memory.free()
+    return all(results)
+
+
+def test_memory_comes_and_goes():
+    assert unisono.spawn(without_rest, 2) == [True] * 2
+
+
+def replayed(comm):
+    """A graph on shared memory, replayed while other memory is freed."""
+    rank, memory = Rank(comm), Range(2).map()
+    x = memory.array(0, np.full(100, comm.rank + 1, np.int64))
+    comm.all_reduce(x, stream=rank.stream)
+    comm.synchronize(LIMIT_S)
+    emulated.begin_capture(rank.stream.handle)
+    comm.all_reduce(x, stream=rank.stream)
+    graph = emulated.instantiate(emulated.end_capture(rank.stream.handle))
+    for i in range(20):
+        other = Range(1).map() if i % 2 else None
+        y = to_device(ones(64)) if other is None else other.array(0, ones(64))
+        rank.all_reduce(y)
+        emulated.launch_graph(graph, rank.stream.handle)
+        emulated.synchronize(rank.stream.handle)
+        if other is not None:
+            other.free()
+    return x.numpy().tolist()
+
+
+def test_graphs_are_replayed_while_memory_is_freed():
+    assert unisono.spawn(replayed, 2) == [[3 << 20] * 100] * 2

@@ -1,0 +1,54 @@
+#include "cuda/launch_gate.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/deferred_release.hpp"
+
+namespace unisono::cuda {
+
+namespace {
+
+struct Gate {
+  std::shared_mutex mutex; // of `launchers` too
+  std::vector<Launcher *> launchers;
+};
+
+Gate &gate() {
+  static auto &made = *new Gate; // never destroyed: a thread that never ends uses it
+  return made;
+}
+
+// False if a call may be in flight; then nothing is done.
+bool run_if_idle(const std::function<void()> &release) {
+  const std::unique_lock closed(gate().mutex, std::try_to_lock);
+  const auto &all = gate().launchers;
+  if (!closed || std::any_of(all.begin(), all.end(), std::mem_fn(&Launcher::may_be_busy)))
+    return false;
+  release();
+  return true;
+}
+
+} // namespace
+
+void add_launcher(Launcher &launcher) {
+  const std::unique_lock lock(gate().mutex);
+  gate().launchers.push_back(&launcher);
+}
+
+void remove_launcher(Launcher &launcher) {
+  const std::unique_lock lock(gate().mutex);
+  std::erase(gate().launchers, &launcher);
+}
+
+std::shared_lock<std::shared_mutex> pass_launch_gate() {
+  return std::shared_lock(gate().mutex);
+}
+
+void release_when_idle(std::function<void()> release) {
+  release_later([] {}, [release = std::move(release)] { return run_if_idle(release); });
+}
+
+} // namespace unisono::cuda
