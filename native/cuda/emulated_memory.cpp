@@ -293,7 +293,13 @@ Result cuMemHostUnregister(void *host) {
       return host_memory_not_registered;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
-    memory.blocks.erase(found);
+    const std::uint64_t number = found->second.number;
+    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+      return failed;
+    const auto still = memory.blocks.find(Address(host)); // as with free_block
+    if (still == memory.blocks.end() || still->second.number != number)
+      return host_memory_not_registered;
+    memory.blocks.erase(still);
     return success;
   });
 }

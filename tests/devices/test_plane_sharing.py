@@ -317,16 +317,21 @@ def test_numbers_of_segments_are_used_again():
     assert unisono.spawn(numbers_again, 2) == [True] * 2
 
 
-def used_in_flight(comm):
+def used_in_flight(comm, created):
     """What rank 0 frees while a call of rank 1 is in flight."""
     rank, memory = Rank(comm), Range(4).map()
-    x, y = memory.array(0, ones(2 * GRAIN)), to_device(ones(64))
-    assert rank.until(x)
+    shared = [memory.array(0, ones(2 * GRAIN))] if created else []
+    shared += [] if created else [to_device(ones(64)), to_device(ones(64))]
+    for x in shared:
+        assert rank.until(x)
+    y = to_device(ones(128))
     assert rank.until(y)
     comm.barrier()
     before = mapped_here()
     if comm.rank == 0:
         memory.unmap(0, 1)
+        shared.clear()
+        del x
         time.sleep(0.3)  # so that it is known, and would be unmapped
         comm.all_reduce(y, stream=rank.stream)
         comm.synchronize(LIMIT_S)
@@ -340,8 +345,9 @@ def used_in_flight(comm):
 
 
 @only_emulated
-def test_memory_is_not_unmapped_while_a_call_is_in_flight():
-    assert unisono.spawn(used_in_flight, 2) == [True] * 2
+@pytest.mark.parametrize("created", [True, False])
+def test_memory_is_not_unmapped_while_a_call_is_in_flight(created):
+    assert unisono.spawn(used_in_flight, 2, (created,)) == [True] * 2
 
 
 def without_rest(comm):
