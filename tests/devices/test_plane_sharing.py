@@ -251,14 +251,20 @@ def mapped_here():
         return sum("unisono-emulated" in line for line in maps)
 
 
-def settles(is_settled):
-    """Wait until something is so, within the limit."""
+def counted(comm):
+    """The same, before any rank frees something."""
+    found = mapped_here()
+    comm.barrier()
+    return found
+
+
+def falls_to(most, comm):
+    """Whether so few are mapped in the end; no rank leaves before."""
     begun = time.monotonic()
-    while not is_settled():
-        if time.monotonic() - begun > LIMIT_S:
-            return False
+    while mapped_here() > most and time.monotonic() - begun < LIMIT_S:
         time.sleep(0.01)
-    return True
+    comm.barrier()
+    return mapped_here() <= most
 
 
 only_emulated = pytest.mark.skipif(
@@ -271,10 +277,9 @@ def freed_allocations(comm):
     rank, arrays = Rank(comm), [to_device(ones(64)) for _ in range(21)]
     for x in arrays:
         assert rank.until(x)
-    comm.barrier()
-    many = mapped_here()
+    many = counted(comm)
     arrays.clear()
-    return settles(lambda: mapped_here() <= many - 20 - 20)
+    return falls_to(many - 20 - 20, comm)
 
 
 @only_emulated
@@ -286,15 +291,13 @@ def freed_pieces(comm):
     rank, memory = Rank(comm), Range(6).map()
     x = memory.array(0, ones(6 * GRAIN))
     assert rank.until(x)
-    comm.barrier()
-    many = mapped_here()
+    many = counted(comm)
     memory.unmap(1, 2, 4)
-    parts = settles(lambda: mapped_here() <= many - 6)
+    parts = falls_to(many - 6, comm)
     assert rank.until(memory.array(5 * GRAIN, ones(GRAIN)))
-    comm.barrier()
-    few = mapped_here()
+    few = counted(comm)
     memory.free()
-    return parts, settles(lambda: mapped_here() <= few - 6)
+    return parts, falls_to(few - 6, comm)
 
 
 @only_emulated
@@ -326,22 +329,23 @@ def used_in_flight(comm, created):
         assert rank.until(x)
     y = to_device(ones(128))
     assert rank.until(y)
-    comm.barrier()
     before = mapped_here()
     if comm.rank == 0:
+        comm.barrier()  # the call of rank 1 is in flight
         memory.unmap(0, 1)
         shared.clear()
         del x
         time.sleep(0.3)  # so that it is known, and would be unmapped
         comm.all_reduce(y, stream=rank.stream)
         comm.synchronize(LIMIT_S)
-        return True
+        return falls_to(before - 2, comm)
     comm.all_reduce(y, stream=rank.stream)
-    during = before
-    while not rank.native.is_idle():
-        during = mapped_here() if not rank.native.is_idle() else during
+    comm.barrier()
+    during = now = before
+    while not rank.native.is_idle():  # so it was when they were counted
+        during, now = now, mapped_here()
     comm.synchronize(LIMIT_S)
-    return during == before and settles(lambda: mapped_here() <= before - 2)
+    return falls_to(before - 2, comm) and during == before
 
 
 @only_emulated
