@@ -11,6 +11,7 @@ namespace unisono::cuda {
 namespace {
 
 constexpr Result already_enabled = 704; // peer access
+constexpr Result out_of_memory = 2;
 
 void initialize() {
   static const bool once = [] {
@@ -151,17 +152,22 @@ CurrentDevice::~CurrentDevice() {
 DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
     : device_(&device), bytes_(bytes) {
   const CurrentDevice current(device);
-  UNISONO_CUDA(cuMemAlloc_v2, &address_, bytes);
+  const std::size_t block = BlockCache::rounded(bytes);
+  address_ = device.freed().take(block);
+  if (address_ == 0) {
+    Result result = api().cuMemAlloc_v2(&address_, block);
+    if (result == out_of_memory) {
+      device.freed().release_all(device);
+      result = api().cuMemAlloc_v2(&address_, block);
+    }
+    check(result, "cuMemAlloc_v2");
+  }
   device.clear(address_, bytes);
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (device_ == nullptr)
-    return;
-  release_later([device = device_, address = address_] {
-    const CurrentDevice current(*device, std::nothrow);
-    (void)api().cuMemFree_v2(address);
-  });
+  if (device_ != nullptr)
+    device_->freed().put(*device_, address_, BlockCache::rounded(bytes_));
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory &&other) noexcept { *this = std::move(other); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/api.hpp"
+#include "cuda/block_cache.hpp"
 
 namespace unisono::cuda {
 
@@ -41,6 +42,7 @@ public:
   void write(Address to, const void *from, std::size_t bytes);
   void read(void *to, Address from, std::size_t bytes); // likewise
   void clear(Address to, std::size_t bytes);
+  BlockCache &freed() { return freed_; }
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
@@ -57,6 +59,7 @@ private:
   std::size_t memory_ = 0;
   std::mutex copying_;
   Stream copies_ = nullptr;
+  BlockCache freed_;
 };
 
 // Makes the context of a device the current one of this thread, for a while.
@@ -72,8 +75,8 @@ private:
   bool pushed_;
 };
 
-// Memory on a device, filled with zeros. The destructor does not wait for the device:
-// deferred_release.hpp.
+// Memory on a device, filled with zeros. The destructor does not wait for the device: the
+// memory is kept for the next (block_cache.hpp).
 class DeviceMemory {
 public:
   DeviceMemory() = default;
@@ -97,7 +100,7 @@ private:
   std::size_t bytes_ = 0;
 };
 
-// Memory of another process of this host.
+// Memory of another process of this host. To be destroyed by the thread that releases.
 class ImportedMemory {
 public:
   // Null, and why, if it cannot be mapped.

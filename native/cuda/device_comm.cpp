@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include <unistd.h>
+
+#include "cuda/deferred_release.hpp"
+#include "cuda/launch_gate.hpp"
 
 namespace unisono::cuda {
 
@@ -49,9 +53,11 @@ std::vector<std::size_t> ranks_of(const Comm &comm) {
 } // namespace
 
 Kernel::Kernel(const Device &device, const void *image) : device_(device) {
-  const CurrentDevice current(device);
-  UNISONO_CUDA(cuModuleLoadData, &module_, image);
-  UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  LaunchGate::of_process().run_when_idle([&] {
+    const CurrentDevice current(device);
+    UNISONO_CUDA(cuModuleLoadData, &module_, image);
+    UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  }, device.ordinal());
 }
 
 Kernel::~Kernel() {
@@ -71,6 +77,10 @@ DevicePlan::DevicePlan(Device &device, std::shared_ptr<const Plan> plan)
   memory_.write(0, packed_.bytes().data(), packed_.bytes().size());
 }
 
+DevicePlan::~DevicePlan() {
+  release_later([tables = std::make_shared<DeviceMemory>(std::move(memory_))] {});
+}
+
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board)
     : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
@@ -86,7 +96,6 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
 }
 
 DeviceComm::~DeviceComm() {
-  remove_launcher(*this);
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuEventDestroy_v2(last_);
   (void)api().cuEventDestroy_v2(mark_);
@@ -146,8 +155,13 @@ std::size_t DeviceComm::host_bytes(std::size_t n, std::size_t half) {
   return n * arena_stride(half);
 }
 
+// What was mapped is unmapped when no call is in flight: a call of another communicator may
+// wait for a rank that waits here.
 void DeviceComm::disconnect() {
-  imported_.clear();
+  using Imported = decltype(imported_);
+  release_later([mapped = std::make_shared<Imported>(std::exchange(imported_, {}))] {
+    mapped->clear();
+  });
   arenas_.clear();
 }
 
@@ -173,8 +187,8 @@ void DeviceComm::start() {
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
                      mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
-  add_launcher(*this);
   connected_ = true;
+  LaunchGate::of_process().add(this, device_.ordinal(), [this] { return is_in_flight(); });
   watcher_.start([this] { watch(); });
 }
 
@@ -183,14 +197,13 @@ std::size_t DeviceComm::ranks_here() const {
 }
 
 bool DeviceComm::launch(const Arguments &a) {
-  const auto pass = pass_launch_gate();
+  const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
-  has_captured_ = has_captured_ || captured;
   if (!captured) { // to map is forbidden during a capture
     mark_calls(a.stream);
     update_segments(most_updates, nullptr);
@@ -204,6 +217,10 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.abort = &words->abort;
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
   launch.done = const_cast<std::uint64_t *>(&words->done);
+  if (captured) {
+    is_captured_ = true;
+    launch.begun = const_cast<std::uint64_t *>(&words->begun);
+  }
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
@@ -255,12 +272,6 @@ void DeviceComm::look_for_freed_memory() {
   shared_.free_some(most_looks);
 }
 
-bool DeviceComm::may_be_busy() {
-  const std::lock_guard only(launching_);
-  const CurrentDevice current(device_, std::nothrow);
-  return has_captured_ || api().cuEventQuery(last_) == not_ready;
-}
-
 // Records an event behind the calls that were made so far, if somebody waits for their end.
 void DeviceComm::mark_calls(Stream stream) {
   if (awaited_ <= ended_ || marked_ > ended_ || launched() == 0)
@@ -308,6 +319,23 @@ bool DeviceComm::order_after_last(Stream stream) {
 
 std::uint64_t DeviceComm::done() const {
   return __atomic_load_n(&host_.host<HostWords>()->done, __ATOMIC_ACQUIRE);
+}
+
+// Whether kernels of this rank may still wait for other ranks. Nothing is launched meanwhile
+// by this process, except graphs: of those the kernels tell when they begin and end, and it
+// is asked twice, since one may have been launched and not have begun.
+bool DeviceComm::is_in_flight() {
+  const HostWords &words = *host_.host<HostWords>();
+  if (__atomic_load_n(&words.abort, __ATOMIC_ACQUIRE) != 0 ||
+      __atomic_load_n(&words.failure.state, __ATOMIC_ACQUIRE) != 0)
+    return false; // its kernels end by themselves
+  if (is_captured_) {
+    const std::uint64_t now = done(), before = std::exchange(last_seen_, now);
+    if (now != before || __atomic_load_n(&words.begun, __ATOMIC_ACQUIRE) > now)
+      return true;
+  }
+  const CurrentDevice current(device_, std::nothrow);
+  return api().cuEventQuery(last_) == not_ready;
 }
 
 } // namespace unisono::cuda

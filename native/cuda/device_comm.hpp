@@ -22,7 +22,6 @@
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
-#include "cuda/launch_gate.hpp"
 #include "cuda/mapped_segments.hpp"
 #include "cuda/registered_memory.hpp"
 #include "cuda/shared_segments.hpp"
@@ -53,6 +52,8 @@ private:
 class DevicePlan {
 public:
   DevicePlan(Device &device, std::shared_ptr<const Plan> plan);
+  ~DevicePlan(); // calls with it may be in flight, but none in a graph
+  DevicePlan(const DevicePlan &) = delete;
   const device::PackedPlan &packed() const { return packed_; }
   const std::byte *tables() const { return memory_.as<const std::byte>(); }
 
@@ -72,7 +73,7 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm : CallsMade, Launcher {
+class DeviceComm : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
@@ -89,7 +90,7 @@ public:
   // Knows the other ranks, and maps their arenas; those of this process by their addresses.
   // Why that cannot be done; empty if it can.
   std::string connect(const std::vector<Announcement> &ranks);
-  // Undoes what connect() has mapped, before other ranks free it.
+  // Undoes what connect() has mapped.
   void disconnect();
   // In a segment of shared memory with host_bytes() of zeros.
   void place_on_host(std::size_t owner, std::uint64_t segment);
@@ -136,6 +137,7 @@ private:
     alignas(64) std::uint32_t abort;
     alignas(64) device::FailureSlot failure;
     alignas(64) std::uint64_t done;
+    alignas(64) std::uint64_t begun; // by graphs
   };
 
   // Of the input (0) or the output (1).
@@ -143,8 +145,9 @@ private:
 
   std::string reach(std::size_t rank, const Announcement &announced);
   bool is_used_by_others() const;
+  bool is_in_flight();
   void wait_for_calls();
-  void set_closed(std::uint64_t calls);
+  void set_closed();
   std::byte *arena_on_host() const; // of this rank
   void stop_watching();
   void watch();
@@ -156,7 +159,6 @@ private:
   bool shares_segments() const { return !one_process_ && !on_host_; }
   void update_segments(std::size_t most, CallsMade *calls);
   void look_for_freed_memory();
-  bool may_be_busy() override;
 
   Comm &comm_;
   const std::size_t rank_;
@@ -181,7 +183,8 @@ private:
   // Behind some earlier call: how many are before it, how many have ended, how many shall.
   Event mark_ = nullptr;
   std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
-  bool has_captured_ = false; // a graph may run a call at any time
+  bool is_captured_ = false; // a graph may make calls at any time
+  std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, connected_ = false, closed_ = false;

@@ -215,7 +215,8 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
 
 namespace {
 
-// As CUDA does, frees memory when all work of the device has ended that may use it.
+// As CUDA does, frees memory when all work of the device has ended that may use it, and until
+// then nothing can be launched.
 Result free_block(Entry &at, Address address, Kind kind) {
   MemoryState &memory = *at.state.memory;
   const auto found = memory.blocks.find(address);
@@ -223,7 +224,7 @@ Result free_block(Entry &at, Address address, Kind kind) {
     return invalid_value;
   if (const Result refused = at.state.streams->refuse_unsafe())
     return refused;
-  if (const Result failed = at.state.streams->synchronize_device(at.lock, found->second.device))
+  if (const Result failed = at.state.streams->wait_for_kernels(at.lock, found->second.device))
     return failed;
   const auto still = memory.blocks.find(address); // another thread may have freed it
   if (still == memory.blocks.end() || still->second.kind != kind)
@@ -294,7 +295,7 @@ Result cuMemHostUnregister(void *host) {
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
     const std::uint64_t number = found->second.number;
-    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
       return failed;
     const auto still = memory.blocks.find(Address(host)); // as with free_block
     if (still == memory.blocks.end() || still->second.number != number)

@@ -65,6 +65,8 @@ Result cuModuleLoadData(Module *module, const void *image) {
       return no_binary_for_gpu;
     auto made = std::make_shared<ModuleState>();
     made->device = at.device;
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
+      return failed;
     if (!begins_with(text, image_name) || !parse(text + image_name.size(), *made))
       return invalid_image;
     *module = at.state.modules.add(std::move(made));
@@ -147,6 +149,7 @@ Result cuLaunchKernel(Function handle, unsigned blocks_x, unsigned blocks_y, uns
       return invalid_value;
     if (threads_x > unsigned(most_threads) || shared_bytes > (48u << 10) - shared_memory)
       return launch_out_of_resources;
+    at.state.streams->wait_to_launch(at.lock);
     device::Launch launch;
     std::memcpy(&launch, arguments[0], sizeof(launch));
     const int blocks = int(blocks_x);

@@ -158,6 +158,14 @@ Result StreamsState::synchronize_device(Lock &lock, int device) {
   return state_.devices[std::size_t(device)].failed;
 }
 
+Result StreamsState::wait_for_kernels(Lock &lock, int device) {
+  ++waiting_;
+  const Result result = synchronize_device(lock, device);
+  if (--waiting_ == 0)
+    launchable_.notify_all();
+  return result;
+}
+
 void StreamsState::retire(Lock &lock, std::shared_ptr<Queue> queue) {
   queue->close();
   if (queue->idle())

@@ -133,6 +133,12 @@ public:
   Result query(StreamState &stream);
   Result synchronize(Lock &lock, StreamState &stream);
   Result synchronize_device(Lock &lock, int device);
+  // The same, for functions during which no thread can launch: nothing is launched meanwhile.
+  Result wait_for_kernels(Lock &lock, int device);
+  // For launches: waits while another thread is in such a function.
+  void wait_to_launch(Lock &lock) {
+    launchable_.wait(lock, [this] { return waiting_ == 0; });
+  }
   // The thread of the queue ends when its tasks have.
   void retire(Lock &lock, std::shared_ptr<Queue> queue);
   // Everything of a context that is destroyed.
@@ -157,6 +163,8 @@ private:
   std::vector<Done> pending(const StreamState &stream);
 
   State &state_;
+  int waiting_ = 0; // threads in wait_for_kernels
+  std::condition_variable launchable_;
   std::vector<std::shared_ptr<StreamState>> legacy_; // by device
   std::vector<std::shared_ptr<Queue>> retired_;
 };

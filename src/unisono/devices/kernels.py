@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 from unisono import _native
 from unisono.devices import rtc
+from unisono.devices.once import OncePerKey
 from unisono.dtypes import DTYPES, OPS, REDUCTIONS, DType
 
-_LOCK = threading.Lock()
-_LOADED: dict[tuple[int, int, int], _native.CudaKernel] = {}
+_LOADED: OncePerKey[_native.CudaKernel] = OncePerKey()
+"""To load one waits for the calls in flight, which may need another one."""
 _COPIES = DTYPES["uint8"].code, REDUCTIONS["sum"]
 """Programs that only copy run on any kernel: they share this one."""
 
@@ -19,15 +18,9 @@ def kernel(ordinal: int, dtype: DType, op: str | None) -> _native.CudaKernel:
     reduction = "sum" if op == "mean" else op
     wanted = _COPIES if reduction is None else (dtype.code, REDUCTIONS[reduction])
     key = (ordinal, *wanted)
-    if (loaded := _LOADED.get(key)) is not None:
-        # Without the lock: to load another one may wait for a kernel that waits for the
-        # rank which asks here.
-        return loaded
-    with _LOCK:
-        found = _LOADED.get(key)
-        if found is None:
-            found = _LOADED[key] = _native.CudaKernel(ordinal, _image(ordinal, *wanted))
-    return found
+    return _LOADED.get(
+        key, lambda: _native.CudaKernel(ordinal, _image(ordinal, *wanted))
+    )
 
 
 def _image(ordinal: int, dtype: int, op: int) -> bytes:

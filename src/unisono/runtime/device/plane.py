@@ -126,6 +126,7 @@ class DevicePlane:
         self.native = self._make()
         self.facts = self._connect()
         self._plans: dict[object, _native.DevicePlan] = {}
+        self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
         self._stream: _native.CudaStream | None = None
         # Arrays of calls in flight, and the events behind these.
         self.kept: deque[tuple[_native.CudaEvent, object]] = deque()
@@ -297,7 +298,7 @@ class DevicePlane:
         op = reduction.op if call.collective in REDUCING else None
         limit = self.host.timeout_s if how.timeout_s is None else how.timeout_s
         self.host.exceeded_s = limit  # for the error, if it is
-        return self.native.launch(
+        captured = self.native.launch(
             plan,
             kernel(self.ordinal, call.dtype, op),
             *call.addresses,
@@ -306,6 +307,9 @@ class DevicePlane:
             self.blocks(call.total * call.dtype.itemsize),
             THREADS,
         )
+        if captured:  # a graph may use it at any time
+            self._captured[id(plan)] = plan
+        return captured
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks a call of this size has; the same on all ranks."""
@@ -367,6 +371,7 @@ class DevicePlane:
         self.native.close()
         self.kept.clear()
         self._plans.clear()
+        self._captured.clear()
 
 
 def _most_blocks() -> int:
