@@ -87,6 +87,7 @@ struct StreamState;
 
 struct Capture {
   const StreamState *origin;
+  std::uint64_t id;
   int mode; // 0: global, 1: of the thread, 2: relaxed
   std::thread::id thread;
   bool invalid = false, ended = false;
@@ -155,6 +156,7 @@ public:
   Table<Event, EventState> events;
   Table<Graph, const GraphState> graphs;
   Table<GraphExec, ExecState> execs;
+  std::uint64_t captures = 0; // that have begun
 
 private:
   // Blocking streams of the device capture: the legacy default stream cannot be used.

@@ -14,10 +14,10 @@ namespace {
 
 // The interpreter is compiled once; what differs by type and operation is called.
 struct AnyMover {
-  using Function = void (*)(const CpuTarget &, const Movement &, std::int64_t);
+  using Function = void (*)(const CpuTarget &, const Movement &);
   static thread_local Function function;
-  static void move(const CpuTarget &target, const Movement &m, std::int64_t itemsize) {
-    function(target, m, itemsize);
+  static void move(const CpuTarget &target, const Movement &m) {
+    function(target, m);
   }
 };
 thread_local AnyMover::Function AnyMover::function = nullptr;
@@ -37,7 +37,7 @@ struct Movers {
 struct Block {
   explicit Block(int threads) : barrier(threads) {}
   CpuBlockBarrier barrier;
-  BlockMemory memory{};
+  BlockMemory<CpuTarget::Vector> memory{};
 };
 
 } // namespace
