@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "cuda/api.hpp"
 #include "cuda/block_cache.hpp"
@@ -20,6 +21,8 @@ class Device {
 public:
   static Device &of(int ordinal);
   static int count();
+  // Of each device, whether it can access the memory of each; makes no context.
+  static std::vector<std::vector<bool>> access();
 
   int ordinal() const { return ordinal_; }
   Context context() const { return context_; }
@@ -30,8 +33,10 @@ public:
   std::size_t memory() const { return memory_; }
   // Whether processes share it through MPS; otherwise their kernels take turns.
   bool has_mps() const { return has_mps_; }
-  // Whether kernels of this device can access memory of another one.
-  bool can_access(const Device &peer) const;
+  // Whether kernels of this device can access memory of another one; of one that this process
+  // does not see that is not known, and taken for true.
+  bool can_access(const Device &peer) const { return can_access(peer.uuid_); }
+  bool can_access(const Uuid &peer) const;
   // Lets them; throws Error if they cannot.
   void enable_access(const Device &peer);
   // Copies to the device, and returns when it is done. Not on the default stream, where it
@@ -91,7 +96,6 @@ public:
   // From the host; returns when it is done.
   void write(std::size_t offset, const void *from, std::size_t bytes) const;
   void read(std::size_t offset, void *to, std::size_t bytes) const; // likewise
-  IpcHandle share() const;
 
 private:
   Device *device_ = nullptr;
@@ -102,9 +106,9 @@ private:
 // Memory of another process of this host. To be destroyed by the thread that releases.
 class ImportedMemory {
 public:
-  ImportedMemory(const Device &device, const IpcHandle &handle);
-  // Null if it cannot be mapped.
-  static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle);
+  // Null, and why, if it cannot be mapped.
+  static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle,
+                                              std::string *why = nullptr);
   ~ImportedMemory();
   ImportedMemory(const ImportedMemory &) = delete;
   Address address() const { return address_; }

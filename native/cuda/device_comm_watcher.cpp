@@ -38,7 +38,8 @@ void DeviceComm::watch() {
     try {
       look();
       calls_.look();
-      map_new_segments();
+      update_segments(most_events, this);
+      look_for_freed_memory();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
       comm_.abort({FailureKind::connection_lost, me, me, next_call()});
@@ -136,12 +137,21 @@ void DeviceComm::wait_for_calls() {
     const CurrentDevice current(device_, std::nothrow);
     (void)api().cuEventSynchronize(last_);
   }
-  const std::uint64_t closed = 1;
   try {
-    arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+    set_closed();
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
+}
+
+void DeviceComm::set_closed() {
+  const std::uint64_t closed = 1;
+  const std::size_t at = offsetof(device::RankWords, closed);
+  if (on_host_)
+    __atomic_store_n(reinterpret_cast<std::uint64_t *>(arena_on_host() + at), closed,
+                     __ATOMIC_RELEASE);
+  else
+    arena_.write(at, &closed, sizeof closed);
 }
 
 void DeviceComm::stop_watching() {
@@ -156,6 +166,7 @@ void DeviceComm::stop_watching() {
 void DeviceComm::release(DeviceComm *comm) {
   if (comm->host_peers_->forked())
     return;
+  comm->shared_.withdraw();
   const bool is_open = comm->connected_ && !std::exchange(comm->closed_, true);
   if (is_open) { // the communicator behind it may be destroyed next
     __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
@@ -166,6 +177,7 @@ void DeviceComm::release(DeviceComm *comm) {
       comm->wait_for_calls();
     release_later([comm] {
       comm->imported_.clear();
+      comm->mapped_.clear();
       comm->board_[comm->rank_].released.store(1, std::memory_order_release);
     });
     run_later(

@@ -24,18 +24,25 @@ public:
   [[nodiscard]] std::shared_lock<std::shared_mutex> launching() {
     return std::shared_lock(mutex_);
   }
-  // From now on `owner` is asked whether collectives of it are in flight, while none can be
-  // launched. Not from inside a step.
-  void add(const void *owner, std::function<bool()> is_in_flight);
+  // From now on `owner` is asked whether collectives of it are in flight on a device, while
+  // none can be launched. Not from inside a step.
+  void add(const void *owner, int device, std::function<bool()> is_in_flight);
   void remove(const void *owner);
-  // Runs a step if nothing is in flight. Whether it did.
-  bool run_if_idle(const std::function<void()> &step);
+  // Runs a step if nothing is in flight on a device, or on any. Whether it did.
+  static constexpr int any_device = -1;
+  bool run_if_idle(const std::function<void()> &step, int device = any_device);
   // Runs it when nothing is in flight any more; in the meantime collectives can be launched.
-  void run_when_idle(const std::function<void()> &step);
+  // A step that a collective may need, whose kernels on other devices wait for it, names the
+  // device.
+  void run_when_idle(const std::function<void()> &step, int device = any_device);
 
 private:
+  struct Owner {
+    int device;
+    std::function<bool()> is_in_flight;
+  };
   std::shared_mutex mutex_;
-  std::map<const void *, std::function<bool()>> owners_;
+  std::map<const void *, Owner> owners_;
 };
 
 } // namespace unisono::cuda

@@ -180,13 +180,15 @@ private:
         break;
       target_.and_in_block(&shared_.exposed,
                            std::uint32_t(arrival.flags) & (exposes_input | exposes_output));
-      shared_.inputs[q] = buffer(q, arrival, 0);
-      shared_.outputs[q] = buffer(q, arrival, 1);
+      shared_.inputs[q] = segment_buffer(q, arrival, 0);
+      shared_.outputs[q] = segment_buffer(q, arrival, 1);
     }
     return !target_.any(failed);
   }
 
-  UNISONO_DEVICE unsigned char *buffer(std::int32_t rank, const Arrival &arrival, int which) {
+  // Where a buffer that another rank exposes is mapped here.
+  UNISONO_DEVICE unsigned char *segment_buffer(std::int32_t rank, const Arrival &arrival,
+                                               int which) {
     const U64 flag = which == 0 ? exposes_input : exposes_output;
     if ((arrival.flags & flag) == 0)
       return nullptr;
