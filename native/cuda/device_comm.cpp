@@ -207,7 +207,7 @@ bool DeviceComm::launch(const Arguments &a) {
   expose(launch, 0, a.input, plan.input_bytes);
   expose(launch, 1, a.output, plan.output_bytes);
   launch.peers = peers_.as<const Peer>();
-  launch.words = arena_.as<RankWords>();
+  launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
   launch.abort = &words->abort;
