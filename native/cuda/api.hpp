@@ -52,7 +52,7 @@ constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAllo
 constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate
 constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemHandle
-constexpr int capture_relaxed = 2;                              // cuStreamBeginCapture
+constexpr int capture_global = 0, capture_of_thread = 1, capture_relaxed = 2; // BeginCapture
 constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76;
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
               pointer_ipc_capable = 10;                         // cuPointerGetAttribute
@@ -116,6 +116,7 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuStreamIsCapturing, (Stream, int *status))                                                \
   X(cuStreamBeginCapture_v2, (Stream, int mode))                                               \
   X(cuStreamEndCapture, (Stream, Graph *))                                                     \
+  X(cuThreadExchangeStreamCaptureMode, (int *mode))                                            \
   X(cuGraphInstantiateWithFlags, (GraphExec *, Graph, unsigned long long flags))               \
   X(cuGraphLaunch, (GraphExec, Stream))                                                        \
   X(cuGraphExecDestroy, (GraphExec))                                                           \

@@ -47,6 +47,7 @@ Device &Device::of(int ordinal) {
 
 Device::Device(int ordinal) : ordinal_(ordinal) {
   initialize();
+  const RelaxedCapture relaxed;
   UNISONO_CUDA(cuDeviceGet, &number_, ordinal);
   UNISONO_CUDA(cuDevicePrimaryCtxRetain, &context_, number_);
   char name[256] = {};
@@ -97,6 +98,16 @@ void Device::clear(Address to, std::size_t bytes) {
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuMemsetD8Async, to, 0, bytes, copies_);
   UNISONO_CUDA(cuStreamSynchronize, copies_);
+}
+
+RelaxedCapture::RelaxedCapture() noexcept : before_(capture_relaxed) {
+  if (api().cuThreadExchangeStreamCaptureMode(&before_) != success)
+    before_ = -1;
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (before_ >= 0)
+    (void)api().cuThreadExchangeStreamCaptureMode(&before_);
 }
 
 CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {

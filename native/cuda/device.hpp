@@ -54,7 +54,23 @@ private:
   Stream copies_ = nullptr;
 };
 
-// Makes the context of a device the current one of this thread, for a while.
+// Lets this thread make calls of the driver that a capture forbids, for a while. As long as a
+// thread of the process captures a stream in the global mode, torch's default, others may
+// neither allocate nor free, nor ask for an event: such a call fails, and the capture with it.
+// What unisono does besides launching is no part of a graph, so it is done in relaxed mode,
+// on the capturing thread too. A launch is captured in any mode.
+class RelaxedCapture {
+public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture &) = delete;
+
+private:
+  int before_;
+};
+
+// Makes the context of a device the current one of this thread, for a while, and lifts what
+// captures forbid: all calls of the driver that need a context are made under this.
 class CurrentDevice {
 public:
   explicit CurrentDevice(const Device &device);
@@ -64,6 +80,7 @@ public:
   CurrentDevice(const CurrentDevice &) = delete;
 
 private:
+  const RelaxedCapture relaxed_;
   bool pushed_;
 };
 

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -127,6 +128,12 @@ struct State {
   Table<Module, ModuleState> modules;
   Table<Function, FunctionState> functions;
 };
+
+// For tests: how often a function was called; all functions; and that the call of it with this
+// number, counted from now, fails (0: none). False: there is no such function.
+std::uint64_t calls_of(std::string_view name);
+std::uint64_t all_calls();
+bool fail_call(std::string_view name, std::int64_t number, Result failure);
 
 // The state of this process; null before cuInit. Never destroyed.
 State *state();

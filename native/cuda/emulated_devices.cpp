@@ -295,6 +295,8 @@ Result cuCtxEnablePeerAccess(Context peer, unsigned flags) {
       return invalid_device;
     if (!at.state.settings.peers)
       return peer_access_unsupported;
+    if (const Result unsafe = at.state.streams->refuse_unsafe())
+      return unsafe;
     const bool enabled = at.state.devices[std::size_t(at.device)].peers.insert(device).second;
     return enabled ? success : Result(peer_access_already_enabled);
   });

@@ -182,6 +182,8 @@ Result cuIpcCloseMemHandle(Address address) {
     const auto found = memory.blocks.find(address);
     if (found == memory.blocks.end() || found->second.kind != Kind::imported)
       return invalid_handle;
+    if (const Result unsafe = at.state.streams->refuse_unsafe())
+      return unsafe;
     if (--found->second.opens > 0)
       return success;
     unmap_freed(memory, address, found->second.mapped);

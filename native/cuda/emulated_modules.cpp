@@ -55,6 +55,8 @@ Result cuModuleLoadData(Module *module, const void *image) {
       return no_binary_for_gpu;
     auto made = std::make_shared<ModuleState>();
     made->device = at.device;
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
     if (!begins_with(text, image_name) || !parse(text + image_name.size(), *made))
       return invalid_image;
     *module = at.state.modules.add(std::move(made));
@@ -64,6 +66,8 @@ Result cuModuleLoadData(Module *module, const void *image) {
 
 Result cuModuleUnload(Module handle) {
   return with_context([&](Entry &at) -> Result {
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
     const auto module = at.state.modules.take(handle);
     if (module == nullptr)
       return invalid_handle;

@@ -87,7 +87,7 @@ struct StreamState;
 
 struct Capture {
   const StreamState *origin;
-  int mode; // 0: global, 1: of the thread, 2: relaxed
+  int mode;
   std::thread::id thread;
   bool invalid = false, ended = false;
   GraphState graph;
@@ -138,7 +138,8 @@ public:
   // Everything of a context that is destroyed.
   void destroy_of(Lock &lock, int device);
 
-  // What is not allowed while this thread, or a thread in global mode, captures.
+  // What a thread may not do during a capture, by the mode of the thread and of the capture;
+  // the captures that forbid it are lost. Whoever is in relaxed mode may.
   Result refuse_unsafe();
   // What is not allowed in a stream that captures: the capture is lost.
   Result refuse_captured(StreamState &stream, Result why);
@@ -153,6 +154,8 @@ public:
 private:
   // Blocking streams of the device capture: the legacy default stream cannot be used.
   Result refuse_implicit(const StreamState &stream);
+  // The host asks how far a stream is, or waits for it.
+  Result refuse_asking(StreamState &stream);
   // The last tasks that have not ended, of those with which a stream is ordered.
   std::vector<Done> pending(const StreamState &stream);
 

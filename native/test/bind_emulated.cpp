@@ -7,7 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/handle.hpp"
-#include "cuda/api.hpp"
+#include "cuda/emulated.hpp"
 #include "device/tables.hpp"
 #include "test/bind_test_hooks.hpp"
 
@@ -68,6 +68,13 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
 
 void bind_emulated(nb::module_ &m) {
   m.def("emulated_functions", &functions);
+  m.def("emulated_calls", &cuda::emulated::all_calls);
+  m.def("emulated_calls_of", [](const std::string &name) {
+    return cuda::emulated::calls_of(name);
+  }, nb::arg("name"));
+  m.def("fail_emulated_call", [](const std::string &name, int number, int failure) {
+    return cuda::emulated::fail_call(name, number, failure);
+  }, nb::arg("name"), nb::arg("number"), nb::arg("failure"));
   m.def("cuda_driver_is_emulated", [] { return cuda::api().emulated; });
   m.def("check_cuda", &cuda::check, nb::arg("result"), nb::arg("function"));
   m.def("device_tables", &tables, nb::arg("plan"));
