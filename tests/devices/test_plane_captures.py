@@ -49,7 +49,7 @@ def first_call_in_capture(comm):
     until(lambda: is_freed(address))
     assert cuda.capturing(stream.handle) == 1
     graph = cuda.instantiate(cuda.end_capture(stream.handle))
-    comm.barrier()  # nobody captures any more: this test may wait for its stream
+    comm.barrier()
     for _ in range(3):
         cuda.launch_graph(graph, stream.handle)
     cuda.synchronize(stream.handle)
@@ -92,6 +92,7 @@ def other_calls(comm):
         cuda.launch_graph(graph, mine.handle)
     else:
         comm.all_reduce(x, stream=mine)
+    comm.barrier()  # nobody captures any more: this test may wait for its stream
     cuda.synchronize(mine.handle)
     return x.numpy().tolist()
 
@@ -104,3 +105,24 @@ def test_other_threads_of_the_process_do_not_break_a_capture():
 def test_other_processes_do_not_break_a_capture():
     """They share memory, which the rank that captures maps meanwhile."""
     assert unisono.spawn(other_calls, 2) == [[6] * 40] * 2
+
+
+def asynchronous(comm):
+    stream = _native.CudaStream(0)
+    cuda.initialize()
+    x = to_device(np.full(40, comm.rank + 1, np.int64))
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(WITHIN_S)
+    cuda.begin_capture(stream.handle, cuda.GLOBAL)
+    works = [comm.all_reduce(x, stream=stream, async_op=True) for _ in range(2)]
+    assert all(work.wait() is x for work in works)
+    graph = cuda.instantiate(cuda.end_capture(stream.handle))
+    comm.barrier()
+    cuda.launch_graph(graph, stream.handle)
+    cuda.synchronize(stream.handle)
+    return x.numpy().tolist()
+
+
+def test_asynchronous_calls_are_captured_when_they_are_waited_for():
+    with world(2) as w:
+        assert w.run(asynchronous) == [[12] * 40] * 2

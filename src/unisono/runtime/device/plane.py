@@ -201,16 +201,26 @@ class DevicePlane:
         if stream != current:  # what was made for the call is on the current one
             self._event_on(current).order(stream)
         captured = self._launch(call, reduction, how, stream)
-        if not captured and (stream != current or _is_ours(call)):
-            return self._beside(call, how, stream, given)
-        return call.finished()  # a graph keeps its arrays
+        if stream != current or (_is_ours(call) and not captured):
+            return self._beside(call, how, stream, given, keep=not captured)
+        return call.finished()
 
     def _beside(
-        self, call: Call, how: CallOptions, stream: int, given: int | None
+        self,
+        call: Call,
+        how: CallOptions,
+        stream: int,
+        given: int | None,
+        *,
+        keep: bool,
     ) -> Any:
-        """The result of a call on another stream, whose arrays must be kept."""
+        """The result of a call on another stream; keep its arrays until it has ended.
+
+        Those of a call in a graph are kept by whoever made the graph.
+        """
         event = self._event_on(stream)
-        self._keep(event, call)
+        if keep:
+            self._keep(event, call)
         if how.async_op:
             return DeviceWork(
                 call, event, lambda: self._current_stream(call, given), self._check
