@@ -212,7 +212,7 @@ void bind_cuda(nb::module_ &m) {
            },
            nb::arg("ordinal"), nb::arg("plan"));
   nb::class_<DeviceComm>(m, "DeviceComm")
-      .def("announcement", [](const DeviceComm &c) { return bytes_of(c.announcement()); })
+      .def("announcement", [](DeviceComm &c) { return bytes_of(c.announcement()); })
       .def("connect", &connect, nb::arg("announced"))
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),

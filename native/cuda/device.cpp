@@ -45,7 +45,7 @@ Device &Device::of(int ordinal) {
   return *found;
 }
 
-Device::Device(int ordinal) : ordinal_(ordinal) {
+Device::Device(int ordinal) : Device(ordinal, Empty()) {
   initialize();
   const RelaxedCapture relaxed;
   UNISONO_CUDA(cuDeviceGet, &number_, ordinal);
@@ -59,6 +59,16 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
   multiprocessors_ = attribute(number_, attribute_multiprocessors);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuStreamCreate, &copies_, stream_non_blocking);
+}
+
+Device::~Device() {
+  if (context_ == nullptr)
+    return;
+  if (copies_ != nullptr) {
+    const CurrentDevice current(*this, std::nothrow);
+    (void)api().cuStreamDestroy_v2(copies_);
+  }
+  (void)api().cuDevicePrimaryCtxRelease_v2(number_);
 }
 
 void Device::write(Address to, const void *from, std::size_t bytes) {
@@ -124,10 +134,11 @@ CurrentDevice::~CurrentDevice() {
   (void)api().cuCtxPopCurrent_v2(&popped);
 }
 
-DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
-    : device_(&device), bytes_(bytes) {
+DeviceMemory::DeviceMemory(Device &device, std::size_t bytes) : DeviceMemory() {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuMemAlloc_v2, &address_, bytes);
+  device_ = &device;
+  bytes_ = bytes;
   device.clear(address_, bytes);
 }
 
@@ -165,26 +176,29 @@ IpcHandle DeviceMemory::share() const {
 }
 
 ImportedMemory::ImportedMemory(const Device &device, const IpcHandle &handle)
-    : device_(device) {
-  const CurrentDevice current(device);
-  UNISONO_CUDA(cuIpcOpenMemHandle_v2, &address_, handle, ipc_lazy_peer_access);
+    : ImportedMemory(device) {
+  check(map(handle), "cuIpcOpenMemHandle_v2");
 }
 
 std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,
                                                      const IpcHandle &handle) {
-  const CurrentDevice current(device);
-  Address address = 0;
-  if (api().cuIpcOpenMemHandle_v2(&address, handle, ipc_lazy_peer_access) != success)
-    return nullptr;
-  return std::unique_ptr<ImportedMemory>(new ImportedMemory(device, address));
+  std::unique_ptr<ImportedMemory> made(new ImportedMemory(device));
+  return made->map(handle) == success ? std::move(made) : nullptr;
+}
+
+Result ImportedMemory::map(const IpcHandle &handle) {
+  const CurrentDevice current(device_);
+  return api().cuIpcOpenMemHandle_v2(&address_, handle, ipc_lazy_peer_access);
 }
 
 ImportedMemory::~ImportedMemory() {
+  if (address_ == 0)
+    return;
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuIpcCloseMemHandle(address_);
 }
 
-PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(device) {
+PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : PinnedMemory(device) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuMemHostAlloc, &host_, bytes, host_mapped | host_portable);
   std::memset(host_, 0, bytes);
@@ -192,6 +206,8 @@ PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(de
 }
 
 PinnedMemory::~PinnedMemory() {
+  if (host_ == nullptr)
+    return;
   release_later([&device = device_, host = host_] {
     const CurrentDevice current(device, std::nothrow);
     (void)api().cuMemFreeHost(host);

@@ -39,8 +39,12 @@ public:
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
+  // Of one whose constructor has failed: the others are never destroyed.
+  ~Device();
 
 private:
+  struct Empty {};
+  Device(int ordinal, Empty) : ordinal_(ordinal) {}
   void copy(Address to, Address from, std::size_t bytes);
 
   DeviceNumber number_ = 0;
@@ -84,6 +88,10 @@ private:
   bool pushed_;
 };
 
+// The classes below release in their destructors what they have. A constructor of several
+// steps delegates to one that makes an object without anything, so that the destructor runs
+// too when a later step fails.
+
 // Memory on a device, filled with zeros. The destructor does not wait for the device:
 // deferred_release.hpp.
 class DeviceMemory {
@@ -113,6 +121,7 @@ private:
 // Memory of another process of this host.
 class ImportedMemory {
 public:
+  // Throws Error if it cannot be mapped.
   ImportedMemory(const Device &device, const IpcHandle &handle);
   // Null if it cannot be mapped.
   static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle);
@@ -121,8 +130,8 @@ public:
   Address address() const { return address_; }
 
 private:
-  ImportedMemory(const Device &device, Address address)
-      : device_(device), address_(address) {}
+  explicit ImportedMemory(const Device &device) : device_(device) {}
+  Result map(const IpcHandle &handle);
   const Device &device_;
   Address address_ = 0;
 };
@@ -137,6 +146,7 @@ public:
   template <class T> T *device() const { return reinterpret_cast<T *>(address_); }
 
 private:
+  explicit PinnedMemory(const Device &device) : device_(device) {}
   const Device &device_;
   void *host_ = nullptr;
   Address address_ = 0;

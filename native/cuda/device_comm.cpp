@@ -36,13 +36,15 @@ std::vector<std::size_t> ranks_of(const Comm &comm) {
 
 } // namespace
 
-Kernel::Kernel(const Device &device, const void *image) : device_(device) {
+Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuModuleLoadData, &module_, image);
   UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
 }
 
 Kernel::~Kernel() {
+  if (module_ == nullptr)
+    return;
   const CurrentDevice current(device_, std::nothrow);
   (void)api().cuModuleUnload(module_);
 }
@@ -76,7 +78,8 @@ DeviceComm::~DeviceComm() {
   (void)api().cuEventDestroy_v2(last_);
 }
 
-Announcement DeviceComm::announcement() const {
+Announcement DeviceComm::announcement() {
+  announced_ = true;
   return {::getpid(), process_number(), device_.ordinal(), arena_.address(), arena_.share()};
 }
 
@@ -100,8 +103,8 @@ void DeviceComm::connect(const std::vector<Announcement> &ranks) {
                 segments_.as<unsigned char *const>(q * most_segments * sizeof(Address))};
   }
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
-  connected_ = true;
   watcher_.start([this] { watch(); });
+  connected_ = true;
 }
 
 std::size_t DeviceComm::ranks_here() const {

@@ -39,6 +39,7 @@ public:
   int blocks_per_multiprocessor(int threads) const;
 
 private:
+  explicit Kernel(const Device &device) : device_(device) {}
   const Device &device_;
   Module module_ = nullptr;
   Function function_ = nullptr;
@@ -74,7 +75,8 @@ public:
   ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
 
-  Announcement announcement() const;
+  // To be given to all ranks, which from then on may map this rank's memory.
+  Announcement announcement();
   // Maps the arenas of all ranks; those of this process by their addresses.
   void connect(const std::vector<Announcement> &ranks);
 
@@ -156,7 +158,7 @@ private:
   Event last_ = nullptr; // behind the last call
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false, connected_ = false, closed_ = false;
+  bool stop_ = false, announced_ = false, connected_ = false, closed_ = false;
   std::atomic<bool> reported_ = false;
   Worker watcher_;
 };

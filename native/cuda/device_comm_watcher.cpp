@@ -83,8 +83,11 @@ void DeviceComm::report_deaths() {
                     std::uint32_t(done() + 1) | device_call});
 }
 
-// Whether other ranks may still have memory of this rank mapped.
+// Whether other ranks may still have memory of this rank mapped. Those that have failed to make
+// their half never say that they have released it: but then this rank has announced nothing.
 bool DeviceComm::is_used_by_others() const {
+  if (!announced_)
+    return false;
   for (std::size_t q = 0; q < world_ranks_.size(); ++q)
     if (q != rank_ && !host_peers_->dead(world_ranks_[q]) &&
         board_[q].released.load(std::memory_order_acquire) == 0)

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -134,6 +135,8 @@ struct State {
 std::uint64_t calls_of(std::string_view name);
 std::uint64_t all_calls();
 bool fail_call(std::string_view name, std::int64_t number, Result failure);
+// What exists now in this process, by kind.
+std::map<std::string, std::size_t> objects();
 
 // The state of this process; null before cuInit. Never destroyed.
 State *state();

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "cuda/emulated.hpp"
 #include "cuda/emulated_memory.hpp"
@@ -135,6 +136,25 @@ State *state() { return made.load(std::memory_order_acquire); }
 std::vector<int> &pushed_contexts() {
   thread_local std::vector<int> pushed;
   return pushed;
+}
+
+std::map<std::string, std::size_t> objects() {
+  State *const found = state();
+  if (found == nullptr)
+    return {};
+  const std::lock_guard lock(found->mutex);
+  std::map<std::string, std::size_t> counted;
+  const auto count = [](const auto &all) {
+    return std::size_t(std::distance(all.begin(), all.end()));
+  };
+  counted["memory"] = found->memory->blocks.size();
+  counted["streams"] = count(found->streams->streams);
+  counted["events"] = count(found->streams->events);
+  counted["modules"] = count(found->modules);
+  counted["contexts"] = 0;
+  for (const DeviceState &device : found->devices)
+    counted["contexts"] += std::size_t(device.retained);
+  return counted;
 }
 
 Result cuInit(unsigned flags) {

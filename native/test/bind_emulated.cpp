@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include "bindings/handle.hpp"
@@ -68,6 +69,7 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
 
 void bind_emulated(nb::module_ &m) {
   m.def("emulated_functions", &functions);
+  m.def("emulated_objects", &cuda::emulated::objects);
   m.def("emulated_calls", &cuda::emulated::all_calls);
   m.def("emulated_calls_of", [](const std::string &name) {
     return cuda::emulated::calls_of(name);

@@ -156,7 +156,7 @@ class DevicePlane:
         device = _native.cuda_device(self.ordinal)
         about = device.uuid + device.multiprocessors.to_bytes(4, "little")
         about += _most_blocks().to_bytes(4, "little")
-        announced = self._all_gather(self.native.announcement() + about)
+        announced = self._all_gather(self._together(self.native.announcement) + about)
         arenas = [row[: -len(about)] for row in announced]
         self._together(lambda: self.native.connect(arenas))
         uuids = [row[-len(about) : -8] for row in announced]
@@ -170,8 +170,8 @@ class DevicePlane:
         why = ""
         try:
             made.append(step())
-        except _native.CudaError as error:
-            why = str(error)
+        except (RuntimeError, MemoryError) as error:  # CudaError, or no more threads
+            why = str(error) or type(error).__name__
         said = self._all_gather(why.encode()[:_TEXT].ljust(_TEXT, b"\0"))
         for rank, text in enumerate(said):
             if words := text.rstrip(b"\0").decode(errors="replace"):
