@@ -81,8 +81,8 @@ public:
     UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
   }
   ~CudaEvent() {
-    const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuEventDestroy_v2(event_);
+    if (const CurrentDevice current(device_, std::nothrow); current)
+      (void)api().cuEventDestroy_v2(event_);
   }
   CudaEvent(const CudaEvent &) = delete;
   void record(std::uint64_t stream) {
@@ -115,8 +115,8 @@ public:
     UNISONO_CUDA(cuStreamCreate, &stream_, stream_non_blocking);
   }
   ~CudaStream() {
-    const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuStreamDestroy_v2(stream_);
+    if (const CurrentDevice current(device_, std::nothrow); current)
+      (void)api().cuStreamDestroy_v2(stream_);
   }
   CudaStream(const CudaStream &) = delete;
   std::uint64_t handle() const { return reinterpret_cast<std::uintptr_t>(stream_); }

@@ -158,6 +158,13 @@ public:
 // a path. What was found is kept for the life of the process.
 const Api &api();
 
+// CUDA cannot be used in a fork of a process that has used it: the child has no thread of the
+// driver, and locks may be held there for ever. So whoever is about to call the driver, or to
+// take a lock that others hold while they call it, looks here first.
+void mark_used();      // before this process first calls the driver
+bool is_used_before(); // whether this process is such a fork
+void refuse_fork();    // throws Error if it is
+
 // Throws Error with the name of the function and the driver's words.
 void check(Result result, const char *function);
 
@@ -169,4 +176,5 @@ Api emulated_api();
 
 // Calls a function of the driver and checks its result.
 #define UNISONO_CUDA(name, ...)                                                                \
-  ::unisono::cuda::check(::unisono::cuda::api().name(__VA_ARGS__), #name)
+  (::unisono::cuda::refuse_fork(),                                                             \
+   ::unisono::cuda::check(::unisono::cuda::api().name(__VA_ARGS__), #name))

@@ -6,6 +6,7 @@
 #include <list>
 #include <mutex>
 
+#include "cuda/api.hpp"
 #include "support/fork.hpp"
 
 namespace unisono::cuda {
@@ -22,8 +23,6 @@ struct Pending {
 class Releaser {
 public:
   void add(Pending pending) {
-    if (origin_.forked())
-      return;
     {
       const std::lock_guard lock(mutex_);
       pending_.push_back(std::move(pending));
@@ -66,13 +65,14 @@ private:
   std::condition_variable changed_;
   std::list<Pending> pending_;
   bool started_ = false;
-  Origin origin_;
   Worker thread_;
 };
 
 } // namespace
 
 void release_later(std::function<void()> release, std::function<bool()> is_ready) {
+  if (is_used_before()) // what it would release is the parent's, and so is the thread
+    return;
   static auto &releaser = *new Releaser; // never destroyed: its thread never ends
   releaser.add({std::move(release), std::move(is_ready)});
 }

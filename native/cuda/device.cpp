@@ -13,6 +13,9 @@ namespace {
 constexpr Result already_enabled = 704; // peer access
 
 void initialize() {
+  (void)api(); // throws if there is no driver
+  refuse_fork();
+  mark_used();
   static const bool once = [] {
     UNISONO_CUDA(cuInit, 0);
     return true;
@@ -36,6 +39,7 @@ int Device::count() {
 }
 
 Device &Device::of(int ordinal) {
+  refuse_fork();
   static std::mutex mutex;
   static auto &known = *new std::map<int, std::unique_ptr<Device>>; // never destroyed
   const std::lock_guard lock(mutex);
@@ -64,10 +68,9 @@ Device::Device(int ordinal) : Device(ordinal, Empty()) {
 Device::~Device() {
   if (context_ == nullptr)
     return;
-  if (copies_ != nullptr) {
-    const CurrentDevice current(*this, std::nothrow);
-    (void)api().cuStreamDestroy_v2(copies_);
-  }
+  if (copies_ != nullptr)
+    if (const CurrentDevice current(*this, std::nothrow); current)
+      (void)api().cuStreamDestroy_v2(copies_);
   (void)api().cuDevicePrimaryCtxRelease_v2(number_);
 }
 
@@ -80,6 +83,7 @@ void Device::read(void *to, Address from, std::size_t bytes) {
 }
 
 void Device::copy(Address to, Address from, std::size_t bytes) {
+  refuse_fork();
   const std::lock_guard only(copying_);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuMemcpyAsync, to, from, bytes, copies_);
@@ -104,6 +108,7 @@ void Device::enable_access(const Device &peer) {
 }
 
 void Device::clear(Address to, std::size_t bytes) {
+  refuse_fork();
   const std::lock_guard only(copying_);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuMemsetD8Async, to, 0, bytes, copies_);
@@ -111,7 +116,7 @@ void Device::clear(Address to, std::size_t bytes) {
 }
 
 RelaxedCapture::RelaxedCapture() noexcept : before_(capture_relaxed) {
-  if (api().cuThreadExchangeStreamCaptureMode(&before_) != success)
+  if (is_used_before() || api().cuThreadExchangeStreamCaptureMode(&before_) != success)
     before_ = -1;
 }
 
@@ -125,7 +130,7 @@ CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {
 }
 
 CurrentDevice::CurrentDevice(const Device &device, std::nothrow_t) noexcept
-    : pushed_(api().cuCtxPushCurrent_v2(device.context()) == success) {}
+    : pushed_(!is_used_before() && api().cuCtxPushCurrent_v2(device.context()) == success) {}
 
 CurrentDevice::~CurrentDevice() {
   Context popped;
@@ -146,8 +151,8 @@ DeviceMemory::~DeviceMemory() {
   if (device_ == nullptr)
     return;
   release_later([device = device_, address = address_] {
-    const CurrentDevice current(*device, std::nothrow);
-    (void)api().cuMemFree_v2(address);
+    if (const CurrentDevice current(*device, std::nothrow); current)
+      (void)api().cuMemFree_v2(address);
   });
 }
 
@@ -194,8 +199,8 @@ Result ImportedMemory::map(const IpcHandle &handle) {
 ImportedMemory::~ImportedMemory() {
   if (address_ == 0)
     return;
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuIpcCloseMemHandle(address_);
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuIpcCloseMemHandle(address_);
 }
 
 PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : PinnedMemory(device) {
@@ -209,8 +214,8 @@ PinnedMemory::~PinnedMemory() {
   if (host_ == nullptr)
     return;
   release_later([&device = device_, host = host_] {
-    const CurrentDevice current(device, std::nothrow);
-    (void)api().cuMemFreeHost(host);
+    if (const CurrentDevice current(device, std::nothrow); current)
+      (void)api().cuMemFreeHost(host);
   });
 }
 

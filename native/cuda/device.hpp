@@ -78,8 +78,10 @@ private:
 class CurrentDevice {
 public:
   explicit CurrentDevice(const Device &device);
-  // For destructors: does nothing if the driver has already ended.
+  // For destructors: false if the driver has already ended, or this is a forked child. Then
+  // there is nothing to release.
   CurrentDevice(const Device &device, std::nothrow_t) noexcept;
+  explicit operator bool() const { return pushed_; }
   ~CurrentDevice();
   CurrentDevice(const CurrentDevice &) = delete;
 

@@ -45,8 +45,8 @@ Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
 Kernel::~Kernel() {
   if (module_ == nullptr)
     return;
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuModuleUnload(module_);
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuModuleUnload(module_);
 }
 
 int Kernel::blocks_per_multiprocessor(int threads) const {
@@ -74,8 +74,8 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
 }
 
 DeviceComm::~DeviceComm() {
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuEventDestroy_v2(last_);
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuEventDestroy_v2(last_);
 }
 
 Announcement DeviceComm::announcement() {
@@ -112,6 +112,7 @@ std::size_t DeviceComm::ranks_here() const {
 }
 
 bool DeviceComm::launch(const Arguments &a) {
+  refuse_fork();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
@@ -149,6 +150,7 @@ void DeviceComm::expose(Launch &launch, int which, Address address) {
 }
 
 bool DeviceComm::is_idle() {
+  refuse_fork();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   const Result result = api().cuEventQuery(last_);
@@ -172,6 +174,7 @@ bool DeviceComm::order_after_last(Stream stream) {
 }
 
 std::uint64_t DeviceComm::done() const {
+  refuse_fork(); // the memory is not mapped there
   return __atomic_load_n(&host_.host<HostWords>()->done, __ATOMIC_ACQUIRE);
 }
 

@@ -96,12 +96,14 @@ bool DeviceComm::is_used_by_others() const {
 }
 
 void DeviceComm::close() {
+  if (host_peers_->forked())
+    return;
   {
     const std::lock_guard only(launching_);
     if (std::exchange(closed_, true))
       return;
   }
-  if (!connected_ || host_peers_->forked())
+  if (!connected_)
     return;
   wait_for_calls(); // the watcher still runs, so kernels end when something fails
   stop_watching();
@@ -111,8 +113,8 @@ void DeviceComm::close() {
 // no more.
 void DeviceComm::wait_for_calls() {
   {
-    const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuEventSynchronize(last_);
+    if (const CurrentDevice current(device_, std::nothrow); current)
+      (void)api().cuEventSynchronize(last_);
   }
   const std::uint64_t closed = done() + 1;
   try {

@@ -244,6 +244,7 @@ Result cuMemHostAlloc(void **host, std::size_t bytes, unsigned flags) {
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED)
       return whole < bytes ? Result(out_of_memory) : no_more(errno);
+    (void)::madvise(mapped, whole, MADV_DONTFORK); // as with the driver's
     scribble(mapped, bytes);
     add_block(*at.state.memory, mapped,
               {Kind::host, at.device, bytes, whole, 0, nullptr, 1, {}});
