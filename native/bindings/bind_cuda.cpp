@@ -35,11 +35,10 @@ template <class T> nb::bytes bytes_of(const T &value) {
 
 // What a device's memory is: the ordinal, the base and the size of its allocation.
 std::tuple<int, Address, std::size_t> locate(Address address) {
-  int ordinal = 0;
-  const CurrentDevice current(Device::of(0)); // any context will do
-  UNISONO_CUDA(cuPointerGetAttribute, &ordinal, pointer_device, address);
+  Device &device = device_of(address);
+  const CurrentDevice current(device);
   const AddressRange range = range_of(address);
-  return {ordinal, range.base, range.bytes};
+  return {device.ordinal(), range.base, range.bytes};
 }
 
 // What DLPack tells of an array, wherever it is: address, shape, strides in elements, code and

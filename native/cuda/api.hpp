@@ -74,6 +74,7 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuDeviceCanAccessPeer, (int *can, DeviceNumber, DeviceNumber peer))                        \
   X(cuDevicePrimaryCtxRetain, (Context *, DeviceNumber))                                       \
   X(cuDevicePrimaryCtxRelease_v2, (DeviceNumber))                                              \
+  X(cuDevicePrimaryCtxGetState, (DeviceNumber, unsigned *flags, int *active))                  \
   X(cuCtxPushCurrent_v2, (Context))                                                            \
   X(cuCtxPopCurrent_v2, (Context *))                                                           \
   X(cuCtxEnablePeerAccess, (Context peer, unsigned flags))                                     \

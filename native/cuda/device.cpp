@@ -23,6 +23,16 @@ void initialize() {
   (void)once;
 }
 
+// Whether something in this process uses the device already.
+bool is_active(int ordinal) {
+  DeviceNumber number = 0;
+  unsigned flags = 0;
+  int active = 0;
+  UNISONO_CUDA(cuDeviceGet, &number, ordinal);
+  UNISONO_CUDA(cuDevicePrimaryCtxGetState, number, &flags, &active);
+  return active != 0;
+}
+
 int attribute(DeviceNumber device, int which) {
   int value = 0;
   UNISONO_CUDA(cuDeviceGetAttribute, &value, which, device);
@@ -217,6 +227,21 @@ PinnedMemory::~PinnedMemory() {
     if (const CurrentDevice current(device, std::nothrow); current)
       (void)api().cuMemFreeHost(host);
   });
+}
+
+// The driver answers in any context of the process, but wants one to be current; some versions
+// answer in a context of the same device alone.
+Device &device_of(Address address) {
+  initialize();
+  int ordinal = 0;
+  Result result = api().cuPointerGetAttribute(&ordinal, pointer_device, address);
+  for (int i = 0; i < Device::count() && result != success; ++i)
+    if (is_active(i)) {
+      const CurrentDevice current(Device::of(i));
+      result = api().cuPointerGetAttribute(&ordinal, pointer_device, address);
+    }
+  check(result, "cuPointerGetAttribute");
+  return Device::of(ordinal);
 }
 
 AddressRange range_of(Address address) {

@@ -161,4 +161,8 @@ struct AddressRange {
 };
 AddressRange range_of(Address address);
 
+// The device that an address of device memory belongs to. Makes no context: memory is in one
+// that exists.
+Device &device_of(Address address);
+
 } // namespace unisono::cuda

@@ -282,6 +282,16 @@ Result cuDevicePrimaryCtxRelease_v2(DeviceNumber device) {
   });
 }
 
+Result cuDevicePrimaryCtxGetState(DeviceNumber device, unsigned *flags, int *active) {
+  return with_device(device, [&](Entry &, DeviceState &current) -> Result {
+    if (flags == nullptr || active == nullptr)
+      return invalid_value;
+    *flags = 0;
+    *active = current.retained > 0;
+    return success;
+  });
+}
+
 Result cuCtxPushCurrent_v2(Context context) {
   const int device = device_of(context);
   return with_driver([&](Entry &at) -> Result {
