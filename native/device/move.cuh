@@ -27,16 +27,22 @@ UNISONO_DEVICE unsigned misaligned(const Movement &m) {
 // One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
 template <class Pack, int packs>
 UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
-  Pack totals[packs], next[packs];
+  using Unit = typename Pack::Unit;
+  Pack totals[packs];
+  Unit next[packs]; // as it is stored: elements of 16 bits take half the registers
+  const unsigned char *first = m.sources[0] + at;
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
-    totals[k].load(m.sources[0] + at + k * stride);
+    next[k] = *reinterpret_cast<const Unit *>(first + k * stride);
+  UNISONO_UNROLL
+  for (int k = 0; k < packs; ++k)
+    totals[k].begin(next[k]);
   UNISONO_NO_UNROLL
   for (std::int32_t s = 1; s < m.num_sources; ++s) {
     const unsigned char *source = m.sources[s] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
-      next[k].load(source + k * stride);
+      next[k] = *reinterpret_cast<const Unit *>(source + k * stride);
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
       totals[k].combine(next[k]);
@@ -49,7 +55,7 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
     unsigned char *destination = m.destinations[d] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
-      totals[k].store(destination + k * stride);
+      *reinterpret_cast<Unit *>(destination + k * stride) = totals[k].made();
   }
 }
 
@@ -71,22 +77,20 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
 }
 
 // Bytes that are copied as a Unit.
-template <class Unit> struct Copied {
+template <class Of> struct Copied {
+  using Unit = Of;
   static constexpr std::int32_t bytes = sizeof(Unit);
   Unit value;
 
-  UNISONO_DEVICE void load(const unsigned char *from) {
-    value = *reinterpret_cast<const Unit *>(from);
-  }
-  UNISONO_DEVICE void combine(const Copied &) {}
+  UNISONO_DEVICE void begin(const Unit &first) { value = first; }
+  UNISONO_DEVICE void combine(const Unit &) {}
   UNISONO_DEVICE void finish(std::uint32_t) {}
-  UNISONO_DEVICE void store(unsigned char *to) const {
-    *reinterpret_cast<Unit *>(to) = value;
-  }
+  UNISONO_DEVICE Unit made() const { return value; }
 };
 
 // Elements of a type that are reduced by an operation, and loaded and stored as a Unit.
-template <class Type, class Operation, class Unit> struct Reduced {
+template <class Type, class Operation, class Of> struct Reduced {
+  using Unit = Of;
   using Stored = typename Type::Stored;
   using Sum = typename Type::Sum;
   static constexpr std::int32_t bytes = sizeof(Unit);
@@ -98,16 +102,17 @@ template <class Type, class Operation, class Unit> struct Reduced {
   };
   Sum sums[lanes];
 
-  UNISONO_DEVICE void load(const unsigned char *from) {
-    const auto read = bit_cast<Elements>(*reinterpret_cast<const Unit *>(from));
+  UNISONO_DEVICE void begin(const Unit &first) {
+    const auto read = bit_cast<Elements>(first);
     UNISONO_UNROLL
     for (int i = 0; i < lanes; ++i)
       sums[i] = Type::load(read.of[i]);
   }
-  UNISONO_DEVICE void combine(const Reduced &next) {
+  UNISONO_DEVICE void combine(const Unit &next) {
+    const auto read = bit_cast<Elements>(next);
     UNISONO_UNROLL
     for (int i = 0; i < lanes; ++i)
-      sums[i] = Operation::of(sums[i], next.sums[i]);
+      sums[i] = Operation::of(sums[i], Type::load(read.of[i]));
   }
   UNISONO_DEVICE void finish(std::uint32_t divisor) {
     if (divisor == 1)
@@ -116,12 +121,12 @@ template <class Type, class Operation, class Unit> struct Reduced {
     for (int i = 0; i < lanes; ++i)
       sums[i] = divided(sums[i], divisor);
   }
-  UNISONO_DEVICE void store(unsigned char *to) const {
-    Elements made;
+  UNISONO_DEVICE Unit made() const {
+    Elements elements;
     UNISONO_UNROLL
     for (int i = 0; i < lanes; ++i)
-      made.of[i] = Type::store(sums[i]);
-    *reinterpret_cast<Unit *>(to) = bit_cast<Unit>(made);
+      elements.of[i] = Type::store(sums[i]);
+    return bit_cast<Unit>(elements);
   }
 };
 
@@ -130,12 +135,14 @@ struct Copy {
   UNISONO_DEVICE static void move(const Target &target, const Movement &m,
                                   std::int64_t itemsize) {
     using Vector = typename Target::Vector;
+    if (m.num_destinations == 1 && m.sources[0] == m.destinations[0])
+      return; // in place
     const std::int64_t bytes = m.count * itemsize;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;
     if (bits == 0) {
       done = bytes / 16 * 16;
-      run<Copied<Vector>, 4>(target, m, 0, done);
+      run<Copied<Vector>, 8>(target, m, 0, done);
     } else if (bits % 4 == 0) {
       done = bytes / 4 * 4;
       run<Copied<std::uint32_t>, 4>(target, m, 0, done);
@@ -160,7 +167,7 @@ template <class Type, class Operation> struct Reduce {
     if (m.num_sources == 1)
       return Copy::move(target, m, itemsize);
     // So many that their sums fit into registers.
-    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : 2;
+    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : 16 / Pack<Vector>::registers;
     const std::int64_t bytes = m.count * itemsize;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;

@@ -3,9 +3,32 @@
 `make gpu-test` runs the same tests of the plane on the GPU of the machine.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import product
+
 import pytest
 
 import emulated as cuda
+from unisono import _native
+from unisono.devices import rtc
+from unisono.dtypes import DTYPES, REDUCTIONS
+from unisono.errors import BadArgument
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled():
+    """On a GPU all kernels are needed: they are compiled side by side."""
+    if not cuda.ON_GPU:
+        return
+    capability = divmod(_native.cuda_device(0).capability, 10)
+
+    def compile_one(what):
+        with suppress(BadArgument):  # no such operation on the type
+            rtc.compile_kernel(capability, *what)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(compile_one, product(DTYPES, REDUCTIONS)))
 
 
 @pytest.fixture(autouse=True)

@@ -32,16 +32,18 @@ def with_arrays(cases):
 
 
 @pytest.mark.quick(n=[3])
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 13])
 def test_every_algorithm_between_threads(n):
     cases = with_arrays(every_algorithm(n, [1, n, 2777]))
     with world(n) as w:
         check(cases, w.run(perform_on_device, cases))
 
 
-def test_every_type_and_operation_between_threads():
-    cases = [*every_reduction(3), *every_type(3)]
-    with world(3) as w:
+@pytest.mark.quick(n=[3])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_every_type_and_operation_between_threads(n):
+    cases = [*every_reduction(n), *every_type(n)]
+    with world(n) as w:
         check(cases, w.run(perform_on_device, cases))
 
 

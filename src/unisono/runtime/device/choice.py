@@ -6,7 +6,10 @@ from unisono.algorithms import library
 from unisono.dtypes import DType
 from unisono.runtime.plan.select import AlgorithmChoice, choose
 
-DIRECT = "direct"
+FEWEST_BYTES = ("direct", "naive")
+"""By these a rank reads what it needs where it is, and no more; the first that there is."""
+SMALL = 1 << 20
+"""Bytes up to which one rank may do all the work."""
 
 
 def algorithm_on_device(
@@ -18,7 +21,7 @@ def algorithm_on_device(
     named: str | None,
     reproducible: bool,
 ) -> AlgorithmChoice:
-    """The named one; or direct, by which a rank reads what it needs and no more."""
+    """The named one; or the one by which a rank reads what it needs and no more."""
     choice = choose(
         collective,
         nbytes,
@@ -27,7 +30,12 @@ def algorithm_on_device(
         reproducible=reproducible,
         itemsize=dtype.itemsize,
     )
-    if choice.by in ("caller", "variable") or (collective, DIRECT) not in library():
+    if choice.by in ("caller", "variable"):
         return choice
-    why = "on a device every rank can read the memory of all, so direct moves least"
-    return AlgorithmChoice(DIRECT, why)
+    if collective == "reduce" and nbytes > SMALL:
+        return choice  # by naive only the root would work
+    best = next((a for a in FEWEST_BYTES if (collective, a) in library()), None)
+    if best is None:
+        return choice
+    why = f"on a device every rank can read the memory of all, so {best} moves least"
+    return AlgorithmChoice(best, why)
