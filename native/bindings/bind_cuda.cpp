@@ -135,7 +135,7 @@ std::shared_ptr<DeviceComm> make_comm(Handle &comm, int ordinal,
           &DeviceComm::release};
 }
 
-void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
+std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   std::vector<Announcement> ranks(announced.size());
   for (std::size_t q = 0; q < ranks.size(); ++q) {
     if (announced[q].size() != sizeof(Announcement))
@@ -143,7 +143,7 @@ void connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
     std::memcpy(&ranks[q], announced[q].c_str(), sizeof(Announcement));
   }
   GilRelease unlocked;
-  comm.connect(ranks);
+  return comm.connect(ranks);
 }
 
 bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
@@ -163,6 +163,7 @@ void bind_cuda(nb::module_ &m) {
   m.attr("DEVICE_CALL") = device_call;
   m.def("cuda_is_emulated", [] { return api().emulated; });
   m.def("cuda_device_count", &Device::count);
+  m.def("cuda_access", &Device::access);
   m.def("dlpack_view", &dlpack_view, nb::arg("array"));
   m.def("cuda_locate", &locate, nb::arg("address"));
   nb::class_<Device>(m, "CudaDevice")
@@ -172,7 +173,9 @@ void bind_cuda(nb::module_ &m) {
       .def_prop_ro("capability", &Device::capability)
       .def_prop_ro("multiprocessors", &Device::multiprocessors)
       .def_prop_ro("memory", &Device::memory)
-      .def("can_access", &Device::can_access, nb::arg("peer"));
+      .def("can_access",
+           [](const Device &d, const Device &peer) { return d.can_access(peer); },
+           nb::arg("peer"));
   m.def("cuda_device", &Device::of, nb::arg("ordinal"), nb::rv_policy::reference);
   nb::class_<DeviceMemory>(m, "CudaMemory")
       .def("__init__",
@@ -211,11 +214,21 @@ void bind_cuda(nb::module_ &m) {
            },
            nb::arg("ordinal"), nb::arg("plan"));
   nb::class_<DeviceComm>(m, "DeviceComm")
+      .def("allocate", &DeviceComm::allocate, Unlocked())
       .def("announcement", [](DeviceComm &c) { return bytes_of(c.announcement()); })
       .def("connect", &connect, nb::arg("announced"))
+      .def("disconnect", &DeviceComm::disconnect, Unlocked())
+      .def("place_on_host", &DeviceComm::place_on_host, nb::arg("owner"), nb::arg("segment"),
+           Unlocked())
+      .def("start", &DeviceComm::start, Unlocked())
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
            nb::arg("threads"))
+      .def("sharing_of", [](DeviceComm &c, Address address, std::size_t bytes) {
+             return int(c.sharing_of(address, bytes));
+           },
+           nb::arg("address"), nb::arg("bytes"), Unlocked())
+      .def("exposed", &DeviceComm::exposed)
       .def("is_idle", &DeviceComm::is_idle, Unlocked())
       .def("ranks_here", &DeviceComm::ranks_here)
       .def("launched", &DeviceComm::launched)
@@ -223,6 +236,7 @@ void bind_cuda(nb::module_ &m) {
       .def("look", &DeviceComm::look, Unlocked())
       .def("close", &DeviceComm::close, Unlocked());
   m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));
+  m.def("device_host_bytes", &DeviceComm::host_bytes, nb::arg("n"), nb::arg("half"));
   m.def("make_device_comm", &make_comm, nb::arg("comm"), nb::arg("ordinal"), nb::arg("half"),
         nb::arg("owner"), nb::arg("segment"), nb::keep_alive<0, 1>(),
         Unlocked());

@@ -103,16 +103,18 @@ void refuse_fork() {
 }
 
 void check(Result result, const char *function) {
-  if (result == success)
-    return;
+  if (result != success)
+    throw Error(in_words(result, function), result);
+}
+
+std::string in_words(Result result, const char *function) {
   // Both leave null behind for a number that the driver does not know.
   const char *name = nullptr, *text = nullptr;
   (void)api().cuGetErrorName(result, &name);
   (void)api().cuGetErrorString(result, &text);
-  throw Error(std::string(function) + ": " + (name == nullptr ? "unknown error" : name) + " (" +
-                  std::to_string(result) + ")" +
-                  (text == nullptr ? std::string() : std::string(": ") + text),
-              result);
+  return std::string(function) + ": " + (name == nullptr ? "unknown error" : name) + " (" +
+         std::to_string(result) + ")" +
+         (text == nullptr ? std::string() : std::string(": ") + text);
 }
 
 } // namespace unisono::cuda

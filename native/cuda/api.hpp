@@ -48,7 +48,7 @@ struct AccessDescription {
 };
 
 constexpr Result success = 0, not_ready = 600;
-constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAlloc
+constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAlloc, -Register
 constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate
 constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemHandle
@@ -82,6 +82,8 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuMemFree_v2, (Address))                                                                   \
   X(cuMemHostAlloc, (void **, std::size_t bytes, unsigned flags))                              \
   X(cuMemFreeHost, (void *))                                                                   \
+  X(cuMemHostRegister_v2, (void *, std::size_t bytes, unsigned flags))                         \
+  X(cuMemHostUnregister, (void *))                                                             \
   X(cuMemHostGetDevicePointer_v2, (Address *, void *, unsigned flags))                         \
   X(cuMemcpyHtoD_v2, (Address to, const void *from, std::size_t bytes))                        \
   X(cuMemcpyDtoH_v2, (void *to, Address from, std::size_t bytes))                              \
@@ -168,6 +170,7 @@ void refuse_fork();    // throws Error if it is
 
 // Throws Error with the name of the function and the driver's words.
 void check(Result result, const char *function);
+std::string in_words(Result result, const char *function);
 
 // The emulation: device memory is the host's, kernels run on threads of the CPU. For tests,
 // and for machines without a GPU: emulated_*.cpp.

@@ -39,6 +39,31 @@ int attribute(DeviceNumber device, int which) {
   return value;
 }
 
+Uuid uuid_of(DeviceNumber device) {
+  Uuid uuid{};
+  UNISONO_CUDA(cuDeviceGetUuid_v2, &uuid, device);
+  return uuid;
+}
+
+bool is_equal(const Uuid &a, const Uuid &b) {
+  return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) == 0;
+}
+
+// The devices that this process sees.
+std::vector<DeviceNumber> numbers() {
+  std::vector<DeviceNumber> found(std::size_t(Device::count()));
+  for (std::size_t i = 0; i < found.size(); ++i)
+    UNISONO_CUDA(cuDeviceGet, &found[i], int(i));
+  return found;
+}
+
+bool can_access_peer(DeviceNumber device, DeviceNumber peer) {
+  int can = device == peer;
+  if (device != peer)
+    UNISONO_CUDA(cuDeviceCanAccessPeer, &can, device, peer);
+  return can != 0;
+}
+
 } // namespace
 
 int Device::count() {
@@ -46,6 +71,17 @@ int Device::count() {
   int count = 0;
   UNISONO_CUDA(cuDeviceGetCount, &count);
   return count;
+}
+
+std::vector<std::vector<bool>> Device::access() {
+  std::vector<std::vector<bool>> found;
+  const auto all = numbers();
+  for (const DeviceNumber device : all) {
+    found.emplace_back();
+    for (const DeviceNumber peer : all)
+      found.back().push_back(can_access_peer(device, peer));
+  }
+  return found;
 }
 
 Device &Device::of(int ordinal) {
@@ -67,7 +103,7 @@ Device::Device(int ordinal) : Device(ordinal, Empty()) {
   char name[256] = {};
   UNISONO_CUDA(cuDeviceGetName, name, sizeof name, number_);
   name_ = name;
-  UNISONO_CUDA(cuDeviceGetUuid_v2, &uuid_, number_);
+  uuid_ = uuid_of(number_);
   UNISONO_CUDA(cuDeviceTotalMem_v2, &memory_, number_);
   capability_ = attribute(number_, attribute_major) * 10 + attribute(number_, attribute_minor);
   multiprocessors_ = attribute(number_, attribute_multiprocessors);
@@ -100,12 +136,11 @@ void Device::copy(Address to, Address from, std::size_t bytes) {
   UNISONO_CUDA(cuStreamSynchronize, copies_);
 }
 
-bool Device::can_access(const Device &peer) const {
-  if (peer.number_ == number_)
-    return true;
-  int can = 0;
-  UNISONO_CUDA(cuDeviceCanAccessPeer, &can, number_, peer.number_);
-  return can != 0;
+bool Device::can_access(const Uuid &peer) const {
+  for (const DeviceNumber number : numbers())
+    if (is_equal(uuid_of(number), peer))
+      return can_access_peer(number_, number);
+  return true;
 }
 
 void Device::enable_access(const Device &peer) {
@@ -183,27 +218,18 @@ void DeviceMemory::read(void *to, std::size_t bytes) const {
   device_->read(to, address_, bytes);
 }
 
-IpcHandle DeviceMemory::share() const {
-  const CurrentDevice current(*device_);
-  IpcHandle handle{};
-  UNISONO_CUDA(cuIpcGetMemHandle, &handle, address_);
-  return handle;
-}
-
-ImportedMemory::ImportedMemory(const Device &device, const IpcHandle &handle)
-    : ImportedMemory(device) {
-  check(map(handle), "cuIpcOpenMemHandle_v2");
-}
-
 std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,
-                                                     const IpcHandle &handle) {
+                                                     const IpcHandle &handle,
+                                                     std::string *why) {
   std::unique_ptr<ImportedMemory> made(new ImportedMemory(device));
-  return made->map(handle) == success ? std::move(made) : nullptr;
-}
-
-Result ImportedMemory::map(const IpcHandle &handle) {
-  const CurrentDevice current(device_);
-  return api().cuIpcOpenMemHandle_v2(&address_, handle, ipc_lazy_peer_access);
+  const CurrentDevice current(device);
+  const Result result =
+      api().cuIpcOpenMemHandle_v2(&made->address_, handle, ipc_lazy_peer_access);
+  if (result == success)
+    return made;
+  if (why != nullptr)
+    *why = in_words(result, "cuIpcOpenMemHandle_v2");
+  return nullptr;
 }
 
 ImportedMemory::~ImportedMemory() {
@@ -227,6 +253,16 @@ PinnedMemory::~PinnedMemory() {
     if (const CurrentDevice current(device, std::nothrow); current)
       (void)api().cuMemFreeHost(host);
   });
+}
+
+DeviceEvent::DeviceEvent(const Device &device) : device_(device) {
+  const CurrentDevice current(device);
+  UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
+}
+
+DeviceEvent::~DeviceEvent() {
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuEventDestroy_v2(event_);
 }
 
 // The driver answers in any context of the process, but wants one to be current; some versions

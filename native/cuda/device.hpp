@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "cuda/api.hpp"
 
@@ -19,6 +20,8 @@ class Device {
 public:
   static Device &of(int ordinal);
   static int count();
+  // Of each device, whether it can access the memory of each; makes no context.
+  static std::vector<std::vector<bool>> access();
 
   int ordinal() const { return ordinal_; }
   Context context() const { return context_; }
@@ -27,8 +30,10 @@ public:
   int capability() const { return capability_; } // 90 is 9.0
   int multiprocessors() const { return multiprocessors_; }
   std::size_t memory() const { return memory_; }
-  // Whether kernels of this device can access memory of another one.
-  bool can_access(const Device &peer) const;
+  // Whether kernels of this device can access memory of another one; of one that this process
+  // does not see that is not known, and taken for true.
+  bool can_access(const Device &peer) const { return can_access(peer.uuid_); }
+  bool can_access(const Uuid &peer) const;
   // Lets them; throws Error if they cannot.
   void enable_access(const Device &peer);
   // Copies to the device, and returns when it is done. Not on the default stream, where it
@@ -112,7 +117,6 @@ public:
   // From the host; returns when it is done.
   void write(std::size_t offset, const void *from, std::size_t bytes) const;
   void read(void *to, std::size_t bytes) const; // likewise, from its beginning
-  IpcHandle share() const;
 
 private:
   Device *device_ = nullptr;
@@ -123,17 +127,15 @@ private:
 // Memory of another process of this host.
 class ImportedMemory {
 public:
-  // Throws Error if it cannot be mapped.
-  ImportedMemory(const Device &device, const IpcHandle &handle);
-  // Null if it cannot be mapped.
-  static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle);
+  // Null, and why, if it cannot be mapped.
+  static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle,
+                                              std::string *why = nullptr);
   ~ImportedMemory();
   ImportedMemory(const ImportedMemory &) = delete;
   Address address() const { return address_; }
 
 private:
   explicit ImportedMemory(const Device &device) : device_(device) {}
-  Result map(const IpcHandle &handle);
   const Device &device_;
   Address address_ = 0;
 };
@@ -152,6 +154,19 @@ private:
   const Device &device_;
   void *host_ = nullptr;
   Address address_ = 0;
+};
+
+// An event of a device, without times.
+class DeviceEvent {
+public:
+  explicit DeviceEvent(const Device &device);
+  ~DeviceEvent();
+  DeviceEvent(const DeviceEvent &) = delete;
+  operator Event() const { return event_; }
+
+private:
+  const Device &device_;
+  Event event_ = nullptr;
 };
 
 // The allocation that an address of device memory belongs to.

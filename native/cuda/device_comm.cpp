@@ -1,19 +1,31 @@
 #include "cuda/device_comm.hpp"
 
 #include <algorithm>
+#include <optional>
+#include <stdexcept>
 
 #include <unistd.h>
 
 namespace unisono::cuda {
 
 using device::Launch;
-using device::most_segments;
 using device::Peer;
 using device::RankWords;
 
 namespace {
 
-constexpr std::size_t windows_at = (sizeof(RankWords) + 255) / 256 * 256;
+constexpr std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+constexpr std::size_t windows_at = rounded_up(sizeof(RankWords), 256);
+constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * half; }
+// A call maps so many new segments of each rank; the watcher maps the others.
+constexpr std::size_t most_updates = 8;
+// The watcher looks so many times whether shared memory is still there, each time it looks.
+constexpr std::size_t most_looks = 16;
+// In host memory, where they follow each other.
+constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
+
 const char *const kernel_name = "unisono_interpret";
 
 std::uint64_t this_process() {
@@ -65,44 +77,97 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board)
     : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
-      arena_(device, windows_at + 2 * half), peers_(device, comm.size() * sizeof(Peer)),
-      segments_(device, comm.size() * most_segments * sizeof(Address)),
+      peers_(device, comm.size() * sizeof(Peer)),
       host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
-      board_(reinterpret_cast<BoardRank *>(board_memory_->data())) {
-  const CurrentDevice current(device);
-  UNISONO_CUDA(cuEventCreate, &last_, event_without_timing);
-}
+      board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
+      shared_(device, rank_, world_ranks_, host_peers_, board_),
+      mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device) {}
 
-DeviceComm::~DeviceComm() {
-  if (const CurrentDevice current(device_, std::nothrow); current)
-    (void)api().cuEventDestroy_v2(last_);
-}
+DeviceComm::~DeviceComm() { remove_launcher(*this); }
+
+void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
 
 Announcement DeviceComm::announcement() {
   announced_ = true;
-  return {::getpid(), process_number(), device_.ordinal(), arena_.address(), arena_.share()};
+  Announcement made{::getpid(), process_number(), device_.ordinal(), 0, device_.uuid(),
+                    arena_.address(), {}};
+  const CurrentDevice current(device_);
+  if (made.arena != 0)
+    made.has_handle = api().cuIpcGetMemHandle(&made.handle, made.arena) == success;
+  return made;
 }
 
-void DeviceComm::connect(const std::vector<Announcement> &ranks) {
-  std::vector<Peer> peers(ranks.size());
-  one_process_ = true;
-  is_unmappable_.resize(ranks.size());
-  for (std::size_t q = 0; q < ranks.size(); ++q) {
-    const Announcement &rank = ranks[q];
-    Address arena = rank.arena;
+std::string DeviceComm::connect(const std::vector<Announcement> &ranks) {
+  for (const Announcement &rank : ranks)
     is_here_.push_back(rank.pid == ::getpid() && rank.process == process_number());
-    if (is_here_[q]) {
-      device_.enable_access(Device::of(rank.ordinal));
-    } else {
-      one_process_ = false;
-      imported_.push_back(std::make_unique<ImportedMemory>(device_, rank.handle));
-      arena = imported_.back()->address();
+  one_process_ = ranks_here() == ranks.size();
+  for (std::size_t q = 0; q < ranks.size(); ++q)
+    if (const std::string why = reach(q, ranks[q]); !why.empty())
+      return why;
+  return {};
+}
+
+// Finds the arena of a rank; why its memory cannot be accessed.
+std::string DeviceComm::reach(std::size_t rank, const Announcement &announced) {
+  const std::string whose = "the memory of rank " + std::to_string(rank);
+  Address arena = announced.arena;
+  if (arena == 0)
+    return {};
+  if (!device_.can_access(announced.uuid))
+    return "cuda:" + std::to_string(device_.ordinal()) + " cannot access " + whose +
+           ": the devices are no peers";
+  if (is_here_[rank]) {
+    try {
+      device_.enable_access(Device::of(announced.ordinal));
+    } catch (const Error &error) {
+      return whose + " cannot be accessed: " + error.what();
     }
-    peers[q] = {reinterpret_cast<RankWords *>(arena),
-                reinterpret_cast<unsigned char *>(arena + windows_at),
-                segments_.as<unsigned char *const>(q * most_segments * sizeof(Address))};
+  } else if (announced.has_handle == 0) {
+    return whose + " cannot be shared with other processes";
+  } else {
+    std::string why;
+    auto memory = ImportedMemory::open(device_, announced.handle, &why);
+    if (!memory)
+      return whose + " cannot be mapped: " + why;
+    arena = memory->address();
+    imported_.push_back(std::move(memory));
   }
+  arenas_.push_back(arena);
+  return {};
+}
+
+std::size_t DeviceComm::host_bytes(std::size_t n, std::size_t half) {
+  return n * arena_stride(half);
+}
+
+void DeviceComm::disconnect() {
+  imported_.clear();
+  arenas_.clear();
+}
+
+void DeviceComm::place_on_host(std::size_t owner, std::uint64_t segment) {
+  auto arenas = host_peers_->find(owner, segment);
+  if (!arenas || arenas->size() < host_bytes(world_ranks_.size(), half_))
+    throw std::invalid_argument("the segment for windows is missing or too small");
+  arena_ = DeviceMemory();
+  on_host_ = RegisteredMemory::of(device_, std::move(arenas));
+  const Address first = on_host_->on(device_);
+  for (std::size_t q = 0; q < world_ranks_.size(); ++q)
+    arenas_.push_back(first + q * arena_stride(half_));
+}
+
+std::byte *DeviceComm::arena_on_host() const {
+  return on_host_->host() + rank_ * arena_stride(half_);
+}
+
+void DeviceComm::start() {
+  std::vector<Peer> peers;
+  for (std::size_t q = 0; q < arenas_.size(); ++q)
+    peers.push_back({reinterpret_cast<RankWords *>(arenas_[q]),
+                     reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
+                     mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
+  add_launcher(*this);
   watcher_.start([this] { watch(); });
   connected_ = true;
 }
@@ -113,16 +178,21 @@ std::size_t DeviceComm::ranks_here() const {
 
 bool DeviceComm::launch(const Arguments &a) {
   refuse_fork();
+  const auto pass = pass_launch_gate();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
-  if (!captured) // to map is forbidden during a capture
-    map_new_segments();
-  expose(launch, 0, a.input);
-  expose(launch, 1, a.output);
+  has_captured_ = has_captured_ || captured;
+  if (!captured) { // to map is forbidden during a capture
+    mark_calls(a.stream);
+    update_segments(most_updates, nullptr);
+  }
+  const Plan &plan = a.plan->packed().plan();
+  expose(launch, 0, a.input, plan.input_bytes);
+  expose(launch, 1, a.output, plan.output_bytes);
   launch.peers = peers_.as<const Peer>();
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
@@ -133,6 +203,7 @@ bool DeviceComm::launch(const Arguments &a) {
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
                unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
+  exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
   if (captured)
     return true;
   launched_.fetch_add(1, std::memory_order_release);
@@ -140,13 +211,72 @@ bool DeviceComm::launch(const Arguments &a) {
   return false;
 }
 
-// Lets other ranks use the input (0) or the output (1) in place, if all of them can.
-void DeviceComm::expose(Launch &launch, int which, Address address) {
-  if (const auto place = place_of(address)) {
-    launch.flags |= which == 0 ? device::exposes_input : device::exposes_output;
-    launch.segment[which] = place->segment;
-    launch.offset[which] = place->offset;
-  }
+// Lets other ranks use the input (0) or the output (1) in place, if all of them can. In
+// segment 0 offsets are addresses; an empty buffer is not read.
+void DeviceComm::expose(Launch &launch, int which, Address address, std::size_t bytes) {
+  if (on_host_)
+    return;
+  std::optional<SharedSegments::Place> place = SharedSegments::Place{0, address};
+  if (!one_process_ && address != 0 && bytes != 0)
+    place = shared_.place_of(address, bytes);
+  if (!place)
+    return;
+  launch.flags |= which == 0 ? device::exposes_input : device::exposes_output;
+  launch.segment[which] = place->segment;
+  launch.offset[which] = place->offset;
+}
+
+SharedSegments::State DeviceComm::sharing_of(Address address, std::size_t bytes) {
+  if (on_host_)
+    return SharedSegments::State::impossible;
+  if (one_process_ || address == 0 || bytes == 0)
+    return SharedSegments::State::in_place;
+  refuse_fork();
+  const std::lock_guard only(launching_);
+  const CurrentDevice current(device_);
+  return shared_.state_of(address, bytes);
+}
+
+void DeviceComm::update_segments(std::size_t most, CallsMade *calls) {
+  if (shares_segments())
+    mapped_.update(most, calls);
+}
+
+// Tells the others of memory that this rank shares and its owner has freed.
+void DeviceComm::look_for_freed_memory() {
+  const std::unique_lock only(launching_, std::try_to_lock);
+  if (!only || shared_.is_empty())
+    return;
+  const CurrentDevice current(device_);
+  shared_.free_some(most_looks);
+}
+
+bool DeviceComm::may_be_busy() {
+  const std::lock_guard only(launching_);
+  const CurrentDevice current(device_, std::nothrow);
+  return has_captured_ || api().cuEventQuery(last_) == not_ready;
+}
+
+// Records an event behind the calls that were made so far, if somebody waits for their end.
+void DeviceComm::mark_calls(Stream stream) {
+  if (awaited_ <= ended_ || marked_ > ended_ || launched() == 0)
+    return;
+  UNISONO_CUDA(cuEventRecord, mark_, stream);
+  marked_ = launched();
+}
+
+// What a graph repeats is not counted.
+bool DeviceComm::have_ended(std::uint64_t calls) {
+  const std::unique_lock only(launching_, std::try_to_lock);
+  if (!only)
+    return false;
+  const CurrentDevice current(device_);
+  if (marked_ > ended_ && api().cuEventQuery(mark_) == success)
+    ended_ = marked_;
+  if (launched() > ended_ && api().cuEventQuery(last_) == success)
+    ended_ = launched();
+  awaited_ = std::max(awaited_, calls);
+  return calls <= ended_ && comm_.failure().kind == FailureKind::none;
 }
 
 bool DeviceComm::is_idle() {

@@ -2,7 +2,9 @@
 //
 // Each rank has an arena in device memory: the words of its blocks, and its windows. Ranks of
 // one process use each other's addresses, ranks of other processes map the arena by its
-// handle. A launch runs the interpreter; nothing on the host takes part in a call.
+// handle. Where a device cannot access the memory of another one, the arenas of all ranks are
+// in host memory that their processes share, and all calls go through the windows. A launch
+// runs the interpreter; nothing on the host takes part in a call.
 //
 // A communicator of the CPU's engine stands behind it: it knows which ranks have died or
 // closed, and its failure word breaks both halves. A thread of this class watches that word
@@ -13,14 +15,17 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
+#include "cuda/launch_gate.hpp"
+#include "cuda/mapped_segments.hpp"
+#include "cuda/registered_memory.hpp"
+#include "cuda/shared_segments.hpp"
 #include "device/tables.hpp"
 #include "engine/comm.hpp"
 
@@ -62,11 +67,13 @@ struct Announcement {
   std::int64_t pid = 0;
   std::uint64_t process = 0; // tells processes with equal pids of several namespaces apart
   std::int32_t ordinal = 0;  // valid in its own process
-  Address arena = 0;         // likewise
+  std::int32_t has_handle = 0;
+  Uuid uuid{};               // of its device
+  Address arena = 0;         // in its own process; 0: it has none in device memory
   IpcHandle handle{};
 };
 
-class DeviceComm {
+class DeviceComm : CallsMade, Launcher {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
@@ -75,10 +82,21 @@ public:
   ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
 
+  // What is done once, by all ranks together, before the first call: allocate() if the
+  // windows shall be in device memory; connect(); disconnect() and place_on_host() if they
+  // are not, or cannot be; start(). All ranks have made a step before one makes the next.
+  void allocate();
   // To be given to all ranks, which from then on may map this rank's memory.
   Announcement announcement();
-  // Maps the arenas of all ranks; those of this process by their addresses.
-  void connect(const std::vector<Announcement> &ranks);
+  // Knows the other ranks, and maps their arenas; those of this process by their addresses.
+  // Why that cannot be done; empty if it can.
+  std::string connect(const std::vector<Announcement> &ranks);
+  // Undoes what connect() has mapped, before other ranks free it.
+  void disconnect();
+  // In a segment of shared memory with host_bytes() of zeros.
+  void place_on_host(std::size_t owner, std::uint64_t segment);
+  static std::size_t host_bytes(std::size_t n, std::size_t half);
+  void start();
 
   struct Arguments {
     const DevicePlan *plan;
@@ -92,12 +110,18 @@ public:
   // captured instead, for a graph.
   bool launch(const Arguments &arguments);
 
+  // Calls that were made with a buffer that all ranks can use in place.
+  std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
   // How many of the ranks are in this process.
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
   bool is_idle();
   // Calls that were made, without those that a graph repeats.
-  std::uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  std::uint64_t launched() const override {
+    return launched_.load(std::memory_order_acquire);
+  }
+  // Whether all ranks can use a buffer in place, as far as it was used.
+  SharedSegments::State sharing_of(Address address, std::size_t bytes);
   // Calls that have ended, as far as the host has seen.
   std::uint64_t done() const;
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
@@ -116,26 +140,25 @@ private:
     alignas(64) std::uint64_t done;
   };
 
-  // Buffers that are used in place: device_comm_segments.cpp.
-  struct Place { // as other ranks find it
-    std::uint64_t segment, offset;
-  };
-  struct Known { // an allocation of this rank
-    std::uint64_t id = 0, segment = 0;
-  };
-  std::optional<Place> place_of(Address address);
-  std::uint64_t share(Address base);
-  bool is_mapped_by_all(std::uint64_t segment) const;
-  void map_new_segments();
-  void expose(device::Launch &launch, int which, Address address);
+  // Of the input (0) or the output (1).
+  void expose(device::Launch &launch, int which, Address address, std::size_t bytes);
 
+  std::string reach(std::size_t rank, const Announcement &announced);
   bool is_used_by_others() const;
   void wait_for_calls();
+  void set_closed(std::uint64_t calls);
+  std::byte *arena_on_host() const; // of this rank
   void stop_watching();
   void watch();
   void report_failure();
   void report_deaths();
   bool order_after_last(Stream stream);
+  void mark_calls(Stream stream);
+  bool have_ended(std::uint64_t calls) override;
+  bool shares_segments() const { return !one_process_ && !on_host_; }
+  void update_segments(std::size_t most, CallsMade *calls);
+  void look_for_freed_memory();
+  bool may_be_busy() override;
 
   Comm &comm_;
   const std::size_t rank_;
@@ -143,19 +166,24 @@ private:
   const std::shared_ptr<HostPeers> host_peers_;
   Device &device_;
   const std::size_t half_;
-  DeviceMemory arena_, peers_, segments_;
+  DeviceMemory arena_, peers_;
+  std::shared_ptr<RegisteredMemory> on_host_; // the arenas of all ranks, if they are there
+  std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process
-  std::vector<bool> is_unmappable_; // by rank: whether mapping a segment of it has failed
-  std::mutex mapping_;
-  std::vector<std::unique_ptr<ImportedMemory>> imported_;
-  std::map<Address, Known> known_; // by base
+  std::vector<std::unique_ptr<ImportedMemory>> imported_; // arenas
   bool one_process_ = false; // addresses are valid on all ranks
+  SharedSegments shared_; // used by who launches
+  MappedSegments mapped_;
   std::mutex launching_;
-  std::atomic<std::uint64_t> launched_ = 0;
-  Event last_ = nullptr; // behind the last call
+  std::atomic<std::uint64_t> launched_ = 0, exposed_ = 0;
+  DeviceEvent last_; // behind the last call
+  // Behind some earlier call: how many are before it, how many have ended, how many shall.
+  DeviceEvent mark_;
+  std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
+  bool has_captured_ = false; // a graph may run a call at any time
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, announced_ = false, connected_ = false, closed_ = false;

@@ -37,7 +37,8 @@ void DeviceComm::watch() {
     lock.unlock();
     try {
       look();
-      map_new_segments();
+      update_segments(most_events, this);
+      look_for_freed_memory();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
       comm_.abort({FailureKind::connection_lost, me, me,
@@ -116,12 +117,19 @@ void DeviceComm::wait_for_calls() {
     if (const CurrentDevice current(device_, std::nothrow); current)
       (void)api().cuEventSynchronize(last_);
   }
-  const std::uint64_t closed = done() + 1;
   try {
-    arena_.write(offsetof(device::RankWords, closed), &closed, sizeof closed);
+    set_closed(done() + 1);
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
+}
+
+void DeviceComm::set_closed(std::uint64_t calls) {
+  const std::size_t at = offsetof(device::RankWords, closed);
+  if (on_host_)
+    __atomic_store_n(reinterpret_cast<std::uint64_t *>(arena_on_host() + at), calls, __ATOMIC_RELEASE);
+  else
+    arena_.write(at, &calls, sizeof calls);
 }
 
 void DeviceComm::stop_watching() {
@@ -136,6 +144,7 @@ void DeviceComm::stop_watching() {
 void DeviceComm::release(DeviceComm *comm) {
   if (comm->host_peers_->forked())
     return;
+  comm->shared_.withdraw();
   const bool is_open = comm->connected_ && !std::exchange(comm->closed_, true);
   if (is_open) { // the communicator behind it may be destroyed next
     __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
@@ -145,6 +154,7 @@ void DeviceComm::release(DeviceComm *comm) {
     if (is_open)
       comm->wait_for_calls();
     comm->imported_.clear();
+    comm->mapped_.clear();
     comm->board_[comm->rank_].released.store(1, std::memory_order_release);
     release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
   });

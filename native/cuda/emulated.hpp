@@ -48,6 +48,8 @@ enum Code : Result {
   illegal_address = 700,
   launch_out_of_resources = 701,
   peer_access_already_enabled = 704,
+  host_memory_already_registered = 712,
+  host_memory_not_registered = 713,
   launch_failed = 719,
   not_supported = 801,
   capture_unsupported = 900,

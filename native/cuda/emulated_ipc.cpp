@@ -176,11 +176,21 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
   });
 }
 
+// As CUDA does, waits for all work of the device.
 Result cuIpcCloseMemHandle(Address address) {
   return with_context([&](Entry &at) -> Result {
     MemoryState &memory = *at.state.memory;
-    const auto found = memory.blocks.find(address);
-    if (found == memory.blocks.end() || found->second.kind != Kind::imported)
+    const auto imported = [&] {
+      const auto found = memory.blocks.find(address);
+      const bool is = found != memory.blocks.end() && found->second.kind == Kind::imported;
+      return is ? found : memory.blocks.end();
+    };
+    if (imported() == memory.blocks.end())
+      return invalid_handle;
+    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+      return failed;
+    const auto found = imported(); // another thread may have closed it
+    if (found == memory.blocks.end())
       return invalid_handle;
     if (const Result unsafe = at.state.streams->refuse_unsafe())
       return unsafe;

@@ -44,6 +44,10 @@ std::string name_of(int device, bool exportable) {
   return std::string(file_name) + std::to_string(device) + (exportable ? "-shared" : "-own");
 }
 
+bool is_on_host(const Block &block) {
+  return block.kind == Kind::host || block.kind == Kind::registered;
+}
+
 void add_block(MemoryState &memory, void *at, Block block) {
   block.number = ++memory.blocks_made;
   memory.blocks.emplace(Address(at), std::move(block));
@@ -171,12 +175,18 @@ bool accessible(State &state, Address address, std::size_t bytes, bool writes) {
   return true;
 }
 
+bool reachable(State &state, int device, Address address) {
+  const auto block = block_of(*state.memory, address);
+  return state.settings.peers || block == state.memory->blocks.end() ||
+         block->second.physical == nullptr || block->second.physical->device == device;
+}
+
 void free_memory_of(State &state, int device) {
   MemoryState &memory = *state.memory;
   std::erase_if(memory.blocks, [&](const auto &entry) {
     const Block &block = entry.second;
     const bool freed = block.device == device && block.kind != Kind::mapped;
-    if (freed)
+    if (freed && block.kind != Kind::registered)
       unmap_freed(memory, entry.first, block.mapped);
     return freed;
   });
@@ -258,11 +268,47 @@ Result cuMemFreeHost(void *host) {
       [&](Entry &at) -> Result { return free_block(at, Address(host), Kind::host); });
 }
 
+// The pages stay where they are: a device of the emulation reaches all memory.
+Result cuMemHostRegister_v2(void *host, std::size_t bytes, unsigned flags) {
+  return with_context([&](Entry &at) -> Result {
+    MemoryState &memory = *at.state.memory;
+    const Address first = Address(host);
+    if (host == nullptr || bytes == 0 || first + bytes < first || (flags & ~3u) != 0)
+      return invalid_value;
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
+    const auto next = memory.blocks.lower_bound(first);
+    if (block_of(memory, first) != memory.blocks.end() ||
+        (next != memory.blocks.end() && next->first < first + bytes))
+      return host_memory_already_registered;
+    add_block(memory, host, {Kind::registered, at.device, bytes, bytes, 0, nullptr, 1, {}});
+    return success;
+  });
+}
+
+Result cuMemHostUnregister(void *host) {
+  return with_context([&](Entry &at) -> Result {
+    MemoryState &memory = *at.state.memory;
+    const auto found = memory.blocks.find(Address(host));
+    if (found == memory.blocks.end() || found->second.kind != Kind::registered)
+      return host_memory_not_registered;
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
+    const std::uint64_t number = found->second.number;
+    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+      return failed;
+    const auto still = memory.blocks.find(Address(host)); // as with free_block
+    if (still == memory.blocks.end() || still->second.number != number)
+      return host_memory_not_registered;
+    memory.blocks.erase(still);
+    return success;
+  });
+}
+
 Result cuMemHostGetDevicePointer_v2(Address *address, void *host, unsigned flags) {
   return with_context([&](Entry &at) -> Result {
     const auto found = block_of(*at.state.memory, Address(host));
-    if (flags != 0 || found == at.state.memory->blocks.end() ||
-        found->second.kind != Kind::host)
+    if (flags != 0 || found == at.state.memory->blocks.end() || !is_on_host(found->second))
       return invalid_value;
     *address = Address(host);
     return success;
@@ -276,10 +322,18 @@ template <class Value> Result answer(void *into, Value value) {
   return success;
 }
 
-Result attribute_of(const Blocks::value_type &entry, int attribute, Address address,
-                    void *value) {
+// The reserved addresses around a mapping; of other memory its own.
+std::pair<Address, std::size_t> addresses_around(const MemoryState &memory,
+                                                 const Blocks::value_type &entry) {
+  if (entry.second.kind != Kind::mapped)
+    return {entry.first, entry.second.bytes};
+  return *std::prev(memory.reserved.upper_bound(entry.first));
+}
+
+Result attribute_of(const MemoryState &memory, const Blocks::value_type &entry, int attribute,
+                    Address address, void *value) {
   const Block &block = entry.second;
-  const bool on_host = block.kind == Kind::host;
+  const bool on_host = is_on_host(block);
   switch (attribute) {
   case pointer_context: return answer(value, std::uintptr_t(block.device) + 1);
   case pointer_memory_type: return answer(value, on_host ? memory_host : memory_device);
@@ -290,8 +344,8 @@ Result attribute_of(const Blocks::value_type &entry, int attribute, Address addr
   case 8: return answer(value, 0);            // managed
   case pointer_device: return answer(value, block.device);
   case pointer_ipc_capable: return answer(value, int(block.kind == Kind::device));
-  case 11: return answer(value, entry.first); // range
-  case 12: return answer(value, block.bytes);
+  case 11: return answer(value, addresses_around(memory, entry).first); // range
+  case 12: return answer(value, addresses_around(memory, entry).second);
   case 13: return answer(value, 1); // mapped
   case 14:                          // kinds of handles that can be exported
     return answer(value, std::uint64_t(block.kind == Kind::mapped && block.physical->exportable));
@@ -306,7 +360,7 @@ Result cuPointerGetAttribute(void *value, int attribute, Address address) {
     const auto found = block_of(*at.state.memory, address);
     if (value == nullptr || found == at.state.memory->blocks.end())
       return invalid_value;
-    return attribute_of(*found, attribute, address, value);
+    return attribute_of(*at.state.memory, *found, attribute, address, value);
   });
 }
 

@@ -35,10 +35,11 @@ private:
 };
 
 enum class Kind {
-  device,   // cuMemAlloc
-  host,     // cuMemHostAlloc
-  imported, // cuIpcOpenMemHandle
-  mapped,   // cuMemMap
+  device,     // cuMemAlloc
+  host,       // cuMemHostAlloc
+  registered, // cuMemHostRegister: memory that the process has mapped itself
+  imported,   // cuIpcOpenMemHandle
+  mapped,     // cuMemMap
 };
 
 // Memory at addresses of this process.
@@ -48,7 +49,7 @@ struct Block {
   std::size_t bytes;  // that were asked for
   std::size_t mapped; // in whole pages
   std::uint64_t number; // never used again
-  std::shared_ptr<Physical> physical; // not of Kind::host
+  std::shared_ptr<Physical> physical; // not of Kind::host and Kind::registered
   unsigned opens = 1;                 // of Kind::imported
   std::map<int, int> access;          // of Kind::mapped: flags by device
 };
@@ -71,6 +72,10 @@ enum class Range { unknown, known, wrong }; // not ours; allocated; only in part
 Range range_of(MemoryState &memory, Address address, std::size_t bytes);
 // Whether work on a device can access all of it now; memory that is not ours it can.
 bool accessible(State &state, Address address, std::size_t bytes, bool writes);
+
+// Whether work on a device reaches an address: not memory of another device without access
+// to peers. What the driver does not know is the caller's affair.
+bool reachable(State &state, int device, Address address);
 
 // Frees what the blocks of a device hold.
 void free_memory_of(State &state, int device);

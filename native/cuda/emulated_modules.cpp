@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "cuda/emulated_memory.hpp"
 #include "cuda/emulated_streams.hpp"
 #include "device/target_cpu.hpp"
 
@@ -42,6 +43,15 @@ bool parse(const char *numbers, ModuleState &module) {
   module.dtype = DType(dtype);
   module.op = Op(op);
   return device::runs_on_cpu(module.dtype, module.op);
+}
+
+// Whether the device reaches the words and windows of all ranks, as the kernel does.
+bool words_are_reachable(State &state, int device, const device::Launch &launch) {
+  const std::lock_guard lock(state.mutex);
+  return std::all_of(launch.peers, launch.peers + launch.n, [&](const device::Peer &peer) {
+    return reachable(state, device, Address(peer.words)) &&
+           reachable(state, device, Address(peer.windows));
+  });
 }
 
 } // namespace
@@ -147,8 +157,13 @@ Result cuLaunchKernel(Function handle, unsigned blocks_x, unsigned blocks_y, uns
     const int threads = std::min(int(threads_x), at.state.settings.threads);
     const DType dtype = function->module->dtype;
     const Op op = function->module->op;
-    return at.state.streams->submit(
-        *stream, [launch, blocks, threads, dtype, op](device::CpuThreads &pool) -> Result {
+    State &state = at.state;
+    const int number = stream->queue->device;
+    return state.streams->submit(
+        *stream,
+        [&state, number, launch, blocks, threads, dtype, op](device::CpuThreads &pool) -> Result {
+          if (!words_are_reachable(state, number, launch))
+            return illegal_address;
           return device::run_on_cpu(pool, launch, blocks, threads, dtype, op)
                      ? success
                      : Result(launch_failed);

@@ -58,6 +58,15 @@ void prepare(int socket) {
 
 } // namespace
 
+std::shared_ptr<Descriptor> Descriptor::owning(int fd) {
+  try {
+    return std::make_shared<Descriptor>(fd);
+  } catch (const std::bad_alloc &) {
+    ::close(fd);
+    throw;
+  }
+}
+
 Descriptor::~Descriptor() {
   if (fd_ >= 0)
     ::close(fd_);
@@ -152,6 +161,8 @@ void HostPeers::end(bool flushes) {
   dropped_later_.clear();
   for (auto &segments : table_->segments)
     segments.clear();
+  for (auto &descriptors : table_->descriptors)
+    descriptors.clear();
 }
 
 std::uint64_t HostPeers::create(std::size_t bytes) {
@@ -221,6 +232,36 @@ void HostPeers::drop(std::uint64_t id) noexcept {
     announce({{Message::drop, id, 0}, nullptr});
   } catch (const std::bad_alloc &) {
     // Another rank keeps it mapped until this rank ends, which is better than to end here.
+  }
+}
+
+std::uint64_t HostPeers::send_descriptor(std::shared_ptr<Descriptor> fd,
+                                         const std::vector<std::size_t> &ranks) {
+  std::uint64_t id;
+  {
+    std::lock_guard lock(own_mutex_);
+    id = next_id_++;
+  }
+  announce({{Message::descriptor, id, 0}, std::move(fd)}, ranks);
+  return id;
+}
+
+std::shared_ptr<Descriptor> HostPeers::take_descriptor(std::size_t owner, std::uint64_t id) {
+  if (forked())
+    return nullptr;
+  std::lock_guard lock(table_->mutex);
+  const auto node = table_->descriptors[owner].extract(id);
+  return node.empty() ? nullptr : node.mapped();
+}
+
+void HostPeers::drop_descriptor(std::uint64_t id,
+                                const std::vector<std::size_t> &ranks) noexcept {
+  if (closed_ || forked())
+    return;
+  try {
+    announce({{Message::drop, id, 0}, nullptr}, ranks);
+  } catch (const std::bad_alloc &) {
+    // Another rank keeps it until this rank ends.
   }
 }
 

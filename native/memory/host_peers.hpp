@@ -3,7 +3,8 @@
 //
 // A segment is made by one rank and identified by its owner and a number. Between processes
 // it is a sealed memfd whose descriptor is sent over a socket; between threads it is plain
-// memory. It has no name in a file system, so nothing is left behind by a crash.
+// memory. It has no name in a file system, so nothing is left behind by a crash. Descriptors
+// of other things are sent in the same way.
 //
 // One thread per process receives the segments of others, sends what could not be sent at
 // once, and is notified of a death by the kernel. It never calls Python. No other thread
@@ -33,6 +34,8 @@ namespace unisono {
 class Descriptor {
 public:
   explicit Descriptor(int fd) : fd_(fd) {}
+  // Closes it too if there is no memory for the object.
+  static std::shared_ptr<Descriptor> owning(int fd);
   ~Descriptor();
   Descriptor(const Descriptor &) = delete;
   Descriptor &operator=(const Descriptor &) = delete;
@@ -66,11 +69,13 @@ private:
 
 // The segments and the liveness of all ranks: private to a process, or shared by threads.
 struct PeerTable {
-  explicit PeerTable(std::size_t n) : dead(n), ended(n), segments(n) {}
+  explicit PeerTable(std::size_t n) : dead(n), ended(n), segments(n), descriptors(n) {}
   std::mutex mutex;
   std::vector<std::atomic<bool>> dead;
   std::vector<std::atomic<bool>> ended; // as reported by the kernel
   std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Memory>>> segments;
+  // That have arrived and were not taken; between processes only.
+  std::vector<std::unordered_map<std::uint64_t, std::shared_ptr<Descriptor>>> descriptors;
 };
 
 class HostPeers : ForkAware {
@@ -94,6 +99,14 @@ public:
   void drop(std::uint64_t id) noexcept;
   // Drops a segment once `wanted` returns false; it is called from time to time.
   void drop_later(std::uint64_t id, std::function<bool(const HostPeers &)> wanted);
+
+  // Descriptors of what is not mapped like a segment, such as memory of a device. A rank sends
+  // one to some others, each of which takes it by its number; null if it has not arrived. One
+  // that was dropped is neither sent nor kept any more. Between processes only.
+  std::uint64_t send_descriptor(std::shared_ptr<Descriptor> fd,
+                                const std::vector<std::size_t> &ranks);
+  std::shared_ptr<Descriptor> take_descriptor(std::size_t owner, std::uint64_t id);
+  void drop_descriptor(std::uint64_t id, const std::vector<std::size_t> &ranks) noexcept;
 
   // The position of a buffer in this rank's segments, if it is in one.
   std::optional<ExposedBuffer> locate(const void *data, std::size_t bytes) const;
@@ -137,12 +150,13 @@ private:
 
   // Messages on the sockets: host_peers_messages.cpp.
   void announce(const Announcement &announcement);
+  void announce(const Announcement &announcement, const std::vector<std::size_t> &ranks);
   bool announce_to(std::size_t rank, const Announcement &announcement);
   Sent send(std::size_t rank, const Announcement &announcement);
   Sent flush(std::size_t rank);
   bool receive(std::size_t from);
-  void store_segment(std::size_t from, const Message &message,
-                     std::shared_ptr<Memory> memory);
+  void store(std::size_t from, const Message &message, std::shared_ptr<Memory> memory,
+             std::shared_ptr<Descriptor> fd);
   bool drain(std::size_t from);
   void note_shortage(std::size_t rank, bool is_short);
   bool unsent();

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -58,9 +59,16 @@ struct Packet {
 
 // Announces a segment to every other rank, now or as soon as possible.
 void HostPeers::announce(const Announcement &announcement) {
+  std::vector<std::size_t> all(sockets_.size());
+  std::iota(all.begin(), all.end(), std::size_t(0));
+  announce(announcement, all);
+}
+
+void HostPeers::announce(const Announcement &announcement,
+                         const std::vector<std::size_t> &ranks) {
   bool waits = false;
   std::lock_guard lock(sending_); // keeps the descriptors open meanwhile
-  for (std::size_t r = 0; r < sockets_.size(); ++r)
+  for (const std::size_t r : ranks)
     waits = (sockets_[r] >= 0 && !announce_to(r, announcement)) || waits;
   if (waits)
     wake();
@@ -151,31 +159,38 @@ bool HostPeers::receive(std::size_t from) {
   if (got == 0)
     return false;
   std::shared_ptr<Memory> memory;
-  if (message.kind == Message::segment) {
-    const Descriptor fd(packet.take());
+  std::shared_ptr<Descriptor> fd;
+  if (const int given = packet.take(); given >= 0)
     try {
-      if (fd.number() >= 0)
-        memory = Memory::from(fd.number(), message.bytes);
-    } catch (const std::exception &) { // memory stays null
+      fd = Descriptor::owning(given);
+      if (message.kind == Message::segment)
+        memory = Memory::from(given, message.bytes);
+    } catch (const std::exception &) { // what could not be made stays null
     }
-  }
-  note_shortage(from, message.kind == Message::segment && !memory);
+  note_shortage(from, (message.kind == Message::segment && !memory) ||
+                          (message.kind == Message::descriptor && !fd));
   if (short_[from])
     return true;
   while (::recv(sockets_[from], &message, sizeof message, MSG_DONTWAIT) < 0 && errno == EINTR)
     ;
-  store_segment(from, message, std::move(memory));
+  store(from, message, std::move(memory), std::move(fd));
   return true;
 }
 
-void HostPeers::store_segment(std::size_t from, const Message &message,
-                              std::shared_ptr<Memory> memory) {
+void HostPeers::store(std::size_t from, const Message &message,
+                      std::shared_ptr<Memory> memory, std::shared_ptr<Descriptor> fd) {
   std::lock_guard lock(table_->mutex);
   auto &known = table_->segments[from];
+  auto &descriptors = table_->descriptors[from];
   if (message.kind == Message::segment) {
     known[message.id] = std::move(memory);
     return;
   }
+  if (message.kind == Message::descriptor) {
+    descriptors[message.id] = std::move(fd);
+    return;
+  }
+  descriptors.erase(message.id);
   const auto found = known.find(message.id);
   if (found == known.end())
     return;

@@ -9,9 +9,9 @@
 
 namespace unisono {
 
-// A segment, with its descriptor, or the end of one.
+// A segment, with its descriptor, another descriptor, or the end of either.
 struct HostPeers::Message {
-  enum Kind : std::uint64_t { segment = 1, drop = 2 };
+  enum Kind : std::uint64_t { segment = 1, drop = 2, descriptor = 3 };
   std::uint64_t kind;
   std::uint64_t id;
   std::uint64_t bytes;

@@ -332,3 +332,32 @@ def test_what_is_copied_from_ordinary_memory_may_change_after_the_call(driver):
     gate.open()
     cuda.synchronize(stream)
     assert cuda.read(x, 64) == bytes([5]) * 64
+
+
+def test_memory_of_the_process_is_registered_once(driver):
+    size = 1 << 16
+    whole = ctypes.create_string_buffer(size)
+    at = ctypes.addressof(whole)
+    register = ("cuMemHostRegister_v2", c_void_p(at), c_size_t(size), c_uint(3))
+    cuda.call(*register)
+    for first, nbytes in ((at, size), (at + 100, 8), (at - 8, 16)):
+        with refused(712):
+            cuda.call(
+                "cuMemHostRegister_v2", c_void_p(first), c_size_t(nbytes), c_uint(3)
+            )
+    pointer = ("cuMemHostGetDevicePointer_v2", c_void_p(at + 5), c_uint(0))
+    assert cuda.value(c_address, *pointer) == at + 5
+    cuda.fill(at + 8, 7, 3)
+    cuda.synchronize()
+    assert whole.raw[7:12] == b"\0\7\7\7\0"
+    assert cuda.attribute(c_int, 2, at) == 1  # of the host
+    with refused(1):
+        cuda.call("cuMemFreeHost", c_void_p(at))
+    cuda.call("cuMemHostUnregister", c_void_p(at))
+    with refused(713):
+        cuda.call("cuMemHostUnregister", c_void_p(at))
+    with refused(1):
+        cuda.value(c_address, *pointer)
+    cuda.call(*register)
+    cuda.call("cuMemHostUnregister", c_void_p(at))
+    assert whole.raw[8] == 7  # the pages stay the process's

@@ -218,6 +218,8 @@ def test_mappings_one_after_the_other_are_one_range_of_addresses(driver):
     across = at + cuda.GRAIN - 4
     assert cuda.read(across, 8) == bytes([6]) * 8
     assert cuda.range_of(across) == (at, cuda.GRAIN)
+    assert cuda.attribute(c_address, 11, across) == at  # what is reserved
+    assert cuda.attribute(c_size_t, 12, across) == size
     assert cuda.attribute(ctypes.c_int, 10, across) == 0
     assert cuda.attribute(c_address, 14, across) == 1
     with refused(1):  # mappings are in it

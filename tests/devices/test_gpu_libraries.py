@@ -1,6 +1,7 @@
 """Arrays of torch, CuPy and JAX on a GPU; `make gpu-test` runs these."""
 
 import importlib.util
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import emulated
 import unisono
 from unisono.testing import world
 
+LIMIT_S = 60
 pytestmark = pytest.mark.skipif(not emulated.ON_GPU, reason="there is no GPU")
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -184,3 +186,35 @@ def gathered_of_jax(comm):
     comm.all_gather(x, out=out)
     comm.synchronize(60)
     return sorted(set(out.numpy().tolist()))
+
+
+def expandable(comm):
+    """Tensors of expandable segments, which torch makes of memory with descriptors."""
+    import torch
+
+    native = None
+    found = []
+    for size in (1000, 3 << 20, 40 << 20, 3 << 20):
+        x = torch.empty(size, device="cuda")
+        begun, before = time.monotonic(), -1
+        while native is None or native.exposed() == before:
+            assert time.monotonic() - begun < LIMIT_S
+            before = 0 if native is None else native.exposed()
+            x.fill_(comm.rank + 1.0)
+            comm.all_reduce(x)
+            found.append(bool((x == 3).all().item()))
+            native = comm.core.device._plane.native
+            comm.barrier()
+        text = comm.explain("all_reduce", x)
+        found.append("this array: used in place by all ranks" in text)
+        comm.barrier()
+        del x
+        torch.cuda.empty_cache()  # unmaps them
+    return all(found)
+
+
+@needs_torch
+def test_expandable_segments_are_used_in_place(monkeypatch):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the new name too
+        monkeypatch.setenv(name, "expandable_segments:True")
+    assert unisono.spawn(expandable, 2) == [True] * 2

@@ -5,6 +5,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 import unisono
 from device_cases import to_device
@@ -13,6 +14,12 @@ from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from unisono.testing import world, world_across
 
 COUNT = 1000
+
+
+@pytest.fixture(params=["device", "host"])
+def windows(request, monkeypatch):
+    """In device memory and in host memory."""
+    monkeypatch.setenv("UNISONO_CUDA_WINDOWS", request.param)
 
 
 class Rank:
@@ -51,7 +58,7 @@ def absent(comm):
     return error, x.numpy(), usable.numpy().tolist()
 
 
-def test_absent_rank_is_named_and_output_is_no_number():
+def test_absent_rank_is_named_and_output_is_no_number(windows):
     with world(3) as w:
         results = w.run(absent)
     for rank in (0, 2):
@@ -70,7 +77,7 @@ def different(comm):
     return me.outcome(me.all_reduce)[0]
 
 
-def test_different_calls_are_named_on_all_ranks():
+def test_different_calls_are_named_on_all_ranks(windows):
     with world(3) as w:
         errors = w.run(different)
     for error in errors:
@@ -90,7 +97,7 @@ def closes(comm):
     return me.outcome(me.all_reduce)[0]
 
 
-def test_closed_rank_is_named():
+def test_closed_rank_is_named(windows):
     with world(2) as w:
         error = w.run(closes)[1]
     assert isinstance(error, PeerLost), error
@@ -113,7 +120,7 @@ def killed(comm):
     return error.ranks, str(error), float(y.numpy()[0])
 
 
-def test_killed_rank_is_named_and_survivors_go_on():
+def test_killed_rank_is_named_and_survivors_go_on(windows):
     near = {"UNISONO_ADDRESS": ""}
     with world_across([3], env=near, grace_s=40).start(killed) as running:
         ends = running.wait()

@@ -82,8 +82,7 @@ STEPS = {
     "cuMemsetD8Async": 6,
     "cuMemHostAlloc": 2,
     "cuMemHostGetDevicePointer_v2": 2,
-    "cuEventCreate": 2,
-    "cuIpcGetMemHandle": 2,
+    "cuEventCreate": 4,
     "cuMemcpyAsync": 2,
 }
 """Calls of two ranks that make and connect their halves."""

@@ -14,6 +14,11 @@ def to_device(x, ordinal=0):
     return made
 
 
+def perform_on_own_device(comm, cases):
+    """The same where each rank has a device of its own."""
+    return perform_on_device(comm, cases, comm.rank)
+
+
 def perform_on_device(comm, cases, ordinal=0):
     """Make all calls, then wait: the results, in the form of `conformance.check`."""
     stream = _native.CudaStream(ordinal)  # each rank has its own
@@ -34,7 +39,8 @@ def _start(comm, case, ordinal, stream):
         how["op"] = case.op
     x = None if given is None else to_device(given, ordinal)
     if case.what == "broadcast" and x is None:
-        x = to_device(np.zeros(case.size(rank, after=True), numpy_dtype(case.dtype)))
+        zeros = np.zeros(case.size(rank, after=True), numpy_dtype(case.dtype))
+        x = to_device(zeros, ordinal)
     out = None
     if case.has_result(rank) and (case.what == "scatter" or case.style == "out"):
         size = case.size(rank, after=True)

@@ -51,6 +51,7 @@ def env(*, json: bool = False) -> int:
         "world": _world(),
         "rendezvous": _rendezvous(),
         "GPU driver": found.driver().words,
+        "GPU windows": found.windows().words,
         "NVRTC": found.compiler().words,
         "kernels": found.kernels().words,
         **{name: _installed(name) for name in _LIBRARIES},

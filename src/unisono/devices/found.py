@@ -1,11 +1,14 @@
 """What there is of CUDA on this host, in words: for `unisono env` and `unisono doctor`.
 
-Nothing here touches a GPU: libraries are opened and asked for their versions.
+Nothing here uses a GPU: libraries are opened and asked for their versions, and the
+driver which GPUs can access each other's memory, for which no context is made.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +16,10 @@ from unisono.devices import kernel_cache, nvrtc
 from unisono.errors import BadArgument, DeviceError, UsageError
 from unisono.units import format_bytes
 
+WINDOWS = "UNISONO_CUDA_WINDOWS"
+"""Where the windows of device communicators are: "host" or "device"."""
 _DRIVER = "libcuda.so.1"
+_CHOSEN_DRIVER = "UNISONO_CUDA_DRIVER"
 
 
 class Found(NamedTuple):
@@ -45,6 +51,36 @@ def compiler() -> Found:
     except DeviceError as why:
         return Found(False, str(why), nvrtc.INSTALL)
     return Found(True, f"{library.version[0]}.{library.version[1]} ({library.path})")
+
+
+def windows() -> Found:
+    """Where ranks of this host have their windows, as far as it can be known before."""
+    wish = os.environ.get(WINDOWS, "")
+    if wish == "host":
+        return Found(True, f"in host memory ({WINDOWS}=host)")
+    if wish not in ("", "device"):
+        said = f"{WINDOWS}={wish}: expected 'host' or 'device'"
+        return Found(False, said, f"unset {WINDOWS}")
+    if not driver().usable and not os.environ.get(_CHOSEN_DRIVER):
+        return Found(True, "none, without a driver")
+    try:
+        from unisono import _native
+
+        access = _native.cuda_access()
+    except (ImportError, RuntimeError) as why:
+        return Found(True, f"not known: {why}")
+    apart = [
+        f"cuda:{device} and cuda:{peer}"
+        for device, peer in combinations(range(len(access)), 2)
+        if not (access[device][peer] and access[peer][device])
+    ]
+    if not apart:
+        return Found(True, "in device memory")
+    others = f" and {len(apart) - 3} other pairs" if len(apart) > 3 else ""
+    said = f"{', '.join(apart[:3])}{others} cannot access each other's memory"
+    if wish == "device":
+        return Found(False, f"{said}, but {WINDOWS}=device", f"unset {WINDOWS}")
+    return Found(True, f"in host memory where ranks use such GPUs: {said}")
 
 
 def kernels() -> Found:

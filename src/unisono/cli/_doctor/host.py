@@ -232,6 +232,8 @@ def _gpu() -> Iterator[Finding]:
     """A host without a GPU needs nothing of this, so there is nothing to mend."""
     driver, compiler, kernels = found.driver(), found.compiler(), found.kernels()
     yield Finding("GPU driver", True, driver.words)
+    windows = found.windows()
+    yield Finding("GPU windows", windows.usable, windows.words, windows.fix)
     if driver.usable or compiler.usable:
         yield Finding("NVRTC", compiler.usable, compiler.words, compiler.fix)
     else:

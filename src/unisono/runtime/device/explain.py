@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from unisono import _native
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.options import CallOptions
@@ -43,8 +46,7 @@ def explain_on_device(
         f"  why        {choice.why}",
         f"  verified   {what.meaning}",
         f"  costs      {verified(*key).num_steps} steps in one kernel",
-        f"  memory     through windows of {format_bytes(WINDOW)}: {places[0]} places; "
-        f"with buffers that all ranks can use in place: {places[3]}",
+        *_memory(plane, places, view),
     ]
     if plane is None:
         lines.append("  kernel     the ranks connect at their first call on the device")
@@ -55,3 +57,34 @@ def explain_on_device(
             f"{facts.ranks_per_device} ranks share a device"
         )
     return "\n".join(lines)
+
+
+_SHARING = (
+    "shared at its first call",
+    "used in place by all ranks",
+    "through the windows, until all ranks have mapped it",
+    "through the windows: a rank cannot map its memory",
+    "through the windows: its memory cannot be shared, as that of pools",
+)
+"""By the numbers of SharedSegments::State."""
+
+
+def _memory(
+    plane: DevicePlane | None, places: Sequence[int], view: DeviceView
+) -> list[str]:
+    """Where the data passes; `places` are those of a window, by what is exposed."""
+    through = f"  memory     through windows of {format_bytes(WINDOW)}"
+    if plane is not None and plane.facts.why_on_host:
+        return [
+            f"{through} in host memory: {places[0]} places",
+            f"             because {plane.facts.why_on_host}",
+        ]
+    lines = [
+        f"{through}: {places[0]} places; with buffers that all ranks can use in place: "
+        f"{places[3]}"
+    ]
+    if plane is not None:
+        nbytes = prod(view.shape) * view.dtype.itemsize
+        state = plane.native.sharing_of(view.address, nbytes)
+        lines.append(f"             this array: {_SHARING[state]}")
+    return lines

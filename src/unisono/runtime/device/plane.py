@@ -1,15 +1,16 @@
 """The device half of a communicator: it runs calls on CUDA arrays.
 
 Made at the first such call, by all ranks together: each allocates its words and
-windows on its device and maps those of the others. From then on a call is one kernel
-launch; the host takes no part in it, and does not wait for it.
+windows on its device and maps those of the others, or all are in host memory if a
+device cannot reach another one's. From then on a call is one kernel launch; the host
+takes no part in it, and does not wait for it.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import ref
@@ -32,6 +33,7 @@ from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.call.work import CallsInFlight
+from unisono.runtime.device import placement
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.work import DeviceWork, await_device
 from unisono.runtime.plan.device_plans import device_plan
@@ -91,11 +93,15 @@ class HostHalf(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """What all ranks know: how many share a device, and the size of the smallest."""
+    """What all ranks know: how many share a device, and the size of the smallest.
+
+    `why_on_host` says why the windows are in host memory; "" if they are not.
+    """
 
     ranks_per_device: int
     multiprocessors: int
     most_blocks: int
+    why_on_host: str = ""
 
 
 class DevicePlane:
@@ -132,37 +138,60 @@ class DevicePlane:
         return host
 
     def _make(self) -> _native.DeviceComm:
-        """This rank's half, with a board in shared memory that the first rank makes."""
+        """This rank's half, with a board in shared memory."""
+        host = self.host
+        return self._with_segment(
+            _native.device_board_bytes(host.world_size),
+            lambda owner, number: _native.make_device_comm(
+                host.native, self.ordinal, WINDOW, owner, number
+            ),
+        )
+
+    def _with_segment(self, nbytes: int, step: Callable[[int, int], T]) -> T:
+        """A step of all ranks that maps shared memory, which the first rank makes."""
         host = self.host
         session, owner = host.session, host.world_ranks[0]
-        number = 0
-        if host.rank == 0:
-            number = session.engine.create(_native.device_board_bytes(host.world_size))
-        rows = self._all_gather(number.to_bytes(8, "little"))
+        mine = self._together(
+            lambda: session.engine.create(nbytes) if host.rank == 0 else 0
+        )
+        rows = self._all_gather(mine.to_bytes(8, "little"))
         number = int.from_bytes(rows[0], "little")
         try:
             session.await_segment(owner, number, host.timeout_s)
-            return self._together(
-                lambda: _native.make_device_comm(
-                    host.native, self.ordinal, WINDOW, owner, number
-                )
-            )
+            return self._together(lambda: step(owner, number))
         finally:  # who has mapped it keeps it
             if host.rank == 0:
                 session.engine.drop(number)
 
     def _connect(self) -> Facts:
-        """Map the memory of the others."""
+        """Map the memory of the others, or share memory of the host with them."""
         device = _native.cuda_device(self.ordinal)
         about = device.uuid + device.multiprocessors.to_bytes(4, "little")
         about += _most_blocks().to_bytes(4, "little")
-        announced = self._all_gather(self._together(self.native.announcement) + about)
-        arenas = [row[: -len(about)] for row in announced]
-        self._together(lambda: self.native.connect(arenas))
-        uuids = [row[-len(about) : -8] for row in announced]
-        sizes = [int.from_bytes(row[-8:-4], "little") for row in announced]
-        blocks = [int.from_bytes(row[-4:], "little") for row in announced]
-        return Facts(max(uuids.count(u) for u in uuids), min(sizes), min(blocks))
+        rows = self._all_gather(about + placement.wanted())
+        why = self._place([row[len(about) :] for row in rows])
+        self._together(self.native.start)
+        uuids = [row[:16] for row in rows]
+        sizes = [int.from_bytes(row[16:20], "little") for row in rows]
+        blocks = [int.from_bytes(row[20:24], "little") for row in rows]
+        return Facts(max(uuids.count(u) for u in uuids), min(sizes), min(blocks), why)
+
+    def _place(self, wanted: Sequence[bytes]) -> str:
+        """Place words and windows; why they are in host memory, if they are."""
+        why = placement.why_on_host(wanted)
+        if not why:
+            self._together(self.native.allocate)
+        announced = self._all_gather(self._together(self.native.announcement))
+        missed = self._texts(self._together(lambda: self.native.connect(announced)))
+        for rank, reason in enumerate(missed):
+            if reason and not why:
+                why = f"rank {rank}: {reason}"
+        if why:
+            placement.refuse_host(wanted, why)
+            self.native.disconnect()
+            nbytes = _native.device_host_bytes(self.host.world_size, WINDOW)
+            self._with_segment(nbytes, self.native.place_on_host)
+        return why
 
     def _together(self, step: Callable[[], T]) -> T:
         """A step of all ranks; if it fails on one, all raise the same DeviceError."""
@@ -170,15 +199,19 @@ class DevicePlane:
         why = ""
         try:
             made.append(step())
-        except (RuntimeError, MemoryError) as error:  # CudaError, or no more threads
+        except (RuntimeError, OSError, MemoryError) as error:
             why = str(error) or type(error).__name__
-        said = self._all_gather(why.encode()[:_TEXT].ljust(_TEXT, b"\0"))
-        for rank, text in enumerate(said):
-            if words := text.rstrip(b"\0").decode(errors="replace"):
+        for rank, words in enumerate(self._texts(why)):
+            if words:
                 raise DeviceError(
                     f"the ranks' devices could not be connected; rank {rank}: {words}"
                 )
         return made[0]
+
+    def _texts(self, mine: str) -> list[str]:
+        """What each rank says."""
+        rows = self._all_gather(mine.encode()[:_TEXT].ljust(_TEXT, b"\0"))
+        return [row.rstrip(b"\0").decode(errors="replace") for row in rows]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
         """The same number of bytes of each rank, by the communicator's host half."""

@@ -1,0 +1,398 @@
+"""Buffers that ranks of several processes use in place: how their memory is shared."""
+
+import contextlib
+import os
+import time
+
+import numpy as np
+import pytest
+
+import emulated
+import unisono
+from device_cases import to_device
+from expandable import GRAIN, Range
+from unisono import _native
+
+IN_PLACE, IMPOSSIBLE = 1, 4
+LIMIT_S = 30
+
+
+class Rank:
+    """A rank that makes all_reduces, and knows whether they were made in place."""
+
+    def __init__(self, comm):
+        emulated.initialize()
+        self.comm = comm
+        self.stream = _native.CudaStream(0)
+
+    @property
+    def native(self):
+        return self.comm.core.device._plane.native
+
+    def all_reduce(self, x):
+        """Whether the input and the output were exposed."""
+        before = self.native.exposed() if self.comm.core.device._plane else 0
+        self.comm.all_reduce(x, stream=self.stream)
+        self.comm.synchronize(LIMIT_S)
+        return self.native.exposed() > before
+
+    def until(self, x, in_place=True):
+        """Call until it is in place, or is not, on all ranks."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < LIMIT_S:
+            self.fill(x)
+            found = np.array([self.all_reduce(x) == in_place])
+            assert self.is_sum(x)
+            if self.comm.all_reduce(found, op="min")[0]:
+                return True
+        return False
+
+    def fill(self, x):
+        ranks = np.full(x.shape, 1.0 + self.comm.rank, x.dtype)
+        emulated.write(x.__cuda_array_interface__["data"][0], ranks.tobytes())
+        self.comm.barrier()
+
+    def is_sum(self, x):
+        n = self.comm.world_size
+        return bool((x.numpy() == n * (n + 1) / 2).all())
+
+    def sharing(self, x):
+        address = x.__cuda_array_interface__["data"][0]
+        return self.native.sharing_of(address, x.numpy().nbytes)
+
+
+def ones(nbytes):
+    return np.ones(nbytes // 4, np.float32)
+
+
+def allocated(comm):
+    return Rank(comm).until(to_device(ones(4000)))
+
+
+def test_allocations_are_used_in_place():
+    assert unisono.spawn(allocated, 3) == [True] * 3
+
+
+def in_one_piece(comm):
+    rank, memory = Rank(comm), Range(4).map(1, 3)
+    arrays = [memory.array(GRAIN + 400, ones(4000)), memory.array(3 * GRAIN, ones(64))]
+    return [rank.until(x) for x in arrays], [rank.sharing(x) for x in arrays]
+
+
+def test_created_memory_is_used_in_place():
+    assert unisono.spawn(in_one_piece, 3) == [([True] * 2, [IN_PLACE] * 2)] * 3
+
+
+def across_pieces(comm):
+    """A buffer in many mappings, more than are shared by one call."""
+    rank, memory = Rank(comm), Range(24).map()
+    inner = memory.array(3 * GRAIN - 80, ones(2 * GRAIN))
+    whole = memory.array(40, ones(24 * GRAIN - 80))
+    return rank.until(inner), rank.until(whole), rank.until(inner)
+
+
+def test_buffer_across_many_mappings():
+    assert unisono.spawn(across_pieces, 2) == [(True, True, True)] * 2
+
+
+def many(comm):
+    """More allocations than the others can be told of at once."""
+    rank, arrays = Rank(comm), [to_device(ones(64)) for _ in range(100)]
+    for x in arrays:
+        comm.all_reduce(x, stream=rank.stream)
+    comm.synchronize(LIMIT_S)
+    return all(rank.until(x) for x in arrays)
+
+
+def test_many_allocations():
+    assert unisono.spawn(many, 2) == [True] * 2
+
+
+def grows(comm):
+    """Memory that is mapped behind what is shared already."""
+    rank, memory = Rank(comm), Range(8).map(0, 1)
+    found = [rank.until(memory.array(0, ones(2 * GRAIN)))]
+    for i in range(2, 8):
+        memory.map(i)
+        found.append(rank.until(memory.array(GRAIN, ones(i * GRAIN))))
+    return all(found)
+
+
+def test_range_grows():
+    assert unisono.spawn(grows, 2) == [True] * 2
+
+
+def replaced(comm):
+    """Other memory at the same addresses: the others must not use the old one."""
+    rank, memory = Rank(comm), Range(3).map()
+    x = memory.array(0, ones(3 * GRAIN))
+    found = [rank.until(x)]
+    for i in range(6):
+        comm.barrier()
+        memory.unmap(i % 3)
+        memory.map(i % 3)
+        rank.fill(x)
+        found.append(not rank.all_reduce(x))  # through the windows
+        found.append(rank.is_sum(x))
+        found.append(rank.until(x))
+    return found
+
+
+def test_replaced_memory_is_not_confused():
+    assert unisono.spawn(replaced, 2) == [[True] * 19] * 2
+
+
+def replaced_on_one_rank(comm):
+    rank, memory = Rank(comm), Range(2).map()
+    x = memory.array(100, ones(GRAIN))
+    found = [rank.until(x)]
+    for _ in range(5):
+        if comm.rank == 1:
+            memory.unmap()
+            memory.map()
+        found.append(rank.until(x))
+    return found
+
+
+def test_memory_of_one_rank_is_replaced():
+    assert unisono.spawn(replaced_on_one_rank, 3) == [[True] * 6] * 3
+
+
+def another_range(comm):
+    """Addresses that are reserved anew, and then used by an allocation."""
+    rank = Rank(comm)
+    found = []
+    for pieces in (2, 3, 2, 1):
+        memory = Range(pieces).map()
+        found.append(rank.until(memory.array(0, ones(pieces * GRAIN))))
+        comm.barrier()
+        memory.free()
+        found.append(rank.until(to_device(ones(1 << 16))))
+    return found
+
+
+def test_ranges_come_and_go():
+    assert unisono.spawn(another_range, 2) == [[True] * 8] * 2
+
+
+def unshareable(comm):
+    rank, memory = Rank(comm), Range(2, exportable=comm.rank != 1).map()
+    x = memory.array(0, ones(4000))
+    found = [rank.until(x, in_place=comm.rank != 1) for _ in range(3)]
+    return found, rank.sharing(x)
+
+
+def test_memory_without_descriptors_goes_through_the_windows():
+    results = unisono.spawn(unshareable, 3)
+    assert [found for found, _ in results] == [[True] * 3] * 3
+    assert [state for _, state in results] == [IN_PLACE, IMPOSSIBLE, IN_PLACE]
+
+
+def partly_mapped(comm):
+    """An array whose last page is not there cannot be shared; a part of it can."""
+    rank, memory = Rank(comm), Range(2).map(0)
+    return rank.until(memory.array(GRAIN - 800, ones(800)))
+
+
+def test_array_at_the_end_of_what_is_mapped():
+    assert unisono.spawn(partly_mapped, 2) == [True] * 2
+
+
+def descriptors(comm):
+    """How many there are of created memory, each of which has one when emulated."""
+    rank, memory = Rank(comm), Range(16).map()
+    rank.until(memory.array(0, ones(16 * GRAIN)))
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            link = os.readlink(f"/proc/self/fd/{descriptor}")
+            found += "emulated-0-shared" in link
+    comm.barrier()
+    return found
+
+
+@pytest.mark.skipif(emulated.ON_GPU, reason="what the driver opens is not known")
+def test_descriptors_are_closed_when_memory_is_mapped():
+    assert unisono.spawn(descriptors, 2) == [16 + 16] * 2
+
+
+def explained(comm):
+    rank, memory = Rank(comm), Range(2).map()
+    x = memory.array(0, ones(4000))
+    rank.until(x)
+    fresh = comm.empty((1000,), device="cuda")
+    return comm.explain("all_reduce", x), comm.explain("all_reduce", fresh)
+
+
+def test_explain_says_whether_a_buffer_is_used_in_place():
+    for text, fresh in unisono.spawn(explained, 2):
+        assert "this array: used in place by all ranks" in text
+        assert "this array: shared at its first call" in fresh
+
+
+def split(comm):
+    """Ranks that are not in the communicator are sent nothing."""
+    memory = Range(2).map()
+    group = comm.split(comm.rank % 2)
+    found = Rank(group).until(memory.array(0, ones(2 * GRAIN)))
+    return found, group.world_size
+
+
+def test_groups_share_with_their_own_ranks():
+    assert unisono.spawn(split, 4) == [(True, 2)] * 4
+
+
+# What is freed
+
+
+def mapped_here():
+    """How many times memory of emulated devices is mapped into this process."""
+    with open("/proc/self/maps") as maps:
+        return sum("unisono-emulated" in line for line in maps)
+
+
+def settles(is_settled):
+    """Wait until something is so, within the limit."""
+    begun = time.monotonic()
+    while not is_settled():
+        if time.monotonic() - begun > LIMIT_S:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+only_emulated = pytest.mark.skipif(
+    emulated.ON_GPU, reason="mappings are counted, which only the emulation shows"
+)
+
+
+def freed_allocations(comm):
+    """The one of the last call is kept until the next."""
+    rank, arrays = Rank(comm), [to_device(ones(64)) for _ in range(21)]
+    for x in arrays:
+        assert rank.until(x)
+    comm.barrier()
+    many = mapped_here()
+    arrays.clear()
+    return settles(lambda: mapped_here() <= many - 20 - 20)
+
+
+@only_emulated
+def test_freed_allocations_are_unmapped_by_the_others():
+    assert unisono.spawn(freed_allocations, 2) == [True] * 2
+
+
+def freed_pieces(comm):
+    rank, memory = Rank(comm), Range(6).map()
+    x = memory.array(0, ones(6 * GRAIN))
+    assert rank.until(x)
+    comm.barrier()
+    many = mapped_here()
+    memory.unmap(1, 2, 4)
+    parts = settles(lambda: mapped_here() <= many - 6)
+    assert rank.until(memory.array(5 * GRAIN, ones(GRAIN)))
+    comm.barrier()
+    few = mapped_here()
+    memory.free()
+    return parts, settles(lambda: mapped_here() <= few - 6)
+
+
+@only_emulated
+def test_freed_pieces_are_unmapped_by_the_others():
+    assert unisono.spawn(freed_pieces, 2) == [(True, True)] * 2
+
+
+def numbers_again(comm):
+    """More segments, one after another, than there are numbers."""
+    rank = Rank(comm)
+    for _ in range(24):
+        arrays = [to_device(ones(64)) for _ in range(50)]
+        for x in arrays:
+            comm.all_reduce(x, stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+    return rank.until(to_device(ones(64)))
+
+
+def test_numbers_of_segments_are_used_again():
+    assert unisono.spawn(numbers_again, 2) == [True] * 2
+
+
+def used_in_flight(comm, created):
+    """What rank 0 frees while a call of rank 1 is in flight."""
+    rank, memory = Rank(comm), Range(4).map()
+    shared = [memory.array(0, ones(2 * GRAIN))] if created else []
+    shared += [] if created else [to_device(ones(64)), to_device(ones(64))]
+    for x in shared:
+        assert rank.until(x)
+    y = to_device(ones(128))
+    assert rank.until(y)
+    comm.barrier()
+    before = mapped_here()
+    if comm.rank == 0:
+        memory.unmap(0, 1)
+        shared.clear()
+        del x
+        time.sleep(0.3)  # so that it is known, and would be unmapped
+        comm.all_reduce(y, stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+        return True
+    comm.all_reduce(y, stream=rank.stream)
+    during = before
+    while not rank.native.is_idle():
+        during = mapped_here() if not rank.native.is_idle() else during
+    comm.synchronize(LIMIT_S)
+    return during == before and settles(lambda: mapped_here() <= before - 2)
+
+
+@only_emulated
+@pytest.mark.parametrize("created", [True, False])
+def test_memory_is_not_unmapped_while_a_call_is_in_flight(created):
+    assert unisono.spawn(used_in_flight, 2, (created,)) == [True] * 2
+
+
+def without_rest(comm):
+    """Calls on memory that comes and goes, and no pause between them."""
+    rank = Rank(comm)
+    results = []
+    for i in range(150):
+        memory = Range(2).map() if i % 3 == 0 else None
+        x = to_device(ones(400)) if memory is None else memory.array(8, ones(400))
+        emulated.write(
+            x.__cuda_array_interface__["data"][0],
+            (ones(400) * (i + comm.rank)).tobytes(),
+        )
+        comm.all_reduce(x, stream=rank.stream)
+        comm.all_reduce(x, op="max", stream=rank.stream)
+        comm.synchronize(LIMIT_S)
+        results.append(bool((x.numpy() == 2 * i + 1).all()))
+        if memory is not None:
+            memory.free()
+    return all(results)
+
+
+def test_memory_comes_and_goes():
+    assert unisono.spawn(without_rest, 2) == [True] * 2
+
+
+def replayed(comm):
+    """A graph on shared memory, replayed while other memory is freed."""
+    rank, memory = Rank(comm), Range(2).map()
+    x = memory.array(0, np.full(100, comm.rank + 1, np.int64))
+    comm.all_reduce(x, stream=rank.stream)
+    comm.synchronize(LIMIT_S)
+    emulated.begin_capture(rank.stream.handle)
+    comm.all_reduce(x, stream=rank.stream)
+    graph = emulated.instantiate(emulated.end_capture(rank.stream.handle))
+    for i in range(20):
+        other = Range(1).map() if i % 2 else None
+        y = to_device(ones(64)) if other is None else other.array(0, ones(64))
+        rank.all_reduce(y)
+        emulated.launch_graph(graph, rank.stream.handle)
+        emulated.synchronize(rank.stream.handle)
+        if other is not None:
+            other.free()
+    return x.numpy().tolist()
+
+
+def test_graphs_are_replayed_while_memory_is_freed():
+    assert unisono.spawn(replayed, 2) == [[3 << 20] * 100] * 2
