@@ -178,18 +178,18 @@ class _unbounded:  # noqa: N801
     """Kernels are compiled without the check that ends a wait."""
 
     def __enter__(self) -> None:
-        self.sources, self.loaded = rtc.sources, dict(kernels._LOADED)
+        self.sources, self.loaded = rtc.sources, dict(kernels._LOADED.made)
         text = self.sources()
         main = "device/interpret.cuh"
         assert _BOUND in text[main]
         changed = text | {main: text[main].replace(_BOUND, "false")}
         rtc.sources = lambda: changed
-        kernels._LOADED.clear()
+        kernels._LOADED.made.clear()
 
     def __exit__(self, *_: object) -> None:
         rtc.sources = self.sources
-        kernels._LOADED.clear()
-        kernels._LOADED.update(self.loaded)
+        kernels._LOADED.made.clear()
+        kernels._LOADED.made.update(self.loaded)
 
 
 def by_hand(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:

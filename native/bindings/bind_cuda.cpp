@@ -146,7 +146,7 @@ std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   return comm.connect(ranks);
 }
 
-bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
+bool launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
             int threads) {
   GilRelease unlocked;
@@ -208,11 +208,11 @@ void bind_cuda(nb::module_ &m) {
            nb::arg("threads"));
   nb::class_<DevicePlan>(m, "DevicePlan")
       .def("__init__",
-           [](DevicePlan *self, int ordinal, const PlanHolder &plan) {
+           [](DevicePlan *self, DeviceComm &comm, const PlanHolder &plan) {
              GilRelease unlocked;
-             new (self) DevicePlan(Device::of(ordinal), plan.plan);
+             new (self) DevicePlan(comm.tables(), plan.plan);
            },
-           nb::arg("ordinal"), nb::arg("plan"));
+           nb::arg("comm"), nb::arg("plan"));
   nb::class_<DeviceComm>(m, "DeviceComm")
       .def("allocate", &DeviceComm::allocate, Unlocked())
       .def("announcement", [](DeviceComm &c) { return bytes_of(c.announcement()); })

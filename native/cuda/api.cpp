@@ -68,6 +68,10 @@ Api open_driver(const char *path, bool chosen) {
 #define UNISONO_CUDA_LOOK_UP(name, arguments) look_up(library, path, #name, made.name);
   UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_LOOK_UP)
 #undef UNISONO_CUDA_LOOK_UP
+#define UNISONO_CUDA_LOOK_UP(name, arguments)                                                  \
+  made.name = reinterpret_cast<decltype(made.name)>(::dlsym(library, #name));
+  UNISONO_CUDA_OPTIONAL_FUNCTIONS(UNISONO_CUDA_LOOK_UP)
+#undef UNISONO_CUDA_LOOK_UP
   return made;
 }
 

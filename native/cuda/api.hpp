@@ -57,8 +57,9 @@ constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_mi
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
               pointer_ipc_capable = 10;                         // cuPointerGetAttribute
 constexpr int memory_host = 1, memory_device = 2;
+constexpr int function_registers = 4;                           // cuFuncGetAttribute
 
-// Every function that is used: its result, always Result; its name; its arguments.
+// Every function that is needed: its result, always Result; its name; its arguments.
 #define UNISONO_CUDA_FUNCTIONS(X)                                                               \
   X(cuInit, (unsigned flags))                                                                  \
   X(cuDriverGetVersion, (int *version))                                                        \
@@ -140,10 +141,16 @@ constexpr int memory_host = 1, memory_device = 2;
                      unsigned threads_x, unsigned threads_y, unsigned threads_z,               \
                      unsigned shared_bytes, Stream, void **arguments, void **extra))
 
+// Functions that older drivers lack: null there.
+#define UNISONO_CUDA_OPTIONAL_FUNCTIONS(X) X(cuFuncLoad, (Function))
+#define UNISONO_CUDA_ALL_FUNCTIONS(X)                                                          \
+  UNISONO_CUDA_FUNCTIONS(X)                                                                    \
+  UNISONO_CUDA_OPTIONAL_FUNCTIONS(X)
+
 // The functions, from the driver's library or from the emulation of it.
 struct Api {
 #define UNISONO_CUDA_MEMBER(name, arguments) Result(*name) arguments = nullptr;
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_MEMBER)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_MEMBER)
 #undef UNISONO_CUDA_MEMBER
   bool emulated = false;
 };

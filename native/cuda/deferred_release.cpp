@@ -44,9 +44,9 @@ private:
       now.swap(pending_);
       lock.unlock();
       now.remove_if([](Pending &p) {
-        if (p.is_ready && !p.is_ready())
-          return false;
         try {
+          if (p.is_ready && !p.is_ready())
+            return false;
           p.release();
         } catch (const std::exception &) {
           // The driver fails, and has nothing left to release.

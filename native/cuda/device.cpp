@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "cuda/deferred_release.hpp"
+#include "cuda/launch_gate.hpp"
 
 namespace unisono::cuda {
 
@@ -195,7 +195,7 @@ DeviceMemory::DeviceMemory(Device &device, std::size_t bytes) : DeviceMemory() {
 DeviceMemory::~DeviceMemory() {
   if (device_ == nullptr)
     return;
-  release_later([device = device_, address = address_] {
+  call_when_idle_now([device = device_, address = address_] {
     if (const CurrentDevice current(*device, std::nothrow); current)
       (void)api().cuMemFree_v2(address);
   });
@@ -249,7 +249,7 @@ PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : PinnedMemo
 PinnedMemory::~PinnedMemory() {
   if (host_ == nullptr)
     return;
-  release_later([&device = device_, host = host_] {
+  call_when_idle_now([&device = device_, host = host_] {
     if (const CurrentDevice current(device, std::nothrow); current)
       (void)api().cuMemFreeHost(host);
   });

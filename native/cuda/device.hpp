@@ -100,7 +100,7 @@ private:
 // too when a later step fails.
 
 // Memory on a device, filled with zeros. The destructor does not wait for the device:
-// deferred_release.hpp.
+// launch_gate.hpp.
 class DeviceMemory {
 public:
   DeviceMemory() = default;

@@ -1,6 +1,8 @@
 #include "cuda/device_comm.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 
@@ -52,6 +54,10 @@ Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuModuleLoadData, &module_, image);
   UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  int registers = 0; // to tell that, the driver loads the function
+  UNISONO_CUDA(cuFuncGetAttribute, &registers, function_registers, function_);
+  if (api().cuFuncLoad != nullptr)
+    UNISONO_CUDA(cuFuncLoad, function_);
 }
 
 Kernel::~Kernel() {
@@ -68,17 +74,13 @@ int Kernel::blocks_per_multiprocessor(int threads) const {
   return blocks;
 }
 
-DevicePlan::DevicePlan(Device &device, std::shared_ptr<const Plan> plan)
-    : packed_(std::move(plan)), memory_(device, packed_.bytes().size()) {
-  memory_.write(0, packed_.bytes().data(), packed_.bytes().size());
-}
-
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board)
     : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
       peers_(device, comm.size() * sizeof(Peer)),
-      host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
+      host_(device, sizeof(HostWords)), tables_(std::make_shared<TableMemory>(device)),
+      board_memory_(std::move(board)),
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
       shared_(device, rank_, world_ranks_, host_peers_, board_),
       mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device) {}
@@ -181,7 +183,8 @@ bool DeviceComm::launch(const Arguments &a) {
   const auto pass = pass_launch_gate();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
-  Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size());
+  Tables &tables = a.plan->tables();
+  Launch launch = a.plan->packed().launch(tables.address(), rank_, world_ranks_.size());
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
@@ -200,14 +203,18 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
   launch.done = const_cast<std::uint64_t *>(&words->done);
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
+  tables.copy(a.stream);
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
                unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
-  if (captured)
+  if (captured) {
+    captured_.insert(tables.slab());
     return true;
+  }
   launched_.fetch_add(1, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, last_, a.stream);
+  tables.set_copied();
   return false;
 }
 
@@ -255,6 +262,33 @@ bool DeviceComm::may_be_busy() {
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_, std::nothrow);
   return has_captured_ || api().cuEventQuery(last_) == not_ready;
+}
+
+bool DeviceComm::is_busy() {
+  const std::lock_guard only(launching_);
+  const CurrentDevice current(device_, std::nothrow);
+  return api().cuEventQuery(last_) == not_ready || (has_captured_ && is_in_a_call());
+}
+
+// Whether a block of this rank has begun a call and not ended it, by its words; calls of graphs
+// leave no other trace. If the driver fails, none runs.
+bool DeviceComm::is_in_a_call() {
+  const auto words = std::make_unique<RankWords>();
+  try {
+    read_words(*words);
+  } catch (const Error &) {
+    return false;
+  }
+  return std::any_of(std::begin(words->blocks), std::end(words->blocks), [](const auto &block) {
+    return std::max(block.arrivals[0].call, block.arrivals[1].call) > block.calls;
+  });
+}
+
+void DeviceComm::read_words(RankWords &words) const {
+  if (on_host_)
+    std::memcpy(&words, arena_on_host(), sizeof words);
+  else
+    arena_.read(&words, sizeof words);
 }
 
 // Records an event behind the calls that were made so far, if somebody waits for their end.

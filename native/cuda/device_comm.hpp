@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "cuda/device.hpp"
 #include "cuda/launch_gate.hpp"
 #include "cuda/mapped_segments.hpp"
+#include "cuda/plan_tables.hpp"
 #include "cuda/registered_memory.hpp"
 #include "cuda/shared_segments.hpp"
 #include "device/tables.hpp"
@@ -34,7 +36,9 @@ namespace unisono::cuda {
 // Marks the numbers of calls on a device in failures: they are counted apart.
 constexpr std::uint32_t device_call = 1u << 31;
 
-// A compiled kernel on a device.
+// A compiled kernel on a device. It is loaded completely when it is made, and not when it is
+// first launched, as CUDA does by default (CUDA_MODULE_LOADING=LAZY): to load a kernel the driver
+// may wait for those that run, which may wait for the one that is launched.
 class Kernel {
 public:
   Kernel(const Device &device, const void *image);
@@ -50,16 +54,17 @@ private:
   Function function_ = nullptr;
 };
 
-// A plan with its tables on a device.
+// A plan of one communicator, with its tables on the device.
 class DevicePlan {
 public:
-  DevicePlan(Device &device, std::shared_ptr<const Plan> plan);
+  DevicePlan(TableMemory &memory, std::shared_ptr<const Plan> plan)
+      : packed_(std::move(plan)), tables_(memory.add(packed_.bytes())) {}
   const device::PackedPlan &packed() const { return packed_; }
-  const std::byte *tables() const { return memory_.as<const std::byte>(); }
+  Tables &tables() { return tables_; } // used by who launches
 
 private:
   device::PackedPlan packed_;
-  DeviceMemory memory_;
+  Tables tables_;
 };
 
 // What a rank tells the others when the device communicator is made.
@@ -99,7 +104,7 @@ public:
   void start();
 
   struct Arguments {
-    const DevicePlan *plan;
+    DevicePlan *plan;
     const Kernel *kernel;
     Address input, output;
     Stream stream;
@@ -112,6 +117,8 @@ public:
 
   // Calls that were made with a buffer that all ranks can use in place.
   std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
+  // Where the tables of its plans are.
+  TableMemory &tables() { return *tables_; }
   // How many of the ranks are in this process.
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
@@ -148,6 +155,7 @@ private:
   void wait_for_calls();
   void set_closed(std::uint64_t calls);
   std::byte *arena_on_host() const; // of this rank
+  void read_words(device::RankWords &words) const;
   void stop_watching();
   void watch();
   void report_failure();
@@ -159,6 +167,8 @@ private:
   void update_segments(std::size_t most, CallsMade *calls);
   void look_for_freed_memory();
   bool may_be_busy() override;
+  bool is_busy() override;
+  bool is_in_a_call();
 
   Comm &comm_;
   const std::size_t rank_;
@@ -170,6 +180,8 @@ private:
   std::shared_ptr<RegisteredMemory> on_host_; // the arenas of all ranks, if they are there
   std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
+  const std::shared_ptr<TableMemory> tables_;
+  std::set<std::shared_ptr<TableSlab>> captured_; // which graphs use at any time
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process

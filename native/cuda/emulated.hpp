@@ -27,7 +27,7 @@
 namespace unisono::cuda::emulated {
 
 #define UNISONO_CUDA_DECLARE(name, arguments) Result name arguments;
-UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_DECLARE)
+UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_DECLARE)
 #undef UNISONO_CUDA_DECLARE
 
 // The driver's numbers of the errors that the emulation returns; their names: errors.
@@ -72,6 +72,7 @@ struct Settings {
   int threads;          // THREADS: at most so many run for a block, 2
   std::uint64_t memory; // MEMORY: bytes of each device that this process can allocate, 8 GiB
   bool peers;           // PEERS: whether devices access each other's memory, 1
+  bool waits;           // WAITS: whether what may wait for kernels does so always, 0
 };
 
 // Objects by their handles.
@@ -111,6 +112,7 @@ struct ModuleState {
 };
 struct FunctionState {
   std::shared_ptr<const ModuleState> module;
+  bool loaded = false; // only when it is used
 };
 
 struct DeviceState {

@@ -14,14 +14,14 @@ namespace {
 
 enum Index : std::size_t {
 #define UNISONO_CUDA_INDEX(name, arguments) index_of_##name,
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_INDEX)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_INDEX)
 #undef UNISONO_CUDA_INDEX
   num_functions
 };
 
 constexpr std::array<std::string_view, num_functions> names = {
 #define UNISONO_CUDA_NAME(name, arguments) #name,
-    UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_NAME)
+    UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_NAME)
 #undef UNISONO_CUDA_NAME
 };
 
@@ -88,7 +88,7 @@ Api emulated_api() {
   Api made;
 #define UNISONO_CUDA_EMULATE(name, arguments)                                                  \
   made.name = emulated::Recorded<emulated::index_of_##name, &emulated::name>::call;
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_EMULATE)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_EMULATE)
 #undef UNISONO_CUDA_EMULATE
   made.emulated = true;
   return made;

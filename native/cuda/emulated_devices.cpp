@@ -129,7 +129,8 @@ Settings::Settings()
       multiprocessors(small_setting("UNISONO_EMULATED_MULTIPROCESSORS", 132, 1024)),
       threads(std::max(1, small_setting("UNISONO_EMULATED_THREADS", 2, 1024))),
       memory(setting("UNISONO_EMULATED_MEMORY", std::uint64_t(8) << 30)),
-      peers(setting("UNISONO_EMULATED_PEERS", 1) != 0) {}
+      peers(setting("UNISONO_EMULATED_PEERS", 1) != 0),
+      waits(setting("UNISONO_EMULATED_WAITS", 0) != 0) {}
 
 State::State()
     : devices(std::size_t(settings.devices)), memory(std::make_unique<MemoryState>()),

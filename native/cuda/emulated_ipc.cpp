@@ -172,6 +172,8 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
       return invalid_context;
     if (const Result unsafe = at.state.streams->refuse_unsafe())
       return unsafe;
+    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+      return failed;
     return import_memory(at, exported, address);
   });
 }
@@ -187,7 +189,7 @@ Result cuIpcCloseMemHandle(Address address) {
     };
     if (imported() == memory.blocks.end())
       return invalid_handle;
-    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+    if (const Result failed = at.state.streams->synchronize_to_free(at.lock, at.device))
       return failed;
     const auto found = imported(); // another thread may have closed it
     if (found == memory.blocks.end())

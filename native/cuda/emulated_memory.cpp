@@ -198,6 +198,8 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
+    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+      return failed;
     Result why = success;
     const auto physical = Physical::make(at.state, at.device, bytes, false, why);
     if (physical == nullptr)
@@ -223,7 +225,7 @@ Result free_block(Entry &at, Address address, Kind kind) {
     return invalid_value;
   if (const Result refused = at.state.streams->refuse_unsafe())
     return refused;
-  if (const Result failed = at.state.streams->synchronize_device(at.lock, found->second.device))
+  if (const Result failed = at.state.streams->synchronize_to_free(at.lock, found->second.device))
     return failed;
   const auto still = memory.blocks.find(address); // another thread may have freed it
   if (still == memory.blocks.end() || still->second.kind != kind)
@@ -247,6 +249,8 @@ Result cuMemHostAlloc(void **host, std::size_t bytes, unsigned flags) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
+    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+      return failed;
     const std::size_t whole = whole_pages(bytes);
     void *const mapped =
         whole < bytes ? MAP_FAILED
@@ -295,7 +299,7 @@ Result cuMemHostUnregister(void *host) {
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
     const std::uint64_t number = found->second.number;
-    if (const Result failed = at.state.streams->synchronize_device(at.lock, at.device))
+    if (const Result failed = at.state.streams->synchronize_to_free(at.lock, at.device))
       return failed;
     const auto still = memory.blocks.find(Address(host)); // as with free_block
     if (still == memory.blocks.end() || still->second.number != number)

@@ -161,6 +161,22 @@ Result StreamsState::synchronize_device(Lock &lock, int device) {
   return state_.devices[std::size_t(device)].failed;
 }
 
+Result StreamsState::synchronize_to_free(Lock &lock, int device) {
+  ++blocking_launches_;
+  const Result result = synchronize_device(lock, device);
+  if (--blocking_launches_ == 0)
+    launches_unblocked_.notify_all();
+  return result;
+}
+
+Result StreamsState::synchronize_implicitly(Lock &lock, int device) {
+  return state_.settings.waits ? synchronize_to_free(lock, device) : success;
+}
+
+void StreamsState::await_launch(Lock &lock) {
+  launches_unblocked_.wait(lock, [this] { return blocking_launches_ == 0; });
+}
+
 void StreamsState::retire(Lock &lock, std::shared_ptr<Queue> queue) {
   queue->close();
   if (queue->idle())

@@ -133,6 +133,12 @@ public:
   Result query(StreamState &stream);
   Result synchronize(Lock &lock, StreamState &stream);
   Result synchronize_device(Lock &lock, int device);
+  // Before memory is freed or unmapped. Meanwhile no thread can launch anything.
+  Result synchronize_to_free(Lock &lock, int device);
+  // The same before memory is allocated or mapped, or a kernel is loaded: CUDA allows a driver
+  // to do so. By the setting, always or never.
+  Result synchronize_implicitly(Lock &lock, int device);
+  void await_launch(Lock &lock);
   // The thread of the queue ends when its tasks have.
   void retire(Lock &lock, std::shared_ptr<Queue> queue);
   // Everything of a context that is destroyed.
@@ -162,6 +168,8 @@ private:
   State &state_;
   std::vector<std::shared_ptr<StreamState>> legacy_; // by device
   std::vector<std::shared_ptr<Queue>> retired_;
+  int blocking_launches_ = 0; // threads that wait for a device
+  std::condition_variable launches_unblocked_;
 };
 
 } // namespace unisono::cuda::emulated

@@ -22,19 +22,50 @@ Gate &gate() {
   return made;
 }
 
-bool any_may_be_busy() {
+using Question = bool (Launcher::*)();
+
+bool any_is(Question busy) {
   const std::lock_guard lock(gate().mutex);
   const auto &all = gate().launchers;
-  return std::any_of(all.begin(), all.end(), std::mem_fn(&Launcher::may_be_busy));
+  return std::any_of(all.begin(), all.end(), std::mem_fn(busy));
 }
 
-// False if a call may be in flight; then nothing is done.
-bool run_if_idle(const std::function<void()> &release) {
+// False if a call is in flight; then nothing is done.
+bool run_unless(Question busy, const std::function<void()> &call) {
   const std::unique_lock closed(gate().launching, std::try_to_lock);
-  if (!closed || any_may_be_busy())
+  if (!closed || any_is(busy))
     return false;
-  release();
+  call();
   return true;
+}
+
+// Calls that are made together, when it is possible.
+class Delayed {
+public:
+  // Whether it is the first one.
+  bool add(std::function<void()> call) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+    return calls_.size() == 1;
+  }
+  void run_all() {
+    std::vector<std::function<void()>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all.swap(calls_);
+    }
+    for (const auto &call : all)
+      call();
+  }
+
+private:
+  std::mutex mutex_;
+  std::vector<std::function<void()>> calls_;
+};
+
+Delayed &delayed() {
+  static auto &made = *new Delayed; // never destroyed, as the gate
+  return made;
 }
 
 } // namespace
@@ -54,7 +85,17 @@ std::shared_lock<std::shared_mutex> pass_launch_gate() {
 }
 
 void release_when_idle(std::function<void()> release) {
-  release_later([] {}, [release = std::move(release)] { return run_if_idle(release); });
+  release_later([] {}, [release = std::move(release)] {
+    return run_unless(&Launcher::may_be_busy, release);
+  });
+}
+
+void call_when_idle_now(std::function<void()> call) {
+  if (!delayed().add(std::move(call)))
+    return;
+  release_later([] {}, [] {
+    return run_unless(&Launcher::is_busy, [] { delayed().run_all(); });
+  });
 }
 
 } // namespace unisono::cuda

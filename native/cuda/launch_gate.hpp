@@ -17,6 +17,8 @@ class Launcher {
 public:
   // Whether a call is in flight, or may be at any time.
   virtual bool may_be_busy() = 0;
+  // Whether one is in flight now.
+  virtual bool is_busy() = 0;
 
 protected:
   ~Launcher() = default;
@@ -29,5 +31,9 @@ std::shared_lock<std::shared_mutex> pass_launch_gate();
 
 // Calls `release` as release_later does (deferred_release.hpp), when no call is in flight.
 void release_when_idle(std::function<void()> release);
+
+// The same when no call is in flight now, for what no call of a graph uses. A graph that
+// begins at this very moment is not kept from it. `call` does not throw.
+void call_when_idle_now(std::function<void()> call);
 
 } // namespace unisono::cuda

@@ -343,6 +343,8 @@ private:
         first + each < call_.output_bytes ? first + each : call_.output_bytes;
     for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
       call_.output[i] = static_cast<unsigned char>(call_.lost_value);
+    if (target_.thread() == 0) // the host sees that this block has ended
+      mine_.calls = number();
   }
 
   const Launch &call_;

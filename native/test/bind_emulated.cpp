@@ -23,7 +23,7 @@ nb::typed<nb::dict, nb::str, int> functions() {
   nb::dict found;
 #define UNISONO_CUDA_ADDRESS(name, arguments)                                                  \
   found[#name] = reinterpret_cast<std::uintptr_t>(api.name);
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_ADDRESS)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_ADDRESS)
 #undef UNISONO_CUDA_ADDRESS
   return found;
 }

@@ -78,10 +78,10 @@ def test_device_that_cannot_be_opened_is_closed_and_can_be_opened_later(name):
 
 
 STEPS = {
-    "cuMemAlloc_v2": 6,
-    "cuMemsetD8Async": 6,
-    "cuMemHostAlloc": 2,
-    "cuMemHostGetDevicePointer_v2": 2,
+    "cuMemAlloc_v2": 8,
+    "cuMemsetD8Async": 8,
+    "cuMemHostAlloc": 4,
+    "cuMemHostGetDevicePointer_v2": 4,
     "cuEventCreate": 4,
     "cuMemcpyAsync": 2,
 }

@@ -14,10 +14,14 @@ _COPIES = DTYPES["uint8"].code, REDUCTIONS["sum"]
 """Programs that only copy run on any kernel: they share this one."""
 
 
+def is_loaded(ordinal: int, dtype: DType, op: str | None) -> bool:
+    """Whether the kernel for such calls is on the device already."""
+    return (ordinal, *_wanted(dtype, op)) in _LOADED
+
+
 def kernel(ordinal: int, dtype: DType, op: str | None) -> _native.CudaKernel:
     """The kernel for a reduction, or for programs that only copy (None)."""
-    reduction = "sum" if op == "mean" else op
-    wanted = _COPIES if reduction is None else (dtype.code, REDUCTIONS[reduction])
+    wanted = _wanted(dtype, op)
     key = (ordinal, *wanted)
     if (loaded := _LOADED.get(key)) is not None:
         # Without the lock: to load another one may wait for a kernel that waits for the
@@ -28,6 +32,11 @@ def kernel(ordinal: int, dtype: DType, op: str | None) -> _native.CudaKernel:
         if found is None:
             found = _LOADED[key] = _native.CudaKernel(ordinal, _image(ordinal, *wanted))
     return found
+
+
+def _wanted(dtype: DType, op: str | None) -> tuple[int, int]:
+    reduction = "sum" if op == "mean" else op
+    return _COPIES if reduction is None else (dtype.code, REDUCTIONS[reduction])
 
 
 def _image(ordinal: int, dtype: int, op: int) -> bytes:
