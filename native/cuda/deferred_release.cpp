@@ -7,18 +7,29 @@
 #include <mutex>
 
 #include "cuda/api.hpp"
+#include "cuda/launch_gate.hpp"
 #include "support/fork.hpp"
 
 namespace unisono::cuda {
 
 namespace {
 
-constexpr auto period = std::chrono::milliseconds(20);
+constexpr auto period = std::chrono::milliseconds(5);
+constexpr auto longest_wait = std::chrono::seconds(1);
 
 struct Pending {
-  std::function<void()> release;
+  std::function<void()> step;
   std::function<bool()> is_ready;
+  bool waits_for_kernels; // to be done while no collective is in flight
 };
+
+void perform(const Pending &pending) {
+  try {
+    pending.step();
+  } catch (const std::exception &) {
+    // The driver fails, and has nothing left to release.
+  }
+}
 
 class Releaser {
 public:
@@ -31,7 +42,12 @@ public:
         thread_.start([this] { run(); });
       }
     }
-    changed_.notify_one();
+    changed_.notify_all();
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, longest_wait, [this] { return pending_.empty() && !busy_; });
   }
 
 private:
@@ -42,39 +58,72 @@ private:
       changed_.wait(lock, [this] { return !pending_.empty(); });
       std::list<Pending> now;
       now.swap(pending_);
+      busy_ = true;
       lock.unlock();
-      now.remove_if([](Pending &p) {
-        try {
-          if (p.is_ready && !p.is_ready())
-            return false;
-          p.release();
-        } catch (const std::exception &) {
-          // The driver fails, and has nothing left to release.
-        }
-        return true;
-      });
+      perform_ready(now);
       lock.lock();
+      busy_ = false;
       const bool waits = !now.empty();
       pending_.splice(pending_.end(), now);
+      changed_.notify_all();
       if (waits)
         changed_.wait_for(lock, period);
     }
   }
 
+  // Takes what it has done out of the list.
+  static void perform_ready(std::list<Pending> &list) {
+    std::list<Pending> frees;
+    for (auto i = list.begin(); i != list.end();) {
+      const auto next = std::next(i);
+      if (!i->is_ready || i->is_ready()) {
+        if (i->waits_for_kernels) {
+          frees.splice(frees.end(), list, i);
+        } else {
+          perform(*i);
+          list.erase(i);
+        }
+      }
+      i = next;
+    }
+    if (frees.empty())
+      return;
+    const bool done = LaunchGate::of_process().run_if_idle([&] {
+      for (const Pending &p : frees)
+        perform(p);
+    });
+    if (!done)
+      list.splice(list.end(), frees);
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<Pending> pending_;
-  bool started_ = false;
+  bool started_ = false, busy_ = false;
   Worker thread_;
 };
+
+// Not in a forked child: what it would release is the parent's, and so is the thread.
+Releaser &releaser() {
+  static auto &made = *new Releaser; // never destroyed: its thread never ends
+  return made;
+}
 
 } // namespace
 
 void release_later(std::function<void()> release, std::function<bool()> is_ready) {
-  if (is_used_before()) // what it would release is the parent's, and so is the thread
-    return;
-  static auto &releaser = *new Releaser; // never destroyed: its thread never ends
-  releaser.add({std::move(release), std::move(is_ready)});
+  if (!is_used_before())
+    releaser().add({std::move(release), std::move(is_ready), true});
+}
+
+void run_later(std::function<void()> step, std::function<bool()> is_ready) {
+  if (!is_used_before())
+    releaser().add({std::move(step), std::move(is_ready), false});
+}
+
+void await_releases() {
+  if (!is_used_before())
+    releaser().wait();
 }
 
 } // namespace unisono::cuda

@@ -4,13 +4,14 @@
 #include <map>
 #include <utility>
 
-#include "cuda/launch_gate.hpp"
+#include "cuda/deferred_release.hpp"
 
 namespace unisono::cuda {
 
 namespace {
 
 constexpr Result already_enabled = 704; // peer access
+constexpr Result out_of_memory = 2;
 
 void initialize() {
   (void)api(); // throws if there is no driver
@@ -186,19 +187,24 @@ CurrentDevice::~CurrentDevice() {
 
 DeviceMemory::DeviceMemory(Device &device, std::size_t bytes) : DeviceMemory() {
   const CurrentDevice current(device);
-  UNISONO_CUDA(cuMemAlloc_v2, &address_, bytes);
+  const std::size_t block = BlockCache::rounded(bytes);
+  address_ = device.freed().take(block);
+  if (address_ == 0) {
+    Result result = api().cuMemAlloc_v2(&address_, block);
+    if (result == out_of_memory) {
+      device.freed().release_all(device);
+      result = api().cuMemAlloc_v2(&address_, block);
+    }
+    check(result, "cuMemAlloc_v2");
+  }
   device_ = &device;
   bytes_ = bytes;
   device.clear(address_, bytes);
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (device_ == nullptr)
-    return;
-  call_when_idle_now([device = device_, address = address_] {
-    if (const CurrentDevice current(*device, std::nothrow); current)
-      (void)api().cuMemFree_v2(address);
-  });
+  if (device_ != nullptr && !is_used_before())
+    device_->freed().put(*device_, address_, BlockCache::rounded(bytes_));
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory &&other) noexcept { *this = std::move(other); }
@@ -249,7 +255,7 @@ PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : PinnedMemo
 PinnedMemory::~PinnedMemory() {
   if (host_ == nullptr)
     return;
-  call_when_idle_now([&device = device_, host = host_] {
+  release_later([&device = device_, host = host_] {
     if (const CurrentDevice current(device, std::nothrow); current)
       (void)api().cuMemFreeHost(host);
   });

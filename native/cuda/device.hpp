@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/api.hpp"
+#include "cuda/block_cache.hpp"
 
 namespace unisono::cuda {
 
@@ -41,6 +42,7 @@ public:
   void write(Address to, const void *from, std::size_t bytes);
   void read(void *to, Address from, std::size_t bytes); // likewise
   void clear(Address to, std::size_t bytes);
+  BlockCache &freed() { return freed_; }
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
@@ -61,6 +63,7 @@ private:
   std::size_t memory_ = 0;
   std::mutex copying_;
   Stream copies_ = nullptr;
+  BlockCache freed_;
 };
 
 // Lets this thread make calls of the driver that a capture forbids, for a while. As long as a
@@ -99,8 +102,8 @@ private:
 // steps delegates to one that makes an object without anything, so that the destructor runs
 // too when a later step fails.
 
-// Memory on a device, filled with zeros. The destructor does not wait for the device:
-// launch_gate.hpp.
+// Memory on a device, filled with zeros. The destructor does not wait for the device: the
+// memory is kept for the next (block_cache.hpp).
 class DeviceMemory {
 public:
   DeviceMemory() = default;
@@ -124,7 +127,7 @@ private:
   std::size_t bytes_ = 0;
 };
 
-// Memory of another process of this host.
+// Memory of another process of this host. To be destroyed by the thread that releases.
 class ImportedMemory {
 public:
   // Null, and why, if it cannot be mapped.

@@ -1,12 +1,14 @@
 #include "cuda/device_comm.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include <unistd.h>
+
+#include "cuda/deferred_release.hpp"
+#include "cuda/launch_gate.hpp"
 
 namespace unisono::cuda {
 
@@ -51,7 +53,11 @@ std::vector<std::size_t> ranks_of(const Comm &comm) {
 } // namespace
 
 Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
-  const CurrentDevice current(device);
+  LaunchGate::of_process().run_when_idle([&] { load(image); }, device.ordinal());
+}
+
+void Kernel::load(const void *image) {
+  const CurrentDevice current(device_);
   UNISONO_CUDA(cuModuleLoadData, &module_, image);
   UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
   int registers = 0; // to tell that, the driver loads the function
@@ -84,8 +90,6 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
       shared_(device, rank_, world_ranks_, host_peers_, board_),
       mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device) {}
-
-DeviceComm::~DeviceComm() { remove_launcher(*this); }
 
 void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
 
@@ -142,8 +146,13 @@ std::size_t DeviceComm::host_bytes(std::size_t n, std::size_t half) {
   return n * arena_stride(half);
 }
 
+// What was mapped is unmapped when no call is in flight: a call of another communicator may
+// wait for a rank that waits here.
 void DeviceComm::disconnect() {
-  imported_.clear();
+  using Imported = decltype(imported_);
+  release_later([mapped = std::make_shared<Imported>(std::exchange(imported_, {}))] {
+    mapped->clear();
+  });
   arenas_.clear();
 }
 
@@ -169,7 +178,7 @@ void DeviceComm::start() {
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
                      mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
-  add_launcher(*this);
+  LaunchGate::of_process().add(this, device_.ordinal(), [this] { return is_in_flight(); });
   watcher_.start([this] { watch(); });
   connected_ = true;
 }
@@ -180,7 +189,7 @@ std::size_t DeviceComm::ranks_here() const {
 
 bool DeviceComm::launch(const Arguments &a) {
   refuse_fork();
-  const auto pass = pass_launch_gate();
+  const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   Tables &tables = a.plan->tables();
@@ -188,7 +197,6 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
-  has_captured_ = has_captured_ || captured;
   if (!captured) { // to map is forbidden during a capture
     mark_calls(a.stream);
     update_segments(most_updates, nullptr);
@@ -202,16 +210,18 @@ bool DeviceComm::launch(const Arguments &a) {
   launch.abort = &words->abort;
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
   launch.done = const_cast<std::uint64_t *>(&words->done);
+  if (captured) {
+    is_captured_ = true;
+    launch.begun = const_cast<std::uint64_t *>(&words->begun);
+  }
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
   tables.copy(a.stream);
   void *arguments[] = {&launch};
   UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
                unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
-  if (captured) {
-    captured_.insert(tables.slab());
+  if (captured)
     return true;
-  }
   launched_.fetch_add(1, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, last_, a.stream);
   tables.set_copied();
@@ -256,39 +266,6 @@ void DeviceComm::look_for_freed_memory() {
     return;
   const CurrentDevice current(device_);
   shared_.free_some(most_looks);
-}
-
-bool DeviceComm::may_be_busy() {
-  const std::lock_guard only(launching_);
-  const CurrentDevice current(device_, std::nothrow);
-  return has_captured_ || api().cuEventQuery(last_) == not_ready;
-}
-
-bool DeviceComm::is_busy() {
-  const std::lock_guard only(launching_);
-  const CurrentDevice current(device_, std::nothrow);
-  return api().cuEventQuery(last_) == not_ready || (has_captured_ && is_in_a_call());
-}
-
-// Whether a block of this rank has begun a call and not ended it, by its words; calls of graphs
-// leave no other trace. If the driver fails, none runs.
-bool DeviceComm::is_in_a_call() {
-  const auto words = std::make_unique<RankWords>();
-  try {
-    read_words(*words);
-  } catch (const Error &) {
-    return false;
-  }
-  return std::any_of(std::begin(words->blocks), std::end(words->blocks), [](const auto &block) {
-    return std::max(block.arrivals[0].call, block.arrivals[1].call) > block.calls;
-  });
-}
-
-void DeviceComm::read_words(RankWords &words) const {
-  if (on_host_)
-    std::memcpy(&words, arena_on_host(), sizeof words);
-  else
-    arena_.read(&words, sizeof words);
 }
 
 // Records an event behind the calls that were made so far, if somebody waits for their end.
@@ -340,6 +317,23 @@ bool DeviceComm::order_after_last(Stream stream) {
 std::uint64_t DeviceComm::done() const {
   refuse_fork(); // the memory is not mapped there
   return __atomic_load_n(&host_.host<HostWords>()->done, __ATOMIC_ACQUIRE);
+}
+
+// Whether kernels of this rank may still wait for other ranks. Nothing is launched meanwhile
+// by this process, except graphs: of those the kernels tell when they begin and end, and it
+// is asked twice, since one may have been launched and not have begun.
+bool DeviceComm::is_in_flight() {
+  const HostWords &words = *host_.host<HostWords>();
+  if (__atomic_load_n(&words.abort, __ATOMIC_ACQUIRE) != 0 ||
+      __atomic_load_n(&words.failure.state, __ATOMIC_ACQUIRE) != 0)
+    return false; // its kernels end by themselves
+  if (is_captured_) {
+    const std::uint64_t now = done(), before = std::exchange(last_seen_, now);
+    if (now != before || __atomic_load_n(&words.begun, __ATOMIC_ACQUIRE) > now)
+      return true;
+  }
+  const CurrentDevice current(device_, std::nothrow);
+  return api().cuEventQuery(last_) == not_ready;
 }
 
 } // namespace unisono::cuda

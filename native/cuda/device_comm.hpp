@@ -17,13 +17,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "cuda/board.hpp"
 #include "cuda/device.hpp"
-#include "cuda/launch_gate.hpp"
 #include "cuda/mapped_segments.hpp"
 #include "cuda/plan_tables.hpp"
 #include "cuda/registered_memory.hpp"
@@ -49,6 +47,7 @@ public:
 
 private:
   explicit Kernel(const Device &device) : device_(device) {}
+  void load(const void *image);
   const Device &device_;
   Module module_ = nullptr;
   Function function_ = nullptr;
@@ -78,13 +77,12 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm : CallsMade, Launcher {
+class DeviceComm : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
   DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board);
   static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
-  ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
 
   // What is done once, by all ranks together, before the first call: allocate() if the
@@ -96,7 +94,7 @@ public:
   // Knows the other ranks, and maps their arenas; those of this process by their addresses.
   // Why that cannot be done; empty if it can.
   std::string connect(const std::vector<Announcement> &ranks);
-  // Undoes what connect() has mapped, before other ranks free it.
+  // Undoes what connect() has mapped.
   void disconnect();
   // In a segment of shared memory with host_bytes() of zeros.
   void place_on_host(std::size_t owner, std::uint64_t segment);
@@ -145,6 +143,7 @@ private:
     alignas(64) std::uint32_t abort;
     alignas(64) device::FailureSlot failure;
     alignas(64) std::uint64_t done;
+    alignas(64) std::uint64_t begun; // by graphs
   };
 
   // Of the input (0) or the output (1).
@@ -152,10 +151,10 @@ private:
 
   std::string reach(std::size_t rank, const Announcement &announced);
   bool is_used_by_others() const;
+  bool is_in_flight();
   void wait_for_calls();
-  void set_closed(std::uint64_t calls);
+  void set_closed();
   std::byte *arena_on_host() const; // of this rank
-  void read_words(device::RankWords &words) const;
   void stop_watching();
   void watch();
   void report_failure();
@@ -166,9 +165,6 @@ private:
   bool shares_segments() const { return !one_process_ && !on_host_; }
   void update_segments(std::size_t most, CallsMade *calls);
   void look_for_freed_memory();
-  bool may_be_busy() override;
-  bool is_busy() override;
-  bool is_in_a_call();
 
   Comm &comm_;
   const std::size_t rank_;
@@ -181,7 +177,6 @@ private:
   std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
   const std::shared_ptr<TableMemory> tables_;
-  std::set<std::shared_ptr<TableSlab>> captured_; // which graphs use at any time
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process
@@ -195,7 +190,8 @@ private:
   // Behind some earlier call: how many are before it, how many have ended, how many shall.
   DeviceEvent mark_;
   std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
-  bool has_captured_ = false; // a graph may run a call at any time
+  bool is_captured_ = false; // a graph may make calls at any time
+  std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, announced_ = false, connected_ = false, closed_ = false;

@@ -8,6 +8,7 @@
 
 #include "cuda/deferred_release.hpp"
 #include "cuda/device_comm.hpp"
+#include "cuda/launch_gate.hpp"
 
 namespace unisono::cuda {
 
@@ -66,7 +67,7 @@ void DeviceComm::report_failure() {
     return;
   const auto me = std::uint32_t(rank_);
   const auto culprit = std::min(slot.rank, std::uint32_t(world_ranks_.size() - 1));
-  const auto number = std::uint32_t(slot.call) | device_call;
+  const auto number = std::uint32_t(done() + 1) | device_call;
   const Failure failure{FailureKind(slot.why), culprit, me, number};
   if (failure.kind == FailureKind::mismatch)
     comm_.abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
@@ -118,18 +119,20 @@ void DeviceComm::wait_for_calls() {
       (void)api().cuEventSynchronize(last_);
   }
   try {
-    set_closed(done() + 1);
+    set_closed();
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
 }
 
-void DeviceComm::set_closed(std::uint64_t calls) {
+void DeviceComm::set_closed() {
+  const std::uint64_t closed = 1;
   const std::size_t at = offsetof(device::RankWords, closed);
   if (on_host_)
-    __atomic_store_n(reinterpret_cast<std::uint64_t *>(arena_on_host() + at), calls, __ATOMIC_RELEASE);
+    __atomic_store_n(reinterpret_cast<std::uint64_t *>(arena_on_host() + at), closed,
+                     __ATOMIC_RELEASE);
   else
-    arena_.write(at, &calls, sizeof calls);
+    arena_.write(at, &closed, sizeof closed);
 }
 
 void DeviceComm::stop_watching() {
@@ -150,13 +153,23 @@ void DeviceComm::release(DeviceComm *comm) {
     __atomic_store_n(&comm->host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
     comm->stop_watching();
   }
-  release_later([comm, is_open] {
+  run_later([comm, is_open] {
     if (is_open)
       comm->wait_for_calls();
-    comm->imported_.clear();
-    comm->mapped_.clear();
-    comm->board_[comm->rank_].released.store(1, std::memory_order_release);
-    release_later([comm] { delete comm; }, [comm] { return !comm->is_used_by_others(); });
+    release_later([comm] {
+      comm->imported_.clear();
+      comm->mapped_.clear();
+      comm->board_[comm->rank_].released.store(1, std::memory_order_release);
+    });
+    run_later(
+        [comm] {
+          LaunchGate::of_process().remove(comm);
+          delete comm;
+        },
+        [comm] {
+          const Word &released = comm->board_[comm->rank_].released;
+          return released.load(std::memory_order_relaxed) != 0 && !comm->is_used_by_others();
+        });
   });
 }
 

@@ -203,7 +203,7 @@ Result cuGraphLaunch(GraphExec handle, Stream stream_handle) {
       return invalid_value;
     if (stream.capture != nullptr) // graphs in graphs are not emulated
       return not_supported;
-    at.state.streams->await_launch(at.lock);
+    at.state.streams->wait_to_launch(at.lock);
     return launch(*at.state.streams, *exec, stream);
   });
 }

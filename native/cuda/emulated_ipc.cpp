@@ -172,30 +172,22 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
       return invalid_context;
     if (const Result unsafe = at.state.streams->refuse_unsafe())
       return unsafe;
-    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
       return failed;
     return import_memory(at, exported, address);
   });
 }
 
-// As CUDA does, waits for all work of the device.
 Result cuIpcCloseMemHandle(Address address) {
   return with_context([&](Entry &at) -> Result {
     MemoryState &memory = *at.state.memory;
-    const auto imported = [&] {
-      const auto found = memory.blocks.find(address);
-      const bool is = found != memory.blocks.end() && found->second.kind == Kind::imported;
-      return is ? found : memory.blocks.end();
-    };
-    if (imported() == memory.blocks.end())
-      return invalid_handle;
-    if (const Result failed = at.state.streams->synchronize_to_free(at.lock, at.device))
-      return failed;
-    const auto found = imported(); // another thread may have closed it
-    if (found == memory.blocks.end())
-      return invalid_handle;
     if (const Result unsafe = at.state.streams->refuse_unsafe())
       return unsafe;
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
+      return failed;
+    const auto found = memory.blocks.find(address);
+    if (found == memory.blocks.end() || found->second.kind != Kind::imported)
+      return invalid_handle;
     if (--found->second.opens > 0)
       return success;
     unmap_freed(memory, address, found->second.mapped);

@@ -198,7 +198,7 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
-    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
       return failed;
     Result why = success;
     const auto physical = Physical::make(at.state, at.device, bytes, false, why);
@@ -217,7 +217,8 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
 
 namespace {
 
-// As CUDA does, frees memory when all work of the device has ended that may use it.
+// As CUDA does, frees memory when all work of the device has ended that may use it, and until
+// then nothing can be launched.
 Result free_block(Entry &at, Address address, Kind kind) {
   MemoryState &memory = *at.state.memory;
   const auto found = memory.blocks.find(address);
@@ -225,7 +226,7 @@ Result free_block(Entry &at, Address address, Kind kind) {
     return invalid_value;
   if (const Result refused = at.state.streams->refuse_unsafe())
     return refused;
-  if (const Result failed = at.state.streams->synchronize_to_free(at.lock, found->second.device))
+  if (const Result failed = at.state.streams->wait_for_kernels(at.lock, found->second.device))
     return failed;
   const auto still = memory.blocks.find(address); // another thread may have freed it
   if (still == memory.blocks.end() || still->second.kind != kind)
@@ -249,7 +250,7 @@ Result cuMemHostAlloc(void **host, std::size_t bytes, unsigned flags) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
-    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
       return failed;
     const std::size_t whole = whole_pages(bytes);
     void *const mapped =
@@ -299,7 +300,7 @@ Result cuMemHostUnregister(void *host) {
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
     const std::uint64_t number = found->second.number;
-    if (const Result failed = at.state.streams->synchronize_to_free(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
       return failed;
     const auto still = memory.blocks.find(Address(host)); // as with free_block
     if (still == memory.blocks.end() || still->second.number != number)

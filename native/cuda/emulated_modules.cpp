@@ -65,7 +65,7 @@ Result load(Entry &at, FunctionState &function) {
   if (const Result refused = at.state.streams->refuse_unsafe())
     return refused;
   const int device = function.module->device;
-  if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, device))
+  if (const Result failed = at.state.streams->wait_where_allowed(at.lock, device))
     return failed;
   function.loaded = true;
   return success;
@@ -84,7 +84,7 @@ Result cuModuleLoadData(Module *module, const void *image) {
     made->device = at.device;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
-    if (const Result failed = at.state.streams->synchronize_implicitly(at.lock, at.device))
+    if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
       return failed;
     if (!begins_with(text, image_name) || !parse(text + image_name.size(), *made))
       return invalid_image;
@@ -182,7 +182,7 @@ Result cuLaunchKernel(Function handle, unsigned blocks_x, unsigned blocks_y, uns
       return launch_out_of_resources;
     if (const Result failed = load(at, *function))
       return failed;
-    at.state.streams->await_launch(at.lock);
+    at.state.streams->wait_to_launch(at.lock);
     device::Launch launch;
     std::memcpy(&launch, arguments[0], sizeof(launch));
     const int blocks = int(blocks_x);

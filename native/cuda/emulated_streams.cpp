@@ -161,20 +161,16 @@ Result StreamsState::synchronize_device(Lock &lock, int device) {
   return state_.devices[std::size_t(device)].failed;
 }
 
-Result StreamsState::synchronize_to_free(Lock &lock, int device) {
-  ++blocking_launches_;
+Result StreamsState::wait_for_kernels(Lock &lock, int device) {
+  ++waiting_;
   const Result result = synchronize_device(lock, device);
-  if (--blocking_launches_ == 0)
-    launches_unblocked_.notify_all();
+  if (--waiting_ == 0)
+    launchable_.notify_all();
   return result;
 }
 
-Result StreamsState::synchronize_implicitly(Lock &lock, int device) {
-  return state_.settings.waits ? synchronize_to_free(lock, device) : success;
-}
-
-void StreamsState::await_launch(Lock &lock) {
-  launches_unblocked_.wait(lock, [this] { return blocking_launches_ == 0; });
+Result StreamsState::wait_where_allowed(Lock &lock, int device) {
+  return state_.settings.waits ? wait_for_kernels(lock, device) : success;
 }
 
 void StreamsState::retire(Lock &lock, std::shared_ptr<Queue> queue) {

@@ -133,12 +133,14 @@ public:
   Result query(StreamState &stream);
   Result synchronize(Lock &lock, StreamState &stream);
   Result synchronize_device(Lock &lock, int device);
-  // Before memory is freed or unmapped. Meanwhile no thread can launch anything.
-  Result synchronize_to_free(Lock &lock, int device);
-  // The same before memory is allocated or mapped, or a kernel is loaded: CUDA allows a driver
-  // to do so. By the setting, always or never.
-  Result synchronize_implicitly(Lock &lock, int device);
-  void await_launch(Lock &lock);
+  // The same, for functions during which no thread can launch: nothing is launched meanwhile.
+  Result wait_for_kernels(Lock &lock, int device);
+  // The same for functions of which CUDA allows it: by the setting, always or never.
+  Result wait_where_allowed(Lock &lock, int device);
+  // For launches: waits while another thread is in such a function.
+  void wait_to_launch(Lock &lock) {
+    launchable_.wait(lock, [this] { return waiting_ == 0; });
+  }
   // The thread of the queue ends when its tasks have.
   void retire(Lock &lock, std::shared_ptr<Queue> queue);
   // Everything of a context that is destroyed.
@@ -166,10 +168,10 @@ private:
   std::vector<Done> pending(const StreamState &stream);
 
   State &state_;
+  int waiting_ = 0; // threads in wait_for_kernels
+  std::condition_variable launchable_;
   std::vector<std::shared_ptr<StreamState>> legacy_; // by device
   std::vector<std::shared_ptr<Queue>> retired_;
-  int blocking_launches_ = 0; // threads that wait for a device
-  std::condition_variable launches_unblocked_;
 };
 
 } // namespace unisono::cuda::emulated

@@ -1,39 +1,48 @@
-// Keeps calls from being launched while the driver waits for all kernels of a device.
+// Keeps functions of the driver that wait for kernels apart from collectives in flight.
 //
-// Some functions of the driver wait for the kernels that run, cuIpcCloseMemHandle and cuMemFree
-// among them, and meanwhile no thread of the process can launch one. A kernel of a call waits
-// for other ranks, which may wait for a call that this process has yet to launch. So what may
-// wait is done when no call of the process is in flight, and none is launched meanwhile.
+// cuMemFree, cuMemFreeHost, cuMemHostUnregister, cuIpcCloseMemHandle and cuModuleLoadData wait
+// for every kernel of the process, and until they return no thread of it can launch (seen with
+// driver 580). A kernel of a collective may wait for a rank that is another thread of this
+// process and has yet to launch: then both wait, until the call times out. So these functions
+// are called only while no collective of this process is in flight, and meanwhile none can be
+// launched.
 
 #pragma once
 
 #include <functional>
+#include <map>
+#include <mutex>
 #include <shared_mutex>
 
 namespace unisono::cuda {
 
-// Who launches calls, and says so before the first and after the last.
-class Launcher {
+class LaunchGate {
 public:
-  // Whether a call is in flight, or may be at any time.
-  virtual bool may_be_busy() = 0;
-  // Whether one is in flight now.
-  virtual bool is_busy() = 0;
+  static LaunchGate &of_process();
 
-protected:
-  ~Launcher() = default;
+  // To be held while a collective is launched.
+  [[nodiscard]] std::shared_lock<std::shared_mutex> launching() {
+    return std::shared_lock(mutex_);
+  }
+  // From now on `owner` is asked whether collectives of it are in flight on a device, while
+  // none can be launched. Not from inside a step.
+  void add(const void *owner, int device, std::function<bool()> is_in_flight);
+  void remove(const void *owner);
+  // Runs a step if nothing is in flight on a device, or on any. Whether it did.
+  static constexpr int any_device = -1;
+  bool run_if_idle(const std::function<void()> &step, int device = any_device);
+  // Runs it when nothing is in flight any more; in the meantime collectives can be launched.
+  // A step that a collective may need, whose kernels on other devices wait for it, names the
+  // device.
+  void run_when_idle(const std::function<void()> &step, int device = any_device);
+
+private:
+  struct Owner {
+    int device;
+    std::function<bool()> is_in_flight;
+  };
+  std::shared_mutex mutex_;
+  std::map<const void *, Owner> owners_;
 };
-void add_launcher(Launcher &launcher);
-void remove_launcher(Launcher &launcher);
-
-// To be held while a call is launched.
-std::shared_lock<std::shared_mutex> pass_launch_gate();
-
-// Calls `release` as release_later does (deferred_release.hpp), when no call is in flight.
-void release_when_idle(std::function<void()> release);
-
-// The same when no call is in flight now, for what no call of a graph uses. A graph that
-// begins at this very moment is not kept from it. `call` does not throw.
-void call_when_idle_now(std::function<void()> call);
 
 } // namespace unisono::cuda

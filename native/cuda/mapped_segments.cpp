@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/launch_gate.hpp"
+#include "cuda/deferred_release.hpp"
 
 namespace unisono::cuda {
 
@@ -88,7 +88,7 @@ bool MappedSegments::unmap(std::size_t rank, std::uint32_t segment, CallsMade *c
     if (found->second.range && !is_unused(rank, calls))
       return false;
     if (found->second.allocation)
-      release_when_idle([memory = std::shared_ptr(std::move(found->second.allocation))]() mutable {
+      release_later([memory = std::shared_ptr(std::move(found->second.allocation))]() mutable {
         memory.reset();
       });
     mapped_[rank].erase(found);

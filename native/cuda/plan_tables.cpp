@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "cuda/launch_gate.hpp"
+#include "cuda/deferred_release.hpp"
 
 namespace unisono::cuda {
 
@@ -17,6 +17,10 @@ Tables::Tables(std::shared_ptr<TableSlab> slab, std::size_t offset,
                std::span<const std::byte> bytes)
     : slab_(std::move(slab)), offset_(offset), bytes_(bytes.size()) {
   std::memcpy(slab_->host.host<std::byte>() + offset, bytes.data(), bytes.size());
+}
+
+Tables::~Tables() {
+  release_later([slab = std::move(slab_)] {}); // calls in flight may use it
 }
 
 void Tables::copy(Stream stream) const {
@@ -48,7 +52,7 @@ std::shared_ptr<TableSlab> TableMemory::slab_with(std::size_t bytes) {
 void TableMemory::allocate_next_later() {
   if (std::exchange(asked_, true))
     return;
-  call_when_idle_now([memory = weak_from_this()] {
+  release_later([memory = weak_from_this()] {
     if (const auto alive = memory.lock())
       alive->allocate_next();
   });

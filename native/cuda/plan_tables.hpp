@@ -31,13 +31,14 @@ struct TableSlab {
 class Tables {
 public:
   Tables(std::shared_ptr<TableSlab> slab, std::size_t offset, std::span<const std::byte> bytes);
+  ~Tables(); // calls with it may be in flight, but none in a graph
+  Tables(const Tables &) = delete;
   const std::byte *address() const { return slab_->device.as<const std::byte>(offset_); }
   // Copies them on the stream of a call, if no earlier call has; with the device's context.
   void copy(Stream stream) const;
   // The call was launched, and later calls come after it. One that was captured copies them
   // whenever its graph runs, and others cannot rely on that.
   void set_copied() { copied_ = true; }
-  const std::shared_ptr<TableSlab> &slab() const { return slab_; }
 
 private:
   std::shared_ptr<TableSlab> slab_;

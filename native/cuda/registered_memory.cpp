@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/launch_gate.hpp"
+#include "cuda/deferred_release.hpp"
 
 namespace unisono::cuda {
 
@@ -31,7 +31,7 @@ RegisteredMemory::RegisteredMemory(Device &device, std::shared_ptr<Memory> memor
 }
 
 RegisteredMemory::~RegisteredMemory() {
-  release_when_idle([&device = device_, memory = std::move(memory_)] {
+  release_later([&device = device_, memory = std::move(memory_)] {
     if (const CurrentDevice current(device, std::nothrow); current)
       (void)api().cuMemHostUnregister(memory->data());
   });

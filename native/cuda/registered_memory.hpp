@@ -11,7 +11,7 @@
 namespace unisono::cuda {
 
 // A process registers it once: ranks that are threads of the process share that. The
-// destructor does not wait for a device: launch_gate.hpp.
+// destructor does not wait for a device: deferred_release.hpp.
 class RegisteredMemory {
 public:
   // Throws Error if the driver refuses it.

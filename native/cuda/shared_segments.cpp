@@ -10,6 +10,7 @@ namespace {
 // Numbers of cuda.h: attributes of an address.
 constexpr int mapping_id = 7, range_first = 11, range_bytes = 12, handle_types = 14;
 constexpr std::uint64_t as_descriptor = 1; // a handle type
+constexpr Result invalid_value = 1;
 // A buffer with more mappings goes through the windows, and so many are shared by one call:
 // to export one takes up to a millisecond.
 constexpr std::size_t most_mappings = 512, most_at_once = 16;
@@ -20,6 +21,13 @@ template <class T> std::optional<T> attribute(int which, Address address) {
   if (api().cuPointerGetAttribute(&value, which, address) != success)
     return {};
   return value;
+}
+
+// Whether a mapping is no longer there; a driver that fails does not say so.
+bool is_gone(Address first, std::uint64_t id) {
+  std::uint64_t now = 0;
+  const Result result = api().cuPointerGetAttribute(&now, mapping_id, first);
+  return result == success ? now != id : result == invalid_value;
 }
 
 // A descriptor of the memory at an address; null if it has none.
@@ -244,8 +252,7 @@ void SharedSegments::free_some(std::size_t most) {
       return;
     }
     const Address first = piece->first;
-    if (attribute<std::uint64_t>(mapping_id, first) != piece->second.id &&
-        !free(segment, first))
+    if (is_gone(first, piece->second.id) && !free(segment, first))
       return; // no room: it is looked at again
     looked_at_ = first;
   }

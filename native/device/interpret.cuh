@@ -96,7 +96,7 @@ private:
       const U64 call = number();
       mine_.calls = call;
       if (target_.block() == 0)
-        target_.store_release(call_.done, call);
+        target_.store_relaxed(call_.done, call);
     }
     return true;
   }
@@ -115,6 +115,8 @@ private:
     if (target_.thread() != 0)
       return;
     const U64 call = number();
+    if (call_.begun != nullptr && target_.block() == 0)
+      target_.store_relaxed(call_.begun, call);
     Arrival &arrival = mine_.arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags | U64(target_.blocks()) << flag_bits;
@@ -142,13 +144,15 @@ private:
         break;
       target_.and_in_block(&shared_.exposed,
                            std::uint32_t(arrival.flags) & (exposes_input | exposes_output));
-      shared_.inputs[q] = buffer(q, arrival, 0);
-      shared_.outputs[q] = buffer(q, arrival, 1);
+      shared_.inputs[q] = segment_buffer(q, arrival, 0);
+      shared_.outputs[q] = segment_buffer(q, arrival, 1);
     }
     return !target_.any(failed);
   }
 
-  UNISONO_DEVICE unsigned char *buffer(std::int32_t rank, const Arrival &arrival, int which) {
+  // Where a buffer that another rank exposes is mapped here.
+  UNISONO_DEVICE unsigned char *segment_buffer(std::int32_t rank, const Arrival &arrival,
+                                               int which) {
     const U64 flag = which == 0 ? exposes_input : exposes_output;
     if ((arrival.flags & flag) == 0)
       return nullptr;
@@ -196,22 +200,23 @@ private:
   // Polls a word of a rank until it is at least `least`; false if the call is given up.
   UNISONO_DEVICE bool poll(const U64 *word, U64 least, std::int32_t rank) {
     for (unsigned looks = 1; target_.load_acquire(word) < least; ++looks) {
-      if (looks % 64 == 0 && given_up(rank))
+      if (looks % 64 == 0 && given_up(word, least, rank))
         return false;
       target_.pause(looks);
     }
     return true;
   }
 
-  UNISONO_DEVICE bool given_up(std::int32_t rank) {
+  UNISONO_DEVICE bool given_up(const U64 *word, U64 least, std::int32_t rank) {
     if (target_.load_host(call_.abort) != 0) {
       (void)target_.claim(&call_.peers[call_.rank].words->failed); // for the calls behind it
       return true;
     }
     if (target_.load_relaxed(&call_.peers[call_.rank].words->failed) != 0)
       return true;
-    const U64 closed = target_.load_acquire(&call_.peers[rank].words->closed);
-    if (closed != 0 && closed <= number()) {
+    // A rank closes after its last kernel has ended: what is not there then never comes.
+    if (target_.load_acquire(&call_.peers[rank].words->closed) != 0 &&
+        target_.load_acquire(word) < least) {
       fail(Why::closed, rank);
       return true;
     }
@@ -232,7 +237,6 @@ private:
     slot.why = std::uint32_t(why);
     slot.rank = std::uint32_t(rank);
     slot.block = std::uint32_t(target_.block());
-    slot.call = number();
     slot.mine = call_.summary;
     if (other != nullptr)
       slot.theirs = *other;
@@ -343,8 +347,6 @@ private:
         first + each < call_.output_bytes ? first + each : call_.output_bytes;
     for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
       call_.output[i] = static_cast<unsigned char>(call_.lost_value);
-    if (target_.thread() == 0) // the host sees that this block has ended
-      mine_.calls = number();
   }
 
   const Launch &call_;

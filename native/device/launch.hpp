@@ -44,15 +44,14 @@ struct Arrival {
 // graph replays it.
 struct BlockWords {
   alignas(128) U64 progress; // generation and actions done; stored with release
-  U64 calls; // that have ended; no other rank reads it
+  U64 calls; // that have ended; read by nobody else
   alignas(128) Arrival arrivals[2];
 };
 
 // The words of one rank.
 struct RankWords {
   alignas(128) std::uint32_t failed; // 1: a block of this rank has reported a failure
-  // One more than the calls that this rank has made, once it has closed; else 0.
-  alignas(128) U64 closed;
+  alignas(128) U64 closed; // 1: this rank's last kernel has ended, and it makes no more calls
   BlockWords blocks[most_blocks];
 };
 
@@ -82,7 +81,6 @@ struct FailureSlot {
   std::uint32_t state, why;
   std::uint32_t rank; // that was waited for, or whose call differs
   std::uint32_t block;
-  U64 call;
   Summary mine, theirs; // this rank's call and that rank's, if they differ
 };
 
@@ -99,7 +97,8 @@ struct Launch {
   std::int64_t half; // bytes of half a window
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;
-  U64 *done; // in the host's memory: the calls that have ended
+  U64 *done;  // in the host's memory: the calls that have ended
+  U64 *begun; // in a graph, likewise: the calls that have begun; else null
   U64 timeout_ns;
   std::int32_t rank, n;
   std::uint32_t itemsize, divisor;

@@ -66,6 +66,9 @@ public:
   static void store_release(std::uint64_t *word, std::uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
   }
+  static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+  }
   static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
   }

@@ -32,6 +32,9 @@ struct DeviceTarget {
   UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
   }
+  UNISONO_DEVICE static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     std::uint32_t value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");

@@ -32,6 +32,9 @@ struct DeviceTarget {
   UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
     __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
   }
+  UNISONO_DEVICE static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }

@@ -25,7 +25,7 @@ namespace {
 // What one rank runs: its plan, the addresses of its input and output, and what it exposes.
 using RankCall = std::tuple<const PlanHolder *, std::uintptr_t, std::uintptr_t, unsigned>;
 // Why, the rank concerned, and the number of the call; all 0 if it did not fail.
-using Reported = std::tuple<unsigned, unsigned, std::uint64_t>;
+using Reported = std::tuple<unsigned, unsigned>;
 
 class InterpretedWorld {
 public:
@@ -65,7 +65,7 @@ public:
     }
     std::vector<Reported> reported;
     for (const Rank &rank : ranks_)
-      reported.emplace_back(rank.failure.why, rank.failure.rank, rank.failure.call);
+      reported.emplace_back(rank.failure.why, rank.failure.rank);
     return reported;
   }
 

@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/handle.hpp"
+#include "cuda/device.hpp"
 #include "cuda/emulated.hpp"
 #include "device/tables.hpp"
 #include "test/bind_test_hooks.hpp"
@@ -70,6 +71,10 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
 void bind_emulated(nb::module_ &m) {
   m.def("emulated_functions", &functions);
   m.def("emulated_objects", &cuda::emulated::objects);
+  m.def("release_freed_memory", [](int ordinal) {
+    cuda::Device &device = cuda::Device::of(ordinal);
+    device.freed().release_all(device);
+  }, nb::arg("ordinal"));
   m.def("emulated_calls", &cuda::emulated::all_calls);
   m.def("emulated_calls_of", [](const std::string &name) {
     return cuda::emulated::calls_of(name);

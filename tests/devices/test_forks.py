@@ -93,6 +93,7 @@ def forks(_, *, releases):
             before = _native.emulated_objects()["memory"]
             to_device(np.ones(5))
             while _native.emulated_objects()["memory"] > before:
+                _native.release_freed_memory(0)
                 time.sleep(0.005)
         in_child(uses, every)
         in_child(drops_all, every)

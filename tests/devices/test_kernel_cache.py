@@ -10,6 +10,7 @@ import pytest
 
 from forked import Forks
 from unisono.devices import found, kernel_cache, nvrtc, rtc
+from unisono.devices.once import OncePerKey
 from unisono.errors import BadArgument, CompilationFailed, DeviceError
 
 WANTED = ((9, 0), "float32", "sum")
@@ -52,7 +53,7 @@ def compile_anew(compiler, monkeypatch):
     """compile_anew(): as in a process that has not compiled anything yet."""
 
     def run(*wanted):
-        monkeypatch.setattr(rtc, "_KERNELS", rtc._Kernels())
+        monkeypatch.setattr(rtc, "_IMAGES", OncePerKey())
         return rtc.compile_kernel(*(wanted or WANTED))
 
     return run
@@ -209,7 +210,7 @@ def test_failed_compilation_leaves_nothing(compiler, compile_anew, monkeypatch):
 
 def test_threads_compile_once(compiler, monkeypatch):
     monkeypatch.setenv(kernel_cache.VARIABLE, "0")
-    monkeypatch.setattr(rtc, "_KERNELS", rtc._Kernels())
+    monkeypatch.setattr(rtc, "_IMAGES", OncePerKey())
     images = []
     threads = [
         threading.Thread(target=lambda: images.append(rtc.compile_kernel(*WANTED)))
@@ -269,9 +270,9 @@ def test_real_kernel_is_compiled_once(tmp_path, monkeypatch):
         pytest.skip(str(why))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(kernel_cache.VARIABLE, raising=False)
-    monkeypatch.setattr(rtc, "_KERNELS", rtc._Kernels())
+    monkeypatch.setattr(rtc, "_IMAGES", OncePerKey())
     image = rtc.compile_kernel((8, 6), "float32", "sum")
     assert image.startswith(b"\x7fELF")
-    monkeypatch.setattr(rtc, "_KERNELS", rtc._Kernels())
+    monkeypatch.setattr(rtc, "_IMAGES", OncePerKey())
     monkeypatch.setattr(nvrtc.Nvrtc, "compile", None)
     assert rtc.compile_kernel((8, 6), "float32", "sum") == image

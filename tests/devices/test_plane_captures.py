@@ -25,6 +25,7 @@ def until(is_true):
 
 def is_freed(address):
     """Whether the driver knows no memory there; no capture forbids to ask."""
+    _native.release_freed_memory(0)
     found = [cuda.c_address(), cuda.c_size_t(), cuda.c_address(address)]
     arguments = cuda.byref(found[0]), cuda.byref(found[1]), found[2]
     return cuda.code_of("cuMemGetAddressRange_v2", *arguments) != 0

@@ -10,7 +10,7 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
-from expandable import GRAIN, Range
+from expandable import GRAIN, Allocation, Range
 from unisono import _native
 
 IN_PLACE, IMPOSSIBLE = 1, 4
@@ -167,7 +167,9 @@ def another_range(comm):
         found.append(rank.until(memory.array(0, ones(pieces * GRAIN))))
         comm.barrier()
         memory.free()
-        found.append(rank.until(to_device(ones(1 << 16))))
+        allocation = Allocation(ones(1 << 16))
+        found.append(rank.until(allocation.array))
+        allocation.free()
     return found
 
 
@@ -251,14 +253,20 @@ def mapped_here():
         return sum("unisono-emulated" in line for line in maps)
 
 
-def settles(is_settled):
-    """Wait until something is so, within the limit."""
+def counted(comm):
+    """The same, before any rank frees something."""
+    found = mapped_here()
+    comm.barrier()
+    return found
+
+
+def falls_to(most, comm):
+    """Whether so few are mapped in the end; no rank leaves before."""
     begun = time.monotonic()
-    while not is_settled():
-        if time.monotonic() - begun > LIMIT_S:
-            return False
+    while mapped_here() > most and time.monotonic() - begun < LIMIT_S:
         time.sleep(0.01)
-    return True
+    comm.barrier()
+    return mapped_here() <= most
 
 
 only_emulated = pytest.mark.skipif(
@@ -267,14 +275,13 @@ only_emulated = pytest.mark.skipif(
 
 
 def freed_allocations(comm):
-    """The one of the last call is kept until the next."""
-    rank, arrays = Rank(comm), [to_device(ones(64)) for _ in range(21)]
-    for x in arrays:
-        assert rank.until(x)
-    comm.barrier()
-    many = mapped_here()
-    arrays.clear()
-    return settles(lambda: mapped_here() <= many - 20 - 20)
+    rank, allocations = Rank(comm), [Allocation(ones(64)) for _ in range(20)]
+    for one in allocations:
+        assert rank.until(one.array)
+    many = counted(comm)
+    for one in allocations:
+        one.free()
+    return falls_to(many - 20 - 20, comm)
 
 
 @only_emulated
@@ -286,15 +293,13 @@ def freed_pieces(comm):
     rank, memory = Rank(comm), Range(6).map()
     x = memory.array(0, ones(6 * GRAIN))
     assert rank.until(x)
-    comm.barrier()
-    many = mapped_here()
+    many = counted(comm)
     memory.unmap(1, 2, 4)
-    parts = settles(lambda: mapped_here() <= many - 6)
+    parts = falls_to(many - 6, comm)
     assert rank.until(memory.array(5 * GRAIN, ones(GRAIN)))
-    comm.barrier()
-    few = mapped_here()
+    few = counted(comm)
     memory.free()
-    return parts, settles(lambda: mapped_here() <= few - 6)
+    return parts, falls_to(few - 6, comm)
 
 
 @only_emulated
@@ -306,10 +311,12 @@ def numbers_again(comm):
     """More segments, one after another, than there are numbers."""
     rank = Rank(comm)
     for _ in range(24):
-        arrays = [to_device(ones(64)) for _ in range(50)]
-        for x in arrays:
-            comm.all_reduce(x, stream=rank.stream)
+        allocations = [Allocation(ones(64)) for _ in range(50)]
+        for one in allocations:
+            comm.all_reduce(one.array, stream=rank.stream)
         comm.synchronize(LIMIT_S)
+        for one in allocations:
+            one.free()
     return rank.until(to_device(ones(64)))
 
 
@@ -320,28 +327,29 @@ def test_numbers_of_segments_are_used_again():
 def used_in_flight(comm, created):
     """What rank 0 frees while a call of rank 1 is in flight."""
     rank, memory = Rank(comm), Range(4).map()
+    allocations = [] if created else [Allocation(ones(64)), Allocation(ones(64))]
     shared = [memory.array(0, ones(2 * GRAIN))] if created else []
-    shared += [] if created else [to_device(ones(64)), to_device(ones(64))]
-    for x in shared:
+    for x in [*shared, *(one.array for one in allocations)]:
         assert rank.until(x)
     y = to_device(ones(128))
     assert rank.until(y)
-    comm.barrier()
     before = mapped_here()
     if comm.rank == 0:
+        comm.barrier()  # the call of rank 1 is in flight
         memory.unmap(0, 1)
-        shared.clear()
-        del x
+        for one in allocations:
+            one.free()
         time.sleep(0.3)  # so that it is known, and would be unmapped
         comm.all_reduce(y, stream=rank.stream)
         comm.synchronize(LIMIT_S)
-        return True
+        return falls_to(before - 2, comm)
     comm.all_reduce(y, stream=rank.stream)
-    during = before
-    while not rank.native.is_idle():
-        during = mapped_here() if not rank.native.is_idle() else during
+    comm.barrier()
+    during = now = before
+    while not rank.native.is_idle():  # so it was when they were counted
+        during, now = now, mapped_here()
     comm.synchronize(LIMIT_S)
-    return during == before and settles(lambda: mapped_here() <= before - 2)
+    return falls_to(before - 2, comm) and during == before
 
 
 @only_emulated
@@ -355,8 +363,8 @@ def without_rest(comm):
     rank = Rank(comm)
     results = []
     for i in range(150):
-        memory = Range(2).map() if i % 3 == 0 else None
-        x = to_device(ones(400)) if memory is None else memory.array(8, ones(400))
+        memory = Range(2).map() if i % 3 else Allocation(ones(400))
+        x = memory.array(8, ones(400)) if i % 3 else memory.array
         emulated.write(
             x.__cuda_array_interface__["data"][0],
             (ones(400) * (i + comm.rank)).tobytes(),
@@ -365,8 +373,7 @@ def without_rest(comm):
         comm.all_reduce(x, op="max", stream=rank.stream)
         comm.synchronize(LIMIT_S)
         results.append(bool((x.numpy() == 2 * i + 1).all()))
-        if memory is not None:
-            memory.free()
+        memory.free()
     return all(results)
 
 
@@ -384,13 +391,12 @@ def replayed(comm):
     comm.all_reduce(x, stream=rank.stream)
     graph = emulated.instantiate(emulated.end_capture(rank.stream.handle))
     for i in range(20):
-        other = Range(1).map() if i % 2 else None
-        y = to_device(ones(64)) if other is None else other.array(0, ones(64))
+        other = Range(1).map() if i % 2 else Allocation(ones(64))
+        y = other.array(0, ones(64)) if i % 2 else other.array
         rank.all_reduce(y)
         emulated.launch_graph(graph, rank.stream.handle)
         emulated.synchronize(rank.stream.handle)
-        if other is not None:
-            other.free()
+        other.free()
     return x.numpy().tolist()
 
 

@@ -13,51 +13,47 @@ from unisono import _native
 from unisono.errors import DeviceError
 from unisono.testing import world
 
-OUT_OF_MEMORY = 2
+UNKNOWN = 999
 WITHIN_S = 30
 
 
 def settles(before):
     """Wait until the same exists as before; a thread of its own releases."""
     begun = time.monotonic()
+    _native.release_freed_memory(0)
     while (now := _native.emulated_objects()) != before:
         assert time.monotonic() - begun < WITHIN_S, f"{before} became {now}"
         gc.collect()
         time.sleep(0.005)
+        _native.release_freed_memory(0)
 
 
 def fail(name, number=1):
-    assert _native.fail_emulated_call(name, number, OUT_OF_MEMORY)
-
-
-@pytest.fixture(autouse=True)
-def _no_failures():
-    yield
-    for name in _native.emulated_functions():
-        _native.fail_emulated_call(name, 0, 0)
+    assert _native.fail_emulated_call(name, number, UNKNOWN)
 
 
 def refused():
-    return pytest.raises(_native.CudaError, match="OUT_OF_MEMORY")
+    return pytest.raises(_native.CudaError, match="ERROR_UNKNOWN")
 
 
-@pytest.mark.parametrize("name", ["cuMemsetD8Async", "cuStreamSynchronize"])
-def test_memory_that_cannot_be_cleared_is_freed(name):
+def makes(_, name, kind, *args):
+    """In a process of its own, where nothing else comes and goes."""
     _native.cuda_device(0)
     before = _native.emulated_objects()
     fail(name)
     with refused():
-        _native.CudaMemory(0, 100)
+        getattr(_native, kind)(*args)
     settles(before)
 
 
-def test_module_without_the_kernel_is_unloaded():
-    _native.cuda_device(0)
-    before = _native.emulated_objects()
-    fail("cuModuleGetFunction")
-    with refused():
-        _native.CudaKernel(0, b"unisono-emulated 11 0")
-    settles(before)
+@pytest.mark.parametrize("name", ["cuMemsetD8Async", "cuStreamSynchronize"])
+def test_memory_that_cannot_be_cleared_is_freed(name):
+    unisono.spawn(makes, 1, (name, "CudaMemory", 0, 100))
+
+
+@pytest.mark.parametrize("name", ["cuModuleGetFunction", "cuFuncGetAttribute"])
+def test_module_without_the_kernel_is_unloaded(name):
+    unisono.spawn(makes, 1, (name, "CudaKernel", 0, b"unisono-emulated 11 0"))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +62,7 @@ def test_module_without_the_kernel_is_unloaded():
 def test_device_that_cannot_be_opened_is_closed_and_can_be_opened_later(name):
     code = f"""
         from unisono import _native
-        _native.fail_emulated_call("{name}", 1, 2)
+        _native.fail_emulated_call("{name}", 1, 999)
         try:
             _native.cuda_device(0)
         except _native.CudaError as error:
@@ -97,7 +93,7 @@ def connects(comm, name, number):
     if comm.rank == 0:
         fail(name, number)
     comm.barrier()
-    with pytest.raises(DeviceError, match="OUT_OF_MEMORY") as raised:
+    with pytest.raises(DeviceError, match="ERROR_UNKNOWN") as raised:
         comm.all_reduce(x, stream=stream)
     assert name in str(raised.value)
     del raised
@@ -110,7 +106,6 @@ def connects(comm, name, number):
 
 
 def fails_at_every_step(_, name):
-    """In a process of its own, where nothing else comes and goes."""
     _native.CudaKernel(0, b"unisono-emulated 11 0")
     settles(_native.emulated_objects() | {"modules": 0})
     empty = _native.emulated_objects()

@@ -48,6 +48,19 @@ class Range:
         return made
 
 
+class Allocation:
+    """An allocation of its own for an array, which is not kept when it is freed."""
+
+    def __init__(self, values):
+        cuda.initialize()
+        self.at = cuda.allocate(values.nbytes)
+        cuda.write(self.at, values.tobytes())
+        self.array = Array(self.at, values.shape, values.dtype)
+
+    def free(self):
+        cuda.free(self.at)
+
+
 class Array:
     """What a library without an allocator of its own would hand over."""
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
-from collections.abc import Callable
 from functools import cache
 
 from unisono import _native
 from unisono.devices import kernel_cache
 from unisono.devices.nvrtc import INSTALL, VARIABLE, Nvrtc, find
+from unisono.devices.once import OncePerKey
 from unisono.dtypes import DTYPES, REDUCTIONS, check_op
 from unisono.errors import NvrtcTooOld, UnsupportedDevice, unknown
 
@@ -53,7 +51,7 @@ def compile_kernel(capability: tuple[int, int], dtype: str, op: str) -> bytes:
     def make() -> bytes:
         return nvrtc.compile(_MAIN, sources(), options).image
 
-    return _KERNELS.once(key, lambda: kernel_cache.fetch(key, make))
+    return _IMAGES.get(key, lambda: kernel_cache.fetch(key, make))
 
 
 def options_for(arch: int, dtype: str, op: str) -> tuple[str, ...]:
@@ -120,26 +118,4 @@ def _digest(nvrtc: Nvrtc, options: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-class _Kernels:
-    """Images by key; threads that want the same one wait for the first."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-        self._images: dict[str, bytes] = {}
-
-    def once(self, key: str, make: Callable[[], bytes]) -> bytes:
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self._images:
-                self._images[key] = make()
-            return self._images[key]
-
-    def renew_locks(self) -> None:
-        """A child does not have the threads that hold them."""
-        self._guard, self._locks = threading.Lock(), {}
-
-
-_KERNELS = _Kernels()
-os.register_at_fork(after_in_child=_KERNELS.renew_locks)
+_IMAGES: OncePerKey[bytes] = OncePerKey()

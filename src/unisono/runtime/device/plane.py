@@ -25,7 +25,7 @@ from unisono.devices.arrays import (
     stream_handle,
     view_of,
 )
-from unisono.devices.kernels import is_loaded, kernel
+from unisono.devices.kernels import kernel
 from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
 from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.arguments import all_gather as all_gather_call
@@ -126,6 +126,7 @@ class DevicePlane:
         self.native = self._make()
         self.facts = self._connect()
         self._plans: dict[object, _native.DevicePlan] = {}
+        self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
         self._stream: _native.CudaStream | None = None
         # Arrays of calls in flight, and the events behind these.
         self.kept: deque[tuple[_native.CudaEvent, object]] = deque()
@@ -307,8 +308,7 @@ class DevicePlane:
         op = reduction.op if call.collective in REDUCING else None
         limit = self.host.timeout_s if how.timeout_s is None else how.timeout_s
         self.host.exceeded_s = limit  # for the error, if it is
-        self._prepare_kernel(call, op, limit)
-        return self.native.launch(
+        captured = self.native.launch(
             plan,
             kernel(self.ordinal, call.dtype, op),
             *call.addresses,
@@ -317,19 +317,9 @@ class DevicePlane:
             self.blocks(call.total * call.dtype.itemsize),
             THREADS,
         )
-
-    def _prepare_kernel(self, call: Call, op: str | None, limit: float | None) -> None:
-        """Wait for earlier calls before a kernel is loaded, if ranks are threads here.
-
-        The driver may wait for all kernels that run to load another one, and may keep
-        other threads from launching meanwhile. A kernel of an earlier call may wait for
-        the call of another thread. When that call has ended here, all ranks have
-        launched theirs.
-        """
-        if self.native.ranks_here() == 1 or is_loaded(self.ordinal, call.dtype, op):
-            return
-        await_device(self.native.is_idle, limit, call.collective)
-        self._check(call.collective)
+        if captured:  # a graph may use it at any time
+            self._captured[id(plan)] = plan
+        return captured
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks a call of this size has; the same on all ranks."""
@@ -391,6 +381,7 @@ class DevicePlane:
         self.native.close()
         self.kept.clear()
         self._plans.clear()
+        self._captured.clear()
 
 
 def _most_blocks() -> int:
