@@ -4,11 +4,13 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -131,7 +133,8 @@ std::shared_ptr<DeviceComm> make_comm(Handle &comm, int ordinal,
   auto board = comm.host_peers().find(owner, segment);
   if (!board || board->size() < DeviceComm::board_bytes(comm.size()))
     throw nb::value_error("the board of a device communicator is missing or too small");
-  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board)),
+  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board),
+                         &comm.timeout),
           &DeviceComm::release};
 }
 
@@ -146,7 +149,7 @@ std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   return comm.connect(ranks);
 }
 
-bool launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
+std::optional<bool> launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
             int threads) {
   GilRelease unlocked;

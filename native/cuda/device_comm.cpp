@@ -81,8 +81,8 @@ int Kernel::blocks_per_multiprocessor(int threads) const {
 }
 
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
-                       std::shared_ptr<Memory> board)
-    : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
+                       std::shared_ptr<Memory> board, const std::int64_t *timeout_ns)
+    : comm_(comm), timeout_ns_(timeout_ns), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
       peers_(device, comm.size() * sizeof(Peer)),
       host_(device, sizeof(HostWords)), tables_(std::make_shared<TableMemory>(device)),
@@ -187,10 +187,15 @@ std::size_t DeviceComm::ranks_here() const {
   return std::size_t(std::count(is_here_.begin(), is_here_.end(), true));
 }
 
-bool DeviceComm::launch(const Arguments &a) {
+std::optional<bool> DeviceComm::launch(const Arguments &a) {
   refuse_fork();
   const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
+  if (const auto rank = find_closed(false)) { // its memory may have vanished
+    comm_.abort({FailureKind::closed, std::uint32_t(*rank), std::uint32_t(rank_),
+                 std::uint32_t(done() + 1) | device_call});
+    return {};
+  }
   const CurrentDevice current(device_);
   Tables &tables = a.plan->tables();
   Launch launch = a.plan->packed().launch(tables.address(), rank_, world_ranks_.size());

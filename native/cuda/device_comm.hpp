@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -81,7 +82,9 @@ class DeviceComm : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
-  DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board);
+  // `timeout_ns` is the time limit of its calls, which may change; 0: none.
+  DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board,
+             const std::int64_t *timeout_ns);
   static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
   DeviceComm(const DeviceComm &) = delete;
 
@@ -110,8 +113,9 @@ public:
     int blocks, threads;
   };
   // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
-  // captured instead, for a graph.
-  bool launch(const Arguments &arguments);
+  // captured instead, for a graph; nothing if it was refused, since the communicator has failed
+  // by now: another rank has closed.
+  std::optional<bool> launch(const Arguments &arguments);
 
   // Calls that were made with a buffer that all ranks can use in place.
   std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
@@ -131,7 +135,8 @@ public:
   std::uint64_t done() const;
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
   void look();
-  // No more calls. Waits until those that were made have ended or failed. To be called before
+  // No more calls. Waits until those that were made have ended or failed, and until no kernel
+  // of another process reads memory of this rank: device_comm_closing.cpp. To be called before
   // the communicator behind it is closed.
   void close();
   // Unmaps what is of other ranks, and deletes it when they have done so as well. The calls
@@ -155,6 +160,13 @@ private:
   void wait_for_calls();
   void set_closed();
   std::byte *arena_on_host() const; // of this rank
+  void wait_for_readers();
+  bool has_readers() const;
+  void acknowledge_closed();
+  std::optional<std::size_t> find_closed(bool unacknowledged) const;
+  bool is_quiet();
+  bool is_in_a_call() const;
+  void read_words(device::RankWords &words) const;
   void stop_watching();
   void watch();
   void report_failure();
@@ -167,6 +179,7 @@ private:
   void look_for_freed_memory();
 
   Comm &comm_;
+  const std::int64_t *const timeout_ns_;
   const std::size_t rank_;
   const std::vector<std::size_t> world_ranks_;
   const std::shared_ptr<HostPeers> host_peers_;
@@ -184,7 +197,7 @@ private:
   bool one_process_ = false; // addresses are valid on all ranks
   SharedSegments shared_; // used by who launches
   MappedSegments mapped_;
-  std::mutex launching_;
+  std::mutex launching_, closing_;
   std::atomic<std::uint64_t> launched_ = 0, exposed_ = 0;
   DeviceEvent last_; // behind the last call
   // Behind some earlier call: how many are before it, how many have ended, how many shall.

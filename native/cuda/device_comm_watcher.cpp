@@ -38,6 +38,7 @@ void DeviceComm::watch() {
     lock.unlock();
     try {
       look();
+      acknowledge_closed();
       update_segments(most_events, this);
       look_for_freed_memory();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
@@ -97,32 +98,17 @@ bool DeviceComm::is_used_by_others() const {
   return false;
 }
 
-void DeviceComm::close() {
-  if (host_peers_->forked())
-    return;
-  {
-    const std::lock_guard only(launching_);
-    if (std::exchange(closed_, true))
-      return;
-  }
-  if (!connected_)
-    return;
-  wait_for_calls(); // the watcher still runs, so kernels end when something fails
-  stop_watching();
-}
-
-// Waits until all calls have ended, and tells the kernels of other ranks that there will be
-// no more.
+// Waits until all calls have ended, and tells the other ranks and their kernels that there will
+// be no more.
 void DeviceComm::wait_for_calls() {
-  {
-    if (const CurrentDevice current(device_, std::nothrow); current)
-      (void)api().cuEventSynchronize(last_);
-  }
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuEventSynchronize(last_);
   try {
     set_closed();
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
+  board_[rank_].closed.store(1, std::memory_order_release);
 }
 
 void DeviceComm::set_closed() {

@@ -317,6 +317,9 @@ class DevicePlane:
             self.blocks(call.total * call.dtype.itemsize),
             THREADS,
         )
+        if captured is None:  # it was refused: the communicator has failed
+            self._check(call.collective)
+            raise DeviceError(f"{call.collective}: a rank has closed its device half")
         if captured:  # a graph may use it at any time
             self._captured[id(plan)] = plan
         return captured
