@@ -1,0 +1,1 @@
+"""Measurements: each file prints one, and says how it is run."""

@@ -8,7 +8,7 @@ unisono._native.__prefix__:
     Note = tuple[int, int, int, int, int, int, int, int, str, str, str, str]
     Failure = tuple[int, int, int, int]
     State = tuple[int, Note, Note, int, bool, bool, Note]
-    Record = tuple[int, int, Note, int, int, int, int, int, int, int, int, int]
+    Record = tuple[int, int, Note, int, int, int, int, int, int, int, int, int, int, int, bool]
     # kind, rank, cause, reporter, communicator, word
     Event = tuple[str, int, str, int, int, int]
 

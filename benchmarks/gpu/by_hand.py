@@ -6,7 +6,6 @@ import struct
 from ctypes import c_void_p
 from pathlib import Path
 
-
 from benchmarks.gpu.ranks import Graph, StreamRanks, cuda
 from unisono import _native
 from unisono.devices import rtc
@@ -19,9 +18,10 @@ THREADS = 512
 
 
 class DirectByHand:
-    """all_reduce of float32 by direct; the arrays are those of the interpreter's run."""
+    """all_reduce of float32 by direct, on the arrays of the interpreter's run."""
 
     def __init__(self, ranks: StreamRanks, arrays: list[DeviceArray]) -> None:
+        """Compile the kernel, and allocate its flags."""
         n = ranks.n
         capability = divmod(_native.cuda_device(0).capability, 10)
         nvrtc = find()

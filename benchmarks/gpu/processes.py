@@ -41,7 +41,7 @@ def measure(comm: Any, seconds: float) -> list[tuple[int, float, float, bool]]:
             call()
             comm.synchronize(60)
             time.sleep(0.01)
-        called = _seconds(comm, lambda times: [call() for _ in range(times)], seconds)
+        called = _seconds(comm, lambda times: _repeat(call, times), seconds)
         cuda.initialize()
         cuda.begin_capture(stream.handle)
         for _ in range(REPEATS):
@@ -56,6 +56,11 @@ def measure(comm: Any, seconds: float) -> list[tuple[int, float, float, bool]]:
         replayed = _seconds(comm, replay, seconds) / REPEATS
         rows.append((nbytes, replayed, called, bool((x.numpy() == 1).all())))
     return rows
+
+
+def _repeat(call: Any, times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def _seconds(comm: Any, launch: Any, least: float) -> float:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 if os.environ.get("UNISONO_CUDA_DRIVER") != "emulated":
     os.environ["UNISONO_GPU_TESTS"] = "1"
 
-import emulated as cuda
 import numpy as np
 
 from unisono import _native
 from unisono.devices.arrays import DeviceArray
 from unisono.testing import world
 
+cuda: Any = import_module("emulated")
+"""CUDA's driver: that of the machine, or the emulation."""
 ROUNDS = 5
 LEAST_S = 0.05
 """A round has as many launches as take so long."""
@@ -30,6 +32,7 @@ class StreamRanks:
     """n ranks, with a stream each, on device 0."""
 
     def __init__(self, n: int) -> None:
+        """Connect them."""
         self.n = n
         self.world = world(n)
         self.comms = self.world.comms
@@ -46,6 +49,7 @@ class StreamRanks:
         return [call(self.comms[rank], rank, stream) for rank, stream in streams]
 
     def synchronize(self) -> None:
+        """Wait for all calls."""
         for comm in self.comms:
             comm.synchronize(60)
 
@@ -76,6 +80,7 @@ class StreamRanks:
         return took
 
     def close(self) -> None:
+        """Close all ranks."""
         self.world.close()
 
 
@@ -83,11 +88,13 @@ class Graph:
     """A captured graph on a stream."""
 
     def __init__(self, exec_: int, stream: int, repeats: int) -> None:
+        """It has so many calls one after the other."""
         self.exec = exec_
         self.stream = stream
         self.repeats = repeats
 
     def launch(self, times: int) -> None:
+        """Launch it so many times."""
         for _ in range(times):
             cuda.launch_graph(self.exec, self.stream)
 
@@ -101,9 +108,10 @@ def seconds(launch: Callable[[int], None], stream: int) -> float:
     times = 1
     while (took := _timed(launch, times, stream)) < LEAST_S:
         times = max(times + 1, min(4 * times, int(times * 1.2 * LEAST_S / took)))
-    return sorted(_timed(launch, times, stream) for _ in range(ROUNDS))[
-        ROUNDS // 2
-    ] / times
+    return (
+        sorted(_timed(launch, times, stream) for _ in range(ROUNDS))[ROUNDS // 2]
+        / times
+    )
 
 
 def _timed(launch: Callable[[int], None], times: int, stream: int) -> float:

@@ -16,6 +16,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/call_sites.hpp"
 #include "bindings/handle.hpp"
 #include "bindings/interpreter_lock.hpp"
 #include "cuda/device_comm.hpp"
@@ -60,18 +61,23 @@ DlpackView dlpack_view(nb::object given) {
 }
 
 // Copies from or to memory of the host.
-void write_memory(const DeviceMemory &memory, std::uintptr_t from, std::size_t bytes) {
-  GilRelease unlocked;
-  if (bytes > memory.bytes())
+void check_range(const DeviceMemory &memory, std::size_t offset, std::size_t bytes) {
+  if (offset > memory.bytes() || bytes > memory.bytes() - offset)
     throw std::out_of_range("more bytes than the memory has");
-  memory.write(0, reinterpret_cast<const void *>(from), bytes);
 }
 
-void read_memory(const DeviceMemory &memory, std::uintptr_t to, std::size_t bytes) {
+void write_memory(const DeviceMemory &memory, std::uintptr_t from, std::size_t bytes,
+                  std::size_t offset) {
   GilRelease unlocked;
-  if (bytes > memory.bytes())
-    throw std::out_of_range("more bytes than the memory has");
-  memory.read(reinterpret_cast<void *>(to), bytes);
+  check_range(memory, offset, bytes);
+  memory.write(offset, reinterpret_cast<const void *>(from), bytes);
+}
+
+void read_memory(const DeviceMemory &memory, std::uintptr_t to, std::size_t bytes,
+                 std::size_t offset) {
+  GilRelease unlocked;
+  check_range(memory, offset, bytes);
+  memory.read(offset, reinterpret_cast<void *>(to), bytes);
 }
 
 // An event of a device: what was launched on a stream before it.
@@ -97,6 +103,11 @@ public:
       return false;
     check(result, "cuEventQuery");
     return true;
+  }
+  // Waits on the host, as precisely as the driver can.
+  void synchronize() {
+    const CurrentDevice current(device_);
+    UNISONO_CUDA(cuEventSynchronize, event_);
   }
   // Lets what is launched on the stream from now on wait for it.
   void order(std::uint64_t stream) {
@@ -151,10 +162,11 @@ std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
 
 std::optional<bool> launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
-            int threads) {
+            int threads, bool queued) {
+  const std::uint32_t site = call_site_here();
   GilRelease unlocked;
-  return comm.launch(
-      {&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks, threads});
+  return comm.launch({&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks,
+                      threads, site, queued});
 }
 
 } // namespace
@@ -176,9 +188,15 @@ void bind_cuda(nb::module_ &m) {
       .def_prop_ro("capability", &Device::capability)
       .def_prop_ro("multiprocessors", &Device::multiprocessors)
       .def_prop_ro("memory", &Device::memory)
+      .def_prop_ro("has_mps", &Device::has_mps)
       .def("can_access",
            [](const Device &d, const Device &peer) { return d.can_access(peer); },
            nb::arg("peer"));
+  m.def("cuda_copy_seconds",
+        [](int ordinal, std::size_t bytes, int repeats) {
+          return copy_seconds(Device::of(ordinal), bytes, repeats);
+        },
+        nb::arg("ordinal"), nb::arg("bytes"), nb::arg("repeats"), Unlocked());
   m.def("cuda_device", &Device::of, nb::arg("ordinal"), nb::rv_policy::reference);
   nb::class_<DeviceMemory>(m, "CudaMemory")
       .def("__init__",
@@ -189,12 +207,15 @@ void bind_cuda(nb::module_ &m) {
            nb::arg("ordinal"), nb::arg("bytes"))
       .def_prop_ro("address", &DeviceMemory::address)
       .def_prop_ro("bytes", &DeviceMemory::bytes)
-      .def("write", &write_memory, nb::arg("address"), nb::arg("bytes"))
-      .def("read", &read_memory, nb::arg("address"), nb::arg("bytes"));
+      .def("write", &write_memory, nb::arg("address"), nb::arg("bytes"),
+           nb::arg("offset") = 0)
+      .def("read", &read_memory, nb::arg("address"), nb::arg("bytes"),
+           nb::arg("offset") = 0);
   nb::class_<CudaEvent>(m, "CudaEvent")
       .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
       .def("record", &CudaEvent::record, nb::arg("stream"), Unlocked())
       .def("query", &CudaEvent::query, Unlocked())
+      .def("synchronize", &CudaEvent::synchronize, Unlocked())
       .def("order", &CudaEvent::order, nb::arg("stream"), Unlocked());
   nb::class_<CudaStream>(m, "CudaStream")
       .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
@@ -206,9 +227,7 @@ void bind_cuda(nb::module_ &m) {
              GilRelease unlocked;
              new (self) cuda::Kernel(Device::of(ordinal), bytes);
            },
-           nb::arg("ordinal"), nb::arg("image"))
-      .def("blocks_per_multiprocessor", &cuda::Kernel::blocks_per_multiprocessor,
-           nb::arg("threads"));
+           nb::arg("ordinal"), nb::arg("image"));
   nb::class_<DevicePlan>(m, "DevicePlan")
       .def("__init__",
            [](DevicePlan *self, DeviceComm &comm, const PlanHolder &plan) {
@@ -226,7 +245,7 @@ void bind_cuda(nb::module_ &m) {
       .def("start", &DeviceComm::start, Unlocked())
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
-           nb::arg("threads"))
+           nb::arg("threads"), nb::arg("queued"))
       .def("sharing_of", [](DeviceComm &c, Address address, std::size_t bytes) {
              return int(c.sharing_of(address, bytes));
            },
@@ -234,8 +253,6 @@ void bind_cuda(nb::module_ &m) {
       .def("exposed", &DeviceComm::exposed)
       .def("is_idle", &DeviceComm::is_idle, Unlocked())
       .def("ranks_here", &DeviceComm::ranks_here)
-      .def("launched", &DeviceComm::launched)
-      .def("done", &DeviceComm::done)
       .def("look", &DeviceComm::look, Unlocked())
       .def("close", &DeviceComm::close, Unlocked());
   m.def("device_board_bytes", &DeviceComm::board_bytes, nb::arg("n"));

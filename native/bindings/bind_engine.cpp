@@ -38,18 +38,28 @@ Engine engine_on(std::shared_ptr<HostPeers> host_peers) {
           nullptr};
 }
 
+// Lets records and traces know of all calls that have ended.
+void ask_sources(const Engine &engine) {
+  if (!engine.host_peers->forked())
+    engine.recorder->ask_sources();
+}
+
+// A record, whose call may go on meanwhile. Not inlined, for ThreadSanitizer: test/tsan.supp.
+[[gnu::noinline]] nb::tuple record_tuple(const Record &r) {
+  return nb::make_tuple(r.id, r.communicator, note_tuple(r.note), r.created, r.begun, r.ended,
+                        r.state.load(), r.peer, r.tag, r.encoded, r.decoded, r.site, r.device,
+                        r.stream, r.timed);
+}
+
 // The recorded calls, the oldest first.
 nb::list records(const Engine &engine) {
+  ask_sources(engine);
   nb::list all;
   const auto &ring = engine.recorder->ring();
   const std::uint64_t count = engine.recorder->count();
   const std::uint64_t first = count > ring.size() ? count - ring.size() : 0;
-  for (std::uint64_t i = first; i < count; ++i) {
-    const Record &r = ring[i % ring.size()];
-    all.append(nb::make_tuple(r.id, r.communicator, note_tuple(r.note), r.created, r.begun,
-                              r.ended, r.state.load(), r.peer, r.tag, r.encoded,
-                              r.decoded, r.site));
-  }
+  for (std::uint64_t i = first; i < count; ++i)
+    all.append(record_tuple(ring[i % ring.size()]));
   return all;
 }
 
@@ -67,6 +77,7 @@ template <class Ring> nb::tuple held(const Ring &ring) {
 
 // Calls, and the moments that they consist of.
 nb::tuple traced(const Engine &engine) {
+  ask_sources(engine);
   const auto nothing = [] { return nb::make_tuple(nb::bytes("", 0), 0); };
   if (!engine.trace->made())
     return nb::make_tuple(nothing(), nothing());

@@ -20,6 +20,7 @@ using Module = struct ModuleObject *;
 using Function = struct FunctionObject *;
 using Graph = struct GraphObject *;
 using GraphExec = struct GraphExecObject *;
+using GraphNode = struct GraphNodeObject *;
 using Allocation = std::uint64_t; // physical memory
 
 struct Uuid {
@@ -53,7 +54,8 @@ constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate
 constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemHandle
 constexpr int capture_global = 0, capture_of_thread = 1, capture_relaxed = 2; // BeginCapture
-constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76;
+constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
+              attribute_mps = 133;
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
               pointer_ipc_capable = 10;                         // cuPointerGetAttribute
 constexpr int memory_host = 1, memory_device = 2;
@@ -118,6 +120,8 @@ constexpr int function_registers = 4;                           // cuFuncGetAttr
   X(cuStreamQuery, (Stream))                                                                   \
   X(cuStreamWaitEvent, (Stream, Event, unsigned flags))                                        \
   X(cuStreamIsCapturing, (Stream, int *status))                                                \
+  X(cuStreamGetCaptureInfo_v2, (Stream, int *status, std::uint64_t *id, Graph *,               \
+                                const GraphNode **dependencies, std::size_t *count))           \
   X(cuStreamBeginCapture_v2, (Stream, int mode))                                               \
   X(cuStreamEndCapture, (Stream, Graph *))                                                     \
   X(cuThreadExchangeStreamCaptureMode, (int *mode))                                            \

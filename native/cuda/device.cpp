@@ -65,6 +65,12 @@ bool can_access_peer(DeviceNumber device, DeviceNumber peer) {
   return can != 0;
 }
 
+// Whether it is set; drivers that do not know the attribute do not have it.
+bool flag(DeviceNumber device, int which) {
+  int value = 0;
+  return api().cuDeviceGetAttribute(&value, which, device) == success && value != 0;
+}
+
 } // namespace
 
 int Device::count() {
@@ -108,6 +114,7 @@ Device::Device(int ordinal) : Device(ordinal, Empty()) {
   UNISONO_CUDA(cuDeviceTotalMem_v2, &memory_, number_);
   capability_ = attribute(number_, attribute_major) * 10 + attribute(number_, attribute_minor);
   multiprocessors_ = attribute(number_, attribute_multiprocessors);
+  has_mps_ = flag(number_, attribute_mps);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuStreamCreate, &copies_, stream_non_blocking);
 }
@@ -220,8 +227,8 @@ void DeviceMemory::write(std::size_t offset, const void *from, std::size_t bytes
   device_->write(address_ + offset, from, bytes);
 }
 
-void DeviceMemory::read(void *to, std::size_t bytes) const {
-  device_->read(to, address_, bytes);
+void DeviceMemory::read(std::size_t offset, void *to, std::size_t bytes) const {
+  device_->read(to, address_ + offset, bytes);
 }
 
 std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,

@@ -31,6 +31,8 @@ public:
   int capability() const { return capability_; } // 90 is 9.0
   int multiprocessors() const { return multiprocessors_; }
   std::size_t memory() const { return memory_; }
+  // Whether processes share it through MPS; otherwise their kernels take turns.
+  bool has_mps() const { return has_mps_; }
   // Whether kernels of this device can access memory of another one; of one that this process
   // does not see that is not known, and taken for true.
   bool can_access(const Device &peer) const { return can_access(peer.uuid_); }
@@ -61,6 +63,7 @@ private:
   Uuid uuid_{};
   int capability_ = 0, multiprocessors_ = 0;
   std::size_t memory_ = 0;
+  bool has_mps_ = false;
   std::mutex copying_;
   Stream copies_ = nullptr;
   BlockCache freed_;
@@ -119,7 +122,7 @@ public:
   }
   // From the host; returns when it is done.
   void write(std::size_t offset, const void *from, std::size_t bytes) const;
-  void read(void *to, std::size_t bytes) const; // likewise, from its beginning
+  void read(std::size_t offset, void *to, std::size_t bytes) const; // likewise
 
 private:
   Device *device_ = nullptr;
@@ -182,5 +185,9 @@ AddressRange range_of(Address address);
 // The device that an address of device memory belongs to. Makes no context: memory is in one
 // that exists.
 Device &device_of(Address address);
+
+// The seconds in which a device copies so many bytes within its memory, by the driver: the
+// mean of some copies. Each byte is read once and written once.
+double copy_seconds(Device &device, std::size_t bytes, int repeats);
 
 } // namespace unisono::cuda

@@ -73,13 +73,6 @@ Kernel::~Kernel() {
     (void)api().cuModuleUnload(module_);
 }
 
-int Kernel::blocks_per_multiprocessor(int threads) const {
-  const CurrentDevice current(device_);
-  int blocks = 0;
-  UNISONO_CUDA(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function_, threads, 0);
-  return blocks;
-}
-
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
                        std::shared_ptr<Memory> board, const std::int64_t *timeout_ns)
     : comm_(comm), timeout_ns_(timeout_ns), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
@@ -89,7 +82,8 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
       board_memory_(std::move(board)),
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
       shared_(device, rank_, world_ranks_, host_peers_, board_),
-      mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device) {}
+      mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device),
+      last_captured_(device), calls_(comm, device) {}
 
 void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
 
@@ -193,12 +187,13 @@ std::optional<bool> DeviceComm::launch(const Arguments &a) {
   const std::lock_guard only(launching_);
   if (const auto rank = find_closed(false)) { // its memory may have vanished
     comm_.abort({FailureKind::closed, std::uint32_t(*rank), std::uint32_t(rank_),
-                 std::uint32_t(done() + 1) | device_call});
+                 next_call()});
     return {};
   }
   const CurrentDevice current(device_);
   Tables &tables = a.plan->tables();
-  Launch launch = a.plan->packed().launch(tables.address(), rank_, world_ranks_.size());
+  Launch launch =
+      a.plan->packed().launch(tables.address(), rank_, world_ranks_.size(), a.blocks);
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
@@ -210,27 +205,37 @@ std::optional<bool> DeviceComm::launch(const Arguments &a) {
   expose(launch, 0, a.input, plan.input_bytes);
   expose(launch, 1, a.output, plan.output_bytes);
   launch.peers = peers_.as<const Peer>();
+  launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
   launch.half = std::int64_t(half_);
   const HostWords *words = host_.device<HostWords>();
   launch.abort = &words->abort;
   launch.failure = const_cast<device::FailureSlot *>(&words->failure);
-  launch.done = const_cast<std::uint64_t *>(&words->done);
   if (captured) {
     is_captured_ = true;
     launch.begun = const_cast<std::uint64_t *>(&words->begun);
   }
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
   tables.copy(a.stream);
+  const CallRecords::Call call{&a.plan->packed().plan().note, a.stream, a.site, a.queued};
+  if (captured) {
+    calls_.capture(call, launch);
+  } else {
+    calls_.read_clock(a.kernel->function());
+    calls_.launch(call, launch);
+  }
   void *arguments[] = {&launch};
-  UNISONO_CUDA(cuLaunchKernel, a.kernel->function(), unsigned(a.blocks), 1, 1,
-               unsigned(a.threads), 1, 1, 0, a.stream, arguments, nullptr);
+  const Result result =
+      api().cuLaunchKernel(a.kernel->function(), unsigned(a.blocks), 1, 1, unsigned(a.threads),
+                           1, 1, 0, a.stream, arguments, nullptr);
+  if (result != success && !captured)
+    calls_.cancel();
+  check(result, "cuLaunchKernel");
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
-  if (captured)
-    return true;
-  launched_.fetch_add(1, std::memory_order_release);
-  UNISONO_CUDA(cuEventRecord, last_, a.stream);
-  tables.set_copied();
-  return false;
+  launched_.fetch_add(!captured, std::memory_order_release);
+  UNISONO_CUDA(cuEventRecord, captured ? last_captured_ : last_, a.stream);
+  if (!captured)
+    tables.set_copied();
+  return captured;
 }
 
 // Lets other ranks use the input (0) or the output (1) in place, if all of them can. In
@@ -307,21 +312,18 @@ bool DeviceComm::is_idle() {
 
 // Calls of one communicator run one after another, on whichever streams they are made: they
 // share the words of this rank. A stream with the handle of the last one may be another one,
-// so handles are not compared. What a graph captures is ordered by its user. Whether the
-// stream is being captured.
+// so handles are not compared. The same holds for the calls that one graph captures; graphs
+// and other calls are ordered by their user. Whether the stream is being captured.
 bool DeviceComm::order_after_last(Stream stream) {
   int capturing = 0;
-  UNISONO_CUDA(cuStreamIsCapturing, stream, &capturing);
-  if (capturing != 0)
-    return true;
-  if (launched() > 0)
+  std::uint64_t capture = 0;
+  UNISONO_CUDA(cuStreamGetCaptureInfo_v2, stream, &capturing, &capture, nullptr, nullptr,
+               nullptr);
+  if (capturing == 0)
     UNISONO_CUDA(cuStreamWaitEvent, stream, last_, 0);
-  return false;
-}
-
-std::uint64_t DeviceComm::done() const {
-  refuse_fork(); // the memory is not mapped there
-  return __atomic_load_n(&host_.host<HostWords>()->done, __ATOMIC_ACQUIRE);
+  else if (capture == std::exchange(capture_, capture))
+    UNISONO_CUDA(cuStreamWaitEvent, stream, last_captured_, 0);
+  return capturing != 0;
 }
 
 // Whether kernels of this rank may still wait for other ranks. Nothing is launched meanwhile
@@ -333,7 +335,7 @@ bool DeviceComm::is_in_flight() {
       __atomic_load_n(&words.failure.state, __ATOMIC_ACQUIRE) != 0)
     return false; // its kernels end by themselves
   if (is_captured_) {
-    const std::uint64_t now = done(), before = std::exchange(last_seen_, now);
+    const std::uint64_t now = calls_.last(), before = std::exchange(last_seen_, now);
     if (now != before || __atomic_load_n(&words.begun, __ATOMIC_ACQUIRE) > now)
       return true;
   }

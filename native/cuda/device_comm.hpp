@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cuda/board.hpp"
+#include "cuda/call_records.hpp"
 #include "cuda/device.hpp"
 #include "cuda/mapped_segments.hpp"
 #include "cuda/plan_tables.hpp"
@@ -44,7 +45,6 @@ public:
   ~Kernel();
   Kernel(const Kernel &) = delete;
   Function function() const { return function_; }
-  int blocks_per_multiprocessor(int threads) const;
 
 private:
   explicit Kernel(const Device &device) : device_(device) {}
@@ -78,7 +78,7 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm : CallsMade {
+class DeviceComm final : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
@@ -111,6 +111,8 @@ public:
     Stream stream;
     std::int64_t timeout_ns; // 0: none
     int blocks, threads;
+    std::uint32_t site; // where Python called: bindings/call_sites.hpp
+    bool queued;        // not on the stream of its caller
   };
   // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
   // captured instead, for a graph; nothing if it was refused, since the communicator has failed
@@ -125,14 +127,8 @@ public:
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
   bool is_idle();
-  // Calls that were made, without those that a graph repeats.
-  std::uint64_t launched() const override {
-    return launched_.load(std::memory_order_acquire);
-  }
   // Whether all ranks can use a buffer in place, as far as it was used.
   SharedSegments::State sharing_of(Address address, std::size_t bytes);
-  // Calls that have ended, as far as the host has seen.
-  std::uint64_t done() const;
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
   void look();
   // No more calls. Waits until those that were made have ended or failed, and until no kernel
@@ -147,7 +143,6 @@ private:
   struct HostWords { // in pinned memory
     alignas(64) std::uint32_t abort;
     alignas(64) device::FailureSlot failure;
-    alignas(64) std::uint64_t done;
     alignas(64) std::uint64_t begun; // by graphs
   };
 
@@ -170,9 +165,14 @@ private:
   void stop_watching();
   void watch();
   void report_failure();
+  void describe_own_call(const Failure &failure);
+  std::uint32_t next_call();
   void report_deaths();
   bool order_after_last(Stream stream);
   void mark_calls(Stream stream);
+  std::uint64_t launched() const override {
+    return launched_.load(std::memory_order_acquire);
+  }
   bool have_ended(std::uint64_t calls) override;
   bool shares_segments() const { return !one_process_ && !on_host_; }
   void update_segments(std::size_t most, CallsMade *calls);
@@ -205,10 +205,15 @@ private:
   std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
   bool is_captured_ = false; // a graph may make calls at any time
   std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
+  DeviceEvent last_captured_; // behind the last call that was captured
+  std::uint64_t capture_ = 0;     // by which
+  CallRecords calls_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, announced_ = false, connected_ = false, closed_ = false;
   std::atomic<bool> reported_ = false;
+  std::mutex describing_;
+  Note failed_{}; // this rank's call that has failed; its number is 0 if it is not known
   Worker watcher_;
 };
 

@@ -115,7 +115,7 @@ void DeviceComm::read_words(device::RankWords &words) const {
   if (on_host_)
     std::memcpy(&words, arena_on_host(), sizeof words);
   else
-    arena_.read(&words, sizeof words);
+    arena_.read(0, &words, sizeof words);
 }
 
 } // namespace unisono::cuda

@@ -16,8 +16,7 @@ namespace {
 
 constexpr auto period = std::chrono::milliseconds(10);
 
-// A note of a call, with what its summary tells. The names are known where the fingerprint
-// is: src/unisono/runtime/device/failures.py.
+// A note of another rank's call, with what its summary tells. That rank adds the names.
 Note note_of(const device::Summary &summary, std::uint64_t seq) {
   Note note{};
   note.seq = seq;
@@ -39,12 +38,12 @@ void DeviceComm::watch() {
     try {
       look();
       acknowledge_closed();
+      calls_.look();
       update_segments(most_events, this);
       look_for_freed_memory();
     } catch (const Error &) { // the driver fails: this rank cannot take part any more
       const auto me = std::uint32_t(rank_);
-      comm_.abort({FailureKind::connection_lost, me, me,
-                   std::uint32_t(done() + 1) | device_call});
+      comm_.abort({FailureKind::connection_lost, me, me, next_call()});
       __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
     }
     lock.lock();
@@ -57,9 +56,16 @@ void DeviceComm::look() {
     return;
   report_failure();
   report_deaths();
-  if (comm_.failure().kind != FailureKind::none)
-    __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+  const Failure failure = comm_.failure();
+  if (failure.kind == FailureKind::none)
+    return;
+  __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
+  describe_own_call(failure);
+  calls_.fail();
 }
+
+// The call that has not ended yet, as failures name it.
+std::uint32_t DeviceComm::next_call() { return std::uint32_t(calls_.last() + 1) | device_call; }
 
 // What a kernel of this rank has found out.
 void DeviceComm::report_failure() {
@@ -68,12 +74,30 @@ void DeviceComm::report_failure() {
     return;
   const auto me = std::uint32_t(rank_);
   const auto culprit = std::min(slot.rank, std::uint32_t(world_ranks_.size() - 1));
-  const auto number = std::uint32_t(done() + 1) | device_call;
+  const auto number = std::uint32_t(slot.call) | device_call;
   const Failure failure{FailureKind(slot.why), culprit, me, number};
+  calls_.set_number(slot.done, slot.call);
   if (failure.kind == FailureKind::mismatch)
     comm_.abort_mismatch(failure, note_of(slot.theirs, number), note_of(slot.mine, number));
   else
     comm_.abort(failure);
+}
+
+// If the calls of ranks differ, and this is one of those that are named: what it called, with
+// the names that the rank that found it cannot know. It may be found more than once at the
+// same time, so what is published is looked at again.
+void DeviceComm::describe_own_call(const Failure &failure) {
+  if (failure.kind != FailureKind::mismatch || (failure.seq & device_call) == 0 ||
+      (failure.culprit != rank_ && failure.reporter != rank_))
+    return;
+  const std::lock_guard only(describing_);
+  if (failed_.seq == 0)
+    if (const auto note = calls_.note_of(failure.seq & ~device_call)) {
+      failed_ = *note;
+      failed_.seq = failure.seq;
+    }
+  if (failed_.seq != 0)
+    comm_.describe_differing(failed_);
 }
 
 // A rank that has closed is not lost: its kernels have ended, or the kernels of this rank
@@ -83,7 +107,7 @@ void DeviceComm::report_deaths() {
     if (host_peers_->dead(world_ranks_[q]) &&
         comm_.layout().block(q).closed.load(std::memory_order_acquire) == 0)
       comm_.abort({FailureKind::peer_lost, std::uint32_t(q), std::uint32_t(rank_),
-                    std::uint32_t(done() + 1) | device_call});
+                    next_call()});
 }
 
 // Whether other ranks may still have memory of this rank mapped. Those that have failed to make

@@ -127,7 +127,7 @@ Result launch(StreamsState &streams, ExecState &exec, StreamState &stream) {
 } // namespace
 
 Result cuStreamBeginCapture_v2(Stream handle, int mode) {
-  return with_stream(handle, [&](Entry &, StreamState &stream) -> Result {
+  return with_stream(handle, [&](Entry &at, StreamState &stream) -> Result {
     if (mode < 0 || mode > capture_relaxed)
       return invalid_value;
     if (stream.legacy)
@@ -136,6 +136,7 @@ Result cuStreamBeginCapture_v2(Stream handle, int mode) {
       return illegal_state;
     stream.capture = std::make_shared<Capture>();
     stream.capture->origin = &stream;
+    stream.capture->id = ++at.state.streams->captures;
     stream.capture->mode = mode;
     stream.capture->thread = std::this_thread::get_id();
     stream.capture->graph.lanes = {stream.queue->device};
@@ -179,6 +180,19 @@ Result cuStreamIsCapturing(Stream handle, int *status) {
             state->queue->device == at.device)
           return capture_implicit;
     *status = stream.capture == nullptr ? 0 : stream.capture->invalid ? 2 : 1;
+    return success;
+  });
+}
+
+Result cuStreamGetCaptureInfo_v2(Stream handle, int *status, std::uint64_t *id, Graph *graph,
+                                 const GraphNode **dependencies, std::size_t *count) {
+  if (graph != nullptr || dependencies != nullptr || count != nullptr)
+    return not_supported;
+  if (const Result refused = cuStreamIsCapturing(handle, status))
+    return refused;
+  return with_stream(handle, [&](Entry &, StreamState &stream) -> Result {
+    if (id != nullptr && stream.capture != nullptr)
+      *id = stream.capture->id;
     return success;
   });
 }

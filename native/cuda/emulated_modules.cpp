@@ -22,7 +22,7 @@ constexpr std::string_view kernel_name = "unisono_interpret";
 constexpr std::size_t longest_numbers = 8;
 
 // Of the kernel, as compiled for a device: device/kernel.cu.
-constexpr int most_threads = 512, registers = 64, shared_memory = sizeof(device::BlockMemory);
+constexpr int most_threads = 512, registers = 64, shared_memory = sizeof(device::BlockMemory<device::CpuTarget::Vector>);
 
 // Whether text begins with a name; of other images no byte is read beyond the difference.
 bool begins_with(const char *text, std::string_view name) {

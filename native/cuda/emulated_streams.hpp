@@ -87,6 +87,7 @@ struct StreamState;
 
 struct Capture {
   const StreamState *origin;
+  std::uint64_t id;
   int mode;
   std::thread::id thread;
   bool invalid = false, ended = false;
@@ -158,6 +159,7 @@ public:
   Table<Event, EventState> events;
   Table<Graph, const GraphState> graphs;
   Table<GraphExec, ExecState> execs;
+  std::uint64_t captures = 0; // that have begun
 
 private:
   // Blocking streams of the device capture: the legacy default stream cannot be used.

@@ -16,6 +16,6 @@ using Mover = Reduce<ElementOf<DType(UNISONO_DTYPE)>::Type, OperationOf<Op(UNISO
 
 extern "C" __global__ void __launch_bounds__(512, 2)
     unisono_interpret(const __grid_constant__ Launch launch) {
-  __shared__ BlockMemory memory;
+  __shared__ BlockMemory<DeviceTarget::Vector> memory;
   Interpreter<DeviceTarget, Mover>(launch, DeviceTarget(), memory).run();
 }

@@ -16,6 +16,7 @@ using U64 = std::uint64_t;
 constexpr int most_blocks = 256;    // of a launch
 constexpr int most_ranks = 256;     // of a device communicator
 constexpr int most_segments = 1024; // of a rank that others have mapped
+constexpr int table_bytes = 16 << 10; // of a program that a block copies to its own memory
 constexpr unsigned progress_action_bits = 20; // the rest of a progress word is the generation
 
 // What all ranks expose is the number of the program that they run.
@@ -62,15 +63,32 @@ struct Peer {
   unsigned char *const *segments; // where its shared buffers are mapped, by their numbers
 };
 
-// A program for one combination of exposed buffers.
+// A source or an action of a program, as the host has prepared it for devices: what the rows
+// of the engine name by indices is looked up. Places are counted in elements.
+struct Source {
+  std::int64_t at; // in the buffer, or in half a window
+  std::int32_t home, rank;
+};
+struct Action {
+  std::int64_t size;                  // of its chunk
+  std::int64_t window_at, output_at; // where it is written; -1: not there
+  std::int64_t delivered_at;         // in the outputs of those it delivers to
+  std::int32_t first_source, end_source, first_wait, end_wait;
+  std::int32_t first_delivery, end_delivery;
+  std::int32_t completes, unused;
+};
+
+// A program for one combination of exposed buffers. Its tables follow each other in memory.
 struct ProgramTables {
-  const rows::Action *actions;
-  const rows::Source *sources;
-  const rows::Wait *waits, *exits;
-  const std::int32_t *deliveries, *readers;
+  const unsigned char *tables;
+  std::uint32_t bytes; // of all tables, in whole vectors of 16 bytes
+  // Where they begin: sources (16 bytes each), waits, exits, deliveries, readers. The
+  // actions are at the beginning.
+  std::uint32_t sources, waits, exits, deliveries, readers;
   std::int32_t num_actions, num_exits, num_readers;
-  std::int32_t tail;           // actions at the end that no other rank waits for
-  std::int64_t piece, pieces;  // elements of a chunk that are processed at a time
+  std::int32_t tail;          // actions at the end that no other rank waits for
+  std::int64_t piece, pieces; // elements of a chunk that are processed at a time
+  std::int64_t tile;          // elements; blocks take the tiles of a piece in turn
 };
 
 // Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
@@ -81,12 +99,13 @@ struct FailureSlot {
   std::uint32_t state, why;
   std::uint32_t rank; // that was waited for, or whose call differs
   std::uint32_t block;
+  U64 call;
+  const U64 *done; // of the launch
   Summary mine, theirs; // this rank's call and that rank's, if they differ
 };
 
 struct Launch {
   ProgramTables programs[4]; // by what all ranks expose; no actions: not there
-  const std::int64_t *input_at, *output_at, *size; // of each chunk, in elements
   const unsigned char *input;
   unsigned char *output;
   std::int64_t output_bytes;
@@ -94,11 +113,15 @@ struct Launch {
   U64 fingerprint;
   Summary summary;
   const Peer *peers; // of all ranks
+  RankWords *words;  // of this one
   std::int64_t half; // bytes of half a window
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;
-  U64 *done;  // in the host's memory: the calls that have ended
   U64 *begun; // in a graph, likewise: the calls that have begun; else null
+  U64 *done; // in the host's memory: becomes the number of this call when it has ended
+  // In the host's memory, if the call is traced, else null: when block 0 began, when it had
+  // seen all ranks arrive, and when it ended.
+  U64 *times;
   U64 timeout_ns;
   std::int32_t rank, n;
   std::uint32_t itemsize, divisor;

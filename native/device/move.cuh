@@ -25,7 +25,8 @@ UNISONO_DEVICE unsigned misaligned(const Movement &m) {
 }
 
 // One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
-template <class Pack, int packs>
+// Of so many sources at a time that as many loads are on their way as with more packs.
+template <class Pack, int packs, int together>
 UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
   using Unit = typename Pack::Unit;
   Pack totals[packs];
@@ -37,8 +38,22 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
     totals[k].begin(next[k]);
+  std::int32_t s = 1;
+  if constexpr (together > 1) {
+    static_assert(packs == 1);
+    UNISONO_NO_UNROLL
+    for (; s + together <= m.num_sources; s += together) {
+      Unit several[together];
+      UNISONO_UNROLL
+      for (int i = 0; i < together; ++i)
+        several[i] = *reinterpret_cast<const Unit *>(m.sources[s + i] + at);
+      UNISONO_UNROLL
+      for (int i = 0; i < together; ++i)
+        totals[0].combine(several[i]);
+    }
+  }
   UNISONO_NO_UNROLL
-  for (std::int32_t s = 1; s < m.num_sources; ++s) {
+  for (; s < m.num_sources; ++s) {
     const unsigned char *source = m.sources[s] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
@@ -59,27 +74,33 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   }
 }
 
-// Lets the threads of the block work on bytes [begin, end) of the slice, which are whole
-// packs. Each thread has several on their way at a time, while there are enough.
+// Lets the threads of the block work on bytes [begin, end) of the piece, as far as they are in
+// its tiles; they are whole packs. Each thread has several on their way at a time, while there
+// are enough.
 template <class Pack, int packs, class Target>
 UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin,
                         std::int64_t end) {
   const std::int32_t stride = target.threads() * Pack::bytes;
-  std::int64_t at = begin + target.thread() * Pack::bytes;
-  if constexpr (packs > 1) {
-    UNISONO_NO_UNROLL
-    for (; at + (packs - 1) * stride < end; at += packs * stride)
-      run_packs<Pack, packs>(m, at, stride);
-  }
   UNISONO_NO_UNROLL
-  for (; at < end; at += stride)
-    run_packs<Pack, 1>(m, at, stride);
+  for (std::int64_t tile = m.first; tile < end; tile += m.stride) {
+    const std::int64_t tile_end = tile + m.tile < end ? tile + m.tile : end;
+    std::int64_t at = (tile < begin ? begin : tile) + target.thread() * Pack::bytes;
+    if constexpr (packs > 1) {
+      UNISONO_NO_UNROLL
+      for (; at + (packs - 1) * stride < tile_end; at += packs * stride)
+        run_packs<Pack, packs, 1>(m, at, stride);
+    }
+    UNISONO_NO_UNROLL
+    for (; at < tile_end; at += stride)
+      run_packs<Pack, 1, Pack::together>(m, at, stride);
+  }
 }
 
 // Bytes that are copied as a Unit.
 template <class Of> struct Copied {
   using Unit = Of;
   static constexpr std::int32_t bytes = sizeof(Unit);
+  static constexpr int together = 1; // there is only one source
   Unit value;
 
   UNISONO_DEVICE void begin(const Unit &first) { value = first; }
@@ -94,6 +115,7 @@ template <class Type, class Operation, class Of> struct Reduced {
   using Stored = typename Type::Stored;
   using Sum = typename Type::Sum;
   static constexpr std::int32_t bytes = sizeof(Unit);
+  static constexpr int together = sizeof(Unit) == 16 ? 4 : 1;
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
   // An element takes a whole register, or several.
   static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
@@ -132,22 +154,20 @@ template <class Type, class Operation, class Of> struct Reduced {
 
 struct Copy {
   template <class Target>
-  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
-                                  std::int64_t itemsize) {
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
     using Vector = typename Target::Vector;
     if (m.num_destinations == 1 && m.sources[0] == m.destinations[0])
       return; // in place
-    const std::int64_t bytes = m.count * itemsize;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;
     if (bits == 0) {
-      done = bytes / 16 * 16;
-      run<Copied<Vector>, 8>(target, m, 0, done);
+      done = m.bytes / 16 * 16;
+      run<Copied<Vector>, 6>(target, m, 0, done);
     } else if (bits % 4 == 0) {
-      done = bytes / 4 * 4;
+      done = m.bytes / 4 * 4;
       run<Copied<std::uint32_t>, 4>(target, m, 0, done);
     }
-    run<Copied<unsigned char>, 1>(target, m, done, bytes);
+    run<Copied<unsigned char>, 1>(target, m, done, m.bytes);
   }
 };
 
@@ -161,24 +181,24 @@ template <class Type, class Operation> struct Reduce {
   template <class Unit> using Pack = Reduced<Type, Operation, Unit>;
 
   template <class Target>
-  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
-                                  std::int64_t itemsize) {
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
     using Vector = typename Target::Vector;
     if (m.num_sources == 1)
-      return Copy::move(target, m, itemsize);
+      return Copy::move(target, m);
     // So many that their sums fit into registers.
-    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : 16 / Pack<Vector>::registers;
-    const std::int64_t bytes = m.count * itemsize;
+    constexpr bool is_wide = sizeof(typename Type::Sum) > 4;
+    constexpr int registers = is_wide ? 8 : Target::sum_registers;
+    constexpr int packs = Pack<Vector>::registers > 8 ? 1 : registers / Pack<Vector>::registers;
     const unsigned bits = misaligned(m);
     std::int64_t done = 0;
     if (bits == 0) {
-      done = bytes / 16 * 16;
+      done = m.bytes / 16 * 16;
       run<Pack<Vector>, packs>(target, m, 0, done);
     }
     if (bits % alignof(Stored) == 0)
-      run<Pack<Stored>, 1>(target, m, done, bytes);
+      run<Pack<Stored>, 1>(target, m, done, m.bytes);
     else
-      run<Pack<Unaligned<Stored>>, 1>(target, m, done, bytes);
+      run<Pack<Unaligned<Stored>>, 1>(target, m, done, m.bytes);
   }
 };
 

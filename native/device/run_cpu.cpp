@@ -15,11 +15,11 @@ namespace {
 
 // The interpreter is compiled once; what differs by type and operation is called.
 struct AnyMover {
-  using Function = void (*)(const CpuTarget &, const Movement &, std::int64_t);
+  using Function = void (*)(const CpuTarget &, const Movement &);
   static thread_local Function function;
-  static void move(const CpuTarget &target, const Movement &m, std::int64_t itemsize) {
+  static void move(const CpuTarget &target, const Movement &m) {
     failpoint("device.move");
-    function(target, m, itemsize);
+    function(target, m);
   }
 };
 thread_local AnyMover::Function AnyMover::function = nullptr;
@@ -39,7 +39,7 @@ struct Movers {
 struct Block {
   explicit Block(int threads) : barrier(threads) {}
   CpuBlockBarrier barrier;
-  BlockMemory memory{};
+  BlockMemory<CpuTarget::Vector> memory{};
 };
 
 } // namespace

@@ -1,16 +1,48 @@
 #include "device/tables.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace unisono::device {
 
 namespace {
 
 constexpr std::size_t grain = 16;
+// Of a tile, if there are enough: what the threads of a block have on their way at a time. The
+// blocks work side by side, which memory likes better than far apart.
+constexpr std::int64_t tile_bytes = 64 << 10;
 
-template <class Row> const Row *at(const std::byte *base, std::size_t offset) {
-  return reinterpret_cast<const Row *>(base + offset);
+// The sources of a program, with the places that their indices mean.
+std::vector<Source> sources_of(const Plan &plan, const Program &program, std::int64_t piece) {
+  std::vector<Source> made;
+  for (const Program::Source &source : program.sources) {
+    const auto index = std::size_t(source.index);
+    const std::int64_t at = source.home == rows::window  ? source.index * piece
+                            : source.home == rows::input ? plan.input_at[index]
+                                                         : plan.output_at[index];
+    made.push_back({at, source.home, source.rank});
+  }
+  return made;
+}
+
+std::vector<Action> actions_of(const Plan &plan, const Program &program, std::int64_t piece) {
+  std::vector<Action> made;
+  for (const Program::Action &action : program.actions) {
+    if (action.end_source - action.first_source > most_ranks ||
+        action.end_delivery - action.first_delivery > most_ranks)
+      throw std::invalid_argument("an action has more sources or deliveries than a device "
+                                  "can hold: choose another algorithm");
+    const auto chunk = std::size_t(action.chunk);
+    made.push_back({plan.size[chunk], action.window < 0 ? -1 : action.window * piece,
+                    action.output < 0 ? -1 : plan.output_at[std::size_t(action.output)],
+                    action.end_delivery > action.first_delivery ? plan.output_at[chunk] : 0,
+                    action.first_source, action.end_source, action.first_wait,
+                    action.end_wait, action.first_delivery, action.end_delivery,
+                    action.completes, 0});
+  }
+  return made;
 }
 
 } // namespace
@@ -18,53 +50,53 @@ template <class Row> const Row *at(const std::byte *base, std::size_t offset) {
 PackedPlan::PackedPlan(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   for (std::size_t mode = 0; mode < programs_.size(); ++mode)
     if (plan_->programs[mode])
-      programs_[mode] = add(*plan_->programs[mode]);
-  input_at_ = add(plan_->input_at);
-  output_at_ = add(plan_->output_at);
-  size_ = add(plan_->size);
+      add(mode);
 }
 
-template <class Row> std::size_t PackedPlan::add(const std::vector<Row> &table) {
+// Where the table begins.
+template <class Row> std::uint32_t PackedPlan::add(const std::vector<Row> &table) {
   const std::size_t offset = bytes_.size(), bytes = table.size() * sizeof(Row);
   bytes_.resize(offset + (bytes + grain - 1) / grain * grain);
   if (bytes != 0)
     std::memcpy(bytes_.data() + offset, table.data(), bytes);
-  return offset;
+  return std::uint32_t(offset);
 }
 
-PackedPlan::Packed PackedPlan::add(const Program &program) {
-  for (const Program::Action &action : program.actions)
-    if (action.end_source - action.first_source > most_ranks ||
-        action.end_delivery - action.first_delivery > most_ranks)
-      throw std::invalid_argument("an action has more sources or deliveries than a device "
-                                  "can hold: choose another algorithm");
-  return {add(program.actions), add(program.sources),    add(program.waits),
-          add(program.exits),   add(program.deliveries), add(program.readers)};
+void PackedPlan::add(std::size_t mode) {
+  const Program &program = *plan_->programs[mode];
+  const std::int64_t piece = plan_->piece[mode];
+  ProgramTables &made = programs_[mode];
+  const std::uint32_t first = add(actions_of(*plan_, program, piece));
+  made.tables = reinterpret_cast<const unsigned char *>(std::uintptr_t(first));
+  made.sources = add(sources_of(*plan_, program, piece)) - first;
+  made.waits = add(program.waits) - first;
+  made.exits = add(program.exits) - first;
+  made.deliveries = add(program.deliveries) - first;
+  made.readers = add(program.readers) - first;
+  made.bytes = std::uint32_t(bytes_.size()) - first;
+  made.num_actions = std::int32_t(program.actions.size());
+  made.num_exits = std::int32_t(program.exits.size());
+  made.num_readers = std::int32_t(program.readers.size());
+  made.tail = program.tail;
+  made.piece = piece;
+  made.pieces = plan_->pieces[mode];
 }
 
-Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n) const {
+Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n,
+                          int blocks) const {
   Launch launch{};
+  const std::int64_t per_grain = std::int64_t(grain / plan_->itemsize);
   for (std::size_t mode = 0; mode < programs_.size(); ++mode) {
     if (!plan_->programs[mode])
       continue;
-    const Program &program = *plan_->programs[mode];
-    const Packed &packed = programs_[mode];
-    launch.programs[mode] = {at<rows::Action>(base, packed.actions),
-                             at<rows::Source>(base, packed.sources),
-                             at<rows::Wait>(base, packed.waits),
-                             at<rows::Wait>(base, packed.exits),
-                             at<std::int32_t>(base, packed.deliveries),
-                             at<std::int32_t>(base, packed.readers),
-                             std::int32_t(program.actions.size()),
-                             std::int32_t(program.exits.size()),
-                             std::int32_t(program.readers.size()),
-                             program.tail,
-                             plan_->piece[mode],
-                             plan_->pieces[mode]};
+    ProgramTables &program = launch.programs[mode];
+    program = programs_[mode];
+    program.tables = reinterpret_cast<const unsigned char *>(base) +
+                     reinterpret_cast<std::uintptr_t>(program.tables);
+    const std::int64_t grains = (program.piece + per_grain - 1) / per_grain;
+    const std::int64_t each = (grains + blocks - 1) / blocks * per_grain;
+    program.tile = std::min(each, tile_bytes / std::int64_t(plan_->itemsize));
   }
-  launch.input_at = at<std::int64_t>(base, input_at_);
-  launch.output_at = at<std::int64_t>(base, output_at_);
-  launch.size = at<std::int64_t>(base, size_);
   launch.output_bytes = std::int64_t(plan_->output_bytes);
   launch.fingerprint = plan_->fingerprint;
   const Note &note = plan_->note;

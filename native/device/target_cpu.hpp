@@ -49,6 +49,8 @@ public:
     std::uint64_t words[2];
   };
 
+  static constexpr int sum_registers = 16;
+
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
       : block_(block), blocks_(blocks), thread_(thread), threads_(threads),
         barrier_(barrier) {}
@@ -63,11 +65,17 @@ public:
   static std::uint64_t load_acquire(const std::uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
   }
+  static std::uint64_t load_acquire_host(const std::uint64_t *word) {
+    return load_acquire(word);
+  }
   static void store_release(std::uint64_t *word, std::uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
   }
   static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
+  }
+  static std::uint64_t load_relaxed(const std::uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
   }
   static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);

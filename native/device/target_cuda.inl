@@ -8,6 +8,13 @@
 
 #include "device/rtc_std.inl"
 
+// How far words of ranks are ordered: over the system, or the device that all ranks share.
+#ifdef UNISONO_ONE_DEVICE
+#define UNISONO_SCOPE "gpu"
+#else
+#define UNISONO_SCOPE "sys"
+#endif
+
 namespace unisono::device {
 
 template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
@@ -16,6 +23,12 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  // For the sums of a thread; before 8.0 more are needed for the rest.
+#if __CUDA_ARCH__ < 800
+  static constexpr int sum_registers = 8;
+#else
+  static constexpr int sum_registers = 16;
+#endif
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
@@ -26,14 +39,32 @@ struct DeviceTarget {
 
   UNISONO_DEVICE static std::uint64_t load_acquire(const std::uint64_t *word) {
     std::uint64_t value;
+    asm volatile("ld.acquire." UNISONO_SCOPE ".global.u64 %0, [%1];"
+                 : "=l"(value)
+                 : "l"(word)
+                 : "memory");
+    return value;
+  }
+  // Of a word that the host writes.
+  UNISONO_DEVICE static std::uint64_t load_acquire_host(const std::uint64_t *word) {
+    std::uint64_t value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
   UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    asm volatile("st.release." UNISONO_SCOPE ".global.u64 [%0], %1;" ::"l"(word), "l"(value)
+                 : "memory");
   }
   UNISONO_DEVICE static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  UNISONO_DEVICE static std::uint64_t load_relaxed(const std::uint64_t *word) {
+    std::uint64_t value;
+    asm volatile("ld.relaxed." UNISONO_SCOPE ".global.u64 %0, [%1];"
+                 : "=l"(value)
+                 : "l"(word)
+                 : "memory");
+    return value;
   }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     std::uint32_t value;

@@ -18,6 +18,7 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  static constexpr int sum_registers = 16;
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
@@ -29,11 +30,17 @@ struct DeviceTarget {
   UNISONO_DEVICE static std::uint64_t load_acquire(const std::uint64_t *word) {
     return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
   }
+  UNISONO_DEVICE static std::uint64_t load_acquire_host(const std::uint64_t *word) {
+    return load_acquire(word);
+  }
   UNISONO_DEVICE static void store_release(std::uint64_t *word, std::uint64_t value) {
     __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
   }
   UNISONO_DEVICE static void store_relaxed(std::uint64_t *word, std::uint64_t value) {
     __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static std::uint64_t load_relaxed(const std::uint64_t *word) {
+    return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

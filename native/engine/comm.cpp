@@ -209,7 +209,7 @@ void Comm::trace_call(const Task &op) {
   const std::int32_t peer = found ? std::int32_t(transfer->source()) : record->peer;
   trace().called() = {record->note, record->created, record->begun, record->ended,
                       op.sends, std::uint32_t(id_), peer, record->tag, record->site,
-                      record->state.load(std::memory_order_relaxed), op.queued, {}};
+                      record->state.load(std::memory_order_relaxed), op.queued, -1, 0};
 }
 
 Collective *Comm::begin_inline(std::shared_ptr<const Plan> plan, const void *input,

@@ -104,6 +104,8 @@ public:
   // The same for a mismatch whose two calls the caller knows: that of the rank that caused it
   // and this rank's. Their notes must have the number of the call in the failure.
   Failure abort_mismatch(Failure failure, const Note &theirs, const Note &mine);
+  // Publishes what this rank called, if it is one of the two and knows more of its call.
+  void describe_differing(const Note &mine);
   // Handles an event that a rank of another host has announced.
   void handle_event(const Event &event);
   // A failure received from a rank, or `corrupted` if it cannot be valid.

@@ -97,6 +97,12 @@ Failure Comm::abort_mismatch(Failure failure, const Note &theirs, const Note &mi
   return set_failure(failure);
 }
 
+void Comm::describe_differing(const Note &mine) {
+  Note &published = layout_.block(rank_).differing;
+  if (published.seq != mine.seq || published.lengths[Note::algorithm] == 0)
+    put(published, mine);
+}
+
 Failure Comm::set_failure(Failure failure) {
   std::uint64_t found = 0;
   Word &abort = layout_.control().abort;

@@ -46,7 +46,7 @@ struct Moment {
   Kind kind = arrival;
   std::uint8_t home = 0; // rows::Home
   std::uint8_t exposed = 0;
-  std::uint8_t unused = 0;
+  std::uint8_t device = 0; // 1: of a call on a device, which are counted apart
 };
 static_assert(sizeof(Moment) == 64);
 
@@ -58,8 +58,9 @@ struct Called {
   std::int32_t peer, tag;
   std::uint32_t site;
   std::uint32_t state;
-  std::uint32_t queued; // 1: not on its caller's thread
-  std::uint32_t unused[2];
+  std::uint16_t queued; // 1: not on its caller's thread, or stream
+  std::int16_t device;  // of a call on a device: its ordinal; else -1
+  std::uint64_t stream; // of a call on a device
 };
 static_assert(sizeof(Called) == 256);
 

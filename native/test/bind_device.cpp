@@ -50,7 +50,7 @@ public:
         continue;
       const auto [plan, input, output, flags] = nb::cast<RankCall>(given[r]);
       packed[r] = std::make_unique<PackedPlan>(plan->plan);
-      launches[r] = launch(r, *packed[r], input, output, flags, timeout_ns);
+      launches[r] = launch(r, *packed[r], input, output, flags, timeout_ns, blocks);
     }
     {
       nb::gil_scoped_release unlocked;
@@ -89,14 +89,15 @@ private:
   }
 
   Launch launch(std::size_t r, const PackedPlan &plan, std::uintptr_t input,
-                std::uintptr_t output, unsigned flags, std::uint64_t timeout_ns) {
-    Launch made = plan.launch(plan.bytes().data(), r, ranks_.size());
+                std::uintptr_t output, unsigned flags, std::uint64_t timeout_ns, int blocks) {
+    Launch made = plan.launch(plan.bytes().data(), r, ranks_.size(), blocks);
     made.input = reinterpret_cast<const unsigned char *>(input);
     made.output = reinterpret_cast<unsigned char *>(output);
     made.flags = flags;
     made.offset[0] = input;
     made.offset[1] = output;
     made.peers = peers_.data();
+    made.words = peers_[r].words;
     made.half = std::int64_t(half_);
     made.abort = &ranks_[r].abort;
     made.failure = &ranks_[r].failure;

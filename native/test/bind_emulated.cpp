@@ -43,6 +43,7 @@ struct Places {
   std::uint64_t tables = 0, peers = 0, input = 0, output = 0, abort = 0, failure = 0,
                 done = 0;
   std::uint64_t half = 0, flags = 0, timeout_ns = 0;
+  int blocks = 2; // of the launch
 };
 
 template <class T> T *at(std::uint64_t address) { return reinterpret_cast<T *>(address); }
@@ -51,13 +52,14 @@ template <class T> T *at(std::uint64_t address) { return reinterpret_cast<T *>(a
 nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
                  const Places &places) {
   const PackedPlan packed(plan.plan);
-  Launch made = packed.launch(at<const std::byte>(places.tables), rank, n);
+  Launch made = packed.launch(at<const std::byte>(places.tables), rank, n, places.blocks);
   made.input = at<const unsigned char>(places.input);
   made.output = at<unsigned char>(places.output);
   made.offset[0] = places.input;
   made.offset[1] = places.output;
   made.flags = places.flags;
   made.peers = at<const Peer>(places.peers);
+  made.words = made.peers[rank].words;
   made.half = std::int64_t(places.half);
   made.abort = at<const std::uint32_t>(places.abort);
   made.failure = at<FailureSlot>(places.failure);
@@ -100,5 +102,6 @@ void bind_emulated(nb::module_ &m) {
       .def_rw("done", &Places::done)
       .def_rw("half", &Places::half)
       .def_rw("flags", &Places::flags)
-      .def_rw("timeout_ns", &Places::timeout_ns);
+      .def_rw("timeout_ns", &Places::timeout_ns)
+      .def_rw("blocks", &Places::blocks);
 }

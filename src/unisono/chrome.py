@@ -32,7 +32,7 @@ from typing import Any
 
 LANES = (
     *("calls", "arrival", "sends", "receives", "encoding", "waiting", "messages"),
-    "ranges",
+    *("calls on cuda", "arrival on cuda", "ranges"),
 )
 """In the order they are shown; others come after them."""
 

@@ -20,6 +20,7 @@ from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
 from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
 from unisono.cli._bench.report import number
+from unisono.cli._bench.systems import OnHost
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
@@ -35,7 +36,7 @@ UNITS = (
 )
 
 
-class ThreadSystem:
+class ThreadSystem(OnHost):
     """A rank of a world in this process, whose collectives are NumPy's."""
 
     refusals = (BadArgument,)
@@ -93,6 +94,7 @@ class ThreadGroup:
 
     def __init__(self, name, n, *, spoils=False, lacks=(), ends_after=None):
         self.name, self.n, self.pids = name, n, list(range(100, 100 + n))
+        self.devices = []
         self.barrier = threading.Barrier(n)
         self.slots = [None] * n
         self.spoils, self.lacks, self.ends_after = spoils, lacks, ends_after
@@ -118,7 +120,7 @@ def bench(capsys, monkeypatch):
     """Runs the verb on threads; every call adds what it started to `groups`."""
 
     def call(*arguments, **options):
-        def start(names, n, per_host=0):
+        def start(names, n, place):
             call.groups = [ThreadGroup(name, n, **options) for name in names]
             return call.groups
 
@@ -430,6 +432,9 @@ def test_ctrl_c_keeps_finished_rows(bench, tmp_path):
         ("-o smu", "nearest: sum"),
         ("-o band", "band has no meaning for float32"),
         ("--vs glo", "nearest: gloo"),
+        ("--vs nccl", "needs --device cuda"),
+        ("--ranks-as streams", "needs --device cuda"),
+        ("--device gpu", "unknown device"),
         ("--algorithm rnig", "nearest: ring"),
         ("-e 1T", "take a smaller size"),
         ("--json --csv", "choose one"),

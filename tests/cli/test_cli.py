@@ -374,10 +374,11 @@ def test_options_are_frozen(run):
         "secret": ["--file", "--json"],
         "studio": ["--json", "--open", "--port"],
         "bench": [
-            *("--algorithm", "--check", "--csv", "--datatype", "--iters", "--json"),
+            *("--algorithm", "--check", "--csv", "--datatype", "--device", "--iters"),
+            "--json",
             *("--maxbytes", "--minbytes", "--op", "--output-file", "--per-host"),
             "--plot",
-            *("--ranks", "--root", "--rounds", "--shared", "--stepbytes"),
+            *("--ranks", "--ranks-as", "--root", "--rounds", "--shared", "--stepbytes"),
             *("--stepfactor", "--vs", "--warmup-iters"),
             *("-J", "-b", "-c", "-d", "-e", "-f", "-i", "-o", "-r", "-w"),
         ],

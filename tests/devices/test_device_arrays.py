@@ -149,6 +149,52 @@ def test_copies_check_shape_and_type(base):
     assert (base.numpy() == 2).all()
 
 
+def test_parts_are_in_the_same_memory(base):
+    part = base[1:]
+    assert (part.shape, part.nbytes, len(part)) == ((2, 4), 32, 2)
+    assert part.view.address == base.view.address + 16
+    assert part.__cuda_array_interface__["data"][0] == part.view.address
+    part.copy_from(np.full((2, 4), 9, np.float32))
+    assert base.numpy().tolist() == [[0, 1, 2, 3], [9] * 4, [9] * 4]
+    assert part[1:2].numpy().tolist() == [[9] * 4]
+    assert base[:1].numpy().tolist() == [[0, 1, 2, 3]]
+    assert base[2:1].shape == (0, 4)
+    assert base[-1:].view.address == base.view.address + 32
+
+
+@pytest.mark.parametrize("rows", [0, slice(0, 3, 2), slice(None, None, -1)])
+def test_other_parts_are_refused(base, rows):
+    with pytest.raises(BadArgument, match="parts such as"):
+        base[rows]
+
+
+def test_a_part_keeps_the_memory_of_the_whole():
+    part = to_device(np.arange(8, dtype=np.int64))[6:]
+    others = [to_device(np.zeros(8, np.int64)) for _ in range(8)]
+    assert part.numpy().tolist() == [6, 7]
+    assert part.view.address not in {x.view.address for x in others}
+
+
+def test_collectives_run_on_parts():
+    def gathered(comm):
+        whole = to_device(np.arange(6, dtype=np.int32) + 10 * comm.rank)
+        mine = whole[2 * comm.rank : 2 * comm.rank + 2]
+        comm.all_gather(mine, out=whole[:4], stream=_native.CudaStream(0))
+        comm.synchronize(60)
+        return whole.numpy().tolist()
+
+    with world(2) as w:
+        assert w.run(gathered) == [[0, 1, 12, 13, 4, 5], [0, 1, 12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize(("nbytes", "offset"), [(33, 0), (32, 1), (0, 33)])
+def test_copies_stay_inside_the_memory(nbytes, offset):
+    memory, host = _native.CudaMemory(0, 32), np.zeros(64, np.uint8)
+    for copy in (memory.write, memory.read):
+        with pytest.raises(IndexError, match="more bytes"):
+            copy(host.ctypes.data, nbytes, offset)
+
+
 def test_empty_makes_arrays_on_a_device():
     with world(1) as w:
         x = w.run(lambda comm: comm.empty((3, 5), "bfloat16", device="cuda:0"))[0]

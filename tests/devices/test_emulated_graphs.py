@@ -58,6 +58,21 @@ def join(stream, others):
         cuda.wait(stream, event)
 
 
+def test_streams_of_one_capture_have_its_number(stream):
+    other = cuda.stream(cuda.NON_BLOCKING)
+    numbers = []
+    for _ in range(2):
+        assert cuda.capture_number(stream) == 0
+        cuda.begin_capture(stream)
+        numbers.append(cuda.capture_number(stream))
+        assert cuda.capture_number(other) == 0
+        fork(stream, [other])
+        assert cuda.capture_number(other) == numbers[-1]
+        join(stream, [other])
+        cuda.end_capture(stream)
+    assert 0 < numbers[0] < numbers[1]
+
+
 def test_streams_join_a_capture_by_events(stream):
     """Their kernels wait for each other, so they must run at the same time."""
     others = [cuda.stream(cuda.NON_BLOCKING) for _ in range(2)]

@@ -74,13 +74,13 @@ def uses(every):
         lambda: _native.cuda_device(0),
         _native.cuda_device_count,
         mine.comm.core.in_flight.device.is_idle,
-        mine.comm.core.in_flight.device.done,
     ):
         with pytest.raises(_native.CudaError, match="fork of one that has used CUDA"):
             use()
     with pytest.raises(UsageError, match="fork of rank 0"):
         mine.all_reduce()
     mine.comm.core.in_flight.device.close()
+    assert mine.comm.records()
     assert _native.emulated_calls() == calls
     assert threads() == 1
 

@@ -6,7 +6,7 @@ import pytest
 import emulated
 from device_cases import to_device
 from unisono import _native
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, UsageError
 from unisono.testing import world
 
 REPLAYS = 200
@@ -72,6 +72,61 @@ def test_asynchronous_calls_return_handles():
         assert w.run(asynchronous) == [[6.0] * 10] * 3
 
 
+def captured_asynchronously(comm):
+    """An asynchronous call, one that the user does not order, and what needs both."""
+    stream = _native.CudaStream(0)
+    emulated.initialize()
+    x = to_device(np.full(100, comm.rank + 1, np.int64))
+    y, z = to_device(np.ones(100, np.int64)), to_device(np.zeros(100, np.int64))
+    for a in (x, y):  # plans and kernels are made before the capture
+        comm.all_reduce(a, op="max", async_op=True, stream=stream).wait()
+        comm.all_reduce(a, op="max", stream=stream)
+    comm.synchronize(30)
+    emulated.begin_capture(stream.handle)
+    work = comm.all_reduce(x, async_op=True, stream=stream)
+    comm.all_reduce(y, stream=stream)
+    states = repr(work), work.done(), work.exception()
+    with pytest.raises(UsageError, match="the host cannot wait"):
+        work.wait(timeout_s=1)
+    assert work.wait() is x
+    emulated.copy(z.view.address, x.view.address, z.nbytes, stream.handle)
+    graph = emulated.instantiate(emulated.end_capture(stream.handle))
+    with pytest.raises(UsageError, match="inside that capture"):
+        work.wait()
+    for _ in range(REPLAYS):
+        emulated.launch_graph(graph, stream.handle)
+    emulated.synchronize(stream.handle)
+    return states, [a.numpy() for a in (x, y, z)]
+
+
+def test_asynchronous_call_in_a_graph_returns_a_handle():
+    with world(3) as w:
+        results = w.run(captured_asynchronously)
+    for states, (x, y, z) in results:
+        assert states == ("<DeviceWork: all_reduce, captured>", False, None)
+        total = pow(3, REPLAYS, 1 << 64)
+        assert (x.view(np.uint64) == np.uint64(3 * total % (1 << 64))).all()
+        assert (y.view(np.uint64) == np.uint64(total)).all()
+        assert (z == x).all()
+
+
+def never_joined(comm):
+    stream = _native.CudaStream(0)
+    emulated.initialize()
+    x = to_device(np.ones(100))
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(30)
+    emulated.begin_capture(stream.handle)
+    comm.all_reduce(x, async_op=True, stream=stream)
+    with pytest.raises(emulated.CudaError, match="UNJOINED"):
+        emulated.end_capture(stream.handle)
+
+
+def test_asynchronous_call_in_a_graph_must_be_waited_for():
+    with world(1) as w:
+        w.run(never_joined)
+
+
 def two_communicators(comm):
     """Two groups of the same ranks, called in opposite orders on two streams."""
     groups = [comm.split(0), comm.split(0)]
@@ -113,3 +168,25 @@ def test_stream_of_another_kind_is_refused(stream):
 def test_stream_for_an_array_of_the_host_is_refused():
     with world(1) as w, pytest.raises(BadArgument, match="CUDA arrays only"):
         w.run(lambda comm: comm.all_reduce(np.ones(3), stream=0))
+
+
+def test_the_host_waits_for_an_event():
+    called = []
+
+    def rank(comm):
+        stream, event = _native.CudaStream(0), _native.CudaEvent(0)
+        x = to_device(np.ones(4))
+        comm.all_reduce(x, stream=stream)
+        comm.synchronize(60)
+        if comm.rank == 1:
+            comm.barrier()
+            called.append(comm.rank)
+        comm.all_reduce(x, stream=stream)
+        event.record(stream.handle)
+        if comm.rank == 0:
+            comm.barrier()
+        event.synchronize()
+        return event.query(), list(called), x.numpy().tolist()
+
+    with world(2) as w:
+        assert w.run(rank) == [(True, [1], [4.0] * 4)] * 2

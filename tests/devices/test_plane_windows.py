@@ -62,7 +62,8 @@ def test_every_algorithm_between_devices_of_one_process(apart):
 def pieces(comm):
     """Several pieces: the windows of one rank are smaller than the buffers."""
     x = to_device(np.full(6 << 20, 1.5 + comm.rank, np.float32))
-    comm.all_reduce(x, stream=_native.CudaStream(0), algorithm="ring")
+    stream = _native.CudaStream(0)
+    comm.all_reduce(x, stream=stream, algorithm="ring")
     comm.synchronize(60)
     return bool((x.numpy() == 4).all())
 
@@ -93,8 +94,9 @@ def test_graphs_are_replayed(on_host):
 
 def explained(comm):
     x = comm.empty((1 << 10,), device="cuda")
+    stream = _native.CudaStream(0)
     for _ in range(3):
-        comm.all_reduce(x, stream=_native.CudaStream(0))
+        comm.all_reduce(x, stream=stream)
         comm.synchronize(30)
         comm.barrier()
     exposed = comm.core.device._plane.native.exposed()
@@ -117,7 +119,8 @@ def test_in_device_memory_buffers_are_exposed(monkeypatch):
 
 def explained_apart(comm):
     x = to_device(np.ones(10, np.float32), comm.rank)
-    comm.all_reduce(x, stream=_native.CudaStream(comm.rank))
+    stream = _native.CudaStream(comm.rank)
+    comm.all_reduce(x, stream=stream)
     comm.synchronize(30)
     return comm.explain("all_reduce", x), x.numpy().tolist()
 

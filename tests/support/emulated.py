@@ -4,7 +4,17 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
 from ctypes import c_uint64 as c_address
 
 from unisono import _native
@@ -52,6 +62,8 @@ class Access(ctypes.Structure):
 
 ON_GPU = os.environ.get("UNISONO_GPU_TESTS") == "1"
 """Set by `make gpu-test`: the tests use the machine's driver and GPU."""
+if ON_GPU:  # a queue for the stream of every rank
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _found() -> dict[str, object]:
@@ -281,6 +293,20 @@ def capturing(stream: int | None) -> int:
     status = c_int()
     call("cuStreamIsCapturing", c_void_p(stream), byref(status))
     return status.value
+
+
+def capture_number(stream: int | None) -> int:
+    """The number of the capture that a stream is in; 0 if it is in none."""
+    status, number = c_int(), c_uint64()
+    ignored = [c_void_p() for _ in range(3)]
+    call(
+        "cuStreamGetCaptureInfo_v2",
+        c_void_p(stream),
+        byref(status),
+        byref(number),
+        *ignored,
+    )
+    return number.value if status.value else 0
 
 
 def instantiate(graph: int) -> int:

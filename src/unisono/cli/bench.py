@@ -19,9 +19,10 @@ from cyclopts import Parameter
 
 from unisono.algorithms import library
 from unisono.algorithms import schedule as make_schedule
-from unisono.cli._bench import cases, groups, plot
+from unisono.cli._bench import cases, devices, groups, plot
 from unisono.cli._bench.cases import Case
-from unisono.cli._bench.driver import BenchSettings, measure
+from unisono.cli._bench.devices import Placement
+from unisono.cli._bench.driver import BenchSettings, device_use, measure
 from unisono.cli._bench.progress import Progress
 from unisono.cli._bench.report import BenchReport
 from unisono.cli.output import parse_rank, parse_world, print_json, write_file
@@ -30,6 +31,7 @@ from unisono.errors import BadArgument, UnsupportedWorld, UsageError, unknown
 from unisono.units import format_bytes, parse_bytes
 
 _MOST_RANKS = 256
+_PEERS = tuple(dict.fromkeys((*groups.PEERS, *devices.DEVICE_PEERS)))
 
 
 def bench(
@@ -50,6 +52,8 @@ def bench(
     root: Annotated[str, Parameter(name=["-r", "--root"])] = "0",
     algorithm: str = "",
     vs: str = "",
+    device: str = devices.CPU,
+    ranks_as: str = devices.PROCESSES,
     per_host: str = "",
     shared: bool = False,
     json: bool = False,
@@ -62,6 +66,8 @@ def bench(
     The first thirteen columns are those of nccl-tests. Ctrl-C prints what is known.
 
     Example: unisono bench all_reduce -n 4 -b 8 -e 64M -f 2 --vs gloo,openmpi,mpich
+
+    Example: unisono bench all_reduce -n 8 -e 1G --device cuda --vs nccl
 
     Parameters
     ----------
@@ -94,7 +100,15 @@ def bench(
     algorithm
         One, several with commas between, or "all"; otherwise what unisono chooses.
     vs
-        Peers to measure in the same run: gloo, openmpi, mpich (see make peers).
+        Peers to measure in the same run: gloo, openmpi, mpich (see make peers); with
+        --device cuda: nccl, which needs a GPU for each rank, and gloo.
+    device
+        Where the arrays are: cpu or cuda. Rank r has GPU r modulo their number, so
+        several ranks can share one. Then the bus bandwidth is N/A, and the column copy
+        shows the share of the GPU's copy speed.
+    ranks_as
+        With --device cuda: processes, or streams: unisono's ranks are threads of one
+        process with a stream each, whose kernels run at the same time without MPS.
     per_host
         Emulate hosts with so many of unisono's ranks on each: between hosts they
         communicate by TCP, on this machine's loopback.
@@ -117,9 +131,11 @@ def bench(
     task = _Task.of(
         collective, parse_world(n), (dtype, op, parse_rank(root)), algorithm, vs
     )
-    task.per_host = parse_world(per_host) if per_host else 0
+    hosts = parse_world(per_host) if per_host else 0
+    place = task.placed(Placement(hosts, device, ranks_as))
     least, most = parse_bytes(begin), parse_bytes(end)
     sizes = cases.sizes_between(least, most, factor=factor, step=parse_bytes(step))
+    shared = shared or place.on_device
     plan = _plan(rounds, iterations, warmup, check, shared=shared)
     arguments = {
         "collective": collective,
@@ -128,7 +144,7 @@ def bench(
         "maximum": most,
     }
     arguments |= {"factor": factor, "step": parse_bytes(step)}
-    report = BenchReport(arguments, plan, task.peers)
+    report = BenchReport(arguments, plan, task.peers, place)
     _refuse_too_large(task, most)
     _run(task, sizes, report, quiet=json or csv_)
     if csv_:
@@ -154,7 +170,6 @@ class _Task:
     dtype: str
     op: str
     root: int
-    per_host: int = 0
 
     @classmethod
     def of(
@@ -171,10 +186,20 @@ class _Task:
         numpy_dtype(dtype)
         peers = [name for name in vs.split(",") if name]
         for name in peers:
-            if name not in groups.PEERS:
-                raise unknown("peer", name, groups.PEERS)
+            if name not in _PEERS:
+                raise unknown("peer", name, _PEERS)
         algorithms = {c: _algorithms(c, n, names) for c in chosen}
         return cls(n, chosen, algorithms, peers, dtype, op, root)
+
+    def placed(self, place: Placement) -> Placement:
+        """The same placement, if all of the task can be measured there."""
+        place.check(self.n)
+        if place.on_device:
+            self.collectives = devices.collectives_on_devices(self.collectives)
+            devices.check_peers(self.peers, self.n)
+        elif "nccl" in self.peers:
+            raise BadArgument("--vs nccl: needs --device cuda")
+        return place
 
     def cases_of(self, collective: str, sizes: list[int]) -> list[Case]:
         """The rows of one collective; sizes that come to the same are one."""
@@ -265,15 +290,16 @@ def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> 
     tell(report.preamble())
     try:
         systems = ["unisono", *task.peers]
-        with groups.running(systems, task.n, task.per_host) as started:
-            report.add_devices(started[0])
+        with groups.running(systems, task.n, report.place) as started:
+            use = device_use(started, max(sizes))
+            report.add_devices(started[0], use)
             tell(report.device_lines())
             for collective in task.collectives:
                 tell(report.header(collective))
                 for case in task.cases_of(collective, sizes):
                     progress.what = f"{collective}, {format_bytes(case.size)}"
                     names = task.algorithms[collective]
-                    rows = measure(case, started, names, report.plan, progress)
+                    rows = measure(case, started, names, report.plan, progress, use)
                     progress.clear()
                     report.rows += rows
                     tell([report.line(row) for row in rows])

@@ -9,6 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from unisono.cli._bench import groups
+from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.progress import Progress
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument
@@ -77,7 +78,7 @@ def tune(
 def _measured(ranks: int, per_host: int, effort: Effort, *, json: bool) -> TunedWorld:
     settings = msgspec.to_builtins(effort)
     progress = Progress()
-    with groups.running(["unisono"], ranks, per_host) as (group,):
+    with groups.running(["unisono"], ranks, Placement(per_host)) as (group,):
 
         def ask(what: str) -> groups.Answer:
             progress.what = f"tune {what}"

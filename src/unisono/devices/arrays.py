@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -56,11 +57,16 @@ class DeviceView:
     stream: int = 0
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether x is a torch tensor, without importing torch."""
+    return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
+
+
 def is_on_device(x: Any) -> bool:
     """Whether x is an array in the memory of a CUDA device."""
     if isinstance(x, np.ndarray):
         return False
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         return bool(x.device.type == "cuda")
     if hasattr(x, "__cuda_array_interface__"):
         return True
@@ -70,7 +76,7 @@ def is_on_device(x: Any) -> bool:
 
 def view_of(x: Any, where: str) -> DeviceView:
     """What x is; BadArgument, which begins with `where`, if it cannot be used."""
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         contiguous = bool(x.is_contiguous())
         return DeviceView(
             x.data_ptr(), tuple(x.shape), dtype_of(x), x.device.index, contiguous
@@ -158,7 +164,7 @@ def current_stream(x: Any, view: DeviceView) -> int | None:
 
     None if it has no such thing: then the default stream, or the one that is given.
     """
-    if hasattr(x, "data_ptr"):
+    if is_tensor(x):
         torch = sys.modules["torch"]
         return int(torch.cuda.current_stream(x.device).cuda_stream)
     cupy = sys.modules.get("cupy")
@@ -180,6 +186,23 @@ class DeviceArray:
         self.ordinal = ordinal
         self.nbytes = prod(self.shape) * DTYPES[dtype].itemsize
         self._memory = _native.CudaMemory(ordinal, max(1, self.nbytes))
+        self._offset = 0
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> DeviceArray:
+        """Some of its rows, in the same memory."""
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise BadArgument(f"a DeviceArray has parts such as x[2:5], not x[{rows}]")
+        start, stop, _ = rows.indices(len(self))
+        row = self.nbytes // max(1, len(self))
+        part = copy(self)
+        part.shape = (max(0, stop - start), *self.shape[1:])
+        part.nbytes = len(part) * row
+        part._offset = self._offset + start * row
+        return part
 
     def copy_from(self, x: NDArray[Any]) -> None:
         """Copy a NumPy array of the same shape and type to the device."""
@@ -189,12 +212,12 @@ class DeviceArray:
                 f"{self.dtype}{list(self.shape)}"
             )
         whole = np.ascontiguousarray(x)
-        self._memory.write(whole.ctypes.data, whole.nbytes)
+        self._memory.write(whole.ctypes.data, whole.nbytes, self._offset)
 
     def numpy(self) -> NDArray[Any]:
         """A copy on the host; the caller waits for calls that write to it first."""
         made = np.empty(self.shape, numpy_dtype(self.dtype))
-        self._memory.read(made.ctypes.data, made.nbytes)
+        self._memory.read(made.ctypes.data, made.nbytes, self._offset)
         return made
 
     @property
@@ -202,8 +225,12 @@ class DeviceArray:
         """What it is."""
         dtype = DTYPES[self.dtype]
         return DeviceView(
-            self._memory.address, self.shape, dtype, self.ordinal, is_contiguous=True
+            self._address, self.shape, dtype, self.ordinal, is_contiguous=True
         )
+
+    @property
+    def _address(self) -> int:
+        return self._memory.address + self._offset
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -211,7 +238,7 @@ class DeviceArray:
         return {
             "shape": self.shape,
             "typestr": _typestr(DTYPES[self.dtype]),
-            "data": (self._memory.address, False),
+            "data": (self._address, False),
             "strides": None,
             "version": 3,
         }
@@ -236,7 +263,7 @@ def ordinal_of(device: str) -> int:
 
 def new_array(like: Any, view: DeviceView, shape: tuple[int, ...]) -> Any:
     """An array of the kind and type of `like`, not yet filled."""
-    if hasattr(like, "data_ptr"):
+    if is_tensor(like):
         return like.detach().new_empty(shape)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):

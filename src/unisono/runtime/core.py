@@ -296,9 +296,8 @@ class Core:
             tuned=self.session.tuned,
             itemsize=call.dtype.itemsize,
         )
-        what = call.collective, call.dtype, reduction, call.root, call.counts
         spec = self.spec(choice.algorithm)
-        return CallKind(*what, spec, how.label, shape=call.shape)
+        return CallKind.of(call, reduction, spec, how.label)
 
     def spec(self, algorithm: str) -> Spec:
         """An algorithm, with its files as they were when it was first used here.

@@ -136,6 +136,10 @@ COLLECTIVES: dict[str, Collective] = {
     )
 }
 """All collectives, by name."""
+REDUCING = tuple(c.name for c in COLLECTIVES.values() if c.reduces)
+"""The collectives that have an operation."""
+ROOTED = tuple(c.name for c in COLLECTIVES.values() if c.rooted)
+"""The collectives that have a root."""
 
 
 def collective(name: str) -> Collective:

@@ -10,6 +10,9 @@ are "calls of tp" and so on):
     encoding   how long a step encoded what it made; shown at its end
     waiting    for another rank's step, or for those who still read at the end
     messages   send and recv
+    calls on cuda, arrival on cuda
+               the same of calls on a device, by its clock; when they were launched is
+               told by their arguments
     ranges     what the user, or torch's profiler, gave a name
 
 An arrow leads from where a rank made a value to where another took it. Which slice made
@@ -29,6 +32,7 @@ import numpy as np
 from unisono.chrome import Sheet, Slice
 from unisono.dtypes import DTYPES, OPS
 from unisono.runtime.call.notes import CallNames
+from unisono.runtime.observe.recorder import STATES
 from unisono.runtime.observe.tracing import (
     CALLED,
     KINDS,
@@ -43,7 +47,6 @@ COLLECTIVE = "collective"
 """The category of the slices that are calls."""
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
-_STATES = ("scheduled", "started", "completed", "failed")
 _WAITS = ("wait", "exit", "block")
 
 Key = tuple[int, ...]
@@ -58,6 +61,7 @@ class _Producers:
     outputs: dict[Key, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     messages: dict[Key, Slice] = field(default_factory=dict)
     arrivals: dict[Key, Slice] = field(default_factory=dict)
+    on_device: dict[Key, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[Key, Slice] = field(default_factory=dict)
     pulls: list[tuple[Key, Slice, Any]] = field(default_factory=list)
     deliveries: list[tuple[Key, Slice, Any]] = field(default_factory=list)
@@ -85,6 +89,8 @@ def draw(parts: Sequence[TracePart]) -> tuple[Sheet, int]:
         sheet.rank(part.rank, f"rank {part.rank} (pid {part.pid} on {part.host})")
         _RankTrack(sheet, made, part, part.clock[0] - base).draw()
     _join(sheet, made)
+    for arrivals in made.on_device.values():
+        _name_last(arrivals)
     return sheet, base
 
 
@@ -94,6 +100,7 @@ def _first(part: TracePart) -> int:
     times = [*calls["begun"][:1], *moments["begin"][:1], *(s.begin for s in part.spans)]
     if calls.size:
         times.append(calls["begun"].min())
+        times.extend(calls["created"][calls["device"] >= 0])
     if moments.size:
         times.append(moments["begin"].min())
     return int(min(times, default=0)) + part.clock[0]
@@ -145,6 +152,9 @@ class _RankTrack:
         name = _NAMES[row["collective"]]
         begin, end = self._times(row["begun"], row["ended"])
         args = self._about(row, group, name)
+        if row["device"] >= 0:
+            self._call_on_device(row, group, (begin, end), args)
+            return
         if name in ("send", "recv"):
             self._message(row, group, name, (begin, end), args)
             return
@@ -154,6 +164,31 @@ class _RankTrack:
             args=args,
         )
         self.made.calls[group.agreed, _seq(row), self.part.rank] = made
+
+    def _call_on_device(
+        self,
+        row: Any,
+        group: TracedCommunicator,
+        times: tuple[float, float],
+        args: dict[str, object],
+    ) -> None:
+        """From its beginning on the device to its end; a captured one for an instant.
+
+        How often a graph runs that is not known here, so it does not count as a call.
+        """
+        launched, _ = self._times(row["created"], row["created"])
+        about = {
+            "device": f"cuda:{row['device']}",
+            "stream": hex(row["stream"]),
+            "launched": launched,
+        }
+        captured = args["state"] == "captured"
+        lane = self._lane("calls on cuda", group)
+        self.sheet.slice(
+            *(self.part.rank, lane, _NAMES[row["collective"]], *times),
+            category="captured" if captured else COLLECTIVE,
+            args={**args, **about},
+        )
 
     def _about(
         self, row: Any, group: TracedCommunicator, name: str
@@ -180,7 +215,7 @@ class _RankTrack:
             "root": int(row["root"]),
             "bytes": count * DTYPES[dtype].itemsize,
             "sent": int(row["sent"]),
-            "state": _STATES[row["state"]],
+            "state": STATES[row["state"]],
             "async": bool(row["queued"]),
             "queued_us": max(0, int(row["begun"]) - int(row["created"])) / 1e3,
             "line": f"{line[0][1]}:{line[0][2]}" if line else "",
@@ -202,7 +237,7 @@ class _RankTrack:
             category="message",
             args={**args, "peer": there, "tag": int(row["tag"])},
         )
-        if peer < 0 or _STATES[row["state"]] != "completed":
+        if peer < 0 or STATES[row["state"]] != "completed":
             return
         ends = (self.part.rank, there) if name == "send" else (there, self.part.rank)
         book = self.made.sends if name == "send" else self.made.recvs
@@ -218,7 +253,14 @@ class _RankTrack:
         seq, rank = _seq(row), self.part.rank
         about: dict[str, object] = {"seq": seq, "kind": kind, "peer": there}
         call = group.agreed, seq
-        if kind == "arrival":
+        if row["device"]:  # it does not know who was last
+            about["device"] = "cuda"
+            self.made.on_device[call].append(
+                self._put(
+                    "arrival on cuda", group, "all had arrived", begin, end, about
+                )
+            )
+        elif kind == "arrival":
             label = f"until rank {there} arrived" if there >= 0 else "all had arrived"
             self.made.arrivals[*call, rank] = self._put(
                 "arrival", group, label, begin, end, about
@@ -294,6 +336,15 @@ class _RankTrack:
             self.made.deliveries.append(
                 ((*call, group.ranks[r["peer"]]), made, r),
             )
+
+
+def _name_last(arrivals: Sequence[Slice]) -> None:
+    """Name the arrivals of one call after the rank that came last."""
+    last = max(arrivals, key=lambda s: s.begin)
+    for each in arrivals:
+        if each is not last:
+            each.name = f"until rank {last.rank} arrived"
+            each.args = {**each.args, "peer": last.rank}
 
 
 def _join(sheet: Sheet, made: _Producers) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
+from unisono.runtime.observe.failures import ON_DEVICE
+from unisono.schedule.collective import REDUCING, ROOTED
 
 _OURS = str(Path(__file__).parents[1])
 _LIBRARY = sysconfig.get_path("stdlib")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ON_DEVICES = 1 << 30
+"""What is added to a communicator's number for its calls on devices."""
 
 
 class StackFrame(msgspec.Struct, frozen=True):
@@ -68,9 +70,11 @@ class RecordedCall(msgspec.Struct):
     state: str
     time_created_ns: int
     frames: list[StackFrame] = []
+    time_discovered_started_ns: int | None = None
     time_discovered_completed_ns: int | None = None
     shape: str = ""
     content: str = ""
+    device: str | None = None
 
     @property
     def what(self) -> str:
@@ -80,12 +84,18 @@ class RecordedCall(msgspec.Struct):
         if self.profiling_name != "barrier":
             elements = self.shape if "," in self.shape else f" × {count}"
             words.append(f"{self.input_dtypes[0]}{elements}")
-        if self.profiling_name in _REDUCING:
+        if self.profiling_name in REDUCING:
             words.append(self.op)
-        if self.profiling_name in _ROOTED:
+        if self.profiling_name in ROOTED:
             words.append(f"root {self.root}")
+        there = f" {ON_DEVICE}" if self.device else ""
         label = f" for {self.label}" if self.label else ""
-        return f"{self.profiling_name}({', '.join(words)}){label}"
+        return f"{self.profiling_name}({', '.join(words)}){there}{label}"
+
+    @property
+    def came_ns(self) -> int | None:
+        """When the rank came to it; on a device that is known of traced calls only."""
+        return self.time_discovered_started_ns if self.device else self.time_created_ns
 
     @property
     def line(self) -> StackFrame | None:
@@ -116,6 +126,7 @@ class ReportedError(msgspec.Struct):
     ranks: list[int] = []
     collective: str = ""
     seq: int = 0
+    on_device: bool = False
 
 
 class CommunicatorStatus(msgspec.Struct):
@@ -142,13 +153,16 @@ class FlightRecord(msgspec.Struct, dict=True):
     clock_ns: int = 0
 
     @cached_property
-    def calls(self) -> dict[str, dict[int, RecordedCall]]:
-        """The collectives, by communicator and sequence number."""
-        calls: dict[str, dict[int, RecordedCall]] = {}
+    def calls(self) -> dict[tuple[str, bool], dict[int, RecordedCall]]:
+        """The collectives, by communicator and sequence number.
+
+        Those on a device are counted apart; those captured for a graph have no number.
+        """
+        calls: dict[tuple[str, bool], dict[int, RecordedCall]] = {}
         for entry in self.entries:
             if not entry.is_p2p and entry.collective_seq_id:
-                group = calls.setdefault(entry.process_group[0], {})
-                group[entry.collective_seq_id] = entry
+                key = entry.process_group[0], entry.device is not None
+                calls.setdefault(key, {})[entry.collective_seq_id] = entry
         return calls
 
     @property
@@ -219,14 +233,28 @@ def to_pickle(folder: Path, into: Path) -> list[Path]:
         record = msgspec.json.decode(source.read_bytes())
         record["version"] = "2.10"
         members = {name: group.ranks for name, group in groups([flight]).items()}
-        for entry in record["entries"]:
-            _as_torch(entry, members.get(entry["process_group"][0], ()), rank)
-            entry["time_created_ns"] += record["clock_ns"]
         record["pg_config"] = {s["name"]: s for s in record["pg_config"].values()}
+        record["entries"] = [e for e in record["entries"] if e["state"] != "captured"]
+        for entry in record["entries"]:
+            ranks = members.get(entry["process_group"][0], ())
+            if entry.get("device"):
+                _set_apart(entry, record["pg_config"])
+            _as_torch(entry, ranks, rank)
+            entry["time_created_ns"] += record["clock_ns"]
         file = into / f"rank_{rank}"
         file.write_bytes(pickle.dumps(record))
         files.append(file)
     return files
+
+
+def _set_apart(entry: dict[str, Any], config: dict[str, Any]) -> None:
+    """Give a communicator's calls on devices, which are counted apart, their group."""
+    name, description = entry["process_group"]
+    known = config.get(name)
+    apart, description = str(int(name or 0) ^ _ON_DEVICES), f"{description} on cuda"
+    entry["process_group"] = [apart, description]
+    if known is not None:
+        config[apart] = {**known, "name": apart, "desc": description}
 
 
 def _as_torch(entry: dict[str, Any], members: Sequence[int], rank: int) -> None:

@@ -69,13 +69,14 @@ def recording(comm: Communicator, path: str | Path) -> Iterator[None]:
     """Record what happens inside, and have rank 0 write one file for all ranks.
 
     All ranks of `comm` enter and leave it together. If one leaves it by an error there
-    is no file.
+    is no file. Calls of `comm` on a device are waited for at the end.
     """
     if len(set(comm.hosts)) > 1:
         compare_clocks(comm)
     tracing.start(comm.core.session.logbook)
     try:
         yield
+        comm.synchronize()
     finally:
         tracing.stop(comm.core.session.logbook)
     doc = gather(comm)

@@ -6,9 +6,10 @@ ago, or on another machine, can be summed up as well.
     time       of a call, from the arrival of its last rank to the end of its last
     late       of a rank: how long all others waited for it alone
     exposed    while the caller could do nothing else: blocking calls, and waits for
-               others; the rest of the time of calls is overlapped
+               others; on a device, while its stream could; the rest of the time of
+               calls is overlapped
     floor      the time for which the busiest rank of a call copied and added; with
-               no waiting, it would have taken that long
+               no waiting, it would have taken that long; not known on a device
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class CallStats:
     total: float
     floor: float
     busbw: float
+    on_device: bool = False
 
     @property
-    def kind(self) -> tuple[str, str, int]:
+    def kind(self) -> tuple[str, str, int, bool]:
         """What makes rows of two traces comparable."""
-        return self.group, self.collective, self.nbytes
+        return self.group, self.collective, self.nbytes, self.on_device
 
     @property
     def share(self) -> float:
@@ -109,18 +111,22 @@ _HEADS = ["collective", "size", "calls", "time", "total", "busbw", "floor", "sha
 _LATE = ["late", "last in", "cost the others", "worst", "where"]
 
 
+def _where(row: CallStats | CallChange) -> str:
+    group = "" if row.group == "world" else f" on {row.group}"
+    return f"{group} on cuda" if row.on_device else group
+
+
 def _cells(row: CallStats) -> list[str]:
-    where = "" if row.group == "world" else f" on {row.group}"
     floor = row.busbw / row.share if row.share else 0.0
     return [
-        f"{row.collective}{where} by {row.algorithm}",
+        f"{row.collective}{_where(row)} by {row.algorithm}",
         format_bytes(row.nbytes),
         str(row.calls),
         format_seconds(row.time),
         format_seconds(row.total),
         format_bandwidth(row.busbw),
-        format_bandwidth(floor),
-        f"{row.share:.0%}",
+        "-" if row.on_device else format_bandwidth(floor),
+        "-" if row.on_device else f"{row.share:.0%}",
     ]
 
 
@@ -194,22 +200,27 @@ def _group(lane: str) -> str:
 
 def _calls(
     slices: Sequence[dict[str, Any]], lanes: Mapping[tuple[int, int], str]
-) -> dict[tuple[str, int], _CollectiveCall]:
-    """The calls, by communicator and number, with what was done inside them."""
-    calls: dict[tuple[str, int], _CollectiveCall] = {}
+) -> dict[tuple[str, int, bool], _CollectiveCall]:
+    """The calls, by communicator and number, with what was done inside them.
+
+    Those on a device are counted apart.
+    """
+    calls: dict[tuple[str, int, bool], _CollectiveCall] = {}
     for each in slices:
         if each["cat"] == COLLECTIVE:
             args, rank = each["args"], each["pid"]
-            key = args["Process Group Description"], args["Seq"]
+            group = args["Process Group Description"]
+            key = group, args["Seq"], "device" in args
             call = calls.setdefault(key, _CollectiveCall(args))
             call.ends[rank] = each["ts"], each["ts"] + each["dur"]
             call.lines[rank] = args["line"]
     for each in slices:
         rank, args = each["pid"], each.get("args", {})
-        key = _group(lanes.get((rank, each["tid"]), "")), args.get("seq", 0)
+        group = _group(lanes.get((rank, each["tid"]), ""))
+        key = group, args.get("seq", 0), "device" in args
         if key not in calls:
             continue
-        if each["cat"] == "arrival":
+        if each["cat"] in ("arrival", "arrival on cuda"):
             calls[key].came[rank] = each["ts"]
         elif args.get("kind") in ("copy", "reduce"):
             calls[key].worked[rank] += each["dur"]
@@ -217,14 +228,15 @@ def _calls(
 
 
 def _rows(calls: Iterable[_CollectiveCall]) -> list[CallStats]:
-    kinds: dict[tuple[str, str, str, int], list[_CollectiveCall]] = defaultdict(list)
+    kinds: dict[tuple[str, str, str, int, bool], list[_CollectiveCall]]
+    kinds = defaultdict(list)
     for call in calls:
         about = call.about
         group = about["Process Group Description"]
         key = group, about["collective"], about["algorithm"], about["bytes"]
-        kinds[key].append(call)
+        kinds[*key, "device" in about].append(call)
     rows = []
-    for (group, name, algorithm, nbytes), alike in kinds.items():
+    for (group, name, algorithm, nbytes, on_device), alike in kinds.items():
         time = median(call.time for call in alike)
         factor = bus_factor(COLLECTIVES[name], alike[0].about["Group size"])
         rows.append(
@@ -233,6 +245,7 @@ def _rows(calls: Iterable[_CollectiveCall]) -> list[CallStats]:
                 total=sum(call.time for call in alike),
                 floor=median(call.floor for call in alike),
                 busbw=nbytes * factor / time if time else 0.0,
+                on_device=on_device,
             )
         )
     return sorted(rows, key=lambda row: -row.total)
@@ -302,6 +315,7 @@ class CallChange:
     group: str
     collective: str
     nbytes: int
+    on_device: bool
     before: CallStats | None
     after: CallStats | None
 
@@ -336,11 +350,10 @@ def differences_text(changes: Sequence[CallChange]) -> str:
         sides = (change.before, change.after)
         times = [format_seconds(s.time) if s else "-" for s in sides]
         calls = " → ".join(str(s.calls) if s else "0" for s in sides)
-        where = "" if change.group == "world" else f" on {change.group}"
         by = " → ".join(dict.fromkeys(s.algorithm for s in sides if s))
         rows.append(
             [
-                f"{change.collective}{where} by {by}",
+                f"{change.collective}{_where(change)} by {by}",
                 format_bytes(change.nbytes),
                 calls,
                 *times,

@@ -65,10 +65,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _GroupRecords:
-    """A communicator and what its ranks recorded there."""
+    """A communicator and what its ranks recorded there, on the host or on devices."""
 
-    number: str
     group: GroupInfo
+    on_device: bool
     flights: Mapping[int, FlightRecord]
     calls: Mapping[int, Mapping[int, RecordedCall]]  # by rank in the world, and seq
 
@@ -101,6 +101,8 @@ def why(flights: Mapping[int, FlightRecord]) -> Diagnosis:
             diagnosis = look(records)
             if diagnosis is not None:
                 return diagnosis
+    if (reported := _reported(flights)) is not None:
+        return reported
     late = [slow for records in per_group if (slow := _late(records)) is not None]
     if late:
         return max(late, key=lambda pair: pair[0])[1]
@@ -114,6 +116,18 @@ def _world(flights: Mapping[int, FlightRecord]) -> int:
     return max(flight.world_size for flight in flights.values())
 
 
+def _reported(flights: Mapping[int, FlightRecord]) -> Diagnosis | None:
+    """A call on a device that failed and has no record: a graph has made it."""
+    for rank, flight in sorted(flights.items()):
+        error = flight.error
+        if error.on_device:
+            text = f"rank {rank}: {flight.reason}"
+            ranks = tuple(error.ranks)
+            where = error.communicator, tuple(range(flight.world_size))
+            return Diagnosis("failed", text, ranks, *where, error.call, error.seq)
+    return None
+
+
 def _silent(ranks: Sequence[int]) -> Diagnosis:
     text = f"{_who(ranks)} left no record: killed, or never started"
     return Diagnosis("silent", text, tuple(ranks))
@@ -121,17 +135,22 @@ def _silent(ranks: Sequence[int]) -> Diagnosis:
 
 def _group_records(flights: Mapping[int, FlightRecord]) -> Iterator[_GroupRecords]:
     """Where something failed first, then by the number of ranks."""
-    broken = {f.error.communicator for f in flights.values()} - {""}
-    named = groups(flights.values()).items()
-    for number, group in sorted(
-        named, key=lambda g: (g[1].name not in broken, -len(g[1].ranks))
+    broken = {(f.error.communicator, f.error.on_device) for f in flights.values()}
+    named = [
+        (number, group, on_device)
+        for number, group in groups(flights.values()).items()
+        for on_device in (False, True)
+    ]
+    for number, group, on_device in sorted(
+        named, key=lambda g: ((g[1].name, g[2]) not in broken, -len(g[1].ranks), g[2])
     ):
         calls = {
-            rank: flights[rank].calls.get(number, {})
+            rank: flights[rank].calls.get((number, on_device), {})
             for rank in group.ranks
             if rank in flights
         }
-        yield _GroupRecords(number, group, flights, calls)
+        if not on_device or any(calls.values()):
+            yield _GroupRecords(group, on_device, flights, calls)
 
 
 def _who(ranks: Sequence[int]) -> str:
@@ -180,7 +199,9 @@ def _disagreement(
     refused = {
         rank: flight.error.call
         for rank, flight in records.flights.items()
-        if rank in records.calls and rank not in entries
+        if rank in records.calls
+        and rank not in entries
+        and flight.error.on_device == records.on_device
     }
     votes = Counter(refused.values())
 
@@ -400,9 +421,12 @@ def _last_ones(records: _GroupRecords) -> Iterator[tuple[int, int, int]]:
     if len(records.calls) < 2:
         return
     for seq in sorted(set.intersection(*map(set, records.calls.values()))):
+        times = {rank: calls[seq].came_ns for rank, calls in records.calls.items()}
         came = sorted(
-            (calls[seq].time_created_ns + records.flights[rank].clock_ns, rank)
-            for rank, calls in records.calls.items()
+            (at + records.flights[rank].clock_ns, rank)
+            for rank, at in times.items()
+            if at is not None
         )
-        (before, _), (last, rank) = came[-2:]
-        yield seq, rank, last - before
+        if len(came) == len(times):
+            (before, _), (last, rank) = came[-2:]
+            yield seq, rank, last - before

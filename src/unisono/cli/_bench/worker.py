@@ -2,10 +2,12 @@
 
 Commands arrive as lines of JSON over a Unix socket, one answer each. Between them the
 process waits in a read and uses no CPU, so that it does not disturb the other systems.
-When the driver ends the read ends, and so does the process.
+When the driver ends the read ends, and so does the process. Ranks that are streams of a
+GPU are threads of one process, each with a connection of its own.
 
 A batch is timed as a whole after a barrier, without one between its calls, and with the
-garbage collector off. In-place reductions work on the result of the call before.
+garbage collector off; on a device until all of its calls are done there. In-place
+reductions work on the result of the call before.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -25,9 +28,11 @@ import numpy as np
 
 from unisono.cli._bench.cases import IN_PLACE, Case
 from unisono.cli._bench.inputs import Array, fill, wrong
-from unisono.cli._bench.systems import SYSTEMS, Call, System
+from unisono.cli._bench.systems import SYSTEMS, AnyArray, Call, System
 
 COPIED = 64 << 20
+ALL_RANKS = "all"
+"""In place of a rank: the process has all of them, as threads."""
 
 
 class Worker:
@@ -38,7 +43,7 @@ class Worker:
         self.system = system
         self.n = n
         self.calls: dict[str, Call] = {}
-        self.buffers: dict[tuple[str, bool], tuple[Array, Array]] = {}
+        self.buffers: dict[tuple[str, bool], tuple[AnyArray, AnyArray]] = {}
         self.copied: tuple[Array, Array] | None = None
         self.tuner: Any = None
 
@@ -53,6 +58,12 @@ class Worker:
         """Let go of all that was prepared."""
         self.calls.clear()
         self.buffers.clear()
+        self.system.forget()
+        return {}
+
+    def do_reserve(self, nbytes: int) -> dict[str, Any]:
+        """Prepare for arrays of at most so many bytes."""
+        self.system.reserve(nbytes)
         return {}
 
     def do_prepare(
@@ -70,18 +81,31 @@ class Worker:
         try:
             x, out = self._arrays(wanted, place, shared=shared)
             call = self.system.call(wanted, place, x, out, algorithm)
-            out[...] = np.zeros(1, out.dtype)
-            fill(x, wanted, self.system.rank)
+            self._write_inputs(wanted, x, out)
             self.system.barrier()
             call()
+            self.system.wait()
             ran = self.system.ran()
         except self.system.refusals as why:
             return {"refused": f"{type(why).__name__}: {why}"}
         self.calls[key] = call
-        amiss = wrong(out, wanted, self.system.rank) if check else None
+        amiss = None
+        if check:
+            amiss = wrong(self.system.on_host(out), wanted, self.system.rank)
         return {"wrong": amiss, "algorithm": ran}
 
-    def _arrays(self, case: Case, place: str, *, shared: bool) -> tuple[Array, Array]:
+    def _write_inputs(self, case: Case, x: AnyArray, out: AnyArray) -> None:
+        """Zeros to the result first, of which the input may be a part."""
+        result = self.system.on_host(out)
+        result[...] = np.zeros(1, result.dtype)
+        self.system.put(out, result)
+        given = self.system.on_host(x)
+        fill(given, case, self.system.rank)
+        self.system.put(x, given)
+
+    def _arrays(
+        self, case: Case, place: str, *, shared: bool
+    ) -> tuple[AnyArray, AnyArray]:
         """Input and result; in place one of them is the other, or a part of it."""
         if (place, shared) not in self.buffers:
             give, get = case.lengths(self.system.rank)
@@ -94,7 +118,7 @@ class Worker:
             self.buffers[place, shared] = x, out
         return self.buffers[place, shared]
 
-    def _part(self, whole: Array, length: int, case: Case) -> Array:
+    def _part(self, whole: AnyArray, length: int, case: Case) -> AnyArray:
         if length == len(whole):
             return whole
         start = self.system.rank * case.count
@@ -105,15 +129,17 @@ class Worker:
         call = self.calls[key]
         for _ in repeat(None, warmup):
             call()
+        self.system.wait()
         self.system.barrier()
         began = time.perf_counter()
         for _ in repeat(None, iterations):
             call()
+        self.system.wait()
         return {"seconds": (time.perf_counter() - began) / iterations}
 
     def do_each(self, key: str, iterations: int) -> dict[str, Any]:
         """The seconds of every single call of a batch."""
-        call, clock = self.calls[key], time.perf_counter
+        call, clock = self.system.waiting(self.calls[key]), time.perf_counter
         times = [0.0] * (iterations + 1)
         call()
         self.system.barrier()
@@ -121,6 +147,7 @@ class Worker:
         for i in range(1, iterations + 1):
             call()
             times[i] = clock()
+        self.system.wait()
         return {"seconds": np.diff(times).tolist()}
 
     def do_tune(self, what: str, effort: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +157,11 @@ class Worker:
             self.tuner = import_module("unisono.tune").Tuner.from_plain(comm, effort)
         answer: dict[str, Any] = self.tuner.do(what)
         return answer
+
+    def do_device_copy(self) -> dict[str, Any]:
+        """The bytes per second that the GPU of rank 0 reads and writes as it copies."""
+        first = self.system.rank == 0
+        return {"bandwidth": self.system.copy_speed() if first else 0.0}
 
     def do_copy(self, ranks: int, repeats: int) -> dict[str, Any]:
         """The bytes per second that this rank reads and writes, if it takes part."""
@@ -147,14 +179,44 @@ class Worker:
 
 
 def main() -> None:
-    """Join the system, then run the driver's commands until it disconnects."""
-    name, address, rank, n, rendezvous = sys.argv[1:6]
-    system = SYSTEMS[name](int(rank), int(n), rendezvous)
-    worker = Worker(system, int(n))
+    """Join the system as one rank, or as all of them, and run the driver's commands."""
+    name, address, device, rank, n, rendezvous = sys.argv[1:7]
+    if rank == ALL_RANKS:
+        _run_streams(address, int(n))
+        return
+    systems = SYSTEMS if device == "cpu" else _device_systems().DEVICE_SYSTEMS
+    _run_rank(systems[name](int(rank), int(n), rendezvous), name, address, int(n))
+
+
+def _device_systems() -> Any:
+    """Imported only if needed: MPI's ranks have no GPU, nor what it needs."""
+    return import_module("unisono.cli._bench.device_systems")
+
+
+def _run_streams(address: str, n: int) -> None:
+    """All ranks of unisono as threads, with a stream each."""
+    on_device = _device_systems().UnisonoOnDevice
+    with import_module("unisono.testing").world(n) as world:
+        ranks = [
+            threading.Thread(
+                target=_run_rank, args=(on_device(comm), "unisono", address, n)
+            )
+            for comm in world.comms
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+
+
+def _run_rank(system: System, name: str, address: str, n: int) -> None:
+    """Run the driver's commands until it disconnects."""
+    worker = Worker(system, n)
     with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
         connection.connect(address)  # if the driver is gone already, so are we
         stream = connection.makefile("rw", encoding="utf-8")
-        _say(stream, {"system": name, "rank": system.rank, "pid": os.getpid()})
+        about = {"pid": os.getpid(), "device": system.about_device()}
+        _say(stream, {"system": name, "rank": system.rank, **about})
         _obey(worker, stream)
     worker.do_forget()
     system.close()

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import _native
-from unisono.devices.arrays import DeviceArray, is_on_device, new_array, view_of
+from unisono.devices.arrays import (
+    DeviceArray,
+    is_on_device,
+    is_tensor,
+    new_array,
+    view_of,
+)
 from unisono.dtypes import DTYPES, DType, dtype_of, numpy_dtype
 from unisono.errors import BadArgument, unknown, whole_number
 
@@ -62,11 +68,6 @@ class Buffer:
 def address_of(x: NDArray[Any]) -> int:
     """The address of an array's elements; the native core finds it fastest."""
     return _native.array_address(x) or x.ctypes.data
-
-
-def is_tensor(x: Any) -> bool:
-    """Whether x is a torch tensor, without importing torch."""
-    return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
 
 
 def buffer_of(x: Any, where: str) -> Buffer:

@@ -7,7 +7,7 @@ from unisono.dtypes import DType
 from unisono.runtime.plan.select import AlgorithmChoice, choose
 
 FEWEST_BYTES = ("direct", "naive")
-"""By these a rank reads what it needs where it is, and no more; the first that there is."""
+"""By these a rank reads what it needs where it is, and no more; the first is taken."""
 SMALL = 1 << 20
 """Bytes up to which one rank may do all the work."""
 

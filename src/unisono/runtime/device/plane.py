@@ -36,8 +36,10 @@ from unisono.runtime.call.work import CallsInFlight
 from unisono.runtime.device import placement
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.work import DeviceWork, await_device
+from unisono.runtime.observe.failures import describe_on_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
+from unisono.schedule.collective import REDUCING
 from unisono.transports.session import Session
 
 WINDOW = 8 << 20
@@ -52,7 +54,6 @@ MOST_PLANS = 1024
 """Plans with tables on the device that are kept."""
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
-REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 _TEXT = 240  # bytes of an error that all ranks raise
 _LEGACY_DEFAULT = (0, 1)
 """CUDA's handles of the default stream that all threads of a process share."""
@@ -84,7 +85,7 @@ class HostHalf(Protocol):
     def spec(self, algorithm: str) -> Spec:
         """An algorithm, with its files as they were when it was first used here."""
 
-    def check_usable(self, what: str) -> None:
+    def check_usable(self, what: str, words: Callable[[], str] = ...) -> None:
         """Raise the error of the communicator if it has failed."""
 
     def refuse_other_orders(self, kind: CallKind) -> None:
@@ -125,6 +126,10 @@ class DevicePlane:
         self.ordinal = ordinal
         self.native = self._make()
         self.facts = self._connect()
+        self._one_device = (
+            self.facts.ranks_per_device == host.world_size
+            and not self.facts.why_on_host
+        )
         self._plans: dict[object, _native.DevicePlan] = {}
         self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
         self._stream: _native.CudaStream | None = None
@@ -225,7 +230,7 @@ class DevicePlane:
     def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
         """Start a call on the caller's current stream, or beside it (async_op)."""
         self._refuse(call, how)
-        self._check(call.collective)
+        self._check(call.collective, lambda: describe_on_device(call, reduction.op))
         given = None if how.stream is None else stream_handle(how.stream)
         current = self._current_stream(call, given)
         stream = current if given is None else given
@@ -236,7 +241,7 @@ class DevicePlane:
             self._event_on(current).order(stream)
         captured = self._launch(call, reduction, how, stream)
         if stream != current or (_is_ours(call) and not captured):
-            return self._beside(call, how, stream, given, keep=not captured)
+            return self._beside(call, how, stream, given, captured=captured)
         return call.finished()
 
     def _beside(
@@ -246,18 +251,22 @@ class DevicePlane:
         stream: int,
         given: int | None,
         *,
-        keep: bool,
+        captured: bool,
     ) -> Any:
-        """The result of a call on another stream; keep its arrays until it has ended.
+        """The result of a call on another stream, whose arrays must be kept.
 
-        Those of a call in a graph are kept by whoever made the graph.
+        Those of a call that was captured are kept by whoever keeps the graph.
         """
         event = self._event_on(stream)
-        if keep:
+        if not captured:
             self._keep(event, call)
         if how.async_op:
             return DeviceWork(
-                call, event, lambda: self._current_stream(call, given), self._check
+                call,
+                event,
+                lambda: self._current_stream(call, given),
+                self._check,
+                captured=captured,
             )
         if call.finish is not None:
             event.order(self._current_stream(call, given))
@@ -289,10 +298,13 @@ class DevicePlane:
                 "rank a stream of its own, with torch.cuda.stream() or stream="
             )
 
-    def _check(self, what: str) -> None:
-        """Raise if the communicator has failed, on the host or on a device."""
+    def _check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
+        """Raise if the communicator has failed, on the host or on a device.
+
+        `words` then describes the call that is refused.
+        """
         self.native.look()
-        self.host.check_usable(what)
+        self.host.check_usable(what, words)
 
     def _keep(self, event: _native.CudaEvent, call: Call) -> None:
         """Keep the arrays of a call until it has ended."""
@@ -310,12 +322,13 @@ class DevicePlane:
         self.host.exceeded_s = limit  # for the error, if it is
         captured = self.native.launch(
             plan,
-            kernel(self.ordinal, call.dtype, op),
+            kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
             *call.addresses,
             stream,
             nanoseconds(limit),
             self.blocks(call.total * call.dtype.itemsize),
             THREADS,
+            how.async_op,
         )
         if captured is None:  # it was refused: the communicator has failed
             self._check(call.collective)
@@ -351,8 +364,7 @@ class DevicePlane:
                 reproducible=how.reproducible,
             )
             spec = self.host.spec(choice.algorithm)
-            what = call.collective, dtype, reduction, call.root, call.counts, spec
-            kind = CallKind(*what, how.label, shape=call.shape)
+            kind = CallKind.of(call, reduction, spec, how.label)
             if how.reproducible:
                 self.host.refuse_other_orders(kind)
             size, rank = self.host.world_size, self.host.rank

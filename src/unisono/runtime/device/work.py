@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import CollectiveTimeout, UnisonoError
+from unisono import _native
+from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 
 if TYPE_CHECKING:
-    from unisono import _native
     from unisono.runtime.call.arguments import Call
 
 _POLL_S = 1e-4
@@ -34,7 +34,9 @@ def await_device(
 class DeviceWork:
     """A call that was started with `async_op=True` on arrays of a device.
 
-    Its arrays are kept alive until it is done.
+    Its arrays are kept alive until it is done. One that was captured for a CUDA graph
+    runs when the graph does: wait() belongs into the capture, where it lets the current
+    stream join the call's; the host cannot wait for it.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class DeviceWork:
         event: _native.CudaEvent,
         current: Callable[[], int],
         check: Callable[[str], None],
+        *,
+        captured: bool = False,
     ) -> None:
         """`event` is recorded behind the call; `check` raises if one has failed.
 
         `current` tells the current stream.
         """
+        self._captured = captured
         self._call = call
         self._event = event
         self._current = current
@@ -63,19 +68,35 @@ class DeviceWork:
         if timeout_s is not None:
             self.synchronize(timeout_s)
         self._check(self.call)
-        self._event.order(self._current())
+        self._join()
         finish, self._call.finish = self._call.finish, None
         result = self._call.result
         return result if finish is None else finish(result)
 
+    def _join(self) -> None:
+        try:
+            self._event.order(self._current())
+        except _native.CudaError as why:
+            if not self._captured:
+                raise
+            raise UsageError(
+                f"{self.call}: it was captured for a CUDA graph, so wait() must be "
+                f"called inside that capture: {why}"
+            ) from why
+
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Wait on the host until it is done; raise its error if it failed."""
+        if self._captured:
+            raise UsageError(
+                f"{self.call}: it was captured for a CUDA graph and runs when the "
+                "graph does: the host cannot wait for it"
+            )
         await_device(self._event.query, timeout_s, self.call)
         self._check(self.call)
 
     def done(self) -> bool:
-        """Whether it has ended, with or without an error."""
-        return self._event.query()
+        """Whether it has ended, with or without an error; a captured call never has."""
+        return not self._captured and self._event.query()
 
     def is_completed(self) -> bool:
         """The same, by torch's name."""
@@ -93,4 +114,5 @@ class DeviceWork:
 
     def __repr__(self) -> str:
         """One line: the call and its state."""
-        return f"<DeviceWork: {self.call}, {'done' if self.done() else 'in flight'}>"
+        state = "captured" if self._captured else "done" if self.done() else "in flight"
+        return f"<DeviceWork: {self.call}, {state}>"

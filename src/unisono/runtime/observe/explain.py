@@ -181,6 +181,7 @@ def _measured(
         and (r["algorithm"], r["codec"]) == (found.algorithm, codec)
         and r["input_sizes"] == [[count]]
         and r["state"] == "completed"
+        and r["device"] is None
     ]
     if not times:
         return "not yet: no such call among the last 2,000"

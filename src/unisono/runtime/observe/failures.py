@@ -20,6 +20,7 @@ from unisono.errors import (
 )
 from unisono.runtime.call.notes import Note, shape_text
 from unisono.runtime.plan.plans import CODES
+from unisono.schedule.collective import REDUCING, ROOTED
 from unisono.transports.session import Peer
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ Failure = tuple[int, int, int, int]
 
 DEVICE_CALL = _native.DEVICE_CALL
 """A bit of the seq: that of a call on a device, which are counted apart."""
+ON_DEVICE = "on CUDA arrays"
+"""How such calls are told from others."""
 _DYING_S = 1.0
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
 _MOMENT_S = 1.0
-_REDUCING = ("reduce", "all_reduce", "reduce_scatter")
-_ROOTED = ("broadcast", "scatter", "gather", "reduce")
+_NAMES_S = 0.2
 
 
 class FailureCode(enum.IntEnum):
@@ -62,9 +64,9 @@ def describe(native_note: NativeNote) -> str:
     note = Note(*native_note)
     name, names = _nth(_NAMES, note.collective), note.names
     about = [] if name == "barrier" else [_elements(note, names.shape)]
-    if name in _REDUCING:
+    if name in REDUCING:
         about.append(_nth(OPS, note.op))
-    if name in _ROOTED:
+    if name in ROOTED:
         about.append(f"root {note.root}")
     by = f" by {names.algorithm}" if names.algorithm else ""
     by += f" in {names.codec}" if names.codec else ""
@@ -89,6 +91,11 @@ def describe_call(call: Call, op: str) -> str:
     return describe((*what, 0, 0, "", "", "", shape_text(call.shape)))
 
 
+def describe_on_device(call: Call, op: str) -> str:
+    """The same of a call on an array of a device."""
+    return f"{describe_call(call, op)} {ON_DEVICE}"
+
+
 def error_for(
     comm: Comm,
     peers: Sequence[Peer],
@@ -107,9 +114,11 @@ def error_for(
     where = f"{call} (seq {seq})"
     if seq_there & DEVICE_CALL:
         seq = seq_there & ~DEVICE_CALL
-        where = f"{call} on CUDA arrays (call {seq} there)"
+        where = f"{call} {ON_DEVICE} (call {seq} there)"
         if code is FailureCode.TIMEOUT:
-            return _device_timeout(peers, failed_rank, reporter, where, call, timeout_s)
+            return _device_timeout(
+                peers, failed_rank, reporter, where, call, seq, timeout_s
+            )
     if code is FailureCode.MISMATCH:
         return _mismatch(comm, peers, failed_rank, reporter, seq_there)
     if code is FailureCode.TIMEOUT:
@@ -197,8 +206,9 @@ def _mismatch(
         notes += [Note(*note)] if note else []
     text = "; ".join(f"{peers[r]} called {c}" for r, c in calls.items())
     number = seq & ~DEVICE_CALL
+    which = f"call {number} {ON_DEVICE}" if seq & DEVICE_CALL else f"call {number}"
     return CollectiveMismatch(
-        f"call {number} differs between ranks: {text}. {_advice(notes, calls)}",
+        f"{which} differs between ranks: {text}. {_advice(notes, calls)}",
         calls=calls,
         seq=number,
     )
@@ -221,14 +231,20 @@ def _advice(notes: Sequence[Note], calls: dict[int, str]) -> str:
 
 
 def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
-    """A rank's call; that of another host may still have to arrive."""
-    until = time.monotonic() + _MOMENT_S
+    """A rank's call; that of another host may still have to arrive.
+
+    Of a call on a device the rank itself adds the names, if no graph has made it.
+    """
+    begun = time.monotonic()
     while True:
         state = comm.states()[rank]
+        waited = time.monotonic() - begun
         for note in (state[6], *state[1:3]):
             if note[0] and note[0] & 0xFFFFFFFF == seq:
-                return note
-        if time.monotonic() > until:
+                named = Note(*note).algorithm or not seq & DEVICE_CALL
+                if named or waited > _NAMES_S:
+                    return note
+        if waited > _MOMENT_S:
             return None
         time.sleep(1e-3)
 
@@ -239,6 +255,7 @@ def _device_timeout(
     reporter: int,
     where: str,
     call: str,
+    seq: int,
     timeout_s: float,
 ) -> CollectiveTimeout:
     """A kernel has waited too long; it knows one rank that it waited for."""
@@ -248,6 +265,7 @@ def _device_timeout(
         f"waiting for {peers[failed_rank]}",
         ranks=[failed_rank],
         collective=call.partition("(")[0],
+        seq=seq,
     )
 
 

@@ -31,7 +31,12 @@ import msgspec
 
 from unisono.deprecation import warn_renamed
 from unisono.runtime.observe import recorder, tracing
-from unisono.runtime.observe.failures import FailureCode, describe
+from unisono.runtime.observe.failures import (
+    DEVICE_CALL,
+    ON_DEVICE,
+    FailureCode,
+    describe,
+)
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.transports.session import Logbook, Session
@@ -117,12 +122,14 @@ class Monitor:
     def _check_failures(self, session: Session) -> None:
         """Write a record if any rank has broken a communicator."""
         for core in _open(session):
-            code, failed_rank, reporter, _ = core.native.failure()
+            code, failed_rank, reporter, seq = core.native.failure()
             if code not in (FailureCode.NONE, FailureCode.LEFT):
                 why = FailureCode(code).name.lower().replace("_", " ")
                 text = (
                     f"{core.name}: {why}, rank {failed_rank}, found by rank {reporter}"
                 )
+                if seq & DEVICE_CALL:
+                    text += f", in call {seq & ~DEVICE_CALL} {ON_DEVICE}"
                 self._write(session.logbook, text, recorder.REMOTE_FAILURE)
 
     def _answer(self, session: Session) -> None:
@@ -171,8 +178,17 @@ def state(session: Session) -> dict[str, Any]:
 
 
 def _progresses(session: Session) -> list[dict[str, Any]]:
-    last = {e["pg_id"]: e for e in recorder.records(session.logbook)}
-    return [_progress(core, last.get(core.native.id())) for core in _open(session)]
+    entries = recorder.records(session.logbook)
+    last = {e["pg_id"]: e for e in entries if e["device"] is None}
+    made = [e for e in entries if e["device"] and e["state"] != "captured"]
+    there = {e["pg_id"]: e for e in made}
+    rows = []
+    for core in _open(session):
+        number = core.native.id()
+        rows.append(_progress(core, last.get(number)))
+        if number in there:
+            rows.append(_progress_on_device(core, there[number]))
+    return rows
 
 
 def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]:
@@ -195,6 +211,24 @@ def _progress(core: ObservedCore, last: dict[str, Any] | None) -> dict[str, Any]
         "trouble": FailureCode(native.failure()[0]).name.lower(),
         "sent_bytes": native.sent_bytes(),
         "timeout_s": core.timeout_s,
+    }
+
+
+def _progress_on_device(core: ObservedCore, last: dict[str, Any]) -> dict[str, Any]:
+    """The same of the calls on a device, which are counted apart.
+
+    What these send is not counted.
+    """
+    note = recorder.note_on_device(
+        core.session.logbook, core.native.id(), last["collective_seq_id"]
+    )
+    return {
+        **_progress(core, last),
+        "name": f"{core.name} on cuda",
+        "seq": last["collective_seq_id"],
+        "arrived": [],
+        "call": describe(note) if note else last["profiling_name"],
+        "sent_bytes": 0,
     }
 
 

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 
 from unisono import _native
 from unisono.errors import BadArgument, UnisonoError
-from unisono.runtime.observe.failures import FailureCode, describe, error_for
-from unisono.runtime.observe.recorder import dump_on_error
+from unisono.runtime.observe.failures import (
+    DEVICE_CALL,
+    FailureCode,
+    describe,
+    error_for,
+)
+from unisono.runtime.observe.recorder import dump_on_error, note_on_device
 from unisono.runtime.observe.subject import ObservedCore
 
 
@@ -23,12 +28,17 @@ def error_of_call(
 ) -> UnisonoError:
     """The error of the latest call, or of one refused because of an earlier failure.
 
-    `words` describe the refused call, for the flight record.
+    `words` describe the refused call, for the flight record. A call on a device fails
+    when its caller has gone on: the error then names that call.
     """
     seq = core.native.seq() + bool(refused)
     notes = [n for n in core.native.states()[core.rank][1:3] if n[0] == seq]
     call = refused or (describe(notes[0]) if notes else "a call")
     failure = core.native.failure()
+    if failure[3] & DEVICE_CALL:
+        number = failure[3] & ~DEVICE_CALL
+        noted = note_on_device(core.session.logbook, core.native.id(), number)
+        call = call if noted is None else describe(noted)
     limit = core.exceeded_s if refused else limit_of(core, timeout_s, seq)
     return _error(core, failure, call, seq, limit, core.native.awaited(), words)
 
@@ -79,5 +89,8 @@ def _error(
         awaited=awaited,
         rank=core.rank,
     )
-    dump_on_error(core.session.logbook, core.name, error, words or call)
+    on_device = bool(failure[3] & DEVICE_CALL)
+    dump_on_error(
+        core.session.logbook, core.name, error, words or call, on_device=on_device
+    )
     return error

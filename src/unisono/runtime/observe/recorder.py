@@ -1,7 +1,9 @@
 """The flight recorder: the last 2,000 calls of a rank, always on, written on error.
 
 The native core writes the records; here they become dictionaries with the field names
-of PyTorch's tools. Only if UNISONO_FLIGHT_DIR names a folder, a rank writes a *flight
+of PyTorch's tools. A call on a device has its device and stream; it is created when it
+is launched. Unless `timed`, it was found that it had ended, and is not known when it
+began. Only if UNISONO_FLIGHT_DIR names a folder, a rank writes a *flight
 record* there: its calls with the lines that made them, and the stacks of its threads.
 It does so when a call fails, when another rank's has failed, on request (SIGUSR2), and
 when it leaves; the most severe reason stays. `unisono trace why` reads them.
@@ -32,7 +34,8 @@ LEFT, REQUESTED, REMOTE_FAILURE, FAILED = range(4)
 
 _NAMES = list(CODES)
 _DTYPES = list(DTYPES)
-_STATES = ("scheduled", "started", "completed", "failed")
+STATES = ("scheduled", "started", "completed", "failed", "captured")
+"""Of a call; captured: for a CUDA graph, which may run it any number of times."""
 _MESSAGES = ("send", "recv")
 _DEEPEST = 64
 _WRITING = threading.Lock()
@@ -43,7 +46,7 @@ def records(logbook: Logbook) -> list[dict[str, Any]]:
     found = []
     for record in logbook.engine.records():
         number, group, noted, created, begun, ended, state, *more = record
-        peer, tag, encoded, decoded, site = more
+        peer, tag, encoded, decoded, site, device, stream, timed = more
         note = Note(*noted)
         names, dtype = note.names, _DTYPES[note.dtype]
         known = logbook.known.get(group)
@@ -73,7 +76,10 @@ def records(logbook: Logbook) -> list[dict[str, Any]]:
                 "tag": tag,
                 "encoded_bytes": encoded,
                 "decoded_bytes": decoded,
-                "state": _STATES[state],
+                "device": f"cuda:{device}" if device >= 0 else None,
+                "stream": stream if device >= 0 else None,
+                "timed": device < 0 or timed,
+                "state": STATES[state],
                 "retired": state > 1,
                 "time_created_ns": created,
                 "time_discovered_started_ns": begun or None,
@@ -83,6 +89,15 @@ def records(logbook: Logbook) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def note_on_device(logbook: Logbook, group: int, number: int) -> Any:
+    """The note of a communicator's call on a device, if it is recorded; else None."""
+    for _, of, note, *more in reversed(logbook.engine.records()):
+        device = more[-3]
+        if device >= 0 and (of, note[0]) == (group, number):
+            return note
+    return None
 
 
 def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
@@ -151,8 +166,15 @@ def flight(logbook: Logbook, why: str, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _status(entries: list[dict[str, Any]], group: int) -> dict[str, int]:
-    """The progress of a communicator's collectives on this rank."""
-    mine = [e for e in entries if e["pg_id"] == group and not e["is_p2p"]]
+    """The progress of a communicator's collectives on this rank.
+
+    Calls on a device are counted apart, and are not among them.
+    """
+    mine = [
+        e
+        for e in entries
+        if e["pg_id"] == group and not e["is_p2p"] and e["device"] is None
+    ]
 
     def last(*states: str) -> int:
         return max(
@@ -160,7 +182,7 @@ def _status(entries: list[dict[str, Any]], group: int) -> dict[str, int]:
         )
 
     return {
-        "last_enqueued_collective": last(*_STATES),
+        "last_enqueued_collective": last(*STATES),
         "last_started_collective": last("started", "completed", "failed"),
         "last_completed_collective": last("completed"),
     }
@@ -187,7 +209,9 @@ def write(
     return file
 
 
-def dump_on_error(logbook: Logbook, name: str, error: Exception, call: str) -> None:
+def dump_on_error(
+    logbook: Logbook, name: str, error: Exception, call: str, *, on_device: bool
+) -> None:
     """Write the flight record, if the user asked for it, and note it in the error.
 
     `call` describes the failed call, also if it was refused and has no record.
@@ -199,6 +223,7 @@ def dump_on_error(logbook: Logbook, name: str, error: Exception, call: str) -> N
         "type": type(error).__name__,
         "communicator": name,
         "call": call,
+        "on_device": on_device,
         **{
             key: getattr(error, key)
             for key in ("ranks", "collective", "seq", "calls")

@@ -4,8 +4,10 @@
 
 While it runs, a rank records every call and its events: when it arrived and which rank
 was last, each copy and each reduction with the chunk it read, each message to another
-host, each wait. The ring buffers keep the latest; overwritten events are counted. A
-`TracePart` is one rank's part as plain data. `unisono.trace` merges the parts.
+host, each wait. Of a call on a device it records the launch, and the kernel tells when
+it began, when all ranks had arrived and when it ended. The ring buffers keep the
+latest; overwritten events are counted. A `TracePart` is one rank's part as plain data.
+`unisono.trace` merges the parts.
 
 With a folder in UNISONO_TRACE every rank records from the beginning and writes its part
 there when it leaves.
@@ -32,7 +34,7 @@ EVENTS = "UNISONO_TRACE_EVENTS"
 NUM_EVENTS = 1 << 17
 """The number of events in a rank's ring buffer, of 64 bytes; calls: an eighth."""
 SUFFIX = ".trace"
-VERSION = 2
+VERSION = 3
 """The version of a part's format; others are refused."""
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
@@ -45,7 +47,7 @@ MOMENT = np.dtype(
         *(("begin", "<i8"), ("end", "<i8"), ("bytes", "<u8"), ("seq", "<u4")),
         *(("code", "<i4"), ("communicator", "<u4"), ("peer", "<i4"), ("chunk", "<i4")),
         *(("action", "<i4"), ("piece", "<i4"), ("index", "<i4"), ("output", "<i4")),
-        *(("kind", "u1"), ("home", "u1"), ("exposed", "u1"), ("unused", "u1")),
+        *(("kind", "u1"), ("home", "u1"), ("exposed", "u1"), ("device", "u1")),
     ]
 )
 CALLED = np.dtype(
@@ -55,7 +57,7 @@ CALLED = np.dtype(
         *(("op", "u1"), ("lengths", "u1", 4), ("text", f"S{_native.NOTE_BYTES}")),
         *(("created", "<i8"), ("begun", "<i8"), ("ended", "<i8"), ("sent", "<u8")),
         *(("communicator", "<u4"), ("peer", "<i4"), ("tag", "<i4"), ("site", "<u4")),
-        *(("state", "<u4"), ("queued", "<u4"), ("unused", "V8")),
+        *(("state", "<u4"), ("queued", "<u2"), ("device", "<i2"), ("stream", "<u8")),
     ]
 )
 

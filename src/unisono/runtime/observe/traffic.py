@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from unisono.transports.session import Session
 
 _SEND = CODES["send"]
 _STARTED, _COMPLETED = 1, 2
+_DEVICE: Final = 12
+"""Where a record has its device. What goes between devices is not counted."""
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 
@@ -187,7 +189,7 @@ class TrafficCounter:
         # Read before the records: whatever is counted has a record, or had one.
         counted = {core.native.id(): core.native.sent_bytes() for core in comms}
         at = _native.now_ns()
-        records = sorted(session.engine.records())
+        records = sorted(r for r in session.engine.records() if r[_DEVICE] < 0)
         fresh = [r for r in records if r[0] > self._upto or r[0] in self._in_flight]
         done = [r for r in fresh if r[6] == _COMPLETED]
         in_flight = [r for r in fresh if r[6] <= _STARTED]

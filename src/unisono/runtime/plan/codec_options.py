@@ -33,13 +33,13 @@ from unisono.runtime.plan.select import (
     quickest,
 )
 from unisono.schedule.coding import Scope
+from unisono.schedule.collective import REDUCING
 from unisono.transports.session import WINDOW
 
 BOUND = 4.0
 """The default of `error_bound`, as a multiple of the error of encoding once."""
 
 DTYPES = "float32", "bfloat16", "float16"
-REDUCING = "all_reduce", "reduce_scatter", "reduce"
 FLAT_UP_TO = 32
 """Above this many ranks a direct algorithm has too many messages."""
 LEAST_MESSAGE = 16 << 10

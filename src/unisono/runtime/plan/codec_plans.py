@@ -96,8 +96,7 @@ def coded_kind(
     refuse_large_error(
         call.collective, by, n, call.root, coding, hosts, how.error_bound
     )
-    what = call.collective, call.dtype, reduction, call.root, call.counts
-    return CallKind(*what, by, how.label, coding, call.shape)
+    return CallKind.of(call, reduction, by, how.label, coding)
 
 
 def make_coded_plan(

@@ -23,6 +23,7 @@ from unisono.algorithms import Spec, read
 from unisono.algorithms import schedule as make_schedule
 from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
+from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.notes import CallNames, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
@@ -76,6 +77,19 @@ class CallKind:
     label: str = ""
     coding: Coding | None = None
     shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        reduction: Reduction,
+        algorithm: Spec,
+        label: str,
+        coding: Coding | None = None,
+    ) -> CallKind:
+        """What the ranks must agree on in a call."""
+        what = call.collective, call.dtype, reduction, call.root, call.counts
+        return cls(*what, algorithm, label, coding, call.shape)
 
     def fingerprint(self, content: int) -> int:
         """A 64-bit hash of these; `content` is that of the algorithm's steps."""
