@@ -4,11 +4,13 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -36,11 +38,10 @@ template <class T> nb::bytes bytes_of(const T &value) {
 
 // What a device's memory is: the ordinal, the base and the size of its allocation.
 std::tuple<int, Address, std::size_t> locate(Address address) {
-  int ordinal = 0;
-  const CurrentDevice current(Device::of(0)); // any context will do
-  UNISONO_CUDA(cuPointerGetAttribute, &ordinal, pointer_device, address);
+  Device &device = device_of(address);
+  const CurrentDevice current(device);
   const AddressRange range = range_of(address);
-  return {ordinal, range.base, range.bytes};
+  return {device.ordinal(), range.base, range.bytes};
 }
 
 // What DLPack tells of an array, wherever it is: address, shape, strides in elements, code and
@@ -87,8 +88,8 @@ public:
     UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
   }
   ~CudaEvent() {
-    const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuEventDestroy_v2(event_);
+    if (const CurrentDevice current(device_, std::nothrow); current)
+      (void)api().cuEventDestroy_v2(event_);
   }
   CudaEvent(const CudaEvent &) = delete;
   void record(std::uint64_t stream) {
@@ -126,8 +127,8 @@ public:
     UNISONO_CUDA(cuStreamCreate, &stream_, stream_non_blocking);
   }
   ~CudaStream() {
-    const CurrentDevice current(device_, std::nothrow);
-    (void)api().cuStreamDestroy_v2(stream_);
+    if (const CurrentDevice current(device_, std::nothrow); current)
+      (void)api().cuStreamDestroy_v2(stream_);
   }
   CudaStream(const CudaStream &) = delete;
   std::uint64_t handle() const { return reinterpret_cast<std::uintptr_t>(stream_); }
@@ -143,7 +144,8 @@ std::shared_ptr<DeviceComm> make_comm(Handle &comm, int ordinal,
   auto board = comm.host_peers().find(owner, segment);
   if (!board || board->size() < DeviceComm::board_bytes(comm.size()))
     throw nb::value_error("the board of a device communicator is missing or too small");
-  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board)),
+  return {new DeviceComm(comm, Device::of(ordinal), half, std::move(board),
+                         &comm.timeout),
           &DeviceComm::release};
 }
 
@@ -158,7 +160,7 @@ std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   return comm.connect(ranks);
 }
 
-bool launch(DeviceComm &comm, const DevicePlan &plan, const cuda::Kernel &kernel, Address input,
+std::optional<bool> launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
             Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
             int threads, bool queued) {
   const std::uint32_t site = call_site_here();
@@ -228,14 +230,14 @@ void bind_cuda(nb::module_ &m) {
            nb::arg("ordinal"), nb::arg("image"));
   nb::class_<DevicePlan>(m, "DevicePlan")
       .def("__init__",
-           [](DevicePlan *self, int ordinal, const PlanHolder &plan) {
+           [](DevicePlan *self, DeviceComm &comm, const PlanHolder &plan) {
              GilRelease unlocked;
-             new (self) DevicePlan(Device::of(ordinal), plan.plan);
+             new (self) DevicePlan(comm.tables(), plan.plan);
            },
-           nb::arg("ordinal"), nb::arg("plan"));
+           nb::arg("comm"), nb::arg("plan"));
   nb::class_<DeviceComm>(m, "DeviceComm")
       .def("allocate", &DeviceComm::allocate, Unlocked())
-      .def("announcement", [](const DeviceComm &c) { return bytes_of(c.announcement()); })
+      .def("announcement", [](DeviceComm &c) { return bytes_of(c.announcement()); })
       .def("connect", &connect, nb::arg("announced"))
       .def("disconnect", &DeviceComm::disconnect, Unlocked())
       .def("place_on_host", &DeviceComm::place_on_host, nb::arg("owner"), nb::arg("segment"),

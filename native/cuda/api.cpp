@@ -1,9 +1,12 @@
 #include "cuda/api.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
 #include <dlfcn.h>
+
+#include "support/fork.hpp"
 
 namespace unisono::cuda {
 
@@ -24,6 +27,10 @@ constexpr char default_library[] = "libcuda.so.1";
 constexpr char variable[] = "UNISONO_CUDA_DRIVER";
 // CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND and CUDA_ERROR_SHARED_OBJECT_INIT_FAILED
 constexpr Result no_symbol = 302, no_library = 303;
+constexpr Result not_initialized = 3; // what the driver returns in a fork
+
+constexpr std::uint64_t never = ~std::uint64_t(0);
+std::atomic<std::uint64_t> used_in = never; // the process, by its fork_epoch()
 
 std::string loader_error() {
   const char *const text = ::dlerror();
@@ -61,6 +68,10 @@ Api open_driver(const char *path, bool chosen) {
 #define UNISONO_CUDA_LOOK_UP(name, arguments) look_up(library, path, #name, made.name);
   UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_LOOK_UP)
 #undef UNISONO_CUDA_LOOK_UP
+#define UNISONO_CUDA_LOOK_UP(name, arguments)                                                  \
+  made.name = reinterpret_cast<decltype(made.name)>(::dlsym(library, #name));
+  UNISONO_CUDA_OPTIONAL_FUNCTIONS(UNISONO_CUDA_LOOK_UP)
+#undef UNISONO_CUDA_LOOK_UP
   return made;
 }
 
@@ -78,6 +89,21 @@ Api find_driver() {
 const Api &api() {
   static const Api found = find_driver();
   return found;
+}
+
+void mark_used() { used_in.store(fork_epoch(), std::memory_order_relaxed); }
+
+bool is_used_before() {
+  const std::uint64_t used = used_in.load(std::memory_order_relaxed);
+  return used != never && used != fork_epoch();
+}
+
+void refuse_fork() {
+  if (is_used_before())
+    throw Error("this process is a fork of one that has used CUDA, which CUDA does not "
+                "support: start processes with unisono.spawn or unisono run, or use CUDA "
+                "in the child alone",
+                not_initialized);
 }
 
 void check(Result result, const char *function) {

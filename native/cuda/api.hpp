@@ -53,14 +53,15 @@ constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAllo
 constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate
 constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemHandle
-constexpr int capture_relaxed = 2;                              // cuStreamBeginCapture
+constexpr int capture_global = 0, capture_of_thread = 1, capture_relaxed = 2; // BeginCapture
 constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
               attribute_mps = 133;
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
               pointer_ipc_capable = 10;                         // cuPointerGetAttribute
 constexpr int memory_host = 1, memory_device = 2;
+constexpr int function_registers = 4;                           // cuFuncGetAttribute
 
-// Every function that is used: its result, always Result; its name; its arguments.
+// Every function that is needed: its result, always Result; its name; its arguments.
 #define UNISONO_CUDA_FUNCTIONS(X)                                                               \
   X(cuInit, (unsigned flags))                                                                  \
   X(cuDriverGetVersion, (int *version))                                                        \
@@ -76,6 +77,7 @@ constexpr int memory_host = 1, memory_device = 2;
   X(cuDeviceCanAccessPeer, (int *can, DeviceNumber, DeviceNumber peer))                        \
   X(cuDevicePrimaryCtxRetain, (Context *, DeviceNumber))                                       \
   X(cuDevicePrimaryCtxRelease_v2, (DeviceNumber))                                              \
+  X(cuDevicePrimaryCtxGetState, (DeviceNumber, unsigned *flags, int *active))                  \
   X(cuCtxPushCurrent_v2, (Context))                                                            \
   X(cuCtxPopCurrent_v2, (Context *))                                                           \
   X(cuCtxEnablePeerAccess, (Context peer, unsigned flags))                                     \
@@ -122,6 +124,7 @@ constexpr int memory_host = 1, memory_device = 2;
                                 const GraphNode **dependencies, std::size_t *count))           \
   X(cuStreamBeginCapture_v2, (Stream, int mode))                                               \
   X(cuStreamEndCapture, (Stream, Graph *))                                                     \
+  X(cuThreadExchangeStreamCaptureMode, (int *mode))                                            \
   X(cuGraphInstantiateWithFlags, (GraphExec *, Graph, unsigned long long flags))               \
   X(cuGraphLaunch, (GraphExec, Stream))                                                        \
   X(cuGraphExecDestroy, (GraphExec))                                                           \
@@ -142,10 +145,16 @@ constexpr int memory_host = 1, memory_device = 2;
                      unsigned threads_x, unsigned threads_y, unsigned threads_z,               \
                      unsigned shared_bytes, Stream, void **arguments, void **extra))
 
+// Functions that older drivers lack: null there.
+#define UNISONO_CUDA_OPTIONAL_FUNCTIONS(X) X(cuFuncLoad, (Function))
+#define UNISONO_CUDA_ALL_FUNCTIONS(X)                                                          \
+  UNISONO_CUDA_FUNCTIONS(X)                                                                    \
+  UNISONO_CUDA_OPTIONAL_FUNCTIONS(X)
+
 // The functions, from the driver's library or from the emulation of it.
 struct Api {
 #define UNISONO_CUDA_MEMBER(name, arguments) Result(*name) arguments = nullptr;
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_MEMBER)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_MEMBER)
 #undef UNISONO_CUDA_MEMBER
   bool emulated = false;
 };
@@ -163,6 +172,13 @@ public:
 // a path. What was found is kept for the life of the process.
 const Api &api();
 
+// CUDA cannot be used in a fork of a process that has used it: the child has no thread of the
+// driver, and locks may be held there for ever. So whoever is about to call the driver, or to
+// take a lock that others hold while they call it, looks here first.
+void mark_used();      // before this process first calls the driver
+bool is_used_before(); // whether this process is such a fork
+void refuse_fork();    // throws Error if it is
+
 // Throws Error with the name of the function and the driver's words.
 void check(Result result, const char *function);
 std::string in_words(Result result, const char *function);
@@ -175,4 +191,5 @@ Api emulated_api();
 
 // Calls a function of the driver and checks its result.
 #define UNISONO_CUDA(name, ...)                                                                \
-  ::unisono::cuda::check(::unisono::cuda::api().name(__VA_ARGS__), #name)
+  (::unisono::cuda::refuse_fork(),                                                             \
+   ::unisono::cuda::check(::unisono::cuda::api().name(__VA_ARGS__), #name))

@@ -17,8 +17,8 @@ constexpr std::size_t most_kept = std::size_t(512) << 20;
 
 void release(Device &device, Address block) {
   release_later([&device, block] {
-    const CurrentDevice current(device, std::nothrow);
-    (void)api().cuMemFree_v2(block);
+    if (const CurrentDevice current(device, std::nothrow); current)
+      (void)api().cuMemFree_v2(block);
   });
 }
 

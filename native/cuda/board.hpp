@@ -37,6 +37,10 @@ struct BoardRank {
   alignas(line_size) Word handled[device::most_ranks];
   // Of each rank, the segments that this rank cannot map, as bits: stored before `handled`.
   alignas(line_size) Word refused[device::most_ranks][device::most_segments / 64];
+  // 1: this rank's calls have ended, and it makes no more.
+  alignas(line_size) Word closed;
+  // Of each rank that has closed, 1: this rank has ended the calls that it took part in.
+  alignas(line_size) Word acknowledged[device::most_ranks];
   // 1: this rank has unmapped everything of the others.
   alignas(line_size) Word released;
   SegmentEvent events[most_events]; // the last ones, by their numbers modulo that

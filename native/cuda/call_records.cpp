@@ -50,8 +50,8 @@ CallRecords::~CallRecords() {
     read_own_clock();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuStreamDestroy_v2(clock_stream_);
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuStreamDestroy_v2(clock_stream_);
 }
 
 Record &CallRecords::record(const Call &call, std::int64_t now) {

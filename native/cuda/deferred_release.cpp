@@ -6,6 +6,7 @@
 #include <list>
 #include <mutex>
 
+#include "cuda/api.hpp"
 #include "cuda/launch_gate.hpp"
 #include "support/fork.hpp"
 
@@ -33,8 +34,6 @@ void perform(const Pending &pending) {
 class Releaser {
 public:
   void add(Pending pending) {
-    if (origin_.forked())
-      return;
     {
       const std::lock_guard lock(mutex_);
       pending_.push_back(std::move(pending));
@@ -48,8 +47,7 @@ public:
 
   void wait() {
     std::unique_lock lock(mutex_);
-    if (!origin_.forked())
-      changed_.wait_for(lock, longest_wait, [this] { return pending_.empty() && !busy_; });
+    changed_.wait_for(lock, longest_wait, [this] { return pending_.empty() && !busy_; });
   }
 
 private:
@@ -102,14 +100,10 @@ private:
   std::condition_variable changed_;
   std::list<Pending> pending_;
   bool started_ = false, busy_ = false;
-  Origin origin_;
   Worker thread_;
 };
 
-} // namespace
-
-namespace {
-
+// Not in a forked child: what it would release is the parent's, and so is the thread.
 Releaser &releaser() {
   static auto &made = *new Releaser; // never destroyed: its thread never ends
   return made;
@@ -118,13 +112,18 @@ Releaser &releaser() {
 } // namespace
 
 void release_later(std::function<void()> release, std::function<bool()> is_ready) {
-  releaser().add({std::move(release), std::move(is_ready), true});
+  if (!is_used_before())
+    releaser().add({std::move(release), std::move(is_ready), true});
 }
 
 void run_later(std::function<void()> step, std::function<bool()> is_ready) {
-  releaser().add({std::move(step), std::move(is_ready), false});
+  if (!is_used_before())
+    releaser().add({std::move(step), std::move(is_ready), false});
 }
 
-void await_releases() { releaser().wait(); }
+void await_releases() {
+  if (!is_used_before())
+    releaser().wait();
+}
 
 } // namespace unisono::cuda

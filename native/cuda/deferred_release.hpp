@@ -1,4 +1,4 @@
-// Releases device memory on a thread of its own.
+// Releases device memory on a thread of its own, and does there what else may wait for kernels.
 //
 // To free memory the driver waits for kernels, and a kernel may wait for another rank, which
 // may be the thread that wants to free: so no thread of a rank ever frees by itself, and

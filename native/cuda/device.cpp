@@ -14,11 +14,24 @@ constexpr Result already_enabled = 704; // peer access
 constexpr Result out_of_memory = 2;
 
 void initialize() {
+  (void)api(); // throws if there is no driver
+  refuse_fork();
+  mark_used();
   static const bool once = [] {
     UNISONO_CUDA(cuInit, 0);
     return true;
   }();
   (void)once;
+}
+
+// Whether something in this process uses the device already.
+bool is_active(int ordinal) {
+  DeviceNumber number = 0;
+  unsigned flags = 0;
+  int active = 0;
+  UNISONO_CUDA(cuDeviceGet, &number, ordinal);
+  UNISONO_CUDA(cuDevicePrimaryCtxGetState, number, &flags, &active);
+  return active != 0;
 }
 
 int attribute(DeviceNumber device, int which) {
@@ -79,6 +92,7 @@ std::vector<std::vector<bool>> Device::access() {
 }
 
 Device &Device::of(int ordinal) {
+  refuse_fork();
   static std::mutex mutex;
   static auto &known = *new std::map<int, std::unique_ptr<Device>>; // never destroyed
   const std::lock_guard lock(mutex);
@@ -88,8 +102,9 @@ Device &Device::of(int ordinal) {
   return *found;
 }
 
-Device::Device(int ordinal) : ordinal_(ordinal) {
+Device::Device(int ordinal) : Device(ordinal, Empty()) {
   initialize();
+  const RelaxedCapture relaxed;
   UNISONO_CUDA(cuDeviceGet, &number_, ordinal);
   UNISONO_CUDA(cuDevicePrimaryCtxRetain, &context_, number_);
   char name[256] = {};
@@ -104,6 +119,15 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
   UNISONO_CUDA(cuStreamCreate, &copies_, stream_non_blocking);
 }
 
+Device::~Device() {
+  if (context_ == nullptr)
+    return;
+  if (copies_ != nullptr)
+    if (const CurrentDevice current(*this, std::nothrow); current)
+      (void)api().cuStreamDestroy_v2(copies_);
+  (void)api().cuDevicePrimaryCtxRelease_v2(number_);
+}
+
 void Device::write(Address to, const void *from, std::size_t bytes) {
   copy(to, reinterpret_cast<Address>(from), bytes);
 }
@@ -113,6 +137,7 @@ void Device::read(void *to, Address from, std::size_t bytes) {
 }
 
 void Device::copy(Address to, Address from, std::size_t bytes) {
+  refuse_fork();
   const std::lock_guard only(copying_);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuMemcpyAsync, to, from, bytes, copies_);
@@ -136,10 +161,21 @@ void Device::enable_access(const Device &peer) {
 }
 
 void Device::clear(Address to, std::size_t bytes) {
+  refuse_fork();
   const std::lock_guard only(copying_);
   const CurrentDevice current(*this);
   UNISONO_CUDA(cuMemsetD8Async, to, 0, bytes, copies_);
   UNISONO_CUDA(cuStreamSynchronize, copies_);
+}
+
+RelaxedCapture::RelaxedCapture() noexcept : before_(capture_relaxed) {
+  if (is_used_before() || api().cuThreadExchangeStreamCaptureMode(&before_) != success)
+    before_ = -1;
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (before_ >= 0)
+    (void)api().cuThreadExchangeStreamCaptureMode(&before_);
 }
 
 CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {
@@ -147,7 +183,7 @@ CurrentDevice::CurrentDevice(const Device &device) : pushed_(true) {
 }
 
 CurrentDevice::CurrentDevice(const Device &device, std::nothrow_t) noexcept
-    : pushed_(api().cuCtxPushCurrent_v2(device.context()) == success) {}
+    : pushed_(!is_used_before() && api().cuCtxPushCurrent_v2(device.context()) == success) {}
 
 CurrentDevice::~CurrentDevice() {
   Context popped;
@@ -156,8 +192,7 @@ CurrentDevice::~CurrentDevice() {
   (void)api().cuCtxPopCurrent_v2(&popped);
 }
 
-DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
-    : device_(&device), bytes_(bytes) {
+DeviceMemory::DeviceMemory(Device &device, std::size_t bytes) : DeviceMemory() {
   const CurrentDevice current(device);
   const std::size_t block = BlockCache::rounded(bytes);
   address_ = device.freed().take(block);
@@ -169,11 +204,13 @@ DeviceMemory::DeviceMemory(Device &device, std::size_t bytes)
     }
     check(result, "cuMemAlloc_v2");
   }
+  device_ = &device;
+  bytes_ = bytes;
   device.clear(address_, bytes);
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (device_ != nullptr)
+  if (device_ != nullptr && !is_used_before())
     device_->freed().put(*device_, address_, BlockCache::rounded(bytes_));
 }
 
@@ -197,22 +234,25 @@ void DeviceMemory::read(std::size_t offset, void *to, std::size_t bytes) const {
 std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,
                                                      const IpcHandle &handle,
                                                      std::string *why) {
+  std::unique_ptr<ImportedMemory> made(new ImportedMemory(device));
   const CurrentDevice current(device);
-  Address address = 0;
-  const Result result = api().cuIpcOpenMemHandle_v2(&address, handle, ipc_lazy_peer_access);
+  const Result result =
+      api().cuIpcOpenMemHandle_v2(&made->address_, handle, ipc_lazy_peer_access);
   if (result == success)
-    return std::unique_ptr<ImportedMemory>(new ImportedMemory(device, address));
+    return made;
   if (why != nullptr)
     *why = in_words(result, "cuIpcOpenMemHandle_v2");
   return nullptr;
 }
 
 ImportedMemory::~ImportedMemory() {
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuIpcCloseMemHandle(address_);
+  if (address_ == 0)
+    return;
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuIpcCloseMemHandle(address_);
 }
 
-PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(device) {
+PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : PinnedMemory(device) {
   const CurrentDevice current(device);
   UNISONO_CUDA(cuMemHostAlloc, &host_, bytes, host_mapped | host_portable);
   std::memset(host_, 0, bytes);
@@ -220,10 +260,37 @@ PinnedMemory::PinnedMemory(const Device &device, std::size_t bytes) : device_(de
 }
 
 PinnedMemory::~PinnedMemory() {
+  if (host_ == nullptr)
+    return;
   release_later([&device = device_, host = host_] {
-    const CurrentDevice current(device, std::nothrow);
-    (void)api().cuMemFreeHost(host);
+    if (const CurrentDevice current(device, std::nothrow); current)
+      (void)api().cuMemFreeHost(host);
   });
+}
+
+DeviceEvent::DeviceEvent(const Device &device) : device_(device) {
+  const CurrentDevice current(device);
+  UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
+}
+
+DeviceEvent::~DeviceEvent() {
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuEventDestroy_v2(event_);
+}
+
+// The driver answers in any context of the process, but wants one to be current; some versions
+// answer in a context of the same device alone.
+Device &device_of(Address address) {
+  initialize();
+  int ordinal = 0;
+  Result result = api().cuPointerGetAttribute(&ordinal, pointer_device, address);
+  for (int i = 0; i < Device::count() && result != success; ++i)
+    if (is_active(i)) {
+      const CurrentDevice current(Device::of(i));
+      result = api().cuPointerGetAttribute(&ordinal, pointer_device, address);
+    }
+  check(result, "cuPointerGetAttribute");
+  return Device::of(ordinal);
 }
 
 AddressRange range_of(Address address) {

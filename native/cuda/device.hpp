@@ -48,8 +48,12 @@ public:
 
   Device(const Device &) = delete;
   explicit Device(int ordinal);
+  // Of one whose constructor has failed: the others are never destroyed.
+  ~Device();
 
 private:
+  struct Empty {};
+  Device(int ordinal, Empty) : ordinal_(ordinal) {}
   void copy(Address to, Address from, std::size_t bytes);
 
   DeviceNumber number_ = 0;
@@ -65,18 +69,41 @@ private:
   BlockCache freed_;
 };
 
-// Makes the context of a device the current one of this thread, for a while.
+// Lets this thread make calls of the driver that a capture forbids, for a while. As long as a
+// thread of the process captures a stream in the global mode, torch's default, others may
+// neither allocate nor free, nor ask for an event: such a call fails, and the capture with it.
+// What unisono does besides launching is no part of a graph, so it is done in relaxed mode,
+// on the capturing thread too. A launch is captured in any mode.
+class RelaxedCapture {
+public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture &) = delete;
+
+private:
+  int before_;
+};
+
+// Makes the context of a device the current one of this thread, for a while, and lifts what
+// captures forbid: all calls of the driver that need a context are made under this.
 class CurrentDevice {
 public:
   explicit CurrentDevice(const Device &device);
-  // For destructors: does nothing if the driver has already ended.
+  // For destructors: false if the driver has already ended, or this is a forked child. Then
+  // there is nothing to release.
   CurrentDevice(const Device &device, std::nothrow_t) noexcept;
+  explicit operator bool() const { return pushed_; }
   ~CurrentDevice();
   CurrentDevice(const CurrentDevice &) = delete;
 
 private:
+  const RelaxedCapture relaxed_;
   bool pushed_;
 };
+
+// The classes below release in their destructors what they have. A constructor of several
+// steps delegates to one that makes an object without anything, so that the destructor runs
+// too when a later step fails.
 
 // Memory on a device, filled with zeros. The destructor does not wait for the device: the
 // memory is kept for the next (block_cache.hpp).
@@ -114,8 +141,7 @@ public:
   Address address() const { return address_; }
 
 private:
-  ImportedMemory(const Device &device, Address address)
-      : device_(device), address_(address) {}
+  explicit ImportedMemory(const Device &device) : device_(device) {}
   const Device &device_;
   Address address_ = 0;
 };
@@ -130,9 +156,23 @@ public:
   template <class T> T *device() const { return reinterpret_cast<T *>(address_); }
 
 private:
+  explicit PinnedMemory(const Device &device) : device_(device) {}
   const Device &device_;
   void *host_ = nullptr;
   Address address_ = 0;
+};
+
+// An event of a device, without times.
+class DeviceEvent {
+public:
+  explicit DeviceEvent(const Device &device);
+  ~DeviceEvent();
+  DeviceEvent(const DeviceEvent &) = delete;
+  operator Event() const { return event_; }
+
+private:
+  const Device &device_;
+  Event event_ = nullptr;
 };
 
 // The allocation that an address of device memory belongs to.
@@ -141,6 +181,10 @@ struct AddressRange {
   std::size_t bytes = 0;
 };
 AddressRange range_of(Address address);
+
+// The device that an address of device memory belongs to. Makes no context: memory is in one
+// that exists.
+Device &device_of(Address address);
 
 // The seconds in which a device copies so many bytes within its memory, by the driver: the
 // mean of some copies. Each byte is read once and written once.

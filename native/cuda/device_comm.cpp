@@ -52,53 +52,43 @@ std::vector<std::size_t> ranks_of(const Comm &comm) {
 
 } // namespace
 
-Kernel::Kernel(const Device &device, const void *image) : device_(device) {
-  LaunchGate::of_process().run_when_idle([&] {
-    const CurrentDevice current(device);
-    UNISONO_CUDA(cuModuleLoadData, &module_, image);
-    UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
-  }, device.ordinal());
+Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
+  LaunchGate::of_process().run_when_idle([&] { load(image); }, device.ordinal());
+}
+
+void Kernel::load(const void *image) {
+  const CurrentDevice current(device_);
+  UNISONO_CUDA(cuModuleLoadData, &module_, image);
+  UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  int registers = 0; // to tell that, the driver loads the function
+  UNISONO_CUDA(cuFuncGetAttribute, &registers, function_registers, function_);
+  if (api().cuFuncLoad != nullptr)
+    UNISONO_CUDA(cuFuncLoad, function_);
 }
 
 Kernel::~Kernel() {
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuModuleUnload(module_);
-}
-
-DevicePlan::DevicePlan(Device &device, std::shared_ptr<const Plan> plan)
-    : packed_(std::move(plan)), memory_(device, packed_.bytes().size()) {
-  memory_.write(0, packed_.bytes().data(), packed_.bytes().size());
-}
-
-DevicePlan::~DevicePlan() {
-  release_later([tables = std::make_shared<DeviceMemory>(std::move(memory_))] {});
+  if (module_ == nullptr)
+    return;
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuModuleUnload(module_);
 }
 
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
-                       std::shared_ptr<Memory> board)
-    : comm_(comm), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
+                       std::shared_ptr<Memory> board, const std::int64_t *timeout_ns)
+    : comm_(comm), timeout_ns_(timeout_ns), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
       peers_(device, comm.size() * sizeof(Peer)),
-      host_(device, sizeof(HostWords)), board_memory_(std::move(board)),
+      host_(device, sizeof(HostWords)), tables_(std::make_shared<TableMemory>(device)),
+      board_memory_(std::move(board)),
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
       shared_(device, rank_, world_ranks_, host_peers_, board_),
-      mapped_(device, rank_, world_ranks_, host_peers_, board_), calls_(comm, device) {
-  const CurrentDevice current(device);
-  UNISONO_CUDA(cuEventCreate, &last_, event_without_timing);
-  UNISONO_CUDA(cuEventCreate, &mark_, event_without_timing);
-  UNISONO_CUDA(cuEventCreate, &last_captured_, event_without_timing);
-}
-
-DeviceComm::~DeviceComm() {
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuEventDestroy_v2(last_);
-  (void)api().cuEventDestroy_v2(mark_);
-  (void)api().cuEventDestroy_v2(last_captured_);
-}
+      mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device),
+      last_captured_(device), calls_(comm, device) {}
 
 void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
 
-Announcement DeviceComm::announcement() const {
+Announcement DeviceComm::announcement() {
+  announced_ = true;
   Announcement made{::getpid(), process_number(), device_.ordinal(), 0, device_.uuid(),
                     arena_.address(), {}};
   const CurrentDevice current(device_);
@@ -182,20 +172,28 @@ void DeviceComm::start() {
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
                      mapped_.table(q)});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
-  connected_ = true;
   LaunchGate::of_process().add(this, device_.ordinal(), [this] { return is_in_flight(); });
   watcher_.start([this] { watch(); });
+  connected_ = true;
 }
 
 std::size_t DeviceComm::ranks_here() const {
   return std::size_t(std::count(is_here_.begin(), is_here_.end(), true));
 }
 
-bool DeviceComm::launch(const Arguments &a) {
+std::optional<bool> DeviceComm::launch(const Arguments &a) {
+  refuse_fork();
   const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
+  if (const auto rank = find_closed(false)) { // its memory may have vanished
+    comm_.abort({FailureKind::closed, std::uint32_t(*rank), std::uint32_t(rank_),
+                 next_call()});
+    return {};
+  }
   const CurrentDevice current(device_);
-  Launch launch = a.plan->packed().launch(a.plan->tables(), rank_, world_ranks_.size(), a.blocks);
+  Tables &tables = a.plan->tables();
+  Launch launch =
+      a.plan->packed().launch(tables.address(), rank_, world_ranks_.size(), a.blocks);
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
@@ -217,6 +215,7 @@ bool DeviceComm::launch(const Arguments &a) {
     launch.begun = const_cast<std::uint64_t *>(&words->begun);
   }
   launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
+  tables.copy(a.stream);
   const CallRecords::Call call{&a.plan->packed().plan().note, a.stream, a.site, a.queued};
   if (captured) {
     calls_.capture(call, launch);
@@ -234,6 +233,8 @@ bool DeviceComm::launch(const Arguments &a) {
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
   launched_.fetch_add(!captured, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, captured ? last_captured_ : last_, a.stream);
+  if (!captured)
+    tables.set_copied();
   return captured;
 }
 
@@ -257,6 +258,7 @@ SharedSegments::State DeviceComm::sharing_of(Address address, std::size_t bytes)
     return SharedSegments::State::impossible;
   if (one_process_ || address == 0 || bytes == 0)
     return SharedSegments::State::in_place;
+  refuse_fork();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   return shared_.state_of(address, bytes);
@@ -299,6 +301,7 @@ bool DeviceComm::have_ended(std::uint64_t calls) {
 }
 
 bool DeviceComm::is_idle() {
+  refuse_fork();
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   const Result result = api().cuEventQuery(last_);

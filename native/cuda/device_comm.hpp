@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "cuda/call_records.hpp"
 #include "cuda/device.hpp"
 #include "cuda/mapped_segments.hpp"
+#include "cuda/plan_tables.hpp"
 #include "cuda/registered_memory.hpp"
 #include "cuda/shared_segments.hpp"
 #include "device/tables.hpp"
@@ -34,7 +36,9 @@ namespace unisono::cuda {
 // Marks the numbers of calls on a device in failures: they are counted apart.
 constexpr std::uint32_t device_call = 1u << 31;
 
-// A compiled kernel on a device.
+// A compiled kernel on a device. It is loaded completely when it is made, and not when it is
+// first launched, as CUDA does by default (CUDA_MODULE_LOADING=LAZY): to load a kernel the driver
+// may wait for those that run, which may wait for the one that is launched.
 class Kernel {
 public:
   Kernel(const Device &device, const void *image);
@@ -43,23 +47,24 @@ public:
   Function function() const { return function_; }
 
 private:
+  explicit Kernel(const Device &device) : device_(device) {}
+  void load(const void *image);
   const Device &device_;
   Module module_ = nullptr;
   Function function_ = nullptr;
 };
 
-// A plan with its tables on a device.
+// A plan of one communicator, with its tables on the device.
 class DevicePlan {
 public:
-  DevicePlan(Device &device, std::shared_ptr<const Plan> plan);
-  ~DevicePlan(); // calls with it may be in flight, but none in a graph
-  DevicePlan(const DevicePlan &) = delete;
+  DevicePlan(TableMemory &memory, std::shared_ptr<const Plan> plan)
+      : packed_(std::move(plan)), tables_(memory.add(packed_.bytes())) {}
   const device::PackedPlan &packed() const { return packed_; }
-  const std::byte *tables() const { return memory_.as<const std::byte>(); }
+  Tables &tables() { return tables_; } // used by who launches
 
 private:
   device::PackedPlan packed_;
-  DeviceMemory memory_;
+  Tables tables_;
 };
 
 // What a rank tells the others when the device communicator is made.
@@ -73,20 +78,22 @@ struct Announcement {
   IpcHandle handle{};
 };
 
-class DeviceComm : CallsMade {
+class DeviceComm final : CallsMade {
 public:
   // `board` is memory that the processes of all ranks share: board_bytes() of zeros.
   // The communicator behind it must exist until close() has returned.
-  DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board);
+  // `timeout_ns` is the time limit of its calls, which may change; 0: none.
+  DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board,
+             const std::int64_t *timeout_ns);
   static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
-  ~DeviceComm();
   DeviceComm(const DeviceComm &) = delete;
 
   // What is done once, by all ranks together, before the first call: allocate() if the
   // windows shall be in device memory; connect(); disconnect() and place_on_host() if they
   // are not, or cannot be; start(). All ranks have made a step before one makes the next.
   void allocate();
-  Announcement announcement() const;
+  // To be given to all ranks, which from then on may map this rank's memory.
+  Announcement announcement();
   // Knows the other ranks, and maps their arenas; those of this process by their addresses.
   // Why that cannot be done; empty if it can.
   std::string connect(const std::vector<Announcement> &ranks);
@@ -98,7 +105,7 @@ public:
   void start();
 
   struct Arguments {
-    const DevicePlan *plan;
+    DevicePlan *plan;
     const Kernel *kernel;
     Address input, output;
     Stream stream;
@@ -108,11 +115,14 @@ public:
     bool queued;        // not on the stream of its caller
   };
   // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
-  // captured instead, for a graph.
-  bool launch(const Arguments &arguments);
+  // captured instead, for a graph; nothing if it was refused, since the communicator has failed
+  // by now: another rank has closed.
+  std::optional<bool> launch(const Arguments &arguments);
 
   // Calls that were made with a buffer that all ranks can use in place.
   std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
+  // Where the tables of its plans are.
+  TableMemory &tables() { return *tables_; }
   // How many of the ranks are in this process.
   std::size_t ranks_here() const;
   // Whether all calls that were made have ended.
@@ -121,7 +131,8 @@ public:
   SharedSegments::State sharing_of(Address address, std::size_t bytes);
   // Looks for failures now, as the watcher does from time to time; asks nothing of the driver.
   void look();
-  // No more calls. Waits until those that were made have ended or failed. To be called before
+  // No more calls. Waits until those that were made have ended or failed, and until no kernel
+  // of another process reads memory of this rank: device_comm_closing.cpp. To be called before
   // the communicator behind it is closed.
   void close();
   // Unmaps what is of other ranks, and deletes it when they have done so as well. The calls
@@ -144,6 +155,13 @@ private:
   void wait_for_calls();
   void set_closed();
   std::byte *arena_on_host() const; // of this rank
+  void wait_for_readers();
+  bool has_readers() const;
+  void acknowledge_closed();
+  std::optional<std::size_t> find_closed(bool unacknowledged) const;
+  bool is_quiet();
+  bool is_in_a_call() const;
+  void read_words(device::RankWords &words) const;
   void stop_watching();
   void watch();
   void report_failure();
@@ -161,6 +179,7 @@ private:
   void look_for_freed_memory();
 
   Comm &comm_;
+  const std::int64_t *const timeout_ns_;
   const std::size_t rank_;
   const std::vector<std::size_t> world_ranks_;
   const std::shared_ptr<HostPeers> host_peers_;
@@ -170,6 +189,7 @@ private:
   std::shared_ptr<RegisteredMemory> on_host_; // the arenas of all ranks, if they are there
   std::vector<Address> arenas_; // of all ranks, as this rank's device finds them
   PinnedMemory host_;
+  const std::shared_ptr<TableMemory> tables_;
   std::shared_ptr<Memory> board_memory_;
   BoardRank *board_;
   std::vector<bool> is_here_; // by rank: whether it is in this process
@@ -177,20 +197,20 @@ private:
   bool one_process_ = false; // addresses are valid on all ranks
   SharedSegments shared_; // used by who launches
   MappedSegments mapped_;
-  std::mutex launching_;
+  std::mutex launching_, closing_;
   std::atomic<std::uint64_t> launched_ = 0, exposed_ = 0;
-  Event last_ = nullptr; // behind the last call
+  DeviceEvent last_; // behind the last call
   // Behind some earlier call: how many are before it, how many have ended, how many shall.
-  Event mark_ = nullptr;
+  DeviceEvent mark_;
   std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
   bool is_captured_ = false; // a graph may make calls at any time
   std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
-  Event last_captured_ = nullptr; // behind the last call that was captured
+  DeviceEvent last_captured_; // behind the last call that was captured
   std::uint64_t capture_ = 0;     // by which
   CallRecords calls_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false, connected_ = false, closed_ = false;
+  bool stop_ = false, announced_ = false, connected_ = false, closed_ = false;
   std::atomic<bool> reported_ = false;
   std::mutex describing_;
   Note failed_{}; // this rank's call that has failed; its number is 0 if it is not known

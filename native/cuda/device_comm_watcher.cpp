@@ -37,6 +37,7 @@ void DeviceComm::watch() {
     lock.unlock();
     try {
       look();
+      acknowledge_closed();
       calls_.look();
       update_segments(most_events, this);
       look_for_freed_memory();
@@ -109,8 +110,11 @@ void DeviceComm::report_deaths() {
                     next_call()});
 }
 
-// Whether other ranks may still have memory of this rank mapped.
+// Whether other ranks may still have memory of this rank mapped. Those that have failed to make
+// their half never say that they have released it: but then this rank has announced nothing.
 bool DeviceComm::is_used_by_others() const {
+  if (!announced_)
+    return false;
   for (std::size_t q = 0; q < world_ranks_.size(); ++q)
     if (q != rank_ && !host_peers_->dead(world_ranks_[q]) &&
         board_[q].released.load(std::memory_order_acquire) == 0)
@@ -118,30 +122,17 @@ bool DeviceComm::is_used_by_others() const {
   return false;
 }
 
-void DeviceComm::close() {
-  {
-    const std::lock_guard only(launching_);
-    if (std::exchange(closed_, true))
-      return;
-  }
-  if (!connected_ || host_peers_->forked())
-    return;
-  wait_for_calls(); // the watcher still runs, so kernels end when something fails
-  stop_watching();
-}
-
-// Waits until all calls have ended, and tells the kernels of other ranks that there will be
-// no more.
+// Waits until all calls have ended, and tells the other ranks and their kernels that there will
+// be no more.
 void DeviceComm::wait_for_calls() {
-  {
-    const CurrentDevice current(device_, std::nothrow);
+  if (const CurrentDevice current(device_, std::nothrow); current)
     (void)api().cuEventSynchronize(last_);
-  }
   try {
     set_closed();
   } catch (const Error &) {
     // The driver fails: kernels of other ranks find out by their timeouts.
   }
+  board_[rank_].closed.store(1, std::memory_order_release);
 }
 
 void DeviceComm::set_closed() {

@@ -15,6 +15,8 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -25,7 +27,7 @@
 namespace unisono::cuda::emulated {
 
 #define UNISONO_CUDA_DECLARE(name, arguments) Result name arguments;
-UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_DECLARE)
+UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_DECLARE)
 #undef UNISONO_CUDA_DECLARE
 
 // The driver's numbers of the errors that the emulation returns; their names: errors.
@@ -70,6 +72,7 @@ struct Settings {
   int threads;          // THREADS: at most so many run for a block, 2
   std::uint64_t memory; // MEMORY: bytes of each device that this process can allocate, 8 GiB
   bool peers;           // PEERS: whether devices access each other's memory, 1
+  bool waits;           // WAITS: whether what may wait for kernels does so always, 0
 };
 
 // Objects by their handles.
@@ -109,6 +112,7 @@ struct ModuleState {
 };
 struct FunctionState {
   std::shared_ptr<const ModuleState> module;
+  bool loaded = false; // only when it is used
 };
 
 struct DeviceState {
@@ -129,6 +133,14 @@ struct State {
   Table<Module, ModuleState> modules;
   Table<Function, FunctionState> functions;
 };
+
+// For tests: how often a function was called; all functions; and that the call of it with this
+// number, counted from now, fails (0: none). False: there is no such function.
+std::uint64_t calls_of(std::string_view name);
+std::uint64_t all_calls();
+bool fail_call(std::string_view name, std::int64_t number, Result failure);
+// What exists now in this process, by kind.
+std::map<std::string, std::size_t> objects();
 
 // The state of this process; null before cuInit. Never destroyed.
 State *state();

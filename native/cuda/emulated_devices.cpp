@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "cuda/emulated.hpp"
 #include "cuda/emulated_memory.hpp"
@@ -128,7 +129,8 @@ Settings::Settings()
       multiprocessors(small_setting("UNISONO_EMULATED_MULTIPROCESSORS", 132, 1024)),
       threads(std::max(1, small_setting("UNISONO_EMULATED_THREADS", 2, 1024))),
       memory(setting("UNISONO_EMULATED_MEMORY", std::uint64_t(8) << 30)),
-      peers(setting("UNISONO_EMULATED_PEERS", 1) != 0) {}
+      peers(setting("UNISONO_EMULATED_PEERS", 1) != 0),
+      waits(setting("UNISONO_EMULATED_WAITS", 0) != 0) {}
 
 State::State()
     : devices(std::size_t(settings.devices)), memory(std::make_unique<MemoryState>()),
@@ -139,6 +141,25 @@ State *state() { return made.load(std::memory_order_acquire); }
 std::vector<int> &pushed_contexts() {
   thread_local std::vector<int> pushed;
   return pushed;
+}
+
+std::map<std::string, std::size_t> objects() {
+  State *const found = state();
+  if (found == nullptr)
+    return {};
+  const std::lock_guard lock(found->mutex);
+  std::map<std::string, std::size_t> counted;
+  const auto count = [](const auto &all) {
+    return std::size_t(std::distance(all.begin(), all.end()));
+  };
+  counted["memory"] = found->memory->blocks.size();
+  counted["streams"] = count(found->streams->streams);
+  counted["events"] = count(found->streams->events);
+  counted["modules"] = count(found->modules);
+  counted["contexts"] = 0;
+  for (const DeviceState &device : found->devices)
+    counted["contexts"] += std::size_t(device.retained);
+  return counted;
 }
 
 Result cuInit(unsigned flags) {
@@ -266,6 +287,16 @@ Result cuDevicePrimaryCtxRelease_v2(DeviceNumber device) {
   });
 }
 
+Result cuDevicePrimaryCtxGetState(DeviceNumber device, unsigned *flags, int *active) {
+  return with_device(device, [&](Entry &, DeviceState &current) -> Result {
+    if (flags == nullptr || active == nullptr)
+      return invalid_value;
+    *flags = 0;
+    *active = current.retained > 0;
+    return success;
+  });
+}
+
 Result cuCtxPushCurrent_v2(Context context) {
   const int device = device_of(context);
   return with_driver([&](Entry &at) -> Result {
@@ -299,6 +330,8 @@ Result cuCtxEnablePeerAccess(Context peer, unsigned flags) {
       return invalid_device;
     if (!at.state.settings.peers)
       return peer_access_unsupported;
+    if (const Result unsafe = at.state.streams->refuse_unsafe())
+      return unsafe;
     const bool enabled = at.state.devices[std::size_t(at.device)].peers.insert(device).second;
     return enabled ? success : Result(peer_access_already_enabled);
   });

@@ -1,6 +1,7 @@
 // Captures of streams, and graphs.
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/emulated_streams.hpp"
 
@@ -11,17 +12,32 @@ Result StreamsState::refuse_captured(StreamState &stream, Result why) {
   return why;
 }
 
+namespace {
+
+// Of this thread, by cuThreadExchangeStreamCaptureMode.
+int &mode_of_thread() {
+  thread_local int mode = capture_global;
+  return mode;
+}
+
+// Whether a capture forbids this thread what may be unsafe.
+bool forbids(const Capture &capture) {
+  const int mode = mode_of_thread();
+  if (mode == capture_relaxed || capture.mode == capture_relaxed)
+    return false;
+  const bool own = capture.thread == std::this_thread::get_id();
+  return own || (mode == capture_global && capture.mode == capture_global);
+}
+
+} // namespace
+
 Result StreamsState::refuse_unsafe() {
   Result refused = success;
   for (const auto &[handle, stream] : streams) {
-    if (stream->capture == nullptr)
+    if (stream->capture == nullptr || !forbids(*stream->capture))
       continue;
-    Capture &capture = *stream->capture;
-    const bool own = capture.mode == 1 && capture.thread == std::this_thread::get_id();
-    if (capture.mode == 0 || own) {
-      capture.invalid = true;
-      refused = capture_unsupported;
-    }
+    stream->capture->invalid = true;
+    refused = capture_unsupported;
   }
   return refused;
 }
@@ -144,6 +160,15 @@ Result cuStreamEndCapture(Stream handle, Graph *graph) {
       *graph = at.state.streams->graphs.add(
           std::make_shared<const GraphState>(std::move(capture->graph)));
     return failed;
+  });
+}
+
+Result cuThreadExchangeStreamCaptureMode(int *mode) {
+  return with_driver([&](Entry &) -> Result {
+    if (mode == nullptr || *mode < capture_global || *mode > capture_relaxed)
+      return invalid_value;
+    std::swap(*mode, mode_of_thread());
+    return success;
   });
 }
 

@@ -172,6 +172,8 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
       return invalid_context;
     if (const Result unsafe = at.state.streams->refuse_unsafe())
       return unsafe;
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
+      return failed;
     return import_memory(at, exported, address);
   });
 }
@@ -179,6 +181,8 @@ Result cuIpcOpenMemHandle_v2(Address *address, IpcHandle handle, unsigned flags)
 Result cuIpcCloseMemHandle(Address address) {
   return with_context([&](Entry &at) -> Result {
     MemoryState &memory = *at.state.memory;
+    if (const Result unsafe = at.state.streams->refuse_unsafe())
+      return unsafe;
     if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
       return failed;
     const auto found = memory.blocks.find(address);

@@ -198,6 +198,8 @@ Result cuMemAlloc_v2(Address *address, std::size_t bytes) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
+      return failed;
     Result why = success;
     const auto physical = Physical::make(at.state, at.device, bytes, false, why);
     if (physical == nullptr)
@@ -248,6 +250,8 @@ Result cuMemHostAlloc(void **host, std::size_t bytes, unsigned flags) {
       return invalid_value;
     if (const Result refused = at.state.streams->refuse_unsafe())
       return refused;
+    if (const Result failed = at.state.streams->wait_where_allowed(at.lock, at.device))
+      return failed;
     const std::size_t whole = whole_pages(bytes);
     void *const mapped =
         whole < bytes ? MAP_FAILED
@@ -255,6 +259,7 @@ Result cuMemHostAlloc(void **host, std::size_t bytes, unsigned flags) {
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED)
       return whole < bytes ? Result(out_of_memory) : no_more(errno);
+    (void)::madvise(mapped, whole, MADV_DONTFORK); // as with the driver's
     scribble(mapped, bytes);
     add_block(*at.state.memory, mapped,
               {Kind::host, at.device, bytes, whole, 0, nullptr, 1, {}});

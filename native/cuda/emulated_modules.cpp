@@ -56,6 +56,23 @@ bool words_are_reachable(State &state, int device, const device::Launch &launch)
 
 } // namespace
 
+namespace {
+
+// CUDA loads a function when it is first used.
+Result load(Entry &at, FunctionState &function) {
+  if (function.loaded)
+    return success;
+  if (const Result refused = at.state.streams->refuse_unsafe())
+    return refused;
+  const int device = function.module->device;
+  if (const Result failed = at.state.streams->wait_where_allowed(at.lock, device))
+    return failed;
+  function.loaded = true;
+  return success;
+}
+
+} // namespace
+
 Result cuModuleLoadData(Module *module, const void *image) {
   return with_context([&](Entry &at) -> Result {
     if (module == nullptr || image == nullptr)
@@ -65,6 +82,8 @@ Result cuModuleLoadData(Module *module, const void *image) {
       return no_binary_for_gpu;
     auto made = std::make_shared<ModuleState>();
     made->device = at.device;
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
     if (const Result failed = at.state.streams->wait_for_kernels(at.lock, at.device))
       return failed;
     if (!begins_with(text, image_name) || !parse(text + image_name.size(), *made))
@@ -76,6 +95,8 @@ Result cuModuleLoadData(Module *module, const void *image) {
 
 Result cuModuleUnload(Module handle) {
   return with_context([&](Entry &at) -> Result {
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
     const auto module = at.state.modules.take(handle);
     if (module == nullptr)
       return invalid_handle;
@@ -96,16 +117,26 @@ Result cuModuleGetFunction(Function *function, Module handle, const char *name) 
   });
 }
 
-Result cuFuncGetAttribute(int *value, int attribute, Function function) {
+Result cuFuncLoad(Function handle) {
   return with_context([&](Entry &at) -> Result {
-    if (at.state.functions.find(function) == nullptr)
+    const auto function = at.state.functions.find(handle);
+    return function == nullptr ? Result(invalid_handle) : load(at, *function);
+  });
+}
+
+Result cuFuncGetAttribute(int *value, int attribute, Function handle) {
+  return with_context([&](Entry &at) -> Result {
+    const auto function = at.state.functions.find(handle);
+    if (function == nullptr)
       return invalid_handle;
+    if (const Result failed = load(at, *function))
+      return failed;
     switch (attribute) {
     case 0: *value = most_threads; return success;  // of a block
     case 1: *value = shared_memory; return success; // bytes
     case 2: *value = 0; return success;             // bytes of constants
     case 3: *value = 0; return success;             // bytes of local memory
-    case 4: *value = registers; return success;     // of a thread
+    case function_registers: *value = registers; return success; // of a thread
     case 5:                                         // versions of the code
     case 6: *value = 90; return success;
     default: return invalid_value;
@@ -149,6 +180,8 @@ Result cuLaunchKernel(Function handle, unsigned blocks_x, unsigned blocks_y, uns
       return invalid_value;
     if (threads_x > unsigned(most_threads) || shared_bytes > (48u << 10) - shared_memory)
       return launch_out_of_resources;
+    if (const Result failed = load(at, *function))
+      return failed;
     at.state.streams->wait_to_launch(at.lock);
     device::Launch launch;
     std::memcpy(&launch, arguments[0], sizeof(launch));

@@ -117,19 +117,22 @@ Result StreamsState::submit(StreamState &stream, Work work, std::vector<Done> af
   return success;
 }
 
-Result StreamsState::query(StreamState &stream) {
+Result StreamsState::refuse_asking(StreamState &stream) {
   if (stream.capture != nullptr)
     return refuse_captured(stream, capture_unsupported);
-  if (const Result refused = refuse_implicit(stream))
+  const Result refused = refuse_implicit(stream);
+  return refused != success ? refused : refuse_unsafe();
+}
+
+Result StreamsState::query(StreamState &stream) {
+  if (const Result refused = refuse_asking(stream))
     return refused;
   const bool others = stream.legacy && !pending(stream).empty();
   return others || !stream.queue->idle() ? not_ready : success;
 }
 
 Result StreamsState::synchronize(Lock &lock, StreamState &stream) {
-  if (stream.capture != nullptr)
-    return refuse_captured(stream, capture_unsupported);
-  if (const Result refused = refuse_implicit(stream))
+  if (const Result refused = refuse_asking(stream))
     return refused;
   const std::shared_ptr<Queue> queue = stream.queue; // it may be destroyed meanwhile
   const auto others = stream.legacy ? pending(stream) : std::vector<Done>();
@@ -164,6 +167,10 @@ Result StreamsState::wait_for_kernels(Lock &lock, int device) {
   if (--waiting_ == 0)
     launchable_.notify_all();
   return result;
+}
+
+Result StreamsState::wait_where_allowed(Lock &lock, int device) {
+  return state_.settings.waits ? wait_for_kernels(lock, device) : success;
 }
 
 void StreamsState::retire(Lock &lock, std::shared_ptr<Queue> queue) {

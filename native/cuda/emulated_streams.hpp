@@ -88,7 +88,7 @@ struct StreamState;
 struct Capture {
   const StreamState *origin;
   std::uint64_t id;
-  int mode; // 0: global, 1: of the thread, 2: relaxed
+  int mode;
   std::thread::id thread;
   bool invalid = false, ended = false;
   GraphState graph;
@@ -136,6 +136,8 @@ public:
   Result synchronize_device(Lock &lock, int device);
   // The same, for functions during which no thread can launch: nothing is launched meanwhile.
   Result wait_for_kernels(Lock &lock, int device);
+  // The same for functions of which CUDA allows it: by the setting, always or never.
+  Result wait_where_allowed(Lock &lock, int device);
   // For launches: waits while another thread is in such a function.
   void wait_to_launch(Lock &lock) {
     launchable_.wait(lock, [this] { return waiting_ == 0; });
@@ -145,7 +147,8 @@ public:
   // Everything of a context that is destroyed.
   void destroy_of(Lock &lock, int device);
 
-  // What is not allowed while this thread, or a thread in global mode, captures.
+  // What a thread may not do during a capture, by the mode of the thread and of the capture;
+  // the captures that forbid it are lost. Whoever is in relaxed mode may.
   Result refuse_unsafe();
   // What is not allowed in a stream that captures: the capture is lost.
   Result refuse_captured(StreamState &stream, Result why);
@@ -161,6 +164,8 @@ public:
 private:
   // Blocking streams of the device capture: the legacy default stream cannot be used.
   Result refuse_implicit(const StreamState &stream);
+  // The host asks how far a stream is, or waits for it.
+  Result refuse_asking(StreamState &stream);
   // The last tasks that have not ended, of those with which a stream is ordered.
   std::vector<Done> pending(const StreamState &stream);
 

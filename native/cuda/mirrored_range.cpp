@@ -20,6 +20,8 @@ std::unique_ptr<MirroredRange> MirroredRange::reserve(Device &device, std::size_
 
 MirroredRange::~MirroredRange() {
   const CurrentDevice current(device_, std::nothrow);
+  if (!current)
+    return;
   for (const auto &[offset, bytes] : pieces_)
     (void)api().cuMemUnmap(address_ + offset, bytes);
   (void)api().cuMemAddressFree(address_, bytes_);
@@ -51,8 +53,8 @@ void MirroredRange::unmap(std::size_t offset) {
   const auto found = pieces_.find(offset);
   if (found == pieces_.end()) // it could not be mapped
     return;
-  const CurrentDevice current(device_, std::nothrow);
-  (void)api().cuMemUnmap(address_ + offset, found->second);
+  if (const CurrentDevice current(device_, std::nothrow); current)
+    (void)api().cuMemUnmap(address_ + offset, found->second);
   pieces_.erase(found);
 }
 

@@ -32,8 +32,8 @@ RegisteredMemory::RegisteredMemory(Device &device, std::shared_ptr<Memory> memor
 
 RegisteredMemory::~RegisteredMemory() {
   release_later([&device = device_, memory = std::move(memory_)] {
-    const CurrentDevice current(device, std::nothrow);
-    (void)api().cuMemHostUnregister(memory->data());
+    if (const CurrentDevice current(device, std::nothrow); current)
+      (void)api().cuMemHostUnregister(memory->data());
   });
 }
 

@@ -107,7 +107,7 @@ private:
     take_time(2);
     if (target_.thread() == 0) {
       const U64 call = number();
-      mine_.calls = call;
+      target_.store_relaxed(&mine_.calls, call);
       if (target_.block() == 0)
         target_.store_relaxed(call_.done, call);
     }
@@ -380,6 +380,8 @@ private:
         first + each < call_.output_bytes ? first + each : call_.output_bytes;
     for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
       call_.output[i] = static_cast<unsigned char>(call_.lost_value);
+    if (target_.thread() == 0) // the host sees that this block has ended
+      target_.store_relaxed(&mine_.calls, number());
   }
 
   const Launch &call_;

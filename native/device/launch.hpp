@@ -45,7 +45,7 @@ struct Arrival {
 // graph replays it.
 struct BlockWords {
   alignas(128) U64 progress; // generation and actions done; stored with release
-  U64 calls; // that have ended; read by nobody else
+  U64 calls; // that have ended; no other rank reads it
   alignas(128) Arrival arrivals[2];
 };
 

@@ -7,6 +7,7 @@
 #include "device/target_cpu.hpp"
 
 #include "device/move.cuh"
+#include "support/failpoint.hpp"
 
 namespace unisono::device {
 
@@ -17,6 +18,7 @@ struct AnyMover {
   using Function = void (*)(const CpuTarget &, const Movement &);
   static thread_local Function function;
   static void move(const CpuTarget &target, const Movement &m) {
+    failpoint("device.move");
     function(target, m);
   }
 };

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include "bindings/handle.hpp"
-#include "cuda/api.hpp"
+#include "cuda/device.hpp"
+#include "cuda/emulated.hpp"
 #include "device/tables.hpp"
 #include "test/bind_test_hooks.hpp"
 
@@ -22,7 +24,7 @@ nb::typed<nb::dict, nb::str, int> functions() {
   nb::dict found;
 #define UNISONO_CUDA_ADDRESS(name, arguments)                                                  \
   found[#name] = reinterpret_cast<std::uintptr_t>(api.name);
-  UNISONO_CUDA_FUNCTIONS(UNISONO_CUDA_ADDRESS)
+  UNISONO_CUDA_ALL_FUNCTIONS(UNISONO_CUDA_ADDRESS)
 #undef UNISONO_CUDA_ADDRESS
   return found;
 }
@@ -70,6 +72,18 @@ nb::bytes launch(const PlanHolder &plan, std::size_t rank, std::size_t n,
 
 void bind_emulated(nb::module_ &m) {
   m.def("emulated_functions", &functions);
+  m.def("emulated_objects", &cuda::emulated::objects);
+  m.def("release_freed_memory", [](int ordinal) {
+    cuda::Device &device = cuda::Device::of(ordinal);
+    device.freed().release_all(device);
+  }, nb::arg("ordinal"));
+  m.def("emulated_calls", &cuda::emulated::all_calls);
+  m.def("emulated_calls_of", [](const std::string &name) {
+    return cuda::emulated::calls_of(name);
+  }, nb::arg("name"));
+  m.def("fail_emulated_call", [](const std::string &name, int number, int failure) {
+    return cuda::emulated::fail_call(name, number, failure);
+  }, nb::arg("name"), nb::arg("number"), nb::arg("failure"));
   m.def("cuda_driver_is_emulated", [] { return cuda::api().emulated; });
   m.def("check_cuda", &cuda::check, nb::arg("result"), nb::arg("function"));
   m.def("device_tables", &tables, nb::arg("plan"));

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from device_cases import to_device
+from emulated_world import alone
 from unisono import _native, premul_sum
 from unisono.devices.arrays import (
     DeviceArray,
@@ -59,6 +60,36 @@ def test_strides_tell_whether_an_array_is_contiguous(base):
     assert view_of(Foreign(base, strides=(16, 4)), "call").is_contiguous
     assert not view_of(Foreign(base, strides=(4, 12)), "call").is_contiguous
     assert row_strides((2, 3, 5), 4) == (60, 20, 4)
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_device_of_an_address_is_found_without_a_context_elsewhere(current):
+    """Whether a context of its device is the current one, or none."""
+    code = f"""
+        import emulated as cuda
+        from ctypes import byref, c_int, c_uint
+        from unisono import _native
+
+        def is_active(device):
+            flags, active = c_uint(), c_int()
+            given = c_int(device), byref(flags), byref(active)
+            cuda.call("cuDevicePrimaryCtxGetState", *given)
+            return bool(active.value)
+
+        cuda.initialize(1)
+        address = cuda.allocate(100)
+        if not {current}:
+            cuda.call("cuCtxPopCurrent_v2", None)
+        print(_native.cuda_locate(address + 40) == (1, address, 100))
+        print(is_active(0), is_active(1), is_active(2))
+    """
+    said = alone(code, UNISONO_EMULATED_GPUS="3")
+    assert said.split("\n") == ["True", "False True False"]
+
+
+def test_address_that_is_no_device_memory_is_refused(base):
+    with pytest.raises(_native.CudaError, match="cuPointerGetAttribute"):
+        _native.cuda_locate(np.ones(3).ctypes.data)
 
 
 def test_foreign_arrays_take_part(base):

@@ -1,7 +1,8 @@
 """The emulation of CUDA's driver: captures and graphs."""
 
 import threading
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,6 @@ import pytest
 import emulated as cuda
 from conformance import Case, check
 from emulated_world import Collective, refused
-
-GLOBAL, THREAD_LOCAL = 0, 1
 
 
 @pytest.fixture
@@ -240,23 +239,76 @@ def in_thread(function):
 
 
 @pytest.mark.parametrize(
-    ("mode", "here", "elsewhere"),
-    [(GLOBAL, 900, 900), (THREAD_LOCAL, 900, 0), (cuda.RELAXED, 0, 0)],
+    ("of_thread", "of_capture", "here", "elsewhere"),
+    [
+        (cuda.GLOBAL, cuda.GLOBAL, 900, 900),
+        (cuda.GLOBAL, cuda.THREAD_LOCAL, 900, 0),
+        (cuda.THREAD_LOCAL, cuda.GLOBAL, 900, 0),
+        (cuda.THREAD_LOCAL, cuda.THREAD_LOCAL, 900, 0),
+        (cuda.RELAXED, cuda.GLOBAL, 0, 0),
+        (cuda.RELAXED, cuda.THREAD_LOCAL, 0, 0),
+        (cuda.GLOBAL, cuda.RELAXED, 0, 0),
+        (cuda.THREAD_LOCAL, cuda.RELAXED, 0, 0),
+    ],
 )
-def test_what_a_mode_of_capture_forbids(stream, mode, here, elsewhere):
+def test_what_the_modes_of_thread_and_capture_forbid(
+    stream, of_thread, of_capture, here, elsewhere
+):
+    def allocated():
+        with cuda.capture_mode(of_thread):
+            return allocate_code()
+
     for function, code in ((lambda f: f(), here), (in_thread, elsewhere)):
-        cuda.begin_capture(stream, mode)
-        assert function(allocate_code) == code
+        cuda.begin_capture(stream, of_capture)
+        assert function(allocated) == code
         if code:
             lost(stream)
         else:
             cuda.end_capture(stream)
 
 
+def test_mode_of_a_thread_is_exchanged(driver):
+    with cuda.capture_mode(cuda.RELAXED):
+        given = c_int(cuda.THREAD_LOCAL)
+        cuda.call("cuThreadExchangeStreamCaptureMode", byref(given))
+        assert given.value == cuda.RELAXED
+        cuda.call("cuThreadExchangeStreamCaptureMode", byref(given))
+        assert given.value == cuda.THREAD_LOCAL
+    with refused(1):
+        cuda.call("cuThreadExchangeStreamCaptureMode", byref(c_int(3)))
+
+
+UNSAFE = {
+    "cuEventQuery": lambda at: (c_void_p(at.event),),
+    "cuEventSynchronize": lambda at: (c_void_p(at.event),),
+    "cuStreamQuery": lambda at: (c_void_p(at.other),),
+    "cuStreamSynchronize": lambda at: (c_void_p(at.other),),
+    "cuMemFree_v2": lambda at: (c_uint64(at.address),),
+    "cuMemcpyDtoH_v2": lambda at: (bytes(8), c_uint64(at.address), c_size_t(8)),
+    "cuModuleLoadData": lambda _: (byref(c_void_p()), b"unisono-emulated 11 0"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_unsafe_calls_are_allowed_in_relaxed_mode_alone(stream, name):
+    at = SimpleNamespace(
+        event=cuda.event(),
+        other=cuda.stream(cuda.NON_BLOCKING),
+        address=cuda.allocate(8),
+    )
+    cuda.begin_capture(stream, cuda.GLOBAL)
+    assert in_thread(lambda: cuda.code_of(name, *UNSAFE[name](at))) == 900
+    lost(stream)
+    cuda.begin_capture(stream, cuda.GLOBAL)
+    with cuda.capture_mode(cuda.RELAXED):
+        cuda.call(name, *UNSAFE[name](at))
+    cuda.end_capture(stream)
+
+
 def test_who_ends_a_capture(stream):
     with refused(401):
         cuda.end_capture(stream)
-    cuda.begin_capture(stream, GLOBAL)
+    cuda.begin_capture(stream, cuda.GLOBAL)
     with refused(401):
         cuda.begin_capture(stream)
 

@@ -154,7 +154,7 @@ def test_a_failure_on_the_device_stays():
     said = alone(
         """
         import emulated as cuda
-        from ctypes import byref, c_size_t, c_uint64, c_void_p
+        from ctypes import byref, c_size_t, c_ubyte, c_uint64, c_void_p
         cuda.initialize()
         at = cuda.reserve(cuda.GRAIN)
         cuda.map_at(at, cuda.GRAIN, cuda.create(cuda.GRAIN))
@@ -162,7 +162,8 @@ def test_a_failure_on_the_device_stays():
         x = cuda.allocate(1)
         cuda.write(x, bytes([1]))
         cuda.fill(at, 0, 8, stream)  # no access was given
-        cuda.fill(x, 2, 1, stream)  # no more is done
+        more = c_uint64(x), c_ubyte(2), c_size_t(1), c_void_p(stream)
+        cuda.code_of("cuMemsetD8Async", *more)  # refused, or not done
         print(cuda.code_of("cuStreamSynchronize", c_void_p(stream)))
         print(cuda.code_of("cuMemAlloc_v2", byref(c_uint64()), c_size_t(8)))
         kept = (c_uint64 * 1).from_address(x)

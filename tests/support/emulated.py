@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import (
     POINTER,
     byref,
@@ -19,7 +21,8 @@ from unisono import _native
 
 LAZY_PEER_ACCESS = 1
 NON_BLOCKING = 1
-RELAXED = 2
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+"""Modes of captures, and of threads towards captures."""
 
 
 class CudaError(Exception):
@@ -273,6 +276,17 @@ def end_capture(stream: int) -> int:
     graph = c_void_p()
     call("cuStreamEndCapture", c_void_p(stream), byref(graph))
     return graph.value or 0
+
+
+@contextmanager
+def capture_mode(mode: int) -> Iterator[None]:
+    """The mode of this thread, for a while."""
+    given = c_int(mode)
+    call("cuThreadExchangeStreamCaptureMode", byref(given))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", byref(given))
 
 
 def capturing(stream: int | None) -> int:

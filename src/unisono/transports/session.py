@@ -61,6 +61,7 @@ _CHECK_FROM = 256 << 20
 """Above this many bytes check first: the kernel would kill rather than refuse."""
 
 _POLL_S = 0.05
+_LONGEST_END_S = 10.0
 _LONGEST_PAUSE_S = 2e-3  # between checks for what should come at once
 _NUMBERS = count(1)
 
@@ -171,7 +172,9 @@ class Session:
     users: WeakSet[Any] = field(init=False, default_factory=WeakSet)
     """The communicators that are open; the engine is closed with the last of them."""
     _closing: threading.RLock = field(init=False, default_factory=threading.RLock)
-    finishing: set[InFlight] = field(init=False, default_factory=set)
+    finishing: dict[InFlight, threading.Thread] = field(
+        init=False, default_factory=dict
+    )
     """Calls in flight of communicators that were dropped without close()."""
     logbook: Logbook = field(init=False)
     closers: list[Callable[[], object]] = field(init=False, default_factory=list)
@@ -252,15 +255,27 @@ class Session:
         if not calls.has_device() and (self.failed or not calls.pending()):
             self._close_now(native, agreed, on_close, calls)
             return
-        self.finishing.add(calls)
 
         def end() -> None:
             while calls.pending() and not self.failed:
                 calls.rest(_POLL_S)
-            self.finishing.discard(calls)
+            calls.close_device()
+            self.finishing.pop(calls, None)
             self._close_now(native, agreed, on_close, calls)
 
-        threading.Thread(target=end, name="unisono end", daemon=True).start()
+        thread = threading.Thread(target=end, name="unisono end", daemon=True)
+        self.finishing[calls] = thread
+        thread.start()
+
+    def end_dropped(self) -> None:
+        """At exit, close what was dropped and has a device half, which others may read.
+
+        Their threads would end with the interpreter.
+        """
+        for calls, thread in list(self.finishing.items()):
+            if calls.has_device():
+                calls.close_device()
+                thread.join(_LONGEST_END_S)
 
     def _close_now(
         self,

@@ -176,7 +176,7 @@ class DevicePlane:
         about += _most_blocks().to_bytes(4, "little")
         rows = self._all_gather(about + placement.wanted())
         why = self._place([row[len(about) :] for row in rows])
-        self.native.start()
+        self._together(self.native.start)
         uuids = [row[:16] for row in rows]
         sizes = [int.from_bytes(row[16:20], "little") for row in rows]
         blocks = [int.from_bytes(row[20:24], "little") for row in rows]
@@ -187,7 +187,7 @@ class DevicePlane:
         why = placement.why_on_host(wanted)
         if not why:
             self._together(self.native.allocate)
-        announced = self._all_gather(self.native.announcement())
+        announced = self._all_gather(self._together(self.native.announcement))
         missed = self._texts(self._together(lambda: self.native.connect(announced)))
         for rank, reason in enumerate(missed):
             if reason and not why:
@@ -205,7 +205,7 @@ class DevicePlane:
         why = ""
         try:
             made.append(step())
-        except (_native.CudaError, OSError, MemoryError) as error:
+        except (RuntimeError, OSError, MemoryError) as error:
             why = str(error) or type(error).__name__
         for rank, words in enumerate(self._texts(why)):
             if words:
@@ -330,6 +330,9 @@ class DevicePlane:
             THREADS,
             how.async_op,
         )
+        if captured is None:  # it was refused: the communicator has failed
+            self._check(call.collective)
+            raise DeviceError(f"{call.collective}: a rank has closed its device half")
         if captured:  # a graph may use it at any time
             self._captured[id(plan)] = plan
         return captured
@@ -368,7 +371,7 @@ class DevicePlane:
             plan = device_plan(kind, size, rank, window=WINDOW)
             if len(self._plans) > MOST_PLANS:
                 self._plans.clear()
-            found = self._plans[key] = _native.DevicePlan(self.ordinal, plan)
+            found = self._plans[key] = _native.DevicePlan(self.native, plan)
         return found
 
     def _refuse(self, call: Call, how: CallOptions) -> None:

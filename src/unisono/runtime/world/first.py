@@ -113,6 +113,7 @@ def _leave() -> None:
     _native.process_exiting()
     for session in list(_OPEN):
         if not session.engine.forked():
+            session.end_dropped()
             for comm in list(session.users):
                 comm.close()
             session.close()
