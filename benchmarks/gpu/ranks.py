@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every stream
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 if os.environ.get("UNISONO_CUDA_DRIVER") != "emulated":
     os.environ["UNISONO_GPU_TESTS"] = "1"
@@ -28,11 +27,20 @@ LEAST_S = 0.05
 """A round has as many launches as take so long."""
 
 
+def prepare_streams() -> None:
+    """Let every stream have a queue of the device; before the driver is initialized.
+
+    Not for ranks that are processes: a GPU has room for few contexts with so many.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    cuda.initialize()
+
+
 class StreamRanks:
     """n ranks, with a stream each, on device 0."""
 
     def __init__(self, n: int) -> None:
-        """Connect them."""
+        """Connect them; `prepare_streams` was called before."""
         self.n = n
         self.world = world(n)
         self.comms = self.world.comms

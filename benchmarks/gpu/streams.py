@@ -16,7 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu.by_hand import DirectByHand
-from benchmarks.gpu.ranks import StreamRanks, array, copy_speed, cuda
+from benchmarks.gpu.ranks import (
+    StreamRanks,
+    array,
+    copy_speed,
+    cuda,
+    prepare_streams,
+)
 from unisono import _native
 from unisono.devices import kernels, rtc
 from unisono.runtime.plan.plans import lowered
@@ -29,7 +35,7 @@ COLLECTIVES = "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broad
 SMALL = 16, 4 << 10, 64 << 10, 1 << 20
 """Bytes of a rank's buffer."""
 REPLAYS = 10**6
-_BOUND = "looks % 64 == 0 && given_up(word, least, rank)"
+_BOUND = "looks % Target::looks_per_check == 0 && given_up(word, least, rank)"
 
 Call = Callable[[Any, int, Any], Any]
 
@@ -43,7 +49,7 @@ def main() -> None:
     chosen = options.parse_args()
     worlds = [int(n) for n in chosen.n.split(",")]
     print(_machine())
-    cuda.initialize()
+    prepare_streams()
     speed = copy_speed()
     print(f"copy inside the device: {speed / 1e12:.2f} TB/s, read and written")
     for name in chosen.only.split(","):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.ranks import array, cuda
+from benchmarks.gpu.ranks import array, prepare_streams
 from unisono import _native
 from unisono.errors import CollectiveTimeout, PeerLost, UnisonoError
 from unisono.testing import world, world_across
@@ -35,8 +35,7 @@ RANKS = 8
 
 def absent(times: int) -> int:
     """One rank of three does not make the call, in a new world each time."""
-    _native.cuda_device(0)
-    cuda.initialize()
+    prepare_streams()
     problems = []
     latest = 0.0
     before: tuple[int, int] | None = None

@@ -246,7 +246,7 @@ private:
          (looks > eager_looks && target_.load_relaxed(word) < least) ||
          target_.load_acquire(word) < least;
          ++looks) {
-      if (looks % 64 == 0 && given_up(word, least, rank))
+      if (looks % Target::looks_per_check == 0 && given_up(word, least, rank))
         return false;
       target_.pause(looks);
     }

@@ -49,6 +49,7 @@ public:
     std::uint64_t words[2];
   };
 
+  static constexpr unsigned looks_per_check = 64;
   static constexpr int sum_registers = 16;
 
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)

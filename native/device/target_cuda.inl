@@ -23,6 +23,10 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  // How often a wait looks whether it is to be given up: about twice in a millisecond. To
+  // read the host's memory and the clock slows down the blocks that move data: a broadcast
+  // of 128 MiB on two ranks of an H200 took four times as long with 64.
+  static constexpr unsigned looks_per_check = 1024;
   // For the sums of a thread; before 8.0 more are needed for the rest.
 #if __CUDA_ARCH__ < 800
   static constexpr int sum_registers = 8;

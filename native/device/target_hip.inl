@@ -18,6 +18,7 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  static constexpr unsigned looks_per_check = 1024;
   static constexpr int sum_registers = 16;
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }

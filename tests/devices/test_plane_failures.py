@@ -76,6 +76,7 @@ def different(comm):
     for op in ("sum", "max"):  # a kernel is loaded while no call is in flight
         me.all_reduce(op=op)
         comm.synchronize(30)
+    comm.barrier()  # all have ended these calls
     if comm.rank == 2:
         return me.outcome(lambda: me.all_reduce(op="max"))[0]
     return me.outcome(me.all_reduce)[0]

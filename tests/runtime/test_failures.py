@@ -705,6 +705,27 @@ def test_ctrl_c_ends_a_world_of_threads(forks):
     assert took < 60
 
 
+def is_interrupted_through_another_thread(rank):
+    """The signal is delivered to a thread that is not the one that waits."""
+    with world(2, timeout_s=100) as w:
+
+        def work(comm):
+            if comm.rank == 0:  # whose end is waited for first
+                return comm.recv(ones(), 1)
+            time.sleep(0.15)
+            return signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        began = time.monotonic()
+        error = attempt(w.run, work)
+        return error["error"], time.monotonic() - began
+
+
+def test_ctrl_c_reaches_a_world_whose_caller_waits_already(forks):
+    error, took = forks.run(1, is_interrupted_through_another_thread)[0].value
+    assert error == "KeyboardInterrupt"
+    assert took < 60  # the call's timeout is 100
+
+
 ENDS_EARLY = """
 import threading, time
 import numpy as np

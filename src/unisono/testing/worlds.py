@@ -19,6 +19,9 @@ from unisono.transports.session import WINDOW
 from unisono.transports.threads import sessions
 from unisono.transports.tls import wanted
 
+_LOOK_S = 0.2
+"""A signal that arrives just before Python begins to wait does not end the wait."""
+
 
 class World:
     """n communicators of one world, one for each thread."""
@@ -68,7 +71,7 @@ class World:
             for thread in running:
                 thread.start()
             for event in ended:
-                event.wait()
+                _await(event)
         except BaseException:  # interrupted: close all ranks, so that none waits
             self.close()
             raise
@@ -101,6 +104,11 @@ class World:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _await(event: threading.Event) -> None:
+    while not event.wait(_LOOK_S):
+        pass
 
 
 def world(
