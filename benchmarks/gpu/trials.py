@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import time
+from ctypes import CDLL, byref, c_size_t
 from typing import Any
 
 import numpy as np
@@ -85,11 +86,9 @@ def _absent(comm: Any, culprit: int) -> tuple[Any, ...]:
 
 def _used() -> tuple[int, int]:
     """Bytes of the device that are used, and open files of this process."""
-    from ctypes import byref, c_size_t
-
     free, total = c_size_t(), c_size_t()
     if not _native.cuda_is_emulated():
-        cuda.call("cuMemGetInfo_v2", byref(free), byref(total))
+        CDLL("libcuda.so.1").cuMemGetInfo_v2(byref(free), byref(total))
     return total.value - free.value, len(os.listdir("/proc/self/fd"))
 
 

@@ -153,7 +153,7 @@ template <class Type, class Operation, class Of> struct Reduced {
 };
 
 struct Copy {
-  template <class Target>
+  template <int packs, class Target>
   UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
     using Vector = typename Target::Vector;
     if (m.num_destinations == 1 && m.sources[0] == m.destinations[0])
@@ -162,7 +162,7 @@ struct Copy {
     std::int64_t done = 0;
     if (bits == 0) {
       done = m.bytes / 16 * 16;
-      run<Copied<Vector>, 6>(target, m, 0, done);
+      run<Copied<Vector>, packs>(target, m, 0, done);
     } else if (bits % 4 == 0) {
       done = m.bytes / 4 * 4;
       run<Copied<std::uint32_t>, 4>(target, m, 0, done);
@@ -184,7 +184,7 @@ template <class Type, class Operation> struct Reduce {
   UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
     using Vector = typename Target::Vector;
     if (m.num_sources == 1)
-      return Copy::move(target, m);
+      return Copy::move<(sizeof(Stored) > 8 ? 4 : 8)>(target, m);
     // So many that their sums fit into registers.
     constexpr bool is_wide = sizeof(typename Type::Sum) > 4;
     constexpr int registers = is_wide ? 8 : Target::sum_registers;
