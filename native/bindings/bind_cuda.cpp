@@ -177,6 +177,7 @@ void bind_cuda(nb::module_ &m) {
   m.attr("MOST_DEVICE_RANKS") = device::most_ranks;
   m.attr("DEVICE_CALL") = device_call;
   m.def("cuda_is_emulated", [] { return api().emulated; });
+  m.def("cuda_is_used", &is_used);
   m.def("cuda_device_count", &Device::count);
   m.def("cuda_access", &Device::access);
   m.def("dlpack_view", &dlpack_view, nb::arg("array"));

@@ -93,6 +93,8 @@ const Api &api() {
 
 void mark_used() { used_in.store(fork_epoch(), std::memory_order_relaxed); }
 
+bool is_used() { return used_in.load(std::memory_order_relaxed) != never; }
+
 bool is_used_before() {
   const std::uint64_t used = used_in.load(std::memory_order_relaxed);
   return used != never && used != fork_epoch();

@@ -176,6 +176,7 @@ const Api &api();
 // driver, and locks may be held there for ever. So whoever is about to call the driver, or to
 // take a lock that others hold while they call it, looks here first.
 void mark_used();      // before this process first calls the driver
+bool is_used();        // whether this process, or one that it is a fork of, has called it
 bool is_used_before(); // whether this process is such a fork
 void refuse_fork();    // throws Error if it is
 

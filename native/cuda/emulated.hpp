@@ -73,6 +73,8 @@ struct Settings {
   std::uint64_t memory; // MEMORY: bytes of each device that this process can allocate, 8 GiB
   bool peers;           // PEERS: whether devices access each other's memory, 1
   bool waits;           // WAITS: whether what may wait for kernels does so always, 0
+  int queues;           // QUEUES: 1: streams share as many as CUDA_DEVICE_MAX_CONNECTIONS says
+                        // (8); 0: each has its own, 0
 };
 
 // Objects by their handles.

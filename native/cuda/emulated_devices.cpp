@@ -130,7 +130,10 @@ Settings::Settings()
       threads(std::max(1, small_setting("UNISONO_EMULATED_THREADS", 2, 1024))),
       memory(setting("UNISONO_EMULATED_MEMORY", std::uint64_t(8) << 30)),
       peers(setting("UNISONO_EMULATED_PEERS", 1) != 0),
-      waits(setting("UNISONO_EMULATED_WAITS", 0) != 0) {}
+      waits(setting("UNISONO_EMULATED_WAITS", 0) != 0),
+      queues(setting("UNISONO_EMULATED_QUEUES", 0) == 0
+                 ? 0
+                 : std::max(1, small_setting("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32))) {}
 
 State::State()
     : devices(std::size_t(settings.devices)), memory(std::make_unique<MemoryState>()),

@@ -11,7 +11,8 @@ Done Queue::push(std::vector<Done> after, Work work) {
     worker_.start([this] { run(); });
   started_ = true;
   auto done = std::make_shared<Completion>();
-  tasks_.push_back({std::move(after), std::move(work), done});
+  tasks_.push_back(
+      {std::move(after), std::move(work), done, hardware_ ? hardware_->given++ : 0});
   last_ = done;
   changed_.notify_one();
   return done;
@@ -26,8 +27,7 @@ void Queue::run() {
       break;
     const Task task = std::move(tasks_.front());
     tasks_.pop_front();
-    for (const Done &before : task.after)
-      before->wait(lock);
+    begin(lock, task);
     const Result result = perform(lock, task.work, threads);
     Result &failed = state_.devices[std::size_t(device)].failed;
     if (failed == success)
@@ -38,6 +38,16 @@ void Queue::run() {
   }
   ended_ = true;
   changed_.notify_all();
+}
+
+void Queue::begin(Lock &lock, const Task &task) {
+  for (const Done &before : task.after)
+    before->wait(lock);
+  if (!hardware_)
+    return;
+  hardware_->changed.wait(lock, [&] { return hardware_->begun == task.place; });
+  ++hardware_->begun;
+  hardware_->changed.notify_all();
 }
 
 // After a failure nothing more is done on the device.
@@ -76,6 +86,17 @@ StreamsState::StreamsState(State &state) : state_(state) {
   for (int device = 0; device < state.settings.devices; ++device)
     legacy_.push_back(std::make_shared<StreamState>(
         StreamState{std::make_shared<Queue>(state, device, true), true}));
+}
+
+std::shared_ptr<HardwareQueue> StreamsState::next_hardware_queue(int device) {
+  const auto count = std::size_t(state_.settings.queues);
+  if (count == 0)
+    return nullptr;
+  hardware_.resize(std::size_t(state_.settings.devices));
+  auto &all = hardware_[std::size_t(device)];
+  while (all.size() < count)
+    all.push_back(std::make_shared<HardwareQueue>());
+  return all[streams_made_++ % count];
 }
 
 std::shared_ptr<StreamState> StreamsState::find(const Entry &at, Stream handle) {
@@ -228,8 +249,9 @@ Result cuStreamCreate(Stream *stream, unsigned flags) {
     if (stream == nullptr || (flags & ~stream_non_blocking) != 0)
       return invalid_value;
     const bool blocking = flags == 0;
-    *stream = at.state.streams->streams.add(std::make_shared<StreamState>(
-        StreamState{std::make_shared<Queue>(at.state, at.device, blocking)}));
+    auto hardware = at.state.streams->next_hardware_queue(at.device);
+    *stream = at.state.streams->streams.add(std::make_shared<StreamState>(StreamState{
+        std::make_shared<Queue>(at.state, at.device, blocking, std::move(hardware))}));
     return success;
   });
 }

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda/emulated.hpp"
@@ -37,11 +38,19 @@ struct Completion {
 };
 using Done = std::shared_ptr<Completion>;
 
+// A queue of the hardware, which streams share: tasks begin in the order in which they were
+// given to it. So one that waits keeps those of other streams behind it from beginning.
+struct HardwareQueue {
+  std::uint64_t given = 0, begun = 0;
+  std::condition_variable changed;
+};
+
 // Tasks that run one after the other on a thread, which the first of them starts.
 class Queue {
 public:
-  Queue(State &state, int device, bool blocking)
-      : device(device), blocking(blocking), state_(state) {}
+  Queue(State &state, int device, bool blocking,
+        std::shared_ptr<HardwareQueue> hardware = nullptr)
+      : device(device), blocking(blocking), state_(state), hardware_(std::move(hardware)) {}
   Queue(const Queue &) = delete;
 
   Done push(std::vector<Done> after, Work work);
@@ -60,11 +69,14 @@ private:
     std::vector<Done> after;
     Work work;
     Done done;
+    std::uint64_t place; // in the hardware's queue
   };
   void run();
+  void begin(Lock &lock, const Task &task);
   Result perform(Lock &lock, const Work &work, device::CpuThreads &threads);
 
   State &state_;
+  const std::shared_ptr<HardwareQueue> hardware_; // null: its own
   std::deque<Task> tasks_;
   Done last_;
   bool closing_ = false, started_ = false, ended_ = false;
@@ -144,6 +156,8 @@ public:
   }
   // The thread of the queue ends when its tasks have.
   void retire(Lock &lock, std::shared_ptr<Queue> queue);
+  // That of the next stream which is made; null: its own.
+  std::shared_ptr<HardwareQueue> next_hardware_queue(int device);
   // Everything of a context that is destroyed.
   void destroy_of(Lock &lock, int device);
 
@@ -174,6 +188,8 @@ private:
   std::condition_variable launchable_;
   std::vector<std::shared_ptr<StreamState>> legacy_; // by device
   std::vector<std::shared_ptr<Queue>> retired_;
+  std::vector<std::vector<std::shared_ptr<HardwareQueue>>> hardware_; // by device
+  std::size_t streams_made_ = 0;
 };
 
 } // namespace unisono::cuda::emulated

@@ -164,6 +164,20 @@ def test_host_without_a_gpu_needs_no_compiler(monkeypatch):
     assert "not needed without a GPU" in named(found, "NVRTC").detail
 
 
+def test_doctor_finds_too_few_queues(monkeypatch):
+    monkeypatch.setattr(host.found, "driver", lambda: Found(True, "CUDA 13.0"))
+    monkeypatch.setattr(host.found, "compiler", lambda: Found(True, "13.0"))
+    monkeypatch.setattr(host.found, "windows", lambda: Found(True, "somewhere"))
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    unset = named(examine(False), "GPU queues")
+    assert unset.ok
+    assert "8 (CUDA_DEVICE_MAX_CONNECTIONS is not set)" in unset.detail
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    one = named(examine(False), "GPU queues")
+    assert not one.ok
+    assert one.fix == "unset CUDA_DEVICE_MAX_CONNECTIONS"
+
+
 def test_doctor_finds_a_gpu_without_a_compiler(monkeypatch):
     monkeypatch.setattr(host.found, "driver", lambda: Found(True, "CUDA 13.0"))
     monkeypatch.setattr(host.found, "compiler", lambda: NOWHERE)

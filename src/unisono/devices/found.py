@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono import cuda_queues
 from unisono.devices import kernel_cache, nvrtc
 from unisono.errors import BadArgument, DeviceError, UsageError
 from unisono.units import format_bytes
@@ -81,6 +82,18 @@ def windows() -> Found:
     if wish == "device":
         return Found(False, f"{said}, but {WINDOWS}=device", f"unset {WINDOWS}")
     return Found(True, f"in host memory where ranks use such GPUs: {said}")
+
+
+def queues() -> Found:
+    """What streams share; copies of the host's should not wait behind a kernel."""
+    said = f"{cuda_queues.words()}; ranks that are threads need one each"
+    if cuda_queues.count() > 1:
+        return Found(True, said)
+    return Found(
+        False,
+        f"{said}, and the host's copies one of their own",
+        f"unset {cuda_queues.VARIABLE}",
+    )
 
 
 def kernels() -> Found:

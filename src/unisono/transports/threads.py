@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.errors import ConnectFailed
 from unisono.transports.interface import Capabilities, ConnectOptions, Transport
 from unisono.transports.session import (
@@ -68,6 +68,8 @@ def sessions(
     hosts do; `pair` makes the two ends of one.
     """
     refuse_too_many(n)
+    if n > 1:
+        cuda_queues.request_all()
     hub = _native.PeerTable(n)
     peers = [Peer(r, os.getpid(), socket.gethostname()) for r in range(n)]
     # Python runs one thread at a time, so a rank that spins keeps the others waiting.

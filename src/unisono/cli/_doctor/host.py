@@ -234,6 +234,9 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("GPU driver", True, driver.words)
     windows = found.windows()
     yield Finding("GPU windows", windows.usable, windows.words, windows.fix)
+    if driver.usable:
+        queues = found.queues()
+        yield Finding("GPU queues", queues.usable, queues.words, queues.fix)
     if driver.usable or compiler.usable:
         yield Finding("NVRTC", compiler.usable, compiler.words, compiler.fix)
     else:

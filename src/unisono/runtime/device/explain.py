@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
@@ -56,7 +56,22 @@ def explain_on_device(
             f"  kernel     {plane.blocks(nbytes)} blocks of {THREADS} threads; "
             f"{facts.ranks_per_device} ranks share a device"
         )
+        lines += _queues(plane.native.ranks_here())
     return "\n".join(lines)
+
+
+def _queues(ranks_here: int) -> list[str]:
+    """Whether the kernels of ranks that are threads can all run at the same time."""
+    if ranks_here == 1:
+        return []
+    line = f"  queues     {cuda_queues.words()} for {ranks_here} ranks of this process"
+    if ranks_here < cuda_queues.count():  # one is for the host's own copies
+        return [line]
+    return [
+        f"{line}: too few, so",
+        "             kernels may be queued behind those that wait for them; set",
+        f"             {cuda_queues.VARIABLE}={cuda_queues.MOST} before CUDA is used",
+    ]
 
 
 _SHARING = (

@@ -1,0 +1,52 @@
+"""The queues of a GPU that the streams of a process share.
+
+A stream is given one of a few queues, in which kernels begin in order. A kernel that
+waits for its turn in one stream keeps those of other streams behind it in the queue. If
+it waits for one of them, as ranks that are threads of a process do, both wait until a
+call times out. So such ranks should have a queue each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""CUDA reads it when a process first uses a GPU."""
+DEFAULT, MOST = 8, 32
+_DRIVER = "UNISONO_CUDA_DRIVER"
+
+
+def request_all() -> None:
+    """Ask CUDA for as many as there are, if nobody has decided and it is not too late.
+
+    To be called before ranks begin as threads: the environment is no safe place then.
+    """
+    if VARIABLE not in os.environ and _may_use_cuda() and not _uses_cuda():
+        os.environ[VARIABLE] = str(MOST)
+
+
+def count() -> int:
+    """How many a process has, by its environment."""
+    text = os.environ.get(VARIABLE, "")
+    return max(1, min(int(text), MOST)) if text.isdigit() else DEFAULT
+
+
+def words() -> str:
+    """How many, and why."""
+    if VARIABLE in os.environ:
+        return f"{count()} ({VARIABLE}={os.environ[VARIABLE]})"
+    return f"{DEFAULT} ({VARIABLE} is not set)"
+
+
+def _may_use_cuda() -> bool:
+    return bool(os.environ.get(_DRIVER)) or Path("/dev/nvidiactl").exists()
+
+
+def _uses_cuda() -> bool:
+    from unisono import _native  # not where only the words are wanted
+
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return _native.cuda_is_used() or (cuda is not None and cuda.is_initialized())
