@@ -191,30 +191,13 @@ std::optional<bool> DeviceComm::launch(const Arguments &a) {
     return {};
   }
   const CurrentDevice current(device_);
-  Tables &tables = a.plan->tables();
-  Launch launch =
-      a.plan->packed().launch(tables.address(), rank_, world_ranks_.size(), a.blocks);
-  launch.input = reinterpret_cast<const unsigned char *>(a.input);
-  launch.output = reinterpret_cast<unsigned char *>(a.output);
   const bool captured = order_after_last(a.stream);
   if (!captured) { // to map is forbidden during a capture
     mark_calls(a.stream);
     update_segments(most_updates, nullptr);
   }
-  const Plan &plan = a.plan->packed().plan();
-  expose(launch, 0, a.input, plan.input_bytes);
-  expose(launch, 1, a.output, plan.output_bytes);
-  launch.peers = peers_.as<const Peer>();
-  launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
-  launch.half = std::int64_t(half_);
-  const HostWords *words = host_.device<HostWords>();
-  launch.abort = &words->abort;
-  launch.failure = const_cast<device::FailureSlot *>(&words->failure);
-  if (captured) {
-    is_captured_ = true;
-    launch.begun = const_cast<std::uint64_t *>(&words->begun);
-  }
-  launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
+  Launch launch = argument(a, captured);
+  Tables &tables = a.plan->tables();
   tables.copy(a.stream);
   const CallRecords::Call call{&a.plan->packed().plan().note, a.stream, a.site, a.queued};
   if (captured) {
@@ -236,6 +219,29 @@ std::optional<bool> DeviceComm::launch(const Arguments &a) {
   if (!captured)
     tables.set_copied();
   return captured;
+}
+
+// What the kernel is given.
+Launch DeviceComm::argument(const Arguments &a, bool captured) {
+  const Plan &plan = a.plan->packed().plan();
+  Launch launch = a.plan->packed().launch(a.plan->tables().address(), rank_,
+                                          world_ranks_.size(), a.blocks);
+  launch.input = reinterpret_cast<const unsigned char *>(a.input);
+  launch.output = reinterpret_cast<unsigned char *>(a.output);
+  expose(launch, 0, a.input, plan.input_bytes);
+  expose(launch, 1, a.output, plan.output_bytes);
+  launch.peers = peers_.as<const Peer>();
+  launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
+  launch.half = std::int64_t(half_);
+  const HostWords *words = host_.device<HostWords>();
+  launch.abort = &words->abort;
+  launch.failure = const_cast<device::FailureSlot *>(&words->failure);
+  if (captured) {
+    is_captured_ = true;
+    launch.begun = const_cast<std::uint64_t *>(&words->begun);
+  }
+  launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
+  return launch;
 }
 
 // Lets other ranks use the input (0) or the output (1) in place, if all of them can. In

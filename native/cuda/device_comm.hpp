@@ -169,6 +169,7 @@ private:
   std::uint32_t next_call();
   void report_deaths();
   bool order_after_last(Stream stream);
+  device::Launch argument(const Arguments &arguments, bool captured);
   void mark_calls(Stream stream);
   std::uint64_t launched() const override {
     return launched_.load(std::memory_order_acquire);

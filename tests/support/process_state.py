@@ -1,5 +1,6 @@
 """The state of other processes, from /proc, and waiting for it."""
 
+import os
 import time
 from pathlib import Path
 
@@ -14,8 +15,16 @@ def state_of(pid):
 
 
 def has_ended(pid):
-    """Whether there is no such process, or it is a zombie."""
-    return state_of(pid) in "ZX"
+    """Whether there is no such process, or it is a zombie and its threads are gone.
+
+    A zombie with threads that are about to end still has its sockets open.
+    """
+    if state_of(pid) not in "ZX":
+        return False
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    except OSError:
+        return True
 
 
 def is_gone(pid, within=30.0):
