@@ -115,10 +115,10 @@ template <class Type, class Operation, class Of> struct Reduced {
   using Stored = typename Type::Stored;
   using Sum = typename Type::Sum;
   static constexpr std::int32_t bytes = sizeof(Unit);
-  static constexpr int together = sizeof(Unit) == 16 ? 4 : 1;
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
   // An element takes a whole register, or several.
   static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
+  static constexpr int together = sizeof(Unit) != 16 ? 1 : registers > 8 ? 2 : 4;
   struct Elements {
     Stored of[lanes];
   };
