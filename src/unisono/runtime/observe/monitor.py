@@ -57,6 +57,10 @@ def name_of(pid: int, rank: int, number: int) -> str:
     return f"\0{PREFIX}{os.getuid()}-{pid}-{rank}-{number}"
 
 
+_ASK, _END = b"!", b"."
+"""What its thread is told."""
+
+
 class Monitor:
     """The monitor of one rank."""
 
@@ -64,7 +68,7 @@ class Monitor:
         """Start to listen."""
         self._session = weakref.ref(session)
         self._folder = folder
-        self._ended = False
+        self._ended = self._leaves = False
         self._traffic = TrafficCounter()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wake, self._woken = socket.socketpair()
@@ -79,15 +83,19 @@ class Monitor:
 
     def ask(self) -> None:
         """Request a flight record; for signal handlers."""
+        if not self._leaves:
+            self._tell(_ASK)
+
+    def _tell(self, what: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._wake.send(b"!")
+            self._wake.send(what)
 
     def end(self, logbook: Logbook) -> None:
         """Write the last record and stop."""
         if not logbook.engine.forked():
             self._write(logbook, "it left", recorder.LEFT)
-        self._ended = True
-        self.ask()
+        self._leaves = True
+        self._tell(_END)  # its thread closes the sockets, when it has received this
 
     def release(self) -> None:
         """Close the sockets; also in a forked child, where they are the parent's."""
@@ -103,7 +111,10 @@ class Monitor:
                 session = self._session()
                 if session is None or self._ended:
                     break
-                if self._woken.fileno() in ready and self._woken.recv(64):
+                asked = self._woken.recv(64) if self._woken.fileno() in ready else b""
+                if _END in asked:
+                    break
+                if asked:
                     self._write(session.logbook, "it was asked", recorder.REQUESTED)
                 if self._listener.fileno() in ready:
                     self._answer(session)
