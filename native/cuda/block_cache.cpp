@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t smallest = 512;
 constexpr std::size_t page = std::size_t(2) << 20; // of the device
 constexpr std::size_t most_kept = std::size_t(512) << 20;
+constexpr std::size_t most_alike = 16; // of one size
 
 void release(Device &device, Address block) {
   release_later([&device, block] {
@@ -44,8 +45,9 @@ Address BlockCache::take(std::size_t bytes) {
 void BlockCache::put(Device &device, Address block, std::size_t bytes) {
   {
     const std::lock_guard only(mutex_);
-    if (kept_ + bytes <= most_kept) {
-      blocks_[bytes].push_back(block);
+    std::vector<Address> &same = blocks_[bytes];
+    if (kept_ + bytes <= most_kept && same.size() < most_alike) {
+      same.push_back(block);
       kept_ += bytes;
       return;
     }

@@ -371,7 +371,10 @@ def read_until(terminal, wanted, within=40.0):
     result = b""
     until = time.monotonic() + within
     while wanted not in result:
-        assert select.select([terminal], [], [], until - time.monotonic())[0], result
+        waiting = select.poll()  # for descriptors of any number
+        waiting.register(terminal, select.POLLIN)
+        left_ms = max(0.0, until - time.monotonic()) * 1000
+        assert waiting.poll(left_ms), result
         result += os.read(terminal, 4096)
     return result
 

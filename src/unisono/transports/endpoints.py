@@ -23,7 +23,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -251,12 +251,31 @@ class _RemoteEndpoint(ShrinkEndpoint):
         self._arrived: deque[Connection] = deque()
         self._wake_reader, self._waker = socket.socketpair()
         self._wake_reader.setblocking(False)
+        # Connections arrive on the listener's thread, also while this ends.
+        self._guard = threading.Lock()
+        self._late: Callable[[Connection], None] | None = None
         listener.set_handler(_AGREE.kind, self._arrive)
 
     def _arrive(self, connection: Connection) -> None:
-        self._arrived.append(connection)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!", socket.MSG_DONTWAIT)
+        with self._guard:
+            late = self._late
+            if late is None:
+                self._arrived.append(connection)
+                with contextlib.suppress(OSError):
+                    self._waker.send(b"!", socket.MSG_DONTWAIT)
+        if late is not None:
+            late(connection)
+
+    def _finish(self, late: Callable[[Connection], None]) -> None:
+        """What has arrived and what arrives from now on is handed to `late`."""
+        with self._guard:
+            self._late = late
+            waiting = list(self._arrived)
+            self._arrived.clear()
+            self._wake_reader.close()
+            self._waker.close()
+        for connection in waiting:
+            late(connection)
 
     def fileno(self) -> int:
         return self._wake_reader.fileno()
@@ -284,18 +303,11 @@ class _RemoteEndpoint(ShrinkEndpoint):
                 link.close()
 
         self.listener.set_handler(_AGREE.kind, tell)
-        for connection in list(self._arrived):
-            tell(connection)
-        self._arrived.clear()
-        self._wake_reader.close()
-        self._waker.close()
+        self._finish(tell)
 
     def close(self) -> None:
         self.listener.close()
-        self._wake_reader.close()
-        self._waker.close()
-        for connection in self._arrived:
-            connection.close()
+        self._finish(lambda connection: connection.close())
 
 
 def connect_once(
