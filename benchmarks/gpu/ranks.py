@@ -16,13 +16,14 @@ if os.environ.get("UNISONO_CUDA_DRIVER") != "emulated":
 
 import numpy as np
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceArray
 from unisono.testing import world
 
 cuda: Any = import_module("emulated")
 """CUDA's driver: that of the machine, or the emulation."""
 ROUNDS = 5
+_COPIES = 50
 LEAST_S = 0.05
 """A round has as many launches as take so long."""
 
@@ -32,7 +33,7 @@ def prepare_streams() -> None:
 
     Not for ranks that are processes: a GPU has room for few contexts with so many.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    cuda_queues.request_all()
     cuda.initialize()
 
 
@@ -141,12 +142,4 @@ def array(count: int, dtype: str = "float32") -> DeviceArray:
 def copy_speed() -> float:
     """Bytes per second, read and written, of the driver's copy inside the device."""
     nbytes = 1 << 20 if _native.cuda_is_emulated() else 1 << 30
-    a, b = DeviceArray((nbytes,), "uint8", 0), DeviceArray((nbytes,), "uint8", 0)
-    stream = _native.CudaStream(0)
-    to, source = b.view.address, a.view.address
-
-    def launch(times: int) -> None:
-        for _ in range(times):
-            cuda.copy(to, source, nbytes, stream.handle)
-
-    return 2 * nbytes / seconds(launch, stream.handle)
+    return 2 * nbytes / _native.cuda_copy_seconds(0, nbytes, _COPIES)

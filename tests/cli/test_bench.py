@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from process_state import gone
 from unisono.cli import main
 from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
@@ -504,16 +504,6 @@ def running():
     for process in started:
         process.kill()
         process.communicate()
-
-
-def gone(pids, seconds=60):
-    """Whether all these processes end within the time."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 LONG = ("-n", "2", "-b", "1K", "-e", "4K", "-i", "8", "--rounds", "3")

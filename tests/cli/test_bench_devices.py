@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 
+from process_state import gone
 from unisono.cli import main
 from unisono.cli._bench import devices, plot
 from unisono.cli._bench.cases import (
@@ -64,15 +64,6 @@ def result_of(bench):
 
 def rows_of(out):
     return [line.split() for line in out.splitlines() if line[:1] not in ("#", "")]
-
-
-def gone(pids, seconds=60):
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_processes_measure_every_collective_of_cuda_arrays(result_of):

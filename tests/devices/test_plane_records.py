@@ -1,11 +1,11 @@
 """Calls on CUDA arrays in flight records, traces, diagnoses and live states."""
 
-import json
 import os
 import pickle
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from diagnosis import judge
 from unisono import _native, trace
 from unisono.cli import main
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
@@ -268,14 +269,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def judged(capsys):
     """What `unisono trace why` says of a folder, as JSON, and as text."""
-
-    def judge(folder):
-        assert main(["trace", "why", str(folder), "--json"]) == 0
-        result = json.loads(capsys.readouterr().out)
-        assert main(["trace", "why", str(folder)]) == 0
-        return result, capsys.readouterr().out
-
-    return judge
+    return partial(judge, capsys)
 
 
 def error_of(call):

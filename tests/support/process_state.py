@@ -37,6 +37,16 @@ def is_gone(pid, within=30.0):
     return False
 
 
+def gone(pids, seconds=60):
+    """Whether all these processes end within the time; no zombie is left."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def wait_for(condition, within=40.0):
     until = time.monotonic() + within
     while not condition():

@@ -3,12 +3,14 @@
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from diagnosis import judge
 from unisono import algorithms
 from unisono.cli import main
 from unisono.errors import BadArgument, CollectiveMismatch, PeerLost
@@ -37,14 +39,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def judged(capsys):
     """What `unisono trace why` says of a folder, as JSON, and as text."""
-
-    def judge(folder):
-        assert main(["trace", "why", str(folder), "--json"]) == 0
-        result = json.loads(capsys.readouterr().out)
-        assert main(["trace", "why", str(folder)]) == 0
-        return result, capsys.readouterr().out
-
-    return judge
+    return partial(judge, capsys)
 
 
 def sides(document):

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.cli._bench.cases import COLLECTIVES, ON_DEVICES
 from unisono.errors import BadArgument, MissingExtra, unknown
 from unisono.units import format_bytes
@@ -22,8 +22,8 @@ from unisono.units import format_bytes
 CPU, CUDA = "cpu", "cuda"
 PROCESSES, STREAMS = "processes", "streams"
 DEVICE_PEERS = ("nccl", "gloo")
-MOST_STREAMS = 32
-"""A GPU has so many queues: kernels of more streams could wait for each other."""
+MOST_STREAMS = cuda_queues.MOST
+"""Kernels of more streams could wait for each other."""
 
 
 @dataclass(frozen=True)

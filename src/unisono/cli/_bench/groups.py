@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import unisono
-from unisono.cli._bench.devices import MOST_STREAMS, Placement
+from unisono import cuda_queues
+from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.worker import ALL_RANKS
 from unisono.errors import BadArgument, MissingExtra, UnisonoError, unknown
 from unisono.runtime.world.address import free_port
@@ -254,10 +255,8 @@ def _peer_environment(name: str) -> Path:
 def environment(name: str, programs: Path, place: Placement) -> dict[str, str]:
     """The variables that the processes of a system see."""
     ours = dict(os.environ, OMP_NUM_THREADS="1")
-    if (
-        place.as_streams
-    ):  # a queue of the GPU for each stream, or they could wait for ever
-        ours["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MOST_STREAMS)
+    if place.as_streams:
+        ours[cuda_queues.VARIABLE] = str(cuda_queues.MOST)
     if name == "gloo":
         ours["GLOO_SOCKET_IFNAME"] = "lo"
     if name in _LAUNCHER_OPTIONS:
