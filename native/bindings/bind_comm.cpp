@@ -63,7 +63,7 @@ void set_patience(Handle &comm, std::uint32_t spins, std::uint32_t yields,
 void abort_unreachable(Handle &comm, std::size_t rank, bool late) {
   const auto dead = comm.first_dead();
   const auto culprit = std::uint32_t(dead < comm.size() ? dead : rank);
-  const bool left = comm.layout().block(rank).closed.load() != 0;
+  const bool left = comm.has_left(rank);
   const FailureKind kind = dead < comm.size() ? FailureKind::peer_lost
                           : left             ? FailureKind::closed
                           : late             ? FailureKind::timeout
@@ -79,8 +79,8 @@ nb::list states(const Handle &comm) {
   nb::list all;
   for (std::size_t q = 0; q < comm.size(); ++q) {
     const RankBlock &block = comm.layout().block(q);
-    const bool left = block.closed.load() != 0,
-               dead = comm.host_peers().dead(comm.world_rank(q));
+    // Read in this order: a rank that leaves announces that before its process ends.
+    const bool dead = comm.host_peers().dead(comm.world_rank(q)), left = comm.has_left(q);
     if (comm.is_remote(q)) { // from its frames
       const Note &note = comm.receive_stream(q).note();
       all.append(nb::make_tuple(note.seq, note_tuple(note), note_tuple(note), 0, left, dead,

@@ -119,10 +119,12 @@ public:
   // The same, but a call that completes after all is done; blocked if it goes on waiting.
   Status check_blocked(Task &op);
   bool is_gone(std::size_t rank) const {
-    return host_peers().dead(world_rank(rank)) ||
-           layout_.block(rank).closed.load(std::memory_order_acquire) != 0;
+    return host_peers().dead(world_rank(rank)) || has_left(rank);
   }
-  // The first of its ranks that is dead, or its size if none is.
+  // Whether a rank has announced that it has closed this communicator. What becomes of its
+  // process later is no death here.
+  bool has_left(std::size_t rank) const;
+  // The first of its ranks that died before it had closed, or its size if none did.
   std::size_t first_dead() const;
   void record(Task &op, const Note &note, std::int64_t now);
   // The ranks that block `op`: those it waits for, or those that they wait for in turn.
@@ -145,6 +147,7 @@ public:
 
 private:
   std::size_t follow_waits(std::size_t rank, std::int64_t since) const;
+  std::size_t longest_unchanged(const std::vector<std::size_t> &circle) const;
   void publish_mismatch(const Failure &failure);
   Failure set_failure(Failure failure);
   void announce_closing();

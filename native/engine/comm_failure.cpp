@@ -61,9 +61,13 @@ void Comm::announce_closing() {
   (void)engine_.lifeline->announce_close(shared_id_);
 }
 
+bool Comm::has_left(std::size_t rank) const {
+  return layout_.block(rank).closed.load(std::memory_order_acquire) != 0;
+}
+
 std::size_t Comm::first_dead() const {
   std::size_t q = 0;
-  while (q < size() && !host_peers().dead(world_rank(q)))
+  while (q < size() && (!host_peers().dead(world_rank(q)) || has_left(q)))
     ++q;
   return q;
 }
@@ -140,6 +144,7 @@ void Comm::handle_event(const Event &event) {
       put(layout_.block(rank).notes[note.seq & 1], note);
       block.needs.store(~std::uint64_t(0), std::memory_order_relaxed);
       block.waits_for.store(event.word, std::memory_order_release);
+      block.looked.store(std::uint64_t(now_ns()), std::memory_order_release);
     }
     break;
   case Event::Kind::closed:
@@ -219,7 +224,9 @@ bool Comm::check_failure(Task &op) {
   for (std::size_t q = 0; q < size(); ++q) {
     if (q == rank_)
       continue;
-    const bool dead = host_peers().dead(world_rank(q)), closed = has_closed(q, op);
+    // Read in this order: a rank that leaves announces that before its process ends.
+    const bool dead = host_peers().dead(world_rank(q)), died = dead && !has_left(q);
+    const bool closed = has_closed(q, op);
     if (op.aborts_comm && called_differently(q, op.seq))
       return fails({FailureKind::mismatch, std::uint32_t(q), me, seq32}, true);
     // Between hosts a rank cannot see which others depend on a dead rank, and after the
@@ -227,10 +234,9 @@ bool Comm::check_failure(Task &op) {
     // the dead rank had closed before. The same holds for a message between hosts after the
     // death of rank 0: the death of its peer would not be announced.
     const bool unreported = op.aborts_comm || (world_rank(q) == 0 && op.crosses_hosts());
-    const bool ends_all = dead && unreported && !remote_.empty() &&
-                          layout_.block(q).closed.load(std::memory_order_acquire) == 0;
+    const bool ends_all = died && unreported && !remote_.empty();
     if ((dead || closed) && (ends_all || op.depends_on(q)))
-      return fails({closed ? FailureKind::closed : FailureKind::peer_lost, std::uint32_t(q),
+      return fails({died ? FailureKind::peer_lost : FailureKind::closed, std::uint32_t(q),
                     me, seq32},
                    op.aborts_comm);
   }
@@ -292,7 +298,8 @@ void Comm::announce_wait(Task &op, std::int64_t waited) {
 // Follows the chain of waits to a rank that could proceed but does not, or that has not
 // published its wait since `since`, for what it waited for may have arrived.
 std::size_t Comm::follow_waits(std::size_t rank, std::int64_t since) const {
-  for (std::size_t steps = 0; steps < size(); ++steps) {
+  std::vector<std::size_t> chain;
+  while (true) {
     const RankBlock &block = layout_.block(rank);
     // Read in the reverse order of the stores: `looked` is stored after `waits_for`, and
     // that after `needs`.
@@ -303,7 +310,7 @@ std::size_t Comm::follow_waits(std::size_t rank, std::int64_t since) const {
     if (!is_remote(rank) && std::int64_t(looked) < since)
       return rank;
     const auto next = std::size_t(waits_for & 0xffffffff) - 1;
-    if (next >= size() || next == rank_)
+    if (next >= size())
       return rank;
     const std::uint64_t needs = block.needs.load(std::memory_order_relaxed);
     const RankBlock &other = layout_.block(next);
@@ -312,9 +319,23 @@ std::size_t Comm::follow_waits(std::size_t rank, std::int64_t since) const {
                                       : other.progress.load() >= needs;
     if (came)
       return rank;
+    chain.push_back(rank);
+    const auto circle =
+        next == rank_ ? chain.begin() : std::find(chain.begin(), chain.end(), next);
+    if (circle != chain.end())
+      return longest_unchanged({circle, chain.end()});
     rank = next;
   }
-  return rank;
+}
+
+// Ranks do not wait for each other in a circle: one of these has what it waited for, and
+// has not announced that. Who announced its wait first is that rank; for a rank that waits
+// for it can have begun to wait only later.
+std::size_t Comm::longest_unchanged(const std::vector<std::size_t> &circle) const {
+  return *std::min_element(circle.begin(), circle.end(), [this](auto one, auto other) {
+    return layout_.block(one).looked.load(std::memory_order_acquire) <
+           layout_.block(other).looked.load(std::memory_order_acquire);
+  });
 }
 
 std::vector<std::size_t> Comm::blocking_ranks(const Task &op) const {

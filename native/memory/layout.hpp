@@ -91,7 +91,9 @@ struct RankBlock {
   // it when it no longer waits. These words are also sent to the ranks of other hosts.
   alignas(line_size) Word waits_for; // rank + 1, or 0; bit 32: for its arrival
   Word needs;
-  Word looked; // when it last checked, by the clock of its host: a stopped rank does not
+  // When it last checked, which a stopped rank does not; of a remote rank, when its words
+  // arrived.
+  Word looked;
   // Whether this rank can access the private memory of all others: 0 not tested, 1 yes, 2
   // no. The probe is a word that they can test it on.
   alignas(line_size) Word access;

@@ -17,6 +17,7 @@
 
 #include "memory/layout.hpp"
 #include "support/clock.hpp"
+#include "support/failpoint.hpp"
 #include "support/futex.hpp"
 
 namespace unisono {
@@ -36,8 +37,8 @@ public:
   bool detected(std::int64_t now) const {
     return now < until_.load(std::memory_order_relaxed);
   }
-  void saw_long_yield(std::int64_t now) {
-    const bool again = now - last_.exchange(now, std::memory_order_relaxed) < soon;
+  void saw_long_yield(std::int64_t begun, std::int64_t now) {
+    const bool again = begun - last_.exchange(now, std::memory_order_relaxed) < soon;
     const std::uint32_t seen = again ? seen_.load(std::memory_order_relaxed) + 1 : 1;
     seen_.store(seen, std::memory_order_relaxed);
     if (seen >= enough)
@@ -88,11 +89,13 @@ public:
 private:
   bool yield() {
     const std::int64_t before = now_ns();
+    failpoint("wait.yield");
     ::sched_yield();
     const std::int64_t now = now_ns();
-    if (now - before > policy_.longest_yield)
-      oversubscription_.saw_long_yield(now);
-    return (count_ - policy_.spins) % 64 == 0;
+    if (now - before <= policy_.longest_yield)
+      return (count_ - policy_.spins) % 64 == 0;
+    oversubscription_.saw_long_yield(before, now);
+    return true; // many of these would take seconds
   }
 
   static constexpr std::int64_t shortest_sleep = 100'000, longest_sleep = 6'400'000;

@@ -52,8 +52,9 @@ bool is_known(const Armed &a) {
   if (a.action == "short" || a.action == "cut")
     return is_one_of(cut_names(), a.name) && a.every && a.value >= 1;
   const bool timed = (a.action == "sleep" || a.action == "jitter") && a.value >= 0;
-  return (is_one_of(failpoint_names(), a.name) || is_one_of(device_names(), a.name)) &&
-         (timed || a.action == "kill" || a.action == "stop");
+  const bool placed = is_one_of(failpoint_names(), a.name) ||
+                      is_one_of(device_names(), a.name) || is_one_of(wait_names(), a.name);
+  return placed && (timed || a.action == "kill" || a.action == "stop");
 }
 
 Armed parsed(const std::string &item) {
@@ -82,6 +83,8 @@ std::vector<std::string> failpoint_names() {
 }
 
 std::vector<std::string> device_names() { return {"device.move"}; }
+
+std::vector<std::string> wait_names() { return {"wait.yield"}; }
 
 std::vector<std::string> cut_names() {
   return {"socket.send", "stream.receive", "tls.send",

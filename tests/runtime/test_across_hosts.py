@@ -19,7 +19,7 @@ from forked import Forks, attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import FailureCode
-from unisono.testing import world_across
+from unisono.testing import world, world_across
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -351,7 +351,9 @@ def is_killed(rank, who):
     comm = rank.init(timeout_s=100)
     part = comm.split(0)
     comm.barrier()  # all have it
+    rank.tell("all have it")  # a rank that is still in the barrier would raise there
     if rank.number == who:
+        rank.until("all have it", *range(rank.n))
         os.kill(os.getpid(), signal.SIGKILL)
     await_that(lambda: comm.core.native.states()[who][5], "the news of its death")
     began = time.monotonic()
@@ -370,6 +372,26 @@ def test_rank_that_died_before_it_was_needed_is_named(who, forks):
             assert error["attributes"]["collective"] == "all_to_all"
             assert error["attributes"]["pids"] == [ends[who].pid]
             assert took < 60
+
+
+def announce_wait(made, parts, rank, awaited):
+    """Have rank 0 learn that a rank of another host waits for a third."""
+    made.comms[rank].core.native.announce_connecting(awaited, True)
+    parts[rank].core.native.close()  # rank 0 learns of this afterwards
+    await_that(lambda: parts[0].core.native.states()[rank][4])
+
+
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_rank_that_was_stopped_in_a_wait_is_named(stopped):
+    """It has what it waited for, and cannot announce that: the other waits for it."""
+    other = 3 - stopped
+    with world(3, hosts=(0, 1, 2)) as made:
+        parts = made.run(lambda comm: comm.split(0))
+        announce_wait(made, parts, stopped, other)
+        announce_wait(made, parts, other, stopped)
+        error = attempt(made.comms[0].barrier, timeout_s=0.3)
+    assert error["error"] == "CollectiveTimeout", error
+    assert error["attributes"]["ranks"] == [stopped], error
 
 
 def strike(comm):
@@ -459,23 +481,3 @@ def forks_a_child(rank):
 def test_forked_child_is_no_rank_and_affects_none(forks):
     for end in forks.run(3, forks_a_child, hosts=(2, 1)):
         assert end.value == ["UsageError", 3.0], end
-
-
-def lets_go(rank):
-    """No rank closes or keeps the communicator until the process ends."""
-    comm = rank.init(timeout_s=100)
-    comm.barrier()
-    if rank.number == 0:
-        return True
-    return attempt(comm.barrier)
-
-
-@pytest.mark.quick(hosts=[(2, 1)])
-@pytest.mark.parametrize("hosts", [(1, 1), (2, 1)], ids=str)
-def test_dropped_communicator_counts_as_left_not_dead(hosts, forks):
-    ends = forks.run(sum(hosts), lets_go, hosts=hosts)
-    assert ends[0].value is True
-    for end in ends[1:]:
-        assert end.value["error"] == "PeerLost", end
-        assert end.value["attributes"]["ranks"] == [0]
-        assert "died" not in end.value["message"], end

@@ -213,6 +213,27 @@ def test_timeout_names_late_ranks_and_their_last_call():
     assert "last seen at seq 1 in barrier()" in errors[0]["message"]
 
 
+def waits_for_a_core(rank):
+    """Each time it yields, others have the core for long."""
+    comm = rank.init(timeout_s=100)
+    comm.barrier()
+    if rank.number == 1:
+        rank.until("late", 0)
+        return None
+    _native.arm_failpoints("wait.yield:*:sleep=80,wait.yield:50:kill")
+    error = attempt(comm.barrier, timeout_s=0.3)
+    _native.arm_failpoints("")
+    rank.tell("late")
+    return error
+
+
+def test_timeout_is_kept_when_yields_take_long(forks):
+    end = forks.run(2, waits_for_a_core)[0]
+    assert end.status == 0, "it has yielded 50 times without a look at the clock"
+    assert end.value["error"] == "CollectiveTimeout", end
+    assert end.value["attributes"]["ranks"] == [1]
+
+
 def with_deadline_of_one_call(comm, passed):
     comm.all_reduce(ones())
     passed.wait(100)

@@ -1,18 +1,20 @@
 """The proxy that does harm: each rule does what it says, and nothing else."""
 
 import contextlib
+import os
 import random
 import socket
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import BadArgument, UsageError
-from unisono.testing import Proxy
+from unisono.testing import Proxy, _relay
 from unisono.testing._streams import FaultRules, FaultSelection, ProxyStream
 
 pytestmark = pytest.mark.timeout(60)
@@ -361,6 +363,46 @@ def test_unreachable_target_resets_the_client(server):
         with pytest.raises(ConnectionResetError), dial(proxy) as dialer:
             dialer.recv(1)
         assert {deed.what for deed in proxy.log} == {"lost"}
+
+
+def test_closing_while_the_thread_ends_by_another_event(server, monkeypatch):
+    proxy = Proxy(server.getsockname())
+    thread = proxy._relay._thread
+
+    def write_late(descriptor, data):
+        with contextlib.suppress(ConnectionError):  # it is reset as the thread ends
+            dial(proxy).close()  # wakes the thread, which ends before it is told to
+        thread.join()
+        return os.write(descriptor, data)
+
+    late = SimpleNamespace(**{**vars(os), "write": write_late})
+    monkeypatch.setattr(_relay, "os", late)
+    proxy.close()
+    with pytest.raises(UsageError, match="closed"):
+        proxy.freeze()
+
+
+def ask_until_refused(proxy, refusals):
+    try:
+        while True:
+            proxy.delay(0.0)
+    except UsageError as why:
+        refusals.append(str(why))
+
+
+def test_what_is_asked_while_another_thread_closes_is_done_or_refused(server):
+    for _ in range(20):
+        proxy, refusals = Proxy(server.getsockname()), []
+        asking = [
+            threading.Thread(target=ask_until_refused, args=(proxy, refusals))
+            for _ in range(2)
+        ]
+        for thread in asking:
+            thread.start()
+        proxy.close()
+        for thread in asking:
+            thread.join()
+        assert ["closed" in why for why in refusals] == [True, True]
 
 
 def test_closing_leaves_nothing(server):

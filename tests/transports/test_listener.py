@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import msgspec
 import pending_clients
@@ -603,6 +604,28 @@ def a_child_of_ones_own(rank):
 def test_forked_child_closes_the_port(forks):
     (end,) = forks.run(1, a_child_of_ones_own)
     assert end.value is True, end.stderr
+
+
+def forks_while_it_closes(rank):
+    """How many sockets of the parent's listener a child has, forked meanwhile."""
+    (one,) = listeners(1)
+    thread, found = one._thread, []
+
+    def join_and_fork():
+        thread.join()
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(sock.fileno() >= 0 for sock in one._sockets))
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    one._thread = SimpleNamespace(join=join_and_fork)
+    one.close()
+    return found
+
+
+def test_child_that_is_forked_while_it_closes_has_no_port(forks):
+    (end,) = forks.run(1, forks_while_it_closes)
+    assert end.value == [0], end.stderr
 
 
 def another_user(rank, path, secret):

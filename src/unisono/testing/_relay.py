@@ -69,6 +69,7 @@ class Relay:
         self._closed = False
         self._ended = {"forth": 0, "back": 0}  # bytes of connections that are no more
         self._asked: deque[Callable[[], None]] = deque()
+        self._asking = threading.Lock()  # held to ask or to close, not by the thread
         self._buffer = memoryview(bytearray(_BUFFER))
         family = _family(listen)
         self._door = socket.create_server((listen, 0), family=family, backlog=512)
@@ -91,19 +92,28 @@ class Relay:
             except BaseException as error:
                 result.set_exception(error)
 
-        if self._closed:
-            raise UsageError("the proxy is closed; make another one")
-        self._asked.append(answer)
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"\0")
+        with self._asking:
+            if self._closed:
+                raise UsageError("the proxy is closed; make another one")
+            self._asked.append(answer)
+            self._ring()
         return result.result(_CALL_S)
 
     def close(self) -> None:
         """Reset all connections and stop listening."""
-        if not self._closed:
-            self.do(lambda: setattr(self, "_closed", True))
+        with self._asking:
+            if self._closed:
+                return
+            self._closed = True
+            self._ring()
             self._thread.join()
             os.close(self._wake)
+            os.close(self._awake)
+
+    def _ring(self) -> None:
+        """Wake the thread; the pipe is open, since whoever closes it has the lock."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"\0")
 
     def nbytes(self) -> dict[str, int]:
         """Bytes forwarded in each direction."""
@@ -140,11 +150,11 @@ class Relay:
             while not self._closed:
                 self._turn()
         finally:
+            self._answer_all()
             for connection in list(self.open_connections):
                 self.finish(connection, "close")
             self._door.close()
             self._selector.close()
-            os.close(self._awake)
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -157,11 +167,14 @@ class Relay:
             elif key.data in self.open_connections:  # not ended by an earlier event
                 with self._ending(key.data):
                     self._handle(key.data, key.fileobj, events)
-        while self._asked:
-            self._asked.popleft()()
+        self._answer_all()
         now = time.monotonic()
         for connection in list(self.open_connections):
             self._send_on(connection, now)
+
+    def _answer_all(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
 
     def _send_on(self, connection: ProxyConnection, now: float) -> None:
         with self._ending(connection):

@@ -216,10 +216,10 @@ class Listener:
                 return
             self._closed = True
             self._changed.notify_all()
-        _OPEN.discard(self)
         self._waker.send(b"!")
         self._thread.join()
         self._drop_everything()
+        _OPEN.discard(self)  # until then a forked child has sockets of it to close
 
     def _claim(
         self,

@@ -179,6 +179,8 @@ class Session:
     logbook: Logbook = field(init=False)
     closers: list[Callable[[], object]] = field(init=False, default_factory=list)
     """Called when the session is closed or garbage-collected."""
+    after_close: list[Callable[[], object]] = field(init=False, default_factory=list)
+    """Called when it is closed and the other ranks know that this one has left."""
 
     def __post_init__(self) -> None:
         """Choose the wait policy: spin if every rank has a core, else yield."""
@@ -234,6 +236,13 @@ class Session:
             if self.streams is not None:
                 self.streams.leave_all()
             self.engine.close()
+            while self.after_close:
+                self.after_close.pop()()
+
+    def await_closing(self) -> None:
+        """Wait for another thread if it is closing this; it may stay open."""
+        with self._closing:
+            pass
 
     def close_dropped(
         self,

@@ -66,7 +66,7 @@ class _Attached:
 
         def why() -> str:
             states = self.native.states()
-            if any(dead for *_, dead, _ in states):
+            if any(dead and not left for *_, left, dead, _ in states):
                 return "a rank has died"
             if states[rank][4]:
                 return "it has closed the communicator"
