@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gpu.by_hand import DirectByHand
+from benchmarks.gpu.by_hand import DirectByHand, RingByHand
 from benchmarks.gpu.ranks import (
     StreamRanks,
     array,
@@ -184,11 +184,15 @@ def bounded(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:
     ranks.synchronize()
 
 
+_KEPT: list[_unbounded] = []
+
+
 class _unbounded:  # noqa: N801
     """Kernels are compiled without the check that ends a wait."""
 
     def __enter__(self) -> None:
         self.sources, self.loaded = rtc.sources, dict(kernels._LOADED.made)
+        _KEPT.append(self)
         text = self.sources()
         main = "device/interpret.cuh"
         assert _BOUND in text[main]
@@ -198,6 +202,7 @@ class _unbounded:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         rtc.sources = self.sources
+        self.unbounded = dict(kernels._LOADED.made)  # graphs use them
         kernels._LOADED.made.clear()
         kernels._LOADED.made.update(self.loaded)
 
@@ -226,6 +231,25 @@ def by_hand(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:
             f"{other * 1e6:8.2f} us, ours {mine * 1e6:8.2f} us, {mine / other:.3f}",
             flush=True,
         )
+    ranks.synchronize()
+    _ring_by_hand(ranks)
+
+
+def _ring_by_hand(ranks: StreamRanks) -> None:
+    """A ring of small messages: its steps are one after another."""
+    kernel = RingByHand(ranks)
+    theirs = kernel.captured(blocks=1, repeats=20, threads=32)
+    call = call_of(ranks, "all_reduce", 16 * ranks.n, algorithm="ring")
+    ours = ranks.captured(call, 20)
+    pairs = [(ours.seconds(), theirs.seconds()) for _ in range(3)]
+    mine, other = sorted(pairs, key=lambda pair: pair[0] / pair[1])[1]
+    steps = 2 * ranks.n - 2
+    print(
+        f"ring by hand{ranks.n:3}: {other * 1e6:.2f} us, {other / steps * 1e6:.2f} for "
+        f"each of {steps} steps, {'right' if kernel.is_right() else 'WRONG'}; ours "
+        f"{mine * 1e6:.2f} us, {mine / other:.3f}",
+        flush=True,
+    )
     ranks.synchronize()
 
 

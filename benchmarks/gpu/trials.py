@@ -1,7 +1,7 @@
 """Ranks that do not come or are killed, many times over, on a GPU.
 
     python -m benchmarks.gpu.trials absent [times]
-    python -m benchmarks.gpu.trials kill [times]
+    python -m benchmarks.gpu.trials kill [times [seconds [first]]]
 
 Every survivor must raise the error that names the rank, and go on: with `absent` in a
 new world of the same process, with `kill` after `shrink`. Memory of the device and
@@ -91,11 +91,11 @@ def _used() -> tuple[int, int]:
     return total.value - free.value, len(os.listdir("/proc/self/fd"))
 
 
-def kill(times: int) -> int:
+def kill(times: int, seconds: float = float("inf"), first: int = 1) -> int:
     """Worlds of processes, of which one after another is killed in a call."""
     problems, kills, latest = [], 0, 0.0
-    seed = 0
-    while kills < times:
+    seed, end_by = first - 1, time.monotonic() + seconds
+    while kills < times and time.monotonic() < end_by:
         seed += 1
         started = world_across([RANKS], env={"UNISONO_ADDRESS": ""}, grace_s=120)
         with started.start(_survive, seed) as running:
@@ -114,8 +114,8 @@ def kill(times: int) -> int:
         kills += RANKS - 1
     print("\n".join(problems[:20]))
     print(
-        f"kill: {kills} kills in {seed} worlds, {len(problems)} problems, the latest "
-        f"error {latest:.3f} s after the death"
+        f"kill: {kills} kills in {seed + 1 - first} worlds, {len(problems)} problems, "
+        f"the latest error {latest:.3f} s after the death"
     )
     return int(bool(problems))
 
@@ -161,5 +161,5 @@ def _survive(comm: Any, seed: int) -> tuple[float, list[str]]:
 if __name__ == "__main__":
     from benchmarks.gpu import trials  # where new processes find it
 
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
-    sys.exit({"absent": trials.absent, "kill": trials.kill}[sys.argv[1]](count))
+    what, numbers = sys.argv[1], [int(word) for word in sys.argv[2:]] or [100]
+    sys.exit({"absent": trials.absent, "kill": trials.kill}[what](*numbers))

@@ -44,13 +44,13 @@ std::vector<std::int64_t> values(const Column &column) {
 void make_program(ProgramHolder *self, const Table &actions, const Table &sources,
                   const Table &waits, const Table &exits, std::vector<std::int32_t> lead,
                   std::vector<std::int32_t> readers, std::vector<std::int32_t> deliveries,
-                  std::int32_t tail, const Table &messages) {
+                  const Table &messages) {
   if (actions.shape(0) > most_actions)
     throw nb::value_error("a program has more actions than a progress word can count");
   auto program = std::make_shared<Program>(
       Program{rows<Program::Action>(actions), rows<Program::Source>(sources),
               rows<Program::Wait>(waits), rows<Program::Wait>(exits), std::move(lead),
-              std::move(readers), std::move(deliveries), tail, {}, {}, {}});
+              std::move(readers), std::move(deliveries), {}, {}, {}});
   program->add_messages(rows<Program::Message>(messages));
   new (self) ProgramHolder{std::move(program)};
 }
@@ -134,7 +134,7 @@ void bind_program(nb::module_ &m) {
   nb::class_<ProgramHolder>(m, "Program")
       .def("__init__", &make_program, nb::arg("actions"), nb::arg("sources"),
            nb::arg("waits"), nb::arg("exits"), nb::arg("lead"), nb::arg("readers"),
-           nb::arg("deliveries"), nb::arg("tail"), nb::arg("messages"));
+           nb::arg("deliveries"), nb::arg("messages"));
   nb::class_<PlanHolder>(m, "Plan")
       .def("__init__", &make_plan, nb::arg("programs"), nb::arg("input_at"),
            nb::arg("output_at"), nb::arg("size"), nb::arg("piece"), nb::arg("pieces"),

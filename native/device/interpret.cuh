@@ -6,7 +6,11 @@
 //
 //   wait     the threads poll different ranks, with acquire loads; then a block barrier
 //   move     copy or reduce the tiles, in the order of the sources, as the CPU's engine does
-//   publish  a block barrier; then thread 0 stores the progress word with release
+//   publish  a block barrier; then thread 0 stores the progress word with release, if
+//            another rank waits for this action
+//
+// What can be done at the same time is done by threads of different warps: one publishes,
+// others poll, and others find the addresses of what is moved next.
 //
 // Every wait is bounded: by the time limit of the call, and by a word in the host's memory.
 // A block that gives up reports why, fills its slice of the output with a value that is not
@@ -21,16 +25,15 @@
 
 namespace unisono::device {
 
-// One piece of a chunk: what is combined, and where it is written. A block works on its own
-// tiles: those from `first` on, and then every `stride` bytes. It is in memory that the threads
-// of the block share, which saves registers.
+// One piece of a chunk: what is combined, and where it is written. The blocks take its tiles in
+// turn. It is in memory that the threads of the block share, which saves registers.
 struct Movement {
   const unsigned char *sources[most_ranks];
   unsigned char *destinations[most_ranks + 2];
   std::int32_t num_sources, num_destinations;
-  std::int64_t bytes; // of the piece
-  std::int64_t first, tile, stride;
+  std::int64_t bytes, tile; // of the piece, and of one of its tiles
   std::uint32_t divisor;
+  std::int32_t is_awaited; // by other ranks: what it writes is published
 };
 
 // What the threads of a block share.
@@ -39,9 +42,16 @@ template <class Vector> struct BlockMemory {
   unsigned char *windows[most_ranks];
   const unsigned char *inputs[most_ranks]; // of all ranks, where exposed
   unsigned char *outputs[most_ranks];
-  Movement movement; // of the action that runs
-  std::uint32_t exposed; // of the flags, those that all ranks have
-  // Of the program that runs, if they fit: every action reads them, one row after another.
+  // Of the action that runs, and of the next one: some threads prepare it when others still
+  // move the data of this one.
+  Movement movements[2];
+  // The bits in which an address of an action is not aligned to a vector. One turn uses the
+  // word of its number, and clears that of the one after the next.
+  std::uint32_t misaligned[4];
+  U64 call;             // its number; for thread 0
+  U64 first_generation; // of the call
+  ProgramTables program; // that runs
+  // Of the program, if they fit: every action reads them, one row after another.
   Vector tables[table_bytes / sizeof(Vector)];
 };
 
@@ -51,9 +61,7 @@ template <class Target, class Mover> class Interpreter {
 public:
   using Memory = BlockMemory<Vector>;
   UNISONO_DEVICE Interpreter(const Launch &call, Target target, Memory &shared)
-      : call_(call), target_(target), shared_(shared),
-        mine_(call.words->blocks[target.block()]),
-        first_generation_(mine_.progress >> progress_action_bits) {}
+      : call_(call), target_(target), shared_(shared) {}
 
   UNISONO_DEVICE void run() {
     if (!execute())
@@ -61,66 +69,70 @@ public:
   }
 
 private:
+  UNISONO_DEVICE BlockWords &mine() const { return call_.words->blocks[target_.block()]; }
+
   // Of this call; read again where it is needed, which saves registers.
-  UNISONO_DEVICE U64 number() const { return mine_.calls + 1; }
+  UNISONO_DEVICE U64 number() const { return mine().calls + 1; }
 
   // Of this block on another rank; known from the arrival on.
   UNISONO_DEVICE const BlockWords &words(std::int32_t rank) const {
     return shared_.words[rank]->blocks[target_.block()];
   }
 
+  // This thread's number for work that few threads do: the first ones are of that warp, if
+  // there are so many. Work of different warps is done at the same time.
+  UNISONO_DEVICE std::int32_t from_warp(std::int32_t which) const {
+    const std::int32_t first = which * Target::warp;
+    const std::int32_t number = target_.thread() - (first < target_.threads() ? first : 0);
+    return number < 0 ? number + target_.threads() : number;
+  }
+
   // Round 0 is the arrival; round k runs the program on piece k - 1. One loop for both keeps
-  // the number of registers down: the tables of the program are not held in any.
+  // the number of registers down.
   UNISONO_DEVICE bool execute() {
-    const ProgramTables *program = &call_.programs[0];
+    const ProgramTables &program = shared_.program;
     UNISONO_NO_UNROLL
-    for (std::int64_t round = 0; round <= program->pieces; ++round) {
-      const bool arrived = round > 0;
-      const std::int64_t piece = arrived ? round - 1 : 0;
-      if (piece >= 2 && !window_is_free(*program, piece))
+    for (std::int32_t round = 0; round == 0 || round <= program.pieces; ++round) {
+      const std::int32_t piece = round - 1;
+      if (round == 0 ? !arrive() : piece >= 2 && !window_is_free(program, piece))
         return false;
       UNISONO_NO_UNROLL
-      for (std::int32_t a = 0; a < (arrived ? program->num_actions : 0); ++a)
-        if (!run_action(*program, a, piece))
+      for (std::int32_t a = 0; round > 0 && a < program.num_actions; ++a)
+        if (!run_action(program, a, piece))
           return false;
-      if (arrived) {
+      if (round > 0) {
+        target_.sync();
         if (target_.thread() == 0)
           report(piece + 1, 0);
-      } else {
-        take_time(0);
-        const bool failed = !publish_arrival();
-        copy_tables(std::uint32_t(call_.flags)); // while the others arrive
-        target_.sync();
-        if (!arrive(failed))
-          return false;
-        take_time(1);
-        program = &call_.programs[shared_.exposed];
-        if (shared_.exposed != std::uint32_t(call_.flags)) {
-          copy_tables(shared_.exposed);
-          target_.sync();
-        }
       }
     }
-    if (!wait(rows<rows::Wait>(*program, program->exits), program->num_exits,
-              program->pieces - 1))
+    if (!wait(rows<rows::Wait>(program, program.exits), program.num_exits,
+              std::int32_t(program.pieces) - 1))
       return false;
     take_time(2);
     if (target_.thread() == 0) {
-      const U64 call = number();
-      target_.store_relaxed(&mine_.calls, call);
+      target_.store_relaxed(&mine().calls, shared_.call);
       if (target_.block() == 0)
-        target_.store_relaxed(call_.done, call);
+        target_.store_relaxed(call_.done, shared_.call);
     }
     return true;
   }
 
-  // The arrival's barrier comes before anybody reads them.
-  UNISONO_DEVICE void copy_tables(std::uint32_t mode) {
+  // All threads of the block, while some of them wait for the others to arrive.
+  UNISONO_DEVICE void copy_program(std::uint32_t mode) {
     const ProgramTables &program = call_.programs[mode];
+    if (from_warp(2) == 0) {
+      shared_.program = program;
+      shared_.first_generation = mine().progress >> progress_action_bits;
+      UNISONO_UNROLL
+      for (std::uint32_t &word : shared_.misaligned)
+        word = 0;
+    }
     if (program.bytes > table_bytes)
       return;
     const Vector *from = reinterpret_cast<const Vector *>(program.tables);
-    for (std::uint32_t i = target_.thread(); i < program.bytes / sizeof(Vector);
+    UNISONO_NO_UNROLL
+    for (std::uint32_t i = std::uint32_t(from_warp(3)); i < program.bytes / sizeof(Vector);
          i += target_.threads())
       shared_.tables[i] = from[i];
   }
@@ -134,92 +146,117 @@ private:
     return reinterpret_cast<const Row *>(tables + at);
   }
 
-  // For a trace. Before the loop of execute() it would cost registers of the whole kernel.
+  // For a trace.
   UNISONO_DEVICE void take_time(int which) {
     if (call_.times != nullptr && target_.block() == 0 && target_.thread() == 0)
       target_.store_relaxed(&call_.times[which], target_.clock_ns());
   }
 
-  // By thread 0. If a call before this one has failed, this one publishes nothing, since the
-  // other ranks would take it for the one that has failed: false.
-  UNISONO_DEVICE bool publish_arrival() {
-    if (target_.thread() != 0)
-      return true;
-    shared_.exposed = std::uint32_t(call_.flags);
-    if (target_.load_relaxed(&call_.words->failed) != 0)
-      return false;
+  // Publishes this rank's arrival, waits for that of all ranks, compares their calls, finds
+  // their buffers, and chooses the program. If a call before this one has failed, nothing is
+  // published, since the other ranks would take it for the one that has failed.
+  UNISONO_DEVICE bool arrive() {
+    take_time(0);
     const U64 call = number();
-    if (call_.begun != nullptr && target_.block() == 0)
-      target_.store_relaxed(call_.begun, call);
-    Arrival &arrival = mine_.arrivals[call & 1];
+    bool failed = target_.load_relaxed(&call_.words->failed) != 0;
+    if (target_.thread() == 0 && !failed)
+      publish_arrival(call);
+    const std::uint32_t flags = std::uint32_t(call_.flags);
+    copy_program(flags);
+    std::uint32_t exposed = flags; // by the ranks that this thread waits for
+    UNISONO_NO_UNROLL
+    for (std::int32_t q = from_warp(1); q < call_.n && !failed; q += target_.threads())
+      failed = !sees_arrival(call, q, exposed);
+    if (target_.any(failed))
+      return false;
+    take_time(1);
+    std::uint32_t mode = flags; // of the flags, those that all ranks have
+    if ((flags & exposes_input) != 0 && target_.any((exposed & exposes_input) == 0))
+      mode &= ~std::uint32_t(exposes_input);
+    if ((flags & exposes_output) != 0 && target_.any((exposed & exposes_output) == 0))
+      mode &= ~std::uint32_t(exposes_output);
+    if (mode != flags) {
+      copy_program(mode);
+      target_.sync();
+    }
+    return true;
+  }
+
+  UNISONO_DEVICE void publish_arrival(U64 call) {
+    shared_.call = call;
+    Arrival &arrival = mine().arrivals[call & 1];
     arrival.fingerprint = call_.fingerprint;
     arrival.flags = call_.flags | U64(target_.blocks()) << flag_bits;
     arrival.summary = call_.summary;
+    UNISONO_UNROLL
     for (int i = 0; i < 2; ++i) {
       arrival.segment[i] = call_.segment[i];
       arrival.offset[i] = call_.offset[i];
     }
     target_.store_release(&arrival.call, call);
+    // Not before: the release would wait until the host's memory is written.
+    if (call_.begun != nullptr && target_.block() == 0)
+      target_.store_relaxed(call_.begun, call);
+  }
+
+  // Waits for one rank; false if the call is given up, or differs from that rank's.
+  UNISONO_DEVICE bool sees_arrival(U64 call, std::int32_t rank, std::uint32_t &exposed) {
+    const Peer peer = call_.peers[rank];
+    shared_.words[rank] = peer.words;
+    shared_.windows[rank] = peer.windows;
+    const Arrival &arrival = peer.words->blocks[target_.block()].arrivals[call & 1];
+    if (!poll(&arrival.call, call, rank))
+      return false;
+    if (arrival.fingerprint != call_.fingerprint ||
+        arrival.flags >> flag_bits != U64(target_.blocks())) {
+      fail(Why::mismatch, rank, &arrival.summary);
+      return false;
+    }
+    exposed &= std::uint32_t(arrival.flags);
+    shared_.inputs[rank] = segment_buffer(peer, arrival, 0);
+    shared_.outputs[rank] = segment_buffer(peer, arrival, 1);
     return true;
   }
 
-  // Waits for the arrival of all ranks, compares their calls, and finds their buffers.
-  UNISONO_DEVICE bool arrive(bool failed) {
-    const U64 call = number();
-    for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads()) {
-      shared_.words[q] = call_.peers[q].words;
-      shared_.windows[q] = call_.peers[q].windows;
-      const Arrival &arrival = words(q).arrivals[call & 1];
-      failed = !poll(&arrival.call, call, q);
-      if (!failed && (arrival.fingerprint != call_.fingerprint ||
-                      arrival.flags >> flag_bits != U64(target_.blocks()))) {
-        fail(Why::mismatch, q, &arrival.summary);
-        failed = true;
-      }
-      if (failed)
-        break;
-      target_.and_in_block(&shared_.exposed,
-                           std::uint32_t(arrival.flags) & (exposes_input | exposes_output));
-      shared_.inputs[q] = segment_buffer(q, arrival, 0);
-      shared_.outputs[q] = segment_buffer(q, arrival, 1);
-    }
-    return !target_.any(failed);
-  }
-
   // Where a buffer that another rank exposes is mapped here.
-  UNISONO_DEVICE unsigned char *segment_buffer(std::int32_t rank, const Arrival &arrival,
-                                               int which) {
+  UNISONO_DEVICE static unsigned char *segment_buffer(const Peer &peer,
+                                                      const Arrival &arrival, int which) {
     const U64 flag = which == 0 ? exposes_input : exposes_output;
     if ((arrival.flags & flag) == 0)
       return nullptr;
     if (arrival.segment[which] == 0) // of a rank of this process: its address
       return reinterpret_cast<unsigned char *>(arrival.offset[which]);
-    return call_.peers[rank].segments[arrival.segment[which]] + arrival.offset[which];
+    return peer.segments[arrival.segment[which]] + arrival.offset[which];
   }
 
+  // Actions take turns: what this one shares with the threads is not what the last one does,
+  // whose data other threads may still move. Before the one after the next there is a barrier.
   UNISONO_DEVICE bool run_action(const ProgramTables &program, std::int32_t number,
-                                 std::int64_t piece) {
+                                 std::int32_t piece) {
     const Action &action = rows<Action>(program, 0)[number];
-    prepare(program, action, piece);
+    const std::uint32_t turn =
+        std::uint32_t(piece) * std::uint32_t(program.num_actions) + std::uint32_t(number);
+    Movement &movement = shared_.movements[turn & 1];
+    prepare(program, action, number, piece, turn);
     if (!wait(rows<rows::Wait>(program, program.waits) + action.first_wait,
               action.end_wait - action.first_wait, piece))
       return false;
-    if (shared_.movement.first < shared_.movement.bytes)
-      Mover::move(target_, shared_.movement);
-    target_.sync();
-    // The last action is reported as the end of the generation.
-    const bool is_awaited = number < program.num_actions - program.tail;
-    if (is_awaited && number + 1 < program.num_actions && target_.thread() == 0)
-      report(piece, U64(number) + 1);
+    Mover::move(target_, movement, shared_.misaligned[turn & 3]);
+    if (movement.is_awaited) {
+      target_.sync();
+      if (target_.thread() == 0)
+        report(piece, U64(number) + 1);
+    }
     return true;
   }
 
   // This generation's half of the window is free when its readers have finished the
   // generation that used it before. That of an earlier call is: all ranks have arrived.
-  UNISONO_DEVICE bool window_is_free(const ProgramTables &program, std::int64_t piece) {
+  UNISONO_DEVICE bool window_is_free(const ProgramTables &program, std::int32_t piece) {
     const std::int32_t *readers = rows<std::int32_t>(program, program.readers);
     bool failed = false;
-    for (std::int32_t i = target_.thread(); i < program.num_readers && !failed;
+    UNISONO_NO_UNROLL
+    for (std::int32_t i = from_warp(1); i < program.num_readers && !failed;
          i += target_.threads())
       failed = !reached(readers[i], piece - 1, 0);
     return !target_.any(failed);
@@ -227,14 +264,15 @@ private:
 
   // Waits for ranks, each of which a thread polls. The barrier orders what all threads of
   // the block read next after what their polls have seen.
-  UNISONO_DEVICE bool wait(const rows::Wait *waits, std::int32_t count, std::int64_t piece) {
+  UNISONO_DEVICE bool wait(const rows::Wait *waits, std::int32_t count, std::int32_t piece) {
     bool failed = false;
-    for (std::int32_t i = target_.thread(); i < count && !failed; i += target_.threads())
+    UNISONO_NO_UNROLL
+    for (std::int32_t i = from_warp(1); i < count && !failed; i += target_.threads())
       failed = !reached(waits[i].rank, piece, U64(waits[i].count));
     return !target_.any(failed);
   }
 
-  UNISONO_DEVICE bool reached(std::int32_t rank, std::int64_t piece, U64 actions) {
+  UNISONO_DEVICE bool reached(std::int32_t rank, std::int32_t piece, U64 actions) {
     return poll(&words(rank).progress, progress_word(piece, actions), rank);
   }
 
@@ -242,6 +280,7 @@ private:
   // some looks an acquire load is made only of what is there: it disturbs other blocks.
   UNISONO_DEVICE bool poll(const U64 *word, U64 least, std::int32_t rank) {
     constexpr unsigned eager_looks = 32;
+    UNISONO_NO_UNROLL
     for (unsigned looks = 1;
          (looks > eager_looks && target_.load_relaxed(word) < least) ||
          target_.load_acquire(word) < least;
@@ -266,10 +305,10 @@ private:
       fail(Why::closed, rank);
       return true;
     }
-    const U64 now = target_.clock_ns();
+    const auto now = std::uint32_t(target_.clock_ns() >> time_unit_bits) | 1;
     if (waiting_since_ == 0)
       waiting_since_ = now;
-    if (now - waiting_since_ < call_.timeout_ns)
+    if (now - waiting_since_ < call_.timeout_ns >> time_unit_bits)
       return false;
     fail(Why::timeout, rank);
     return true;
@@ -291,32 +330,42 @@ private:
     target_.store_host(&slot.state, 1);
   }
 
-  UNISONO_DEVICE void report(std::int64_t piece, U64 actions) {
-    target_.store_release(&mine_.progress, progress_word(piece, actions));
+  UNISONO_DEVICE void report(std::int32_t piece, U64 actions) {
+    target_.store_release(&mine().progress, progress_word(piece, actions));
   }
 
-  UNISONO_DEVICE U64 progress_word(std::int64_t piece, U64 actions) const {
-    return (first_generation_ + U64(piece)) << progress_action_bits | actions;
+  UNISONO_DEVICE U64 progress_word(std::int32_t piece, U64 actions) const {
+    return (shared_.first_generation + U64(piece)) << progress_action_bits | actions;
   }
 
   // Where this piece of a chunk begins, in all that an action reads and writes: its sources;
   // its place in the window, if it has one; its place in the output, if it has one; and the
   // outputs of those it delivers to. The barrier of the wait comes before they are used.
   UNISONO_DEVICE void prepare(const ProgramTables &program, const Action &action,
-                              std::int64_t piece) {
-    Movement &movement = shared_.movement;
-    if (target_.thread() == 0)
-      cut(program, action, piece, movement);
+                              std::int32_t number, std::int32_t piece, std::uint32_t turn) {
+    Movement &movement = shared_.movements[turn & 1];
+    if (from_warp(3) == 0) {
+      cut(program, action, number, piece, movement);
+      shared_.misaligned[(turn + 2) & 3] = 0;
+    }
     const Source *source = rows<Source>(program, program.sources) + action.first_source;
     const std::int32_t sources = action.end_source - action.first_source;
     const std::int32_t total = sources + num_destinations(action);
     const std::int64_t in_chunk = piece * program.piece;
-    for (std::int32_t i = target_.thread(); i < total; i += target_.threads())
-      if (i < sources)
-        movement.sources[i] = address(source[i], in_chunk, piece);
-      else
-        movement.destinations[i - sources] =
-            destination(program, action, i - sources, in_chunk, piece);
+    UNISONO_NO_UNROLL
+    for (std::int32_t i = from_warp(2); i < total; i += target_.threads()) {
+      const unsigned char *address;
+      if (i < sources) {
+        address = source_address(source[i], in_chunk, piece);
+        movement.sources[i] = address;
+      } else {
+        unsigned char *made = destination(program, action, i - sources, in_chunk, piece);
+        movement.destinations[i - sources] = made;
+        address = made;
+      }
+      if (const auto bits = reinterpret_cast<U64>(address) & 15; bits != 0)
+        target_.or_in_block(&shared_.misaligned[turn & 3], std::uint32_t(bits));
+    }
   }
 
   UNISONO_DEVICE static std::int32_t num_destinations(const Action &action) {
@@ -326,7 +375,7 @@ private:
 
   UNISONO_DEVICE unsigned char *destination(const ProgramTables &program,
                                             const Action &action, std::int32_t which,
-                                            std::int64_t in_chunk, std::int64_t piece) {
+                                            std::int64_t in_chunk, std::int32_t piece) {
     if (action.window_at >= 0 && which-- == 0)
       return window(call_.rank, action.window_at, piece);
     if (action.output_at >= 0 && which-- == 0)
@@ -336,8 +385,9 @@ private:
     return shared_.outputs[rank] + bytes(action.delivered_at + in_chunk);
   }
 
-  UNISONO_DEVICE const unsigned char *address(const Source &source, std::int64_t in_chunk,
-                                              std::int64_t piece) {
+  UNISONO_DEVICE const unsigned char *source_address(const Source &source,
+                                                     std::int64_t in_chunk,
+                                                     std::int32_t piece) {
     if (source.home == rows::window)
       return window(source.rank, source.at, piece);
     const bool own = source.rank == call_.rank;
@@ -347,22 +397,21 @@ private:
   }
 
   UNISONO_DEVICE unsigned char *window(std::int32_t rank, std::int64_t at,
-                                       std::int64_t piece) {
-    const U64 half = (first_generation_ + U64(piece)) & 1;
+                                       std::int32_t piece) {
+    const U64 half = (shared_.first_generation + U64(piece)) & 1;
     return shared_.windows[rank] + std::int64_t(half) * call_.half + bytes(at);
   }
 
   // Tiles are cut alike on all ranks, and in a piece that is not full as in a full one: a half
   // of the window is used again by the same block, which knows that its readers have done.
   UNISONO_DEVICE void cut(const ProgramTables &program, const Action &action,
-                          std::int64_t piece, Movement &movement) {
+                          std::int32_t number, std::int32_t piece, Movement &movement) {
     const std::int64_t left = action.size - piece * program.piece;
     movement.num_sources = action.end_source - action.first_source;
     movement.num_destinations = num_destinations(action);
     movement.bytes = bytes(left < program.piece ? left : program.piece);
     movement.tile = bytes(program.tile);
-    movement.first = movement.tile * target_.block();
-    movement.stride = movement.tile * target_.blocks();
+    movement.is_awaited = action.is_awaited && number + 1 < program.num_actions;
     movement.divisor = action.completes ? call_.divisor : 1;
   }
 
@@ -378,18 +427,19 @@ private:
     const std::int64_t first = each * target_.block();
     const std::int64_t end =
         first + each < call_.output_bytes ? first + each : call_.output_bytes;
+    UNISONO_NO_UNROLL
     for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
       call_.output[i] = static_cast<unsigned char>(call_.lost_value);
     if (target_.thread() == 0) // the host sees that this block has ended
-      target_.store_relaxed(&mine_.calls, number());
+      target_.store_relaxed(&mine().calls, number());
   }
 
   const Launch &call_;
   Target target_;
   Memory &shared_;
-  BlockWords &mine_;
-  const U64 first_generation_;
-  U64 waiting_since_ = 0;
+  // The first time that a wait took long, or 0; in units of about a millisecond.
+  static constexpr unsigned time_unit_bits = 20;
+  std::uint32_t waiting_since_ = 0;
 };
 
 } // namespace unisono::device

@@ -75,7 +75,7 @@ struct Action {
   std::int64_t delivered_at;         // in the outputs of those it delivers to
   std::int32_t first_source, end_source, first_wait, end_wait;
   std::int32_t first_delivery, end_delivery;
-  std::int32_t completes, unused;
+  std::int32_t completes, is_awaited; // whether another rank waits for it
 };
 
 // A program for one combination of exposed buffers. Its tables follow each other in memory.
@@ -86,7 +86,6 @@ struct ProgramTables {
   // actions are at the beginning.
   std::uint32_t sources, waits, exits, deliveries, readers;
   std::int32_t num_actions, num_exits, num_readers;
-  std::int32_t tail;          // actions at the end that no other rank waits for
   std::int64_t piece, pieces; // elements of a chunk that are processed at a time
   std::int64_t tile;          // elements; blocks take the tiles of a piece in turn
 };

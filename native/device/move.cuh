@@ -14,19 +14,8 @@ namespace unisono::device {
 
 #include "kernels/arithmetic.inl"
 
-// The bits in which the addresses of a movement are not aligned to a vector.
-UNISONO_DEVICE unsigned misaligned(const Movement &m) {
-  U64 bits = 0;
-  for (std::int32_t s = 0; s < m.num_sources; ++s)
-    bits |= reinterpret_cast<U64>(m.sources[s]);
-  for (std::int32_t d = 0; d < m.num_destinations; ++d)
-    bits |= reinterpret_cast<U64>(m.destinations[d]);
-  return unsigned(bits & 15);
-}
-
-// One thread's packs at byte `at` of the slice, and every `stride` bytes from there.
-// Of so many sources at a time that as many loads are on their way as with more packs.
-template <class Pack, int packs, int together>
+// One thread's packs at byte `at` of the piece, and every `stride` bytes from there.
+template <class Pack, int packs>
 UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
   using Unit = typename Pack::Unit;
   Pack totals[packs];
@@ -38,22 +27,8 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
     totals[k].begin(next[k]);
-  std::int32_t s = 1;
-  if constexpr (together > 1) {
-    static_assert(packs == 1);
-    UNISONO_NO_UNROLL
-    for (; s + together <= m.num_sources; s += together) {
-      Unit several[together];
-      UNISONO_UNROLL
-      for (int i = 0; i < together; ++i)
-        several[i] = *reinterpret_cast<const Unit *>(m.sources[s + i] + at);
-      UNISONO_UNROLL
-      for (int i = 0; i < together; ++i)
-        totals[0].combine(several[i]);
-    }
-  }
   UNISONO_NO_UNROLL
-  for (; s < m.num_sources; ++s) {
+  for (std::int32_t s = 1; s < m.num_sources; ++s) {
     const unsigned char *source = m.sources[s] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
@@ -74,25 +49,73 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   }
 }
 
-// Lets the threads of the block work on bytes [begin, end) of the piece, as far as they are in
-// its tiles; they are whole packs. Each thread has several on their way at a time, while there
-// are enough.
+// Loads what one thread reads of some sources, from number `first` on. What there is not is 0:
+// what is not defined would take registers.
+template <class Unit, int together>
+UNISONO_DEVICE void load(Unit (&several)[together], const Movement &m, std::int32_t first,
+                         std::int64_t at) {
+  UNISONO_UNROLL
+  for (int i = 0; i < together; ++i)
+    several[i] = i == 0 || first + i < m.num_sources
+                     ? *reinterpret_cast<const Unit *>(m.sources[first + i] + at)
+                     : Unit{};
+}
+
+// One thread's pack at byte `at` of the piece, of so many sources at a time that as many loads
+// are on their way as with several packs.
+template <class Pack, class Target>
+UNISONO_DEVICE void run_pack(const Movement &m, std::int64_t at) {
+  constexpr int together = Pack::template together<Target>;
+  typename Pack::Unit several[together];
+  Pack total;
+  load(several, m, 0, at);
+  total.begin(several[0]);
+  UNISONO_UNROLL
+  for (int i = 1; i < together; ++i)
+    if (i < m.num_sources)
+      total.combine(several[i]);
+  UNISONO_NO_UNROLL
+  for (std::int32_t s = together; s < m.num_sources; s += together) {
+    load(several, m, s, at);
+    UNISONO_UNROLL
+    for (int i = 0; i < together; ++i)
+      if (i == 0 || s + i < m.num_sources)
+        total.combine(several[i]);
+  }
+  total.finish(m.divisor);
+  UNISONO_NO_UNROLL
+  for (std::int32_t d = 0; d < m.num_destinations; ++d)
+    *reinterpret_cast<typename Pack::Unit *>(m.destinations[d] + at) = total.made();
+}
+
+// Bytes of the whole packs of a piece.
+template <class Pack> UNISONO_DEVICE std::int64_t whole(const Movement &m) {
+  return m.bytes / Pack::bytes * Pack::bytes;
+}
+
+// Lets the threads of the block work on the whole packs of its tiles of the piece, from a byte
+// on. Each thread has several on their way at a time, while there are enough.
 template <class Pack, int packs, class Target>
-UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin,
-                        std::int64_t end) {
+UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin) {
   const std::int32_t stride = target.threads() * Pack::bytes;
   UNISONO_NO_UNROLL
-  for (std::int64_t tile = m.first; tile < end; tile += m.stride) {
-    const std::int64_t tile_end = tile + m.tile < end ? tile + m.tile : end;
-    std::int64_t at = (tile < begin ? begin : tile) + target.thread() * Pack::bytes;
+  for (std::int32_t tile = target.block(); tile * m.tile < whole<Pack>(m);
+       tile += target.blocks()) {
+    std::int64_t at = tile * m.tile;
+    const std::int64_t tile_end =
+        at + m.tile < whole<Pack>(m) ? at + m.tile : whole<Pack>(m);
+    if (at < begin)
+      at = begin;
+    std::int32_t left = std::int32_t(tile_end - at) - target.thread() * Pack::bytes;
+    at = tile_end - left;
     if constexpr (packs > 1) {
       UNISONO_NO_UNROLL
-      for (; at + (packs - 1) * stride < tile_end; at += packs * stride)
-        run_packs<Pack, packs, 1>(m, at, stride);
+      for (; left > (packs - 1) * stride; at += packs * stride, left -= packs * stride)
+        run_packs<Pack, packs>(m, at, stride);
     }
     UNISONO_NO_UNROLL
-    for (; at < tile_end; at += stride)
-      run_packs<Pack, 1, Pack::together>(m, at, stride);
+    for (; left > 0; at += stride, left -= stride)
+      run_pack<Pack, Target>(m, at);
   }
 }
 
@@ -100,7 +123,7 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
 template <class Of> struct Copied {
   using Unit = Of;
   static constexpr std::int32_t bytes = sizeof(Unit);
-  static constexpr int together = 1; // there is only one source
+  template <class> static constexpr int together = 1; // there is only one source
   Unit value;
 
   UNISONO_DEVICE void begin(const Unit &first) { value = first; }
@@ -118,7 +141,9 @@ template <class Type, class Operation, class Of> struct Reduced {
   static constexpr int lanes = int(sizeof(Unit) / sizeof(Stored));
   // An element takes a whole register, or several.
   static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
-  static constexpr int together = sizeof(Unit) != 16 ? 1 : registers > 8 ? 2 : 4;
+  static constexpr bool is_vector = sizeof(Unit) == 16 && alignof(Unit) > 1;
+  template <class Target>
+  static constexpr int together = !is_vector ? 1 : registers > 8 ? Target::narrow_sources : 4;
   struct Elements {
     Stored of[lanes];
   };
@@ -154,20 +179,21 @@ template <class Type, class Operation, class Of> struct Reduced {
 
 struct Copy {
   template <int packs, class Target>
-  UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
+                                  unsigned misaligned) {
     using Vector = typename Target::Vector;
     if (m.num_destinations == 1 && m.sources[0] == m.destinations[0])
       return; // in place
-    const unsigned bits = misaligned(m);
     std::int64_t done = 0;
-    if (bits == 0) {
-      done = m.bytes / 16 * 16;
-      run<Copied<Vector>, packs>(target, m, 0, done);
-    } else if (bits % 4 == 0) {
-      done = m.bytes / 4 * 4;
-      run<Copied<std::uint32_t>, 4>(target, m, 0, done);
+    if (misaligned == 0) {
+      run<Copied<Vector>, packs>(target, m, 0);
+      done = whole<Copied<Vector>>(m);
+    } else if (misaligned % 4 == 0) {
+      run<Copied<std::uint32_t>, 4>(target, m, 0);
+      done = whole<Copied<std::uint32_t>>(m);
     }
-    run<Copied<unsigned char>, 1>(target, m, done, m.bytes);
+    if (done < m.bytes)
+      run<Copied<unsigned char>, 1>(target, m, done);
   }
 };
 
@@ -181,24 +207,26 @@ template <class Type, class Operation> struct Reduce {
   template <class Unit> using Pack = Reduced<Type, Operation, Unit>;
 
   template <class Target>
-  UNISONO_DEVICE static void move(const Target &target, const Movement &m) {
+  UNISONO_DEVICE static void move(const Target &target, const Movement &m,
+                                  unsigned misaligned) {
     using Vector = typename Target::Vector;
     if (m.num_sources == 1)
-      return Copy::move<(sizeof(Stored) > 8 ? 4 : 8)>(target, m);
+      return Copy::move<(sizeof(Stored) > 8 ? 4 : 8)>(target, m, misaligned);
     // So many that their sums fit into registers.
     constexpr bool is_wide = sizeof(typename Type::Sum) > 4;
     constexpr int registers = is_wide ? 8 : Target::sum_registers;
     constexpr int packs = Pack<Vector>::registers > 8 ? 1 : registers / Pack<Vector>::registers;
-    const unsigned bits = misaligned(m);
     std::int64_t done = 0;
-    if (bits == 0) {
-      done = m.bytes / 16 * 16;
-      run<Pack<Vector>, packs>(target, m, 0, done);
+    if (misaligned == 0) {
+      run<Pack<Vector>, packs>(target, m, 0);
+      done = whole<Pack<Vector>>(m);
     }
-    if (bits % alignof(Stored) == 0)
-      run<Pack<Stored>, 1>(target, m, done, m.bytes);
+    if (done == m.bytes)
+      return;
+    if (misaligned % alignof(Stored) == 0)
+      run<Pack<Stored>, 1>(target, m, done);
     else
-      run<Pack<Unaligned<Stored>>, 1>(target, m, done, m.bytes);
+      run<Pack<Unaligned<Stored>>, 1>(target, m, done);
   }
 };
 

@@ -15,11 +15,11 @@ namespace {
 
 // The interpreter is compiled once; what differs by type and operation is called.
 struct AnyMover {
-  using Function = void (*)(const CpuTarget &, const Movement &);
+  using Function = void (*)(const CpuTarget &, const Movement &, unsigned);
   static thread_local Function function;
-  static void move(const CpuTarget &target, const Movement &m) {
+  static void move(const CpuTarget &target, const Movement &m, unsigned misaligned) {
     failpoint("device.move");
-    function(target, m);
+    function(target, m, misaligned);
   }
 };
 thread_local AnyMover::Function AnyMover::function = nullptr;

@@ -40,7 +40,7 @@ std::vector<Action> actions_of(const Plan &plan, const Program &program, std::in
                     action.end_delivery > action.first_delivery ? plan.output_at[chunk] : 0,
                     action.first_source, action.end_source, action.first_wait,
                     action.end_wait, action.first_delivery, action.end_delivery,
-                    action.completes, 0});
+                    action.completes, action.is_awaited});
   }
   return made;
 }
@@ -77,7 +77,6 @@ void PackedPlan::add(std::size_t mode) {
   made.num_actions = std::int32_t(program.actions.size());
   made.num_exits = std::int32_t(program.exits.size());
   made.num_readers = std::int32_t(program.readers.size());
-  made.tail = program.tail;
   made.piece = piece;
   made.pieces = plan_->pieces[mode];
 }

@@ -49,7 +49,9 @@ public:
     std::uint64_t words[2];
   };
 
+  static constexpr int warp = 1; // threads that run in step
   static constexpr unsigned looks_per_check = 64;
+  static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
 
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
@@ -91,8 +93,8 @@ public:
   static bool claim(std::uint32_t *word) {
     return __atomic_exchange_n(word, 1, __ATOMIC_RELAXED) == 0;
   }
-  static void and_in_block(std::uint32_t *word, std::uint32_t value) {
-    __atomic_fetch_and(word, value, __ATOMIC_RELAXED);
+  static void or_in_block(std::uint32_t *word, std::uint32_t value) {
+    __atomic_fetch_or(word, value, __ATOMIC_RELAXED);
   }
   static std::uint64_t clock_ns() { return std::uint64_t(now_ns()); }
   // Sleeps when it has looked a few times: there are far more threads than cores, and who

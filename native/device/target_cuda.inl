@@ -23,10 +23,18 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  static constexpr int warp = 32; // threads that run in step
   // How often a wait looks whether it is to be given up: about twice in a millisecond. To
   // read the host's memory and the clock slows down the blocks that move data: a broadcast
   // of 128 MiB on two ranks of an H200 took four times as long with 64.
   static constexpr unsigned looks_per_check = 1024;
+  // Sources of elements of 8 bits that are loaded together; from 10.0 on more registers are
+  // needed for the rest.
+#if __CUDA_ARCH__ < 1000
+  static constexpr int narrow_sources = 2;
+#else
+  static constexpr int narrow_sources = 1;
+#endif
   // For the sums of a thread; before 8.0 more are needed for the rest.
 #if __CUDA_ARCH__ < 800
   static constexpr int sum_registers = 8;
@@ -34,9 +42,19 @@ struct DeviceTarget {
   static constexpr int sum_registers = 16;
 #endif
 
-  UNISONO_DEVICE static int block() { return int(blockIdx.x); }
+  // Read anew each time: else the compiler keeps what is made of them in registers, from one
+  // end of the kernel to the other.
+  UNISONO_DEVICE static int block() {
+    int number;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+    return number;
+  }
+  UNISONO_DEVICE static int thread() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+  }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
-  UNISONO_DEVICE static int thread() { return int(threadIdx.x); }
   UNISONO_DEVICE static int threads() { return int(blockDim.x); }
   UNISONO_DEVICE static void sync() { __syncthreads(); }
   UNISONO_DEVICE static bool any(bool value) { return __syncthreads_or(value) != 0; }
@@ -84,8 +102,8 @@ struct DeviceTarget {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
   }
   UNISONO_DEVICE static bool claim(std::uint32_t *word) { return atomicExch(word, 1u) == 0; }
-  UNISONO_DEVICE static void and_in_block(std::uint32_t *word, std::uint32_t value) {
-    atomicAnd(word, value);
+  UNISONO_DEVICE static void or_in_block(std::uint32_t *word, std::uint32_t value) {
+    atomicOr(word, value);
   }
   UNISONO_DEVICE static std::uint64_t clock_ns() {
     std::uint64_t now;

@@ -18,7 +18,9 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
+  static constexpr int warp = 64; // threads that run in step
   static constexpr unsigned looks_per_check = 1024;
+  static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
@@ -53,8 +55,8 @@ struct DeviceTarget {
     __hip_atomic_store(word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
   }
   UNISONO_DEVICE static bool claim(std::uint32_t *word) { return atomicExch(word, 1u) == 0; }
-  UNISONO_DEVICE static void and_in_block(std::uint32_t *word, std::uint32_t value) {
-    atomicAnd(word, value);
+  UNISONO_DEVICE static void or_in_block(std::uint32_t *word, std::uint32_t value) {
+    atomicOr(word, value);
   }
   // The counter of the device runs at a fixed rate; UNISONO_CLOCK_KHZ is told by the host.
   UNISONO_DEVICE static std::uint64_t clock_ns() {

@@ -221,7 +221,6 @@ Status Collective::fail_unreachable() {
 
 Status Collective::generations() {
   const Program &program = *program_;
-  const std::size_t shared_actions = program.actions.size() - std::size_t(program.tail);
   for (; piece_ < plan_->pieces[exposed_];
        ++piece_, action_ = 0, wait_ = 0, window_free_ = false) {
     if (!window_free())
@@ -246,7 +245,8 @@ Status Collective::generations() {
       }
       wait_ = 0;
       ++moved;
-      if (action_ < shared_actions && action_ + 1 < program.actions.size())
+      // The last action is reported as the end of the generation.
+      if (action.is_awaited && action_ + 1 < program.actions.size())
         report(generation, action_ + 1);
       failpoint("action.done");
       if (!program_->outgoing.empty()) {

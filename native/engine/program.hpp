@@ -37,7 +37,6 @@ struct Program {
   std::vector<Wait> waits, exits;
   std::vector<std::int32_t> lead, readers;
   std::vector<std::int32_t> deliveries; // ranks that the result is written to
-  std::int32_t tail = 0; // actions at the end that no other rank waits for
   std::vector<Outgoing> outgoing; // messages to other hosts
   std::vector<std::int32_t> outgoing_to; // by rank, index into `outgoing`, or -1; or empty
   std::vector<std::int32_t> incoming; // messages from each rank, or empty

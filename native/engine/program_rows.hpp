@@ -27,6 +27,7 @@ struct Action {
   std::int32_t first_delivery, end_delivery;
   // index of its code, or -1; whether it then stores the decoded code
   std::int32_t code, back;
+  std::int32_t is_awaited; // whether another rank waits for it
 };
 
 } // namespace unisono::rows

@@ -175,7 +175,7 @@ def _program(program: Program) -> str:
     sources: list[tuple[int, ...]] = []
     waits: list[tuple[int, ...]] = []
     deliveries: list[int] = []
-    for a in program.actions:
+    for number, a in enumerate(program.actions, 1):
         first = len(sources), len(waits), len(deliveries)
         sources += [(int(s.home), s.rank, s.index) for s in a.sources]
         waits += [(w.rank, w.count) for w in a.waits]
@@ -183,11 +183,12 @@ def _program(program: Program) -> str:
         end = len(sources), len(waits), len(deliveries)
         places = (-1 if p is None else p for p in (a.window, a.output))
         runs = (x for pair in zip(first, end, strict=True) for x in pair)
-        actions.append((a.chunk, *places, int(a.completes), *runs, -1, 0))
+        awaited = int(number in program.awaited)
+        actions.append((a.chunk, *places, int(a.completes), *runs, -1, 0, awaited))
     exits = [(w.rank, w.count) for w in program.exits]
     tables = _rows(actions) + _rows(sources) + _rows(waits) + _rows(exits)
     lists = (program.lead, program.readers, deliveries)
-    return tables + "".join(map(_column, lists)) + f"{program.tail}\n"
+    return tables + "".join(map(_column, lists))
 
 
 def _programs() -> str:

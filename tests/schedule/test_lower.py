@@ -105,7 +105,7 @@ def test_one_rank_only_keeps_its_input(mode):
         one = call(schedule(what, name, 1), mode, 1)
         (program,) = one.lowered.programs
         assert one.lowered.places == one.lowered.depth == 0
-        assert program.tail == len(program.actions)
+        assert not program.awaited
 
 
 def test_with_shared_buffers_direct_copies_nothing():
@@ -139,23 +139,25 @@ def test_sums_of_chunks_with_different_names_are_refused():
 def check_form(made, lowered, mode):
     """What executors and plans rely on, beyond the waits."""
     programs = lowered.programs
-    done = [len(p.actions) - p.tail for p in programs]
     for p in programs:
         sources = [s for a in p.actions for s in a.sources]
         places = [a.window for a in p.actions if a.window is not None]
         assert len(set(places)) == len(places) <= lowered.places
-        for w in [*p.exits, *(w for a in p.actions for w in a.waits)]:
+        for w in all_waits(p):
             assert w.rank != p.rank
-            assert 0 < w.count <= done[w.rank]
+            assert 0 < w.count <= len(programs[w.rank].actions)
         for a in p.actions[: p.lead[p.rank]]:
             assert a.waits == ()
             assert [(s.home, s.rank) for s in a.sources] == [(Home.INPUT, p.rank)]
-        for a in p.actions[done[p.rank] :]:
-            assert a.window is None
-            assert a.waits == ()
+        awaited = [w for q in programs for w in all_waits(q) if w.rank == p.rank]
+        assert p.awaited == {w.count for w in awaited}
         foreign = [s for s in sources if s.rank != p.rank]
         assert all(s.home is Home.WINDOW or mode[s.home] for s in foreign)
     check_readers(programs, lowered)
+
+
+def all_waits(program):
+    return [*program.exits, *(w for a in program.actions for w in a.waits)]
 
 
 def check_readers(programs, lowered):

@@ -24,6 +24,6 @@ int __syncthreads_or(int);
 template <class T> T __hip_atomic_load(const T *, int order, int scope);
 template <class T> void __hip_atomic_store(T *, T value, int order, int scope);
 unsigned atomicExch(unsigned *, unsigned);
-unsigned atomicAnd(unsigned *, unsigned);
+unsigned atomicOr(unsigned *, unsigned);
 long long wall_clock64();
 void __builtin_amdgcn_s_sleep(int);

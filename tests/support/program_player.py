@@ -171,7 +171,6 @@ class _Player:
         self, number: int, r: int, generation: int, piece: int, done: int
     ) -> Iterator[Condition | None]:
         program = self.calls[number].lowered.programs[r]
-        num_published = len(program.actions) - program.tail
         for count, action in enumerate(program.actions[done:], done + 1):
             for wait in action.waits:
                 yield self._progress_of(number, r, wait, generation)
@@ -181,7 +180,7 @@ class _Player:
                     yield Condition(stream=stream, sent=stream.received + 1)
                     self._take(stream, r, source)
             self._perform(number, r, action, generation, piece)
-            if count <= num_published:
+            if count in program.awaited:
                 self._publish(r, (generation, count))
             yield None
         self._publish(r, (generation + 1, 0))

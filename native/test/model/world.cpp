@@ -68,7 +68,6 @@ std::shared_ptr<Program> read_program(std::istream &from) {
   program->lead = read_rows<std::int32_t>(from);
   program->readers = read_rows<std::int32_t>(from);
   program->deliveries = read_rows<std::int32_t>(from);
-  from >> program->tail;
   return program;
 }
 

@@ -39,7 +39,9 @@ the program on each piece in turn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 from unisono.schedule.coding import Scope, reads_code
 from unisono.schedule.coding import settle as settle_codes
@@ -88,11 +90,11 @@ def lower(
     messages = [_messages(mine, n) for mine in by_rank]
     lead = tuple(sum(v.given and not v.delivers for v in mine) for mine in acts)
     sums = [v for v in made if len(v.sources) > 1]
+    programs = [
+        _program(r, n, by_rank[r], acts[r], messages[r], lead, hosts) for r in range(n)
+    ]
     return Lowered(
-        tuple(
-            _program(r, n, by_rank[r], acts[r], messages[r], lead, hosts)
-            for r in range(n)
-        ),
+        tuple(_with_awaited(programs)),
         places=max(places),
         depth=max((v.step for v in made), default=-1) + 1,
         canonical=all(
@@ -102,6 +104,16 @@ def lower(
         noise=noise,
         replicated=any(v.own_as_code for v in made),
     )
+
+
+def _with_awaited(programs: Sequence[Program]) -> Iterator[Program]:
+    """The same programs, which know what other ranks and their messages wait for."""
+    awaited = [{message.after for message in p.messages} for p in programs]
+    for program in programs:
+        for wait in chain(program.exits, *(a.waits for a in program.actions)):
+            awaited[wait.rank].add(wait.count)
+    for program, counts in zip(programs, awaited, strict=True):
+        yield replace(program, awaited=frozenset(counts))
 
 
 def _placed(mine: Iterable[Version]) -> tuple[int, int]:
@@ -280,7 +292,7 @@ def _program(
     return Program(
         rank,
         tuple(actions),
-        tail=len(kept),
+        awaited=frozenset(),  # known when all programs are
         lead=lead,
         readers=tuple(
             sorted(

@@ -84,17 +84,18 @@ class StreamMessage:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one rank does. No other rank waits for the `tail` actions at the end.
+    """What one rank does. It publishes that so many actions are done as in `awaited`.
 
-    The first `lead[r]` actions of rank r only publish its input and wait for no rank.
-    `readers` are the ranks that read this rank's window. `exits` are waited for at the
-    very end, so that the buffers may be used again. `messages` leave in
-    their order for each rank they go to, beside the actions.
+    Other ranks wait for them, or messages of this one. The first `lead[r]` actions of
+    rank r only publish its input and wait for no rank. `readers` are the ranks that
+    read this rank's window. `exits` are waited for at the very end, so that the buffers
+    may be used again. `messages` leave in their order for each rank they go to, beside
+    the actions.
     """
 
     rank: int
     actions: tuple[Action, ...]
-    tail: int
+    awaited: frozenset[int]
     lead: tuple[int, ...]
     readers: tuple[int, ...]
     exits: tuple[Wait, ...]

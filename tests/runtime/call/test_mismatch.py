@@ -407,14 +407,13 @@ def test_native_core_refuses_programs_that_it_cannot_count():
     none = np.zeros((0, 2), np.int32)
     with pytest.raises(ValueError, match="more actions"):
         _native.Program(
-            actions=np.zeros((plans.MOST_ACTIONS + 1, 12), np.int32),
+            actions=np.zeros((plans.MOST_ACTIONS + 1, 13), np.int32),
             sources=np.zeros((0, 3), np.int32),
             waits=none,
             exits=none,
             lead=[0],
             readers=[0],
             deliveries=[],
-            tail=0,
             messages=np.zeros((0, 5), np.int32),
         )
 

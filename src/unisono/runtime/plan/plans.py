@@ -407,7 +407,7 @@ def tables(program: Program) -> _native.Program:
     sources: list[tuple[int, ...]] = []
     waits: list[tuple[int, ...]] = []
     deliveries: list[int] = []
-    for a in program.actions:
+    for number, a in enumerate(program.actions, 1):
         starts = len(sources), len(waits)
         sources += [(int(s.home), s.rank, s.index) for s in a.sources]
         waits += [(w.rank, w.count) for w in a.waits]
@@ -418,16 +418,16 @@ def tables(program: Program) -> _native.Program:
         deliveries += a.delivers
         runs = starts[0], ends[0], starts[1], ends[1], *delivered
         coded = -1 if a.code is None else a.code, int(a.back)
-        actions.append((a.chunk, window, output, int(a.completes), *runs, *coded))
+        last = *runs, *coded, int(number in program.awaited)
+        actions.append((a.chunk, window, output, int(a.completes), *last))
     return _native.Program(
-        actions=_table(actions, 12),
+        actions=_table(actions, 13),
         sources=_table(sources, 3),
         waits=_table(waits, 2),
         exits=_table([(w.rank, w.count) for w in program.exits], 2),
         lead=list(program.lead),
         readers=list(program.readers),
         deliveries=deliveries,
-        tail=program.tail,
         messages=_table(
             [
                 (m.to, m.chunk, int(m.source.home), m.source.index, m.after)
